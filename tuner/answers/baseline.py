@@ -45,7 +45,7 @@ def baseline_position(
             grid.pp,
             grid.tp * grid.pp,
             grid.tp > devices_per_host,
-            _changed(grid, defaults),
+            _count_changed(grid, defaults),
             grid.assignment != 0,
             grid.cp * grid.up,
             ~fits,
@@ -54,7 +54,7 @@ def baseline_position(
     return int(order[0])
 
 
-def _changed(grid: ConfigGrid, defaults: Mapping[str, Value]) -> IntArray:
+def _count_changed(grid: ConfigGrid, defaults: Mapping[str, Value]) -> IntArray:
     """Return how many opened dimensions of each candidate differ from the study's defaults [n].
 
     Without tensor parallelism there is nothing that sequence parallelism could split, and without replicas every ZeRO

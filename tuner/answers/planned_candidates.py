@@ -86,14 +86,14 @@ def planned_study(
         return _with_plans(config, changes, plans)
     found: list[_Found] = []
     on_planned(0, len(tasks))
-    with _planner(len(tasks)) as planned:
+    with _start_planner(len(tasks)) as planned:
         for at in range(0, len(tasks), SHAPES_AT_ONCE):
             try:
                 found += planned(tasks[at : at + SHAPES_AT_ONCE])
             except ConfigError as error:
                 raise error.under("planner").in_file(config.file) from None
             on_planned(len(found), len(tasks))
-    found = _decided(config, grid, found)
+    found = _decide(config, grid, found)
     plans |= {shape_text(task.config): each.summary for task, each in zip(tasks, found, strict=True)}
     return _with_plans(config, [*changes, *(each.change for each in found if each.change is not None)], plans)
 
@@ -147,7 +147,7 @@ def by_hand(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any] | Non
     return _plan(tasks[0], None).by_hand if tasks else None
 
 
-def _decided(config: StudyConfig, grid: ConfigGrid, found: Sequence[_Found]) -> list[_Found]:
+def _decide(config: StudyConfig, grid: ConfigGrid, found: Sequence[_Found]) -> list[_Found]:
     """Return the plans, with the plan by hand in place of those that are predicted to gain nothing."""
     changes = tuple(each.change for each in found if each.change is not None)
     if not changes:
@@ -197,7 +197,7 @@ def _change_of(stored: Mapping[str, Any]) -> LayerChange:
 
 
 @contextmanager
-def _planner(num_tasks: int) -> Iterator[Callable[[Sequence[LayerTask]], list[_Found]]]:
+def _start_planner(num_tasks: int) -> Iterator[Callable[[Sequence[LayerTask]], list[_Found]]]:
     """Return a function that plans several shapes, on all cores if there are many."""
     if num_tasks <= SHAPES_AT_ONCE:
         yield lambda tasks: [_plan(task, None) for task in tasks]

@@ -48,7 +48,7 @@ class Reference:
 def reference_among(config: StudyConfig, candidates: Candidates) -> Reference | None:
     """Return the reference of a new study; None if no current one is named and no baseline is wanted, or none fits."""
     if config.current is not None:
-        return _reference(config, "current", config.current)
+        return _make_reference(config, "current", config.current)
     if not config.search.baseline or not len(candidates.space.grid):
         return None
     space = candidates.space
@@ -58,15 +58,15 @@ def reference_among(config: StudyConfig, candidates: Candidates) -> Reference | 
         devices_per_host=config.setting.cluster.devices_per_host,
         defaults=config.config_defaults,
     )
-    return None if position is None else _reference(config, "baseline", space.grid.config(position))
+    return None if position is None else _make_reference(config, "baseline", space.grid.config(position))
 
 
 def reference_of(config: StudyConfig, study: Study) -> Reference | None:
     """Return the reference of a stored study."""
     if config.current is not None:
-        return _reference(config, "current", config.current)
+        return _make_reference(config, "current", config.current)
     stored = study.user_attrs.get(BASELINE)
-    return None if stored is None else _reference(config, "baseline", config.config_of(stored))
+    return None if stored is None else _make_reference(config, "baseline", config.config_of(stored))
 
 
 def keep_baseline(study: Study, reference: Reference | None) -> None:
@@ -92,6 +92,6 @@ def gains(reference: Reference | None, gain: float | None) -> dict[str, float | 
     }
 
 
-def _reference(config: StudyConfig, role: Role, chosen: ParallelConfig) -> Reference:
+def _make_reference(config: StudyConfig, role: Role, chosen: ParallelConfig) -> Reference:
     """Return a reference in a role."""
     return Reference(role=role, config=chosen, values=chosen.values(config.dimensions))

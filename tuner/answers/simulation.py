@@ -29,9 +29,9 @@ def simulated(config: StudyConfig, chosen: ParallelConfig, schedule: str = SCHED
     Raises:
         ConfigError: There is no such schedule, or not with this configuration.
     """
-    _check(config, chosen, schedule)
+    _check_schedule(config, chosen, schedule)
     setting = config.setting
-    memory = _memory(config, chosen, schedule)
+    memory = _estimate_memory(config, chosen, schedule)
     return simulate_step(setting.job, setting.cluster, setting.runtime, chosen, schedule=schedule, memory=memory)
 
 
@@ -43,7 +43,7 @@ def simulation_json(
         step_time_s=np.array([simulation.step_time_s]),
         breakdown_s={part: np.array([seconds]) for part, seconds in simulation.breakdown_s.items()},
     )
-    memory = _memory(config, chosen, schedule)
+    memory = _estimate_memory(config, chosen, schedule)
     closed_form = predicted(config, chosen)
     return prediction_json(config.setting, estimate, memory, 0, config.options.memory_headroom) | {
         "predicted_step_time_s": closed_form["step_time_s"],
@@ -77,14 +77,14 @@ def write_trace(simulation: Simulation, out: Path) -> None:
         raise ConfigError(f"cannot be written ({error.strerror})", key="--trace", value=str(out)) from None
 
 
-def _memory(config: StudyConfig, chosen: ParallelConfig, schedule: str) -> MemoryEstimate:
+def _estimate_memory(config: StudyConfig, chosen: ParallelConfig, schedule: str) -> MemoryEstimate:
     """Return the memory of a configuration under a schedule."""
     setting = config.setting
     grid = ConfigGrid.from_configs([chosen], config.options.opened)
     return estimate_memory(setting.job, setting.cluster, setting.runtime, grid, schedule=schedule)
 
 
-def _check(config: StudyConfig, chosen: ParallelConfig, schedule: str) -> None:
+def _check_schedule(config: StudyConfig, chosen: ParallelConfig, schedule: str) -> None:
     """Check that a configuration can run under a schedule.
 
     Raises:

@@ -96,10 +96,10 @@ def best_by_size(config: StudyConfig, sizes: Sequence[int]) -> list[Size]:
     Raises:
         ConfigError: A size has too many configurations to predict.
     """
-    return [_best_of(config, hosts) for hosts in sizes]
+    return [_predict_best(config, hosts) for hosts in sizes]
 
 
-def _best_of(config: StudyConfig, hosts: int) -> Size:
+def _predict_best(config: StudyConfig, hosts: int) -> Size:
     """Return the best prediction on a number of hosts."""
     setting = replace(config.setting, cluster=config.setting.cluster.with_hosts(hosts))
     devices = setting.cluster.num_devices
@@ -111,7 +111,7 @@ def _best_of(config: StudyConfig, hosts: int) -> Size:
     # layers are planned for candidates that fit only, because planning takes long
     fitting = np.flatnonzero(space.memory.fits(config.options.memory_headroom))
     if not len(fitting):
-        return Size(hosts=hosts, devices=devices, reason=_why_none(space))
+        return Size(hosts=hosts, devices=devices, reason=_explain_none(space))
     setting = planned_study(replace(config, setting=setting), space.grid.take(fitting)).setting
     estimate = estimate_step(setting.job, setting.cluster, setting.runtime, space.grid, memory=space.memory)
     best = int(fitting[np.argmin(estimate.step_time_s[fitting])])
@@ -126,7 +126,7 @@ def _best_of(config: StudyConfig, hosts: int) -> Size:
     )
 
 
-def _why_none(space: Space) -> str:
+def _explain_none(space: Space) -> str:
     """Return the reason why no configuration fits."""
     if space.num_before_memory:
         return f"none of the {space.num_before_memory:,} configurations that obey every rule fits in memory"

@@ -62,7 +62,7 @@ class Claim:
             with self._store.together(self._condition):
                 yield
         except OvertakenError:
-            raise self._overtaken() from None
+            raise self._overtaken_error() from None
 
     def renew(self, *, now_s: float) -> bool:
         """Write the claim again if it is old, or from the future of a clock that was set back; return whether it was.
@@ -72,9 +72,9 @@ class Claim:
         """
         if 0 <= now_s - self._renewed_s < RENEW_AFTER_S:
             return False
-        mine = _mine(now_s)
+        mine = _own_claim(now_s)
         if not self._store.replace_attribute(self._condition, mine):
-            raise self._overtaken()
+            raise self._overtaken_error()
         self._text, self._renewed_s = json.dumps(mine), now_s
         return True
 
@@ -86,10 +86,10 @@ class Claim:
     def _condition(self) -> Condition:
         return Condition(study_id=self._study_id, key=DRIVER, text=self._text)
 
-    def _overtaken(self) -> ConfigError:
+    def _overtaken_error(self) -> ConfigError:
         self.is_lost = True
         held, _ = self._store.read_attribute(self._study_id, DRIVER)
-        return _is_driven(self._store.storage.get_study_name_from_id(self._study_id), held or {})
+        return _driven_error(self._store.storage.get_study_name_from_id(self._study_id), held or {})
 
 
 def claim(
@@ -113,14 +113,14 @@ def claim(
         ConfigError: Another process is driving the study.
     """
     study_id = store.storage.get_study_id_from_name(study_name)
-    mine = _mine(now_s)
+    mine = _own_claim(now_s)
     for _ in range(CLAIM_ATTEMPTS):
         held, text = store.read_attribute(study_id, DRIVER)
         if held and (is_held(held, now_s=now_s) or _is_renewed(store, study_id, text, held, on_note, sleep)):
-            raise _is_driven(study_name, held)
+            raise _driven_error(study_name, held)
         if store.replace_attribute(Condition(study_id=study_id, key=DRIVER, text=text), mine):
             return Claim(store, study_id, json.dumps(mine), now_s)
-    raise _is_driven(study_name, held or {})
+    raise _driven_error(study_name, held or {})
 
 
 def _is_renewed(
@@ -145,13 +145,13 @@ def _is_renewed(
     return False
 
 
-def _mine(now_s: float) -> dict[str, Any]:
+def _own_claim(now_s: float) -> dict[str, Any]:
     """Return the claim of this process; its start tells it apart from a later process with the same number."""
     pid = os.getpid()
-    return {"host": socket.gethostname(), "pid": pid, "started": _started(pid), "renewed_s": now_s}
+    return {"host": socket.gethostname(), "pid": pid, "started": _start_of(pid), "renewed_s": now_s}
 
 
-def _is_driven(study_name: str, held: dict[str, Any]) -> ConfigError:
+def _driven_error(study_name: str, held: dict[str, Any]) -> ConfigError:
     """Return the error for a study that another process drives."""
     process = f"process {held['pid']} on {held['host']}" if held else "another process"
     return ConfigError(
@@ -166,12 +166,12 @@ def is_held(held: dict[str, Any], *, now_s: float | None = None) -> bool:
     """Return whether the process that made the claim is still driving."""
     if held["host"] == socket.gethostname():
         started: str = held["started"]
-        return held["pid"] != os.getpid() and _started(held["pid"]) == started
+        return held["pid"] != os.getpid() and _start_of(held["pid"]) == started
     renewed_s: float = held["renewed_s"]
     return abs((time.time() if now_s is None else now_s) - renewed_s) < STALE_AFTER_S
 
 
-def _started(pid: int) -> str:
+def _start_of(pid: int) -> str:
     """Return boot and start time of a process; empty if neither can be known, `gone` if there is no such process."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -182,7 +182,7 @@ def run_study(
     config = plan_layers(config)
     candidates = candidates_of(config)
     if not len(candidates.space.grid):
-        return _nothing_to_try(candidates)
+        return _empty_result(candidates)
     if executor is None:
         executor = RayExecutor(
             config.backend,
@@ -191,11 +191,11 @@ def run_study(
             address=ray_address,
             placement_wait_s=config.search.placement_wait_s,
             share_hosts=config.search.share_hosts,
-            on_note=lambda note: on_progress(_before_start(config, note)),
+            on_note=lambda note: on_progress(_initial_progress(config, note)),
             uninterrupted=interrupts_held,
         )
     past = past_of(config)
-    sampler = make_sampler(config, candidates, past, on_note=lambda note: on_progress(_before_start(config, note)))
+    sampler = make_sampler(config, candidates, past, on_note=lambda note: on_progress(_initial_progress(config, note)))
     with storage_errors(config.storage):
         store = open_store(config.storage)
         make_tables(store)
@@ -207,7 +207,7 @@ def run_study(
             store,
             config.name,
             now_s=wall_clock(),
-            on_note=lambda note: on_progress(_before_start(config, note)),
+            on_note=lambda note: on_progress(_initial_progress(config, note)),
         )
         # past Optuna's cache, which would keep all that was ever read
         trials = OwnTrials(store.storage.get_all_trials(study._study_id, deepcopy=False), config.dimensions, sampler)
@@ -231,12 +231,12 @@ def run_study(
             stop_reason=stop_reason,
             p_star=float(run.study.user_attrs.get(P_STAR, 0.0)),
             num_candidates=len(candidates.space.grid),
-            warnings=(*candidates.space.warnings, *past.warnings, *_unreachable(sampler.proxies)),
+            warnings=(*candidates.space.warnings, *past.warnings, *_warn_of_wide(sampler.proxies)),
             reference=reference_of(config, study),
         )
 
 
-def _unreachable(proxies: ProxyPlan | None) -> tuple[str, ...]:
+def _warn_of_wide(proxies: ProxyPlan | None) -> tuple[str, ...]:
     """Return a warning of the candidates that no proxy can be run for, if there are any."""
     if proxies is None or not proxies.num_too_wide:
         return ()
@@ -246,7 +246,7 @@ def _unreachable(proxies: ProxyPlan | None) -> tuple[str, ...]:
     )
 
 
-def _before_start(config: StudyConfig, note: str) -> Progress:
+def _initial_progress(config: StudyConfig, note: str) -> Progress:
     """Return the progress before the study is opened, with a note."""
     return Progress(
         done=0,
@@ -287,7 +287,7 @@ def _drive(
             if run.past.in_words != run.study.user_attrs.get(HISTORY, ""):
                 run.study.set_user_attr(HISTORY, run.past.in_words)
         with ExitStack() as stack:
-            running = _entered(executor, stack)
+            running = _enter(executor, stack)
             notes = "; ".join(filter(None, (run.past.in_words, running.slots_note)))
             on_progress(run.progress(clock() - started_s, note=notes))
             while True:
@@ -323,7 +323,7 @@ def _drive(
     return stop_reason
 
 
-def _entered(executor: AbstractContextManager[Executor], stack: ExitStack) -> Executor:
+def _enter(executor: AbstractContextManager[Executor], stack: ExitStack) -> Executor:
     """Start the executor."""
     try:
         return stack.enter_context(executor)
@@ -331,7 +331,7 @@ def _entered(executor: AbstractContextManager[Executor], stack: ExitStack) -> Ex
         raise KeyboardInterrupt from None
 
 
-def _nothing_to_try(candidates: Candidates) -> RunResult:
+def _empty_result(candidates: Candidates) -> RunResult:
     """Return the result of a study without a candidate."""
     removed = max(candidates.space.removed.items(), key=lambda entry: entry[1], default=("", 0))
     return RunResult(
@@ -539,10 +539,10 @@ class _Run:
                     proxy = self.sampler.proxy_for(self.trials.evidence(but=trial.number), position)
                     self.live[trial.number] = replace(self.live[trial.number], proxy=proxy)
                     with self.held.together():
-                        for key, value in self._described(position, proxy).items():
+                        for key, value in self._describe(position, proxy).items():
                             self.store.storage.set_trial_user_attr(trial._trial_id, key, value)
                             trial.set_user_attr(key, value)
-                again.append(self._asked(trial.number, position, proxy))
+                again.append(self._as_task(trial.number, position, proxy))
         return again
 
     def again(self, asked: Asked) -> Asked:
@@ -567,7 +567,7 @@ class _Run:
             state=TrialState.RUNNING,
             params=params,
             distributions=space,
-            user_attrs=self._described(position, proxy),
+            user_attrs=self._describe(position, proxy),
         )
         with self.held.together():
             trial_id = self.store.storage.create_new_trial(self.study._study_id, trial)
@@ -576,7 +576,7 @@ class _Run:
         trial.number = number = self._number_of(trial_id)
         self.trials.begin(trial)
         self.live[number] = _Live(trial_id=trial_id, position=position, proxy=proxy)
-        return self._asked(number, position, proxy)
+        return self._as_task(number, position, proxy)
 
     def _number_of(self, trial_id: int) -> int:
         """Return the number of a trial that was just written: the next one, unless somebody has enqueued others."""
@@ -585,13 +585,13 @@ class _Run:
             return number
         return storage.get_trial_number_from_id(trial_id)
 
-    def _asked(self, number: int, position: int, proxy: Proxy | None) -> Asked:
+    def _as_task(self, number: int, position: int, proxy: Proxy | None) -> Asked:
         """Return the trial as the executor takes it."""
         if proxy is not None:
             return number, proxy.config, proxy.reduction
         return number, self.candidates.space.grid.config(position), None
 
-    def _described(self, position: int, proxy: Proxy | None) -> dict[str, Any]:
+    def _describe(self, position: int, proxy: Proxy | None) -> dict[str, Any]:
         """Return the attributes of a trial: its proxy, and the prediction of its candidate."""
         prediction = prediction_json(
             self.config.setting,

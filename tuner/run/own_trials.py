@@ -34,7 +34,7 @@ class OwnTrials:
     def __init__(self, trials: Sequence[FrozenTrial], dimensions: Sequence[str], sampler: ThompsonSampler) -> None:
         self._dimensions = frozenset(dimensions)
         self._sampler = sampler
-        self._known = {trial.number: _own(trial) for trial in sorted(trials, key=lambda trial: trial.number)}
+        self._known = {trial.number: _copy_trial(trial) for trial in sorted(trials, key=lambda trial: trial.number)}
         self._running = {number: trial for number, trial in self._known.items() if not trial.state.is_finished()}
         self._records: dict[int, TrialRecord] = {}
         self._evidence: Evidence | None = None
@@ -72,7 +72,7 @@ class OwnTrials:
     @property
     def records(self) -> list[TrialRecord]:
         """Records of trials with a candidate, by number; without predictions, operator times and dates."""
-        running = {trial.number: _slim(trial) for trial in self._running.values() if self.has_candidate(trial)}
+        running = {trial.number: _shorten(trial) for trial in self._running.values() if self.has_candidate(trial)}
         return [record for _, record in sorted({**self._records, **running}.items())]
 
     @property
@@ -134,7 +134,7 @@ class OwnTrials:
         """Keep the record of a trial that has ended, and drop its long attributes."""
         assert self._evidence is not None, "what is dropped here has told what it tells"
         trial = self._known[number]
-        record = _slim(trial) if self.has_candidate(trial) else None
+        record = _shorten(trial) if self.has_candidate(trial) else None
         trial.user_attrs = {}
         if record is not None:
             self._records[number] = record
@@ -181,14 +181,14 @@ class DrivenStudy(Study):
         return copy.deepcopy(trials) if deepcopy else trials
 
 
-def _own(trial: FrozenTrial) -> FrozenTrial:
+def _copy_trial(trial: FrozenTrial) -> FrozenTrial:
     """Return a copy of the trial, which may change without the storage's."""
     own = copy.copy(trial)
     own.user_attrs, own.intermediate_values = dict(trial.user_attrs), dict(trial.intermediate_values)
     return own
 
 
-def _slim(trial: FrozenTrial) -> TrialRecord:
+def _shorten(trial: FrozenTrial) -> TrialRecord:
     """Return the remembered part of a trial; the storage keeps when it began and ended."""
     record = record_of(trial)
     observation = record.observation and replace(record.observation, operator_samples=())

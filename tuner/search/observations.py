@@ -158,7 +158,7 @@ class EvidenceLog:
 
     def __init__(self, position_of: Callable[[Mapping[str, Any]], int | None]) -> None:
         self._position_of = position_of
-        self._read: dict[int, tuple[FrozenTrial, _Entry | None]] = {}
+        self._parsed: dict[int, tuple[FrozenTrial, _Entry | None]] = {}
         self._latest: tuple[list[_Entry], Evidence] | None = None
 
     def evidence(
@@ -174,24 +174,24 @@ class EvidenceLog:
             finishing: One trial whose end the storage does not hold yet.
             chosen: Candidates of running trials, by number, whose parameters may not be stored yet.
         """
-        entries = [self._entry(trial, chosen) for trial in trials]
+        entries = [self._parse_trial(trial, chosen) for trial in trials]
         if finishing is not None:
-            entries.append(_entry(finishing, self._position_of))
+            entries.append(_parse_trial(finishing, self._position_of))
         own = sorted((entry for entry in entries if entry is not None), key=lambda entry: entry.number)
         # several hooks look at one moment of a study, and most entries are the same objects then
         if self._latest is None or self._latest[0] != own:
-            self._latest = own, _evidence(own)
+            self._latest = own, _combine(own)
         return self._latest[1]
 
-    def _entry(self, trial: FrozenTrial, chosen: Mapping[int, int]) -> _Entry | None:
-        known = self._read.get(trial.number)
+    def _parse_trial(self, trial: FrozenTrial, chosen: Mapping[int, int]) -> _Entry | None:
+        known = self._parsed.get(trial.number)
         if known is not None and known[0] is trial:
             return known[1]
-        entry = _entry((trial, trial.state, trial.values), self._position_of)
+        entry = _parse_trial((trial, trial.state, trial.values), self._position_of)
         if entry is None and trial.state == TrialState.RUNNING and trial.number in chosen:
-            return _pending(trial.number, chosen[trial.number])
+            return _pending_entry(trial.number, chosen[trial.number])
         if trial.state.is_finished():
-            self._read[trial.number] = trial, entry
+            self._parsed[trial.number] = trial, entry
         return entry
 
 
@@ -202,25 +202,25 @@ def evidence_of(endings: Sequence[Ending], position_of: Callable[[Mapping[str, A
         endings: Trials of the study.
         position_of: Function that returns the candidate named by a trial's parameters, or None.
     """
-    return _evidence([entry for entry in (_entry(ending, position_of) for ending in endings) if entry])
+    return _combine([entry for entry in (_parse_trial(ending, position_of) for ending in endings) if entry])
 
 
-def _evidence(own: list[_Entry]) -> Evidence:
+def _combine(own: list[_Entry]) -> Evidence:
     """Return the observations of trials that have a candidate; forget operator times that are not used."""
     own.sort(key=lambda entry: entry.number)
     whole = [entry for entry in own if entry.proxy is None]
     smaller = [entry for entry in own if entry.proxy is not None]
-    proxies = _seen_proxies(smaller)
+    proxies = _gather_proxies(smaller)
     seen: dict[int, list[_Entry]] = {}
     for entry in whole:
         if entry.log_step_s is not None:
             seen.setdefault(entry.position, []).append(entry)
-    steps = [_together(entries) for entries in seen.values()]
+    steps = [_average_trials(entries) for entries in seen.values()]
     completed_s = [[entry.value_s for entry in entries if entry.value_s is not None] for entries in seen.values()]
     explored = frozenset(entry.position for entry in whole if entry.status in EXPLORING)
     misfits = frozenset(entry.position for entry in whole if entry.status is Status.OUT_OF_MEMORY) - explored
     crashed = frozenset(entry.position for entry in whole if entry.status is Status.CRASHED) - explored - misfits
-    limits_s = _limits((entry.position, entry) for entry in whole)
+    limits_s = _bound_cut_trials((entry.position, entry) for entry in whole)
     return Evidence(
         measured=np.array(list(seen), dtype=np.int64),
         log_step_s=np.array([log_step_s for log_step_s, _ in steps]),
@@ -234,7 +234,7 @@ def _evidence(own: list[_Entry]) -> Evidence:
         misfits=misfits,
         crashed=crashed,
         pending=frozenset(entry.position for entry in own if entry.status is None),
-        samples=_samples(own),
+        samples=_select_samples(own),
         num_decisions=len(own),
         proxies=proxies,
         proxies_pending=frozenset(entry.position for entry in smaller if entry.status is None),
@@ -242,7 +242,7 @@ def _evidence(own: list[_Entry]) -> Evidence:
     )
 
 
-def _samples(own: Sequence[_Entry]) -> tuple[OperatorSample, ...]:
+def _select_samples(own: Sequence[_Entry]) -> tuple[OperatorSample, ...]:
     """Return the operator times of the first and of the last trials that have any; drop those of the others."""
     sampled = [entry for entry in own if entry.samples]
     for entry in sampled[MOST_SAMPLED // 2 : -(MOST_SAMPLED // 2)]:
@@ -305,7 +305,7 @@ def status_without_value(trial: FrozenTrial, state: TrialState) -> Status:
     return Status(trial.user_attrs.get(STATUS, Status.PRUNED if state == TrialState.PRUNED else Status.CRASHED))
 
 
-def _entry(ending: Ending, position_of: Callable[[Mapping[str, Any]], int | None]) -> _Entry | None:
+def _parse_trial(ending: Ending, position_of: Callable[[Mapping[str, Any]], int | None]) -> _Entry | None:
     """Return the parsed trial; None if its parameters name no candidate."""
     trial, state, values = ending
     position = position_of(trial.params)
@@ -327,7 +327,7 @@ def _entry(ending: Ending, position_of: Callable[[Mapping[str, Any]], int | None
         status=status,
         value_s=value_s,
         log_step_s=log_step_s if value_s is None else math.log(value_s),
-        variance=_variance(steps_s),
+        variance=_median_variance(steps_s),
         startup_s=observation.startup_s if observation else None,
         cut=observation if observation and observation.status is Status.TIMEOUT else None,
         peak_bytes=observation.peak_memory_bytes if observation and status is Status.OK else None,
@@ -338,7 +338,7 @@ def _entry(ending: Ending, position_of: Callable[[Mapping[str, Any]], int | None
     )
 
 
-def _pending(number: int, position: int) -> _Entry:
+def _pending_entry(number: int, position: int) -> _Entry:
     """Return the entry of a trial that has a candidate and no parameters yet."""
     return _Entry(
         number=number,
@@ -346,7 +346,7 @@ def _pending(number: int, position: int) -> _Entry:
         status=None,
         value_s=None,
         log_step_s=None,
-        variance=_variance(()),
+        variance=_median_variance(()),
         startup_s=None,
         cut=None,
         peak_bytes=None,
@@ -364,7 +364,7 @@ def _measured_steps(trial: FrozenTrial, status: Status | None, observation: Obse
     return [value for _, value in sorted(trial.intermediate_values.items()) if 0 < value < math.inf]
 
 
-def _together(entries: Sequence[_Entry]) -> tuple[float, float]:
+def _average_trials(entries: Sequence[_Entry]) -> tuple[float, float]:
     """Return the mean of the log step times of trials of one configuration, and its variance as a measurement.
 
     Trials that differ by more than their steps explain are as uncertain as they differ.
@@ -376,9 +376,9 @@ def _together(entries: Sequence[_Entry]) -> tuple[float, float]:
     return statistics.mean(logs), max(explained, statistics.variance(logs)) / len(logs)
 
 
-def _seen_proxies(entries: Sequence[_Entry]) -> tuple[SeenProxy, ...]:
+def _gather_proxies(entries: Sequence[_Entry]) -> tuple[SeenProxy, ...]:
     """Return the observations of proxies, without those that say nothing of their candidate."""
-    limits_s = _limits((entry.proxy, entry) for entry in entries)
+    limits_s = _bound_cut_trials((entry.proxy, entry) for entry in entries)
     telling: dict[Proxy, list[_Entry]] = {}
     for entry in entries:
         if entry.proxy and entry.status in (*EXPLORING, Status.OUT_OF_MEMORY, Status.CRASHED):
@@ -386,7 +386,7 @@ def _seen_proxies(entries: Sequence[_Entry]) -> tuple[SeenProxy, ...]:
     found = []
     for proxy, own in telling.items():
         timed = [entry for entry in own if entry.log_step_s is not None]
-        log_step_s, variance = _together(timed) if timed else (None, math.nan)
+        log_step_s, variance = _average_trials(timed) if timed else (None, math.nan)
         statuses = {entry.status for entry in own}
         found.append(
             SeenProxy(
@@ -403,7 +403,7 @@ def _seen_proxies(entries: Sequence[_Entry]) -> tuple[SeenProxy, ...]:
     return tuple(found)
 
 
-def _limits(trials: Iterable[tuple[T, _Entry]]) -> dict[T, float]:
+def _bound_cut_trials(trials: Iterable[tuple[T, _Entry]]) -> dict[T, float]:
     """Return lower bounds of the step times of trials that were cut off, where start-up times of others are known."""
     kept = list(trials)
     known = [entry.startup_s for _, entry in kept if entry.startup_s is not None]
@@ -416,7 +416,7 @@ def _limits(trials: Iterable[tuple[T, _Entry]]) -> dict[T, float]:
     return limits_s
 
 
-def _variance(steps_s: Sequence[float]) -> float:
+def _median_variance(steps_s: Sequence[float]) -> float:
     """Return the variance of the log of the steps' median: pi / 2 of that of their mean (Cramer 1946, section 28.5)."""
     if len(steps_s) < 2:
         return STEP_NOISE**2

@@ -142,7 +142,7 @@ def errors_of(timings: Iterable[Timing], predicted_s: Mapping[Key, float]) -> tu
             rows.setdefault((kind, phase), []).append(
                 (timing.shape, log_error, timing.count, role_of(timing.name, kind))
             )
-    return tuple(_errors(kind, phase, found) for (kind, phase), found in rows.items())
+    return tuple(_as_errors(kind, phase, found) for (kind, phase), found in rows.items())
 
 
 def lone_errors(
@@ -173,7 +173,7 @@ def lone_errors(
             key = (*key_of(call.kind, call.phase), role)
             rows.setdefault(key, []).append((call.shape, log_error, sample.count, role))
     # the fitted constants hold the error that all operators of a kind share, so only what is beyond it counts
-    found = (_errors(kind, phase, some) for (kind, phase, _), some in rows.items())
+    found = (_as_errors(kind, phase, some) for (kind, phase, _), some in rows.items())
     return tuple(
         replace(
             errors,
@@ -188,7 +188,7 @@ _Row = tuple[tuple[float, ...], float, int, str]
 """Shape, log error, executions and role of one measured operator."""
 
 
-def _errors(kind: OpKind, phase: Phase | None, found: Sequence[_Row]) -> OperatorErrors:
+def _as_errors(kind: OpKind, phase: Phase | None, found: Sequence[_Row]) -> OperatorErrors:
     """Return the measured operators of one kind and phase as arrays."""
     return OperatorErrors(
         kind=kind,

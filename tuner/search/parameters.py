@@ -37,7 +37,7 @@ def distribution_of(name: str, candidates: ConfigGrid) -> BaseDistribution:
 
 def params_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters of a candidate's dimensions."""
-    return {name: _number_of(value) if name == ASSIGNMENT else value for name, value in values.items()}
+    return {name: _hash_assignment(value) if name == ASSIGNMENT else value for name, value in values.items()}
 
 
 def parameter_of(name: str, value: Any, distribution: BaseDistribution) -> Any:
@@ -71,7 +71,7 @@ def values_of(trial: FrozenTrial) -> dict[str, Any]:
     }
 
 
-def _number_of(assignment: str | int) -> int:
+def _hash_assignment(assignment: str | int) -> int:
     """Return the number that stands for the text of uneven work."""
     if isinstance(assignment, int):
         return assignment

@@ -121,9 +121,9 @@ class Belief:
                 crashes = rng.random(num_draws) > wider.misfit_probability(seen, len(self.predicted) + at)
                 drawn[crashes, candidate] = np.inf
             return drawn[:, : len(self.predicted)]
-        told = self._told(evidence)
+        told = self._select_subset(evidence)
         drawn = self._draw_steps(evidence, told, num_draws, rng)
-        fails = self._fails(told, num_draws, rng)
+        fails = self._draw_failures(told, num_draws, rng)
         # trials say for certain what surrogates can only make probable
         fails[:, sorted(evidence.explored)] = False
         fails[:, sorted(evidence.impossible)] = True
@@ -132,7 +132,7 @@ class Belief:
 
     def draw_steps(self, evidence: Evidence, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32]:
         """Return joint draws of the log step time if every candidate could run [M, n]; without proxies."""
-        return self._draw_steps(evidence, self._told(evidence), num_draws, rng)
+        return self._draw_steps(evidence, self._select_subset(evidence), num_draws, rng)
 
     def _draw_steps(
         self, evidence: Evidence, told: Evidence, num_draws: int, rng: np.random.Generator
@@ -145,7 +145,7 @@ class Belief:
             num_draws: Number M of draws.
             rng: Source of the draws.
         """
-        steps, beside = self._steps(told, num_draws, rng)
+        steps, beside = self._fit_steps(told, num_draws, rng)
         drawn = steps.draw(num_draws, rng, beside=beside)
         if told is not evidence:  # what was measured is known, whatever the surrogates saw of it
             rest = ~np.isin(evidence.measured, told.measured)
@@ -157,7 +157,7 @@ class Belief:
             drawn[:, limited] = np.maximum(drawn[:, limited], np.log(list(evidence.limits_s.values())))
         return drawn
 
-    def _told(self, evidence: Evidence) -> Evidence:
+    def _select_subset(self, evidence: Evidence) -> Evidence:
         """Return the subset of the observations that the surrogates learn from."""
         return most_telling(evidence, self.steps[0].points.features)
 
@@ -178,11 +178,11 @@ class Belief:
                 log_needed=found.log_needed[:count],
                 is_broken=found.is_broken[:count],
             )
-        told = self._told(evidence)
+        told = self._select_subset(evidence)
         place = np.full(count, -1, dtype=np.int64)
         place[told.measured] = np.arange(len(told.measured))
         # the draws of the operators are not looked at, only their mean
-        steps, _ = self._steps(told, FEWEST_DRAWS, np.random.default_rng(0))
+        steps, _ = self._fit_steps(told, FEWEST_DRAWS, np.random.default_rng(0))
         log_step_s = steps.expected(place[same_as])
         # candidates that the subset leaves out are measured all the same
         if told is not evidence:
@@ -195,20 +195,20 @@ class Belief:
         misfit_probability = np.zeros(len(crashed))
         log_needed = np.log(self.predicted.needed_bytes)
         if self.memory:
-            memory = self._memory(told)
+            memory = self._fit_memory(told)
             log_needed, _ = memory.mean_and_deviation(everywhere)
             misfit_probability = memory.probability_above(np.log(self.predicted.capacity_bytes[crashed]), crashed)
         is_broken = np.zeros(count, dtype=np.bool_)
         # a kind is broken where crashes are more probable than not, given what memory explains of them
         if len(crashed):
-            found_broken = self._crashes(told, misfit_probability).broken_probability()
+            found_broken = self._fit_crashes(told, misfit_probability).broken_probability()
             broken = [self.kinds.names.index(name) for name, chance in found_broken.items() if chance > TELLING]
             is_broken |= self.kinds.holds[:, broken].any(axis=1)
         is_broken[np.isin(same_as, sorted(evidence.explored))] = False
         is_broken[np.isin(same_as, sorted(evidence.impossible))] = True
         return Expected(log_step_s=log_step_s, log_needed=log_needed, is_broken=is_broken)
 
-    def _steps(
+    def _fit_steps(
         self, evidence: Evidence, num_draws: int, rng: np.random.Generator
     ) -> tuple[Surrogate, list[NDArray[np.float32] | None]]:
         """Return the surrogate of the step times after the trials, and the deviation of each hypothesis' operators."""
@@ -240,22 +240,22 @@ class Belief:
                     beside[at] = composition.deviation
         return after(tuple(hypotheses), seen), beside
 
-    def _fails(self, evidence: Evidence, num_draws: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    def _draw_failures(self, evidence: Evidence, num_draws: int, rng: np.random.Generator) -> NDArray[np.bool_]:
         """Draw which candidates do not fit or crash [M, n]."""
         log_capacity = np.log(self.predicted.capacity_bytes)
         crashed = np.array(sorted(evidence.crashed), dtype=np.int64)
         fails = np.zeros((num_draws, len(self.predicted)), dtype=np.bool_)
         misfit_probability = np.zeros(len(crashed))
         if self.memory:
-            memory = self._memory(evidence)
+            memory = self._fit_memory(evidence)
             # a drawn need above the capacity is a misfit in that world
             fails |= memory.draw(num_draws, rng) > log_capacity.astype(np.float32)
             misfit_probability = memory.probability_above(log_capacity[crashed], crashed)
         if len(crashed):
-            fails |= self._crashes(evidence, misfit_probability).draw(num_draws, rng)
+            fails |= self._fit_crashes(evidence, misfit_probability).draw(num_draws, rng)
         return fails
 
-    def _memory(self, evidence: Evidence) -> Surrogate:
+    def _fit_memory(self, evidence: Evidence) -> Surrogate:
         """Return the surrogate of the needed memory after the trials."""
         predicted = self.predicted
         peaks = np.array(list(evidence.peaks_bytes), dtype=np.int64)
@@ -279,19 +279,19 @@ class Belief:
         )
 
     def misfit_probability(self, evidence: Evidence, crashed: int) -> float:
-        """Return the probability that a crashed candidate ran out of memory without saying so, if no kind of it is
-        broken.
-        """
+        """Return the probability that a crashed candidate, no kind of which is broken, ran out of memory unnoticed."""
         if not self.memory:
             return 0.0
         at = np.array([crashed])
         misfit = float(
-            self._memory(self._told(evidence)).probability_above(np.log(self.predicted.capacity_bytes[at]), at)[0]
+            self._fit_memory(self._select_subset(evidence)).probability_above(
+                np.log(self.predicted.capacity_bytes[at]), at
+            )[0]
         )
         # Bayes: without a broken kind, a crash is a misfit or one of the candidate's own
         return misfit / (misfit + (1 - misfit) * OWN_CRASH)
 
-    def _crashes(self, evidence: Evidence, misfit_probability: FloatArray) -> CrashSurrogate:
+    def _fit_crashes(self, evidence: Evidence, misfit_probability: FloatArray) -> CrashSurrogate:
         """Return the surrogate of crashes after the trials."""
         crashed = np.array(sorted(evidence.crashed), dtype=np.int64)
         # one that reached its limit before a step ended may not have run at all
@@ -304,11 +304,11 @@ class Belief:
             return wider.lessons(seen)
         lessons = []
         log_capacity = np.log(self.predicted.capacity_bytes)
-        told = self._told(evidence)
+        told = self._select_subset(evidence)
         crashed = np.array(sorted(told.crashed), dtype=np.int64)
         misfit_probability = np.zeros(len(crashed))
         if self.memory and (evidence.misfits or len(crashed)):
-            memory = self._memory(told)
+            memory = self._fit_memory(told)
             before = after(self.memory, NOTHING_SEEN)
             everywhere = np.arange(len(log_capacity))
             probability = memory.probability_above(log_capacity, everywhere)
@@ -323,15 +323,15 @@ class Belief:
                 lessons.append(
                     Lesson(
                         kind="memory",
-                        text=f"{_counted(len(evidence.misfits), 'trial')} ran out of memory; candidates need "
+                        text=f"{_count_in_words(len(evidence.misfits), 'trial')} ran out of memory; candidates need "
                         f"{factor:.2f} times the predicted memory in the median, and "
-                        f"{_counted(int(newly.sum()), 'more candidate')} probably won't fit.",
+                        f"{_count_in_words(int(newly.sum()), 'more candidate')} probably won't fit.",
                     )
                 )
         if len(crashed):
-            found = self._crashes(told, misfit_probability).broken_probability()
+            found = self._fit_crashes(told, misfit_probability).broken_probability()
             lessons += [
-                Lesson(kind="crash", text=self._blame(name, probability, evidence))
+                Lesson(kind="crash", text=self._explain_broken_kind(name, probability, evidence))
                 for name, probability in found.items()
                 if probability > TELLING
             ]
@@ -340,21 +340,21 @@ class Belief:
             lessons.append(
                 Lesson(
                     kind="timeout",
-                    text=f"{_counted(len(evidence.limits_s), 'trial')} reached the limit of time before a step ended; "
-                    f"their steps take more than up to {slowest_s:.3g} s.",
+                    text=f"{_count_in_words(len(evidence.limits_s), 'trial')} reached the limit of time before a step "
+                    f"ended; their steps take more than up to {slowest_s:.3g} s.",
                 )
             )
         return tuple(lessons)
 
-    def _blame(self, name: str, probability: float, evidence: Evidence) -> str:
+    def _explain_broken_kind(self, name: str, probability: float, evidence: Evidence) -> str:
         """Return one sentence on a kind that is probably broken."""
         holds = self.kinds.holds[:, self.kinds.names.index(name)]
         tried = sorted(evidence.explored | evidence.crashed)
         num_crashed = int(holds[sorted(evidence.crashed)].sum())
         num_held = int(holds[: len(holds) - len(self.aside)].sum())
         return (
-            f"{name} crashed in {num_crashed} of {_counted(int(holds[tried].sum()), 'trial')}: with probability "
-            f"{probability:.0%} this runtime cannot run it, and {_counted(num_held, 'candidate')} are held "
+            f"{name} crashed in {num_crashed} of {_count_in_words(int(holds[tried].sum()), 'trial')}: with probability "
+            f"{probability:.0%} this runtime cannot run it, and {_count_in_words(num_held, 'candidate')} are held "
             "unlikely to."
         )
 
@@ -399,6 +399,6 @@ def belief_of(
     )
 
 
-def _counted(count: int, what: str) -> str:
+def _count_in_words(count: int, what: str) -> str:
     """Return a count with its noun, in the plural where it is not 1."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"

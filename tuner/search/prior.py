@@ -98,7 +98,7 @@ def prior_belief(
     every = [*parts, *elsewhere]
     if learned:
         fitted = [(under(setting, learned.runtime), at) for setting, at in every]
-        experience = Experience(predicted=_predicted(fitted, grid), groups=learned.groups, trust=learned.trust)
+        experience = Experience(predicted=_predict_parts(fitted, grid), groups=learned.groups, trust=learned.trust)
     operators, proxies = None, None
     if len(parts) == 1 and len(parts[0][0].cluster.devices) == 1:
         setting = under(parts[0][0], learned.runtime) if learned else parts[0][0]
@@ -112,10 +112,10 @@ def prior_belief(
             else (),
             elsewhere_of=tuple(partial(terms_of, cluster=other.cluster, grid=grid.take(at)) for other, at in elsewhere),
         )
-    return belief_of(_predicted(every, grid), grid, experience=experience, operators=operators, proxies=proxies)
+    return belief_of(_predict_parts(every, grid), grid, experience=experience, operators=operators, proxies=proxies)
 
 
-def _predicted(parts: Sequence[Part], grid: ConfigGrid) -> Predicted:
+def _predict_parts(parts: Sequence[Part], grid: ConfigGrid) -> Predicted:
     """Return the predictions of all candidates, each under its own setting."""
     return together([predict(setting, grid.take(at)) for setting, at in parts], [at for _, at in parts])
 
@@ -134,8 +134,8 @@ def learn(past: Past, setting: MeasuredSetting, *, on_progress: OnProgress = unh
         return None
     jobs = "1 job" if len(groups) == 1 else f"{len(groups)} jobs"
     on_progress(f"learning from {len(timed)} earlier runs of {jobs}")
-    runtime = fit_to_runs(timed, _open_minded(setting.runtime))
-    kept = tuple(_past_group(part, runtime) for runs in groups for part in _by_setting(_thinned(runs, MOST_KEPT)))
+    runtime = fit_to_runs(timed, _widen_errors(setting.runtime))
+    kept = tuple(_predict_group(part, runtime) for runs in groups for part in _group_by_setting(_thin(runs, MOST_KEPT)))
     samples: dict[str, list[PastSample]] = {}
     for sample in past.samples:
         samples.setdefault(sample.group, []).append(sample)
@@ -143,13 +143,13 @@ def learn(past: Past, setting: MeasuredSetting, *, on_progress: OnProgress = unh
         errors
         for runs in groups
         if runs[0].group in samples
-        for errors in _operators(runs, samples[runs[0].group], runtime)
+        for errors in _compare_operators(runs, samples[runs[0].group], runtime)
     )
-    is_own = any(_devices(runs[0].cluster) == _devices(setting.cluster) for runs in groups)
+    is_own = any(_device_names_of(runs[0].cluster) == _device_names_of(setting.cluster) for runs in groups)
     return Learned(runtime=runtime, groups=kept, operators=operators, trust=TRUST if is_own else FOREIGN_TRUST)
 
 
-def _open_minded(runtime: RuntimeProfile) -> RuntimeProfile:
+def _widen_errors(runtime: RuntimeProfile) -> RuntimeProfile:
     """Return the profile with wider errors of its constants, which may differ from the clusters it was fitted to."""
     errors = dict(runtime.log_errors)
     widened = [(name, max(errors[name], OPENNESS * CONSTANTS[name].log_error)) for name in errors]
@@ -164,10 +164,10 @@ def nearest_groups(runs: Sequence[PastRun], setting: MeasuredSetting) -> list[li
         if run.runtime == setting.runtime.name and tells and run.status is Status.OK:
             by_group.setdefault(run.group, []).append(run)
     nearest = sorted(by_group.values(), key=lambda group: _distance(group[0], setting))[:MOST_GROUPS]
-    return [_thinned(group, MOST_RUNS) for group in nearest]
+    return [_thin(group, MOST_RUNS) for group in nearest]
 
 
-def _thinned(runs: list[PastRun], most: int) -> list[PastRun]:
+def _thin(runs: list[PastRun], most: int) -> list[PastRun]:
     """Return at most `most` of the runs, spread evenly over them."""
     # runs of a sweep stand in the order of their degrees: an even spread covers them
     at = np.unique(np.linspace(0, len(runs) - 1, min(most, len(runs))).round().astype(int))
@@ -179,15 +179,15 @@ def _distance(run: PastRun, setting: MeasuredSetting) -> float:
     # sizes differ by factors, so octaves add up
     octaves = abs(math.log2(run.cluster.num_devices / setting.cluster.num_devices))
     octaves += abs(math.log2(run.job.model.num_parameters / setting.job.model.num_parameters))
-    return octaves + (OTHER_DEVICE if _devices(run.cluster) != _devices(setting.cluster) else 0.0)
+    return octaves + (OTHER_DEVICE if _device_names_of(run.cluster) != _device_names_of(setting.cluster) else 0.0)
 
 
-def _devices(cluster: Cluster) -> frozenset[str]:
+def _device_names_of(cluster: Cluster) -> frozenset[str]:
     """Return the names of a cluster's devices."""
     return frozenset(device.name for device in cluster.devices)
 
 
-def _by_setting(runs: Sequence[PastRun]) -> list[list[PastRun]]:
+def _group_by_setting(runs: Sequence[PastRun]) -> list[list[PastRun]]:
     """Group the runs of one job by the facts of their runtime."""
     parts: dict[object, list[PastRun]] = {}
     for run in runs:
@@ -195,7 +195,7 @@ def _by_setting(runs: Sequence[PastRun]) -> list[list[PastRun]]:
     return list(parts.values())
 
 
-def _past_group(runs: Sequence[PastRun], runtime: RuntimeProfile) -> PastGroup:
+def _predict_group(runs: Sequence[PastRun], runtime: RuntimeProfile) -> PastGroup:
     """Return runs of one setting with the predictions of the fitted profile."""
     grid = ConfigGrid.from_configs([run.config for run in runs])
     return PastGroup(
@@ -207,12 +207,12 @@ def _past_group(runs: Sequence[PastRun], runtime: RuntimeProfile) -> PastGroup:
     )
 
 
-def _operators(
+def _compare_operators(
     runs: Sequence[PastRun], samples: Sequence[PastSample], runtime: RuntimeProfile
 ) -> tuple[OperatorErrors, ...]:
     """Return the errors of one study's operator times against the operators of its runs, proxies among them."""
     predicted_s: dict[Key, float] = {}
-    for part in _by_setting(runs):
+    for part in _group_by_setting(runs):
         setting = part[0].setting(runtime)
         grid = ConfigGrid.from_configs(list(dict.fromkeys(run.config for run in part)))
         predicted_s |= predicted_times(step_terms(setting.job, setting.cluster, setting.runtime, grid))

@@ -153,7 +153,7 @@ class ThompsonSampler(BaseSampler):
         self._search_space = {name: distribution_of(name, candidates) for name in dimensions}
         self._log = EvidenceLog(self.position_of)
         self._latest: _Drawn | None = None
-        self._lessons_of: tuple[_Drawn, list[dict[str, Any]]] | None = None
+        self._conclusions: tuple[_Drawn, list[dict[str, Any]]] | None = None
         self._now: tuple[Evidence, Population] | None = None
         self._chosen: dict[tuple[str, int], int] = {}
         self._lock = threading.RLock()
@@ -237,9 +237,9 @@ class ThompsonSampler(BaseSampler):
         if POPULATION_AT_START in study.user_attrs:
             return
         with self._lock:
-            evidence = self._evidence_besides(study, trial)
+            evidence = self._read_besides(study, trial)
             if not evidence.num_decisions:
-                study.set_user_attr(POPULATION_AT_START, self._population_json(evidence))
+                study.set_user_attr(POPULATION_AT_START, self._describe_population(evidence))
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:  # noqa: ARG002 # Optuna's signature
         """Return no parameters: an objective may suggest a dimension by a distribution of any kind.
@@ -284,12 +284,12 @@ class ThompsonSampler(BaseSampler):
         known = study.user_attrs
         with self._lock:
             self._chosen.pop((study.study_name, trial.number), None)
-            evidence = self._evidence_besides(study, trial, ending=(trial, state, values))
-            p_star, population = self.population(evidence).p_star, self._population_json(evidence)
+            evidence = self._read_besides(study, trial, ending=(trial, state, values))
+            p_star, population = self.population(evidence).p_star, self._describe_population(evidence)
             found: dict[str, Any] = {P_STAR: p_star}
-            if (lessons := self._lessons(evidence)) or LEARNED in known:
+            if (lessons := self._conclude_failures(evidence)) or LEARNED in known:
                 found[LEARNED] = lessons
-            if (extrapolated := self._extrapolated(evidence)) is not None:
+            if (extrapolated := self._extrapolate(evidence)) is not None:
                 found[EXTRAPOLATED] = extrapolated.as_json()
             stops = self._stop_when_confident and self.decide(evidence).reason is not None
         num_ended = sum(
@@ -314,12 +314,12 @@ class ThompsonSampler(BaseSampler):
         with self._lock:
             if key in self._chosen:
                 return self._chosen[key]
-            position = self.choose(self._evidence_besides(study, trial))
+            position = self.choose(self._read_besides(study, trial))
             if trial.number >= 0:
                 self._chosen[key] = position
             return position
 
-    def _evidence_besides(self, study: Study, trial: FrozenTrial, *, ending: Ending | None = None) -> Evidence:
+    def _read_besides(self, study: Study, trial: FrozenTrial, *, ending: Ending | None = None) -> Evidence:
         """Return the observations of all trials of a study but one, or with the end of that one.
 
         Args:
@@ -331,7 +331,7 @@ class ThompsonSampler(BaseSampler):
         chosen = {number: position for (name, number), position in self._chosen.items() if name == study.study_name}
         return self._log.evidence(others, ending, chosen)
 
-    def _population_json(self, evidence: Evidence) -> dict[str, Any]:
+    def _describe_population(self, evidence: Evidence) -> dict[str, Any]:
         """Return the population after these observations as JSON."""
         return as_json(shares(self.population(evidence).fastest, self._candidates, evidence.explored))
 
@@ -348,10 +348,10 @@ class ThompsonSampler(BaseSampler):
         asks for new ones, or until they exceed the confidence: only draws that know every trial end a study.
         """
         if self._now is None or self._now[0] is not evidence:
-            self._now = evidence, self._population(evidence)
+            self._now = evidence, self._renew_population(evidence)
         return self._now[1]
 
-    def _population(self, evidence: Evidence) -> Population:
+    def _renew_population(self, evidence: Evidence) -> Population:
         """Return the latest population if it still serves, or else a new one."""
         latest = self._latest
         if latest is not None and _is_recent(latest.evidence, evidence):
@@ -370,10 +370,10 @@ class ThompsonSampler(BaseSampler):
         if latest is None or latest.key != key:
             # the stream depends on what is known alone, so that a resumed study draws the same
             rng = np.random.default_rng([self._seed, 0, evidence.num_ended, len(evidence.measured)])
-            drawn, fastest = self._drawn(evidence, self._draws, rng)
+            drawn, fastest = self._draw_population(evidence, self._draws, rng)
             if _p_star(fastest, evidence.explored) > self._stop_rule.confidence:
                 # confidence by chance is unlikely to survive as many further draws
-                fastest = np.append(fastest, self._drawn(evidence, CONFIRMATIONS * self._draws, rng)[1])
+                fastest = np.append(fastest, self._draw_population(evidence, CONFIRMATIONS * self._draws, rng)[1])
             p_star = _p_star(fastest, evidence.explored)
             self._latest = latest = _Drawn(
                 key=key,
@@ -382,16 +382,16 @@ class ThompsonSampler(BaseSampler):
             )
         return latest.population
 
-    def _lessons(self, evidence: Evidence) -> list[dict[str, Any]]:
+    def _conclude_failures(self, evidence: Evidence) -> list[dict[str, Any]]:
         """Return the sentences on failures at the time of the latest draws, as JSON."""
         self.population(evidence)
         assert self._latest is not None, "a population was drawn"
-        if self._lessons_of is None or self._lessons_of[0] is not self._latest:
+        if self._conclusions is None or self._conclusions[0] is not self._latest:
             lessons = [lesson.as_json() for lesson in self._belief.lessons(self._latest.evidence)]
-            self._lessons_of = self._latest, lessons
-        return self._lessons_of[1]
+            self._conclusions = self._latest, lessons
+        return self._conclusions[1]
 
-    def _drawn(
+    def _draw_population(
         self, evidence: Evidence, num_draws: int, rng: np.random.Generator
     ) -> tuple[NDArray[np.float32], IntArray]:
         """Draw joint log step times [num_draws, n], and name the fastest candidate of each draw in which one runs."""
@@ -445,15 +445,15 @@ class ThompsonSampler(BaseSampler):
         if (position := self.decide(evidence).replicate) is not None:
             return position
         if self._proxies is not None:
-            return self._choose_with(self._proxies, evidence)
+            return self._choose_with_proxies(self._proxies, evidence)
         if not evidence.num_decisions:
             if self._first is not None:
                 return self._first
-            if (position := self._shortest(evidence, ())) is not None:
+            if (position := self._find_shortest(evidence, ())) is not None:
                 return position
-        return self._explored(evidence, evidence.closed)
+        return self._acquire(evidence, evidence.closed)
 
-    def _explored(self, evidence: Evidence, but: Collection[int]) -> int:
+    def _acquire(self, evidence: Evidence, but: Collection[int]) -> int:
         """Return the choice of the acquisition function, which is none of `but` while another is left."""
         closed = np.zeros(len(self._candidates), dtype=np.bool_)
         closed[sorted(but)] = True
@@ -467,12 +467,12 @@ class ThompsonSampler(BaseSampler):
             rng=np.random.default_rng([self._seed, 1, evidence.num_decisions]),
         )
 
-    def _choose_with(self, plan: ProxyPlan, evidence: Evidence) -> int:
+    def _choose_with_proxies(self, plan: ProxyPlan, evidence: Evidence) -> int:
         """Return the next candidate of a study with proxies, whether the candidate or its proxy will run."""
         fastest = self.population(evidence).fastest
         if not plan.goes_on(evidence, fastest):
-            position = self._shortest(evidence, evidence.closed)
-            return self._explored(evidence, evidence.closed) if position is None else position
+            position = self._find_shortest(evidence, evidence.closed)
+            return self._acquire(evidence, evidence.closed) if position is None else position
         if not evidence.num_decisions:
             if self._first is not None and plan.of(self._first):
                 return self._first
@@ -481,14 +481,14 @@ class ThompsonSampler(BaseSampler):
         closed = set(evidence.closed)
         closed.update(fastest[plan.is_settled(evidence, fastest)].tolist())
         while len(closed) < len(self._candidates):
-            position = self._explored(evidence, closed)
+            position = self._acquire(evidence, closed)
             if not plan.is_settled(evidence, np.array([position]))[0]:
                 return position
             closed.add(position)
         # only pending ones can be proxied, and nobody should ask now
-        return self._explored(evidence, evidence.closed)
+        return self._acquire(evidence, evidence.closed)
 
-    def _shortest(self, evidence: Evidence, but: Collection[int]) -> int | None:
+    def _find_shortest(self, evidence: Evidence, but: Collection[int]) -> int | None:
         """Return the candidate, none of `but`, with the shortest step in the median of the draws; None if none runs.
 
         A candidate must run in half of the draws. Few trials are left at full size, so these exploit: a candidate that
@@ -499,12 +499,10 @@ class ThompsonSampler(BaseSampler):
         position = int(np.argmin(median))
         return position if np.isfinite(median[position]) else None
 
-    def _extrapolated(self, evidence: Evidence) -> Extrapolated | None:
-        """Return the candidate that full size would try first after the proxies; None before a proxy measured a
-        step.
-        """
+    def _extrapolate(self, evidence: Evidence) -> Extrapolated | None:
+        """Return the candidate that full size would try first; None before a proxy measured a step."""
         timed = [seen.proxy for seen in evidence.proxies if seen.log_step_s is not None]
-        position = self._shortest(evidence, ()) if timed else None
+        position = self._find_shortest(evidence, ()) if timed else None
         if position is None:
             return None
         drawn = self.population(evidence).log_step_s[:, position]

@@ -107,9 +107,9 @@ def decide(evidence: Evidence, population: Population, rule: StopRule, budgets: 
         rule: Options of the search.
         budgets: Budgets of the study.
     """
-    settled = _settled(evidence, population, rule)
+    settled = _find_settled(evidence, population, rule)
     replicate = to_repeat(evidence, rule.tolerance, rule.repeats) if settled and rule.repeats else None
-    spent = _spent(evidence, budgets)
+    spent = _find_spent_budget(evidence, budgets)
     if settled is StopReason.CONFIDENT and (spent or replicate is None):
         reason: StopReason | None = settled
     elif spent is not None:
@@ -119,7 +119,7 @@ def decide(evidence: Evidence, population: Population, rule: StopRule, budgets: 
     return StopDecision(reason=reason, settled=settled, replicate=replicate)
 
 
-def _settled(evidence: Evidence, population: Population, rule: StopRule) -> StopReason | None:
+def _find_settled(evidence: Evidence, population: Population, rule: StopRule) -> StopReason | None:
     """Return the reason for which nothing new is worth a trial; None while something is."""
     if len(evidence.measured) and population.p_star > rule.confidence:  # FlexParallel 3.3
         return StopReason.CONFIDENT
@@ -128,7 +128,7 @@ def _settled(evidence: Evidence, population: Population, rule: StopRule) -> Stop
     return StopReason.EXHAUSTED if len(evidence.closed) >= rule.num_candidates else None
 
 
-def _spent(evidence: Evidence, budgets: Budgets) -> StopReason | None:
+def _find_spent_budget(evidence: Evidence, budgets: Budgets) -> StopReason | None:
     """Return the first budget of which nothing is left, if there is one."""
     if budgets.max_trials is not None and evidence.num_decisions >= budgets.max_trials:
         return StopReason.TRIALS

@@ -36,9 +36,9 @@ def most_telling(evidence: Evidence, features: FloatArray) -> Evidence:
     """
     if evidence.num_ended <= MOST_TOLD:
         return evidence
-    at = _told(evidence, features)
+    at = _select_measured(evidence, features)
     kept = set(evidence.measured[at].tolist())
-    limited = _some(evidence.limits_s, features)  # failures have no time, so they are spread alone
+    limited = _select_failed(evidence.limits_s, features)  # failures have no time, so they are spread alone
     return replace(
         evidence,
         measured=evidence.measured[at],
@@ -47,40 +47,40 @@ def most_telling(evidence: Evidence, features: FloatArray) -> Evidence:
         num_completed=evidence.num_completed[at],
         limits_s={position: limit_s for position, limit_s in evidence.limits_s.items() if position in limited},
         peaks_bytes={position: peak for position, peak in evidence.peaks_bytes.items() if position in kept},
-        misfits=_some(evidence.misfits, features),
-        crashed=_some(evidence.crashed, features),
+        misfits=_select_failed(evidence.misfits, features),
+        crashed=_select_failed(evidence.crashed, features),
     )
 
 
-def _told(evidence: Evidence, features: FloatArray) -> IntArray:
+def _select_measured(evidence: Evidence, features: FloatArray) -> IntArray:
     """Return the rows of the measured candidates to learn from, in their order [at most MOST_TOLD]."""
     count = len(evidence.measured)
     if count <= MOST_TOLD:
         return np.arange(count)
     # half exploits: the best is told apart among the fastest; the other half covers the space
     fastest = np.argsort(evidence.log_step_s, kind="stable")[: MOST_TOLD // 2]
-    return np.sort(_spread(features[evidence.measured], fastest, MOST_TOLD))
+    return np.sort(_choose_spread(features[evidence.measured], fastest, MOST_TOLD))
 
 
-def _some(failed: Collection[int], features: FloatArray) -> frozenset[int]:
+def _select_failed(failed: Collection[int], features: FloatArray) -> frozenset[int]:
     """Return at most MOST_FAILED of these candidates."""
     positions = np.array(sorted(failed), dtype=np.int64)
     if len(positions) <= MOST_FAILED:
         return frozenset(positions.tolist())
-    return frozenset(positions[_spread(features[positions], np.zeros(1, dtype=np.int64), MOST_FAILED)].tolist())
+    return frozenset(positions[_choose_spread(features[positions], np.zeros(1, dtype=np.int64), MOST_FAILED)].tolist())
 
 
-def _spread(features: FloatArray, first: IntArray, count: int) -> IntArray:
+def _choose_spread(features: FloatArray, first: IntArray, count: int) -> IntArray:
     """Return `first` and further rows of `features` [t, d], each the farthest from those before it [count]."""
     chosen = first.tolist()
-    nearest = np.min([_squared(features, features[at]) for at in chosen], axis=0)
+    nearest = np.min([_squared_distances(features, features[at]) for at in chosen], axis=0)
     # Gonzalez 1985: the next row is the farthest from its nearest chosen one
     while len(chosen) < count:
         chosen.append(int(np.argmax(nearest)))
-        np.minimum(nearest, _squared(features, features[chosen[-1]]), out=nearest)
+        np.minimum(nearest, _squared_distances(features, features[chosen[-1]]), out=nearest)
     return np.array(chosen, dtype=np.int64)
 
 
-def _squared(features: FloatArray, point: FloatArray) -> FloatArray:
+def _squared_distances(features: FloatArray, point: FloatArray) -> FloatArray:
     """Return the squared distances of rows [t, d] from a point [d] -> [t]."""
     return np.asarray(((features - point) ** 2).sum(axis=1))

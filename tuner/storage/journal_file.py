@@ -85,7 +85,7 @@ class JournalFile(BaseJournalBackend):
 
     def create(self) -> None:
         """Create the file if it does not exist."""
-        with _problems():
+        with _file_errors():
             is_new = not self._path.exists()
             os.close(os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666))
             if is_new:
@@ -115,14 +115,14 @@ class JournalFile(BaseJournalBackend):
     def append_if(self, condition: Condition, entry: Entry) -> str:
         """Write one entry under a condition; return its batch."""
         batch = uuid.uuid4().hex
-        self._append([_conditional(entry, condition, batch)])
+        self._append([_add_condition(entry, condition, batch)])
         return batch
 
     def _flush(self) -> None:
         """Write the gathered entries of the transaction."""
         assert self._joined is not None
         assert self._condition is not None
-        self._append([_conditional(entry, self._condition, self._batch) for entry in self._joined])
+        self._append([_add_condition(entry, self._condition, self._batch) for entry in self._joined])
         self._joined = []
 
     def _append(self, entries: Sequence[Mapping[str, Any]]) -> None:
@@ -130,7 +130,7 @@ class JournalFile(BaseJournalBackend):
         if not entries:
             return
         text = "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in entries).encode()
-        with _problems():
+        with _file_errors():
             self._lock.acquire()
             try:
                 _mend_torn_end(self._path)
@@ -141,17 +141,17 @@ class JournalFile(BaseJournalBackend):
 
     def _unread(self) -> Iterator[Entry]:
         """Yield the entries behind those that were read, each as it takes effect; position and state move along."""
-        with _problems(), self._path.open("rb") as file:
+        with _file_errors(), self._path.open("rb") as file:
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n"):
                     return  # somebody is writing it, or died over it
-                entry = _entry(line, self._number + 1, self._path)
+                entry = _parse_entry(line, self._number + 1, self._path)
                 self._number += 1
                 self._offset += len(line)
-                yield self._as_it_took_effect(entry)
+                yield self._apply(entry)
 
-    def _as_it_took_effect(self, entry: Entry) -> Entry:
+    def _apply(self, entry: Entry) -> Entry:
         """Return the entry, or NOTHING if its condition does not hold; keep the attributes that it sets."""
         if not self._holds(entry.get("only_if")):
             self._dropped.add(entry["batch"])
@@ -178,13 +178,13 @@ def rows_in(path: Path) -> Iterator[list[dict[str, Any]]]:
             yield entry["rows"]
 
 
-def _conditional(entry: Mapping[str, Any], condition: Condition, batch: str) -> Entry:
+def _add_condition(entry: Mapping[str, Any], condition: Condition, batch: str) -> Entry:
     """Return an entry with a condition and the name of its batch."""
     only_if = {"study_id": condition.study_id, "key": condition.key, "text": condition.text}
     return {**entry, "only_if": only_if, "batch": batch}
 
 
-def _entry(line: bytes, number: int, path: Path) -> Entry:
+def _parse_entry(line: bytes, number: int, path: Path) -> Entry:
     """Return the entry of a line.
 
     Raises:
@@ -274,7 +274,7 @@ def foreign_entries(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _problems() -> Iterator[None]:
+def _file_errors() -> Iterator[None]:
     """Turn an error of the operating system into a JournalError."""
     try:
         yield

@@ -79,8 +79,8 @@ def open_database(url: str) -> RDBStorage:
         ConfigError: The URL is malformed, its driver is not installed, or the database does not answer.
     """
     with storage_errors(url):
-        parsed = _parsed(url)
-        storage = _created(parsed, _connect_args(parsed))
+        parsed = _parse(url)
+        storage = _create(parsed, _connect_args(parsed))
         if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):
             event.listen(storage.engine, "connect", _make_durable)
             storage.engine.dispose()  # what is already connected was not made so
@@ -106,7 +106,7 @@ def reading(url: str, metadata: MetaData) -> Iterator[Connection]:
             with rows_of_journal(storage_file(url) or Path(), metadata) as connection:
                 yield connection
             return
-        parsed = _parsed(url)
+        parsed = _parse(url)
         engine = create_engine(parsed, connect_args=_connect_args(parsed))
         try:
             with engine.connect() as connection:
@@ -121,7 +121,7 @@ def _connect_args(parsed: URL) -> dict[str, Any]:
     return dict(limits.get(parsed.get_backend_name(), {}))
 
 
-def _parsed(url: str) -> URL:
+def _parse(url: str) -> URL:
     """Return the parsed URL, with psycopg2 as the driver of PostgreSQL.
 
     Raises:
@@ -136,11 +136,11 @@ def _parsed(url: str) -> URL:
     try:
         parsed = make_url(url)
     except ValueError:
-        raise _unusable("its port is no number", url) from None
+        raise _unusable_error("its port is no number", url) from None
     return parsed.set(drivername="postgresql+psycopg2") if parsed.drivername == "postgresql" else parsed
 
 
-def _created(parsed: URL, connect_args: dict[str, Any]) -> RDBStorage:
+def _create(parsed: URL, connect_args: dict[str, Any]) -> RDBStorage:
     # Optuna fills a template in the URL: braces in a password must not look like one
     """Open the database through Optuna, which creates its tables."""
     url = parsed.render_as_string(hide_password=False).replace("{", "{{").replace("}", "}}")
@@ -203,23 +203,23 @@ def storage_errors(url: str) -> Iterator[None]:
             nearest="pip install 'meshtune[postgresql]'" if url.startswith("postgresql") else None,
         ) from None
     except BrokenOffError:
-        raise _unusable("its server went away in the middle of a write", url, SERVER_IS_BACK) from None
+        raise _unusable_error("its server went away in the middle of a write", url, SERVER_IS_BACK) from None
     except JournalError as error:
         full = str(error) == os.strerror(errno.ENOSPC)
-        raise _unusable(str(error), url, f"make room there, and {NOTHING_IS_LOST}" if full else None) from None
+        raise _unusable_error(str(error), url, f"make room there, and {NOTHING_IS_LOST}" if full else None) from None
     except UnicodeDecodeError:  # from where SQLite reads what is no database any more
-        raise _unusable("it holds text that is not UTF-8", url) from None
+        raise _unusable_error("it holds text that is not UTF-8", url) from None
     except (SQLAlchemyError, StorageInternalError) as error:
-        raise _unusable(_cause(error, url), url, _remedy(error)) from None
+        raise _unusable_error(_cause(error, url), url, _advise(error)) from None
     except RuntimeError as error:
         if "table schema" not in str(error):  # the words of Optuna's only RuntimeError about a storage
             raise
         known = "storage upgrade" in str(error)
         nearest = "copy the database, then run `optuna storage upgrade` on it" if known else "install a newer optuna"
-        raise _unusable("another version of Optuna made its tables", url, nearest) from None
+        raise _unusable_error("another version of Optuna made its tables", url, nearest) from None
 
 
-def _remedy(error: BaseException) -> str | None:
+def _advise(error: BaseException) -> str | None:
     """Return advice where the database itself is sound; None where there is none."""
     chain = [error]
     while chain[-1].__cause__ is not None:
@@ -231,7 +231,7 @@ def _remedy(error: BaseException) -> str | None:
     return None
 
 
-def _unusable(cause: str, url: str, nearest: str | None = None) -> ConfigError:
+def _unusable_error(cause: str, url: str, nearest: str | None = None) -> ConfigError:
     """Return the error for a storage that cannot be used."""
     return ConfigError(f"cannot be used ({cause})", key="storage", value=shown_url(url), nearest=nearest)
 
@@ -281,7 +281,7 @@ def _may_hold_studies(url: str) -> bool:
     """Return whether there is something at `url`, as far as that can be told without opening it."""
     if is_journal(url):
         return (storage_file(url) or Path()).is_file()
-    parsed = _parsed(url)
+    parsed = _parse(url)
     file = parsed.database
     if parsed.get_backend_name() != "sqlite" or str(file).startswith("file:"):
         return True

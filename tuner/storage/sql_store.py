@@ -56,7 +56,7 @@ class SqlStore(AbstractStore):
                         insert(_ATTRIBUTES).values(study_id=condition.study_id, key=condition.key, value_json=text)
                     )
                     return True
-                return _replaced(connection, condition, text)
+                return _replace_text(connection, condition, text)
         except IntegrityError:  # another process was first to set it
             return False
 
@@ -79,7 +79,7 @@ class SqlStore(AbstractStore):
                         raise BrokenOffError from None
                     raise
                 # last, and as a write: whoever wants the claim now waits until this is committed
-                if condition.text is None or not _replaced(connection, condition, condition.text):
+                if condition.text is None or not _replace_text(connection, condition, condition.text):
                     raise OvertakenError
         finally:
             self._joined = None
@@ -111,7 +111,7 @@ class SqlStore(AbstractStore):
         self.engine.dispose()
 
 
-def _replaced(connection: Connection, condition: Condition, text: str) -> bool:
+def _replace_text(connection: Connection, condition: Condition, text: str) -> bool:
     """Set an attribute to `text` if the condition holds; return whether it did."""
     c = _ATTRIBUTES.c
     wanted = (c.study_id == condition.study_id) & (c.key == condition.key) & (c.value_json == condition.text)

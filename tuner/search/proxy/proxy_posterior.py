@@ -16,7 +16,7 @@ from tuner.search.observations import Evidence
 from tuner.search.proxy.proxy_trials import Proxy
 
 
-class _Told(NamedTuple):
+class _ProxyPredictions(NamedTuple):
     """Predictions of a proxy by the two profiles, and the error terms of its step by the second."""
 
     cold: Predicted
@@ -35,32 +35,32 @@ class ProxyBelief:
 
     setting: MeasuredSetting
     fitted: MeasuredSetting
-    _told: dict[Proxy, _Told] = field(default_factory=dict)
+    _known: dict[Proxy, _ProxyPredictions] = field(default_factory=dict)
 
     def predicted(self, proxies: Sequence[Proxy]) -> Predicted:
         """Return the predictions of the runtime's own profile [p]."""
-        return _as_one([self._of(proxy).cold for proxy in proxies])
+        return _join([self._predict(proxy).cold for proxy in proxies])
 
     def predicted_as_fitted(self, proxies: Sequence[Proxy]) -> Predicted:
         """Return the predictions of the fitted profile [p]."""
-        return _as_one([self._of(proxy).fitted for proxy in proxies])
+        return _join([self._predict(proxy).fitted for proxy in proxies])
 
     def terms(self, proxies: Sequence[Proxy]) -> list[StepTerms]:
         """Return the error terms of the step of each proxy [p], under the fitted profile."""
-        return [self._of(proxy).terms for proxy in proxies]
+        return [self._predict(proxy).terms for proxy in proxies]
 
-    def _of(self, proxy: Proxy) -> _Told:
+    def _predict(self, proxy: Proxy) -> _ProxyPredictions:
         """Return the predictions of one proxy, computed once."""
-        if proxy not in self._told:
+        if proxy not in self._known:
             grid = ConfigGrid.from_configs([proxy.config])
-            setting, fitted = (_smaller(full, proxy) for full in (self.setting, self.fitted))
+            setting, fitted = (_proxy_setting(full, proxy) for full in (self.setting, self.fitted))
             cold = predict(setting, grid)
-            self._told[proxy] = _Told(
+            self._known[proxy] = _ProxyPredictions(
                 cold=cold,
                 fitted=cold if self.fitted is self.setting else predict(fitted, grid),
                 terms=step_terms(fitted.job, fitted.cluster, fitted.runtime, grid),
             )
-        return self._told[proxy]
+        return self._known[proxy]
 
 
 def evidence_with_proxies(evidence: Evidence, num_candidates: int) -> Evidence:
@@ -81,11 +81,11 @@ def evidence_with_proxies(evidence: Evidence, num_candidates: int) -> Evidence:
     )
 
 
-def _smaller(full: MeasuredSetting, proxy: Proxy) -> MeasuredSetting:
+def _proxy_setting(full: MeasuredSetting, proxy: Proxy) -> MeasuredSetting:
     """Return the setting of the proxy."""
     return replace(full, job=proxy.reduction.job(full.job), cluster=proxy.reduction.cluster(full.cluster))
 
 
-def _as_one(parts: Sequence[Predicted]) -> Predicted:
+def _join(parts: Sequence[Predicted]) -> Predicted:
     """Return predictions of single proxies as one table."""
     return together(parts, [np.array([at]) for at in range(len(parts))])

@@ -91,9 +91,9 @@ def proxy_of(
     space = space or SpaceOptions()
     rules = replace(space, allowed=(), opened=())
     for hosts in range(options.hosts, 0, -1):
-        for smaller in _degrees(config, hosts * setting.cluster.devices_per_host):
-            for layers in _layers(config, smaller, setting, options):
-                batch = smaller.dp * smaller.mbs * smaller.pp * _rounds(config, setting)
+        for smaller in _enumerate_degrees(config, hosts * setting.cluster.devices_per_host):
+            for layers in _enumerate_layers(config, smaller, setting, options):
+                batch = smaller.dp * smaller.mbs * smaller.pp * _num_rounds(config, setting)
                 reduction = Reduction(hosts=hosts, layers=layers, global_batch_size=batch)
                 found = Proxy(reduction=reduction, config=smaller)
                 if _is_valid(found, config, setting, rules) and probably_fits(found, setting, space):
@@ -101,7 +101,7 @@ def proxy_of(
     return None
 
 
-def _degrees(config: ParallelConfig, devices: int) -> Iterator[ParallelConfig]:
+def _enumerate_degrees(config: ParallelConfig, devices: int) -> Iterator[ParallelConfig]:
     """Enumerate configurations that fill the devices with fewer stages and replicas, the most telling first."""
     inner = config.tp * config.cp * config.up
     if devices % inner:
@@ -114,7 +114,9 @@ def _degrees(config: ParallelConfig, devices: int) -> Iterator[ParallelConfig]:
         yield replace(config, pp=pp, dp=dp, dp_shard=shards)
 
 
-def _layers(config: ParallelConfig, smaller: ParallelConfig, setting: Setting, options: ProxyOptions) -> Iterator[int]:
+def _enumerate_layers(
+    config: ParallelConfig, smaller: ParallelConfig, setting: Setting, options: ProxyOptions
+) -> Iterator[int]:
     """Enumerate numbers of layers to try, the largest first, each once."""
     model = setting.job.model
     if options.layers is not None:
@@ -126,7 +128,7 @@ def _layers(config: ParallelConfig, smaller: ParallelConfig, setting: Setting, o
     yield from (layers for layers in dict.fromkeys(sizes) if layers >= least_layers(model))
 
 
-def _rounds(config: ParallelConfig, setting: Setting) -> int:
+def _num_rounds(config: ParallelConfig, setting: Setting) -> int:
     """Return the number of micro-batches per stage."""
     num_micro_batches = setting.job.global_batch_size // (config.dp * config.mbs)
     return max(1, min(MAX_ROUNDS, round(num_micro_batches / config.pp)))

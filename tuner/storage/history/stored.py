@@ -128,17 +128,17 @@ class _Reader:
                 runs.append(
                     PastRun(
                         group=self.group(row.study),
-                        job=self.once(_job, row.job),
-                        cluster=self.once(_cluster, row.cluster),
+                        job=self.once(_parse_job, row.job),
+                        cluster=self.once(_parse_cluster, row.cluster),
                         runtime=row.runtime,
-                        facts=self.once(_facts, row.facts),
-                        config=self.once(_config, row.config),
+                        facts=self.once(_parse_facts, row.facts),
+                        config=self.once(_parse_config, row.config),
                         status=Status(row.status),
-                        step_time_s=_measured(row.step_time_s, float) if row.status == Status.OK else None,
-                        log_spread=_measured(row.log_spread, float) or 0.0,
-                        num_steps=_measured(row.num_steps, int) or 0,
-                        peak_memory_bytes=_measured(row.peak_memory_bytes, int),
-                        **_origin_and_clock(row.origin),
+                        step_time_s=_check_number(row.step_time_s, float) if row.status == Status.OK else None,
+                        log_spread=_check_number(row.log_spread, float) or 0.0,
+                        num_steps=_check_number(row.num_steps, int) or 0,
+                        peak_memory_bytes=_check_number(row.peak_memory_bytes, int),
+                        **_split_origin(row.origin),
                     )
                 )
             except _UNREADABLE_ROW:
@@ -170,8 +170,8 @@ class _Reader:
                     kind=kinds[kind],
                     phase=phases[phase],
                     shape=self.once(shape_of, shape),
-                    time_s=_measured(time_s, float) or 0.0,
-                    count=_measured(count, int) or 0,
+                    time_s=_check_number(time_s, float) or 0.0,
+                    count=_check_number(count, int) or 0,
                     name=name,
                 )
             except _UNREADABLE_ROW:
@@ -326,13 +326,13 @@ def _study_of(row: Sequence[Any]) -> str:
     return str(row[0])
 
 
-def _origin_and_clock(text: str) -> dict[str, Any]:
+def _split_origin(text: str) -> dict[str, Any]:
     """Return the parts that `tables.keep_run` joined: `measured`, or `measured:virtual` where that is the clock."""
     origin, _, clock = text.partition(":")
     return {"origin": origin, "clock": clock or "wall"}
 
 
-def _measured(value: Any, kind: type) -> Any:
+def _check_number(value: Any, kind: type) -> Any:
     """Return a number of a row, or None.
 
     Raises:
@@ -345,21 +345,21 @@ def _measured(value: Any, kind: type) -> Any:
     return kind(value)
 
 
-def _job(text: str) -> TrainingJob:
+def _parse_job(text: str) -> TrainingJob:
     """Parse a training job."""
     return _JOB.validate_json(text)
 
 
-def _cluster(text: str) -> Cluster:
+def _parse_cluster(text: str) -> Cluster:
     """Parse a cluster."""
     return _CLUSTER.validate_json(text)
 
 
-def _facts(text: str) -> tuple[Fact, ...]:
+def _parse_facts(text: str) -> tuple[Fact, ...]:
     """Parse the facts of a runtime."""
     return facts_of_profile(json.loads(text))
 
 
-def _config(text: str) -> ParallelConfig:
+def _parse_config(text: str) -> ParallelConfig:
     """Parse a configuration."""
     return ParallelConfig(**{name: value for name, value in json.loads(text).items() if name in _CONFIG_FIELDS})
