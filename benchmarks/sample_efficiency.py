@@ -44,14 +44,14 @@ from costmodels.calibration.fidelity import GROUP
 from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.job.runtime import find_runtime
 from hardware.io.errors import ConfigError, did_you_mean
-from tuner.search.acquisition import EXPLORERS
+from tuner.search.acquisition import ACQUISITION_FUNCTIONS
 
 SEARCHERS: dict[str, Callable[[Problem, int], AbstractSearcher]] = {
     "thompson": thompson,
     **PEERS,
     "random": uniform,
     "prior": prior,
-    **{f"thompson+{name}": partial(thompson, explorer=name) for name in EXPLORERS if name != "draws"},
+    **{f"thompson+{name}": partial(thompson, explorer=name) for name in ACQUISITION_FUNCTIONS if name != "draws"},
 }
 USUAL = tuple(name for name in SEARCHERS if "+" not in name)
 """Searchers that run unless others are named."""

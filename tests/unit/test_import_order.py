@@ -315,7 +315,7 @@ SOUND_HOUSE = {
     "costmodels/surrogates/surrogate.py": "from hardware.link import Link\nfrom costmodels.step import memory",
     "costmodels/sharding/frontends/torch/graph.py": "import torch",
     "trials/ray_executor.py": "import ray\nimport costmodels.surrogates.surrogate",
-    "tuner/__init__.py": "import importlib\ndef __getattr__(name):\n    from tuner.search.sampler import ThompsonSampler",
+    "tuner/__init__.py": "import importlib\ndef late():\n    from tuner.search.sampler import ThompsonSampler",
     "tuner/planners/planning.py": "from costmodels.surrogates import surrogate",
     "tuner/search/sampler.py": "import optuna\nfrom trials import ray_executor\nfrom tuner.planners import planning",
 }

@@ -29,9 +29,9 @@ from hardware.cluster import Cluster
 from hardware.dynamics import HostEvent, Interval, Trace, cluster_at
 from hardware.io.errors import ConfigError
 from tuner.replan.network import lost_hosts
-from tuner.search.observations import Evidence, evidence_of
+from tuner.search.observations import Observations, observations_of
 from tuner.search.parameters import params_of, values_of
-from tuner.search.prior import prior_belief, unheard
+from tuner.search.prior import ignore_progress, initial_posterior
 from tuner.space.enumeration import Space, build_space, launchable
 from tuner.storage.history import past_of
 from tuner.study_file.config import StudyConfig
@@ -264,7 +264,7 @@ def options_over(
     besides: Sequence[Setup],
     study: Study | None,
     *,
-    on_progress: Callable[[str], None] = unheard,
+    on_progress: Callable[[str], None] = ignore_progress,
 ) -> Options:
     """The setups that may run in some interval, and what is expected of them in each.
 
@@ -347,8 +347,8 @@ def _priced(
         estimate_memory(setting.job, cluster, setting.runtime, grid)
         for (_, cluster), grid in zip(scenes, grids, strict=True)
     ]
-    evidence = _evidence(trials, own_grid)
-    knows = bool(own) and (evidence.num_decisions > 0 or bool(config.history))
+    observations = _observations(trials, own_grid)
+    knows = bool(own) and (observations.num_decisions > 0 or bool(config.history))
     if not knows:
         return {
             scene: _figures(
@@ -372,7 +372,7 @@ def _priced(
         is_own = scenes[at] == (pricing.nominal, pricing.nominal)
         starts[at] = 0 if is_own else end
         end += 0 if is_own else len(grids[at])
-    trials_told = f"{evidence.num_decisions:,} trials correct the predictions"
+    trials_told = f"{observations.num_decisions:,} trials correct the predictions"
     on_progress(f"{trials_told} on {len(corrected):,} of {len(scenes):,} states of the cluster")
     changed = [at for at, start in starts.items() if start]
     same_as = np.arange(end)
@@ -380,18 +380,18 @@ def _priced(
         if scenes[at][0] == pricing.nominal:
             same_as[starts[at] : starts[at] + len(grids[at])] = np.arange(len(grids[at]))
     measured = config.measured_setting
-    belief = prior_belief(
+    posterior = initial_posterior(
         [(measured, np.arange(len(own)))],
         concatenate([own_grid, *(grids[at] for at in changed)]),
         past_of(config),
-        elsewhere=[
+        other_clusters=[
             (replace(measured, cluster=scenes[at][1]), np.arange(starts[at], starts[at] + len(grids[at])))
             for at in changed
         ],
         on_progress=on_progress,
     )
-    expected = belief.expected(evidence, same_as)
-    ran = np.isin(same_as, sorted(evidence.explored))
+    expected = posterior.expected(observations, same_as)
+    ran = np.isin(same_as, sorted(observations.explored))
     found = {}
     for at, (scene, memory) in enumerate(zip(scenes, memories, strict=True)):
         of = stands_for[at]
@@ -400,7 +400,7 @@ def _priced(
         can_run = ((expected.log_needed[rows] <= room) | ran[rows]) & ~expected.is_broken[rows]
         step_time_s = np.exp(expected.log_step_s[rows] + log_prior_s[at] - log_prior_s[of])
         found[scene] = _figures(scene[1], list(pool[scene[0]]), step_time_s, can_run, memory)
-    return found, evidence.num_decisions
+    return found, observations.num_decisions
 
 
 def _representatives(bases: Sequence[Cluster], values: Sequence[FloatArray]) -> list[int]:
@@ -429,13 +429,13 @@ def _distance(one: FloatArray, other: FloatArray) -> float:
     return float(np.max(np.abs(one - other), initial=0.0))
 
 
-def _evidence(trials: Sequence[FrozenTrial], grid: ConfigGrid) -> Evidence:
+def _observations(trials: Sequence[FrozenTrial], grid: ConfigGrid) -> Observations:
     """What the trials tell of the configurations of a grid."""
     positions = {
         tuple(params_of(dict(zip(grid.dimensions, key, strict=True))).values()): at
         for key, at in grid.positions().items()
     }
-    return evidence_of(
+    return observations_of(
         [(trial, trial.state, trial.values) for trial in trials],
         lambda params: positions.get(tuple(params.get(name) for name in grid.dimensions)),
     )

@@ -33,7 +33,7 @@ CLAIM_ATTEMPTS = 3
 """Number of attempts to take a claim that changes meanwhile; somebody who is quicker each time is driving."""
 
 
-def unheard(note: str) -> None:
+def ignore_note(note: str) -> None:
     """Do nothing, for callers who pass the notes to nobody."""
 
 
@@ -97,7 +97,7 @@ def claim(
     study_name: str,
     *,
     now_s: float,
-    on_note: Callable[[str], None] = unheard,
+    on_note: Callable[[str], None] = ignore_note,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Claim:
     """Make this process the study's driver; of several that ask at once, one gets the claim.

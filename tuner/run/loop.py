@@ -39,12 +39,12 @@ from tuner.answers.planned_candidates import LAYER_PLANS, as_stored, plan_layers
 from tuner.answers.reference import Reference, keep_baseline, reference_among, reference_of
 from tuner.run.driver import DRIVER, Claim, claim, interrupts_held, is_held
 from tuner.run.own_trials import DrivenStudy, OwnTrials
-from tuner.search.acquisition import EXPLORERS
+from tuner.search.acquisition import ACQUISITION_FUNCTIONS
 from tuner.search.constraints import MEMORY_ATTRIBUTE, memory_excess
 from tuner.search.observations import OBSERVATION, STATUS, observation_of
 from tuner.search.parameters import ASSIGNMENT
 from tuner.search.population import P_STAR
-from tuner.search.prior import OnProgress, prior_belief, unheard
+from tuner.search.prior import OnProgress, ignore_progress, initial_posterior
 from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
 from tuner.search.proxy.proxy_plan import ProxyPlan
 from tuner.search.proxy.proxy_trials import PROXY, Proxy
@@ -150,10 +150,6 @@ class RunResult:
     num_candidates: int
     warnings: tuple[str, ...]
     reference: Reference | None = None
-
-
-def ignore_progress(_: Progress) -> None:
-    """Do nothing, for callers of `run_study` who do not follow its progress."""
 
 
 def run_study(
@@ -354,7 +350,7 @@ def make_sampler(
     past: Past | None = None,
     *,
     stop_when_confident: bool = False,
-    on_note: OnProgress = unheard,
+    on_note: OnProgress = ignore_progress,
 ) -> ThompsonSampler:
     """Return the sampler that a study's options ask for, with what its history teaches.
 
@@ -371,8 +367,8 @@ def make_sampler(
     everywhere = np.arange(len(grid))
     return ThompsonSampler(
         grid,
-        prior_belief([(config.measured_setting, everywhere)], grid, past, on_progress=on_note),
-        explorer=EXPLORERS[config.search.explorer],
+        initial_posterior([(config.measured_setting, everywhere)], grid, past, on_progress=on_note),
+        acquisition=ACQUISITION_FUNCTIONS[config.search.explorer],
         draws=config.search.draws,
         confidence=config.search.confidence,
         tolerance=config.search.tolerance,
@@ -536,7 +532,7 @@ class _Run:
                 )
             else:
                 if PREDICTION not in trial.user_attrs:  # its driver, of an earlier version, died just then
-                    proxy = self.sampler.proxy_for(self.trials.evidence(but=trial.number), position)
+                    proxy = self.sampler.proxy_for(self.trials.observations(but=trial.number), position)
                     self.live[trial.number] = replace(self.live[trial.number], proxy=proxy)
                     with self.held.together():
                         for key, value in self._describe(position, proxy).items():
@@ -555,14 +551,14 @@ class _Run:
 
         The trial is written with its candidate and all its attributes at once: there are no halves of a trial.
         """
-        evidence = self.trials.evidence()
-        if self.sampler.waits(evidence):
+        observations = self.trials.observations()
+        if self.sampler.waits(observations):
             return None
         space = self.sampler.search_space
         params = self.sampler.sample_relative(self.study, create_trial(state=TrialState.RUNNING), space)
         position = self.sampler.position_of(params)
         assert position is not None, "the sampler names candidates only"
-        proxy = self.sampler.proxy_for(evidence, position)
+        proxy = self.sampler.proxy_for(observations, position)
         trial = create_trial(
             state=TrialState.RUNNING,
             params=params,
@@ -668,7 +664,7 @@ class _Run:
             seconds_left=self._seconds_left(elapsed_s),
             device_hours_left=self._device_hours_left(),
         )
-        return self.sampler.decide(self.trials.evidence(), budgets).reason
+        return self.sampler.decide(self.trials.observations(), budgets).reason
 
     def _seconds_left(self, elapsed_s: float) -> float | None:
         """Return the rest of the budget of wall time [s]; None without a budget."""

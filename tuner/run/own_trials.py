@@ -15,7 +15,7 @@ from typing import Any
 from optuna import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from tuner.search.observations import Evidence
+from tuner.search.observations import Observations
 from tuner.search.population import P_STAR
 from tuner.search.pruning import best_among
 from tuner.search.sampler import ThompsonSampler
@@ -37,8 +37,8 @@ class OwnTrials:
         self._known = {trial.number: _copy_trial(trial) for trial in sorted(trials, key=lambda trial: trial.number)}
         self._running = {number: trial for number, trial in self._known.items() if not trial.state.is_finished()}
         self._records: dict[int, TrialRecord] = {}
-        self._evidence: Evidence | None = None
-        self.evidence()
+        self._observations: Observations | None = None
+        self.observations()
         for number in self._known.keys() - self._running.keys():
             self._remember(number)
         self._records = dict(sorted(self._records.items()))
@@ -51,13 +51,13 @@ class OwnTrials:
         """Return a trial; an ended trial is without most of its attributes."""
         return self._known[number]
 
-    def evidence(self, *, but: int | None = None) -> Evidence:
+    def observations(self, *, but: int | None = None) -> Observations:
         """Return the observations of the trials, without those of the trial `but`."""
         if but is not None:
-            return self._sampler.evidence([trial for number, trial in self._known.items() if number != but])
-        if self._evidence is None:
-            self._evidence = self._sampler.evidence(list(self._known.values()))
-        return self._evidence
+            return self._sampler.observations([trial for number, trial in self._known.items() if number != but])
+        if self._observations is None:
+            self._observations = self._sampler.observations(list(self._known.values()))
+        return self._observations
 
     @property
     def all(self) -> list[FrozenTrial]:
@@ -103,7 +103,7 @@ class OwnTrials:
     def begin(self, trial: FrozenTrial) -> None:
         """Take a trial that was asked for, under its number."""
         self._known[trial.number] = self._running[trial.number] = trial
-        self._evidence = None
+        self._observations = None
 
     def end(self, number: int, state: TrialState, values: Sequence[float] | None, p_star: float) -> None:
         """Take the end of a running trial, of which all is written.
@@ -117,8 +117,8 @@ class OwnTrials:
         trial = self._running.pop(number)
         trial.values, trial.state = values, state
         trial.user_attrs[P_STAR] = p_star
-        self._evidence = None
-        self.evidence()  # before most of its attributes are dropped
+        self._observations = None
+        self.observations()  # before most of its attributes are dropped
         if state == TrialState.COMPLETE:
             self._best_trial = best_among([trial, *([self._best_trial] if self._best_trial else [])])
         record = self._remember(number)
@@ -132,7 +132,7 @@ class OwnTrials:
 
     def _remember(self, number: int) -> TrialRecord | None:
         """Keep the record of a trial that has ended, and drop its long attributes."""
-        assert self._evidence is not None, "what is dropped here has told what it tells"
+        assert self._observations is not None, "what is dropped here has told what it tells"
         trial = self._known[number]
         record = _shorten(trial) if self.has_candidate(trial) else None
         trial.user_attrs = {}

@@ -53,7 +53,7 @@ class Outlook:
         return named[np.isfinite(drawn[np.arange(len(drawn)), named])]
 
 
-class AbstractExplorer(ABC):
+class AbstractAcquisition(ABC):
     """Acquisition function, which chooses the next candidate.
 
     The tests of the contract stand in tests/unit/tuner/search/test_acquisition.py.
@@ -90,7 +90,7 @@ class AbstractExplorer(ABC):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class UnexploredDraws(AbstractExplorer):
+class UnexploredDraws(AbstractAcquisition):
     """Uniform choice over the draws whose fastest candidate is open (FlexParallel 3.2); the default.
 
     Candidates are chosen in proportion to their probability of being the best, and explored ones are passed over. If
@@ -106,7 +106,7 @@ class UnexploredDraws(AbstractExplorer):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlainThompson(AbstractExplorer):
+class PlainThompson(AbstractAcquisition):
     """Choice of one draw's fastest open candidate (Russo et al. 2018; FlexParallel equation 4).
 
     The textbook's sampler runs the draw's argmin even if it was tried before, which earns reward and teaches little. A
@@ -119,7 +119,7 @@ class PlainThompson(AbstractExplorer):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ConfidenceBound(AbstractExplorer):
+class ConfidenceBound(AbstractAcquisition):
     """Choice of the lowest mean - beta * standard deviation over the draws (FlexParallel equation 3; Auer 2002).
 
     The bound is taken on the logarithm, where draws are close to normal: it is then a quantile, and never a negative
@@ -144,7 +144,7 @@ class ConfidenceBound(AbstractExplorer):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ImprovementPerSecond(AbstractExplorer):
+class ImprovementPerSecond(AbstractAcquisition):
     """Choice of the largest expected improvement per second of trial (Snoek et al. 2012, section 3.2).
 
     The improvement over the fastest measured step is averaged over the draws, without the normal distribution of the
@@ -164,7 +164,7 @@ class ImprovementPerSecond(AbstractExplorer):
         return best if per_second[best] > 0 else int(rng.choice(outlook.fastest_allowed()))
 
 
-EXPLORERS: Mapping[str, AbstractExplorer] = MappingProxyType(
+ACQUISITION_FUNCTIONS: Mapping[str, AbstractAcquisition] = MappingProxyType(
     {
         "draws": UnexploredDraws(),
         "thompson": PlainThompson(),

@@ -39,4 +39,4 @@ def memory_excess(observation: Observation, capacity_bytes: float) -> float | No
 
 def exceeds_memory(trial: FrozenTrial) -> bool:
     """Return whether a trial's constraint says that it does not fit into memory."""
-    return trial.system_attrs.get(MEMORY_ATTRIBUTE, 0.0) > 0
+    return bool(trial.system_attrs.get(MEMORY_ATTRIBUTE, 0.0) > 0)

@@ -46,7 +46,7 @@ Ending = tuple[FrozenTrial, TrialState, Sequence[float] | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SeenProxy:
+class ProxyObservations:
     """Observations of one proxy job, from all its trials.
 
     Attributes:
@@ -71,7 +71,7 @@ class SeenProxy:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Evidence:
+class Observations:
     """Observations of the candidates of a study.
 
     Observations of a proxy settle nothing about its candidate, and stand in `proxies` alone.
@@ -110,7 +110,7 @@ class Evidence:
     pending: frozenset[int]
     samples: tuple[OperatorSample, ...]
     num_decisions: int
-    proxies: tuple[SeenProxy, ...] = ()
+    proxies: tuple[ProxyObservations, ...] = ()
     proxies_pending: frozenset[int] = frozenset()
     num_proxies: int = 0
 
@@ -149,7 +149,7 @@ class Evidence:
         return self.explored | self.impossible | self.pending
 
 
-class EvidenceLog:
+class ObservationLog:
     """Reader of the trials of one study, which parses each trial that has ended once.
 
     Args:
@@ -159,14 +159,14 @@ class EvidenceLog:
     def __init__(self, position_of: Callable[[Mapping[str, Any]], int | None]) -> None:
         self._position_of = position_of
         self._parsed: dict[int, tuple[FrozenTrial, _Entry | None]] = {}
-        self._latest: tuple[list[_Entry], Evidence] | None = None
+        self._latest: tuple[list[_Entry], Observations] | None = None
 
-    def evidence(
+    def observations(
         self,
         trials: Sequence[FrozenTrial],
         finishing: Ending | None = None,
         chosen: Mapping[int, int] = MappingProxyType({}),
-    ) -> Evidence:
+    ) -> Observations:
         """Return what trials tell of the candidates.
 
         Args:
@@ -195,7 +195,7 @@ class EvidenceLog:
         return entry
 
 
-def evidence_of(endings: Sequence[Ending], position_of: Callable[[Mapping[str, Any]], int | None]) -> Evidence:
+def observations_of(endings: Sequence[Ending], position_of: Callable[[Mapping[str, Any]], int | None]) -> Observations:
     """Return the observations of some trials.
 
     Args:
@@ -205,7 +205,7 @@ def evidence_of(endings: Sequence[Ending], position_of: Callable[[Mapping[str, A
     return _combine([entry for entry in (_parse_trial(ending, position_of) for ending in endings) if entry])
 
 
-def _combine(own: list[_Entry]) -> Evidence:
+def _combine(own: list[_Entry]) -> Observations:
     """Return the observations of trials that have a candidate; forget operator times that are not used."""
     own.sort(key=lambda entry: entry.number)
     whole = [entry for entry in own if entry.proxy is None]
@@ -221,7 +221,7 @@ def _combine(own: list[_Entry]) -> Evidence:
     misfits = frozenset(entry.position for entry in whole if entry.status is Status.OUT_OF_MEMORY) - explored
     crashed = frozenset(entry.position for entry in whole if entry.status is Status.CRASHED) - explored - misfits
     limits_s = _bound_cut_trials((entry.position, entry) for entry in whole)
-    return Evidence(
+    return Observations(
         measured=np.array(list(seen), dtype=np.int64),
         log_step_s=np.array([log_step_s for log_step_s, _ in steps]),
         variance=np.array([variance for _, variance in steps]),
@@ -376,7 +376,7 @@ def _average_trials(entries: Sequence[_Entry]) -> tuple[float, float]:
     return statistics.mean(logs), max(explained, statistics.variance(logs)) / len(logs)
 
 
-def _gather_proxies(entries: Sequence[_Entry]) -> tuple[SeenProxy, ...]:
+def _gather_proxies(entries: Sequence[_Entry]) -> tuple[ProxyObservations, ...]:
     """Return the observations of proxies, without those that say nothing of their candidate."""
     limits_s = _bound_cut_trials((entry.proxy, entry) for entry in entries)
     telling: dict[Proxy, list[_Entry]] = {}
@@ -389,7 +389,7 @@ def _gather_proxies(entries: Sequence[_Entry]) -> tuple[SeenProxy, ...]:
         log_step_s, variance = _average_trials(timed) if timed else (None, math.nan)
         statuses = {entry.status for entry in own}
         found.append(
-            SeenProxy(
+            ProxyObservations(
                 proxy=proxy,
                 positions=tuple(dict.fromkeys(entry.position for entry in own)),
                 log_step_s=log_step_s,

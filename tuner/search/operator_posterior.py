@@ -51,20 +51,20 @@ kinds, the constant's own error is no longer left to explain."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class OperatorBelief:
+class OperatorPosterior:
     """Operators of all candidates, and measured times of some.
 
     Attributes:
         terms_of: Function that takes the candidates' steps apart; called once, and only if there is a measured time.
         past: Errors of operators that training steps measured before the study.
         alone: Errors of isolated operators.
-        elsewhere_of: Functions for candidates on other clusters, which stand behind those of the study's own.
+        other_clusters_of: Functions for candidates on other clusters, which stand behind those of the study's own.
     """
 
     terms_of: Callable[[], StepTerms]
     past: tuple[OperatorErrors, ...] = ()
     alone: tuple[OperatorErrors, ...] = ()
-    elsewhere_of: tuple[Callable[[], StepTerms], ...] = ()
+    other_clusters_of: tuple[Callable[[], StepTerms], ...] = ()
 
     @cached_property
     def terms(self) -> StepTerms:
@@ -72,9 +72,9 @@ class OperatorBelief:
         return self.terms_of()
 
     @cached_property
-    def elsewhere(self) -> tuple[StepTerms, ...]:
+    def other_clusters(self) -> tuple[StepTerms, ...]:
         """Error terms of the steps on other clusters."""
-        return tuple(terms_of() for terms_of in self.elsewhere_of)
+        return tuple(terms_of() for terms_of in self.other_clusters_of)
 
     @cached_property
     def predicted_s(self) -> Mapping[Key, float]:
@@ -111,7 +111,7 @@ class OperatorBelief:
             for constant, kinds in TOLD_BY.items()
             if all(surrogate.knows(kind, phase) for kind, phase in used if kind in kinds)
         )
-        return compose(self.terms, surrogate, num_draws, rng, aside=(*self.elsewhere, *aside)), told
+        return compose(self.terms, surrogate, num_draws, rng, aside=(*self.other_clusters, *aside)), told
 
     def _predicted_s(self, aside: Sequence[StepTerms]) -> Mapping[Key, float]:
         """Return the predicted time of every operator of the candidates and of the configurations aside [s]."""

@@ -24,11 +24,11 @@ from costmodels.surrogates.predicted import Predicted, together
 from costmodels.surrogates.surrogate import Hypothesis, Seen, Surrogate, after
 from hardware.arrays import FloatArray, IntArray
 from tuner.search.failures import Lesson
-from tuner.search.observations import Evidence
-from tuner.search.operator_posterior import OperatorBelief
-from tuner.search.proxy.proxy_posterior import ProxyBelief, evidence_with_proxies
+from tuner.search.observations import Observations
+from tuner.search.operator_posterior import OperatorPosterior
+from tuner.search.proxy.proxy_posterior import ProxyPosterior, observations_with_proxies
 from tuner.search.proxy.proxy_trials import Proxy
-from tuner.search.subset import most_telling
+from tuner.search.subset import select_subset
 
 PEAK_VARIANCE = 0.01**2
 """Variance of the logarithm of a peak as a measurement."""
@@ -66,7 +66,7 @@ class Expected:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Belief:
+class Posterior:
     """Posterior of a study's candidates, as a function of its observations.
 
     Attributes:
@@ -83,24 +83,24 @@ class Belief:
     kinds: Kinds
     steps: tuple[Hypothesis, ...]
     memory: tuple[Hypothesis, ...]
-    operators: OperatorBelief | None = None
-    proxies: ProxyBelief | None = None
+    operators: OperatorPosterior | None = None
+    proxies: ProxyPosterior | None = None
     aside: tuple[Proxy, ...] = ()
 
-    def with_proxies(self, evidence: Evidence) -> tuple[Belief, Evidence]:
+    def with_proxies(self, observations: Observations) -> tuple[Posterior, Observations]:
         """Return the posterior and observations with each tried proxy as one more candidate [n + p].
 
         Nobody chooses these. A proxy is of the kinds of its candidate, and teaches of the others by the surrogates
         alone.
         """
         assert self.proxies is not None, "proxies are predicted where they can be tried"
-        tried = tuple(seen.proxy for seen in evidence.proxies)
-        twins = tuple(seen.positions for seen in evidence.proxies)
+        tried = tuple(seen.proxy for seen in observations.proxies)
+        twins = tuple(seen.positions for seen in observations.proxies)
         predicted = self.proxies.predicted(tried)
         # hypotheses of the fitted profile take its own predictions of the proxies
         told = {False: (predicted, twins), True: (self.proxies.predicted_as_fitted(tried), twins)}
         count = len(self.predicted)
-        holds = self.kinds.holds[[seen.positions[0] for seen in evidence.proxies]]
+        holds = self.kinds.holds[[seen.positions[0] for seen in observations.proxies]]
         wider = replace(
             self,
             predicted=together([self.predicted, predicted], [np.arange(count), np.arange(count, count + len(tried))]),
@@ -109,68 +109,68 @@ class Belief:
             memory=tuple(one for each in self.memory for one in each.with_aside(*told[each.past is not None])),
             aside=tried,
         )
-        return wider, evidence_with_proxies(evidence, count)
+        return wider, observations_with_proxies(observations, count)
 
-    def draw(self, evidence: Evidence, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32]:
+    def draw(self, observations: Observations, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32]:
         """Return joint draws of the log step time [M, n]; infinite where a candidate cannot run."""
-        if evidence.proxies:
-            wider, seen = self.with_proxies(evidence)
+        if observations.proxies:
+            wider, seen = self.with_proxies(observations)
             drawn = wider.draw(seen, num_draws, rng)
-            for candidate, at in evidence.crashed_by_proxy.items():
+            for candidate, at in observations.crashed_by_proxy.items():
                 # a crash of the proxy is one of its candidate, unless the proxy's memory ran out
                 crashes = rng.random(num_draws) > wider.misfit_probability(seen, len(self.predicted) + at)
                 drawn[crashes, candidate] = np.inf
             return drawn[:, : len(self.predicted)]
-        told = self._select_subset(evidence)
-        drawn = self._draw_steps(evidence, told, num_draws, rng)
+        told = self._select_subset(observations)
+        drawn = self._draw_steps(observations, told, num_draws, rng)
         fails = self._draw_failures(told, num_draws, rng)
         # trials say for certain what surrogates can only make probable
-        fails[:, sorted(evidence.explored)] = False
-        fails[:, sorted(evidence.impossible)] = True
+        fails[:, sorted(observations.explored)] = False
+        fails[:, sorted(observations.impossible)] = True
         drawn[fails] = np.inf
         return drawn
 
-    def draw_steps(self, evidence: Evidence, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32]:
+    def draw_steps(self, observations: Observations, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32]:
         """Return joint draws of the log step time if every candidate could run [M, n]; without proxies."""
-        return self._draw_steps(evidence, self._select_subset(evidence), num_draws, rng)
+        return self._draw_steps(observations, self._select_subset(observations), num_draws, rng)
 
     def _draw_steps(
-        self, evidence: Evidence, told: Evidence, num_draws: int, rng: np.random.Generator
+        self, observations: Observations, told: Observations, num_draws: int, rng: np.random.Generator
     ) -> NDArray[np.float32]:
         """Return joint draws of the log step time if every candidate could run [M, n].
 
         Args:
-            evidence: All observations.
+            observations: All observations.
             told: Observations that the surrogates learn from.
             num_draws: Number M of draws.
             rng: Source of the draws.
         """
         steps, beside = self._fit_steps(told, num_draws, rng)
         drawn = steps.draw(num_draws, rng, beside=beside)
-        if told is not evidence:  # what was measured is known, whatever the surrogates saw of it
-            rest = ~np.isin(evidence.measured, told.measured)
-            noise = rng.standard_normal((num_draws, int(rest.sum()))) * np.sqrt(evidence.variance[rest])
-            drawn[:, evidence.measured[rest]] = evidence.log_step_s[rest] + noise
+        if told is not observations:  # what was measured is known, whatever the surrogates saw of it
+            rest = ~np.isin(observations.measured, told.measured)
+            noise = rng.standard_normal((num_draws, int(rest.sum()))) * np.sqrt(observations.variance[rest])
+            drawn[:, observations.measured[rest]] = observations.log_step_s[rest] + noise
         # the surrogate softens a limit of time; no draw may be faster than it
-        limited = np.array(list(evidence.limits_s), dtype=np.int64)
+        limited = np.array(list(observations.limits_s), dtype=np.int64)
         if len(limited):
-            drawn[:, limited] = np.maximum(drawn[:, limited], np.log(list(evidence.limits_s.values())))
+            drawn[:, limited] = np.maximum(drawn[:, limited], np.log(list(observations.limits_s.values())))
         return drawn
 
-    def _select_subset(self, evidence: Evidence) -> Evidence:
+    def _select_subset(self, observations: Observations) -> Observations:
         """Return the subset of the observations that the surrogates learn from."""
-        return most_telling(evidence, self.steps[0].points.features)
+        return select_subset(observations, self.steps[0].points.features)
 
-    def expected(self, evidence: Evidence, same_as: IntArray) -> Expected:
+    def expected(self, observations: Observations, same_as: IntArray) -> Expected:
         """Return the expected values of every candidate, as one number each.
 
         Args:
-            evidence: Observations of the trials.
+            observations: Observations of the trials.
             same_as: For each candidate the one, itself or another, whose trial ran its configuration [n].
         """
         count = len(self.predicted)
-        if evidence.proxies:
-            wider, seen = self.with_proxies(evidence)
+        if observations.proxies:
+            wider, seen = self.with_proxies(observations)
             behind = np.arange(count, len(wider.predicted))
             found = wider.expected(seen, np.concatenate([same_as, behind]))
             return Expected(
@@ -178,16 +178,16 @@ class Belief:
                 log_needed=found.log_needed[:count],
                 is_broken=found.is_broken[:count],
             )
-        told = self._select_subset(evidence)
+        told = self._select_subset(observations)
         place = np.full(count, -1, dtype=np.int64)
         place[told.measured] = np.arange(len(told.measured))
         # the draws of the operators are not looked at, only their mean
         steps, _ = self._fit_steps(told, FEWEST_DRAWS, np.random.default_rng(0))
         log_step_s = steps.expected(place[same_as])
         # candidates that the subset leaves out are measured all the same
-        if told is not evidence:
+        if told is not observations:
             measured_s = np.full(count, np.nan)
-            measured_s[evidence.measured] = evidence.log_step_s
+            measured_s[observations.measured] = observations.log_step_s
             rest = (same_as >= 0) & (place[same_as] < 0) & np.isfinite(measured_s[same_as])
             log_step_s[rest] = measured_s[same_as[rest]]
         everywhere = np.arange(count)
@@ -204,21 +204,21 @@ class Belief:
             found_broken = self._fit_crashes(told, misfit_probability).broken_probability()
             broken = [self.kinds.names.index(name) for name, chance in found_broken.items() if chance > TELLING]
             is_broken |= self.kinds.holds[:, broken].any(axis=1)
-        is_broken[np.isin(same_as, sorted(evidence.explored))] = False
-        is_broken[np.isin(same_as, sorted(evidence.impossible))] = True
+        is_broken[np.isin(same_as, sorted(observations.explored))] = False
+        is_broken[np.isin(same_as, sorted(observations.impossible))] = True
         return Expected(log_step_s=log_step_s, log_needed=log_needed, is_broken=is_broken)
 
     def _fit_steps(
-        self, evidence: Evidence, num_draws: int, rng: np.random.Generator
+        self, observations: Observations, num_draws: int, rng: np.random.Generator
     ) -> tuple[Surrogate, list[NDArray[np.float32] | None]]:
         """Return the surrogate of the step times after the trials, and the deviation of each hypothesis' operators."""
-        limited = np.array(list(evidence.limits_s), dtype=np.int64)
+        limited = np.array(list(observations.limits_s), dtype=np.int64)
         seen = Seen(
-            measured=evidence.measured,
-            log_value=evidence.log_step_s,
-            variance=evidence.variance,
+            measured=observations.measured,
+            log_value=observations.log_step_s,
+            variance=observations.variance,
             bounded=limited,
-            log_edge=np.log(list(evidence.limits_s.values())),
+            log_edge=np.log(list(observations.limits_s.values())),
             side=np.ones(len(limited)),
             mishap=np.full(len(limited), SLOW_MISHAP),
         )
@@ -228,7 +228,7 @@ class Belief:
         composed = None
         if self.operators:
             aside = self.proxies.terms(self.aside) if self.proxies else []
-            composed = self.operators.compose(evidence.samples, num_draws, rng, aside=aside)
+            composed = self.operators.compose(observations.samples, num_draws, rng, aside=aside)
         if composed is not None:
             composition, told = composed
             columns = [list(CONSTANTS).index(name) for name in told]
@@ -240,29 +240,31 @@ class Belief:
                     beside[at] = composition.deviation
         return after(tuple(hypotheses), seen), beside
 
-    def _draw_failures(self, evidence: Evidence, num_draws: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    def _draw_failures(self, observations: Observations, num_draws: int, rng: np.random.Generator) -> NDArray[np.bool_]:
         """Draw which candidates do not fit or crash [M, n]."""
         log_capacity = np.log(self.predicted.capacity_bytes)
-        crashed = np.array(sorted(evidence.crashed), dtype=np.int64)
+        crashed = np.array(sorted(observations.crashed), dtype=np.int64)
         fails = np.zeros((num_draws, len(self.predicted)), dtype=np.bool_)
         misfit_probability = np.zeros(len(crashed))
         if self.memory:
-            memory = self._fit_memory(evidence)
+            memory = self._fit_memory(observations)
             # a drawn need above the capacity is a misfit in that world
             fails |= memory.draw(num_draws, rng) > log_capacity.astype(np.float32)
             misfit_probability = memory.probability_above(log_capacity[crashed], crashed)
         if len(crashed):
-            fails |= self._fit_crashes(evidence, misfit_probability).draw(num_draws, rng)
+            fails |= self._fit_crashes(observations, misfit_probability).draw(num_draws, rng)
         return fails
 
-    def _fit_memory(self, evidence: Evidence) -> Surrogate:
+    def _fit_memory(self, observations: Observations) -> Surrogate:
         """Return the surrogate of the needed memory after the trials."""
         predicted = self.predicted
-        peaks = np.array(list(evidence.peaks_bytes), dtype=np.int64)
-        ratio = np.array(list(evidence.peaks_bytes.values())) / predicted.peak_bytes[peaks]
+        peaks = np.array(list(observations.peaks_bytes), dtype=np.int64)
+        ratio = np.array(list(observations.peaks_bytes.values())) / predicted.peak_bytes[peaks]
         # a candidate that ran without a known peak needs less than the capacity, and one that failed more
-        ran = np.array(sorted(set(evidence.measured.tolist()) - set(evidence.peaks_bytes)), dtype=np.int64)
-        misfits, crashed = (np.array(sorted(which), dtype=np.int64) for which in (evidence.misfits, evidence.crashed))
+        ran = np.array(sorted(set(observations.measured.tolist()) - set(observations.peaks_bytes)), dtype=np.int64)
+        misfits, crashed = (
+            np.array(sorted(which), dtype=np.int64) for which in (observations.misfits, observations.crashed)
+        )
         bounded = np.concatenate([ran, misfits, crashed])
         sizes = [len(ran), len(misfits), len(crashed)]
         return after(
@@ -278,36 +280,36 @@ class Belief:
             ),
         )
 
-    def misfit_probability(self, evidence: Evidence, crashed: int) -> float:
+    def misfit_probability(self, observations: Observations, crashed: int) -> float:
         """Return the probability that a crashed candidate, no kind of which is broken, ran out of memory unnoticed."""
         if not self.memory:
             return 0.0
         at = np.array([crashed])
         misfit = float(
-            self._fit_memory(self._select_subset(evidence)).probability_above(
+            self._fit_memory(self._select_subset(observations)).probability_above(
                 np.log(self.predicted.capacity_bytes[at]), at
             )[0]
         )
         # Bayes: without a broken kind, a crash is a misfit or one of the candidate's own
         return misfit / (misfit + (1 - misfit) * OWN_CRASH)
 
-    def _fit_crashes(self, evidence: Evidence, misfit_probability: FloatArray) -> CrashSurrogate:
+    def _fit_crashes(self, observations: Observations, misfit_probability: FloatArray) -> CrashSurrogate:
         """Return the surrogate of crashes after the trials."""
-        crashed = np.array(sorted(evidence.crashed), dtype=np.int64)
+        crashed = np.array(sorted(observations.crashed), dtype=np.int64)
         # one that reached its limit before a step ended may not have run at all
-        return crash_surrogate(self.kinds, evidence.measured, crashed, misfit_probability)
+        return crash_surrogate(self.kinds, observations.measured, crashed, misfit_probability)
 
-    def lessons(self, evidence: Evidence) -> tuple[Lesson, ...]:
+    def lessons(self, observations: Observations) -> tuple[Lesson, ...]:
         """Return sentences on the failures of the trials."""
-        if evidence.proxies:
-            wider, seen = self.with_proxies(evidence)
+        if observations.proxies:
+            wider, seen = self.with_proxies(observations)
             return wider.lessons(seen)
         lessons = []
         log_capacity = np.log(self.predicted.capacity_bytes)
-        told = self._select_subset(evidence)
+        told = self._select_subset(observations)
         crashed = np.array(sorted(told.crashed), dtype=np.int64)
         misfit_probability = np.zeros(len(crashed))
-        if self.memory and (evidence.misfits or len(crashed)):
+        if self.memory and (observations.misfits or len(crashed)):
             memory = self._fit_memory(told)
             before = after(self.memory, NOTHING_SEEN)
             everywhere = np.arange(len(log_capacity))
@@ -315,42 +317,42 @@ class Belief:
             misfit_probability = probability[crashed]
             # candidates that fitted probably before any trial, and do not any more
             newly = (probability > TELLING) & (before.probability_above(log_capacity, everywhere) <= TELLING)
-            newly[sorted(evidence.explored | evidence.impossible)] = False
-            if evidence.misfits:
+            newly[sorted(observations.explored | observations.impossible)] = False
+            if observations.misfits:
                 factor = float(
                     np.exp(np.median(memory.mean_and_deviation(everywhere)[0] - np.log(self.predicted.needed_bytes)))
                 )
                 lessons.append(
                     Lesson(
                         kind="memory",
-                        text=f"{_count_in_words(len(evidence.misfits), 'trial')} ran out of memory; candidates need "
-                        f"{factor:.2f} times the predicted memory in the median, and "
+                        text=f"{_count_in_words(len(observations.misfits), 'trial')} ran out of memory; candidates "
+                        f"need {factor:.2f} times the predicted memory in the median, and "
                         f"{_count_in_words(int(newly.sum()), 'more candidate')} probably won't fit.",
                     )
                 )
         if len(crashed):
             found = self._fit_crashes(told, misfit_probability).broken_probability()
             lessons += [
-                Lesson(kind="crash", text=self._explain_broken_kind(name, probability, evidence))
+                Lesson(kind="crash", text=self._explain_broken_kind(name, probability, observations))
                 for name, probability in found.items()
                 if probability > TELLING
             ]
-        if evidence.limits_s:
-            slowest_s = max(evidence.limits_s.values())
+        if observations.limits_s:
+            slowest_s = max(observations.limits_s.values())
             lessons.append(
                 Lesson(
                     kind="timeout",
-                    text=f"{_count_in_words(len(evidence.limits_s), 'trial')} reached the limit of time before a step "
-                    f"ended; their steps take more than up to {slowest_s:.3g} s.",
+                    text=f"{_count_in_words(len(observations.limits_s), 'trial')} reached the limit of time before a "
+                    f"step ended; their steps take more than up to {slowest_s:.3g} s.",
                 )
             )
         return tuple(lessons)
 
-    def _explain_broken_kind(self, name: str, probability: float, evidence: Evidence) -> str:
+    def _explain_broken_kind(self, name: str, probability: float, observations: Observations) -> str:
         """Return one sentence on a kind that is probably broken."""
         holds = self.kinds.holds[:, self.kinds.names.index(name)]
-        tried = sorted(evidence.explored | evidence.crashed)
-        num_crashed = int(holds[sorted(evidence.crashed)].sum())
+        tried = sorted(observations.explored | observations.crashed)
+        num_crashed = int(holds[sorted(observations.crashed)].sum())
         num_held = int(holds[: len(holds) - len(self.aside)].sum())
         return (
             f"{name} crashed in {num_crashed} of {_count_in_words(int(holds[tried].sum()), 'trial')}: with probability "
@@ -371,14 +373,14 @@ NOTHING_SEEN = Seen(
 """Observations of no trial."""
 
 
-def belief_of(
+def posterior_of(
     predicted: Predicted,
     grid: ConfigGrid,
     *,
     experience: Experience | None = None,
-    operators: OperatorBelief | None = None,
-    proxies: ProxyBelief | None = None,
-) -> Belief:
+    operators: OperatorPosterior | None = None,
+    proxies: ProxyPosterior | None = None,
+) -> Posterior:
     """Return the posterior of candidates, which is their prior before any trial.
 
     Args:
@@ -389,7 +391,7 @@ def belief_of(
             runtime's.
         proxies: Predictions of proxies, by both profiles.
     """
-    return Belief(
+    return Posterior(
         predicted=predicted,
         kinds=kinds_of(grid),
         steps=step_hypotheses(predicted, experience),

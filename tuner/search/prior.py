@@ -27,9 +27,9 @@ from hardware.arrays import IntArray
 from hardware.cluster import Cluster
 from trials.backend import Status
 from tuner.search.earlier_runs import Past, PastRun, PastSample
-from tuner.search.operator_posterior import Key, OperatorBelief, errors_of, lone_errors, predicted_times
-from tuner.search.posterior import Belief, belief_of
-from tuner.search.proxy.proxy_posterior import ProxyBelief
+from tuner.search.operator_posterior import Key, OperatorPosterior, errors_of, lone_errors, predicted_times
+from tuner.search.posterior import Posterior, posterior_of
+from tuner.search.proxy.proxy_posterior import ProxyPosterior
 
 Part = tuple[MeasuredSetting, IntArray]
 """Setting, and the positions of the candidates that are predicted under it."""
@@ -37,7 +37,7 @@ Part = tuple[MeasuredSetting, IntArray]
 OnProgress = Callable[[str], None]
 
 
-def unheard(_: str) -> None:
+def ignore_progress(_: object) -> None:
     """Do nothing, for callers who do not follow the progress."""
 
 
@@ -75,44 +75,48 @@ class Learned:
     trust: float
 
 
-def prior_belief(
+def initial_posterior(
     parts: Sequence[Part],
     grid: ConfigGrid,
     past: Past | None = None,
     *,
-    elsewhere: Sequence[Part] = (),
-    on_progress: OnProgress = unheard,
-) -> Belief:
+    other_clusters: Sequence[Part] = (),
+    on_progress: OnProgress = ignore_progress,
+) -> Posterior:
     """Return the posterior of candidates before any trial of the study.
 
     Args:
         parts: Settings of the candidates; a study has one, published sweeps now and then more.
         grid: Grid of the candidates.
         past: History of the study.
-        elsewhere: Candidates on other clusters, where no trial runs. They stand behind all others in this order, and
-            trials on the study's own cluster teach of them too.
+        other_clusters: Candidates on other clusters, where no trial runs. They stand behind all others in this order,
+            and trials on the study's own cluster teach of them too.
         on_progress: Function that is called with a line of text before a step that takes seconds.
     """
     learned = learn(past, parts[0][0], on_progress=on_progress) if past else None
     experience = None
-    every = [*parts, *elsewhere]
+    every = [*parts, *other_clusters]
     if learned:
         fitted = [(under(setting, learned.runtime), at) for setting, at in every]
         experience = Experience(predicted=_predict_parts(fitted, grid), groups=learned.groups, trust=learned.trust)
     operators, proxies = None, None
     if len(parts) == 1 and len(parts[0][0].cluster.devices) == 1:
         setting = under(parts[0][0], learned.runtime) if learned else parts[0][0]
-        proxies = ProxyBelief(setting=parts[0][0], fitted=setting)
+        proxies = ProxyPosterior(setting=parts[0][0], fitted=setting)
         terms_of = partial(step_terms, setting.job, runtime=setting.runtime)
-        operators = OperatorBelief(
-            terms_of=partial(terms_of, cluster=setting.cluster, grid=grid.take(parts[0][1]) if elsewhere else grid),
+        operators = OperatorPosterior(
+            terms_of=partial(
+                terms_of, cluster=setting.cluster, grid=grid.take(parts[0][1]) if other_clusters else grid
+            ),
             past=learned.operators if learned else (),
             alone=lone_errors(past.alone, parts[0][0], is_absorbed=bool(learned and learned.trust == TRUST))
             if past
             else (),
-            elsewhere_of=tuple(partial(terms_of, cluster=other.cluster, grid=grid.take(at)) for other, at in elsewhere),
+            other_clusters_of=tuple(
+                partial(terms_of, cluster=other.cluster, grid=grid.take(at)) for other, at in other_clusters
+            ),
         )
-    return belief_of(_predict_parts(every, grid), grid, experience=experience, operators=operators, proxies=proxies)
+    return posterior_of(_predict_parts(every, grid), grid, experience=experience, operators=operators, proxies=proxies)
 
 
 def _predict_parts(parts: Sequence[Part], grid: ConfigGrid) -> Predicted:
@@ -120,7 +124,7 @@ def _predict_parts(parts: Sequence[Part], grid: ConfigGrid) -> Predicted:
     return together([predict(setting, grid.take(at)) for setting, at in parts], [at for _, at in parts])
 
 
-def learn(past: Past, setting: MeasuredSetting, *, on_progress: OnProgress = unheard) -> Learned | None:
+def learn(past: Past, setting: MeasuredSetting, *, on_progress: OnProgress = ignore_progress) -> Learned | None:
     """Fit the runtime's profile to the history; return None if it holds too few runs of the runtime.
 
     Args:

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from tuner.search.observations import Evidence
+from tuner.search.observations import Observations
 
 NUM_FINALISTS = 3
 """Largest number of candidates that are measured again, the best included."""
@@ -20,30 +20,30 @@ DEVIATIONS = 2.0
 """Number of standard deviations of a difference that tell two candidates apart."""
 
 
-def finalists(evidence: Evidence, tolerance: float) -> tuple[int, ...]:
+def finalists(observations: Observations, tolerance: float) -> tuple[int, ...]:
     """Return the candidates that are too close to the best, the fastest first; none where the best is clear.
 
     Args:
-        evidence: Observations of the study.
+        observations: Observations of the study.
         tolerance: Relative gain over the best that is not worth a trial.
     """
-    well = np.flatnonzero(evidence.num_completed)
+    well = np.flatnonzero(observations.num_completed)
     if len(well) < 2:
         return ()
-    well = well[np.argsort(evidence.log_step_s[well], kind="stable")]
+    well = well[np.argsort(observations.log_step_s[well], kind="stable")]
     best, others = well[0], well[1:]
     # a lower bound of the difference of logs below -log(1 + tolerance): the other may be faster by more than that
-    behind = evidence.log_step_s[others] - evidence.log_step_s[best]
-    deviation = np.sqrt(evidence.variance[others] + evidence.variance[best])
+    behind = observations.log_step_s[others] - observations.log_step_s[best]
+    deviation = np.sqrt(observations.variance[others] + observations.variance[best])
     close = others[behind - DEVIATIONS * deviation < -math.log1p(tolerance)]
-    return tuple(evidence.measured[[best, *close[: NUM_FINALISTS - 1]]].tolist()) if len(close) else ()
+    return tuple(observations.measured[[best, *close[: NUM_FINALISTS - 1]]].tolist()) if len(close) else ()
 
 
-def to_repeat(evidence: Evidence, tolerance: float, repeats: int) -> int | None:
+def next_replication(observations: Observations, tolerance: float, repeats: int) -> int | None:
     """Return the candidate to measure again next: the finalist with the fewest trials, the fastest of equals.
 
     Args:
-        evidence: Observations of the study.
+        observations: Observations of the study.
         tolerance: Relative gain over the best that is not worth a trial.
         repeats: Number of trials of each finalist after its first.
 
@@ -51,8 +51,8 @@ def to_repeat(evidence: Evidence, tolerance: float, repeats: int) -> int | None:
         Position of the candidate; None where nothing is close, or the finalists have had their trials.
     """
     having = [
-        (evidence.num_trials[position], order, position)
-        for order, position in enumerate(finalists(evidence, tolerance))
+        (observations.num_trials[position], order, position)
+        for order, position in enumerate(finalists(observations, tolerance))
     ]
     num_trials, _, position = min(having, default=(0, 0, None))
     return position if num_trials <= repeats else None

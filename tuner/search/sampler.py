@@ -7,8 +7,8 @@ unexplored. p_star, the share of draws whose candidate has been tried (equation 
 The driver in tuner/run/loop.py calls the same hooks as Optuna does in anybody's own loop:
 
     candidates = ConfigGrid.from_configs([ParallelConfig(pp=1, tp=8, dp=4), ParallelConfig(pp=4, tp=2, dp=4), ...])
-    belief = belief_of(Predicted.of_times(predicted_s, features), candidates)
-    sampler = ThompsonSampler(candidates, belief, stop_when_confident=True)
+    posterior = posterior_of(Predicted.of_times(predicted_s, features), candidates)
+    sampler = ThompsonSampler(candidates, posterior, stop_when_confident=True)
     study = optuna.create_study(sampler=sampler)
     study.optimize(lambda trial: measure(sampler.suggest(trial)), n_trials=40)
 
@@ -44,24 +44,24 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig, Value
 from hardware.arrays import IntArray
-from tuner.search.acquisition import AbstractExplorer, UnexploredDraws
+from tuner.search.acquisition import AbstractAcquisition, UnexploredDraws
 from tuner.search.failures import LEARNED
-from tuner.search.observations import Ending, Evidence, EvidenceLog
+from tuner.search.observations import Ending, ObservationLog, Observations
 from tuner.search.parameters import ASSIGNMENT, distribution_of, parameter_of, params_of
 from tuner.search.population import ENDED, P_STAR, POPULATION, POPULATION_AT_START, Population, as_json, shares
-from tuner.search.posterior import Belief
+from tuner.search.posterior import Posterior
 from tuner.search.proxy.extrapolation import EXTRAPOLATED, Extrapolated
 from tuner.search.proxy.proxy_plan import ProxyPlan
 from tuner.search.proxy.proxy_trials import Proxy
 from tuner.search.stopping import NO_BUDGETS, Budgets, StopDecision, StopRule, decide
-from tuner.search.subset import MOST_TOLD
+from tuner.search.subset import MAX_OBSERVATIONS
 
 CONFIRMATIONS = 2
 """Multiple of M further draws that must agree before a study is confident: with so many looks at M draws, one look will
 find more than `confidence` of them by chance."""
 
 
-MANY = MOST_TOLD
+MANY = MAX_OBSERVATIONS
 """Number of ended trials from which on the draws serve several decisions."""
 
 RENEWED_BY = 32
@@ -74,12 +74,12 @@ class _Drawn:
 
     Attributes:
         key: Key that is equal for equal observations.
-        evidence: Observations at the time of the draws.
+        observations: Observations at the time of the draws.
         population: Population that was drawn.
     """
 
     key: tuple[object, ...]
-    evidence: Evidence
+    observations: Observations
     population: Population
 
 
@@ -88,8 +88,8 @@ class ThompsonSampler(BaseSampler):
 
     Args:
         candidates: Configurations to choose from [n].
-        belief: Posterior of the candidates, before any trial of the study; see posterior.py.
-        explorer: Acquisition function that chooses among the draws.
+        posterior: Posterior of the candidates, before any trial of the study; see posterior.py.
+        acquisition: Acquisition function that chooses among the draws.
         draws: Number M of joint draws per decision.
         confidence: Confidence eta; a study may end once p_star exceeds it.
         tolerance: Head start of explored candidates in every draw. A draw names an explored candidate in place of one
@@ -106,9 +106,9 @@ class ThompsonSampler(BaseSampler):
     def __init__(
         self,
         candidates: ConfigGrid,
-        belief: Belief,
+        posterior: Posterior,
         *,
-        explorer: AbstractExplorer | None = None,
+        acquisition: AbstractAcquisition | None = None,
         draws: int = 100,
         confidence: float = 0.95,
         tolerance: float = 0.01,
@@ -120,13 +120,14 @@ class ThompsonSampler(BaseSampler):
     ) -> None:
         if not len(candidates):
             raise ValueError("`candidates` must hold at least one configuration, but got none.")
-        if len(belief.predicted) != len(candidates):
+        if len(posterior.predicted) != len(candidates):
             raise ValueError(
-                f"`belief` must be one of the {len(candidates)} candidates, but got one of {len(belief.predicted)}."
+                f"`posterior` must be that of the {len(candidates)} candidates, but got one of "
+                f"{len(posterior.predicted)}."
             )
         self._candidates = candidates
-        self._belief = belief
-        self._explorer = explorer or UnexploredDraws()
+        self._posterior = posterior
+        self._acquisition = acquisition or UnexploredDraws()
         self._draws = draws
         self._tolerance = tolerance
         self._seed = seed
@@ -151,10 +152,10 @@ class ThompsonSampler(BaseSampler):
             raise ValueError(f"`first` must be a candidate, but got {first}.")
         self._independent = RandomSampler(seed=seed)
         self._search_space = {name: distribution_of(name, candidates) for name in dimensions}
-        self._log = EvidenceLog(self.position_of)
+        self._log = ObservationLog(self.position_of)
         self._latest: _Drawn | None = None
         self._conclusions: tuple[_Drawn, list[dict[str, Any]]] | None = None
-        self._now: tuple[Evidence, Population] | None = None
+        self._now: tuple[Observations, Population] | None = None
         self._chosen: dict[tuple[str, int], int] = {}
         self._lock = threading.RLock()
 
@@ -237,9 +238,9 @@ class ThompsonSampler(BaseSampler):
         if POPULATION_AT_START in study.user_attrs:
             return
         with self._lock:
-            evidence = self._read_besides(study, trial)
-            if not evidence.num_decisions:
-                study.set_user_attr(POPULATION_AT_START, self._describe_population(evidence))
+            observations = self._read_besides(study, trial)
+            if not observations.num_decisions:
+                study.set_user_attr(POPULATION_AT_START, self._describe_population(observations))
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:  # noqa: ARG002 # Optuna's signature
         """Return no parameters: an objective may suggest a dimension by a distribution of any kind.
@@ -284,14 +285,14 @@ class ThompsonSampler(BaseSampler):
         known = study.user_attrs
         with self._lock:
             self._chosen.pop((study.study_name, trial.number), None)
-            evidence = self._read_besides(study, trial, ending=(trial, state, values))
-            p_star, population = self.population(evidence).p_star, self._describe_population(evidence)
+            observations = self._read_besides(study, trial, ending=(trial, state, values))
+            p_star, population = self.population(observations).p_star, self._describe_population(observations)
             found: dict[str, Any] = {P_STAR: p_star}
-            if (lessons := self._conclude_failures(evidence)) or LEARNED in known:
+            if (lessons := self._conclude_failures(observations)) or LEARNED in known:
                 found[LEARNED] = lessons
-            if (extrapolated := self._extrapolate(evidence)) is not None:
+            if (extrapolated := self._extrapolate(observations)) is not None:
                 found[EXTRAPOLATED] = extrapolated.as_json()
-            stops = self._stop_when_confident and self.decide(evidence).reason is not None
+            stops = self._stop_when_confident and self.decide(observations).reason is not None
         num_ended = sum(
             each.state.is_finished() for each in study.get_trials(deepcopy=False) if each.number != trial.number
         )
@@ -319,7 +320,7 @@ class ThompsonSampler(BaseSampler):
                 self._chosen[key] = position
             return position
 
-    def _read_besides(self, study: Study, trial: FrozenTrial, *, ending: Ending | None = None) -> Evidence:
+    def _read_besides(self, study: Study, trial: FrozenTrial, *, ending: Ending | None = None) -> Observations:
         """Return the observations of all trials of a study but one, or with the end of that one.
 
         Args:
@@ -329,112 +330,112 @@ class ThompsonSampler(BaseSampler):
         """
         others = [each for each in study.get_trials(deepcopy=False) if each.number != trial.number]
         chosen = {number: position for (name, number), position in self._chosen.items() if name == study.study_name}
-        return self._log.evidence(others, ending, chosen)
+        return self._log.observations(others, ending, chosen)
 
-    def _describe_population(self, evidence: Evidence) -> dict[str, Any]:
+    def _describe_population(self, observations: Observations) -> dict[str, Any]:
         """Return the population after these observations as JSON."""
-        return as_json(shares(self.population(evidence).fastest, self._candidates, evidence.explored))
+        return as_json(shares(self.population(observations).fastest, self._candidates, observations.explored))
 
     # What it decides
 
-    def evidence(self, trials: Sequence[FrozenTrial]) -> Evidence:
+    def observations(self, trials: Sequence[FrozenTrial]) -> Observations:
         """Return the observations of `trials`, which are all trials of a study or some."""
-        return self._log.evidence(trials)
+        return self._log.observations(trials)
 
-    def population(self, evidence: Evidence) -> Population:
+    def population(self, observations: Observations) -> Population:
         """Return M joint draws of all step times and the fastest candidate of each.
 
         They are computed once per state of the study. With MANY ended trials the latest draws serve until RENEWED_BY
         asks for new ones, or until they exceed the confidence: only draws that know every trial end a study.
         """
-        if self._now is None or self._now[0] is not evidence:
-            self._now = evidence, self._renew_population(evidence)
+        if self._now is None or self._now[0] is not observations:
+            self._now = observations, self._renew_population(observations)
         return self._now[1]
 
-    def _renew_population(self, evidence: Evidence) -> Population:
+    def _renew_population(self, observations: Observations) -> Population:
         """Return the latest population if it still serves, or else a new one."""
         latest = self._latest
-        if latest is not None and _is_recent(latest.evidence, evidence):
-            p_star = _p_star(latest.population.fastest, evidence.explored)
+        if latest is not None and _is_recent(latest.observations, observations):
+            p_star = _p_star(latest.population.fastest, observations.explored)
             if p_star <= self._stop_rule.confidence:
                 return replace(latest.population, p_star=p_star)
         key = (
-            evidence.measured.tobytes(),
-            evidence.log_step_s.tobytes(),
-            evidence.explored,
-            evidence.misfits,
-            evidence.crashed,
-            len(evidence.samples),
-            evidence.proxies,
+            observations.measured.tobytes(),
+            observations.log_step_s.tobytes(),
+            observations.explored,
+            observations.misfits,
+            observations.crashed,
+            len(observations.samples),
+            observations.proxies,
         )
         if latest is None or latest.key != key:
             # the stream depends on what is known alone, so that a resumed study draws the same
-            rng = np.random.default_rng([self._seed, 0, evidence.num_ended, len(evidence.measured)])
-            drawn, fastest = self._draw_population(evidence, self._draws, rng)
-            if _p_star(fastest, evidence.explored) > self._stop_rule.confidence:
+            rng = np.random.default_rng([self._seed, 0, observations.num_ended, len(observations.measured)])
+            drawn, fastest = self._draw_population(observations, self._draws, rng)
+            if _p_star(fastest, observations.explored) > self._stop_rule.confidence:
                 # confidence by chance is unlikely to survive as many further draws
-                fastest = np.append(fastest, self._draw_population(evidence, CONFIRMATIONS * self._draws, rng)[1])
-            p_star = _p_star(fastest, evidence.explored)
+                fastest = np.append(fastest, self._draw_population(observations, CONFIRMATIONS * self._draws, rng)[1])
+            p_star = _p_star(fastest, observations.explored)
             self._latest = latest = _Drawn(
                 key=key,
-                evidence=evidence,
+                observations=observations,
                 population=Population(fastest=fastest, p_star=p_star, log_step_s=drawn),
             )
         return latest.population
 
-    def _conclude_failures(self, evidence: Evidence) -> list[dict[str, Any]]:
+    def _conclude_failures(self, observations: Observations) -> list[dict[str, Any]]:
         """Return the sentences on failures at the time of the latest draws, as JSON."""
-        self.population(evidence)
+        self.population(observations)
         assert self._latest is not None, "a population was drawn"
         if self._conclusions is None or self._conclusions[0] is not self._latest:
-            lessons = [lesson.as_json() for lesson in self._belief.lessons(self._latest.evidence)]
+            lessons = [lesson.as_json() for lesson in self._posterior.lessons(self._latest.observations)]
             self._conclusions = self._latest, lessons
         return self._conclusions[1]
 
     def _draw_population(
-        self, evidence: Evidence, num_draws: int, rng: np.random.Generator
+        self, observations: Observations, num_draws: int, rng: np.random.Generator
     ) -> tuple[NDArray[np.float32], IntArray]:
         """Draw joint log step times [num_draws, n], and name the fastest candidate of each draw in which one runs."""
-        drawn = self._belief.draw(evidence, num_draws, rng)
+        drawn = self._posterior.draw(observations, num_draws, rng)
         # the head start keeps draws from naming a candidate that is faster by less than the tolerance
-        drawn[:, sorted(evidence.explored)] -= np.float32(np.log1p(self._tolerance))
+        drawn[:, sorted(observations.explored)] -= np.float32(np.log1p(self._tolerance))
         fastest = np.argmin(drawn, axis=1).astype(np.int64)
         return drawn, fastest[np.isfinite(drawn[np.arange(len(drawn)), fastest])]
 
-    def decide(self, evidence: Evidence, budgets: Budgets = NO_BUDGETS) -> StopDecision:
+    def decide(self, observations: Observations, budgets: Budgets = NO_BUDGETS) -> StopDecision:
         """Return whether the search ends; see stopping.py."""
-        return decide(evidence, self.population(evidence), self._stop_rule, budgets)
+        return decide(observations, self.population(observations), self._stop_rule, budgets)
 
-    def waits(self, evidence: Evidence) -> bool:
+    def waits(self, observations: Observations) -> bool:
         """Return whether the next trial depends on a pending one.
 
         It does where the draws name no other candidate, and where close candidates are replicated in turn.
         """
-        if not evidence.pending or not evidence.num_decisions:
+        if not observations.pending or not observations.num_decisions:
             return False
-        if self.decide(evidence).settled is not None:
+        if self.decide(observations).settled is not None:
             return True
-        if evidence.num_ended >= MANY and not evidence.proxies_pending:
+        if observations.num_ended >= MANY and not observations.proxies_pending:
             return False  # draws that serve several decisions run out of candidates; explorers then have runners-up
-        return not self._has_unexplored_draw(evidence)
+        return not self._has_unexplored_draw(observations)
 
-    def _has_unexplored_draw(self, evidence: Evidence) -> bool:
+    def _has_unexplored_draw(self, observations: Observations) -> bool:
         """Return whether some draw names a candidate whose trial may tell something that no pending trial will."""
-        fastest = self.population(evidence).fastest
-        if self._proxies and self._proxies.goes_on(evidence, fastest):
-            fastest = fastest[~self._proxies.is_settled(evidence, fastest)]
-        elif evidence.proxies_pending:  # full size waits for what they tell
+        fastest = self.population(observations).fastest
+        if self._proxies and self._proxies.goes_on(observations, fastest):
+            fastest = fastest[~self._proxies.is_settled(observations, fastest)]
+        elif observations.proxies_pending:  # full size waits for what they tell
             return False
-        closed = evidence.explored | evidence.pending
+        closed = observations.explored | observations.pending
         return any(int(position) not in closed for position in fastest)
 
-    def proxy_for(self, evidence: Evidence, position: int) -> Proxy | None:
+    def proxy_for(self, observations: Observations, position: int) -> Proxy | None:
         """Return the proxy that the next trial runs in place of its candidate; None for the candidate itself."""
-        if self._proxies is None or not self._proxies.goes_on(evidence, self.population(evidence).fastest):
+        if self._proxies is None or not self._proxies.goes_on(observations, self.population(observations).fastest):
             return None
         return self._proxies.of(position)
 
-    def choose(self, evidence: Evidence) -> int:
+    def choose(self, observations: Observations) -> int:
         """Return the position of the next candidate, pending ones excluded while another is left.
 
         The first trial runs the current configuration, or else the candidate with the shortest step in the median of
@@ -442,70 +443,70 @@ class ThompsonSampler(BaseSampler):
         all others, and replication the last ones. With proxies, trials at full size run the candidates with the
         shortest step in the median of the draws.
         """
-        if (position := self.decide(evidence).replicate) is not None:
+        if (position := self.decide(observations).replicate) is not None:
             return position
         if self._proxies is not None:
-            return self._choose_with_proxies(self._proxies, evidence)
-        if not evidence.num_decisions:
+            return self._choose_with_proxies(self._proxies, observations)
+        if not observations.num_decisions:
             if self._first is not None:
                 return self._first
-            if (position := self._find_shortest(evidence, ())) is not None:
+            if (position := self._find_shortest(observations, ())) is not None:
                 return position
-        return self._acquire(evidence, evidence.closed)
+        return self._acquire(observations, observations.closed)
 
-    def _acquire(self, evidence: Evidence, but: Collection[int]) -> int:
+    def _acquire(self, observations: Observations, but: Collection[int]) -> int:
         """Return the choice of the acquisition function, which is none of `but` while another is left."""
         closed = np.zeros(len(self._candidates), dtype=np.bool_)
         closed[sorted(but)] = True
         if closed.all():  # the fastest ones are measured again
-            closed[sorted(evidence.explored)] = False
-        return self._explorer.choose(
-            self.population(evidence).log_step_s,
+            closed[sorted(observations.explored)] = False
+        return self._acquisition.choose(
+            self.population(observations).log_step_s,
             closed=closed,
-            best_s=evidence.best_s,
-            trial_s=self._belief.predicted.step_time_s,
-            rng=np.random.default_rng([self._seed, 1, evidence.num_decisions]),
+            best_s=observations.best_s,
+            trial_s=self._posterior.predicted.step_time_s,
+            rng=np.random.default_rng([self._seed, 1, observations.num_decisions]),
         )
 
-    def _choose_with_proxies(self, plan: ProxyPlan, evidence: Evidence) -> int:
+    def _choose_with_proxies(self, plan: ProxyPlan, observations: Observations) -> int:
         """Return the next candidate of a study with proxies, whether the candidate or its proxy will run."""
-        fastest = self.population(evidence).fastest
-        if not plan.goes_on(evidence, fastest):
-            position = self._find_shortest(evidence, evidence.closed)
-            return self._acquire(evidence, evidence.closed) if position is None else position
-        if not evidence.num_decisions:
+        fastest = self.population(observations).fastest
+        if not plan.goes_on(observations, fastest):
+            position = self._find_shortest(observations, observations.closed)
+            return self._acquire(observations, observations.closed) if position is None else position
+        if not observations.num_decisions:
             if self._first is not None and plan.of(self._first):
                 return self._first
             # the candidate that most draws name, of those whose proxy could tell something
-            return int(np.argmax(np.bincount(fastest[~plan.is_settled(evidence, fastest)])))
-        closed = set(evidence.closed)
-        closed.update(fastest[plan.is_settled(evidence, fastest)].tolist())
+            return int(np.argmax(np.bincount(fastest[~plan.is_settled(observations, fastest)])))
+        closed = set(observations.closed)
+        closed.update(fastest[plan.is_settled(observations, fastest)].tolist())
         while len(closed) < len(self._candidates):
-            position = self._acquire(evidence, closed)
-            if not plan.is_settled(evidence, np.array([position]))[0]:
+            position = self._acquire(observations, closed)
+            if not plan.is_settled(observations, np.array([position]))[0]:
                 return position
             closed.add(position)
         # only pending ones can be proxied, and nobody should ask now
-        return self._acquire(evidence, evidence.closed)
+        return self._acquire(observations, observations.closed)
 
-    def _find_shortest(self, evidence: Evidence, but: Collection[int]) -> int | None:
+    def _find_shortest(self, observations: Observations, but: Collection[int]) -> int | None:
         """Return the candidate, none of `but`, with the shortest step in the median of the draws; None if none runs.
 
         A candidate must run in half of the draws. Few trials are left at full size, so these exploit: a candidate that
         many draws name may be one that varies most.
         """
-        median = np.median(self.population(evidence).log_step_s, axis=0)
+        median = np.median(self.population(observations).log_step_s, axis=0)
         median[sorted(but)] = np.inf
         position = int(np.argmin(median))
         return position if np.isfinite(median[position]) else None
 
-    def _extrapolate(self, evidence: Evidence) -> Extrapolated | None:
+    def _extrapolate(self, observations: Observations) -> Extrapolated | None:
         """Return the candidate that full size would try first; None before a proxy measured a step."""
-        timed = [seen.proxy for seen in evidence.proxies if seen.log_step_s is not None]
-        position = self._find_shortest(evidence, ()) if timed else None
+        timed = [seen.proxy for seen in observations.proxies if seen.log_step_s is not None]
+        position = self._find_shortest(observations, ()) if timed else None
         if position is None:
             return None
-        drawn = self.population(evidence).log_step_s[:, position]
+        drawn = self.population(observations).log_step_s[:, position]
         return Extrapolated(
             config=self._candidates.values(position),
             step_time_s=float(np.exp(np.median(drawn[np.isfinite(drawn)]))),
@@ -514,7 +515,7 @@ class ThompsonSampler(BaseSampler):
         )
 
 
-def _is_recent(before: Evidence, now: Evidence) -> bool:
+def _is_recent(before: Observations, now: Observations) -> bool:
     """Return whether draws made from `before` still serve for the observations `now`."""
     num_new = now.num_ended - before.num_ended
     return before.num_ended >= MANY and 0 <= num_new * RENEWED_BY < now.num_ended

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tuner.search.observations import Evidence
+from tuner.search.observations import Observations
 from tuner.search.population import Population
 from tuner.search.proxy.proxy_plan import ProxyPlan
-from tuner.search.replication import to_repeat
+from tuner.search.replication import next_replication
 
 
 class StopReason(StrEnum):
@@ -98,18 +98,20 @@ class StopDecision:
     replicate: int | None
 
 
-def decide(evidence: Evidence, population: Population, rule: StopRule, budgets: Budgets = NO_BUDGETS) -> StopDecision:
+def decide(
+    observations: Observations, population: Population, rule: StopRule, budgets: Budgets = NO_BUDGETS
+) -> StopDecision:
     """Return whether a search ends, for which reason, and which candidate it measures again before.
 
     Args:
-        evidence: Observations of the study.
+        observations: Observations of the study.
         population: Draws from the posterior after them.
         rule: Options of the search.
         budgets: Budgets of the study.
     """
-    settled = _find_settled(evidence, population, rule)
-    replicate = to_repeat(evidence, rule.tolerance, rule.repeats) if settled and rule.repeats else None
-    spent = _find_spent_budget(evidence, budgets)
+    settled = _find_settled(observations, population, rule)
+    replicate = next_replication(observations, rule.tolerance, rule.repeats) if settled and rule.repeats else None
+    spent = _find_spent_budget(observations, budgets)
     if settled is StopReason.CONFIDENT and (spent or replicate is None):
         reason: StopReason | None = settled
     elif spent is not None:
@@ -119,18 +121,18 @@ def decide(evidence: Evidence, population: Population, rule: StopRule, budgets: 
     return StopDecision(reason=reason, settled=settled, replicate=replicate)
 
 
-def _find_settled(evidence: Evidence, population: Population, rule: StopRule) -> StopReason | None:
+def _find_settled(observations: Observations, population: Population, rule: StopRule) -> StopReason | None:
     """Return the reason for which nothing new is worth a trial; None while something is."""
-    if len(evidence.measured) and population.p_star > rule.confidence:  # FlexParallel 3.3
+    if len(observations.measured) and population.p_star > rule.confidence:  # FlexParallel 3.3
         return StopReason.CONFIDENT
-    if rule.proxies is not None and rule.proxies.is_spent(evidence, population.fastest):
+    if rule.proxies is not None and rule.proxies.is_spent(observations, population.fastest):
         return StopReason.FULL_TRIALS
-    return StopReason.EXHAUSTED if len(evidence.closed) >= rule.num_candidates else None
+    return StopReason.EXHAUSTED if len(observations.closed) >= rule.num_candidates else None
 
 
-def _find_spent_budget(evidence: Evidence, budgets: Budgets) -> StopReason | None:
+def _find_spent_budget(observations: Observations, budgets: Budgets) -> StopReason | None:
     """Return the first budget of which nothing is left, if there is one."""
-    if budgets.max_trials is not None and evidence.num_decisions >= budgets.max_trials:
+    if budgets.max_trials is not None and observations.num_decisions >= budgets.max_trials:
         return StopReason.TRIALS
     if budgets.seconds_left is not None and budgets.seconds_left <= 0:
         return StopReason.SECONDS

@@ -12,7 +12,7 @@ from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.surrogates.predicted import Predicted
 from tests.unit.tuner.run.test_loop import SMALL, run
 from tuner.run.loop import stored_study
-from tuner.search.posterior import Belief, belief_of
+from tuner.search.posterior import Posterior, posterior_of
 from tuner.search.sampler import MANY, RENEWED_BY, ThompsonSampler
 from tuner.search.stopping import StopReason
 from tuner.storage.record import best_record, read_records
@@ -99,17 +99,17 @@ class Drawing:
     def __init__(self, monkeypatch, fastest=None):
         self.num_drawn = 0
 
-        def draw(belief, _evidence, num_draws, rng):
+        def draw(posterior, _observations, num_draws, rng):
             self.num_drawn += 1
-            drawn = rng.standard_normal((num_draws, len(belief.predicted)), dtype=np.float32)
+            drawn = rng.standard_normal((num_draws, len(posterior.predicted)), dtype=np.float32)
             if fastest is not None:
                 drawn[:, fastest] = -10.0
             return drawn
 
-        monkeypatch.setattr(Belief, "draw", draw)
+        monkeypatch.setattr(Posterior, "draw", draw)
         grid = ConfigGrid.from_configs([ParallelConfig(pp=1, tp=1, dp=dp) for dp in range(1, 2 * MANY)])
         predicted = Predicted.of_times(np.linspace(1.0, 2.0, len(grid)), np.log2(grid.dp)[:, None])
-        self.sampler = ThompsonSampler(grid, belief_of(predicted, grid), draws=10, confidence=1.0)
+        self.sampler = ThompsonSampler(grid, posterior_of(predicted, grid), draws=10, confidence=1.0)
         self.study = optuna.create_study(sampler=self.sampler)
 
     def ask(self):
@@ -122,9 +122,9 @@ class Drawing:
             self.study.tell(self.ask(), 1.0)
 
     @property
-    def evidence(self):
+    def observations(self):
         """What is known."""
-        return self.sampler.evidence(self.study.get_trials(deepcopy=False))
+        return self.sampler.observations(self.study.get_trials(deepcopy=False))
 
 
 def test_draws_of_a_small_study_know_every_trial(monkeypatch):
@@ -162,12 +162,12 @@ def test_slots_of_a_large_study_are_kept_busy(monkeypatch):
     drawing = Drawing(monkeypatch, fastest=0)
     drawing.try_some(10)
     drawing.ask()
-    waits_when_small = drawing.sampler.waits(drawing.evidence)
+    waits_when_small = drawing.sampler.waits(drawing.observations)
 
     drawing.try_some(MANY)
 
     assert waits_when_small
-    assert not drawing.sampler.waits(drawing.evidence)
+    assert not drawing.sampler.waits(drawing.observations)
 
 
 def test_a_large_study_ends_by_draws_that_know_every_trial(monkeypatch):
@@ -179,5 +179,5 @@ def test_a_large_study_ends_by_draws_that_know_every_trial(monkeypatch):
 
     drawing.try_some(1)
 
-    assert drawing.sampler.decide(drawing.evidence).reason is StopReason.CONFIDENT
+    assert drawing.sampler.decide(drawing.observations).reason is StopReason.CONFIDENT
     assert drawing.num_drawn > before

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from costmodels.job.parallel_config import ConfigGrid
 from hardware.arrays import IntArray
-from tuner.search.observations import Evidence
+from tuner.search.observations import Observations
 from tuner.search.proxy.proxy_trials import Proxy, ProxyOptions, proxy_of
 from tuner.space.enumeration import SpaceOptions
 from tuner.space.rules import Setting
@@ -49,30 +49,30 @@ class ProxyPlan:
             self.known[position] = proxy_of(self.grid.config(position), self.setting, self.options, self.space)
         return self.known[position]
 
-    def goes_on(self, evidence: Evidence, fastest: IntArray) -> bool:
+    def goes_on(self, observations: Observations, fastest: IntArray) -> bool:
         """Return whether the next trial runs a proxy.
 
         Args:
-            evidence: Observations of the trials.
+            observations: Observations of the trials.
             fastest: Fastest candidate of each draw [M].
         """
-        has_budget = evidence.num_proxies < self.max_trials - self.options.full_trials
-        if evidence.num_at_full_size or not has_budget or not len(fastest):
+        has_budget = observations.num_proxies < self.max_trials - self.options.full_trials
+        if observations.num_at_full_size or not has_budget or not len(fastest):
             return False
-        return bool(self.is_settled(evidence, fastest).mean() <= self.confidence)
+        return bool(self.is_settled(observations, fastest).mean() <= self.confidence)
 
-    def is_settled(self, evidence: Evidence, positions: IntArray) -> NDArray[np.bool_]:
+    def is_settled(self, observations: Observations, positions: IntArray) -> NDArray[np.bool_]:
         """Return whether a proxy of each of those candidates could tell nothing new [m]."""
-        known = evidence.proxied | evidence.explored | evidence.impossible
-        tried = {seen.proxy for seen in evidence.proxies}
+        known = observations.proxied | observations.explored | observations.impossible
+        tried = {seen.proxy for seen in observations.proxies}
         # many draws name the same candidate, and finding its proxy takes long
         distinct, row = np.unique(positions, return_inverse=True)
         settled = [at in known or (proxy := self.of(at)) is None or proxy in tried for at in distinct.tolist()]
         return np.array(settled, dtype=np.bool_)[row]
 
-    def is_spent(self, evidence: Evidence, fastest: IntArray) -> bool:
+    def is_spent(self, observations: Observations, fastest: IntArray) -> bool:
         """Return whether the proxies are done and all full-size trials were asked for."""
-        return evidence.num_at_full_size >= self.options.full_trials and not self.goes_on(evidence, fastest)
+        return observations.num_at_full_size >= self.options.full_trials and not self.goes_on(observations, fastest)
 
     @property
     def num_too_wide(self) -> int:

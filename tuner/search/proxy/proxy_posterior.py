@@ -12,7 +12,7 @@ from costmodels.calibration.sources import MeasuredSetting
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.surrogates.error_terms import StepTerms, step_terms
 from costmodels.surrogates.predicted import Predicted, predict, together
-from tuner.search.observations import Evidence
+from tuner.search.observations import Observations
 from tuner.search.proxy.proxy_trials import Proxy
 
 
@@ -25,7 +25,7 @@ class _ProxyPredictions(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ProxyBelief:
+class ProxyPosterior:
     """Proxies as the cost model sees them; each is predicted once.
 
     Attributes:
@@ -63,20 +63,23 @@ class ProxyBelief:
         return self._known[proxy]
 
 
-def evidence_with_proxies(evidence: Evidence, num_candidates: int) -> Evidence:
+def observations_with_proxies(observations: Observations, num_candidates: int) -> Observations:
     """Return the observations with the k-th proxy as one more candidate, `num_candidates` + k."""
-    seen = list(enumerate(evidence.proxies, start=num_candidates))
+    seen = list(enumerate(observations.proxies, start=num_candidates))
     timed = [(at, one.log_step_s, one.variance) for at, one in seen if one.log_step_s is not None]
     return replace(
-        evidence,
-        measured=np.concatenate([evidence.measured, np.array([at for at, _, _ in timed], dtype=np.int64)]),
-        log_step_s=np.concatenate([evidence.log_step_s, [log_step_s for _, log_step_s, _ in timed]]),
-        variance=np.concatenate([evidence.variance, [variance for _, _, variance in timed]]),
-        limits_s={**evidence.limits_s, **{at: one.limit_s for at, one in seen if one.limit_s is not None}},
-        peaks_bytes={**evidence.peaks_bytes, **{at: one.peak_bytes for at, one in seen if one.peak_bytes is not None}},
-        explored=evidence.explored | {at for at, one in seen if not one.ran_out and not one.crashed},
-        misfits=evidence.misfits | {at for at, one in seen if one.ran_out},
-        crashed=evidence.crashed | {at for at, one in seen if one.crashed},
+        observations,
+        measured=np.concatenate([observations.measured, np.array([at for at, _, _ in timed], dtype=np.int64)]),
+        log_step_s=np.concatenate([observations.log_step_s, [log_step_s for _, log_step_s, _ in timed]]),
+        variance=np.concatenate([observations.variance, [variance for _, _, variance in timed]]),
+        limits_s={**observations.limits_s, **{at: one.limit_s for at, one in seen if one.limit_s is not None}},
+        peaks_bytes={
+            **observations.peaks_bytes,
+            **{at: one.peak_bytes for at, one in seen if one.peak_bytes is not None},
+        },
+        explored=observations.explored | {at for at, one in seen if not one.ran_out and not one.crashed},
+        misfits=observations.misfits | {at for at, one in seen if one.ran_out},
+        crashed=observations.crashed | {at for at, one in seen if one.crashed},
         proxies=(),
     )
 

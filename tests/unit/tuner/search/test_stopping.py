@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tests.unit.tuner.search.test_observations import evidence, ok, trial
+from tests.unit.tuner.search.test_observations import observations, ok, trial
 from tuner.search.population import Population
 from tuner.search.stopping import Budgets, StopReason, StopRule, decide
 
@@ -37,17 +37,17 @@ CLOSE = [trial(0, 1, ok(1.0, 0.9, 1.1)), trial(1, 2, ok(1.001, 0.9, 1.1))]
 )
 def test_each_reason_ends_a_search(options, reason):
     """A search ends above its confidence, without a budget, or without a candidate; confidence is named first."""
-    assert decision(evidence(*CLEAR), **options).reason == reason
+    assert decision(observations(*CLEAR), **options).reason == reason
 
 
 def test_nothing_measured_is_never_confident():
     """Draws that agree prove nothing before the first trial."""
-    assert decision(evidence(), p_star=1.0).reason is None
+    assert decision(observations(), p_star=1.0).reason is None
 
 
 def test_a_settled_search_replicates_before_it_ends():
     """Close candidates are measured again in turn once nothing new is worth a trial, unless a budget is spent."""
-    known = evidence(*CLOSE)
+    known = observations(*CLOSE)
 
     found = decision(known, p_star=0.96, repeats=1)
 
@@ -56,7 +56,7 @@ def test_a_settled_search_replicates_before_it_ends():
     assert decision(known, num_candidates=2, repeats=1, max_trials=2).reason is StopReason.TRIALS
     assert decision(known, num_candidates=2, repeats=1).reason is None
     assert decision(known, repeats=1).replicate is None
-    assert decision(evidence(*CLEAR), p_star=0.96, repeats=1).reason is StopReason.CONFIDENT
+    assert decision(observations(*CLEAR), p_star=0.96, repeats=1).reason is StopReason.CONFIDENT
 
 
 @pytest.mark.parametrize("reason", StopReason)
