@@ -356,8 +356,8 @@ class Posterior:
         num_held = int(holds[: len(holds) - len(self.aside)].sum())
         return (
             f"{name} crashed in {num_crashed} of {_count_in_words(int(holds[tried].sum()), 'trial')}: with probability "
-            f"{probability:.0%} this runtime cannot run it, and {_count_in_words(num_held, 'candidate')} are held "
-            "unlikely to."
+            f"{probability:.0%} this runtime cannot run it, and {_count_in_words(num_held, 'candidate')} are "
+            "unlikely to run."
         )
 
 

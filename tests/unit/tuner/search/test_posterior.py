@@ -255,7 +255,7 @@ def test_the_lesson_of_crashes_names_the_kind(posterior, grid):
     text = sentences(posterior, observations(ran, np.zeros(len(ran)), crashed=crashed))["crash"]
 
     assert text.startswith("vpp above 1 crashed in 4 of 4 trials: with probability ")
-    assert f"{int((grid.vpp > 1).sum())} candidates are held unlikely to" in text
+    assert f"{int((grid.vpp > 1).sum())} candidates are unlikely to run." in text
 
 
 def test_one_crash_is_no_lesson(posterior):
