@@ -74,10 +74,10 @@ class Thompson(AbstractSearcher):
         return self._sampler.observations(self._study.get_trials(deepcopy=False))
 
 
-def thompson(problem: Problem, seed: int, explorer: str = "draws") -> Thompson:
-    """The sampler that a study of this problem would have with this explorer, everything else at its default."""
+def thompson(problem: Problem, seed: int, acquisition: str = "draws") -> Thompson:
+    """Return the sampler of a study of this problem with one acquisition function, else with its defaults."""
     return Thompson(
-        ThompsonSampler(problem.grid, problem.posterior, seed=seed, acquisition=ACQUISITION_FUNCTIONS[explorer])
+        ThompsonSampler(problem.grid, problem.posterior, seed=seed, acquisition=ACQUISITION_FUNCTIONS[acquisition])
     )
 
 

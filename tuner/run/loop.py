@@ -368,7 +368,7 @@ def make_sampler(
     return ThompsonSampler(
         grid,
         initial_posterior([(config.measured_setting, everywhere)], grid, past, on_progress=on_note),
-        acquisition=ACQUISITION_FUNCTIONS[config.search.explorer],
+        acquisition=ACQUISITION_FUNCTIONS[config.search.acquisition],
         draws=config.search.draws,
         confidence=config.search.confidence,
         tolerance=config.search.tolerance,

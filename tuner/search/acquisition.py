@@ -172,4 +172,4 @@ ACQUISITION_FUNCTIONS: Mapping[str, AbstractAcquisition] = MappingProxyType(
         "ei_per_second": ImprovementPerSecond(),
     }
 )
-"""Acquisition functions by the names that a study's `search.explorer` takes."""
+"""Acquisition functions by the names that a study's `search.acquisition` takes."""

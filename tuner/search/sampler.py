@@ -416,7 +416,7 @@ class ThompsonSampler(BaseSampler):
         if self.decide(observations).settled is not None:
             return True
         if observations.num_ended >= MANY and not observations.proxies_pending:
-            return False  # draws that serve several decisions run out of candidates; explorers then have runners-up
+            return False  # draws that serve several decisions run out of candidates; then come runners-up
         return not self._has_unexplored_draw(observations)
 
     def _has_unexplored_draw(self, observations: Observations) -> bool:

@@ -312,7 +312,7 @@ class _SearchKeys(DocumentedModel):
     Default: `2` where trials train, else `0`
     """
 
-    explorer: Literal["draws", "thompson", "ucb", "ei_per_second"] = "draws"
+    acquisition: Literal["draws", "thompson", "ucb", "ei_per_second"] = "draws"
     """How the next trial is chosen: `draws` (uniformly over the draws whose fastest candidate is untried), `thompson`
     (the fastest untried candidate of one draw), `ucb` (lowest confidence bound) or `ei_per_second` (expected
     improvement per second of trial).
@@ -413,7 +413,7 @@ class SearchOptions:
     seed: int
     prune: bool
     repeats: int
-    explorer: str
+    acquisition: str
     baseline: bool
 
 

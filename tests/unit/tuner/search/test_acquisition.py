@@ -236,17 +236,18 @@ class TestImprovementPerSecond(AcquisitionContract):
 
 
 def test_a_study_names_its_explorer(tmp_path):
-    """`search.explorer` takes exactly the names of ACQUISITION_FUNCTIONS, and the default is FlexParallel's rule."""
+    """`search.acquisition` takes exactly the names of ACQUISITION_FUNCTIONS, and the default is FlexParallel's rule."""
     file = tmp_path / "study.yaml"
     file.write_text(STUDY, encoding="utf-8")
 
     named = {
-        name: load_study(file, overrides=[f"search.explorer={name}"]).search.explorer for name in ACQUISITION_FUNCTIONS
+        name: load_study(file, overrides=[f"search.acquisition={name}"]).search.acquisition
+        for name in ACQUISITION_FUNCTIONS
     }
 
     assert named == {name: name for name in ACQUISITION_FUNCTIONS}
-    assert load_study(file).search.explorer == "draws"
+    assert load_study(file).search.acquisition == "draws"
     with pytest.raises(ConfigError) as told:
-        load_study(file, overrides=["search.explorer=greedy"])
-    assert "search.explorer" in str(told.value)
+        load_study(file, overrides=["search.acquisition=greedy"])
+    assert "search.acquisition" in str(told.value)
     assert all(name in str(told.value) for name in ACQUISITION_FUNCTIONS)
