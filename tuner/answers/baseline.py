@@ -65,6 +65,7 @@ def _count_changed(grid: ConfigGrid, defaults: Mapping[str, Value]) -> IntArray:
         if name == "assignment":
             continue
         usual = RECOMPUTE_MODES.index(str(defaults[name])) if name == "recompute" else int(defaults[name])
+        # 1 where the candidate has another value than the study's job
         differs = getattr(grid, name).astype(np.int64) != usual
         if name == "sequence_parallel":
             differs &= grid.tp > 1

@@ -76,6 +76,7 @@ def ranked(config: StudyConfig, candidates: Candidates, top: int | None = None) 
         candidates: Its candidates with their predictions.
         top: Number of candidates to return.
     """
+    # plain Python numbers, so that rows are JSON as they are
     step_time_s, grid, memory = candidates.estimate.step_time_s, candidates.space.grid, candidates.space.memory
     fits = memory.fits(config.options.memory_headroom)
     return [

@@ -208,6 +208,7 @@ def observations_of(endings: Sequence[Ending], position_of: Callable[[Mapping[st
 def _combine(own: list[_Entry]) -> Observations:
     """Return the observations of trials that have a candidate; forget operator times that are not used."""
     own.sort(key=lambda entry: entry.number)
+    # a proxy's steps are not its candidate's, so both are kept apart
     whole = [entry for entry in own if entry.proxy is None]
     smaller = [entry for entry in own if entry.proxy is not None]
     proxies = _gather_proxies(smaller)
@@ -217,6 +218,7 @@ def _combine(own: list[_Entry]) -> Observations:
             seen.setdefault(entry.position, []).append(entry)
     steps = [_average_trials(entries) for entries in seen.values()]
     completed_s = [[entry.value_s for entry in entries if entry.value_s is not None] for entries in seen.values()]
+    # a candidate that ran once can run, whatever its other trials did
     explored = frozenset(entry.position for entry in whole if entry.status in EXPLORING)
     misfits = frozenset(entry.position for entry in whole if entry.status is Status.OUT_OF_MEMORY) - explored
     crashed = frozenset(entry.position for entry in whole if entry.status is Status.CRASHED) - explored - misfits
@@ -311,7 +313,7 @@ def _parse_trial(ending: Ending, position_of: Callable[[Mapping[str, Any]], int 
     position = position_of(trial.params)
     if position is None:
         return None
-    status, value_s = None, None
+    status, value_s = None, None  # while the trial runs
     # a loop that is not ours may return infinity for what failed
     if state == TrialState.COMPLETE and values and values[0] < math.inf and not exceeds_memory(trial):
         status, value_s = Status.OK, values[0]
@@ -372,6 +374,7 @@ def _average_trials(entries: Sequence[_Entry]) -> tuple[float, float]:
     logs = [entry.log_step_s for entry in entries if entry.log_step_s is not None]
     if len(logs) == 1:
         return logs[0], entries[0].variance
+    # the larger of the variances within and between trials
     explained = statistics.mean(entry.variance for entry in entries)
     return statistics.mean(logs), max(explained, statistics.variance(logs)) / len(logs)
 
@@ -406,6 +409,7 @@ def _gather_proxies(entries: Sequence[_Entry]) -> tuple[ProxyObservations, ...]:
 def _bound_cut_trials(trials: Iterable[tuple[T, _Entry]]) -> dict[T, float]:
     """Return lower bounds of the step times of trials that were cut off, where start-up times of others are known."""
     kept = list(trials)
+    # a limit of time holds start-up and one step, so start-up times of completed trials turn it into a bound
     known = [entry.startup_s for _, entry in kept if entry.startup_s is not None]
     startup_s = statistics.median(known) if known else None
     limits_s: dict[T, float] = {}

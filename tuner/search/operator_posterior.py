@@ -105,6 +105,7 @@ class OperatorPosterior:
             return None
         # one surrogate learns from training steps, from history and from isolated operators
         surrogate = fit_operators(errors, alone=self.alone)
+        # a constant is told once every kind of operator through which it acts was measured
         used = {(term.kind, term.phase) for term in self.terms.terms}
         told = frozenset(
             constant
@@ -121,6 +122,7 @@ class OperatorPosterior:
 def predicted_times(terms: StepTerms) -> dict[Key, float]:
     """Return the predicted time of every operator of some candidates, with and without its name [s]."""
     found: dict[Key, float] = {}
+    # equal shapes of several candidates are one operator
     for term in terms.terms:
         for shape, time_s in zip(term.shape.tolist(), term.time_s.tolist(), strict=True):
             phase = None if term.kind in COLLECTIVES else term.phase

@@ -100,6 +100,7 @@ class Posterior:
         # hypotheses of the fitted profile take its own predictions of the proxies
         told = {False: (predicted, twins), True: (self.proxies.predicted_as_fitted(tried), twins)}
         count = len(self.predicted)
+        # kinds of a proxy are those of the first candidate in whose place it ran
         holds = self.kinds.holds[[seen.positions[0] for seen in observations.proxies]]
         wider = replace(
             self,
@@ -121,6 +122,7 @@ class Posterior:
                 crashes = rng.random(num_draws) > wider.misfit_probability(seen, len(self.predicted) + at)
                 drawn[crashes, candidate] = np.inf
             return drawn[:, : len(self.predicted)]
+        # steps and failures are drawn independently, given the subset that surrogates can afford
         told = self._select_subset(observations)
         drawn = self._draw_steps(observations, told, num_draws, rng)
         fails = self._draw_failures(told, num_draws, rng)
@@ -179,6 +181,7 @@ class Posterior:
                 is_broken=found.is_broken[:count],
             )
         told = self._select_subset(observations)
+        # row of each candidate among the observations of the subset; -1 where it has none
         place = np.full(count, -1, dtype=np.int64)
         place[told.measured] = np.arange(len(told.measured))
         # the draws of the operators are not looked at, only their mean
@@ -213,6 +216,7 @@ class Posterior:
     ) -> tuple[Surrogate, list[NDArray[np.float32] | None]]:
         """Return the surrogate of the step times after the trials, and the deviation of each hypothesis' operators."""
         limited = np.array(list(observations.limits_s), dtype=np.int64)
+        # measured steps are observations, limits of time are censored ones above their edge
         seen = Seen(
             measured=observations.measured,
             log_value=observations.log_step_s,
@@ -231,6 +235,7 @@ class Posterior:
             composed = self.operators.compose(observations.samples, num_draws, rng, aside=aside)
         if composed is not None:
             composition, told = composed
+            # constants that measured operators tell have no error of their own any more
             columns = [list(CONSTANTS).index(name) for name in told]
             # operators are predicted by the profile that knows most: the one fitted to the past, if there is one
             knows_past = any(hypothesis.past for hypothesis in hypotheses)
@@ -259,6 +264,7 @@ class Posterior:
         """Return the surrogate of the needed memory after the trials."""
         predicted = self.predicted
         peaks = np.array(list(observations.peaks_bytes), dtype=np.int64)
+        # needed memory scales with the peak: both err by the same factor
         ratio = np.array(list(observations.peaks_bytes.values())) / predicted.peak_bytes[peaks]
         # a candidate that ran without a known peak needs less than the capacity, and one that failed more
         ran = np.array(sorted(set(observations.measured.tolist()) - set(observations.peaks_bytes)), dtype=np.int64)
@@ -319,6 +325,7 @@ class Posterior:
             newly = (probability > TELLING) & (before.probability_above(log_capacity, everywhere) <= TELLING)
             newly[sorted(observations.explored | observations.impossible)] = False
             if observations.misfits:
+                # factor of the posterior's needs over the predicted ones, in the median over candidates
                 factor = float(
                     np.exp(np.median(memory.mean_and_deviation(everywhere)[0] - np.log(self.predicted.needed_bytes)))
                 )

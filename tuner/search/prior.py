@@ -99,6 +99,7 @@ def initial_posterior(
     if learned:
         fitted = [(under(setting, learned.runtime), at) for setting, at in every]
         experience = Experience(predicted=_predict_parts(fitted, grid), groups=learned.groups, trust=learned.trust)
+    # operators are composed in one setting on one kind of device only
     operators, proxies = None, None
     if len(parts) == 1 and len(parts[0][0].cluster.devices) == 1:
         setting = under(parts[0][0], learned.runtime) if learned else parts[0][0]
@@ -132,6 +133,7 @@ def learn(past: Past, setting: MeasuredSetting, *, on_progress: OnProgress = ign
         setting: Setting of the study.
         on_progress: Function that is called with a line of text before a step that takes seconds.
     """
+    # the nearest jobs say most of this one, and fitting to all would take long
     groups = nearest_groups(past.runs, setting)
     timed = replace(past, runs=tuple(run for runs in groups for run in runs)).timed(setting.runtime)
     if len(timed) < FEWEST_PAST:  # there would be no hypothesis of the fitted profile
@@ -139,6 +141,7 @@ def learn(past: Past, setting: MeasuredSetting, *, on_progress: OnProgress = ign
     jobs = "1 job" if len(groups) == 1 else f"{len(groups)} jobs"
     on_progress(f"learning from {len(timed)} earlier runs of {jobs}")
     runtime = fit_to_runs(timed, _widen_errors(setting.runtime))
+    # residuals of fewer runs become observations of the surrogates, whose cost is cubic
     kept = tuple(_predict_group(part, runtime) for runs in groups for part in _group_by_setting(_thin(runs, MOST_KEPT)))
     samples: dict[str, list[PastSample]] = {}
     for sample in past.samples:
@@ -226,6 +229,7 @@ def _compare_operators(
 def under(setting: MeasuredSetting, runtime: RuntimeProfile) -> MeasuredSetting:
     """Return the setting with the constants of `runtime`; the facts of its own runtime stay."""
     own = setting.runtime
+    # a constant of 0 says that the runtime does no such thing, which a fit to others cannot change
     constants = {name: getattr(runtime, name) for name in CONSTANTS if getattr(own, name) != 0}
     return replace(
         setting,

@@ -141,10 +141,12 @@ class ThompsonSampler(BaseSampler):
             proxies=proxies,
         )
         dimensions = candidates.dimensions
+        # a trial names its candidate by parameters, so positions are looked up by their values
         self._positions = {
             tuple(params_of(dict(zip(dimensions, key, strict=True))).values()): at
             for key, at in candidates.positions().items()
         }
+        # dimensions in which all candidates agree need not be suggested
         columns = zip(dimensions, zip(*self._positions, strict=True), strict=True)
         self._constants = {name: values[0] for name, values in columns if len(set(values)) == 1}
         self._first = None if first is None else self.position_of(first.values(dimensions))
@@ -359,6 +361,7 @@ class ThompsonSampler(BaseSampler):
             p_star = _p_star(latest.population.fastest, observations.explored)
             if p_star <= self._stop_rule.confidence:
                 return replace(latest.population, p_star=p_star)
+        # equal observations give equal draws, whatever is pending
         key = (
             observations.measured.tobytes(),
             observations.log_step_s.tobytes(),
@@ -421,6 +424,7 @@ class ThompsonSampler(BaseSampler):
 
     def _has_unexplored_draw(self, observations: Observations) -> bool:
         """Return whether some draw names a candidate whose trial may tell something that no pending trial will."""
+        # while proxies go on, only those that could tell something new count
         fastest = self.population(observations).fastest
         if self._proxies and self._proxies.goes_on(observations, fastest):
             fastest = fastest[~self._proxies.is_settled(observations, fastest)]
@@ -479,6 +483,7 @@ class ThompsonSampler(BaseSampler):
                 return self._first
             # the candidate that most draws name, of those whose proxy could tell something
             return int(np.argmax(np.bincount(fastest[~plan.is_settled(observations, fastest)])))
+        # a settled candidate's proxy could tell nothing new, whether or not the candidate itself is closed
         closed = set(observations.closed)
         closed.update(fastest[plan.is_settled(observations, fastest)].tolist())
         while len(closed) < len(self._candidates):
@@ -495,6 +500,7 @@ class ThompsonSampler(BaseSampler):
         A candidate must run in half of the draws. Few trials are left at full size, so these exploit: a candidate that
         many draws name may be one that varies most.
         """
+        # closed candidates are infinite, and so never the shortest
         median = np.median(self.population(observations).log_step_s, axis=0)
         median[sorted(but)] = np.inf
         position = int(np.argmin(median))
@@ -506,6 +512,7 @@ class ThompsonSampler(BaseSampler):
         position = self._find_shortest(observations, ()) if timed else None
         if position is None:
             return None
+        # draws in which it cannot run say nothing of its step time
         drawn = self.population(observations).log_step_s[:, position]
         return Extrapolated(
             config=self._candidates.values(position),

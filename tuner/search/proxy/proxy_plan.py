@@ -56,6 +56,7 @@ class ProxyPlan:
             observations: Observations of the trials.
             fastest: Fastest candidate of each draw [M].
         """
+        # full size begins once, and proxies do not come back after it
         has_budget = observations.num_proxies < self.max_trials - self.options.full_trials
         if observations.num_at_full_size or not has_budget or not len(fastest):
             return False

@@ -65,6 +65,7 @@ class ProxyPosterior:
 
 def observations_with_proxies(observations: Observations, num_candidates: int) -> Observations:
     """Return the observations with the k-th proxy as one more candidate, `num_candidates` + k."""
+    # each proxy is a candidate behind those of the study, with its own steps, limit and peak
     seen = list(enumerate(observations.proxies, start=num_candidates))
     timed = [(at, one.log_step_s, one.variance) for at, one in seen if one.log_step_s is not None]
     return replace(

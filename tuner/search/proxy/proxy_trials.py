@@ -103,12 +103,14 @@ def proxy_of(
 
 def _enumerate_degrees(config: ParallelConfig, devices: int) -> Iterator[ParallelConfig]:
     """Enumerate configurations that fill the devices with fewer stages and replicas, the most telling first."""
+    # ranks of one stage of one replica, which a proxy keeps
     inner = config.tp * config.cp * config.up
     if devices % inner:
         return
     pairs = [(pp, devices // inner // pp) for pp in divisors(devices // inner)]
     least_pp = min(config.pp, 2)
     kept = [(pp, dp) for pp, dp in pairs if least_pp <= pp <= config.pp and dp <= config.dp]
+    # replicas stay replicas first, then the deepest pipeline
     for pp, dp in sorted(kept, key=lambda pair: (min(config.dp, 2) > pair[1], -pair[0])):
         shards = config.dp_shard if config.dp_shard and dp % config.dp_shard == 0 else 0
         yield replace(config, pp=pp, dp=dp, dp_shard=shards)
@@ -123,6 +125,7 @@ def _enumerate_layers(
         yield options.layers
         return
     chunks = smaller.pp * smaller.vpp
+    # layers of the largest chunk, rounded up
     of_chunk = -(-setting.padded_layers // (config.pp * config.vpp))
     sizes = (min(layers * chunks, model.num_layers) for layers in range(of_chunk, 0, -1))
     yield from (layers for layers in dict.fromkeys(sizes) if layers >= least_layers(model))
