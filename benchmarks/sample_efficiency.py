@@ -12,9 +12,9 @@ megatron-core, or nanotron where megatron-core is the source's own or was fitted
 runtime predicts, with the constants that it had before any run, and learns from the runs of the history; those of the
 group itself are left out. --runtime names the profile in either case.
 
-Samplers: thompson is Meshtune's, and thompson+ucb, for example, is the same with another explorer (run where named);
-tpe, gp and cmaes are Optuna's, botorch is its GP with log expected improvement (see benchmarks/support/peers.py);
-random is uniform; prior goes by predicted step time, what is predicted not to fit last.
+Samplers: thompson is Meshtune's, and thompson+ucb, for example, is the same with another acquisition function (run
+where named); tpe, gp and cmaes are Optuna's, botorch is its GP with log expected improvement (see
+benchmarks/support/peers.py); random is uniform; prior goes by predicted step time, what is predicted not to fit last.
 
 A run ends when the fastest candidate has been tried and the sampler would stop, or with its budget of trials. Figures
 are medians over seeds within a group, then over groups. Progress goes to stderr; exit status 2 is a mistake in what was
@@ -44,14 +44,14 @@ from costmodels.calibration.fidelity import GROUP
 from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.job.runtime import find_runtime
 from hardware.io.errors import ConfigError, did_you_mean
-from tuner.search.acquisition import EXPLORERS
+from tuner.search.acquisition import ACQUISITION_FUNCTIONS
 
 SEARCHERS: dict[str, Callable[[Problem, int], AbstractSearcher]] = {
     "thompson": thompson,
     **PEERS,
     "random": uniform,
     "prior": prior,
-    **{f"thompson+{name}": partial(thompson, explorer=name) for name in EXPLORERS if name != "draws"},
+    **{f"thompson+{name}": partial(thompson, acquisition=name) for name in ACQUISITION_FUNCTIONS if name != "draws"},
 }
 USUAL = tuple(name for name in SEARCHERS if "+" not in name)
 """Searchers that run unless others are named."""

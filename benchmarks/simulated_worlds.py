@@ -46,8 +46,8 @@ from hardware.arrays import FloatArray
 from hardware.io.errors import ConfigError, did_you_mean
 from trials.simulated.backend import SimulatedBackend
 from tuner.answers.baseline import baseline_position
-from tuner.search.posterior import Belief
-from tuner.search.prior import prior_belief
+from tuner.search.posterior import Posterior
+from tuner.search.prior import initial_posterior
 from tuner.search.sampler import ThompsonSampler
 from tuner.space.enumeration import enumerate_space
 from tuner.study_file.config import StudyConfig, load_study
@@ -87,14 +87,14 @@ class Prepared:
         config: The study.
         full: Its grid before memory [g].
         grid: Its candidates [n].
-        belief: What is believed of the candidates.
+        posterior: What is believed of the candidates.
         baseline: What would be tried first without a current configuration; None where nothing fits.
     """
 
     config: StudyConfig
     full: ConfigGrid
     grid: ConfigGrid
-    belief: Belief
+    posterior: Posterior
     baseline: ParallelConfig | None
 
 
@@ -215,7 +215,7 @@ def prepared(study: str) -> Prepared:
         config=config,
         full=full,
         grid=grid,
-        belief=prior_belief([(config.measured_setting, np.arange(len(grid)))], grid),
+        posterior=initial_posterior([(config.measured_setting, np.arange(len(grid)))], grid),
     )
 
 
@@ -231,7 +231,7 @@ def search_in(known: Prepared, study: str, seed: int, max_trials: int, first: st
     searcher = Thompson(
         ThompsonSampler(
             grid,
-            known.belief,
+            known.posterior,
             draws=config.search.draws,
             confidence=config.search.confidence,
             seed=seed,

@@ -50,9 +50,9 @@ from costmodels.job.proxy_job import Reduction
 from trials.backend import Observation, Status
 from tuner.answers.candidates import candidates_of
 from tuner.run.loop import run_study
-from tuner.search.observations import Evidence
+from tuner.search.observations import Observations
 from tuner.search.parameters import params_of
-from tuner.search.posterior import Belief
+from tuner.search.posterior import Posterior
 from tuner.storage.journal_file import JournalFile
 from tuner.storage.opening import open_store
 from tuner.study_file.config import StudyConfig, load_study
@@ -208,16 +208,18 @@ def cost_of_a_run(config: StudyConfig, at: int, trials: int) -> Stopwatch:
 
 @contextmanager
 def _random_draws() -> Iterator[None]:
-    ordinary = Belief.draw
+    ordinary = Posterior.draw
 
-    def draw(belief: Belief, _evidence: Evidence, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32]:
-        return rng.standard_normal((num_draws, len(belief.predicted)), dtype=np.float32)
+    def draw(
+        posterior: Posterior, _observations: Observations, num_draws: int, rng: np.random.Generator
+    ) -> NDArray[np.float32]:
+        return rng.standard_normal((num_draws, len(posterior.predicted)), dtype=np.float32)
 
-    setattr(Belief, "draw", draw)  # noqa: B010 # mypy refuses to assign to a method
+    setattr(Posterior, "draw", draw)  # noqa: B010 # mypy refuses to assign to a method
     try:
         yield
     finally:
-        setattr(Belief, "draw", ordinary)  # noqa: B010 # as above
+        setattr(Posterior, "draw", ordinary)  # noqa: B010 # as above
 
 
 def _fill(config: StudyConfig, at: int) -> None:

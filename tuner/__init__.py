@@ -2,4 +2,46 @@
 
 Begin with `cli/main.py` for the commands and `run/loop.py` for the loop of one study. `search/sampler.py` is the Optuna
 sampler that chooses the trials.
+
+Python users import from here; docs/python.md shows how:
+
+    from tuner import ThompsonSampler, load_study, make_sampler, plan_jax, plan_torch, predict, rank, run_study
+
+Each name is loaded, with its libraries, when it is first used. `import tuner` alone loads nothing.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for type checkers and editors; nothing is loaded at import time
+    from tuner.answers.predictions import predict, rank
+    from tuner.planners.jax_plans import plan_jax
+    from tuner.planners.torch_plans import plan_torch
+    from tuner.run.loop import make_sampler, run_study
+    from tuner.search.sampler import ThompsonSampler
+    from tuner.study_file.config import load_study
+
+__all__ = ["ThompsonSampler", "load_study", "make_sampler", "plan_jax", "plan_torch", "predict", "rank", "run_study"]
+
+_MODULES = {
+    "ThompsonSampler": "search.sampler",
+    "load_study": "study_file.config",
+    "make_sampler": "run.loop",
+    "plan_jax": "planners",  # its own lazy door, which says what to install where JAX or torch is missing
+    "plan_torch": "planners",
+    "predict": "answers.predictions",
+    "rank": "answers.predictions",
+    "run_study": "run.loop",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -213,15 +213,15 @@ def _regret_of_best_with_proxy(pair: Pair) -> float | None:
 
 def run_with_proxies(pair: Pair, problem: Problem, num_proxies: int, seed: int) -> tuple[int, list[int]]:
     """One study with proxies: how many ran, and the positions of the candidates that ran at full size."""
-    sampler = ThompsonSampler(problem.grid, problem.belief, seed=seed, proxies=_plan(pair, problem, num_proxies))
+    sampler = ThompsonSampler(problem.grid, problem.posterior, seed=seed, proxies=_plan(pair, problem, num_proxies))
     study = optuna.create_study(sampler=sampler)
     count, at_full_size = 0, []
     while len(at_full_size) < min(AT_FULL_SIZE, len(pair.proxies)):
-        evidence = sampler.evidence(study.get_trials(deepcopy=False))
+        observations = sampler.observations(study.get_trials(deepcopy=False))
         trial = study.ask(fixed_distributions=sampler.search_space)
         position = sampler.position_of(trial.params)
         assert position is not None, "the sampler names candidates only"
-        proxy = sampler.proxy_for(evidence, position)
+        proxy = sampler.proxy_for(observations, position)
         if proxy is None:
             at_full_size.append(position)
             outcome = pair.group.outcomes[position]
@@ -253,8 +253,8 @@ def _plan(pair: Pair, problem: Problem, num_proxies: int) -> ProxyPlan:
 
 def _setting(problem: Problem) -> Setting:
     """The full job of a group."""
-    assert problem.belief.proxies is not None, "a group has one setting"
-    return problem.belief.proxies.measured.setting
+    assert problem.posterior.proxies is not None, "a group has one setting"
+    return problem.posterior.proxies.measured.setting
 
 
 def _print(result: Mapping[str, Any]) -> None:

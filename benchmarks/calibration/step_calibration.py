@@ -172,7 +172,7 @@ def run_and_look(group: Group, problem: Problem, seed: int, num_trials: Sequence
             num_tried += 1
         if not left.any():
             break
-        drawn = problem.belief.draw_steps(searcher.evidence, NUM_DRAWS, np.random.default_rng([seed, wanted]))
+        drawn = problem.posterior.draw_steps(searcher.observations, NUM_DRAWS, np.random.default_rng([seed, wanted]))
         found.append(held_out(drawn[:, left], log_measured[left], wanted))
     return found
 

@@ -95,7 +95,7 @@ def _searched(task: tuple[Group, Problem, int, tuple[int, ...]]) -> dict[int, di
         while len(tried) < moment:
             tried.append(searcher.ask())
             searcher.tell(tried[-1], group.outcomes[tried[-1]])
-        log_step_s = problem.belief.expected(searcher.evidence, everywhere).log_step_s
+        log_step_s = problem.posterior.expected(searcher.observations, everywhere).log_step_s
         found[moment] = _against(np.exp(log_step_s), group.step_time_s, tried)
     return found
 

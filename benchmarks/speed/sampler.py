@@ -15,8 +15,8 @@ import optuna
 from benchmarks.support.timing import arguments, median_s, publish
 from costmodels.job.parallel_config import DEGREES, ConfigGrid
 from costmodels.surrogates.predicted import Predicted, predict
-from tuner.search.observations import Evidence
-from tuner.search.posterior import Belief, belief_of
+from tuner.search.observations import Observations
+from tuner.search.posterior import Posterior, posterior_of
 from tuner.search.sampler import ThompsonSampler
 from tuner.space.enumeration import enumerate_space
 from tuner.study_file.config import load_study
@@ -33,7 +33,7 @@ def main() -> None:
     for size, num_trials in ((3_000, 50), (len(grid), 200))[: options.sizes]:
         some = grid.take(np.arange(size))
         predicted = predict(config.measured_setting, some)
-        own_s = _sampler_s(belief_of(predicted, some), some, num_trials, options.repeats)
+        own_s = _sampler_s(posterior_of(predicted, some), some, num_trials, options.repeats)
         peer_s = _peer_s(predicted, some, num_trials, options.repeats)
         rows.append(
             {"candidates": size, "trials": num_trials, "seconds": own_s, "optuna_gp_s": peer_s, "ratio": peer_s / own_s}
@@ -41,9 +41,9 @@ def main() -> None:
     publish(rows, as_json=options.json)
 
 
-def _sampler_s(belief: Belief, grid: ConfigGrid, num_trials: int, repeats: int) -> float:
+def _sampler_s(posterior: Posterior, grid: ConfigGrid, num_trials: int, repeats: int) -> float:
     """Median time of one refit, 100 draws and the choice; every fifth trial ran out of memory."""
-    sampler, predicted = ThompsonSampler(grid, belief), belief.predicted
+    sampler, predicted = ThompsonSampler(grid, posterior), posterior.predicted
     rng = np.random.default_rng(0)
 
     def step() -> int:
@@ -51,7 +51,7 @@ def _sampler_s(belief: Belief, grid: ConfigGrid, num_trials: int, repeats: int) 
         measured, misfits = tried[num_trials // 5 :], tried[: num_trials // 5]
         error = 0.2 * np.sin(3 * predicted.features[measured, 0]) + 0.02 * rng.standard_normal(len(measured))
         return sampler.choose(
-            Evidence(
+            Observations(
                 measured=measured,
                 log_step_s=np.log(predicted.step_time_s[measured]) + error,
                 variance=np.full(len(measured), 0.01**2),

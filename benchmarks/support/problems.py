@@ -24,8 +24,8 @@ from hardware.io.config_file import read_mapping
 from hardware.io.errors import ConfigError
 from trials.backend import Observation
 from trials.replay.backend import ReplayBackend
-from tuner.search.posterior import Belief
-from tuner.search.prior import prior_belief
+from tuner.search.posterior import Posterior
+from tuner.search.prior import initial_posterior
 from tuner.storage.history.published import past_of_runs
 
 STRANGERS = ("megatron-core", "nanotron")
@@ -66,14 +66,14 @@ class Problem:
 
     Attributes:
         grid: The candidates [n].
-        belief: What is believed of them.
+        posterior: What is believed of them.
         runtime: The profile that predicts them.
         num_history: Runs of the history that say something of them; 0 without any of their runtime.
         num_dropped: Runs of the history that were left out because they belong to this very group.
     """
 
     grid: ConfigGrid
-    belief: Belief
+    posterior: Posterior
     runtime: str
     num_history: int
     num_dropped: int
@@ -81,12 +81,12 @@ class Problem:
     @property
     def predicted_s(self) -> FloatArray:
         """Predicted step times [n], with what the history says."""
-        return np.exp(self.belief.steps[-1].log_predicted)
+        return np.exp(self.posterior.steps[-1].log_predicted)
 
     @property
     def memory_share(self) -> FloatArray:
         """Memory that they are predicted to need over what the devices have [n]."""
-        return self.belief.predicted.needed_bytes / self.belief.predicted.capacity_bytes
+        return self.posterior.predicted.needed_bytes / self.posterior.predicted.capacity_bytes
 
 
 def read_runs(paths: Sequence[Path]) -> tuple[tuple[MeasuredRun, ...], Counter[str]]:
@@ -202,7 +202,7 @@ def problem_of(group: Group, history: Sequence[MeasuredRun], runtime: str | None
         past = replace(past, runs=tuple(replace(run, runtime=name) for run in past.runs))
     return Problem(
         grid=group.grid,
-        belief=prior_belief(parts, group.grid, past),
+        posterior=initial_posterior(parts, group.grid, past),
         runtime=name,
         num_history=sum(run.runtime == name for run in past.runs),
         num_dropped=len(history) - len(others),

@@ -18,8 +18,8 @@ from benchmarks.support.problems import Problem
 from benchmarks.support.trial_metrics import Trials
 from hardware.arrays import FloatArray
 from trials.backend import Observation
-from tuner.search.acquisition import EXPLORERS
-from tuner.search.observations import OBSERVATION, STATUS, Evidence
+from tuner.search.acquisition import ACQUISITION_FUNCTIONS
+from tuner.search.observations import OBSERVATION, STATUS, Observations
 from tuner.search.sampler import ThompsonSampler
 
 
@@ -66,18 +66,19 @@ class Thompson(AbstractSearcher):
     @property
     def is_confident(self) -> bool:
         """Whether p_star exceeds the confidence that is asked for by default."""
-        evidence = self.evidence
-        return self._sampler.is_confident(evidence) or self._sampler.is_exhausted(evidence)
+        return self._sampler.decide(self.observations).settled is not None
 
     @property
-    def evidence(self) -> Evidence:
+    def observations(self) -> Observations:
         """What the trials so far told."""
-        return self._sampler.evidence(self._study.get_trials(deepcopy=False))
+        return self._sampler.observations(self._study.get_trials(deepcopy=False))
 
 
-def thompson(problem: Problem, seed: int, explorer: str = "draws") -> Thompson:
-    """The sampler that a study of this problem would have with this explorer, everything else at its default."""
-    return Thompson(ThompsonSampler(problem.grid, problem.belief, seed=seed, explorer=EXPLORERS[explorer]))
+def thompson(problem: Problem, seed: int, acquisition: str = "draws") -> Thompson:
+    """Return the sampler of a study of this problem with one acquisition function, else with its defaults."""
+    return Thompson(
+        ThompsonSampler(problem.grid, problem.posterior, seed=seed, acquisition=ACQUISITION_FUNCTIONS[acquisition])
+    )
 
 
 class InOrder(AbstractSearcher):

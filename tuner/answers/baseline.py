@@ -1,4 +1,4 @@
-"""The configuration that an engineer would write by hand: a study's first trial where nobody names a current one.
+"""Baseline of a study: the configuration that an engineer would write by hand, where no current one is named.
 
 The rule. Of the candidates that are predicted to fit with the study's headroom, without context parallelism, uneven
 work or a changed further dimension as long as any such fits:
@@ -6,9 +6,9 @@ work or a changed further dimension as long as any such fits:
 1. the smallest product of tp and pp;
 2. of these the largest tp that stays within a host, and the rest by pp, in plain 1F1B;
 3. the smallest ep, and the smallest micro-batch;
-4. dp is what is left of the devices.
+4. dp takes the rest of the devices.
 
-It is what guides to Megatron-LM and its like advise: model parallelism only as far as memory needs it, tensor
+Guides to Megatron-LM and similar frameworks advise the same: model parallelism only as far as memory needs it, tensor
 parallelism within a host first, then the pipeline (Narayanan et al. 2021, arXiv 2104.04473, takeaways 1 and 2).
 """
 
@@ -26,16 +26,17 @@ from hardware.arrays import IntArray
 def baseline_position(
     grid: ConfigGrid, fits: NDArray[np.bool_], *, devices_per_host: int, defaults: Mapping[str, Value]
 ) -> int | None:
-    """Where the baseline stands among the candidates; None where none of them fits.
+    """Return the position of the baseline among the candidates; None where none of them fits.
 
     Args:
-        grid: The candidates [n].
-        fits: Which of them are predicted to fit in memory [n].
-        devices_per_host: Devices of the smallest host.
-        defaults: The further dimensions where nobody opens them.
+        grid: Grid of the candidates [n].
+        fits: Candidates that are predicted to fit in memory [n].
+        devices_per_host: Number of devices of the smallest host.
+        defaults: Values of the further dimensions where nobody opens them.
     """
     if not fits.any():
         return None
+    # the last key weighs most
     order = np.lexsort(
         (
             grid.mbs,
@@ -44,7 +45,7 @@ def baseline_position(
             grid.pp,
             grid.tp * grid.pp,
             grid.tp > devices_per_host,
-            _changed(grid, defaults),
+            _count_changed(grid, defaults),
             grid.assignment != 0,
             grid.cp * grid.up,
             ~fits,
@@ -53,8 +54,8 @@ def baseline_position(
     return int(order[0])
 
 
-def _changed(grid: ConfigGrid, defaults: Mapping[str, Value]) -> IntArray:
-    """How many opened dimensions of each candidate differ from the study's defaults [n].
+def _count_changed(grid: ConfigGrid, defaults: Mapping[str, Value]) -> IntArray:
+    """Return how many opened dimensions of each candidate differ from the study's defaults [n].
 
     Without tensor parallelism there is nothing that sequence parallelism could split, and without replicas every ZeRO
     stage is the same: such candidates have the one value that stands for all.
@@ -63,6 +64,7 @@ def _changed(grid: ConfigGrid, defaults: Mapping[str, Value]) -> IntArray:
     for name in grid.opened:
         if name == "assignment":
             continue
+        # 1 where the candidate has another value than the study's job
         differs = getattr(grid, name).astype(np.int64) != DIMENSIONS[name].code_of(defaults[name])
         if name == "sequence_parallel":
             differs &= grid.tp > 1

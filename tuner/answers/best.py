@@ -1,4 +1,4 @@
-"""The answer of a study: its fastest measured configuration; before any, what proxies suggest or the model predicts."""
+"""Answer of a study: its fastest measured configuration, or before any what proxies suggest or the model predicts."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from tuner.storage.record import best_record, read_records
 from tuner.study_file.config import StudyConfig
 
 IMPOSSIBLE = (Status.OUT_OF_MEMORY, Status.CRASHED)
-"""How a trial ends whose configuration is not handed to anybody."""
+"""Statuses of a trial whose configuration is not handed to anybody."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Best:
-    """A configuration and how its step time is known.
+    """Configuration that a study answers with, and the source of its step time.
 
     Attributes:
-        config: The configuration.
-        step_time_s: Its step time.
-        source: "measured", "synthetic" or "predicted".
-        reference: What it is compared with; None where there is nothing.
-        gain: The reference's step time over this one, by the same source; None without both.
-        extrapolated: The proxies that it rests on, where no trial has run at full size.
-        source_in_words: The source, and what its step times count.
+        config: Configuration of the answer.
+        step_time_s: Step time of the configuration [s].
+        source: Source of the step time: "measured", "synthetic" or "predicted".
+        reference: Configuration that it is compared with; None where there is none.
+        gain: Ratio of the reference's step time to this one, by the same source; None without both.
+        extrapolated: Extrapolation that it rests on, where no trial has run at full size.
+        source_in_words: Source of the step time and its clock, in words.
     """
 
     config: ParallelConfig
@@ -43,17 +43,17 @@ class Best:
 
     @property
     def known_in_words(self) -> str:
-        """How the step time is known."""
+        """Source of the step time, in words."""
         return self.extrapolated.in_words if self.extrapolated else self.source_in_words
 
 
 def best_configuration(config: StudyConfig) -> Best | None:
-    """The best that is known of a study; None if no configuration works: none may fit, or all that may have failed."""
+    """Return the best known answer of a study; None if no configuration fits, or all that fit have failed."""
     return best_known(config, find_study(config.storage, config.name))
 
 
 def best_known(config: StudyConfig, study: Study | None) -> Best | None:
-    """The same of a study that was opened already; None is one that was never run."""
+    """Return the best known answer of a study that was opened already; None is a study that was never run."""
     records = read_records(study) if study is not None else []
     best = best_record(records)
     reference = reference_of(config, study) if study is not None else None

@@ -1,4 +1,4 @@
-"""The candidates of a study with all that is predicted of them before any trial."""
+"""Candidates of a study with all predictions before any trial."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tuner.study_file.config import StudyConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Candidates:
-    """The space of a study and its predictions, row by row.
+    """Space of a study and its predictions, row by row.
 
     Attributes:
-        space: What may be tried, and what fell and why.
+        space: Space of the study, with the candidates that fell and the rules that removed them.
         estimate: Predicted step times and breakdowns.
-        features: What the surrogate sees of each candidate [n, d].
+        features: Features of each candidate for the surrogate [n, d].
     """
 
     space: Space
@@ -35,7 +35,7 @@ class Candidates:
 
 
 def candidates_of(config: StudyConfig) -> Candidates:
-    """Enumerates, prunes and predicts the candidates of a study."""
+    """Enumerate, prune and predict the candidates of a study."""
     space, setting = config.space(), config.setting
     estimate = estimate_step(setting, space.grid, memory=space.memory)
     features = configuration_features(setting.job, setting.cluster, space.grid, estimate)
@@ -43,24 +43,26 @@ def candidates_of(config: StudyConfig) -> Candidates:
 
 
 def ranking(config: StudyConfig, candidates: Candidates) -> IntArray:
-    """Positions of the candidates [n], the shortest predicted step first; those that do not fit come last.
+    """Return the positions of the candidates [n], the shortest predicted step first; those that do not fit come last.
 
     Of predictions that agree to four digits the plainest configuration comes first: least context parallelism, then
-    least tensor, pipeline and virtual pipeline parallelism. What does not fit is a candidate where somebody measured
-    it, or as the current one.
+    least tensor, pipeline and virtual pipeline parallelism. A configuration that does not fit is a candidate only where
+    somebody measured it, or as the current one.
     """
     grid, step_time_s = candidates.space.grid, candidates.estimate.step_time_s
     fits = candidates.space.memory.fits(config.options.memory_headroom)
+    # predictions that agree to four digits are equal: the plainest configuration then comes first
     rounded = np.round(np.log(step_time_s), 4)
     return np.lexsort((step_time_s, grid.vpp, grid.pp, grid.tp, grid.cp * grid.up, rounded, ~fits))
 
 
 def reasons_against(config: StudyConfig, space: Space, chosen: ParallelConfig) -> dict[str, str]:
-    """Everything that keeps `chosen` out of the study's space, by the rule's name; empty if it is a candidate."""
+    """Return every reason that keeps `chosen` out of the study's space, by the rule's name; empty for a candidate."""
     if config.measured is not None:
         if tuple(chosen.values(space.grid.dimensions).values()) in space.grid.positions():
             return {}
         return {"measured": f"is none of the {len(space.grid):,} measured configurations"}
+    # a dimension that the study does not open has the job's value
     fixed = config.config_defaults
     reasons = why_not(config.setting, config.options, chosen) | {
         f"job.{name}": f"the study fixes {name} to {fixed[name]}; space.{name} would search it"
@@ -77,7 +79,7 @@ def reasons_against(config: StudyConfig, space: Space, chosen: ParallelConfig) -
 
 
 def _planned_for(space: Space, chosen: ParallelConfig) -> str:
-    """The uneven work of the candidate that differs from a configuration in nothing else."""
+    """Return the uneven work of the candidate that otherwise equals a configuration."""
     others = [name for name in space.grid.dimensions if name != "assignment"]
     for position in np.flatnonzero(space.grid.assignment).tolist():
         candidate = space.grid.config(position)
@@ -87,18 +89,18 @@ def _planned_for(space: Space, chosen: ParallelConfig) -> str:
 
 
 def tokens_per_s_per_device(setting: Setting, step_time_s: float) -> float:
-    """Throughput of one device at a step time."""
+    """Return the throughput of one device at a step time [tokens/s]."""
     return setting.job.tokens_per_step / (step_time_s * setting.cluster.num_devices)
 
 
 def plan_of(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any]:
-    """The sharding plan that a prediction counts, as a part of it; empty where that is the plan by hand."""
+    """Return the sharding plan that a prediction counts, as a part of it; empty where that is the plan by hand."""
     found = config.layer_plans.get(shape_text(chosen))
     return {} if found is None else {"plan": found}
 
 
 def notes_on_plan(config: StudyConfig, chosen: ParallelConfig) -> tuple[str, ...]:
-    """What flags can't say of a configuration whose layers are planned otherwise than frameworks shard them."""
+    """Return what flags cannot say of a configuration whose layers are sharded otherwise than frameworks do."""
     plan = plan_of(config, chosen).get("plan")
     if not plan or not plan["differs"]:
         return ()
@@ -111,7 +113,7 @@ def notes_on_plan(config: StudyConfig, chosen: ParallelConfig) -> tuple[str, ...
 def prediction_json(
     setting: Setting, estimate: StepEstimate, memory: MemoryEstimate, position: int, headroom: float
 ) -> dict[str, Any]:
-    """What `meshtune predict` prints of one configuration, and a trial keeps as its prediction."""
+    """Return the prediction of one configuration, as `meshtune predict` prints it and a trial keeps it."""
     step_time_s = float(estimate.step_time_s[position])
     mfu = model_flops_utilisation(setting.job, setting.cluster, np.array([step_time_s]))
     return {
@@ -127,7 +129,7 @@ def prediction_json(
 
 
 def predicted(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any]:
-    """The prediction of one configuration, whether it is in the study's space or not."""
+    """Return the prediction of one configuration, whether it is in the study's space or not."""
     setting = config.setting
     grid = ConfigGrid.from_configs([chosen], config.options.opened)
     memory = estimate_memory(setting, grid)
@@ -136,7 +138,7 @@ def predicted(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any]:
 
 
 def prediction_errors(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any]:
-    """How far the prediction of one configuration can be trusted, and which of the profile's constants weigh most."""
+    """Return the error of one configuration's prediction, and the constants of the profile that weigh most in it."""
     setting, headroom = config.setting, config.options.memory_headroom
     grid = ConfigGrid.from_configs([chosen], config.options.opened)
     memory = estimate_memory(setting, grid)

@@ -1,11 +1,11 @@
-"""What a study's trials cost in device time, and when the gain has paid for it.
+"""Device time of a study's trials, and the number of training steps after which the gain has paid for it.
 
 A trial costs the devices of its job, or of the smaller job that ran in its place, times the wall clock for which it had
-them. Failed trials, those stopped early, repeats and lost attempts count. Only what nobody recorded is left out: a
+them. Failed trials, those stopped early, repeats and lost attempts count. Only time that nobody recorded is left out: a
 trial's time under a driver that was killed.
 
-Simulated and replayed trials take no devices. They count what their measured steps would have taken, and of start-up
-nothing is known. `device_s` is devices times seconds.
+Simulated and replayed trials take no devices. They count the time of their measured steps, and nothing for start-up.
+`device_s` is devices times seconds.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class DeviceTime:
     """Device time of trials.
 
     Attributes:
-        steps_device_s: From the first measured step on.
-        startup_device_s: Until then, and in attempts that were lost; None where trials take no devices.
+        steps_device_s: Device time from the first measured step on [device s].
+        startup_device_s: Device time until then, and in attempts that were lost [device s]; None where trials take no
+            devices.
     """
 
     steps_device_s: float
@@ -37,17 +38,17 @@ class DeviceTime:
 
     @property
     def device_s(self) -> float:
-        """All of it."""
+        """Device time in all [device s]."""
         return self.steps_device_s + (self.startup_device_s or 0.0)
 
     @property
     def device_hours(self) -> float:
-        """All of it in hours."""
+        """Device time in all, in hours."""
         return self.device_s / HOUR_S
 
     @property
     def startup_device_hours(self) -> float | None:
-        """Start-up in hours."""
+        """Device time of start-up, in hours."""
         return None if self.startup_device_s is None else self.startup_device_s / HOUR_S
 
     @property
@@ -58,11 +59,11 @@ class DeviceTime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Payback:
-    """When a faster step has saved the device time that finding it took.
+    """Point at which a faster step has saved the device time that finding it took.
 
     Attributes:
-        steps: Training steps after which it has.
-        seconds: What these take with the best configuration [s].
+        steps: Number of training steps to that point.
+        seconds: Time of these steps with the best configuration [s].
     """
 
     steps: int
@@ -70,7 +71,7 @@ class Payback:
 
 
 def device_time_of(config: StudyConfig, records: Sequence[TrialRecord]) -> DeviceTime:
-    """What the trials that have ended cost."""
+    """Return the device time of the trials that have ended."""
     full_size = config.setting.cluster.num_devices
     steps_device_s = startup_device_s = 0.0
     for record in records:
@@ -91,13 +92,14 @@ def device_time_of(config: StudyConfig, records: Sequence[TrialRecord]) -> Devic
 def payback_of(
     config: StudyConfig, reference: Reference | None, records: Sequence[TrialRecord], best_s: float | None
 ) -> Payback | None:
-    """When the gain over the reference has paid for the trials, start-up included.
+    """Return when the gain over the reference has paid for the trials, start-up included.
 
     None without a gain, and where step times are not those of the wall clock that trials are paid by.
     """
     reference_s = reference.step_time_s(records) if reference else None
     if config.backend.clock != "wall" or not reference_s or not best_s or best_s >= reference_s:
         return None
+    # every step of training saves this much with the best configuration
     saved_device_s = (reference_s - best_s) * config.setting.cluster.num_devices
     steps = math.ceil(device_time_of(config, records).device_s / saved_device_s)
     return Payback(steps=steps, seconds=steps * best_s)
@@ -106,7 +108,7 @@ def payback_of(
 def device_time_json(
     config: StudyConfig, reference: Reference | None, records: Sequence[TrialRecord], best_s: float | None
 ) -> dict[str, Any]:
-    """Under the keys of JSON."""
+    """Return device time and pay-back under the keys of JSON."""
     spent, payback = device_time_of(config, records), payback_of(config, reference, records, best_s)
     return {
         "device_hours": spent.device_hours,
@@ -116,7 +118,7 @@ def device_time_json(
 
 
 def hours_in_words(spent: DeviceTime) -> str:
-    """What the trials cost."""
+    """Return a sentence on the device time of the trials."""
     if not spent.is_spent:
         return f"On devices the measured steps of the trials would have taken {hours(spent.device_s)} device-hours"
     return (
@@ -126,19 +128,19 @@ def hours_in_words(spent: DeviceTime) -> str:
 
 
 def payback_in_words(reference: Reference, payback: Payback) -> str:
-    """When the gain has paid for that."""
+    """Return a sentence on when the gain has paid for the trials."""
     steps = "1 step" if payback.steps == 1 else f"{payback.steps:,} steps"
     return f"{steps} of training ({duration(payback.seconds)}) pay them back by the gain over {reference.in_words}"
 
 
 def hours(device_s: float) -> str:
-    """Device-hours with three significant digits."""
+    """Return device-hours with three significant digits."""
     found = device_s / HOUR_S
     return f"{found:,.0f}" if found >= 100 else f"{found:#.3g}" if found else "0"
 
 
 def duration(seconds: float) -> str:
-    """A time that people plan by."""
+    """Return a time in the unit that people plan by."""
     for unit_s, unit in ((86400.0, "days"), (HOUR_S, "hours"), (60.0, "min")):
         if seconds >= 2 * unit_s:
             return f"{seconds / unit_s:,.1f} {unit}"
@@ -146,13 +148,13 @@ def duration(seconds: float) -> str:
 
 
 def _wall_s(observation: Observation) -> float:
-    """For how long the trial had its devices; at least its steps where nobody took the time."""
+    """Return the time for which the trial had its devices [s]; at least its steps where nobody measured it."""
     own_s = observation.elapsed_s
     return observation.lost_s + (sum(observation.step_times_s) if own_s is None else own_s)
 
 
 def _startup_s(observation: Observation) -> float:
-    """How much of that was before the first measured step, or lost."""
+    """Return the part of that time before the first measured step, or in lost attempts [s]."""
     if observation.measured_after_s is not None:
         own_s = observation.measured_after_s
     elif observation.elapsed_s is None:

@@ -1,9 +1,9 @@
-"""A study with its layers planned: what its planner changes of the cost model, and of what simulated trials run.
+"""Layer plans of a study: their effect on the cost model, and on simulated trials.
 
-Planning takes a fraction of a second for each shape of a layer, on as many processes as the machine has cores; what was
-found is stored with the study, so that it is done once.
+Planning takes a fraction of a second for each shape of a layer, on as many processes as the machine has cores. Plans
+are stored with the study, so that they are made once.
 
-Planners count as if nothing ran beside anything else, and the cost model does not. So a plan is taken if the fastest
+Planners assume that no operator overlaps another, and the cost model does not. So a plan is taken if the fastest
 candidate of its shape is predicted to be faster with it, or if it is pinned; else the plan by hand stands.
 """
 
@@ -29,23 +29,23 @@ from tuner.study_file.config import StudyConfig
 from tuner.study_file.meaning import first_difference
 
 LAYER_PLANS = "layer_plans"
-"""The study's attribute that keeps them."""
+"""Attribute of the study that keeps the plans."""
 
 OnPlanned = Callable[[int, int], None]
-"""Hears how many shapes are planned, and of how many."""
+"""Function that is told how many shapes are planned, and of how many."""
 
 SHAPES_AT_ONCE = 16
-"""Shapes between two such calls; with no more than that, starting processes takes longer than planning."""
+"""Number of shapes between two such calls; with no more than that, starting processes takes longer than planning."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Found:
-    """What was planned for a shape.
+    """Plans of one shape.
 
     Attributes:
-        change: What the plan changes of the cost model's layers.
-        summary: The plan, as `summary_of` tells it; None where there is none by hand.
-        by_hand: The plan by hand, likewise.
+        change: Change of the cost model's layers by the plan.
+        summary: Summary of the plan, as `summary_of` makes it; None where there is none by hand.
+        by_hand: Summary of the plan by hand, likewise.
     """
 
     change: LayerChange | None = None
@@ -60,16 +60,16 @@ def planned_study(
     stored: Mapping[str, Any] | None = None,
     on_planned: OnPlanned = lambda _, __: None,
 ) -> StudyConfig:
-    """The study with the plans of these candidates.
+    """Return the study with the plans of these candidates.
 
     Args:
-        config: The study.
-        grid: Candidates of it.
-        stored: What `as_stored` made of it earlier; only shapes that it lacks are planned.
-        on_planned: Hears how far it is.
+        config: Study to plan for.
+        grid: Candidates of the study.
+        stored: Plans that `as_stored` returned earlier; only shapes that they lack are planned.
+        on_planned: Function that is told the progress.
 
     Raises:
-        ConfigError: pins can't hold.
+        ConfigError: Pins cannot hold.
     """
     if config.planning.name == "megatron":
         return config
@@ -85,26 +85,42 @@ def planned_study(
         return _with_plans(config, changes, plans)
     found: list[_Found] = []
     on_planned(0, len(tasks))
-    with _planner(len(tasks)) as planned:
+    with _start_planner(len(tasks)) as planned:
         for at in range(0, len(tasks), SHAPES_AT_ONCE):
             try:
                 found += planned(tasks[at : at + SHAPES_AT_ONCE])
             except ConfigError as error:
                 raise error.under("planner").in_file(config.file) from None
             on_planned(len(found), len(tasks))
-    found = _decided(config, grid, found)
+    found = _decide(config, grid, found)
     plans |= {shape_text(task.config): each.summary for task, each in zip(tasks, found, strict=True)}
     return _with_plans(config, [*changes, *(each.change for each in found if each.change is not None)], plans)
 
 
+def plan_layers(config: StudyConfig, chosen: ParallelConfig | None = None) -> StudyConfig:
+    """Return the study with its layers planned, unless they are or the study shards them by hand.
+
+    Args:
+        config: Study.
+        chosen: The only configuration to plan for; None for all candidates.
+
+    Raises:
+        ConfigError: The planner's pins cannot hold.
+    """
+    if config.planning.name == "megatron" or config.layer_plans:
+        return config
+    grid = config.space().grid if chosen is None else ConfigGrid.from_configs([chosen], config.options.opened)
+    return planned_study(config, grid, stored=stored_plans(config))
+
+
 def as_stored(config: StudyConfig) -> dict[str, Any]:
-    """The plans of a study as JSON."""
+    """Return the plans of a study as JSON."""
     changes = [asdict(change) for change in config.setting.runtime.layer_changes]
     return {"changes": changes, "plans": dict(config.layer_plans)}
 
 
 def stored_plans(config: StudyConfig) -> dict[str, Any] | None:
-    """What the study's storage holds of them; None if there is nothing, or it is of another study of that name."""
+    """Return the plans in the study's storage; None if there are none, or they are of another study of that name."""
     # `meshtune predict` reads no storage, and loading Optuna takes longer than all of its answer
     from tuner.storage.opening import find_study  # noqa: PLC0415
     from tuner.storage.record import MEANING  # noqa: PLC0415
@@ -118,7 +134,7 @@ def stored_plans(config: StudyConfig) -> dict[str, Any] | None:
 
 
 def unused_pins(config: StudyConfig) -> tuple[str, ...]:
-    """A sentence for each pin that no candidate's degrees allow."""
+    """Return a sentence for each pin that no candidate's degrees allow."""
     used = {each["pin"] for plan in config.layer_plans.values() if plan is not None for each in plan["pins"]}
     return tuple(
         f"planner.pins[{number}]: no candidate has the devices for {pin.in_words}"
@@ -128,18 +144,19 @@ def unused_pins(config: StudyConfig) -> tuple[str, ...]:
 
 
 def by_hand(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any] | None:
-    """The plan by hand of one configuration, told the same way; None where it has nothing to shard."""
+    """Return the plan by hand of one configuration in the same form; None where it has nothing to shard."""
     grid = ConfigGrid.from_configs([chosen])
     tasks = layer_tasks(config.setting.job, config.setting.cluster, grid, LayerPlanning())
     return _plan(tasks[0], None).by_hand if tasks else None
 
 
-def _decided(config: StudyConfig, grid: ConfigGrid, found: Sequence[_Found]) -> list[_Found]:
-    """The plans with the plan by hand in place of those that are predicted to gain nothing."""
+def _decide(config: StudyConfig, grid: ConfigGrid, found: Sequence[_Found]) -> list[_Found]:
+    """Return the plans, with the plan by hand in place of those that are predicted to gain nothing."""
     changes = tuple(each.change for each in found if each.change is not None)
     if not changes:
         return list(found)
     setting = config.setting
+    # fastest candidate of each shape, by hand and as planned
     fastest_s: list[dict[tuple[int, ...], float]] = []
     for own in ((), changes):
         changed = replace(setting, runtime=replace(setting.runtime, layer_changes=own))
@@ -167,6 +184,7 @@ def _decided(config: StudyConfig, grid: ConfigGrid, found: Sequence[_Found]) -> 
 def _with_plans(
     config: StudyConfig, changes: Sequence[LayerChange], plans: Mapping[str, dict[str, Any] | None]
 ) -> StudyConfig:
+    """Return the study with plans and their changes of the cost model."""
     runtime = replace(config.setting.runtime, layer_changes=tuple(changes))
     backend = config.backend.with_layer_changes(runtime.layer_changes)
     assert backend is not None, "the study file refuses other trials, which run the plan by hand"
@@ -179,13 +197,13 @@ def _with_plans(
 
 
 def _change_of(stored: Mapping[str, Any]) -> LayerChange:
-    """A change as it was before JSON made lists of its tuples."""
+    """Return a change as it was before JSON made lists of its tuples."""
     return LayerChange(**{key: frozen(value) for key, value in stored.items()})
 
 
 @contextmanager
-def _planner(num_tasks: int) -> Iterator[Callable[[Sequence[LayerTask]], list[_Found]]]:
-    """What plans several shapes, on all cores if there are many."""
+def _start_planner(num_tasks: int) -> Iterator[Callable[[Sequence[LayerTask]], list[_Found]]]:
+    """Return a function that plans several shapes, on all cores if there are many."""
     if num_tasks <= SHAPES_AT_ONCE:
         yield lambda tasks: [_plan(task, None) for task in tasks]
         return
@@ -194,6 +212,7 @@ def _planner(num_tasks: int) -> Iterator[Callable[[Sequence[LayerTask]], list[_F
 
 
 def _plan(task: LayerTask, _: AbstractBound | None) -> _Found:
+    """Plan one shape."""
     planned = planned_layer(task)
     if planned is None:
         return _Found()

@@ -1,4 +1,4 @@
-"""One configuration of a study in the event simulator."""
+"""Simulation of one configuration of a study with the event simulator."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from tuner.answers.candidates import predicted, prediction_json
 from tuner.study_file.config import StudyConfig
 
 SCHEDULE = "1f1b"
-"""The schedule that all predictions assume; with chunks it is the interleaved one."""
+"""Schedule that all predictions assume; with chunks it is the interleaved one."""
 
 
 def simulated(config: StudyConfig, chosen: ParallelConfig, schedule: str = SCHEDULE) -> Simulation:
-    """One step of a configuration that can be launched, on the study's cluster.
+    """Simulate one step of a configuration that can be launched, on the study's cluster.
 
     Raises:
-        ConfigError: there is no such schedule, or not with this configuration.
+        ConfigError: There is no such schedule, or not with this configuration.
     """
-    _check(config, chosen, schedule)
+    _check_schedule(config, chosen, schedule)
     setting = config.setting
-    memory = _memory(config, chosen, schedule)
+    memory = _estimate_memory(config, chosen, schedule)
     return simulate_step(setting, chosen, schedule=schedule, memory=memory)
 
 
 def simulation_json(
     config: StudyConfig, chosen: ParallelConfig, schedule: str, simulation: Simulation
 ) -> dict[str, Any]:
-    """What `meshtune simulate` prints: the prediction's keys, the closed form's step beside them, and every stage."""
+    """Return what `meshtune simulate` prints: a prediction, the closed form's step beside it, and every stage."""
     estimate = StepEstimate(
         step_time_s=np.array([simulation.step_time_s]),
         breakdown_s={part: np.array([seconds]) for part, seconds in simulation.breakdown_s.items()},
     )
-    memory = _memory(config, chosen, schedule)
+    memory = _estimate_memory(config, chosen, schedule)
     closed_form = predicted(config, chosen)
     return prediction_json(config.setting, estimate, memory, 0, config.options.memory_headroom) | {
         "predicted_step_time_s": closed_form["step_time_s"],
@@ -64,10 +64,10 @@ def simulation_json(
 
 
 def write_trace(simulation: Simulation, out: Path) -> None:
-    """Writes the step's trace for Perfetto, compressed where the name of the file ends in .gz.
+    """Write the step's trace for Perfetto, compressed where the name of the file ends in .gz.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: It cannot be written.
     """
     content = chrome_trace(simulation).encode()
     try:
@@ -77,13 +77,19 @@ def write_trace(simulation: Simulation, out: Path) -> None:
         raise ConfigError(f"cannot be written ({error.strerror})", key="--trace", value=str(out)) from None
 
 
-def _memory(config: StudyConfig, chosen: ParallelConfig, schedule: str) -> MemoryEstimate:
+def _estimate_memory(config: StudyConfig, chosen: ParallelConfig, schedule: str) -> MemoryEstimate:
+    """Return the memory of a configuration under a schedule."""
     setting = config.setting
     grid = ConfigGrid.from_configs([chosen], config.options.opened)
     return estimate_memory(setting, grid, schedule=schedule)
 
 
-def _check(config: StudyConfig, chosen: ParallelConfig, schedule: str) -> None:
+def _check_schedule(config: StudyConfig, chosen: ParallelConfig, schedule: str) -> None:
+    """Check that a configuration can run under a schedule.
+
+    Raises:
+        ConfigError: It cannot.
+    """
     if schedule not in SCHEDULES:
         raise ConfigError("is no schedule", key="--schedule", value=schedule, nearest=did_you_mean(schedule, SCHEDULES))
     if schedule in ONE_CHUNK and chosen.vpp > 1:

@@ -1,4 +1,4 @@
-"""The best prediction for each size of a cluster: how far a job scales, and how few hosts hold it."""
+"""Best prediction for each size of a cluster: how far a job scales, and how few hosts hold it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tuner.study_file.config import StudyConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Size:
-    """What is predicted of a study's job on so many hosts.
+    """Prediction of a study's job on a number of hosts.
 
     Attributes:
         hosts: Number of hosts.
-        devices: Devices of all of them.
-        config: The configuration with the shortest predicted step; None if none fits.
-        step_time_s: Its predicted step time; inf without one.
-        tokens_per_s_per_device: Its throughput; 0 without one.
-        peak_memory_bytes: Its predicted memory; 0 without one.
-        reason: Why there is none; empty otherwise.
+        devices: Number of devices of all hosts.
+        config: Configuration with the shortest predicted step; None if none fits.
+        step_time_s: Predicted step time of it [s]; inf without one.
+        tokens_per_s_per_device: Predicted throughput of one device; 0 without one.
+        peak_memory_bytes: Predicted peak of memory [bytes]; 0 without one.
+        reason: Reason why there is no configuration; empty otherwise.
     """
 
     hosts: int
@@ -41,7 +41,7 @@ class Size:
     reason: str = ""
 
     def as_json(self, dimensions: Sequence[str]) -> dict[str, Any]:
-        """The size as an object; what nothing was predicted for is null."""
+        """Return the size as an object; null stands for values that were not predicted."""
         found = self.config is not None
         return {
             "hosts": self.hosts,
@@ -55,10 +55,10 @@ class Size:
 
 
 def parse_sizes(config: StudyConfig, text: str) -> tuple[int, ...]:
-    """The numbers of hosts that `--hosts 2,4,8` lists, in its order.
+    """Return the numbers of hosts that `--hosts 2,4,8` lists, in its order.
 
     Raises:
-        ConfigError: an entry is no possible number of hosts, or comes twice, or the study's cluster has no one number.
+        ConfigError: An entry is no possible number of hosts, or comes twice, or the study's cluster has no one number.
     """
     if config.measured is not None:
         raise ConfigError(
@@ -91,15 +91,16 @@ def parse_sizes(config: StudyConfig, text: str) -> tuple[int, ...]:
 
 
 def best_by_size(config: StudyConfig, sizes: Sequence[int]) -> list[Size]:
-    """The best prediction on each number of hosts, everything else as the study says.
+    """Return the best prediction on each number of hosts, with everything else as the study says.
 
     Raises:
-        ConfigError: a size has too many configurations to look at.
+        ConfigError: A size has too many configurations to predict.
     """
-    return [_best_of(config, hosts) for hosts in sizes]
+    return [_predict_best(config, hosts) for hosts in sizes]
 
 
-def _best_of(config: StudyConfig, hosts: int) -> Size:
+def _predict_best(config: StudyConfig, hosts: int) -> Size:
+    """Return the best prediction on a number of hosts."""
     setting = replace(config.setting, cluster=config.setting.cluster.with_hosts(hosts))
     devices = setting.cluster.num_devices
     current = config.current if config.current is not None and config.current.num_devices == devices else None
@@ -107,9 +108,10 @@ def _best_of(config: StudyConfig, hosts: int) -> Size:
         space = build_space(setting, config.options, current=current)
     except ConfigError as error:
         raise error.in_file(config.file) from None
+    # layers are planned for candidates that fit only, because planning takes long
     fitting = np.flatnonzero(space.memory.fits(config.options.memory_headroom))
     if not len(fitting):
-        return Size(hosts=hosts, devices=devices, reason=_why_none(space))
+        return Size(hosts=hosts, devices=devices, reason=_explain_none(space))
     setting = planned_study(replace(config, setting=setting), space.grid.take(fitting)).setting
     estimate = estimate_step(setting, space.grid, memory=space.memory)
     best = int(fitting[np.argmin(estimate.step_time_s[fitting])])
@@ -124,7 +126,8 @@ def _best_of(config: StudyConfig, hosts: int) -> Size:
     )
 
 
-def _why_none(space: Space) -> str:
+def _explain_none(space: Space) -> str:
+    """Return the reason why no configuration fits."""
     if space.num_before_memory:
         return f"none of the {space.num_before_memory:,} configurations that obey every rule fits in memory"
     rule = max(space.removed, key=lambda name: space.removed[name], default=None)

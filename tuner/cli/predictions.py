@@ -209,8 +209,9 @@ def rank(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the configurations that the cost model predicts to be fastest, without running a trial."""
-    from tuner.answers.candidates import candidates_of, ranking, tokens_per_s_per_device
+    """Print the configurations that the cost model predicts to be fastest; no trial is run."""
+    from tuner.answers.candidates import candidates_of
+    from tuner.answers.predictions import ranked
 
     num_rows = 10 if top is None else whole_number("--top", top, 1)
     if hosts is not None and top is not None:
@@ -224,18 +225,8 @@ def rank(
     config = with_plans(config)
     candidates = candidates_of(config)
     warn(candidates.space.warnings)
-    step_time_s, grid, memory = candidates.estimate.step_time_s, candidates.space.grid, candidates.space.memory
-    fits = memory.fits(config.options.memory_headroom)
-    rows: list[dict[str, Any]] = [
-        {
-            **grid.values(int(position)),
-            "step_time_s": float(step_time_s[position]),
-            "peak_memory_bytes": int(memory.peak_bytes[position]),
-            "fits": bool(fits[position]),
-            "tokens_per_s_per_device": tokens_per_s_per_device(config.setting, float(step_time_s[position])),
-        }
-        for position in ranking(config, candidates)[:num_rows]
-    ]
+    grid, memory = candidates.space.grid, candidates.space.memory
+    rows = ranked(config, candidates, num_rows)
     if as_json:
         print_json({"configs": rows})
     elif rows:

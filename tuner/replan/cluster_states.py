@@ -29,9 +29,9 @@ from hardware.cluster import Cluster
 from hardware.dynamics import HostEvent, Interval, Trace, cluster_at
 from hardware.io.errors import ConfigError
 from tuner.replan.network import lost_hosts
-from tuner.search.observations import Evidence, evidence_of
+from tuner.search.observations import Observations, observations_of
 from tuner.search.parameters import params_of, values_of
-from tuner.search.prior import prior_belief, unheard
+from tuner.search.prior import ignore_progress, initial_posterior
 from tuner.space.enumeration import Space, build_space, launchable
 from tuner.storage.history import past_of
 from tuner.study_file.config import StudyConfig
@@ -276,7 +276,7 @@ def options_over(
     besides: Sequence[Setup],
     study: Study | None,
     *,
-    on_progress: Callable[[str], None] = unheard,
+    on_progress: Callable[[str], None] = ignore_progress,
 ) -> Options:
     """Collect the setups that may run in some interval, with their expected figures in each interval.
 
@@ -362,9 +362,9 @@ def _price_states(
         estimate_memory(replace(setting, cluster=cluster), grid)
         for (_, cluster), grid in zip(states, grids, strict=True)
     ]
-    evidence = _evidence(trials, own_grid)
+    observations = _observations(trials, own_grid)
     # Without observations or history the posterior equals the predictions, so pricing skips the surrogate.
-    knows = bool(own) and (evidence.num_decisions > 0 or bool(config.history))
+    knows = bool(own) and (observations.num_decisions > 0 or bool(config.history))
     if not knows:
         return {
             state: _figures(
@@ -389,7 +389,7 @@ def _price_states(
         is_own = states[at] == (pricing.nominal, pricing.nominal)
         starts[at] = 0 if is_own else end
         end += 0 if is_own else len(grids[at])
-    trials_told = f"{evidence.num_decisions:,} trials correct the predictions"
+    trials_told = f"{observations.num_decisions:,} trials correct the predictions"
     on_progress(f"{trials_told} on {len(corrected):,} of {len(states):,} states of the cluster")
     changed = [at for at, start in starts.items() if start]
     # A configuration on degraded but complete hosts shares its independent residual with the nominal one.
@@ -398,11 +398,11 @@ def _price_states(
         if states[at][0] == pricing.nominal:
             same_as[starts[at] : starts[at] + len(grids[at])] = np.arange(len(grids[at]))
     measured = config.measured_setting
-    belief = prior_belief(
+    posterior = initial_posterior(
         [(measured, np.arange(len(own)))],
         concatenate([own_grid, *(grids[at] for at in changed)]),
         past_of(config),
-        elsewhere=[
+        other_clusters=[
             (
                 replace(measured, setting=replace(measured.setting, cluster=states[at][1])),
                 np.arange(starts[at], starts[at] + len(grids[at])),
@@ -411,8 +411,8 @@ def _price_states(
         ],
         on_progress=on_progress,
     )
-    expected = belief.expected(evidence, same_as)
-    ran = np.isin(same_as, sorted(evidence.explored))
+    expected = posterior.expected(observations, same_as)
+    ran = np.isin(same_as, sorted(observations.explored))
     found = {}
     for at, (state, memory) in enumerate(zip(states, memories, strict=True)):
         of = stands_for[at]
@@ -423,7 +423,7 @@ def _price_states(
         can_run = ((expected.log_needed[rows] <= room) | ran[rows]) & ~expected.is_broken[rows]
         step_time_s = np.exp(expected.log_step_s[rows] + log_prior_s[at] - log_prior_s[of])
         found[state] = _figures(state[1], list(pool[state[0]]), step_time_s, can_run, memory)
-    return found, evidence.num_decisions
+    return found, observations.num_decisions
 
 
 def _representatives(bases: Sequence[Cluster], values: Sequence[FloatArray]) -> list[int]:
@@ -454,13 +454,13 @@ def _distance(one: FloatArray, other: FloatArray) -> float:
     return float(np.max(np.abs(one - other), initial=0.0))
 
 
-def _evidence(trials: Sequence[FrozenTrial], grid: ConfigGrid) -> Evidence:
+def _observations(trials: Sequence[FrozenTrial], grid: ConfigGrid) -> Observations:
     """Convert the trials to observations of a grid's configurations."""
     positions = {
         tuple(params_of(dict(zip(grid.dimensions, key, strict=True))).values()): at
         for key, at in grid.positions().items()
     }
-    return evidence_of(
+    return observations_of(
         [(trial, trial.state, trial.values) for trial in trials],
         lambda params: positions.get(tuple(params.get(name) for name in grid.dimensions)),
     )

@@ -46,7 +46,7 @@ from tuner.replan.cluster_states import (
 from tuner.replan.network import hosts_named
 from tuner.replan.timeline import Choices, best_timeline, steps_of, unforeseen_timeline
 from tuner.run.loop import check_meaning
-from tuner.search.prior import unheard
+from tuner.search.prior import ignore_progress
 from tuner.storage.opening import find_study
 from tuner.study_file.config import StudyConfig
 
@@ -225,7 +225,7 @@ def replanned(
     until_s: float | None = None,
     assumptions: Assumptions = DEFAULTS,
     foresees: bool = True,
-    on_progress: Callable[[str], None] = unheard,
+    on_progress: Callable[[str], None] = ignore_progress,
 ) -> Plan:
     """Find the best timeline over a trace.
 
@@ -266,7 +266,7 @@ def robust_choice(
     *,
     until_s: float | None = None,
     assumptions: Assumptions = DEFAULTS,
-    on_progress: Callable[[str], None] = unheard,
+    on_progress: Callable[[str], None] = ignore_progress,
 ) -> RobustChoice:
     """Find the configuration with the best statistic of the time per token over several traces, if it is never changed.
 

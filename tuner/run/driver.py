@@ -1,8 +1,9 @@
-"""One driving process per study: two at once would run the same trials twice; and when it may be interrupted.
+"""Claim of one driving process per study, and protection of its steps from interrupts.
 
-The claim stands on the study itself, so that it works on every storage. A claim of this host holds while its process
-lives, whatever its clock says. A claim of another host holds while it is renewed: by the clocks of both hosts where
-these agree, and else by watching it, since clocks are set and need not be the same.
+Two drivers at once would run the same trials twice. The claim is an attribute of the study itself, so that it works on
+every storage. A claim of this host holds while its process lives, whatever its clock says. A claim of another host
+holds while it is renewed. The clocks of both hosts tell that where they agree. Otherwise the claim is watched, since
+clocks are set and need not agree.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ DRIVER = "driver"
 RENEW_AFTER_S = 15.0
 STALE_AFTER_S = 90.0
 WATCHED_S = 45.0
-"""For how long a claim of another host that seems old is watched: a driver renews its claim three times meanwhile."""
+"""Time for which an old claim of another host is watched [s]: a driver renews its claim three times meanwhile."""
 WATCHES = 15
 CLAIM_ATTEMPTS = 3
-"""A claim that changed under our hands is looked at again; somebody who is quicker each time is driving."""
+"""Number of attempts to take a claim that changes meanwhile; somebody who is quicker each time is driving."""
 
 
-def unheard(note: str) -> None:
-    """For callers who tell nobody."""
+def ignore_note(note: str) -> None:
+    """Do nothing, for callers who pass the notes to nobody."""
 
 
 class Claim:
-    """What makes this process the driver of one study, for as long as no other process has taken it over.
+    """Claim of this process to drive one study, until another process takes the study over.
 
-    A driver writes in transactions of its claim alone. One that gave no sign of life for too long, because it was
-    suspended or cut off, finds at its next write that the claim is another's, and that write has no effect.
+    A driver writes only in transactions of its claim. If it was suspended or cut off for too long, it finds at its next
+    write that the claim belongs to another process, and that write has no effect.
     """
 
     def __init__(self, store: AbstractStore, study_id: int, text: str, renewed_s: float) -> None:
@@ -52,43 +53,43 @@ class Claim:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What the block writes is written together, while the claim holds; a block without writes checks just that.
+        """Write everything in the block together, while the claim holds; a block without writes only checks the claim.
 
         Raises:
-            ConfigError: another process has taken the study over; nothing was written.
+            ConfigError: Another process has taken the study over; nothing was written.
         """
         try:
             with self._store.together(self._condition):
                 yield
         except OvertakenError:
-            raise self._overtaken() from None
+            raise self._overtaken_error() from None
 
     def renew(self, *, now_s: float) -> bool:
-        """Writes the claim again if it is old, or from the future of a clock that was set back; whether it was.
+        """Write the claim again if it is old, or from the future of a clock that was set back; return whether it was.
 
         Raises:
-            ConfigError: another process has taken the study over.
+            ConfigError: Another process has taken the study over.
         """
         if 0 <= now_s - self._renewed_s < RENEW_AFTER_S:
             return False
-        mine = _mine(now_s)
+        mine = _own_claim(now_s)
         if not self._store.replace_attribute(self._condition, mine):
-            raise self._overtaken()
+            raise self._overtaken_error()
         self._text, self._renewed_s = json.dumps(mine), now_s
         return True
 
     def release(self) -> None:
-        """Gives the claim up, unless another process has taken it over."""
+        """Give the claim up, unless another process has taken it over."""
         self._store.replace_attribute(self._condition, None)
 
     @property
     def _condition(self) -> Condition:
         return Condition(study_id=self._study_id, key=DRIVER, text=self._text)
 
-    def _overtaken(self) -> ConfigError:
+    def _overtaken_error(self) -> ConfigError:
         self.is_lost = True
         held, _ = self._store.read_attribute(self._study_id, DRIVER)
-        return _is_driven(self._store.storage.get_study_name_from_id(self._study_id), held or {})
+        return _driven_error(self._store.storage.get_study_name_from_id(self._study_id), held or {})
 
 
 def claim(
@@ -96,30 +97,30 @@ def claim(
     study_name: str,
     *,
     now_s: float,
-    on_note: Callable[[str], None] = unheard,
+    on_note: Callable[[str], None] = ignore_note,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Claim:
-    """Makes this process the study's driver; of several that ask at once, one gets it.
+    """Make this process the study's driver; of several that ask at once, one gets the claim.
 
     Args:
-        store: Keeps the study.
-        study_name: The study.
+        store: Store that keeps the study.
+        study_name: Name of the study.
         now_s: Seconds since the epoch.
-        on_note: Is told of what takes seconds.
-        sleep: Waits so many seconds.
+        on_note: Function that is told what takes seconds.
+        sleep: Function that waits so many seconds.
 
     Raises:
-        ConfigError: another process is driving the study.
+        ConfigError: Another process is driving the study.
     """
     study_id = store.storage.get_study_id_from_name(study_name)
-    mine = _mine(now_s)
+    mine = _own_claim(now_s)
     for _ in range(CLAIM_ATTEMPTS):
         held, text = store.read_attribute(study_id, DRIVER)
         if held and (is_held(held, now_s=now_s) or _is_renewed(store, study_id, text, held, on_note, sleep)):
-            raise _is_driven(study_name, held)
+            raise _driven_error(study_name, held)
         if store.replace_attribute(Condition(study_id=study_id, key=DRIVER, text=text), mine):
             return Claim(store, study_id, json.dumps(mine), now_s)
-    raise _is_driven(study_name, held or {})
+    raise _driven_error(study_name, held or {})
 
 
 def _is_renewed(
@@ -130,7 +131,7 @@ def _is_renewed(
     on_note: Callable[[str], None],
     sleep: Callable[[float], None],
 ) -> bool:
-    """Whether a claim that seems old changes while it is watched: then its host's clock is not ours."""
+    """Return whether a claim that seems old changes while it is watched: its host's clock differs from ours then."""
     if held["host"] == socket.gethostname():
         return False
     on_note(
@@ -144,13 +145,14 @@ def _is_renewed(
     return False
 
 
-def _mine(now_s: float) -> dict[str, Any]:
-    """The claim of this process; its start tells it apart from a later one that gets the same number."""
+def _own_claim(now_s: float) -> dict[str, Any]:
+    """Return the claim of this process; its start tells it apart from a later process with the same number."""
     pid = os.getpid()
-    return {"host": socket.gethostname(), "pid": pid, "started": _started(pid), "renewed_s": now_s}
+    return {"host": socket.gethostname(), "pid": pid, "started": _start_of(pid), "renewed_s": now_s}
 
 
-def _is_driven(study_name: str, held: dict[str, Any]) -> ConfigError:
+def _driven_error(study_name: str, held: dict[str, Any]) -> ConfigError:
+    """Return the error for a study that another process drives."""
     process = f"process {held['pid']} on {held['host']}" if held else "another process"
     return ConfigError(
         f"is being run by {process}",
@@ -161,16 +163,16 @@ def _is_driven(study_name: str, held: dict[str, Any]) -> ConfigError:
 
 
 def is_held(held: dict[str, Any], *, now_s: float | None = None) -> bool:
-    """Whether the process that made the claim is still driving."""
+    """Return whether the process that made the claim is still driving."""
     if held["host"] == socket.gethostname():
         started: str = held["started"]
-        return held["pid"] != os.getpid() and _started(held["pid"]) == started
+        return held["pid"] != os.getpid() and _start_of(held["pid"]) == started
     renewed_s: float = held["renewed_s"]
     return abs((time.time() if now_s is None else now_s) - renewed_s) < STALE_AFTER_S
 
 
-def _started(pid: int) -> str:
-    """Boot and start time of a process; empty if there is none, or no way to know."""
+def _start_of(pid: int) -> str:
+    """Return boot and start time of a process; empty if neither can be known, `gone` if there is no such process."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         # the command name, in parentheses, may hold spaces: fields are counted behind it; the 20th is the start time
@@ -188,10 +190,10 @@ def _started(pid: int) -> str:
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Lets SIGINT and SIGTERM wait until the block has ended, then hands them to the handlers that were there before.
+    """Let SIGINT and SIGTERM wait until the block has ended, then hand them to the handlers that were there before.
 
-    For steps that leave something half done when they are interrupted. A second signal does not wait. Handlers that
-    the block installs do not outlive it: starting Ray replaces that of SIGTERM.
+    It protects steps that an interrupt would leave half done. A second signal does not wait. Handlers that the block
+    installs do not outlive it: starting Ray replaces that of SIGTERM.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # signals reach the main thread alone

@@ -1,10 +1,13 @@
-"""The ask/tell loop: opens or resumes a study, keeps the trial slots busy, records what comes back, stops by itself.
+"""Loop of one study: open or resume it, keep the trial slots busy, record the results, and stop by itself.
 
-A trial's life: asked (its candidate's dimensions are parameters, its prediction an attribute), submitted, followed (its
-first steps are intermediate values; it is stopped where they are clearly slower than the best), observed (the
-observation is an attribute), told. A driver that dies leaves trials behind at any of these points; the next one adopts
-them under their own numbers: a trial without a candidate is closed, one with an observation is told, the others are
-submitted again. Nothing that was observed is lost, and no candidate is finished twice.
+The loop asks and tells through the hooks of the study's Optuna sampler, as `study.optimize` does, and adds durable
+transactions. A trial passes five points. It is asked for: its candidate's dimensions are parameters, its prediction an
+attribute. It is submitted to the executor. It is followed: its first steps are intermediate values, and it is stopped
+where they are clearly slower than the best. It is observed: the observation is an attribute. It is told to Optuna.
+
+A driver that dies leaves trials behind at any of these points. The next one adopts them under their own numbers: it
+closes a trial without a candidate, tells one with an observation, and submits the others again. So nothing that was
+observed is lost, and no candidate is finished twice.
 """
 
 from __future__ import annotations
@@ -32,21 +35,22 @@ from trials.backend import Observation, Status
 from trials.ray_executor import RayExecutor
 from tuner.answers.candidates import Candidates, candidates_of, plan_of, prediction_json
 from tuner.answers.device_time import device_time_of
-from tuner.answers.planned_candidates import LAYER_PLANS, as_stored
+from tuner.answers.planned_candidates import LAYER_PLANS, as_stored, plan_layers
 from tuner.answers.reference import Reference, keep_baseline, reference_among, reference_of
 from tuner.run.driver import DRIVER, Claim, claim, interrupts_held, is_held
-from tuner.run.own_trials import OwnTrials
-from tuner.search.acquisition import EXPLORERS
-from tuner.search.observations import OBSERVATION, STATUS
-from tuner.search.parameters import ASSIGNMENT, params_of
+from tuner.run.own_trials import DrivenStudy, OwnTrials
+from tuner.search.acquisition import ACQUISITION_FUNCTIONS
+from tuner.search.constraints import MEMORY_ATTRIBUTE, memory_excess
+from tuner.search.observations import OBSERVATION, STATUS, observation_of
+from tuner.search.parameters import ASSIGNMENT
 from tuner.search.population import P_STAR
-from tuner.search.prior import OnProgress, prior_belief, unheard
+from tuner.search.prior import OnProgress, ignore_progress, initial_posterior
 from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
 from tuner.search.proxy.proxy_plan import ProxyPlan
 from tuner.search.proxy.proxy_trials import PROXY, Proxy
 from tuner.search.pruning import ClearlySlowerPruner, StepReports, reported_steps
 from tuner.search.sampler import ThompsonSampler
-from tuner.search.stopping import StopReason
+from tuner.search.stopping import Budgets, StopReason
 from tuner.storage.history import Past, keep_run, make_tables, past_of
 from tuner.storage.opening import find_study, open_store, storage_errors
 from tuner.storage.record import (
@@ -65,19 +69,19 @@ from tuner.study_file.meaning import first_difference
 POLL_S = 1.0
 
 Asked = tuple[int, ParallelConfig, Reduction | None]
-"""A trial that is to run: its number, and its candidate; or a proxy's configuration and the smaller job."""
+"""Trial that is to run: its number and its candidate, or a proxy's configuration and the smaller job."""
 
 
 class Executor(Protocol):
-    """What runs the trials, as the loop sees it; `trials.ray_executor.RayExecutor` is the one that users get."""
+    """Executor of trials, as the loop uses it; `trials.ray_executor.RayExecutor` is the one that users get."""
 
     @property
     def slots_note(self) -> str:
-        """Why fewer trials than asked for run at once; empty if there is nothing to say."""
+        """Sentence on why fewer trials than asked for run at once; empty if there is nothing to say."""
 
     @property
     def num_free_slots(self) -> int:
-        """Trials that `submit` takes now."""
+        """Number of trials that `submit` takes now."""
 
     @property
     def pending(self) -> tuple[int, ...]:
@@ -85,32 +89,32 @@ class Executor(Protocol):
 
     @property
     def reported(self) -> Mapping[int, tuple[float, ...]]:
-        """Step times [s] that each running trial has measured so far, by its number, as of the last `poll`."""
+        """Step times that each running trial has measured so far [s], by its number, as of the last `poll`."""
 
     def submit(self, trial_number: int, config: ParallelConfig, reduction: Reduction | None, /) -> None:
-        """Starts a trial of the study's job, or of a smaller one, on a free slot and returns at once."""
+        """Start a trial of the study's job, or of a smaller one, on a free slot and return at once."""
 
     def stop(self, trial_number: int, reason: str, /) -> None:
-        """Ends a running trial as pruned; `poll` returns it."""
+        """End a running trial as pruned; `poll` returns it."""
 
     def poll(self, timeout_s: float, /) -> list[tuple[int, Observation]]:
-        """The trials that have ended, waiting up to `timeout_s` for the first end or measured step."""
+        """Return the trials that have ended, waiting up to `timeout_s` for the first end or measured step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far a run is, for whoever shows it.
+    """Progress of a run, for terminals.
 
     Attributes:
-        done: Trials that have ended, those of earlier runs included.
-        running: Trials in flight.
-        budget: Trials allowed.
-        best: The fastest trial so far.
-        extrapolated: The answer that proxies suggest.
-        p_star: The latest p_star.
-        seconds_left: Of the budget of time, None without one.
-        device_hours_left: Of the budget of device-hours, None without one.
-        note: Something to tell once, or empty.
+        done: Number of trials that have ended, those of earlier runs included.
+        running: Number of trials in flight.
+        budget: Number of trials allowed.
+        best: Record of the fastest trial so far.
+        extrapolated: Answer that proxies suggest.
+        p_star: Latest p_star.
+        seconds_left: Rest of the budget of time [s]; None without one.
+        device_hours_left: Rest of the budget of device-hours; None without one.
+        note: Sentence to print once, or empty.
     """
 
     done: int
@@ -126,17 +130,17 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RunResult:
-    """How a run ended.
+    """Result of a run.
 
     Attributes:
-        records: Every trial of the study.
-        best: The fastest completed trial, None if there is none.
-        extrapolated: The answer that proxies suggest, where no trial has completed at full size.
-        stop_reason: Why the search ended.
-        p_star: The last p_star.
-        num_candidates: Size of the searched space.
-        reference: What the best is compared with; None where there is nothing.
-        warnings: What a user should know.
+        records: Records of every trial of the study.
+        best: Record of the fastest completed trial; None if there is none.
+        extrapolated: Answer that proxies suggest, where no trial has completed at full size.
+        stop_reason: Reason for the end of the search.
+        p_star: Last p_star.
+        num_candidates: Number of candidates in the searched space.
+        reference: Configuration to compare the best with; None where there is none.
+        warnings: Sentences that a user should know.
     """
 
     records: list[TrialRecord]
@@ -152,29 +156,30 @@ class RunResult:
 def run_study(
     config: StudyConfig,
     *,
-    on_progress: Callable[[Progress], None],
+    on_progress: Callable[[Progress], None] = ignore_progress,
     ray_address: str | None = None,
     executor: AbstractContextManager[Executor] | None = None,
     clock: Callable[[], float] = time.monotonic,
     wall_clock: Callable[[], float] = time.time,
 ) -> RunResult:
-    """Runs the study until it stops, continuing what the storage already holds.
+    """Run the study until it stops, continuing what the storage already holds.
 
     Args:
-        config: The study.
-        on_progress: Is told how far the run is, at least once per poll.
-        ray_address: Cluster to run the trials on; None takes RAY_ADDRESS, or starts Ray here.
-        executor: Runs the trials in place of Ray; entered only if there is something to run.
-        clock: Seconds that the run takes; nobody sets it.
+        config: Study to run.
+        on_progress: Function that is told the progress of the run, at least once per poll.
+        ray_address: Address of the Ray cluster that runs the trials; None takes RAY_ADDRESS, or starts Ray here.
+        executor: Executor that runs the trials in place of Ray; entered only if there is something to run.
+        clock: Clock of the run's duration [s]; nobody sets it.
         wall_clock: Seconds since the epoch, for other hosts; it may be set at any time.
 
     Raises:
-        ConfigError: nothing fits, the stored study means something else, another process is running it, or the database
-            fails.
+        ConfigError: Nothing fits, the stored study means something else, another process is running it, or the
+            database fails.
     """
+    config = plan_layers(config)
     candidates = candidates_of(config)
     if not len(candidates.space.grid):
-        return _nothing_to_try(candidates)
+        return _empty_result(candidates)
     if executor is None:
         executor = RayExecutor(
             config.backend,
@@ -183,11 +188,11 @@ def run_study(
             address=ray_address,
             placement_wait_s=config.search.placement_wait_s,
             share_hosts=config.search.share_hosts,
-            on_note=lambda note: on_progress(_before_start(config, note)),
+            on_note=lambda note: on_progress(_initial_progress(config, note)),
             uninterrupted=interrupts_held,
         )
     past = past_of(config)
-    sampler = make_sampler(config, candidates, past, on_note=lambda note: on_progress(_before_start(config, note)))
+    sampler = make_sampler(config, candidates, past, on_note=lambda note: on_progress(_initial_progress(config, note)))
     with storage_errors(config.storage):
         store = open_store(config.storage)
         make_tables(store)
@@ -199,7 +204,7 @@ def run_study(
             store,
             config.name,
             now_s=wall_clock(),
-            on_note=lambda note: on_progress(_before_start(config, note)),
+            on_note=lambda note: on_progress(_initial_progress(config, note)),
         )
         # past Optuna's cache, which would keep all that was ever read
         trials = OwnTrials(store.storage.get_all_trials(study._study_id, deepcopy=False), config.dimensions, sampler)
@@ -209,8 +214,7 @@ def run_study(
             sampler=sampler,
             store=store,
             held=held,
-            study=study,
-            attributes=dict(study.user_attrs),
+            study=DrivenStudy(study, trials),
             trials=trials,
             past=past,
             reports=StepReports(study=study, pruner=make_pruner(config)) if config.search.prune else None,
@@ -220,17 +224,17 @@ def run_study(
         return RunResult(
             records=trials.records,
             best=best,
-            extrapolated=None if best else extrapolated_of(run.attributes),
+            extrapolated=None if best else extrapolated_of(run.study.user_attrs),
             stop_reason=stop_reason,
-            p_star=float(run.attributes.get(P_STAR, 0.0)),
+            p_star=float(run.study.user_attrs.get(P_STAR, 0.0)),
             num_candidates=len(candidates.space.grid),
-            warnings=(*candidates.space.warnings, *past.warnings, *_unreachable(sampler.proxies)),
+            warnings=(*candidates.space.warnings, *past.warnings, *_warn_of_wide(sampler.proxies)),
             reference=reference_of(config, study),
         )
 
 
-def _unreachable(proxies: ProxyPlan | None) -> tuple[str, ...]:
-    """A warning of the candidates that no proxy can be run for, if there are any."""
+def _warn_of_wide(proxies: ProxyPlan | None) -> tuple[str, ...]:
+    """Return a warning of the candidates that no proxy can be run for, if there are any."""
     if proxies is None or not proxies.num_too_wide:
         return ()
     return (
@@ -239,8 +243,8 @@ def _unreachable(proxies: ProxyPlan | None) -> tuple[str, ...]:
     )
 
 
-def _before_start(config: StudyConfig, note: str) -> Progress:
-    """Something to tell before the study is opened."""
+def _initial_progress(config: StudyConfig, note: str) -> Progress:
+    """Return the progress before the study is opened, with a note."""
     return Progress(
         done=0,
         running=0,
@@ -260,9 +264,10 @@ def _drive(
     clock: Callable[[], float],
     wall_clock: Callable[[], float],
 ) -> StopReason:
-    """Asks, submits, polls and records until there is a reason to stop, then gives the claim up.
+    """Ask, submit, poll and record until there is a reason to stop, then give the claim up.
 
-    What writes more than one thing is not interrupted half-way; only a kill can do that, and `_Run.adopt` mends it.
+    Steps that write more than one thing are not interrupted half-way; only a kill can do that, and `_Run.adopt` mends
+    it.
     """
     started_s = clock() - float(run.study.user_attrs.get(SPENT_S, 0.0))
     stop_reason = StopReason.INTERRUPTED
@@ -279,7 +284,7 @@ def _drive(
             if run.past.in_words != run.study.user_attrs.get(HISTORY, ""):
                 run.study.set_user_attr(HISTORY, run.past.in_words)
         with ExitStack() as stack:
-            running = _entered(executor, stack)
+            running = _enter(executor, stack)
             notes = "; ".join(filter(None, (run.past.in_words, running.slots_note)))
             on_progress(run.progress(clock() - started_s, note=notes))
             while True:
@@ -315,15 +320,16 @@ def _drive(
     return stop_reason
 
 
-def _entered(executor: AbstractContextManager[Executor], stack: ExitStack) -> Executor:
-    """Starts the executor."""
+def _enter(executor: AbstractContextManager[Executor], stack: ExitStack) -> Executor:
+    """Start the executor."""
     try:
         return stack.enter_context(executor)
     except SystemExit:  # what Ray makes of SIGTERM while it starts
         raise KeyboardInterrupt from None
 
 
-def _nothing_to_try(candidates: Candidates) -> RunResult:
+def _empty_result(candidates: Candidates) -> RunResult:
+    """Return the result of a study without a candidate."""
     removed = max(candidates.space.removed.items(), key=lambda entry: entry[1], default=("", 0))
     return RunResult(
         records=[],
@@ -340,23 +346,30 @@ def _nothing_to_try(candidates: Candidates) -> RunResult:
 
 
 def make_sampler(
-    config: StudyConfig, candidates: Candidates, past: Past | None = None, *, on_note: OnProgress = unheard
+    config: StudyConfig,
+    candidates: Candidates | None = None,
+    past: Past | None = None,
+    *,
+    stop_when_confident: bool = False,
+    on_note: OnProgress = ignore_progress,
 ) -> ThompsonSampler:
-    """The sampler that a study's options ask for, with what its history teaches.
+    """Return the sampler that a study's options ask for, with what its history teaches.
 
     Args:
-        config: The study.
-        candidates: What it searches.
-        past: Its history.
-        on_note: Is told of what takes seconds.
+        config: Study.
+        candidates: Candidates of the study; enumerated here if they are not given.
+        past: History of the study.
+        stop_when_confident: Whether the sampler ends `study.optimize`; the driver of a study ends its own loop.
+        on_note: Function that is told what takes seconds.
     """
+    candidates = candidates or candidates_of(config)
     grid = candidates.space.grid
     reference = reference_among(config, candidates)
     everywhere = np.arange(len(grid))
     return ThompsonSampler(
         grid,
-        prior_belief([(config.measured_setting, everywhere)], grid, past, on_progress=on_note),
-        explorer=EXPLORERS[config.search.explorer],
+        initial_posterior([(config.measured_setting, everywhere)], grid, past, on_progress=on_note),
+        acquisition=ACQUISITION_FUNCTIONS[config.search.acquisition],
         draws=config.search.draws,
         confidence=config.search.confidence,
         tolerance=config.search.tolerance,
@@ -373,19 +386,20 @@ def make_sampler(
             confidence=config.search.confidence,
         ),
         repeats=config.search.repeats,
+        stop_when_confident=stop_when_confident,
     )
 
 
 def make_pruner(config: StudyConfig) -> ClearlySlowerPruner:
-    """What stops trials early, where a study's options ask for it; the current configuration is measured in full."""
+    """Return the pruner that stops trials early; the current configuration is measured in full."""
     return ClearlySlowerPruner(current=config.current.values(config.dimensions) if config.current else None)
 
 
 def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: BaseStorage | None = None) -> Study:
-    """The study in its storage (opened here if it is not given), new or as it was left.
+    """Open the study in its storage, new or as it was left; open the storage too if it is not given.
 
     Raises:
-        ConfigError: the stored study's trials mean something else than the study file now says.
+        ConfigError: The trials of the stored study mean something else than the study file now says.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
@@ -410,10 +424,10 @@ def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: BaseStora
 
 
 def check_meaning(config: StudyConfig, study: Study) -> None:
-    """Whether the stored trials mean what the study file says.
+    """Check that the stored trials mean what the study file says.
 
     Raises:
-        ConfigError: they mean something else.
+        ConfigError: They mean something else.
     """
     difference = first_difference(study.user_attrs.get(MEANING) or {}, json.loads(json.dumps(config.meaning)))
     if difference is not None:
@@ -429,10 +443,10 @@ def check_meaning(config: StudyConfig, study: Study) -> None:
 
 
 def stored_study(config: StudyConfig) -> Study:
-    """The study that the storage holds, for reading.
+    """Return the study that the storage holds, for reading.
 
     Raises:
-        ConfigError: there is none yet.
+        ConfigError: The storage holds none yet.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = find_study(config.storage, config.name)
@@ -448,24 +462,24 @@ def stored_study(config: StudyConfig) -> Study:
 
 
 def is_running(study: Study) -> bool:
-    """Whether some process is driving the study."""
+    """Return whether some process is driving the study."""
     return is_driven(study.user_attrs)
 
 
 def is_driven(attributes: Mapping[str, Any]) -> bool:
-    """The same by the study's attributes, which take a while to read."""
+    """Return whether some process is driving the study with these attributes, which take a while to read."""
     held = attributes.get(DRIVER)
     return held is not None and is_held(held)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Live:
-    """A trial that has not ended.
+    """Trial that has not ended.
 
     Attributes:
-        trial_id: What Optuna's storage calls it.
-        position: Its candidate; None if it never got one.
-        proxy: What it runs in place of the candidate.
+        trial_id: Identifier of the trial in Optuna's storage.
+        position: Position of its candidate; None if it never got one.
+        proxy: Proxy that it runs in place of the candidate.
     """
 
     trial_id: int
@@ -475,12 +489,12 @@ class _Live:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Run:
-    """One driver at work on one study.
+    """Work of one driver on one study.
 
     Attributes:
-        attributes: The study's, as far as this driver writes them.
-        trials: Its trials: while the claim holds, nobody else writes.
-        live: The trials that have not ended, by number.
+        study: Study whose reads are answered from memory: while the claim holds, nobody else writes.
+        trials: Trials of the study.
+        live: Trials that have not ended, by number.
     """
 
     config: StudyConfig
@@ -488,24 +502,23 @@ class _Run:
     sampler: ThompsonSampler
     store: AbstractStore
     held: Claim
-    study: Study
-    attributes: dict[str, Any]
+    study: DrivenStudy
     trials: OwnTrials
     past: Past
     reports: StepReports | None
     live: dict[int, _Live] = field(default_factory=dict)
 
     def adopt(self) -> list[Asked]:
-        """Settles what an earlier driver left running; returns the trials that must run again."""
+        """Settle the trials that an earlier driver left running; return those that must run again."""
         again = []
         for trial in self.trials.running:
             if trial.state != TrialState.RUNNING:
                 continue
-            position, stored = self.sampler.position_of(trial.params), trial.user_attrs.get(PROXY)
+            position = self.sampler.position_of(trial.params) if self.trials.has_candidate(trial) else None
+            stored = trial.user_attrs.get(PROXY)
             proxy = Proxy.from_json(stored) if stored else None
             self.live[trial.number] = _Live(trial_id=trial._trial_id, position=position, proxy=proxy)
-            if OBSERVATION in trial.user_attrs:
-                observation = Observation.from_json(trial.user_attrs[OBSERVATION])
+            if (observation := observation_of(trial)) is not None:
                 with self.held.together():
                     self._keep_run(trial.number, observation)
                 self._tell(trial.number, observation)
@@ -520,59 +533,63 @@ class _Run:
                 )
             else:
                 if PREDICTION not in trial.user_attrs:  # its driver, of an earlier version, died just then
-                    proxy = self.sampler.proxy_for(self.trials.evidence(but=trial.number), position)
+                    proxy = self.sampler.proxy_for(self.trials.observations(but=trial.number), position)
                     self.live[trial.number] = replace(self.live[trial.number], proxy=proxy)
                     with self.held.together():
-                        for key, value in self._described(position, proxy).items():
+                        for key, value in self._describe(position, proxy).items():
                             self.store.storage.set_trial_user_attr(trial._trial_id, key, value)
                             trial.set_user_attr(key, value)
-                again.append(self._asked(trial.number, position, proxy))
+                again.append(self._as_task(trial.number, position, proxy))
         return again
 
     def again(self, asked: Asked) -> Asked:
-        """A trial that must run again, if it is still this driver's to run."""
+        """Return a trial that must run again, if this driver still holds the claim."""
         with self.held.together():
             return asked
 
     def ask(self) -> Asked | None:
-        """The next trial, or None where it is better to wait for one that runs.
+        """Return the next trial, or None where it is better to wait for one that runs.
 
-        It is written with its candidate and all that is told of it at once: there are no halves of a trial.
+        The trial is written with its candidate and all its attributes at once: there are no halves of a trial.
         """
-        evidence = self.trials.evidence()
-        if self.sampler.waits(evidence):
+        observations = self.trials.observations()
+        if self.sampler.waits(observations):
             return None
-        position = self.sampler.choose(evidence)
-        proxy = self.sampler.proxy_for(evidence, position)
+        space = self.sampler.search_space
+        params = self.sampler.sample_relative(self.study, create_trial(state=TrialState.RUNNING), space)
+        position = self.sampler.position_of(params)
+        assert position is not None, "the sampler names candidates only"
+        proxy = self.sampler.proxy_for(observations, position)
         trial = create_trial(
             state=TrialState.RUNNING,
-            params=params_of(self.candidates.space.grid.values(position)),
-            distributions=self.sampler.search_space,
-            user_attrs=self._described(position, proxy),
+            params=params,
+            distributions=space,
+            user_attrs=self._describe(position, proxy),
         )
         with self.held.together():
             trial_id = self.store.storage.create_new_trial(self.study._study_id, trial)
-            self.sampler.keep_start(self.study, evidence)
-        number = self._number_of(trial_id)
-        self.trials.begin(trial, number, trial_id)
+            trial._trial_id = trial_id
+            self.sampler.before_trial(self.study, trial)
+        trial.number = number = self._number_of(trial_id)
+        self.trials.begin(trial)
         self.live[number] = _Live(trial_id=trial_id, position=position, proxy=proxy)
-        return self._asked(number, position, proxy)
+        return self._as_task(number, position, proxy)
 
     def _number_of(self, trial_id: int) -> int:
-        """The number of a trial that was just written: the next one, unless somebody has enqueued others."""
+        """Return the number of a trial that was just written: the next one, unless somebody has enqueued others."""
         storage, number = self.store.storage, self.trials.next_number
         if storage.get_trial_id_from_study_id_trial_number(self.study._study_id, number) == trial_id:
             return number
         return storage.get_trial_number_from_id(trial_id)
 
-    def _asked(self, number: int, position: int, proxy: Proxy | None) -> Asked:
-        """The trial as the executor takes it."""
+    def _as_task(self, number: int, position: int, proxy: Proxy | None) -> Asked:
+        """Return the trial as the executor takes it."""
         if proxy is not None:
             return number, proxy.config, proxy.reduction
         return number, self.candidates.space.grid.config(position), None
 
-    def _described(self, position: int, proxy: Proxy | None) -> dict[str, Any]:
-        """The attributes of a trial: what it runs in place of its candidate, and what is predicted of the candidate."""
+    def _describe(self, position: int, proxy: Proxy | None) -> dict[str, Any]:
+        """Return the attributes of a trial: its proxy, and the prediction of its candidate."""
         prediction = prediction_json(
             self.config.setting,
             self.candidates.estimate,
@@ -589,18 +606,28 @@ class _Run:
         return attributes
 
     def record(self, number: int, observation: Observation) -> None:
-        """Keeps the observation, then ends the trial: a driver that dies in between has lost nothing."""
+        """Keep the observation, then end the trial: a driver that dies in between has lost nothing."""
         trial_id = self.live[number].trial_id
-        told = {STATUS: observation.status.value, OBSERVATION: observation.as_json()}
+        status = {STATUS: observation.status.value}
+        excess = self._memory_excess(number, observation)
         with self.held.together():
-            for key, value in told.items():
+            for key, value in {**status, OBSERVATION: observation.as_json()}.items():
                 self.store.storage.set_trial_user_attr(trial_id, key, value)
+            if excess is not None:
+                self.store.storage.set_trial_system_attr(trial_id, MEMORY_ATTRIBUTE, excess)
             self._keep_run(number, observation)
-        self.trials[number].user_attrs.update(told)
+        self.trials[number].user_attrs.update({**status, OBSERVATION: observation})
         self._tell(number, observation)
 
+    def _memory_excess(self, number: int, observation: Observation) -> float | None:
+        """Return the constraint of a trial at full size; None for proxies, whose peak is that of a smaller job."""
+        live = self.live[number]
+        if live.position is None or live.proxy is not None:
+            return None
+        return memory_excess(observation, float(self.candidates.space.memory.capacity_bytes[live.position]))
+
     def _keep_run(self, number: int, observation: Observation) -> None:
-        """Keeps what a trial ran for later studies too."""
+        """Keep the run of a trial for later studies too."""
         live = self.live[number]
         if live.position is None:
             return
@@ -610,14 +637,14 @@ class _Run:
         keep_run(self.store, self.study.study_name, number, setting, config, observation)
 
     def hopeless(self, running: Mapping[int, tuple[float, ...]]) -> Mapping[int, str]:
-        """The running trials to stop, with the reason, by number; their first steps are kept on the way."""
+        """Return the running trials to stop, with the reason, by number, and keep their first steps on the way."""
         if self.reports is None or not any(running.values()):
             return {}
         known = {number: self.trials[number] for number in running}
         return self.reports.hopeless(running, known, self.trials.best_trial, self.held.together)
 
     def _tell(self, number: int, observation: Observation) -> None:
-        """Ends a trial for Optuna; a value is a step time at full size, which a proxy does not measure."""
+        """End a trial for Optuna; its value is a step time at full size, which a proxy does not measure."""
         live = self.live.pop(number)
         state, values = TrialState.FAIL, None
         if observation.step_time_s is not None and live.proxy is None:
@@ -625,51 +652,43 @@ class _Run:
         elif observation.status == Status.PRUNED or observation.step_time_s is not None:
             # a pruned trial's value is what it reported last, as Optuna has it
             state, values = TrialState.PRUNED, reported_steps(self.trials[number])[-1:] or None
-        self.trials.end(number, state, values)
+        trial = self.trials[number]
         with self.held.together():
-            changed = self.sampler.keep_end(
-                self.study, live.trial_id, self.trials.evidence(), self.attributes, self.trials.num_finished - 1
-            )
-            self.store.storage.set_trial_state_values(live.trial_id, state, values)
-        self.attributes.update(changed)
-        self.trials.close(number, self.attributes[P_STAR])
+            self.sampler.after_trial(self.study, trial, state, values)
+            self.store.storage.set_trial_state_values(trial._trial_id, state, values)
+        self.trials.end(number, state, values, self.study.user_attrs[P_STAR])
 
     def reason_to_stop(self, elapsed_s: float) -> StopReason | None:
-        """Why no further trial should be asked for, or None; confidence waits for the trials in flight."""
-        evidence = self.trials.evidence()
-        search = self.config.search
-        out_of_trials = evidence.num_decisions >= search.max_trials
-        out_of_time = search.max_seconds is not None and elapsed_s >= search.max_seconds
-        out_of_device_hours = self._device_hours_left() == 0
-        if not (out_of_trials or out_of_time or out_of_device_hours) and self.sampler.close_call(evidence) is not None:
-            return None
-        reasons = {
-            StopReason.CONFIDENT: self.sampler.is_confident(evidence),
-            StopReason.TRIALS: out_of_trials,
-            StopReason.SECONDS: out_of_time,
-            StopReason.DEVICE_HOURS: out_of_device_hours,
-            StopReason.FULL_TRIALS: self.sampler.is_spent(evidence),
-            StopReason.EXHAUSTED: self.sampler.is_exhausted(evidence),
-        }
-        return next((reason for reason, holds in reasons.items() if holds), None)
+        """Return the reason to ask for no further trial, or None; confidence waits for the trials in flight."""
+        budgets = Budgets(
+            max_trials=self.config.search.max_trials,
+            seconds_left=self._seconds_left(elapsed_s),
+            device_hours_left=self._device_hours_left(),
+        )
+        return self.sampler.decide(self.trials.observations(), budgets).reason
+
+    def _seconds_left(self, elapsed_s: float) -> float | None:
+        """Return the rest of the budget of wall time [s]; None without a budget."""
+        max_seconds = self.config.search.max_seconds
+        return None if max_seconds is None else max(max_seconds - elapsed_s, 0.0)
 
     def progress(self, elapsed_s: float, note: str = "") -> Progress:
-        """Where the run stands."""
-        max_seconds = self.config.search.max_seconds
+        """Return the progress of the run."""
+        attributes = self.study.user_attrs
         return Progress(
             done=self.trials.num_ended,
             running=self.trials.num_running,
             budget=self.config.search.max_trials,
             best=self.trials.best,
-            extrapolated=extrapolated_of(self.attributes),
-            p_star=float(self.attributes.get(P_STAR, 0.0)),
-            seconds_left=None if max_seconds is None else max(max_seconds - elapsed_s, 0.0),
+            extrapolated=extrapolated_of(attributes),
+            p_star=float(attributes.get(P_STAR, 0.0)),
+            seconds_left=self._seconds_left(elapsed_s),
             device_hours_left=self._device_hours_left(),
             note=note,
         )
 
     def _device_hours_left(self) -> float | None:
-        """Of the budget, by the trials that have ended in this run and all earlier ones; None without a budget."""
+        """Return the rest of the budget of device-hours, after all runs of the study; None without a budget."""
         budget = self.config.search.budget_device_hours
         if budget is None:
             return None

@@ -1,19 +1,21 @@
-"""The trials of a study as its driver knows them: read once, then kept by what the driver itself writes.
+"""Trials of a study in the memory of its driver: read once, then kept by its own writes.
 
-While its claim holds nobody else writes trials, and those of a large study take long to read. Of a trial that has ended
-only what decisions, progress and the answer look at is remembered: its operator times, its prediction and its
+While its claim holds nobody else writes trials, and those of a large study take long to read. Of an ended trial only
+the part is remembered that decisions, progress and the answer use. Its operator times, its prediction and its
 population stay in the storage, so that a driver's memory hardly grows.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
+from typing import Any
 
+from optuna import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from tuner.search.observations import Evidence
+from tuner.search.observations import Observations
 from tuner.search.population import P_STAR
 from tuner.search.pruning import best_among
 from tuner.search.sampler import ThompsonSampler
@@ -21,22 +23,22 @@ from tuner.storage.record import TrialRecord, best_record, record_of
 
 
 class OwnTrials:
-    """The trials of the study that this process drives.
+    """Trials of the study that this process drives.
 
     Args:
         trials: All trials of the study.
-        dimensions: What the parameters of a trial with a candidate hold.
-        sampler: Reads the evidence.
+        dimensions: Dimensions that the parameters of a trial with a candidate hold.
+        sampler: Sampler that reads their observations.
     """
 
     def __init__(self, trials: Sequence[FrozenTrial], dimensions: Sequence[str], sampler: ThompsonSampler) -> None:
         self._dimensions = frozenset(dimensions)
         self._sampler = sampler
-        self._known = {trial.number: _own(trial) for trial in sorted(trials, key=lambda trial: trial.number)}
+        self._known = {trial.number: _copy_trial(trial) for trial in sorted(trials, key=lambda trial: trial.number)}
         self._running = {number: trial for number, trial in self._known.items() if not trial.state.is_finished()}
         self._records: dict[int, TrialRecord] = {}
-        self._evidence: Evidence | None = None
-        self.evidence()
+        self._observations: Observations | None = None
+        self.observations()
         for number in self._known.keys() - self._running.keys():
             self._remember(number)
         self._records = dict(sorted(self._records.items()))
@@ -46,76 +48,79 @@ class OwnTrials:
         self._best_trial = best_among(list(self._known.values()))
 
     def __getitem__(self, number: int) -> FrozenTrial:
-        """A trial; of one that has ended without most of its attributes."""
+        """Return a trial; an ended trial is without most of its attributes."""
         return self._known[number]
 
-    def evidence(self, *, but: int | None = None) -> Evidence:
-        """What the trials tell, those with the number `but` left out."""
+    def observations(self, *, but: int | None = None) -> Observations:
+        """Return the observations of the trials, without those of the trial `but`."""
         if but is not None:
-            return self._sampler.evidence([trial for number, trial in self._known.items() if number != but])
-        if self._evidence is None:
-            self._evidence = self._sampler.evidence(list(self._known.values()))
-        return self._evidence
+            return self._sampler.observations([trial for number, trial in self._known.items() if number != but])
+        if self._observations is None:
+            self._observations = self._sampler.observations(list(self._known.values()))
+        return self._observations
+
+    @property
+    def all(self) -> list[FrozenTrial]:
+        """All trials in the order of their numbers; those that have ended without most of their attributes."""
+        return list(self._known.values())
 
     @property
     def running(self) -> list[FrozenTrial]:
-        """Those that have not ended, in the order of their numbers."""
+        """Trials that have not ended, in the order of their numbers."""
         return list(self._running.values())
 
     @property
     def records(self) -> list[TrialRecord]:
-        """Those that got a candidate, in the order of their numbers; without predictions, operator times and clocks."""
-        running = {trial.number: _slim(trial) for trial in self._running.values() if self._has_candidate(trial)}
+        """Records of trials with a candidate, by number; without predictions, operator times and dates."""
+        running = {trial.number: _shorten(trial) for trial in self._running.values() if self.has_candidate(trial)}
         return [record for _, record in sorted({**self._records, **running}.items())]
 
     @property
     def num_ended(self) -> int:
-        """How many of those that got a candidate have ended."""
+        """Number of trials with a candidate that have ended."""
         return len(self._records)
 
     @property
-    def num_finished(self) -> int:
-        """How many trials have ended, those that got no candidate included."""
-        return len(self._known) - len(self._running)
-
-    @property
     def num_running(self) -> int:
-        """How many of them have not."""
-        return sum(map(self._has_candidate, self._running.values()))
+        """Number of trials with a candidate that have not ended."""
+        return sum(map(self.has_candidate, self._running.values()))
 
     @property
     def next_number(self) -> int:
-        """The number of the next trial, if this process begins it."""
+        """Number of the next trial, if this process begins it."""
         return next(reversed(self._known), -1) + 1
 
     @property
     def best(self) -> TrialRecord | None:
-        """As `record.best_record` tells it."""
+        """Best record of the study; see `record.best_record`."""
         return self._best
 
     @property
     def best_trial(self) -> FrozenTrial | None:
-        """As `pruning.best_among` tells it."""
+        """Best completed trial; see `pruning.best_among`."""
         return self._best_trial
 
-    def begin(self, trial: FrozenTrial, number: int, trial_id: int) -> None:
-        """A trial was asked for, under a number."""
-        trial.number, trial._trial_id = number, trial_id
-        self._known[number] = self._running[number] = trial
-        self._evidence = None
+    def begin(self, trial: FrozenTrial) -> None:
+        """Take a trial that was asked for, under its number."""
+        self._known[trial.number] = self._running[trial.number] = trial
+        self._observations = None
 
-    def end(self, number: int, state: TrialState, values: Sequence[float] | None) -> None:
-        """A running trial has ended."""
-        trial = self._running[number]
+    def end(self, number: int, state: TrialState, values: Sequence[float] | None, p_star: float) -> None:
+        """Take the end of a running trial, of which all is written.
+
+        Args:
+            number: Number of the trial.
+            state: State in which Optuna keeps it.
+            values: Its step time, or what it reported last; None without.
+            p_star: Confidence of the study after it.
+        """
+        trial = self._running.pop(number)
         trial.values, trial.state = values, state
-        del self._running[number]
-        self._evidence = None
+        trial.user_attrs[P_STAR] = p_star
+        self._observations = None
+        self.observations()  # before most of its attributes are dropped
         if state == TrialState.COMPLETE:
             self._best_trial = best_among([trial, *([self._best_trial] if self._best_trial else [])])
-
-    def close(self, number: int, p_star: float) -> None:
-        """All is told of a trial that has ended, and p_star after it; `evidence` knows it by now."""
-        self._known[number].user_attrs[P_STAR] = p_star
         record = self._remember(number)
         if record is None or record.step_time_s is None:
             return
@@ -126,28 +131,65 @@ class OwnTrials:
         self._best = best_record(sorted(some, key=lambda each: each.number))
 
     def _remember(self, number: int) -> TrialRecord | None:
-        """Keeps the record of a trial that has ended, and drops what is long."""
-        assert self._evidence is not None, "what is dropped here has told what it tells"
+        """Keep the record of a trial that has ended, and drop its long attributes."""
+        assert self._observations is not None, "what is dropped here has told what it tells"
         trial = self._known[number]
-        record = _slim(trial) if self._has_candidate(trial) else None
+        record = _shorten(trial) if self.has_candidate(trial) else None
         trial.user_attrs = {}
         if record is not None:
             self._records[number] = record
         return record
 
-    def _has_candidate(self, trial: FrozenTrial) -> bool:
+    def has_candidate(self, trial: FrozenTrial) -> bool:
+        """Return whether a trial's parameters hold every dimension of a candidate."""
         return self._dimensions <= trial.params.keys()
 
 
-def _own(trial: FrozenTrial) -> FrozenTrial:
-    """The trial, which may change without the storage's."""
+class DrivenStudy(Study):
+    """Study that this process drives, as the hooks of its sampler see it.
+
+    It answers reads from the driver's memory, because nobody else writes while the driver's claim holds. Writes go to
+    the storage as for any Optuna study.
+
+    Args:
+        study: The study as Optuna opened it.
+        trials: Its trials.
+    """
+
+    def __init__(self, study: Study, trials: OwnTrials) -> None:
+        super().__init__(study.study_name, study._storage, sampler=study.sampler, pruner=study.pruner)
+        self._own_trials = trials
+        self._own_attributes = dict(study.user_attrs)
+
+    @property
+    def user_attrs(self) -> dict[str, Any]:
+        """Attributes of the study, as read once and as written since."""
+        return dict(self._own_attributes)
+
+    def set_user_attr(self, key: str, value: Any) -> None:
+        """Write an attribute of the study, and remember it."""
+        super().set_user_attr(key, value)
+        self._own_attributes[key] = value
+
+    def get_trials(
+        self,
+        deepcopy: bool = True,  # Optuna's signature
+        states: Container[TrialState] | None = None,
+    ) -> list[FrozenTrial]:
+        """Return the trials of the study, or those in some states."""
+        trials = [trial for trial in self._own_trials.all if states is None or trial.state in states]
+        return copy.deepcopy(trials) if deepcopy else trials
+
+
+def _copy_trial(trial: FrozenTrial) -> FrozenTrial:
+    """Return a copy of the trial, which may change without the storage's."""
     own = copy.copy(trial)
     own.user_attrs, own.intermediate_values = dict(trial.user_attrs), dict(trial.intermediate_values)
     return own
 
 
-def _slim(trial: FrozenTrial) -> TrialRecord:
-    """What is remembered of a trial; when it began and ended is the storage's to say."""
+def _shorten(trial: FrozenTrial) -> TrialRecord:
+    """Return the remembered part of a trial; the storage keeps when it began and ended."""
     record = record_of(trial)
     observation = record.observation and replace(record.observation, operator_samples=())
     return replace(

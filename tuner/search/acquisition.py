@@ -1,14 +1,14 @@
-"""Explorers: which candidate the next trial runs, given joint draws of what all of them may take.
+"""Acquisition functions: choices of the next candidate from joint draws of all step times.
 
-Letters: M draws, n candidates. Every explorer sees the draws as the logarithm of the step time [M, n]; a candidate that
-cannot run in a draw is infinite there, as one that has failed is in all of them.
+Letters: M draws, n candidates. Every acquisition function sees the draws as the logarithm of the step time [M, n]. A
+candidate that cannot run in a draw is infinite there; one that has failed is infinite in all draws.
 
-A candidate is closed if it was tried, cannot run, or is pending. No explorer names a closed candidate while an open one
-is left; when none is, all count as open, and the fastest ones are measured again.
+A candidate is closed if it was tried, cannot run, or is pending. No acquisition function names a closed candidate while
+an open one is left. When none is left, all count as open, and the fastest ones are measured again.
 
 Trials that run side by side are asked for one after the other, each with those before it pending, hence closed. The
-two explorers that pick at random spread such a batch over what the draws hold possible. The two that maximize a score
-take its next best candidates, often neighbours, since nobody tells them what the pending ones will teach.
+two functions that pick at random spread such a batch over the likely candidates. The two that maximize a score take its
+next best candidates, often neighbours, since the pending trials have taught them nothing yet.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ LIKELY_TO_RUN = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Outlook:
-    """What an explorer decides by.
+    """Input of a decision.
 
     Attributes:
         log_step_s: Joint draws of the log step time [M, n].
         allowed: Candidates to choose from [n]; there is at least one, and each runs in some draw.
-        best_s: The fastest measured step; None while nothing has been measured.
-        trial_s: What a trial of each candidate is expected to take [n], or anything proportional to it.
+        best_s: Fastest measured step time [s]; None while nothing has been measured.
+        trial_s: Expected time of a trial of each candidate [n], or anything proportional to it.
     """
 
     log_step_s: LogDraws
@@ -47,14 +47,17 @@ class Outlook:
     trial_s: FloatArray
 
     def fastest_allowed(self) -> IntArray:
-        """The fastest allowed candidate of each draw in which one of them runs [at most M]."""
+        """Return the fastest allowed candidate of each draw in which one of them runs [at most M]."""
         drawn = np.where(self.allowed, self.log_step_s, np.float32(np.inf))
         named: IntArray = np.argmin(drawn, axis=1).astype(np.int64)
         return named[np.isfinite(drawn[np.arange(len(drawn)), named])]
 
 
-class AbstractExplorer(ABC):
-    """Chooses the next candidate; the contract's tests stand in tests/unit/tuner/search/test_acquisition.py."""
+class AbstractAcquisition(ABC):
+    """Acquisition function, which chooses the next candidate.
+
+    The tests of the contract stand in tests/unit/tuner/search/test_acquisition.py.
+    """
 
     def choose(
         self,
@@ -65,13 +68,13 @@ class AbstractExplorer(ABC):
         trial_s: FloatArray,
         rng: np.random.Generator,
     ) -> int:
-        """The position of the next candidate; the same arguments and state of `rng` give the same one.
+        """Return the position of the next candidate; equal arguments and an equal state of `rng` give the same one.
 
         Args:
             log_step_s: Joint draws of the log step time [M, n].
             closed: Candidates that should not be named [n].
-            best_s: The fastest measured step; None while nothing has been measured.
-            trial_s: What a trial of each candidate is expected to take [n], or anything proportional to it.
+            best_s: Fastest measured step time [s]; None while nothing has been measured.
+            trial_s: Expected time of a trial of each candidate [n], or anything proportional to it.
             rng: Source of chance; consumed.
         """
         allowed = ~closed if not closed.all() else np.ones_like(closed)
@@ -83,18 +86,19 @@ class AbstractExplorer(ABC):
 
     @abstractmethod
     def _choose(self, outlook: Outlook, rng: np.random.Generator) -> int:
-        """The position of one of the outlook's allowed candidates."""
+        """Return the position of one of the outlook's allowed candidates."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class UnexploredDraws(AbstractExplorer):
-    """Uniform over the draws whose fastest candidate is open (FlexParallel 3.2); the default.
+class UnexploredDraws(AbstractAcquisition):
+    """Uniform choice over the draws whose fastest candidate is open (FlexParallel 3.2); the default.
 
-    Candidates are chosen in proportion to their probability of being the best, and what was tried is passed over. If
+    Candidates are chosen in proportion to their probability of being the best, and explored ones are passed over. If
     every draw names a closed candidate, this is `PlainThompson`.
     """
 
     def _choose(self, outlook: Outlook, rng: np.random.Generator) -> int:
+        # drawing uniformly from the named candidates weighs each by its probability of being the best
         fastest = np.argmin(outlook.log_step_s, axis=1)
         runs = np.isfinite(outlook.log_step_s[np.arange(len(fastest)), fastest])
         named = fastest[outlook.allowed[fastest] & runs]
@@ -102,12 +106,12 @@ class UnexploredDraws(AbstractExplorer):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlainThompson(AbstractExplorer):
-    """One draw's fastest open candidate (Russo et al. 2018; FlexParallel equation 4).
+class PlainThompson(AbstractAcquisition):
+    """Choice of one draw's fastest open candidate (Russo et al. 2018; FlexParallel equation 4).
 
     The textbook's sampler runs the draw's argmin even if it was tried before, which earns reward and teaches little. A
-    trial here costs a restart, so that a draw which names a closed candidate gives its next best instead: late in a
-    study most draws do, and the choice goes to the runners-up of what is known.
+    trial here costs a restart, so a draw that names a closed candidate gives its next best instead. Late in a study
+    most draws do, and the choice goes to the runners-up of the explored candidates.
     """
 
     def _choose(self, outlook: Outlook, rng: np.random.Generator) -> int:
@@ -115,15 +119,15 @@ class PlainThompson(AbstractExplorer):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ConfidenceBound(AbstractExplorer):
-    """The lowest mean - beta * standard deviation over the draws (FlexParallel equation 3; Auer 2002).
+class ConfidenceBound(AbstractAcquisition):
+    """Choice of the lowest mean - beta * standard deviation over the draws (FlexParallel equation 3; Auer 2002).
 
-    On the logarithm, where draws are close to normal: the bound is then a quantile, and never a negative time. Mean and
-    deviation are those of the draws in which the candidate runs; candidates that run in less than half of them come
-    after all others.
+    The bound is taken on the logarithm, where draws are close to normal: it is then a quantile, and never a negative
+    time. Mean and deviation are those of the draws in which the candidate runs. Candidates that run in less than half
+    of the draws come after all others.
 
     Attributes:
-        beta: Deviations below the mean; 2 is the 2.3% quantile.
+        beta: Number of deviations below the mean; 2 is the 2.3% quantile.
     """
 
     beta: float = 2.0
@@ -132,6 +136,7 @@ class ConfidenceBound(AbstractExplorer):
         positions = np.flatnonzero(outlook.allowed)
         finite = np.isfinite(outlook.log_step_s)
         runs = finite.mean(axis=0)[positions]
+        # candidates that rarely run have a spread of few draws, which says nothing
         positions = positions[runs >= min(LIKELY_TO_RUN, float(runs.max()))]
         drawn, runs_there = outlook.log_step_s[:, positions], finite[:, positions]
         bound = drawn.mean(axis=0, where=runs_there) - self.beta * drawn.std(axis=0, where=runs_there)
@@ -139,12 +144,12 @@ class ConfidenceBound(AbstractExplorer):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ImprovementPerSecond(AbstractExplorer):
-    """The largest expected improvement per second of trial (Snoek et al. 2012, section 3.2).
+class ImprovementPerSecond(AbstractAcquisition):
+    """Choice of the largest expected improvement per second of trial (Snoek et al. 2012, section 3.2).
 
     The improvement over the fastest measured step is averaged over the draws, without the normal distribution of the
-    textbook; where a candidate cannot run, it improves nothing. While nothing has been measured, the median of the
-    draws' fastest steps stands in for the best. If no draw improves on the best, this is `PlainThompson`.
+    textbook; a candidate improves nothing in draws where it cannot run. While nothing has been measured, the median of
+    the draws' fastest steps stands in for the best. If no draw improves on the best, this is `PlainThompson`.
     """
 
     def _choose(self, outlook: Outlook, rng: np.random.Generator) -> int:
@@ -152,13 +157,14 @@ class ImprovementPerSecond(AbstractExplorer):
         if reference_s is None:
             fastest = outlook.log_step_s.min(axis=1)
             reference_s = float(np.exp(np.median(fastest[np.isfinite(fastest)])))
+        # expected improvement over the draws; exp(inf) improves nothing
         improvement_s = np.maximum(reference_s - np.exp(outlook.log_step_s), 0).mean(axis=0)
         per_second = np.where(outlook.allowed, improvement_s / outlook.trial_s, 0.0)
         best = int(np.argmax(per_second))
         return best if per_second[best] > 0 else int(rng.choice(outlook.fastest_allowed()))
 
 
-EXPLORERS: Mapping[str, AbstractExplorer] = MappingProxyType(
+ACQUISITION_FUNCTIONS: Mapping[str, AbstractAcquisition] = MappingProxyType(
     {
         "draws": UnexploredDraws(),
         "thompson": PlainThompson(),
@@ -166,4 +172,4 @@ EXPLORERS: Mapping[str, AbstractExplorer] = MappingProxyType(
         "ei_per_second": ImprovementPerSecond(),
     }
 )
-"""The explorers by the names that a study's `search.explorer` takes."""
+"""Acquisition functions by the names that a study's `search.acquisition` takes."""

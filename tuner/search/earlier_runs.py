@@ -1,4 +1,4 @@
-"""Past: runs and operator times of earlier studies and of published sweeps, in one form."""
+"""Runs and operator times of earlier studies and of published sweeps, in one form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hardware.cluster import Cluster
 from trials.backend import Clock, Observation, OperatorSample, Origin, Status
 
 Fact = tuple[str, Any]
-"""A field of a RuntimeProfile that says what the runtime does, and its value."""
+"""Field of a RuntimeProfile that says what the runtime does, and its value."""
 
 SYNTHETIC = "of a simulated world, which say nothing of real devices"
 
@@ -32,22 +32,22 @@ class PastRun:
     """One run that has ended, in whatever way.
 
     Attributes:
-        group: What it shares with the runs of the same job on the same cluster.
-        job: What it trained.
-        cluster: Where.
+        group: Key that it shares with the runs of the same job on the same cluster.
+        job: Training job of the run.
+        cluster: Cluster of the run.
         runtime: Name of its runtime's profile.
-        facts: What is known to have been otherwise than that profile says, or all that the runtime did.
-        config: Its configuration.
-        status: How it ended.
-        step_time_s: Median of its measured steps; None unless it ended well and published one.
+        facts: Known differences from that profile, or all that the runtime did.
+        config: Configuration of the run.
+        status: Status at its end.
+        step_time_s: Median of its measured steps [s]; None unless it ended well and published one.
         log_spread: Standard deviation of the logarithm of its steps; 0 with one step or where it is unknown.
-        num_steps: Steps that were measured.
-        peak_memory_bytes: Its peak of memory, where known.
-        memory: What that peak counts.
-        stage: Of which pipeline stage.
-        origin: Where its times come from.
-        clock: What its step time counts.
-        is_clean: Whether its source holds its time to be what the configuration explains, and no outlier.
+        num_steps: Number of measured steps.
+        peak_memory_bytes: Peak of its memory, where known [bytes].
+        memory: Meaning of that peak.
+        stage: Pipeline stage of that peak.
+        origin: Origin of its times.
+        clock: Clock that counts its step time.
+        is_clean: Whether its source takes its time to be explained by the configuration, and no outlier.
     """
 
     group: str
@@ -68,7 +68,7 @@ class PastRun:
     is_clean: bool = True
 
     def measured_setting(self, profile: RuntimeProfile) -> MeasuredSetting:
-        """What predicts the run with the constants of `profile`: the facts stay the run's own."""
+        """Return the setting that predicts the run with the constants of `profile`; the facts stay the run's own."""
         return MeasuredSetting(
             setting=Setting(job=self.job, cluster=self.cluster, runtime=replace(profile, **dict(self.facts))),
             memory=self.memory,
@@ -78,20 +78,20 @@ class PastRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PastSample:
-    """The time of one operator in an earlier trial.
+    """Time of one operator in an earlier trial.
 
     Attributes:
-        group: As in PastRun.
+        group: Key of the job on its cluster, as in PastRun.
         device: Name of the device; those of unlike hosts are joined by ` + `.
         runtime: Name of the runtime's profile.
-        precision: Of the job.
-        origin: Where the time comes from.
-        kind: Which kernel model applies.
-        phase: Forward or backward.
-        shape: Its sizes in the order of `costmodels.operators.layer_operators.Operator.shape`.
+        precision: Precision of the job.
+        origin: Origin of the time.
+        kind: Kind of operator, which names its kernel model.
+        phase: Forward or backward pass.
+        shape: Sizes in the order of `costmodels.operators.layer_operators.Operator.shape`.
         time_s: Time of one execution [s].
-        count: Executions in one step.
-        name: Its role; empty where a trace didn't tell.
+        count: Number of executions in one step.
+        name: Role of the operator; empty where a trace didn't tell.
     """
 
     group: str
@@ -109,13 +109,13 @@ class PastSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoneSample:
-    """The time of one operator or collective outside of any training step.
+    """Time of one operator or collective outside of any training step.
 
     Attributes:
         device: Name of the device.
-        call: What ran.
+        call: Operator or collective that ran.
         time_s: Median time of one execution [s].
-        count: How often it ran.
+        count: Number of executions.
     """
 
     device: str
@@ -129,11 +129,11 @@ class Past:
     """All that the entries of `history:` hold.
 
     Attributes:
-        runs: The runs, entry by entry.
-        samples: Their operator times.
+        runs: Earlier runs, entry by entry.
+        samples: Operator times of the runs.
         alone: Operator times that calibrations measured; the last one of each call.
-        skipped: What was left out, by reason.
-        warnings: What a user should know.
+        skipped: Numbers of runs that were left out, by reason.
+        warnings: Sentences that a user should know.
     """
 
     runs: tuple[PastRun, ...] = ()
@@ -144,7 +144,7 @@ class Past:
 
     @property
     def in_words(self) -> str:
-        """One line on how much there is; empty where there was nothing to read."""
+        """One line on the size of the history; empty where there was nothing to read."""
         if not self.runs and not self.skipped and not self.alone:
             return ""
         read = f"history: {len(self.runs):,} runs and {len(self.samples):,} operator times"
@@ -154,7 +154,7 @@ class Past:
 
     @property
     def measured(self) -> Past:
-        """The same without what simulated worlds invented, with a warning if that leaves something out."""
+        """History without the runs of simulated worlds, with a warning if that leaves something out."""
         runs = tuple(run for run in self.runs if run.origin == "measured")
         num_left_out = len(self.runs) - len(runs)
         if not num_left_out:
@@ -168,9 +168,9 @@ class Past:
         )
 
     def on_clock(self, clock: Clock) -> Past:
-        """The same without runs whose step times count something else: seconds of two clocks do not compare.
+        """Return the history without runs whose step times count another clock: seconds of two clocks do not compare.
 
-        What operators took is the same on all of them.
+        Operator times are equal on all clocks.
         """
         runs = tuple(run for run in self.runs if run.clock == clock)
         if len(runs) == len(self.runs):
@@ -178,7 +178,7 @@ class Past:
         return replace(self, runs=runs, skipped={**self.skipped, "runs by another clock": len(self.runs) - len(runs)})
 
     def without_groups(self, groups: Collection[str], reason: str) -> Past:
-        """The same without the runs of those groups; `reason` says why."""
+        """Return the history without the runs of those groups; `reason` says why."""
         runs = tuple(run for run in self.runs if run.group not in groups)
         if len(runs) == len(self.runs):
             return self
@@ -186,7 +186,7 @@ class Past:
         return replace(self, runs=runs, samples=samples, skipped={**self.skipped, reason: len(self.runs) - len(runs)})
 
     def timed(self, profile: RuntimeProfile) -> tuple[TimedRun, ...]:
-        """The clean, timed runs of that runtime, as `costmodels.calibration.fitting.calibrate_timed` takes them."""
+        """Return the clean, timed runs of that runtime, in the form of `costmodels.calibration.fitting`."""
         return tuple(
             TimedRun(
                 group=run.group,
@@ -201,7 +201,7 @@ class Past:
 
 
 def together(parts: Iterable[Past]) -> Past:
-    """All parts as one."""
+    """Return all parts as one history."""
     kept = list(parts)
     skipped = sum((Counter(part.skipped) for part in kept), Counter[str]())
     return Past(
@@ -214,17 +214,17 @@ def together(parts: Iterable[Past]) -> Past:
 
 
 def facts_of_profile(runtime: Mapping[str, Any]) -> tuple[Fact, ...]:
-    """What a profile, as a mapping of its fields, says that its runtime does; fields of other versions are left out."""
+    """Return the fields of a profile that say what its runtime does; leave out fields of other versions."""
     known = [field.name for field in fields(RuntimeProfile) if field.name not in NO_FACTS]
     values = [(name, runtime[name]) for name in known if name in runtime]
     return tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in values)
 
 
 def log_spread(step_times_s: Sequence[float]) -> float:
-    """Standard deviation of the logarithm of the steps; 0 for fewer than two."""
+    """Return the standard deviation of the logarithm of the steps; 0 for fewer than two."""
     return statistics.stdev(map(math.log, step_times_s)) if len(step_times_s) > 1 else 0.0
 
 
 def timed_samples(observation: Observation) -> list[OperatorSample]:
-    """The operator times of a trial that are times at all: a profiler that misses an operator may say 0 or nan."""
+    """Return the operator times of a trial above 0; a profiler that misses an operator may say 0 or nan."""
     return [sample for sample in observation.operator_samples if 0 < sample.time_s < math.inf]

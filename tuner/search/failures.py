@@ -1,4 +1,4 @@
-"""What the failures of a study taught, in sentences that stand on the study for whoever reports it."""
+"""Conclusions from the failures of a study: sentences that stand on the study for its reports."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 LEARNED = "learned"
-"""Study attribute: the lessons, as a list of `Lesson.as_json`."""
+"""Study attribute with the conclusions, as a list of `Lesson.as_json`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lesson:
-    """One conclusion from failed trials.
+    """Conclusion from failed trials.
 
     Attributes:
-        kind: What failed: memory that ran out, crashes, or the limit of time.
-        text: What follows from it, as a sentence.
+        kind: Kind of failure: memory that ran out, crashes, or the limit of time.
+        text: Sentence that says what follows from the failures.
     """
 
     kind: Literal["memory", "crash", "timeout"]
     text: str
 
     def as_json(self) -> dict[str, str]:
-        """The lesson as the study keeps it."""
+        """Return the conclusion as the study keeps it."""
         return {"kind": self.kind, "text": self.text}
 
 
 def lessons_of(attributes: Mapping[str, Any]) -> tuple[Lesson, ...]:
-    """The lessons among a study's attributes."""
+    """Return the conclusions among a study's attributes."""
     return tuple(Lesson(**entry) for entry in attributes.get(LEARNED, ()))

@@ -1,4 +1,4 @@
-"""What a study's trials tell of its candidates, in the order of the trials."""
+"""Observations of a study's candidates, read from its trials in their order."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,45 +15,47 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hardware.arrays import FloatArray, IntArray
 from trials.backend import Observation, OperatorSample, Status
+from tuner.search.constraints import exceeds_memory
 from tuner.search.proxy.proxy_trials import PROXY, Proxy
 
 STATUS = "status"
-"""Trial attribute: the Status of the observation, where a trial did not simply complete."""
+"""Trial attribute with the Status of the observation, where a trial did not simply complete."""
 
 OBSERVATION = "observation"
-"""Trial attribute: what was observed; a loop that keeps none is judged by its trials' values and states."""
+"""Trial attribute with the observation; a loop that keeps none is judged by its trials' values and states."""
 
 STEP_NOISE = 0.02
 """Assumed standard deviation of the log time of one measured step where its trial has no others."""
 
 LEAST_NOISE = 0.005
-"""What all steps of a trial have in common: runs of one configuration on one cluster differ by that at least."""
+"""Standard deviation that all steps of a trial share: runs of one configuration on one cluster differ by at least
+that."""
 
 EXPLORING = (Status.OK, Status.PRUNED, Status.TIMEOUT)
-"""How a trial ends that needs no other of its candidate."""
+"""Statuses of a trial after which its candidate needs no other trial."""
 
 MOST_SAMPLED = 256
-"""Trials whose operator times are looked at: the first and the last half of so many. Earlier ones say which errors the
-hyperparameters are learned from; of later ones each tells less than the one before."""
+"""Number of trials whose operator times are used: the first and the last half of so many. The earlier ones set the
+errors that the hyperparameters are learned from; each later one tells less than the one before."""
 
 T = TypeVar("T")
-"""Whatever was cut off: a candidate, or a proxy."""
+"""Anything that was cut off: a candidate, or a proxy."""
 
 Ending = tuple[FrozenTrial, TrialState, Sequence[float] | None]
-"""A trial with its state and values, which its storage may not hold yet."""
+"""Trial with its state and values, which its storage may not hold yet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SeenProxy:
-    """What the trials of one smaller job told.
+class ProxyObservations:
+    """Observations of one proxy job, from all its trials.
 
     Attributes:
-        proxy: The smaller job and its configuration.
-        positions: The candidates in whose place it ran.
+        proxy: Proxy job and its configuration.
+        positions: Positions of the candidates in whose place it ran.
         log_step_s: Logarithm of its step time, the mean over its trials; None if no step was measured.
-        variance: Variance of that as a measurement.
-        limit_s: What its step takes at least, where it was cut off before one ended.
-        peak_bytes: Its peak of memory, where it was measured.
+        variance: Variance of that mean as a measurement.
+        limit_s: Lower bound of its step time, where it was cut off before a step ended [s].
+        peak_bytes: Peak of its memory, where it was measured [bytes].
         ran_out: Whether its memory ran out.
         crashed: Whether it crashed, and never ran.
     """
@@ -68,29 +71,29 @@ class SeenProxy:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Evidence:
-    """What a study knows of the candidates.
+class Observations:
+    """Observations of the candidates of a study.
 
-    What a proxy told says nothing final of its candidate, and stands in `proxies` alone.
+    Observations of a proxy settle nothing about its candidate, and stand in `proxies` alone.
 
     Attributes:
-        measured: Candidates with measured steps, each once, in the order of their first trials [t].
+        measured: Positions of candidates with measured steps, each once, in the order of their first trials [t].
         log_step_s: Logarithm of their step times, the mean over their trials [t].
-        variance: Variance of that as a measurement [t].
-        num_completed: How many of their trials ended well [t].
-        num_trials: Trials of each candidate that has any, however they ended, pending ones included.
-        best_s: The shortest step time of a candidate of which a trial ended well; None without one.
-        limits_s: Candidates that were cut off before a step ended, and what their step takes at least.
-        peaks_bytes: Candidates whose peak of memory was measured.
+        variance: Variance of that mean as a measurement [t].
+        num_completed: Number of their trials that ended well [t].
+        num_trials: Number of trials of each candidate that has any, however they ended, pending ones included.
+        best_s: Shortest step time of a candidate of which a trial ended well [s]; None without one.
+        limits_s: Lower bounds of the step times of candidates that were cut off before a step ended [s].
+        peaks_bytes: Measured peaks of memory by candidate [bytes].
         explored: Candidates that need no further trial: measured, stopped early or timed out.
         misfits: Candidates that ran out of memory.
         crashed: Candidates that crashed.
         pending: Candidates of trials that have not finished.
-        samples: Operator times of all trials, of many trials those of MOST_SAMPLED.
-        num_decisions: Trials so far, finished or not.
-        proxies: What smaller jobs told, each once, in the order of their first trials.
+        samples: Operator times of all trials, or of MOST_SAMPLED where there are more.
+        num_decisions: Number of trials so far, finished or not.
+        proxies: Observations of proxy jobs, each once, in the order of their first trials.
         proxies_pending: Candidates of proxies that have not finished; these are among `pending`.
-        num_proxies: Proxies chosen so far, finished or not; these are among `num_decisions`.
+        num_proxies: Number of proxies chosen so far, finished or not; these are among `num_decisions`.
     """
 
     measured: IntArray
@@ -107,18 +110,18 @@ class Evidence:
     pending: frozenset[int]
     samples: tuple[OperatorSample, ...]
     num_decisions: int
-    proxies: tuple[SeenProxy, ...] = ()
+    proxies: tuple[ProxyObservations, ...] = ()
     proxies_pending: frozenset[int] = frozenset()
     num_proxies: int = 0
 
     @property
     def num_at_full_size(self) -> int:
-        """Candidates that were chosen to run as they are, finished or not."""
+        """Number of candidates that were chosen to run as they are, finished or not."""
         return self.num_decisions - self.num_proxies
 
     @property
     def num_ended(self) -> int:
-        """Candidates, and proxies, of which a trial has told something."""
+        """Number of candidates and proxies of which a trial has told something."""
         return len(self.explored) + len(self.impossible) + len(self.proxies)
 
     @property
@@ -128,7 +131,7 @@ class Evidence:
 
     @property
     def crashed_by_proxy(self) -> Mapping[int, int]:
-        """Candidates whose proxy crashed, while they have not run themselves, and which of `proxies` it was."""
+        """Row in `proxies` of the crashed proxy of each candidate that has not run itself."""
         known = self.explored | self.impossible
         crashed = [
             (position, at) for at, seen in enumerate(self.proxies) if seen.crashed for position in seen.positions
@@ -146,66 +149,81 @@ class Evidence:
         return self.explored | self.impossible | self.pending
 
 
-class EvidenceLog:
-    """Reads trials of one study again and again, each that has ended once.
+class ObservationLog:
+    """Reader of the trials of one study, which parses each trial that has ended once.
 
     Args:
-        position_of: The candidate that a trial's parameters name, or None.
+        position_of: Function that returns the candidate named by a trial's parameters, or None.
     """
 
     def __init__(self, position_of: Callable[[Mapping[str, Any]], int | None]) -> None:
         self._position_of = position_of
-        self._read: dict[int, tuple[FrozenTrial, _Entry | None]] = {}
+        self._parsed: dict[int, tuple[FrozenTrial, _Entry | None]] = {}
+        self._latest: tuple[list[_Entry], Observations] | None = None
 
-    def evidence(self, trials: Sequence[FrozenTrial], finishing: Ending | None = None) -> Evidence:
-        """What trials tell.
+    def observations(
+        self,
+        trials: Sequence[FrozenTrial],
+        finishing: Ending | None = None,
+        chosen: Mapping[int, int] = MappingProxyType({}),
+    ) -> Observations:
+        """Return what trials tell of the candidates.
 
         Args:
             trials: Trials of the study; one that has ended does not change any more.
-            finishing: One whose end the storage does not hold yet.
+            finishing: One trial whose end the storage does not hold yet.
+            chosen: Candidates of running trials, by number, whose parameters may not be stored yet.
         """
-        entries = [self._entry(trial) for trial in trials]
+        entries = [self._parse_trial(trial, chosen) for trial in trials]
         if finishing is not None:
-            entries.append(_entry(finishing, self._position_of))
-        return _evidence([entry for entry in entries if entry is not None])
+            entries.append(_parse_trial(finishing, self._position_of))
+        own = sorted((entry for entry in entries if entry is not None), key=lambda entry: entry.number)
+        # several hooks look at one moment of a study, and most entries are the same objects then
+        if self._latest is None or self._latest[0] != own:
+            self._latest = own, _combine(own)
+        return self._latest[1]
 
-    def _entry(self, trial: FrozenTrial) -> _Entry | None:
-        known = self._read.get(trial.number)
+    def _parse_trial(self, trial: FrozenTrial, chosen: Mapping[int, int]) -> _Entry | None:
+        known = self._parsed.get(trial.number)
         if known is not None and known[0] is trial:
             return known[1]
-        entry = _entry((trial, trial.state, trial.values), self._position_of)
+        entry = _parse_trial((trial, trial.state, trial.values), self._position_of)
+        if entry is None and trial.state == TrialState.RUNNING and trial.number in chosen:
+            return _pending_entry(trial.number, chosen[trial.number])
         if trial.state.is_finished():
-            self._read[trial.number] = trial, entry
+            self._parsed[trial.number] = trial, entry
         return entry
 
 
-def evidence_of(endings: Sequence[Ending], position_of: Callable[[Mapping[str, Any]], int | None]) -> Evidence:
-    """What trials tell.
+def observations_of(endings: Sequence[Ending], position_of: Callable[[Mapping[str, Any]], int | None]) -> Observations:
+    """Return the observations of some trials.
 
     Args:
         endings: Trials of the study.
-        position_of: The candidate that a trial's parameters name, or None.
+        position_of: Function that returns the candidate named by a trial's parameters, or None.
     """
-    return _evidence([entry for entry in (_entry(ending, position_of) for ending in endings) if entry])
+    return _combine([entry for entry in (_parse_trial(ending, position_of) for ending in endings) if entry])
 
 
-def _evidence(own: list[_Entry]) -> Evidence:
-    """What the trials of candidates tell; forgets operator times that are not looked at."""
+def _combine(own: list[_Entry]) -> Observations:
+    """Return the observations of trials that have a candidate; forget operator times that are not used."""
     own.sort(key=lambda entry: entry.number)
+    # a proxy's steps are not its candidate's, so both are kept apart
     whole = [entry for entry in own if entry.proxy is None]
     smaller = [entry for entry in own if entry.proxy is not None]
-    proxies = _seen_proxies(smaller)
+    proxies = _gather_proxies(smaller)
     seen: dict[int, list[_Entry]] = {}
     for entry in whole:
         if entry.log_step_s is not None:
             seen.setdefault(entry.position, []).append(entry)
-    steps = [_together(entries) for entries in seen.values()]
+    steps = [_average_trials(entries) for entries in seen.values()]
     completed_s = [[entry.value_s for entry in entries if entry.value_s is not None] for entries in seen.values()]
+    # a candidate that ran once can run, whatever its other trials did
     explored = frozenset(entry.position for entry in whole if entry.status in EXPLORING)
     misfits = frozenset(entry.position for entry in whole if entry.status is Status.OUT_OF_MEMORY) - explored
     crashed = frozenset(entry.position for entry in whole if entry.status is Status.CRASHED) - explored - misfits
-    limits_s = _limits((entry.position, entry) for entry in whole)
-    return Evidence(
+    limits_s = _bound_cut_trials((entry.position, entry) for entry in whole)
+    return Observations(
         measured=np.array(list(seen), dtype=np.int64),
         log_step_s=np.array([log_step_s for log_step_s, _ in steps]),
         variance=np.array([variance for _, variance in steps]),
@@ -218,7 +236,7 @@ def _evidence(own: list[_Entry]) -> Evidence:
         misfits=misfits,
         crashed=crashed,
         pending=frozenset(entry.position for entry in own if entry.status is None),
-        samples=_samples(own),
+        samples=_select_samples(own),
         num_decisions=len(own),
         proxies=proxies,
         proxies_pending=frozenset(entry.position for entry in smaller if entry.status is None),
@@ -226,8 +244,8 @@ def _evidence(own: list[_Entry]) -> Evidence:
     )
 
 
-def _samples(own: Sequence[_Entry]) -> tuple[OperatorSample, ...]:
-    """The operator times of the first and of the last trials that have any; the others forget theirs."""
+def _select_samples(own: Sequence[_Entry]) -> tuple[OperatorSample, ...]:
+    """Return the operator times of the first and of the last trials that have any; drop those of the others."""
     sampled = [entry for entry in own if entry.samples]
     for entry in sampled[MOST_SAMPLED // 2 : -(MOST_SAMPLED // 2)]:
         entry.samples = ()
@@ -236,20 +254,20 @@ def _samples(own: Sequence[_Entry]) -> tuple[OperatorSample, ...]:
 
 @dataclass(kw_only=True, slots=True)
 class _Entry:
-    """One trial of a candidate.
+    """One trial of a candidate, as parsed.
 
     Attributes:
-        number: Its number.
-        position: The candidate.
-        status: How it ended; None if it has not.
-        value_s: Its step time, if it ended well.
-        log_step_s: Logarithm of its step time, by its value or by the steps that it came to measure; None without.
-        variance: Variance of that as a measurement.
-        startup_s: What it took besides its steps, where its observation tells.
-        cut: What was observed of it, if it was cut off.
-        peak_bytes: Its peak of memory, if it ended well and measured one.
+        number: Number of the trial.
+        position: Position of the candidate.
+        status: Status at its end; None if it has not ended.
+        value_s: Step time of the trial, if it ended well [s].
+        log_step_s: Logarithm of its step time, from its value or the steps measured so far; None without any.
+        variance: Variance of that logarithm as a measurement.
+        startup_s: Time that it took besides its steps, where its observation tells [s].
+        cut: Observation of a trial that was cut off.
+        peak_bytes: Peak of memory, if it ended well and measured one [bytes].
         samples: Operator times that it measured.
-        proxy: What ran in the candidate's place; None at full size.
+        proxy: Proxy that ran in the candidate's place; None at full size.
     """
 
     number: int
@@ -266,29 +284,42 @@ class _Entry:
 
 
 def of_trials(times_s: Sequence[float]) -> float:
-    """A candidate's step time by the values of its trials, at least one: their geometric mean."""
+    """Return a candidate's step time from the values of its trials, at least one: their geometric mean."""
     return times_s[0] if len(times_s) == 1 else statistics.geometric_mean(times_s)
 
 
+def observation_of(trial: FrozenTrial) -> Observation | None:
+    """Return what was observed of a trial; None where its loop kept nothing.
+
+    A trial from a storage holds the observation as JSON. A trial in the memory of its driver holds the object itself.
+    """
+    stored = trial.user_attrs.get(OBSERVATION)
+    return stored if stored is None or isinstance(stored, Observation) else Observation.from_json(stored)
+
+
 def status_without_value(trial: FrozenTrial, state: TrialState) -> Status:
-    """How a trial ended that gave no step time; a loop that is not ours tells by Optuna's state alone."""
+    """Return the status of a trial that gave no step time.
+
+    A foreign loop keeps no status: Optuna's state, or a constraint, tells it.
+    """
+    if STATUS not in trial.user_attrs and exceeds_memory(trial):
+        return Status.OUT_OF_MEMORY
     return Status(trial.user_attrs.get(STATUS, Status.PRUNED if state == TrialState.PRUNED else Status.CRASHED))
 
 
-def _entry(ending: Ending, position_of: Callable[[Mapping[str, Any]], int | None]) -> _Entry | None:
-    """The trial, if its parameters name a candidate."""
+def _parse_trial(ending: Ending, position_of: Callable[[Mapping[str, Any]], int | None]) -> _Entry | None:
+    """Return the parsed trial; None if its parameters name no candidate."""
     trial, state, values = ending
     position = position_of(trial.params)
     if position is None:
         return None
-    status, value_s = None, None
+    status, value_s = None, None  # while the trial runs
     # a loop that is not ours may return infinity for what failed
-    if state == TrialState.COMPLETE and values and values[0] < math.inf:
+    if state == TrialState.COMPLETE and values and values[0] < math.inf and not exceeds_memory(trial):
         status, value_s = Status.OK, values[0]
     elif state.is_finished():
         status = status_without_value(trial, state)
-    stored = trial.user_attrs.get(OBSERVATION) if status else None
-    observation = None if stored is None else Observation.from_json(stored)
+    observation = observation_of(trial) if status else None
     proxy = trial.user_attrs.get(PROXY)
     steps_s = _measured_steps(trial, status, observation)
     log_step_s = math.log(statistics.median(steps_s)) if steps_s else None
@@ -298,7 +329,7 @@ def _entry(ending: Ending, position_of: Callable[[Mapping[str, Any]], int | None
         status=status,
         value_s=value_s,
         log_step_s=log_step_s if value_s is None else math.log(value_s),
-        variance=_variance(steps_s),
+        variance=_median_variance(steps_s),
         startup_s=observation.startup_s if observation else None,
         cut=observation if observation and observation.status is Status.TIMEOUT else None,
         peak_bytes=observation.peak_memory_bytes if observation and status is Status.OK else None,
@@ -309,8 +340,25 @@ def _entry(ending: Ending, position_of: Callable[[Mapping[str, Any]], int | None
     )
 
 
+def _pending_entry(number: int, position: int) -> _Entry:
+    """Return the entry of a trial that has a candidate and no parameters yet."""
+    return _Entry(
+        number=number,
+        position=position,
+        status=None,
+        value_s=None,
+        log_step_s=None,
+        variance=_median_variance(()),
+        startup_s=None,
+        cut=None,
+        peak_bytes=None,
+        samples=(),
+        proxy=None,
+    )
+
+
 def _measured_steps(trial: FrozenTrial, status: Status | None, observation: Observation | None) -> Sequence[float]:
-    """The measured steps of a trial, or those that it has reported for a pruner (pruning.py); none if it failed."""
+    """Return the measured steps of a trial, or those that it reported for a pruner (pruning.py); none if it failed."""
     if status not in EXPLORING:
         return ()
     if observation:
@@ -318,21 +366,22 @@ def _measured_steps(trial: FrozenTrial, status: Status | None, observation: Obse
     return [value for _, value in sorted(trial.intermediate_values.items()) if 0 < value < math.inf]
 
 
-def _together(entries: Sequence[_Entry]) -> tuple[float, float]:
-    """Mean of the log step times of trials of one configuration, and its variance as a measurement.
+def _average_trials(entries: Sequence[_Entry]) -> tuple[float, float]:
+    """Return the mean of the log step times of trials of one configuration, and its variance as a measurement.
 
     Trials that differ by more than their steps explain are as uncertain as they differ.
     """
     logs = [entry.log_step_s for entry in entries if entry.log_step_s is not None]
     if len(logs) == 1:
         return logs[0], entries[0].variance
+    # the larger of the variances within and between trials
     explained = statistics.mean(entry.variance for entry in entries)
     return statistics.mean(logs), max(explained, statistics.variance(logs)) / len(logs)
 
 
-def _seen_proxies(entries: Sequence[_Entry]) -> tuple[SeenProxy, ...]:
-    """What proxies told, those that say nothing of their candidate left out."""
-    limits_s = _limits((entry.proxy, entry) for entry in entries)
+def _gather_proxies(entries: Sequence[_Entry]) -> tuple[ProxyObservations, ...]:
+    """Return the observations of proxies, without those that say nothing of their candidate."""
+    limits_s = _bound_cut_trials((entry.proxy, entry) for entry in entries)
     telling: dict[Proxy, list[_Entry]] = {}
     for entry in entries:
         if entry.proxy and entry.status in (*EXPLORING, Status.OUT_OF_MEMORY, Status.CRASHED):
@@ -340,10 +389,10 @@ def _seen_proxies(entries: Sequence[_Entry]) -> tuple[SeenProxy, ...]:
     found = []
     for proxy, own in telling.items():
         timed = [entry for entry in own if entry.log_step_s is not None]
-        log_step_s, variance = _together(timed) if timed else (None, math.nan)
+        log_step_s, variance = _average_trials(timed) if timed else (None, math.nan)
         statuses = {entry.status for entry in own}
         found.append(
-            SeenProxy(
+            ProxyObservations(
                 proxy=proxy,
                 positions=tuple(dict.fromkeys(entry.position for entry in own)),
                 log_step_s=log_step_s,
@@ -357,9 +406,10 @@ def _seen_proxies(entries: Sequence[_Entry]) -> tuple[SeenProxy, ...]:
     return tuple(found)
 
 
-def _limits(trials: Iterable[tuple[T, _Entry]]) -> dict[T, float]:
-    """What the steps of those take at least that were cut off, where start-up times of others tell."""
+def _bound_cut_trials(trials: Iterable[tuple[T, _Entry]]) -> dict[T, float]:
+    """Return lower bounds of the step times of trials that were cut off, where start-up times of others are known."""
     kept = list(trials)
+    # a limit of time holds start-up and one step, so start-up times of completed trials turn it into a bound
     known = [entry.startup_s for _, entry in kept if entry.startup_s is not None]
     startup_s = statistics.median(known) if known else None
     limits_s: dict[T, float] = {}
@@ -370,8 +420,8 @@ def _limits(trials: Iterable[tuple[T, _Entry]]) -> dict[T, float]:
     return limits_s
 
 
-def _variance(steps_s: Sequence[float]) -> float:
-    """Variance of the log of the steps' median: pi / 2 of that of their mean (Cramer 1946, section 28.5)."""
+def _median_variance(steps_s: Sequence[float]) -> float:
+    """Return the variance of the log of the steps' median: pi / 2 of that of their mean (Cramer 1946, section 28.5)."""
     if len(steps_s) < 2:
         return STEP_NOISE**2
     return LEAST_NOISE**2 + math.pi / 2 * statistics.variance(map(math.log, steps_s)) / len(steps_s)

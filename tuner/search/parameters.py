@@ -1,8 +1,8 @@
-"""A candidate's dimensions as parameters of an Optuna trial.
+"""Dimensions of a candidate as parameters of an Optuna trial.
 
-They stand there under their own names, with their own values, but for the assignment: Optuna holds a text only among
-choices that never change, and which assignments are worth trying changes with the space. Its parameter is a number
-made of the text, 0 where work is even, and the text itself is an attribute of the trial.
+Parameters have the dimensions' own names and values, except uneven work. Optuna holds a text only among choices that
+never change, and the assignments worth trying change with the space. So its parameter is a number made of the text, 0
+where work is even, and the text itself is an attribute of the trial.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial
 
 from costmodels.job.parallel_config import DEGREES, DIMENSIONS, ConfigGrid
@@ -21,7 +21,7 @@ _LARGEST = 2**31 - 1
 
 
 def distribution_of(name: str, candidates: ConfigGrid) -> BaseDistribution:
-    """The Optuna distribution of one dimension, of the same form whatever the candidates' range.
+    """Return the Optuna distribution of one dimension, of the same form whatever the candidates' range.
 
     A study whose space was narrowed could not be resumed otherwise.
     """
@@ -34,20 +34,43 @@ def distribution_of(name: str, candidates: ConfigGrid) -> BaseDistribution:
 
 
 def params_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of a candidate's dimensions."""
-    return {name: _number_of(value) if name == ASSIGNMENT else value for name, value in values.items()}
+    """Return the parameters of a candidate's dimensions."""
+    return {name: _hash_assignment(value) if name == ASSIGNMENT else value for name, value in values.items()}
+
+
+def parameter_of(name: str, value: Any, distribution: BaseDistribution) -> Any:
+    """Return a candidate's value of one dimension as the distribution of a trial takes it.
+
+    Args:
+        name: Name of the dimension.
+        value: Value of the candidate, as in `params_of`.
+        distribution: Distribution that the trial suggests the dimension by.
+
+    Raises:
+        ValueError: The distribution does not hold the value.
+    """
+    if isinstance(distribution, CategoricalDistribution):
+        is_held = value in distribution.choices
+    else:
+        is_held = not isinstance(value, str) and distribution._contains(float(value))
+    if not is_held:
+        raise ValueError(
+            f"`{name}` must be suggested by a distribution that holds the values of all candidates, but {value!r} of "
+            f"the next one is not in {distribution}; ThompsonSampler.search_space has a distribution that does."
+        )
+    return float(value) if isinstance(distribution, FloatDistribution) else value
 
 
 def values_of(trial: FrozenTrial) -> dict[str, Any]:
-    """The dimensions of the candidate that a trial's parameters name; of one just asked for, without its assignment."""
+    """Return the dimensions of a trial's candidate; of a trial just asked for, without its uneven work."""
     return {
         name: trial.user_attrs.get(ASSIGNMENT, "") if name == ASSIGNMENT else value
         for name, value in trial.params.items()
     }
 
 
-def _number_of(assignment: str | int) -> int:
-    """The number that stands for an assignment's text."""
+def _hash_assignment(assignment: str | int) -> int:
+    """Return the number that stands for the text of uneven work."""
     if isinstance(assignment, int):
         return assignment
     return 1 + zlib.crc32(assignment.encode()) % _LARGEST if assignment else 0

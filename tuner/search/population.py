@@ -1,9 +1,8 @@
-"""The empirical population S as data: how probable each candidate is to be the fastest (FlexParallel 3.2 and 4.3).
+"""Empirical population S as data: the probability of each candidate to be the fastest (FlexParallel 3.2 and 4.3).
 
-Each of the M draws of a decision names its fastest candidate; the share of draws that name a candidate is its
-probability of being the best. A study keeps these shares from before its first trial, as its attribute
-`population:start`, and from after the end of each trial, as that trial's attribute `population`. Figure 6 of the paper
-is drawn from them.
+Each of the M draws of a decision names its fastest candidate. The share of draws that name a candidate is its
+probability of being the best. A study keeps these shares before its first trial as its attribute `population:start`,
+and after the end of each trial as that trial's attribute `population`. Figure 6 of the paper is drawn from them.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from optuna import Study
 from optuna.trial import FrozenTrial
 
@@ -21,31 +21,48 @@ from costmodels.job.parallel_config import ConfigGrid, Value
 from hardware.arrays import IntArray
 
 P_STAR = "p_star"
-"""Attribute of the study: p_star after the last finished trial; and of each trial: p_star after it.
+"""Attribute of the study with p_star after the last finished trial, and of each trial with p_star after it.
 
 Earlier versions kept the latter as study attributes `p_star:N`, and populations as `population:N`. A study reads all of
-its attributes at once, so that each trial made every later one slower.
-"""
+its attributes at once, so that each trial made every later one slower."""
 
 POPULATION = "population"
-"""Attribute of a trial: the population after its end."""
+"""Attribute of a trial with the population after its end."""
 
 ENDED = "ended"
-"""Attribute of a trial: how many of its study had ended before it. Dates tell no order where a clock was set back."""
+"""Attribute of a trial with the number of trials that had ended before it. Dates give no order where a clock was set
+back."""
 
 POPULATION_AT_START = "population:start"
-"""Attribute of a study: the population before its first trial."""
+"""Attribute of a study with the population before its first trial."""
 
 MAX_SHARES = 30
-"""Candidates kept of one population, the most probable ones; the rest is kept as a sum."""
+"""Number of candidates kept of one population, the most probable ones; the rest is kept as a sum."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Population:
+    """Empirical population S of one moment.
+
+    Attributes:
+        fastest: Fastest candidate of each draw in which one can run [at most M, or a multiple of M where the first M
+            draws exceed the confidence].
+        p_star: Share of these candidates that are explored (FlexParallel equation 6).
+        log_step_s: Draws of the log step time [M, n], with a head start of the sampler's tolerance for explored
+            candidates; infinite where a candidate cannot run.
+    """
+
+    fastest: IntArray
+    p_star: float
+    log_step_s: NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """One candidate that some draw names as the fastest.
+    """Candidate that some draw names as the fastest.
 
     Attributes:
-        config: The candidate by the dimensions that identify it.
+        config: Dimensions that identify the candidate.
         probability: Share of the draws that name it.
         tried: Whether a trial of it has ended.
     """
@@ -56,19 +73,19 @@ class Share:
 
     @property
     def key(self) -> tuple[Value, ...]:
-        """What identifies the candidate among those of its study."""
+        """Values that identify the candidate among those of its study."""
         return tuple(self.config.values())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """The population of a study before its first trial, or after the end of one.
+    """Population of a study before its first trial, or after the end of one.
 
     Attributes:
         trial: Number of the trial that had just ended; None before the first.
-        shares: The most probable candidates, the most probable one first.
-        rest_tried: Sum over the tried candidates that are not among them.
-        rest_untried: Sum over the others that are not among them.
+        shares: Shares of the most probable candidates, the most probable one first.
+        rest_tried: Sum of the shares of tried candidates that are not among them.
+        rest_untried: Sum of the shares of the others that are not among them.
     """
 
     trial: int | None
@@ -78,18 +95,19 @@ class Moment:
 
     @property
     def p_star(self) -> float:
-        """Probability that the best has been tried (FlexParallel equation 6)."""
+        """Probability that the best candidate has been tried (FlexParallel equation 6)."""
         return math.fsum(share.probability for share in self.shares if share.tried) + self.rest_tried
 
 
 def shares(fastest: IntArray, grid: ConfigGrid, explored: Collection[int]) -> tuple[Share, ...]:
-    """The candidates that the draws name, the most probable first; equals stand in the order of the grid.
+    """Return the candidates that the draws name, the most probable first; equals stand in the order of the grid.
 
     Args:
         fastest: Position of each draw's fastest candidate [M].
-        grid: The candidates.
-        explored: Positions of those that were tried.
+        grid: Grid of the candidates.
+        explored: Positions of candidates that were tried.
     """
+    # a stable sort keeps equals in the order of the grid
     positions, counts = np.unique(fastest, return_counts=True)
     return tuple(
         Share(
@@ -102,7 +120,7 @@ def shares(fastest: IntArray, grid: ConfigGrid, explored: Collection[int]) -> tu
 
 
 def as_json(found: Sequence[Share]) -> dict[str, Any]:
-    """The value of the attribute: at most MAX_SHARES candidates, and what the others sum to."""
+    """Return the value of the attribute: at most MAX_SHARES candidates, and the sums over the others."""
     kept, rest = found[:MAX_SHARES], found[MAX_SHARES:]
     return {
         "dimensions": list(found[0].config) if found else [],
@@ -113,7 +131,7 @@ def as_json(found: Sequence[Share]) -> dict[str, Any]:
 
 
 def from_json(trial: int | None, stored: Mapping[str, Any]) -> Moment:
-    """The moment that `as_json` wrote."""
+    """Return the moment that `as_json` wrote."""
     return Moment(
         trial=trial,
         shares=tuple(
@@ -126,13 +144,13 @@ def from_json(trial: int | None, stored: Mapping[str, Any]) -> Moment:
 
 
 def end_order(trial: FrozenTrial) -> tuple[int, float, int]:
-    """What sorts trials by when they ended; those that do not say after how many others come first, by their dates."""
+    """Return a key that sorts trials by their ends; trials without the attribute come first, by their dates."""
     date = trial.datetime_complete
     return trial.user_attrs.get(ENDED, -1), math.inf if date is None else date.timestamp(), trial.number
 
 
 def read_moments(study: Study) -> tuple[Moment, ...]:
-    """The populations that the study holds: before any trial, then in the order in which the trials ended.
+    """Return the populations that the study holds: before any trial, then in the order in which the trials ended.
 
     A trial that has not ended may have left one behind, if its driver died just then; it does not count.
     """
@@ -145,12 +163,12 @@ def read_moments(study: Study) -> tuple[Moment, ...]:
 
 
 def in_lines(moment: Moment, in_words: Callable[[Mapping[str, Value]], str], *, top: int = 5) -> list[str]:
-    """The `top` most probable candidates and the sum over the others, for a terminal.
+    """Return lines for a terminal: the `top` most probable candidates and the sum over the others.
 
     Args:
-        moment: A population.
-        in_words: Writes a candidate.
-        top: Candidates that get a line of their own.
+        moment: Population to print.
+        in_words: Function that writes a candidate.
+        top: Number of candidates that get a line of their own.
     """
     if not moment.shares:
         return []  # no draw has a candidate that can run

@@ -1,12 +1,12 @@
-"""What a study believes of its candidates: joint draws of all step times, given whatever its trials have told.
+"""Posterior of a study's candidates: joint draws of all step times, given the observations of its trials.
 
-Four things enter one draw. The errors of operators and collectives, as trials and history measured them, are composed
-into every candidate's step (FlexParallel 3.1 and equation 5a). What that leaves is drawn by the step-level surrogate. A
-draw of the memory says which candidates do not fit, and one of the crashes which the runtime cannot run: these are
-infinitely slow in it. So a draw is one world that agrees with all that was seen, and its fastest candidate is one that
-may well be the best.
+Four parts enter one draw. (1) The errors of operators and collectives, as trials and history measured them, are
+composed into every candidate's step (FlexParallel 3.1 and equation 5a). (2) The step-level surrogate draws the error
+that they leave. (3) A draw of the memory says which candidates do not fit, and (4) one of the crashes which the runtime
+cannot run: these are infinitely slow in it. So each draw is one world that agrees with all observations, and its
+fastest candidate may well be the best.
 
-Letters: n candidates, M draws.
+Letters: n candidates, p proxies, M draws.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from costmodels.surrogates.predicted import Predicted, together
 from costmodels.surrogates.surrogate import Hypothesis, Seen, Surrogate, after
 from hardware.arrays import FloatArray, IntArray
 from tuner.search.failures import Lesson
-from tuner.search.observations import Evidence
-from tuner.search.operator_posterior import OperatorBelief
-from tuner.search.proxy.proxy_posterior import ProxyBelief, evidence_with_proxies
+from tuner.search.observations import Observations
+from tuner.search.operator_posterior import OperatorPosterior
+from tuner.search.proxy.proxy_posterior import ProxyPosterior, observations_with_proxies
 from tuner.search.proxy.proxy_trials import Proxy
-from tuner.search.subset import most_telling
+from tuner.search.subset import select_subset
 
 PEAK_VARIANCE = 0.01**2
 """Variance of the logarithm of a peak as a measurement."""
@@ -47,17 +47,17 @@ TELLING = 0.5
 
 
 FEWEST_DRAWS = 2
-"""Draws of the operators where only their mean is wanted."""
+"""Number of draws of the operators where only their mean is wanted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Expected:
-    """What is to be expected of n candidates.
+    """Expected values of n candidates.
 
     Attributes:
         log_step_s: Mean of the log step time [n].
-        log_needed: Mean of the logarithm of the memory that is needed, in bytes [n].
-        is_broken: Whether its trial did not run, or its kind is probably one that the runtime cannot run [n].
+        log_needed: Mean of the logarithm of the needed memory, in bytes [n].
+        is_broken: Whether its trial did not run, or the runtime can probably not run its kind [n].
     """
 
     log_step_s: FloatArray
@@ -66,16 +66,16 @@ class Expected:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Belief:
-    """The candidates of a study as they are known before its first trial.
+class Posterior:
+    """Posterior of a study's candidates, as a function of its observations.
 
     Attributes:
-        predicted: What is predicted of them [n].
-        kinds: What they have in common.
-        steps: How the step times may err.
-        memory: How the memory may err; none where memory is no issue.
-        operators: What the trials' operator times correct; None where they are not looked at.
-        proxies: What is predicted of proxies; None where there can't be any.
+        predicted: Predictions of the cost model for the candidates [n].
+        kinds: Features that candidates have in common, for crashes.
+        steps: Hypotheses of the errors of step times.
+        memory: Hypotheses of the errors of memory; none where memory is no issue.
+        operators: Posterior of the operators; None where operator times are not used.
+        proxies: Predictions of proxies; None where there cannot be any.
         aside: Proxies that stand behind the candidates, as if they were candidates too.
     """
 
@@ -83,22 +83,25 @@ class Belief:
     kinds: Kinds
     steps: tuple[Hypothesis, ...]
     memory: tuple[Hypothesis, ...]
-    operators: OperatorBelief | None = None
-    proxies: ProxyBelief | None = None
+    operators: OperatorPosterior | None = None
+    proxies: ProxyPosterior | None = None
     aside: tuple[Proxy, ...] = ()
 
-    def with_proxies(self, evidence: Evidence) -> tuple[Belief, Evidence]:
-        """The same with each proxy that was tried as one more candidate [n + p], which nobody chooses.
+    def with_proxies(self, observations: Observations) -> tuple[Posterior, Observations]:
+        """Return the posterior and observations with each tried proxy as one more candidate [n + p].
 
-        A proxy is of the kinds of its candidate. What it teaches of the others comes by the surrogates alone.
+        Nobody chooses these. A proxy is of the kinds of its candidate, and teaches of the others by the surrogates
+        alone.
         """
         assert self.proxies is not None, "proxies are predicted where they can be tried"
-        tried = tuple(seen.proxy for seen in evidence.proxies)
-        twins = tuple(seen.positions for seen in evidence.proxies)
+        tried = tuple(seen.proxy for seen in observations.proxies)
+        twins = tuple(seen.positions for seen in observations.proxies)
         predicted = self.proxies.predicted(tried)
+        # hypotheses of the fitted profile take its own predictions of the proxies
         told = {False: (predicted, twins), True: (self.proxies.predicted_as_fitted(tried), twins)}
         count = len(self.predicted)
-        holds = self.kinds.holds[[seen.positions[0] for seen in evidence.proxies]]
+        # kinds of a proxy are those of the first candidate in whose place it ran
+        holds = self.kinds.holds[[seen.positions[0] for seen in observations.proxies]]
         wider = replace(
             self,
             predicted=together([self.predicted, predicted], [np.arange(count), np.arange(count, count + len(tried))]),
@@ -107,58 +110,69 @@ class Belief:
             memory=tuple(one for each in self.memory for one in each.with_aside(*told[each.past is not None])),
             aside=tried,
         )
-        return wider, evidence_with_proxies(evidence, count)
+        return wider, observations_with_proxies(observations, count)
 
-    def draw(self, evidence: Evidence, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32]:
-        """Joint draws of the log step time [M, n]; infinite where a candidate cannot run."""
-        if evidence.proxies:
-            wider, seen = self.with_proxies(evidence)
+    def draw(self, observations: Observations, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32]:
+        """Return joint draws of the log step time [M, n]; infinite where a candidate cannot run."""
+        if observations.proxies:
+            wider, seen = self.with_proxies(observations)
             drawn = wider.draw(seen, num_draws, rng)
-            for candidate, at in evidence.crashed_by_proxy.items():
+            for candidate, at in observations.crashed_by_proxy.items():
+                # a crash of the proxy is one of its candidate, unless the proxy's memory ran out
                 crashes = rng.random(num_draws) > wider.misfit_probability(seen, len(self.predicted) + at)
                 drawn[crashes, candidate] = np.inf
             return drawn[:, : len(self.predicted)]
-        told = self._told(evidence)
-        drawn = self._draw_steps(evidence, told, num_draws, rng)
-        fails = self._fails(told, num_draws, rng)
-        fails[:, sorted(evidence.explored)] = False
-        fails[:, sorted(evidence.impossible)] = True
+        # steps and failures are drawn independently, given the subset that surrogates can afford
+        told = self._select_subset(observations)
+        drawn = self._draw_steps(observations, told, num_draws, rng)
+        fails = self._draw_failures(told, num_draws, rng)
+        # trials say for certain what surrogates can only make probable
+        fails[:, sorted(observations.explored)] = False
+        fails[:, sorted(observations.impossible)] = True
         drawn[fails] = np.inf
         return drawn
 
-    def draw_steps(self, evidence: Evidence, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32]:
-        """Joint draws of what the log step time would be if every candidate could run [M, n]; no proxies."""
-        return self._draw_steps(evidence, self._told(evidence), num_draws, rng)
+    def draw_steps(self, observations: Observations, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32]:
+        """Return joint draws of the log step time if every candidate could run [M, n]; without proxies."""
+        return self._draw_steps(observations, self._select_subset(observations), num_draws, rng)
 
     def _draw_steps(
-        self, evidence: Evidence, told: Evidence, num_draws: int, rng: np.random.Generator
+        self, observations: Observations, told: Observations, num_draws: int, rng: np.random.Generator
     ) -> NDArray[np.float32]:
-        """The same, where surrogates learn from `told`."""
-        steps, beside = self._steps(told, num_draws, rng)
-        drawn = steps.draw(num_draws, rng, beside=beside)
-        if told is not evidence:  # what was measured is known, whatever the surrogates saw of it
-            rest = ~np.isin(evidence.measured, told.measured)
-            noise = rng.standard_normal((num_draws, int(rest.sum()))) * np.sqrt(evidence.variance[rest])
-            drawn[:, evidence.measured[rest]] = evidence.log_step_s[rest] + noise
-        limited = np.array(list(evidence.limits_s), dtype=np.int64)
-        if len(limited):
-            drawn[:, limited] = np.maximum(drawn[:, limited], np.log(list(evidence.limits_s.values())))
-        return drawn
-
-    def _told(self, evidence: Evidence) -> Evidence:
-        """What the surrogates learn from."""
-        return most_telling(evidence, self.steps[0].points.features)
-
-    def expected(self, evidence: Evidence, same_as: IntArray) -> Expected:
-        """What is to be expected of every candidate, as one number each.
+        """Return joint draws of the log step time if every candidate could run [M, n].
 
         Args:
-            evidence: What the trials told.
+            observations: All observations.
+            told: Observations that the surrogates learn from.
+            num_draws: Number M of draws.
+            rng: Source of the draws.
+        """
+        steps, beside = self._fit_steps(told, num_draws, rng)
+        drawn = steps.draw(num_draws, rng, beside=beside)
+        if told is not observations:  # what was measured is known, whatever the surrogates saw of it
+            rest = ~np.isin(observations.measured, told.measured)
+            noise = rng.standard_normal((num_draws, int(rest.sum()))) * np.sqrt(observations.variance[rest])
+            drawn[:, observations.measured[rest]] = observations.log_step_s[rest] + noise
+        # the surrogate softens a limit of time; no draw may be faster than it
+        limited = np.array(list(observations.limits_s), dtype=np.int64)
+        if len(limited):
+            drawn[:, limited] = np.maximum(drawn[:, limited], np.log(list(observations.limits_s.values())))
+        return drawn
+
+    def _select_subset(self, observations: Observations) -> Observations:
+        """Return the subset of the observations that the surrogates learn from."""
+        return select_subset(observations, self.steps[0].points.features)
+
+    def expected(self, observations: Observations, same_as: IntArray) -> Expected:
+        """Return the expected values of every candidate, as one number each.
+
+        Args:
+            observations: Observations of the trials.
             same_as: For each candidate the one, itself or another, whose trial ran its configuration [n].
         """
         count = len(self.predicted)
-        if evidence.proxies:
-            wider, seen = self.with_proxies(evidence)
+        if observations.proxies:
+            wider, seen = self.with_proxies(observations)
             behind = np.arange(count, len(wider.predicted))
             found = wider.expected(seen, np.concatenate([same_as, behind]))
             return Expected(
@@ -166,15 +180,17 @@ class Belief:
                 log_needed=found.log_needed[:count],
                 is_broken=found.is_broken[:count],
             )
-        told = self._told(evidence)
+        told = self._select_subset(observations)
+        # row of each candidate among the observations of the subset; -1 where it has none
         place = np.full(count, -1, dtype=np.int64)
         place[told.measured] = np.arange(len(told.measured))
         # the draws of the operators are not looked at, only their mean
-        steps, _ = self._steps(told, FEWEST_DRAWS, np.random.default_rng(0))
+        steps, _ = self._fit_steps(told, FEWEST_DRAWS, np.random.default_rng(0))
         log_step_s = steps.expected(place[same_as])
-        if told is not evidence:
+        # candidates that the subset leaves out are measured all the same
+        if told is not observations:
             measured_s = np.full(count, np.nan)
-            measured_s[evidence.measured] = evidence.log_step_s
+            measured_s[observations.measured] = observations.log_step_s
             rest = (same_as >= 0) & (place[same_as] < 0) & np.isfinite(measured_s[same_as])
             log_step_s[rest] = measured_s[same_as[rest]]
         everywhere = np.arange(count)
@@ -182,40 +198,44 @@ class Belief:
         misfit_probability = np.zeros(len(crashed))
         log_needed = np.log(self.predicted.needed_bytes)
         if self.memory:
-            memory = self._memory(told)
+            memory = self._fit_memory(told)
             log_needed, _ = memory.mean_and_deviation(everywhere)
             misfit_probability = memory.probability_above(np.log(self.predicted.capacity_bytes[crashed]), crashed)
         is_broken = np.zeros(count, dtype=np.bool_)
+        # a kind is broken where crashes are more probable than not, given what memory explains of them
         if len(crashed):
-            found_broken = self._crashes(told, misfit_probability).broken_probability()
+            found_broken = self._fit_crashes(told, misfit_probability).broken_probability()
             broken = [self.kinds.names.index(name) for name, chance in found_broken.items() if chance > TELLING]
             is_broken |= self.kinds.holds[:, broken].any(axis=1)
-        is_broken[np.isin(same_as, sorted(evidence.explored))] = False
-        is_broken[np.isin(same_as, sorted(evidence.impossible))] = True
+        is_broken[np.isin(same_as, sorted(observations.explored))] = False
+        is_broken[np.isin(same_as, sorted(observations.impossible))] = True
         return Expected(log_step_s=log_step_s, log_needed=log_needed, is_broken=is_broken)
 
-    def _steps(
-        self, evidence: Evidence, num_draws: int, rng: np.random.Generator
+    def _fit_steps(
+        self, observations: Observations, num_draws: int, rng: np.random.Generator
     ) -> tuple[Surrogate, list[NDArray[np.float32] | None]]:
-        """The step times after the trials, and what the operators of each hypothesis deviate by."""
-        limited = np.array(list(evidence.limits_s), dtype=np.int64)
+        """Return the surrogate of the step times after the trials, and the deviation of each hypothesis' operators."""
+        limited = np.array(list(observations.limits_s), dtype=np.int64)
+        # measured steps are observations, limits of time are censored ones above their edge
         seen = Seen(
-            measured=evidence.measured,
-            log_value=evidence.log_step_s,
-            variance=evidence.variance,
+            measured=observations.measured,
+            log_value=observations.log_step_s,
+            variance=observations.variance,
             bounded=limited,
-            log_edge=np.log(list(evidence.limits_s.values())),
+            log_edge=np.log(list(observations.limits_s.values())),
             side=np.ones(len(limited)),
             mishap=np.full(len(limited), SLOW_MISHAP),
         )
         hypotheses = list(self.steps)
         beside: list[NDArray[np.float32] | None] = [None] * len(hypotheses)
+        # corrections of the composed step by measured operators (FlexParallel equation 5a)
         composed = None
         if self.operators:
             aside = self.proxies.terms(self.aside) if self.proxies else []
-            composed = self.operators.compose(evidence.samples, num_draws, rng, aside=aside)
+            composed = self.operators.compose(observations.samples, num_draws, rng, aside=aside)
         if composed is not None:
             composition, told = composed
+            # constants that measured operators tell have no error of their own any more
             columns = [list(CONSTANTS).index(name) for name in told]
             # operators are predicted by the profile that knows most: the one fitted to the past, if there is one
             knows_past = any(hypothesis.past for hypothesis in hypotheses)
@@ -225,27 +245,32 @@ class Belief:
                     beside[at] = composition.deviation
         return after(tuple(hypotheses), seen), beside
 
-    def _fails(self, evidence: Evidence, num_draws: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-        """Which candidates do not fit or crash, in joint draws [M, n]."""
+    def _draw_failures(self, observations: Observations, num_draws: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+        """Draw which candidates do not fit or crash [M, n]."""
         log_capacity = np.log(self.predicted.capacity_bytes)
-        crashed = np.array(sorted(evidence.crashed), dtype=np.int64)
+        crashed = np.array(sorted(observations.crashed), dtype=np.int64)
         fails = np.zeros((num_draws, len(self.predicted)), dtype=np.bool_)
         misfit_probability = np.zeros(len(crashed))
         if self.memory:
-            memory = self._memory(evidence)
+            memory = self._fit_memory(observations)
+            # a drawn need above the capacity is a misfit in that world
             fails |= memory.draw(num_draws, rng) > log_capacity.astype(np.float32)
             misfit_probability = memory.probability_above(log_capacity[crashed], crashed)
         if len(crashed):
-            fails |= self._crashes(evidence, misfit_probability).draw(num_draws, rng)
+            fails |= self._fit_crashes(observations, misfit_probability).draw(num_draws, rng)
         return fails
 
-    def _memory(self, evidence: Evidence) -> Surrogate:
-        """The needs of memory after the trials."""
+    def _fit_memory(self, observations: Observations) -> Surrogate:
+        """Return the surrogate of the needed memory after the trials."""
         predicted = self.predicted
-        peaks = np.array(list(evidence.peaks_bytes), dtype=np.int64)
-        ratio = np.array(list(evidence.peaks_bytes.values())) / predicted.peak_bytes[peaks]
-        ran = np.array(sorted(set(evidence.measured.tolist()) - set(evidence.peaks_bytes)), dtype=np.int64)
-        misfits, crashed = (np.array(sorted(which), dtype=np.int64) for which in (evidence.misfits, evidence.crashed))
+        peaks = np.array(list(observations.peaks_bytes), dtype=np.int64)
+        # needed memory scales with the peak: both err by the same factor
+        ratio = np.array(list(observations.peaks_bytes.values())) / predicted.peak_bytes[peaks]
+        # a candidate that ran without a known peak needs less than the capacity, and one that failed more
+        ran = np.array(sorted(set(observations.measured.tolist()) - set(observations.peaks_bytes)), dtype=np.int64)
+        misfits, crashed = (
+            np.array(sorted(which), dtype=np.int64) for which in (observations.misfits, observations.crashed)
+        )
         bounded = np.concatenate([ran, misfits, crashed])
         sizes = [len(ran), len(misfits), len(crashed)]
         return after(
@@ -261,79 +286,85 @@ class Belief:
             ),
         )
 
-    def misfit_probability(self, evidence: Evidence, crashed: int) -> float:
-        """Probability that one that crashed, with no kind of it broken, ran out of memory without saying so."""
+    def misfit_probability(self, observations: Observations, crashed: int) -> float:
+        """Return the probability that a crashed candidate, no kind of which is broken, ran out of memory unnoticed."""
         if not self.memory:
             return 0.0
         at = np.array([crashed])
         misfit = float(
-            self._memory(self._told(evidence)).probability_above(np.log(self.predicted.capacity_bytes[at]), at)[0]
+            self._fit_memory(self._select_subset(observations)).probability_above(
+                np.log(self.predicted.capacity_bytes[at]), at
+            )[0]
         )
+        # Bayes: without a broken kind, a crash is a misfit or one of the candidate's own
         return misfit / (misfit + (1 - misfit) * OWN_CRASH)
 
-    def _crashes(self, evidence: Evidence, misfit_probability: FloatArray) -> CrashSurrogate:
-        crashed = np.array(sorted(evidence.crashed), dtype=np.int64)
+    def _fit_crashes(self, observations: Observations, misfit_probability: FloatArray) -> CrashSurrogate:
+        """Return the surrogate of crashes after the trials."""
+        crashed = np.array(sorted(observations.crashed), dtype=np.int64)
         # one that reached its limit before a step ended may not have run at all
-        return crash_surrogate(self.kinds, evidence.measured, crashed, misfit_probability)
+        return crash_surrogate(self.kinds, observations.measured, crashed, misfit_probability)
 
-    def lessons(self, evidence: Evidence) -> tuple[Lesson, ...]:
-        """What the failures taught, in words."""
-        if evidence.proxies:
-            wider, seen = self.with_proxies(evidence)
+    def lessons(self, observations: Observations) -> tuple[Lesson, ...]:
+        """Return sentences on the failures of the trials."""
+        if observations.proxies:
+            wider, seen = self.with_proxies(observations)
             return wider.lessons(seen)
         lessons = []
         log_capacity = np.log(self.predicted.capacity_bytes)
-        told = self._told(evidence)
+        told = self._select_subset(observations)
         crashed = np.array(sorted(told.crashed), dtype=np.int64)
         misfit_probability = np.zeros(len(crashed))
-        if self.memory and (evidence.misfits or len(crashed)):
-            memory = self._memory(told)
+        if self.memory and (observations.misfits or len(crashed)):
+            memory = self._fit_memory(told)
             before = after(self.memory, NOTHING_SEEN)
             everywhere = np.arange(len(log_capacity))
             probability = memory.probability_above(log_capacity, everywhere)
             misfit_probability = probability[crashed]
+            # candidates that fitted probably before any trial, and do not any more
             newly = (probability > TELLING) & (before.probability_above(log_capacity, everywhere) <= TELLING)
-            newly[sorted(evidence.explored | evidence.impossible)] = False
-            if evidence.misfits:
+            newly[sorted(observations.explored | observations.impossible)] = False
+            if observations.misfits:
+                # factor of the posterior's needs over the predicted ones, in the median over candidates
                 factor = float(
                     np.exp(np.median(memory.mean_and_deviation(everywhere)[0] - np.log(self.predicted.needed_bytes)))
                 )
                 lessons.append(
                     Lesson(
                         kind="memory",
-                        text=f"{_counted(len(evidence.misfits), 'trial')} ran out of memory; candidates need "
-                        f"{factor:.2f} times the predicted memory in the median, and "
-                        f"{_counted(int(newly.sum()), 'more candidate')} probably won't fit.",
+                        text=f"{_count_in_words(len(observations.misfits), 'trial')} ran out of memory; candidates "
+                        f"need {factor:.2f} times the predicted memory in the median, and "
+                        f"{_count_in_words(int(newly.sum()), 'more candidate')} probably won't fit.",
                     )
                 )
         if len(crashed):
-            found = self._crashes(told, misfit_probability).broken_probability()
+            found = self._fit_crashes(told, misfit_probability).broken_probability()
             lessons += [
-                Lesson(kind="crash", text=self._blame(name, probability, evidence))
+                Lesson(kind="crash", text=self._explain_broken_kind(name, probability, observations))
                 for name, probability in found.items()
                 if probability > TELLING
             ]
-        if evidence.limits_s:
-            slowest_s = max(evidence.limits_s.values())
+        if observations.limits_s:
+            slowest_s = max(observations.limits_s.values())
             lessons.append(
                 Lesson(
                     kind="timeout",
-                    text=f"{_counted(len(evidence.limits_s), 'trial')} reached the limit of time before a step ended; "
-                    f"their steps take more than up to {slowest_s:.3g} s.",
+                    text=f"{_count_in_words(len(observations.limits_s), 'trial')} reached the limit of time before a "
+                    f"step ended; their steps take more than up to {slowest_s:.3g} s.",
                 )
             )
         return tuple(lessons)
 
-    def _blame(self, name: str, probability: float, evidence: Evidence) -> str:
-        """One sentence on a kind that is probably broken."""
+    def _explain_broken_kind(self, name: str, probability: float, observations: Observations) -> str:
+        """Return one sentence on a kind that is probably broken."""
         holds = self.kinds.holds[:, self.kinds.names.index(name)]
-        tried = sorted(evidence.explored | evidence.crashed)
-        num_crashed = int(holds[sorted(evidence.crashed)].sum())
+        tried = sorted(observations.explored | observations.crashed)
+        num_crashed = int(holds[sorted(observations.crashed)].sum())
         num_held = int(holds[: len(holds) - len(self.aside)].sum())
         return (
-            f"{name} crashed in {num_crashed} of {_counted(int(holds[tried].sum()), 'trial')}: with probability "
-            f"{probability:.0%} this runtime cannot run it, and {_counted(num_held, 'candidate')} are held "
-            "unlikely to."
+            f"{name} crashed in {num_crashed} of {_count_in_words(int(holds[tried].sum()), 'trial')}: with probability "
+            f"{probability:.0%} this runtime cannot run it, and {_count_in_words(num_held, 'candidate')} are "
+            "unlikely to run."
         )
 
 
@@ -346,27 +377,28 @@ NOTHING_SEEN = Seen(
     side=np.zeros(0),
     mishap=np.zeros(0),
 )
-"""No trial."""
+"""Observations of no trial."""
 
 
-def belief_of(
+def posterior_of(
     predicted: Predicted,
     grid: ConfigGrid,
     *,
     experience: Experience | None = None,
-    operators: OperatorBelief | None = None,
-    proxies: ProxyBelief | None = None,
-) -> Belief:
-    """What is believed of candidates before any trial.
+    operators: OperatorPosterior | None = None,
+    proxies: ProxyPosterior | None = None,
+) -> Posterior:
+    """Return the posterior of candidates, which is their prior before any trial.
 
     Args:
-        predicted: What the runtime's profile says of them.
-        grid: The candidates.
-        experience: What earlier runs of the runtime say.
-        operators: Their operators, as the profile predicts them that `experience` has, or else the runtime's.
-        proxies: What is predicted of proxies, by both profiles.
+        predicted: Predictions of the cost model with the runtime's profile.
+        grid: Grid of the candidates.
+        experience: Prior from earlier runs of the runtime.
+        operators: Posterior of the operators, as the profile fitted to `experience` predicts them, or else the
+            runtime's.
+        proxies: Predictions of proxies, by both profiles.
     """
-    return Belief(
+    return Posterior(
         predicted=predicted,
         kinds=kinds_of(grid),
         steps=step_hypotheses(predicted, experience),
@@ -376,5 +408,6 @@ def belief_of(
     )
 
 
-def _counted(count: int, what: str) -> str:
+def _count_in_words(count: int, what: str) -> str:
+    """Return a count with its noun, in the plural where it is not 1."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"

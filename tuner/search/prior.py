@@ -1,9 +1,9 @@
-"""What is believed of candidates before any trial, and what a history teaches of them.
+"""Prior of the candidates, with everything that a history teaches of them.
 
-The profile of the study's runtime is fitted to the earlier runs of that runtime, nearest jobs first; what it leaves
-unexplained of them, and of their memory, becomes observations of the study's own surrogates
+The profile of the study's runtime is fitted to the earlier runs of that runtime, nearest jobs first. The errors that it
+leaves, of step times and of memory, become observations of the study's own surrogates
 (costmodels/surrogates/hypotheses.py). Operator times of earlier trials become observations of the operator surrogate,
-and so do those that a calibration of the study's device measured outside of any step.
+and so do times of isolated operators that a calibration of the study's device measured.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from hardware.arrays import IntArray
 from hardware.cluster import Cluster
 from trials.backend import Status
 from tuner.search.earlier_runs import Past, PastRun, PastSample
-from tuner.search.operator_posterior import Key, OperatorBelief, errors_of, lone_errors, predicted_times
-from tuner.search.posterior import Belief, belief_of
-from tuner.search.proxy.proxy_posterior import ProxyBelief
+from tuner.search.operator_posterior import Key, OperatorPosterior, errors_of, lone_errors, predicted_times
+from tuner.search.posterior import Posterior, posterior_of
+from tuner.search.proxy.proxy_posterior import ProxyPosterior
 
 Part = tuple[MeasuredSetting, IntArray]
-"""A setting, and the positions of the candidates that are predicted under it."""
+"""Setting, and the positions of the candidates that are predicted under it."""
 
 OnProgress = Callable[[str], None]
 
 
-def unheard(_: str) -> None:
-    """Hears nothing."""
+def ignore_progress(_: object) -> None:
+    """Do nothing, for callers who do not follow the progress."""
 
 
 MOST_GROUPS = 16
-"""Jobs of the history that are looked at; those nearest to the study's."""
+"""Number of jobs of the history that are used; those nearest to the study's."""
 
 MOST_RUNS = 30
-"""Runs of one job that the profile is fitted to, spread evenly over them."""
+"""Number of runs of one job that the profile is fitted to, spread evenly over them."""
 
 MOST_KEPT = 12
-"""The same of those whose remaining errors are observations: the process' cost grows with their cube."""
+"""Number of runs of one job whose remaining errors are observations: the process' cost grows with their cube."""
 
 OPENNESS = 0.5
-"""A constant of a shipped profile may err by at least this share of what it would unfitted, for whoever brings runs of
-his own; assumed."""
+"""Least share of its unfitted error by which a constant of a shipped profile may err, for users who bring runs of their
+own; assumed."""
 
 OTHER_DEVICE = 4.0
 """Distance of a job on other devices, in octaves of size."""
@@ -61,13 +61,13 @@ OTHER_DEVICE = 4.0
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Learned:
-    """What a history teaches.
+    """Lessons of a history.
 
     Attributes:
-        runtime: The profile fitted to it.
-        groups: Its runs beside what that profile says of them.
-        operators: Its operator times beside what the profile says of them.
-        trust: See `Experience`.
+        runtime: Profile fitted to the history.
+        groups: Runs of the history with the predictions of that profile.
+        operators: Errors of that profile for the operator times of the history.
+        trust: Probability that the fitted profile holds; see `Experience`.
     """
 
     runtime: RuntimeProfile
@@ -76,69 +76,73 @@ class Learned:
     trust: float
 
 
-def prior_belief(
+def initial_posterior(
     parts: Sequence[Part],
     grid: ConfigGrid,
     past: Past | None = None,
     *,
-    elsewhere: Sequence[Part] = (),
-    on_progress: OnProgress = unheard,
-) -> Belief:
-    """What is believed of candidates before any trial.
+    other_clusters: Sequence[Part] = (),
+    on_progress: OnProgress = ignore_progress,
+) -> Posterior:
+    """Return the posterior of candidates before any trial of the study.
 
     Args:
-        parts: The settings of the candidates; a study has one, published sweeps now and then more.
-        grid: The candidates.
-        past: The history.
-        elsewhere: Candidates on clusters where no trial runs, behind all others in this order; trials on the study's
-            own cluster teach of them too.
-        on_progress: Called with a line of text before what takes seconds.
+        parts: Settings of the candidates; a study has one, published sweeps now and then more.
+        grid: Grid of the candidates.
+        past: History of the study.
+        other_clusters: Candidates on other clusters, where no trial runs. They stand behind all others in this order,
+            and trials on the study's own cluster teach of them too.
+        on_progress: Function that is called with a line of text before a step that takes seconds.
     """
     learned = learn(past, parts[0][0].setting, on_progress=on_progress) if past else None
     experience = None
-    every = [*parts, *elsewhere]
+    every = [*parts, *other_clusters]
     if learned:
         fitted = [(under(setting, learned.runtime), at) for setting, at in every]
-        experience = Experience(predicted=_predicted(fitted, grid), groups=learned.groups, trust=learned.trust)
+        experience = Experience(predicted=_predict_parts(fitted, grid), groups=learned.groups, trust=learned.trust)
+    # operators are composed in one setting on one kind of device only
     operators, proxies = None, None
     if len(parts) == 1 and len(parts[0][0].setting.cluster.devices) == 1:
         fitted_study = under(parts[0][0], learned.runtime) if learned else parts[0][0]
         setting = fitted_study.setting
-        proxies = ProxyBelief(measured=parts[0][0], fitted=fitted_study)
-        operators = OperatorBelief(
-            terms_of=partial(step_terms, setting, grid.take(parts[0][1]) if elsewhere else grid),
+        proxies = ProxyPosterior(measured=parts[0][0], fitted=fitted_study)
+        operators = OperatorPosterior(
+            terms_of=partial(step_terms, setting, grid.take(parts[0][1]) if other_clusters else grid),
             past=learned.operators if learned else (),
             alone=lone_errors(past.alone, parts[0][0].setting, is_absorbed=bool(learned and learned.trust == TRUST))
             if past
             else (),
-            elsewhere_of=tuple(
+            other_clusters_of=tuple(
                 partial(step_terms, replace(setting, cluster=other.setting.cluster), grid.take(at))
-                for other, at in elsewhere
+                for other, at in other_clusters
             ),
         )
-    return belief_of(_predicted(every, grid), grid, experience=experience, operators=operators, proxies=proxies)
+    return posterior_of(_predict_parts(every, grid), grid, experience=experience, operators=operators, proxies=proxies)
 
 
-def _predicted(parts: Sequence[Part], grid: ConfigGrid) -> Predicted:
+def _predict_parts(parts: Sequence[Part], grid: ConfigGrid) -> Predicted:
+    """Return the predictions of all candidates, each under its own setting."""
     return together([predict(setting, grid.take(at)) for setting, at in parts], [at for _, at in parts])
 
 
-def learn(past: Past, setting: Setting, *, on_progress: OnProgress = unheard) -> Learned | None:
-    """What the past teaches of a study's setting; None if it holds too few runs of the runtime.
+def learn(past: Past, setting: Setting, *, on_progress: OnProgress = ignore_progress) -> Learned | None:
+    """Fit the runtime's profile to the history; return None if it holds too few runs of the runtime.
 
     Args:
-        past: The history.
-        setting: The study's.
-        on_progress: Called with a line of text before what takes seconds.
+        past: History of the study.
+        setting: Setting of the study.
+        on_progress: Function that is called with a line of text before a step that takes seconds.
     """
+    # the nearest jobs say most of this one, and fitting to all would take long
     groups = nearest_groups(past.runs, setting)
     timed = replace(past, runs=tuple(run for runs in groups for run in runs)).timed(setting.runtime)
     if len(timed) < FEWEST_PAST:  # there would be no hypothesis of the fitted profile
         return None
     jobs = "1 job" if len(groups) == 1 else f"{len(groups)} jobs"
     on_progress(f"learning from {len(timed)} earlier runs of {jobs}")
-    runtime = fit_to_runs(timed, _open_minded(setting.runtime))
-    kept = tuple(_past_group(part, runtime) for runs in groups for part in _by_setting(_thinned(runs, MOST_KEPT)))
+    runtime = fit_to_runs(timed, _widen_errors(setting.runtime))
+    # residuals of fewer runs become observations of the surrogates, whose cost is cubic
+    kept = tuple(_predict_group(part, runtime) for runs in groups for part in _group_by_setting(_thin(runs, MOST_KEPT)))
     samples: dict[str, list[PastSample]] = {}
     for sample in past.samples:
         samples.setdefault(sample.group, []).append(sample)
@@ -146,55 +150,60 @@ def learn(past: Past, setting: Setting, *, on_progress: OnProgress = unheard) ->
         errors
         for runs in groups
         if runs[0].group in samples
-        for errors in _operators(runs, samples[runs[0].group], runtime)
+        for errors in _compare_operators(runs, samples[runs[0].group], runtime)
     )
-    is_own = any(_devices(runs[0].cluster) == _devices(setting.cluster) for runs in groups)
+    is_own = any(_device_names_of(runs[0].cluster) == _device_names_of(setting.cluster) for runs in groups)
     return Learned(runtime=runtime, groups=kept, operators=operators, trust=TRUST if is_own else FOREIGN_TRUST)
 
 
-def _open_minded(runtime: RuntimeProfile) -> RuntimeProfile:
-    """The profile with constants that may be otherwise than on the clusters it was fitted to."""
+def _widen_errors(runtime: RuntimeProfile) -> RuntimeProfile:
+    """Return the profile with wider errors of its constants, which may differ from the clusters it was fitted to."""
     errors = dict(runtime.log_errors)
     widened = [(name, max(errors[name], OPENNESS * CONSTANTS[name].log_error)) for name in errors]
     return replace(runtime, log_errors=tuple(widened))
 
 
 def nearest_groups(runs: Sequence[PastRun], setting: Setting) -> list[list[PastRun]]:
-    """The runs of the setting's runtime by job, the nearest jobs first, thinned to MOST_GROUPS and MOST_RUNS."""
+    """Return the runs of the setting's runtime by job, the nearest jobs first, thinned to MOST_GROUPS and MOST_RUNS."""
     by_group: dict[str, list[PastRun]] = {}
     for run in runs:
         tells = run.is_clean and (run.step_time_s is not None or run.peak_memory_bytes is not None)
         if run.runtime == setting.runtime.name and tells and run.status is Status.OK:
             by_group.setdefault(run.group, []).append(run)
     nearest = sorted(by_group.values(), key=lambda group: _distance(group[0], setting))[:MOST_GROUPS]
-    return [_thinned(group, MOST_RUNS) for group in nearest]
+    return [_thin(group, MOST_RUNS) for group in nearest]
 
 
-def _thinned(runs: list[PastRun], most: int) -> list[PastRun]:
+def _thin(runs: list[PastRun], most: int) -> list[PastRun]:
+    """Return at most `most` of the runs, spread evenly over them."""
+    # runs of a sweep stand in the order of their degrees: an even spread covers them
     at = np.unique(np.linspace(0, len(runs) - 1, min(most, len(runs))).round().astype(int))
     return [runs[position] for position in at]
 
 
 def _distance(run: PastRun, setting: Setting) -> float:
-    """How unlike two jobs are, in octaves of devices and parameters."""
+    """Return the distance of two jobs, in octaves of devices and parameters."""
+    # sizes differ by factors, so octaves add up
     octaves = abs(math.log2(run.cluster.num_devices / setting.cluster.num_devices))
     octaves += abs(math.log2(run.job.model.num_parameters / setting.job.model.num_parameters))
-    return octaves + (OTHER_DEVICE if _devices(run.cluster) != _devices(setting.cluster) else 0.0)
+    return octaves + (OTHER_DEVICE if _device_names_of(run.cluster) != _device_names_of(setting.cluster) else 0.0)
 
 
-def _devices(cluster: Cluster) -> frozenset[str]:
+def _device_names_of(cluster: Cluster) -> frozenset[str]:
+    """Return the names of a cluster's devices."""
     return frozenset(device.name for device in cluster.devices)
 
 
-def _by_setting(runs: Sequence[PastRun]) -> list[list[PastRun]]:
-    """Runs of one job by the facts of their runtime."""
+def _group_by_setting(runs: Sequence[PastRun]) -> list[list[PastRun]]:
+    """Group the runs of one job by the facts of their runtime."""
     parts: dict[object, list[PastRun]] = {}
     for run in runs:
         parts.setdefault((run.job, run.cluster, run.facts, run.memory, run.stage), []).append(run)
     return list(parts.values())
 
 
-def _past_group(runs: Sequence[PastRun], runtime: RuntimeProfile) -> PastGroup:
+def _predict_group(runs: Sequence[PastRun], runtime: RuntimeProfile) -> PastGroup:
+    """Return runs of one setting with the predictions of the fitted profile."""
     grid = ConfigGrid.from_configs([run.config for run in runs])
     return PastGroup(
         predicted=predict(runs[0].measured_setting(runtime), grid),
@@ -205,12 +214,12 @@ def _past_group(runs: Sequence[PastRun], runtime: RuntimeProfile) -> PastGroup:
     )
 
 
-def _operators(
+def _compare_operators(
     runs: Sequence[PastRun], samples: Sequence[PastSample], runtime: RuntimeProfile
 ) -> tuple[OperatorErrors, ...]:
-    """Operator times of one study beside what the profile says of the operators of its runs, proxies among them."""
+    """Return the errors of one study's operator times against the operators of its runs, proxies among them."""
     predicted_s: dict[Key, float] = {}
-    for part in _by_setting(runs):
+    for part in _group_by_setting(runs):
         setting = part[0].measured_setting(runtime).setting
         grid = ConfigGrid.from_configs(list(dict.fromkeys(run.config for run in part)))
         predicted_s |= predicted_times(step_terms(setting, grid))
@@ -218,8 +227,9 @@ def _operators(
 
 
 def under(measured: MeasuredSetting, runtime: RuntimeProfile) -> MeasuredSetting:
-    """The setting with the constants of `runtime`; what its own runtime is known to do stays."""
+    """Return the setting with the constants of `runtime`; the facts of its own runtime stay."""
     own = measured.setting.runtime
+    # a constant of 0 says that the runtime does no such thing, which a fit to others cannot change
     constants = {name: getattr(runtime, name) for name in CONSTANTS if getattr(own, name) != 0}
     fitted = replace(
         own,

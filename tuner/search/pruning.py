@@ -1,4 +1,4 @@
-"""Stops a trial after its first measured steps where it is clearly slower than the best: a pruner for Optuna.
+"""Pruner for Optuna that stops a trial after its first measured steps where it is clearly slower than the best.
 
 The rule compares logs, because the spread of step times grows with them. A trial with k measured steps is stopped if
 
@@ -9,9 +9,9 @@ the best completed trial, n the number of its reported steps. s is the standard 
 both trials, each around its own mean. A median of k normal values has a variance near pi / 2 * s**2 / k (Cramer 1946,
 section 28.5), and t is the quantile of Student's t at 1 - risk for the k + n - 2 degrees of freedom of s: with two
 known steps it demands much, with seven little. So a look stops a trial that is as fast as the best with a probability
-below `risk`, if nothing but the noise of its steps tells them apart. The margin is for what all steps of a trial have
-in common: the first ones after the warm-up are often a little slow, and one configuration runs a few percent faster on
-one day than on another.
+below `risk`, if nothing but the noise of its steps tells them apart. The margin covers effects that all steps of a
+trial share: the first steps after the warm-up are often a little slow, and one configuration runs a few percent faster
+on one day than on another.
 
 In anybody's own loop:
 
@@ -45,30 +45,30 @@ from tuner.search.parameters import params_of
 from tuner.search.proxy.proxy_trials import PROXY
 
 MARGIN = 0.1
-"""How much slower than the best a trial must be besides the noise of its steps (assumed: runs of one configuration on
-one cluster differ by a few percent, and their first steps are a few percent slow)."""
+"""Relative slowness beyond the noise of its steps that a trial must have (assumed: runs of one configuration on one
+cluster differ by a few percent, and their first steps are a few percent slow)."""
 
 RISK = 0.01
 """Probability that one look stops a trial which is as fast as the best, if nothing but noise tells them apart."""
 
 MIN_STEPS = 2
-"""Measured steps before which no trial is stopped."""
+"""Number of measured steps before which no trial is stopped."""
 
 MAX_REPORTS = 5
-"""Steps of a trial that are reported to the study: each is a commit, and the first ones decide."""
+"""Number of steps of a trial that are reported to the study: each is a commit, and the first ones decide."""
 
 
 class ClearlySlowerPruner(BasePruner):
-    """Prunes a trial whose reported step times are clearly slower than those of the best completed trial.
+    """Pruner of trials whose reported step times are clearly slower than those of the best completed trial.
 
-    Values are reported one per measured step, in seconds; the trial's own value is a step time too, such as their
-    median. The first trial of a study is never pruned, since it is what others are compared with.
+    A trial reports one value per measured step, in seconds; its own value is a step time too, such as their median. The
+    first trial of a study is never pruned, because others are compared with it.
 
     Args:
-        margin: How much slower than the best a trial must be besides the noise.
+        margin: Relative slowness beyond the noise that a trial must have.
         risk: Probability that one look prunes a trial that is as fast as the best.
-        min_steps: Reported steps before which no trial is pruned.
-        current: Parameters of a trial that is never pruned either: the configuration in use today.
+        min_steps: Number of reported steps before which no trial is pruned.
+        current: Parameters of the current configuration, whose trial is never pruned either.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ClearlySlowerPruner(BasePruner):
         self._current = current
 
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
-        """As Optuna asks it; see `Trial.should_prune`."""
+        """Return whether Optuna should prune a trial; see `Trial.should_prune`."""
         if study.directions != [StudyDirection.MINIMIZE]:
             raise ValueError(f"`study` must minimize one value, the step time, but got {study.directions}.")
         steps_s = reported_steps(trial)
@@ -100,7 +100,7 @@ class ClearlySlowerPruner(BasePruner):
         return self.prunes(trial, best_among(study.get_trials(deepcopy=False)))
 
     def prunes(self, trial: FrozenTrial, best: FrozenTrial | None) -> bool:
-        """Whether a trial's reported steps are clearly slower than the best completed trial, if there is one."""
+        """Return whether a trial's reported steps are clearly slower than the best completed trial, if there is one."""
         steps_s = reported_steps(trial)
         if best is None or best.value is None or self._is_kept(trial) or len(steps_s) < self._min_steps:
             return False
@@ -114,12 +114,12 @@ class ClearlySlowerPruner(BasePruner):
 
 
 def reported_steps(trial: FrozenTrial) -> list[float]:
-    """The step times that a trial has reported, in their order [s]."""
+    """Return the step times that a trial has reported, in their order [s]."""
     return [value for _, value in sorted(trial.intermediate_values.items())]
 
 
 def best_among(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
-    """The completed trial with the smallest value; None before the first."""
+    """Return the completed trial with the smallest value; None before the first."""
     completed = [trial for trial in trials if trial.state == TrialState.COMPLETE and trial.value is not None]
     return min(completed, key=lambda trial: (trial.value, trial.number), default=None)
 
@@ -132,13 +132,13 @@ def is_clearly_slower(
     margin: float = MARGIN,
     risk: float = RISK,
 ) -> bool:
-    """The rule that stands at the top of this file.
+    """Return whether the rule at the top of this file stops a trial.
 
     Args:
         steps_s: Measured steps of the trial, at least one [k].
         best_s: Step time of the best trial.
-        best_steps_s: Those of its steps that are known [n]; may be empty.
-        margin: How much slower the trial must be besides the noise.
+        best_steps_s: Known steps of the best trial [n]; may be empty.
+        margin: Relative slowness beyond the noise that the trial must have.
         risk: Probability of a wrong yes by noise alone.
     """
     num_steps, num_best = len(steps_s), max(len(best_steps_s), 1)
@@ -146,19 +146,21 @@ def is_clearly_slower(
     if freedom < 1:
         return False  # nothing tells how noisy steps are
     logs = [np.log(steps) for steps in (steps_s, best_steps_s) if len(steps)]
+    # pooled standard deviation s of log steps, each trial around its own mean
     spread = np.sqrt(sum(float(np.sum((log - log.mean()) ** 2)) for log in logs) / freedom)
+    # t * s * sqrt(pi / 2 * (1 / k + 1 / n))
     noise = stdtrit(freedom, 1 - risk) * spread * np.sqrt(np.pi / 2 * (1 / num_steps + 1 / num_best))
     return bool(np.log(statistics.median_low(steps_s) / best_s) > np.log1p(margin) + noise)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepReports:
-    """Reports the steps of running trials to a study, and asks a pruner which of them to stop.
+    """Reports of the steps of running trials to a study, and the pruner that is asked which of them to stop.
 
     Attributes:
-        study: The study.
-        pruner: Which trials to stop.
-        seen: Per running trial, the steps and the best step time of the last look; an equal state is not looked at
+        study: Study that keeps the reports.
+        pruner: Pruner that decides which trials to stop.
+        seen: Number of steps and best step time at the last look, by running trial; an equal state is not looked at
             again.
     """
 
@@ -173,14 +175,14 @@ class StepReports:
         best: FrozenTrial | None,
         together: Callable[[], AbstractContextManager[None]],
     ) -> dict[int, str]:
-        """The trials to stop, with the reason, by number.
+        """Return the trials to stop, with the reason, by number.
 
         Args:
-            running: Step times that each running trial has measured so far, by number [s]. Of a trial that runs again,
-                after its driver or its worker died, they replace those reported before.
-            known: The running trials, by number; hold what is reported afterwards.
-            best: See `best_among`.
-            together: What is written in a block of it is written together.
+            running: Step times that each running trial has measured so far, by number [s]. Those of a trial that runs
+                again, after its driver or its worker died, replace those reported before.
+            known: Running trials by number; they hold the reported values afterwards.
+            best: Best completed trial; see `best_among`.
+            together: Context in which all writes become durable together.
         """
         best_s = best.value if best is not None and best.value is not None else 0.0
         states = {number: (len(steps_s), best_s) for number, steps_s in running.items() if steps_s}
@@ -205,6 +207,7 @@ class StepReports:
         return reasons
 
     def _report(self, trial: FrozenTrial, steps_s: Sequence[float]) -> None:
+        """Report the new steps of one trial to the study, at most MAX_REPORTS of them."""
         reported, _ = self.seen.get(trial.number, (0, 0.0))
         if len(steps_s) < reported:
             reported = 0  # it runs again

@@ -1,8 +1,8 @@
-"""Which of the fastest candidates are too close to call, and which of them to measure once more.
+"""Replication of the fastest candidates, where measured step times are too close to tell apart.
 
-A measured step time has an error, and the fastest of many measured ones owes its place in part to luck. So when a
-search has nothing left to try, the candidates that may yet be faster than the best, by more than the tolerance, are
-measured again, in turn with the best: what changes slowly on a machine hits all of them alike.
+A measured step time has an error, and the fastest of many measured candidates owes its place in part to luck. So when a
+search has nothing left to try, it measures again the candidates that may be faster than the best by more than the
+tolerance. They take turns with the best, so that slow changes of a machine hit all of them alike.
 """
 
 from __future__ import annotations
@@ -11,47 +11,48 @@ import math
 
 import numpy as np
 
-from tuner.search.observations import Evidence
+from tuner.search.observations import Observations
 
 NUM_FINALISTS = 3
-"""Candidates that are measured again at most, the best included."""
+"""Largest number of candidates that are measured again, the best included."""
 
 DEVIATIONS = 2.0
-"""Standard deviations of a difference that tell two candidates apart."""
+"""Number of standard deviations of a difference that tell two candidates apart."""
 
 
-def finalists(evidence: Evidence, tolerance: float) -> tuple[int, ...]:
-    """The candidates of a close call, the fastest first; none where the fastest is clear.
+def finalists(observations: Observations, tolerance: float) -> tuple[int, ...]:
+    """Return the candidates that are too close to the best, the fastest first; none where the best is clear.
 
     Args:
-        evidence: What a study knows.
-        tolerance: A candidate that is faster than the best by less is none.
+        observations: Observations of the study.
+        tolerance: Relative gain over the best that is not worth a trial.
     """
-    well = np.flatnonzero(evidence.num_completed)
+    well = np.flatnonzero(observations.num_completed)
     if len(well) < 2:
         return ()
-    well = well[np.argsort(evidence.log_step_s[well], kind="stable")]
+    well = well[np.argsort(observations.log_step_s[well], kind="stable")]
     best, others = well[0], well[1:]
-    behind = evidence.log_step_s[others] - evidence.log_step_s[best]
-    deviation = np.sqrt(evidence.variance[others] + evidence.variance[best])
+    # a lower bound of the difference of logs below -log(1 + tolerance): the other may be faster by more than that
+    behind = observations.log_step_s[others] - observations.log_step_s[best]
+    deviation = np.sqrt(observations.variance[others] + observations.variance[best])
     close = others[behind - DEVIATIONS * deviation < -math.log1p(tolerance)]
-    return tuple(evidence.measured[[best, *close[: NUM_FINALISTS - 1]]].tolist()) if len(close) else ()
+    return tuple(observations.measured[[best, *close[: NUM_FINALISTS - 1]]].tolist()) if len(close) else ()
 
 
-def to_repeat(evidence: Evidence, tolerance: float, repeats: int) -> int | None:
-    """The candidate to measure again next: of the finalists the one with the fewest trials, the fastest of equals.
+def next_replication(observations: Observations, tolerance: float, repeats: int) -> int | None:
+    """Return the candidate to measure again next: the finalist with the fewest trials, the fastest of equals.
 
     Args:
-        evidence: What a study knows.
-        tolerance: See `finalists`.
-        repeats: Trials of each after its first.
+        observations: Observations of the study.
+        tolerance: Relative gain over the best that is not worth a trial.
+        repeats: Number of trials of each finalist after its first.
 
     Returns:
-        The candidate's position; None where nothing is close, or the finalists have had their trials.
+        Position of the candidate; None where nothing is close, or the finalists have had their trials.
     """
     having = [
-        (evidence.num_trials[position], order, position)
-        for order, position in enumerate(finalists(evidence, tolerance))
+        (observations.num_trials[position], order, position)
+        for order, position in enumerate(finalists(observations, tolerance))
     ]
     num_trials, _, position = min(having, default=(0, 0, None))
     return position if num_trials <= repeats else None

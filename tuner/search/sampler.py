@@ -1,29 +1,35 @@
-"""ThompsonSampler: chooses the next candidate of an Optuna study (FlexParallel 3.2 and 3.3).
+"""ThompsonSampler: Optuna sampler that chooses the next candidate of a study (FlexParallel 3.2 and 3.3).
 
-The sampler holds the candidates and what is believed of them before any trial. Whatever the study has measured corrects
-that; M joint draws of all step times each name their fastest candidate, and an explorer chooses the next trial from
-them, by default uniformly over the draws whose candidate is unexplored. p_star, the share of draws whose candidate has
-been tried (equation 6), says when to stop.
+The sampler holds the candidates and their posterior. M joint draws of all step times each name their fastest candidate,
+and an acquisition function chooses the next trial from them, by default uniformly over the draws whose candidate is
+unexplored. p_star, the share of draws whose candidate has been tried (equation 6), says when to stop.
 
-It works in the ask/tell loop of tuner/run/loop.py and in anybody's own loop:
+The driver in tuner/run/loop.py calls the same hooks as Optuna does in anybody's own loop:
 
     candidates = ConfigGrid.from_configs([ParallelConfig(pp=1, tp=8, dp=4), ParallelConfig(pp=4, tp=2, dp=4), ...])
-    belief = belief_of(Predicted.of_times(predicted_s, features), candidates)
-    sampler = ThompsonSampler(candidates, belief, stop_when_confident=True)
+    posterior = posterior_of(Predicted.of_times(predicted_s, features), candidates)
+    sampler = ThompsonSampler(candidates, posterior, stop_when_confident=True)
     study = optuna.create_study(sampler=sampler)
     study.optimize(lambda trial: measure(sampler.suggest(trial)), n_trials=40)
 
-Ask from one thread: a trial is known to others only once its parameters are stored. A trial that fails removes its
-candidate and counts as a crash of its kind, unless its attribute `status` says otherwise: see trials.backend.Status.
-The attribute `observation` tells more than a trial's value does: see evidence.py.
+In place of `sampler.suggest`, an objective may suggest each dimension itself, by any kind of Optuna distribution that
+holds the candidates' values: `trial.suggest_categorical("pp", [1, 2, 4, 8])` or `trial.suggest_int("pp", 1, 8)`. It may
+leave out dimensions in which all candidates agree. Several threads may ask at once (`n_jobs=2`): no two get the same
+candidate. Between processes, a trial is known to others once its parameters are stored.
 
-The state is the study alone: nothing is remembered between calls but what can be computed again, and the random stream
-of a decision depends on the seed and the number of the decision, so that a resumed study goes on as an undisturbed one.
-Where MANY trials have ended, draws serve several decisions; a sampler that takes up such a study makes new ones.
+A trial that fails removes its candidate and counts as a crash of its kind, unless its attribute `status` or its Optuna
+constraint `memory` says otherwise: see trials.backend.Status and constraints.py. The attribute `observation` tells more
+than a trial's value does: see observations.py.
+
+The study holds all state. The sampler remembers the candidates of trials that are being asked for, and results that can
+be computed again. The random stream of a decision depends on the seed and the number of the decision, so that a resumed
+study goes on as an undisturbed one. Where MANY trials have ended, draws serve several decisions; a sampler that takes
+up such a study makes new ones.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,59 +44,42 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig, Value
 from hardware.arrays import IntArray
-from tuner.search.acquisition import AbstractExplorer, UnexploredDraws
+from tuner.search.acquisition import AbstractAcquisition, UnexploredDraws
 from tuner.search.failures import LEARNED
-from tuner.search.observations import Ending, Evidence, EvidenceLog
-from tuner.search.parameters import ASSIGNMENT, distribution_of, params_of
-from tuner.search.population import ENDED, P_STAR, POPULATION, POPULATION_AT_START, as_json, shares
-from tuner.search.posterior import Belief
+from tuner.search.observations import Ending, ObservationLog, Observations
+from tuner.search.parameters import ASSIGNMENT, distribution_of, parameter_of, params_of
+from tuner.search.population import ENDED, P_STAR, POPULATION, POPULATION_AT_START, Population, as_json, shares
+from tuner.search.posterior import Posterior
 from tuner.search.proxy.extrapolation import EXTRAPOLATED, Extrapolated
 from tuner.search.proxy.proxy_plan import ProxyPlan
 from tuner.search.proxy.proxy_trials import Proxy
-from tuner.search.replication import to_repeat
-from tuner.search.subset import MOST_TOLD
+from tuner.search.stopping import NO_BUDGETS, Budgets, StopDecision, StopRule, decide
+from tuner.search.subset import MAX_OBSERVATIONS
 
 CONFIRMATIONS = 2
-"""How many times as many further draws must agree before a study is confident: of so many looks at M draws, one will
+"""Multiple of M further draws that must agree before a study is confident: with so many looks at M draws, one look will
 find more than `confidence` of them by chance."""
 
 
-MANY = MOST_TOLD
-"""Ended trials from which on the draws serve several decisions."""
+MANY = MAX_OBSERVATIONS
+"""Number of ended trials from which on the draws serve several decisions."""
 
 RENEWED_BY = 32
-"""Of so many ended trials one must be new for the draws to be made anew: one more changes little among many."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Population:
-    """The empirical population S of one moment.
-
-    Attributes:
-        fastest: The fastest candidate of each draw in which one can run: at most M, or 1 + CONFIRMATIONS times as many
-            where the first M exceed the confidence.
-        p_star: Share of these that are explored (FlexParallel equation 6).
-        log_step_s: The draws of the log step time [M, n], with a head start of the sampler's tolerance for what was
-            explored; infinite where a candidate cannot run.
-    """
-
-    fastest: IntArray
-    p_star: float
-    log_step_s: NDArray[np.float32]
+"""Share of new trials, 1 in so many, after which draws are renewed: one more trial changes little among many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Drawn:
-    """A population, and what was known when it was drawn.
+    """Draws of one population, with the observations that they were made from.
 
     Attributes:
-        key: Tells equal evidence.
-        evidence: What was known.
-        population: What was drawn.
+        key: Key that is equal for equal observations.
+        observations: Observations at the time of the draws.
+        population: Population that was drawn.
     """
 
     key: tuple[object, ...]
-    evidence: Evidence
+    observations: Observations
     population: Population
 
 
@@ -98,28 +87,28 @@ class ThompsonSampler(BaseSampler):
     """Grey-box Thompson sampling over a finite set of parallelism configurations.
 
     Args:
-        candidates: The configurations [n].
-        belief: What is believed of them before any trial; see belief.py.
-        explorer: Chooses among the draws.
-        draws: M, joint draws per decision.
-        confidence: eta; `is_confident` holds once p_star exceeds it.
-        tolerance: Head start of explored candidates in every draw: a draw names one in place of another that is
-            faster by less, since nobody pays trials for that. With 0 p_star is equation 6 to the letter.
-        seed: Fixes every decision.
-        first: The configuration that the first trial runs, usually the one in use today.
-        stop_when_confident: End `study.optimize` at confidence or when every candidate has been tried.
-        proxies: Which trials run a smaller job in place of their candidate; see proxy_plan.py. Whoever runs the trials
-            asks `proxy_for` and keeps the answer as the attribute `proxy`.
-        repeats: Further trials of each of the fastest candidates, where they are too close to call when nothing else
-            is left to try; see close_calls.py.
+        candidates: Configurations to choose from [n].
+        posterior: Posterior of the candidates, before any trial of the study; see posterior.py.
+        acquisition: Acquisition function that chooses among the draws.
+        draws: Number M of joint draws per decision.
+        confidence: Confidence eta; a study may end once p_star exceeds it.
+        tolerance: Head start of explored candidates in every draw. A draw names an explored candidate in place of one
+            that is faster by less, since nobody pays trials for that. With 0, p_star is exactly equation 6.
+        seed: Seed of every decision.
+        first: Configuration of the first trial, usually the current one.
+        stop_when_confident: Whether to end `study.optimize` at confidence or when every candidate has been tried.
+        proxies: Plan of the trials that run a proxy job in place of their candidate; see proxy/proxy_plan.py. A caller
+            that runs proxies asks `proxy_for`, and keeps the answer as the trial's attribute `proxy`.
+        repeats: Number of further trials of each of the fastest candidates, where their step times are too close to
+            tell apart and nothing else is left to try; see replication.py.
     """
 
     def __init__(
         self,
         candidates: ConfigGrid,
-        belief: Belief,
+        posterior: Posterior,
         *,
-        explorer: AbstractExplorer | None = None,
+        acquisition: AbstractAcquisition | None = None,
         draws: int = 100,
         confidence: float = 0.95,
         tolerance: float = 0.01,
@@ -131,52 +120,73 @@ class ThompsonSampler(BaseSampler):
     ) -> None:
         if not len(candidates):
             raise ValueError("`candidates` must hold at least one configuration, but got none.")
-        if len(belief.predicted) != len(candidates):
+        if len(posterior.predicted) != len(candidates):
             raise ValueError(
-                f"`belief` must be one of the {len(candidates)} candidates, but got one of {len(belief.predicted)}."
+                f"`posterior` must be that of the {len(candidates)} candidates, but got one of "
+                f"{len(posterior.predicted)}."
             )
         self._candidates = candidates
-        self._belief = belief
-        self._explorer = explorer or UnexploredDraws()
+        self._posterior = posterior
+        self._acquisition = acquisition or UnexploredDraws()
         self._draws = draws
-        self._confidence = confidence
         self._tolerance = tolerance
         self._seed = seed
         self._stop_when_confident = stop_when_confident
         self._proxies = proxies
-        self._repeats = repeats
+        self._stop_rule = StopRule(
+            num_candidates=len(candidates),
+            confidence=confidence,
+            tolerance=tolerance,
+            repeats=repeats,
+            proxies=proxies,
+        )
         dimensions = candidates.dimensions
+        # a trial names its candidate by parameters, so positions are looked up by their values
         self._positions = {
             tuple(params_of(dict(zip(dimensions, key, strict=True))).values()): at
             for key, at in candidates.positions().items()
         }
+        # dimensions in which all candidates agree need not be suggested
+        columns = zip(dimensions, zip(*self._positions, strict=True), strict=True)
+        self._constants = {name: values[0] for name, values in columns if len(set(values)) == 1}
         self._first = None if first is None else self.position_of(first.values(dimensions))
         if first is not None and self._first is None:
             raise ValueError(f"`first` must be a candidate, but got {first}.")
         self._independent = RandomSampler(seed=seed)
         self._search_space = {name: distribution_of(name, candidates) for name in dimensions}
-        self._log = EvidenceLog(self.position_of)
+        self._log = ObservationLog(self.position_of)
         self._latest: _Drawn | None = None
-        self._lessons_of: tuple[_Drawn, list[dict[str, Any]]] | None = None
-        self._now: tuple[Evidence, Population] | None = None
+        self._conclusions: tuple[_Drawn, list[dict[str, Any]]] | None = None
+        self._now: tuple[Observations, Population] | None = None
+        self._chosen: dict[tuple[str, int], int] = {}
+        self._lock = threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without its lock, which cannot be pickled."""
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take a pickled state, with a lock of this process."""
+        self.__dict__.update(state)
+        self._lock = threading.RLock()
 
     @property
     def candidates(self) -> ConfigGrid:
-        """The configurations that the sampler chooses from."""
+        """Configurations that the sampler chooses from."""
         return self._candidates
 
     @property
     def proxies(self) -> ProxyPlan | None:
-        """Which trials run a smaller job in place of their candidate."""
+        """Plan of the trials that run a proxy job in place of their candidate."""
         return self._proxies
 
     @property
     def search_space(self) -> dict[str, BaseDistribution]:
-        """The Optuna distributions of a trial's parameters: one per dimension that identifies a candidate."""
+        """Optuna distributions of a trial's parameters: one per dimension that identifies a candidate."""
         return dict(self._search_space)
 
     def suggest(self, trial: Trial) -> ParallelConfig:
-        """The configuration of `trial`; its parameters are the candidate's dimensions under their own names."""
+        """Return the configuration of `trial`; its parameters are the candidate's dimensions under their own names."""
         suggested: dict[str, Value] = {}
         for name, distribution in self.search_space.items():
             if isinstance(distribution, IntDistribution):
@@ -189,10 +199,10 @@ class ThompsonSampler(BaseSampler):
         return config
 
     def config_of(self, params: Mapping[str, Any]) -> ParallelConfig:
-        """The candidate that a trial's parameters name.
+        """Return the candidate that a trial's parameters name.
 
         Raises:
-            ValueError: they name no candidate.
+            ValueError: The parameters name no candidate.
         """
         position = self.position_of(params)
         if position is None:
@@ -200,269 +210,310 @@ class ThompsonSampler(BaseSampler):
         return self._candidates.config(position)
 
     def position_of(self, params: Mapping[str, Any]) -> int | None:
-        """Where the candidate that a trial's parameters name stands, or None."""
-        try:
-            named = {name: params[name] for name in self._candidates.dimensions}
-        except KeyError:
+        """Return the position of the candidate that a trial's parameters name; None if they name none.
+
+        Dimensions in which all candidates agree may be missing.
+        """
+        dimensions = self._candidates.dimensions
+        named = {name: params[name] for name in dimensions if name in params}
+        if not named:
             return None
-        return self._positions.get(tuple(params_of(named).values()))
+        complete = {**self._constants, **named}
+        if len(complete) < len(dimensions):
+            return None
+        return self._positions.get(tuple(params_of({name: complete[name] for name in dimensions}).values()))
 
     # What Optuna calls
 
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        """Refuse a study of another kind before its objective is called, and keep the population before any trial.
+
+        Raises:
+            ValueError: The study does not minimize one value.
+        """
+        if study.directions != [StudyDirection.MINIMIZE]:
+            study._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)  # it would stay running
+            asked = ", ".join(direction.name.lower() for direction in study.directions)
+            raise ValueError(
+                f"ThompsonSampler must minimize one value, the step time, but the study's directions are: {asked}."
+            )
+        if POPULATION_AT_START in study.user_attrs:
+            return
+        with self._lock:
+            observations = self._read_besides(study, trial)
+            if not observations.num_decisions:
+                study.set_user_attr(POPULATION_AT_START, self._describe_population(observations))
+
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:  # noqa: ARG002 # Optuna's signature
-        """All dimensions are chosen together."""
-        return self.search_space
+        """Return no parameters: an objective may suggest a dimension by a distribution of any kind.
+
+        Optuna refuses a suggestion of another kind than the one named here. `sample_independent` hands out the
+        dimensions of one candidate all the same.
+        """
+        return {}
 
     def sample_relative(
-        self,
-        study: Study,
-        trial: FrozenTrial,
-        search_space: dict[str, BaseDistribution],  # noqa: ARG002 # Optuna's signature
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The next candidate's dimensions."""
-        if study.directions != [StudyDirection.MINIMIZE]:
-            raise ValueError(f"`study` must minimize one value, the step time, but got {study.directions}.")
-        others = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
-        evidence = self.evidence(others)
-        self.keep_start(study, evidence)
-        return params_of(self._candidates.values(self.choose(evidence)))
+        """Return the next candidate's values of the dimensions in `search_space`."""
+        if not search_space:
+            return {}
+        params = params_of(self._candidates.values(self._candidate_for(study, trial)))
+        return {name: params[name] for name in search_space}
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Parameters that are no dimension of a configuration are drawn at random."""
-        return self._independent.sample_independent(study, trial, param_name, param_distribution)
+        """Return the value of a dimension in the trial's candidate; draw other parameters at random.
+
+        Raises:
+            ValueError: The distribution does not hold the candidate's value.
+        """
+        if param_name not in self._search_space:
+            return self._independent.sample_independent(study, trial, param_name, param_distribution)
+        params = params_of(self._candidates.values(self._candidate_for(study, trial)))
+        return parameter_of(param_name, params[param_name], param_distribution)
 
     def reseed_rng(self) -> None:
-        """Decisions depend on the seed and their number alone; only foreign parameters are reseeded."""
+        """Reseed the draws of foreign parameters; decisions depend on the seed and their number alone."""
         self._independent.reseed_rng()
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        """Keeps p_star, the population and the lessons, and ends `study.optimize` if asked to."""
-        others = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
-        evidence = self.evidence(others, finishing=(trial, state, values))
-        num_ended = sum(other.state.is_finished() for other in others)
-        self.keep_end(study, trial._trial_id, evidence, study.user_attrs, num_ended)
-        if self._stop_when_confident and self.is_done(evidence) and self.close_call(evidence) is None:
+        """Keep what the study knows with the trial, and end `study.optimize` if asked to.
+
+        The trial keeps p_star, the population and the number of trials that ended before it. The study keeps p_star,
+        the sentences on its failures, and the answer that proxies suggest.
+        """
+        known = study.user_attrs
+        with self._lock:
+            self._chosen.pop((study.study_name, trial.number), None)
+            observations = self._read_besides(study, trial, ending=(trial, state, values))
+            p_star, population = self.population(observations).p_star, self._describe_population(observations)
+            found: dict[str, Any] = {P_STAR: p_star}
+            if (lessons := self._conclude_failures(observations)) or LEARNED in known:
+                found[LEARNED] = lessons
+            if (extrapolated := self._extrapolate(observations)) is not None:
+                found[EXTRAPOLATED] = extrapolated.as_json()
+            stops = self._stop_when_confident and self.decide(observations).reason is not None
+        num_ended = sum(
+            each.state.is_finished() for each in study.get_trials(deepcopy=False) if each.number != trial.number
+        )
+        # written after all is computed: no lock of a database is held in the meantime
+        for key, value in {ENDED: num_ended, P_STAR: p_star, POPULATION: population}.items():
+            study._storage.set_trial_user_attr(trial._trial_id, key, value)
+        for key, value in found.items():
+            if key not in known or known[key] != value:
+                study.set_user_attr(key, value)
+        if stops:
             study.stop()
 
-    def keep_end(
-        self, study: Study, trial_id: int, evidence: Evidence, known: Mapping[str, Any], num_ended: int
-    ) -> dict[str, Any]:
-        """Keeps p_star and the population after a trial, and what of the study has changed by it.
+    def _candidate_for(self, study: Study, trial: FrozenTrial) -> int:
+        """Return the position of the trial's candidate, chosen when its first parameter is asked for.
+
+        The choice is remembered until the trial ends. So threads that ask at the same time see each other's choices
+        before their parameters are stored. A trial that has no number yet is not remembered.
+        """
+        key = (study.study_name, trial.number)
+        with self._lock:
+            if key in self._chosen:
+                return self._chosen[key]
+            position = self.choose(self._read_besides(study, trial))
+            if trial.number >= 0:
+                self._chosen[key] = position
+            return position
+
+    def _read_besides(self, study: Study, trial: FrozenTrial, *, ending: Ending | None = None) -> Observations:
+        """Return the observations of all trials of a study but one, or with the end of that one.
 
         Args:
-            study: The study.
-            trial_id: What its storage calls the trial.
-            evidence: What is known with the trial.
-            known: The study's attributes.
-            num_ended: Trials that ended before.
-
-        Returns:
-            Those that have changed.
+            study: Study of the trials.
+            trial: Trial that is left out as the storage holds it.
+            ending: The same trial with its state and values, which the storage does not hold yet.
         """
-        p_star, population = self.population(evidence).p_star, self._population_json(evidence)
-        told: dict[str, Any] = {P_STAR: p_star}
-        if (lessons := self._lessons(evidence)) or LEARNED in known:
-            told[LEARNED] = lessons
-        if (found := self._extrapolated(evidence)) is not None:
-            told[EXTRAPOLATED] = found.as_json()
-        changed = {key: value for key, value in told.items() if key not in known or known[key] != value}
-        # written after all is computed: no lock of a database is held in the meantime
-        study._storage.set_trial_user_attr(trial_id, ENDED, num_ended)
-        study._storage.set_trial_user_attr(trial_id, P_STAR, p_star)
-        study._storage.set_trial_user_attr(trial_id, POPULATION, population)
-        for key, value in changed.items():
-            study.set_user_attr(key, value)
-        return changed
+        others = [each for each in study.get_trials(deepcopy=False) if each.number != trial.number]
+        chosen = {number: position for (name, number), position in self._chosen.items() if name == study.study_name}
+        return self._log.observations(others, ending, chosen)
 
-    def keep_start(self, study: Study, evidence: Evidence) -> None:
-        """Keeps the population of a study that has not begun, once."""
-        if not evidence.num_decisions and POPULATION_AT_START not in study.user_attrs:
-            study.set_user_attr(POPULATION_AT_START, self._population_json(evidence))
-
-    def _population_json(self, evidence: Evidence) -> dict[str, Any]:
-        return as_json(shares(self.population(evidence).fastest, self._candidates, evidence.explored))
+    def _describe_population(self, observations: Observations) -> dict[str, Any]:
+        """Return the population after these observations as JSON."""
+        return as_json(shares(self.population(observations).fastest, self._candidates, observations.explored))
 
     # What it decides
 
-    def evidence(self, trials: Sequence[FrozenTrial], *, finishing: Ending | None = None) -> Evidence:
-        """What `trials` tell of the candidates; `finishing` is one whose end the storage does not hold yet."""
-        return self._log.evidence(trials, finishing)
+    def observations(self, trials: Sequence[FrozenTrial]) -> Observations:
+        """Return the observations of `trials`, which are all trials of a study or some."""
+        return self._log.observations(trials)
 
-    def population(self, evidence: Evidence) -> Population:
-        """M joint draws of all step times and the fastest candidate of each; computed once per state of the study.
+    def population(self, observations: Observations) -> Population:
+        """Return M joint draws of all step times and the fastest candidate of each.
 
-        Of MANY ended trials the latest draws serve until RENEWED_BY asks for others, or until they exceed the
-        confidence: only draws that know every trial end a study.
+        They are computed once per state of the study. With MANY ended trials the latest draws serve until RENEWED_BY
+        asks for new ones, or until they exceed the confidence: only draws that know every trial end a study.
         """
-        if self._now is None or self._now[0] is not evidence:
-            self._now = evidence, self._population(evidence)
+        if self._now is None or self._now[0] is not observations:
+            self._now = observations, self._renew_population(observations)
         return self._now[1]
 
-    def _population(self, evidence: Evidence) -> Population:
+    def _renew_population(self, observations: Observations) -> Population:
+        """Return the latest population if it still serves, or else a new one."""
         latest = self._latest
-        if latest is not None and _is_recent(latest.evidence, evidence):
-            p_star = _p_star(latest.population.fastest, evidence.explored)
-            if p_star <= self._confidence:
+        if latest is not None and _is_recent(latest.observations, observations):
+            p_star = _p_star(latest.population.fastest, observations.explored)
+            if p_star <= self._stop_rule.confidence:
                 return replace(latest.population, p_star=p_star)
+        # equal observations give equal draws, whatever is pending
         key = (
-            evidence.measured.tobytes(),
-            evidence.log_step_s.tobytes(),
-            evidence.explored,
-            evidence.misfits,
-            evidence.crashed,
-            len(evidence.samples),
-            evidence.proxies,
+            observations.measured.tobytes(),
+            observations.log_step_s.tobytes(),
+            observations.explored,
+            observations.misfits,
+            observations.crashed,
+            len(observations.samples),
+            observations.proxies,
         )
         if latest is None or latest.key != key:
-            rng = np.random.default_rng([self._seed, 0, evidence.num_ended, len(evidence.measured)])
-            drawn, fastest = self._drawn(evidence, self._draws, rng)
-            if _p_star(fastest, evidence.explored) > self._confidence:
-                fastest = np.append(fastest, self._drawn(evidence, CONFIRMATIONS * self._draws, rng)[1])
-            p_star = _p_star(fastest, evidence.explored)
+            # the stream depends on what is known alone, so that a resumed study draws the same
+            rng = np.random.default_rng([self._seed, 0, observations.num_ended, len(observations.measured)])
+            drawn, fastest = self._draw_population(observations, self._draws, rng)
+            if _p_star(fastest, observations.explored) > self._stop_rule.confidence:
+                # confidence by chance is unlikely to survive as many further draws
+                fastest = np.append(fastest, self._draw_population(observations, CONFIRMATIONS * self._draws, rng)[1])
+            p_star = _p_star(fastest, observations.explored)
             self._latest = latest = _Drawn(
                 key=key,
-                evidence=evidence,
+                observations=observations,
                 population=Population(fastest=fastest, p_star=p_star, log_step_s=drawn),
             )
         return latest.population
 
-    def _lessons(self, evidence: Evidence) -> list[dict[str, Any]]:
-        """What the failures taught when the population was drawn, as JSON."""
-        self.population(evidence)
+    def _conclude_failures(self, observations: Observations) -> list[dict[str, Any]]:
+        """Return the sentences on failures at the time of the latest draws, as JSON."""
+        self.population(observations)
         assert self._latest is not None, "a population was drawn"
-        if self._lessons_of is None or self._lessons_of[0] is not self._latest:
-            lessons = [lesson.as_json() for lesson in self._belief.lessons(self._latest.evidence)]
-            self._lessons_of = self._latest, lessons
-        return self._lessons_of[1]
+        if self._conclusions is None or self._conclusions[0] is not self._latest:
+            lessons = [lesson.as_json() for lesson in self._posterior.lessons(self._latest.observations)]
+            self._conclusions = self._latest, lessons
+        return self._conclusions[1]
 
-    def _drawn(
-        self, evidence: Evidence, num_draws: int, rng: np.random.Generator
+    def _draw_population(
+        self, observations: Observations, num_draws: int, rng: np.random.Generator
     ) -> tuple[NDArray[np.float32], IntArray]:
-        """Joint draws of the log step times [num_draws, n], and the fastest of each in which one runs."""
-        drawn = self._belief.draw(evidence, num_draws, rng)
-        drawn[:, sorted(evidence.explored)] -= np.float32(np.log1p(self._tolerance))
+        """Draw joint log step times [num_draws, n], and name the fastest candidate of each draw in which one runs."""
+        drawn = self._posterior.draw(observations, num_draws, rng)
+        # the head start keeps draws from naming a candidate that is faster by less than the tolerance
+        drawn[:, sorted(observations.explored)] -= np.float32(np.log1p(self._tolerance))
         fastest = np.argmin(drawn, axis=1).astype(np.int64)
         return drawn, fastest[np.isfinite(drawn[np.arange(len(drawn)), fastest])]
 
-    def is_confident(self, evidence: Evidence) -> bool:
-        """Whether the best candidate has been tried with probability above eta."""
-        return len(evidence.measured) > 0 and self.population(evidence).p_star > self._confidence
+    def decide(self, observations: Observations, budgets: Budgets = NO_BUDGETS) -> StopDecision:
+        """Return whether the search ends; see stopping.py."""
+        return decide(observations, self.population(observations), self._stop_rule, budgets)
 
-    def is_exhausted(self, evidence: Evidence) -> bool:
-        """Whether no candidate is left to try."""
-        return len(evidence.closed) >= len(self._candidates)
+    def waits(self, observations: Observations) -> bool:
+        """Return whether the next trial depends on a pending one.
 
-    def is_done(self, evidence: Evidence) -> bool:
-        """Whether nothing new is worth a trial."""
-        return self.is_confident(evidence) or self.is_spent(evidence) or self.is_exhausted(evidence)
-
-    def close_call(self, evidence: Evidence) -> int | None:
-        """Of a study that is done, the candidate to measure again before it ends; None where the best is clear."""
-        if not self._repeats or not self.is_done(evidence):
-            return None
-        return to_repeat(evidence, self._tolerance, self._repeats)
-
-    def waits(self, evidence: Evidence) -> bool:
-        """Whether the next trial depends on a pending one: the draws name no other, or a close call goes in turn."""
-        if not evidence.pending or not evidence.num_decisions:
+        It does where the draws name no other candidate, and where close candidates are replicated in turn.
+        """
+        if not observations.pending or not observations.num_decisions:
             return False
-        if self.is_done(evidence):
+        if self.decide(observations).settled is not None:
             return True
-        if evidence.num_ended >= MANY and not evidence.proxies_pending:
-            return False  # draws that serve several decisions run out of candidates; explorers then have runners-up
-        return not self._has_unexplored_draw(evidence)
+        if observations.num_ended >= MANY and not observations.proxies_pending:
+            return False  # draws that serve several decisions run out of candidates; then come runners-up
+        return not self._has_unexplored_draw(observations)
 
-    def _has_unexplored_draw(self, evidence: Evidence) -> bool:
-        """Whether some draw names a candidate of which the next trial may tell something, and no pending one will."""
-        fastest = self.population(evidence).fastest
-        if self._proxies and self._proxies.goes_on(evidence, fastest):
-            fastest = fastest[~self._proxies.is_settled(evidence, fastest)]
-        elif evidence.proxies_pending:  # full size waits for what they tell
+    def _has_unexplored_draw(self, observations: Observations) -> bool:
+        """Return whether some draw names a candidate whose trial may tell something that no pending trial will."""
+        # while proxies go on, only those that could tell something new count
+        fastest = self.population(observations).fastest
+        if self._proxies and self._proxies.goes_on(observations, fastest):
+            fastest = fastest[~self._proxies.is_settled(observations, fastest)]
+        elif observations.proxies_pending:  # full size waits for what they tell
             return False
-        closed = evidence.explored | evidence.pending
+        closed = observations.explored | observations.pending
         return any(int(position) not in closed for position in fastest)
 
-    def proxy_for(self, evidence: Evidence, position: int) -> Proxy | None:
-        """What the next trial runs in place of the candidate that was chosen for it; None for the candidate itself."""
-        if self._proxies is None or not self._proxies.goes_on(evidence, self.population(evidence).fastest):
+    def proxy_for(self, observations: Observations, position: int) -> Proxy | None:
+        """Return the proxy that the next trial runs in place of its candidate; None for the candidate itself."""
+        if self._proxies is None or not self._proxies.goes_on(observations, self.population(observations).fastest):
             return None
         return self._proxies.of(position)
 
-    def is_spent(self, evidence: Evidence) -> bool:
-        """Whether the proxies are done and all full-size trials that they leave were asked for."""
-        return self._proxies is not None and self._proxies.is_spent(evidence, self.population(evidence).fastest)
+    def choose(self, observations: Observations) -> int:
+        """Return the position of the next candidate, pending ones excluded while another is left.
 
-    def choose(self, evidence: Evidence) -> int:
-        """The position of the next candidate, pending ones excluded while another is left.
-
-        First comes the current configuration, or else the shortest step in the median of the draws: nothing has been
-        learned that a draw could explore around. All others are the explorer's, and at the end those of a close call.
-        With proxies, those at full size are the ones with the shortest step in the median of the draws.
+        The first trial runs the current configuration, or else the candidate with the shortest step in the median of
+        the draws, since nothing has been learned yet that a draw could explore around. The acquisition function chooses
+        all others, and replication the last ones. With proxies, trials at full size run the candidates with the
+        shortest step in the median of the draws.
         """
-        if (position := self.close_call(evidence)) is not None:
+        if (position := self.decide(observations).replicate) is not None:
             return position
         if self._proxies is not None:
-            return self._choose_with(self._proxies, evidence)
-        if not evidence.num_decisions:
+            return self._choose_with_proxies(self._proxies, observations)
+        if not observations.num_decisions:
             if self._first is not None:
                 return self._first
-            if (position := self._shortest(evidence, ())) is not None:
+            if (position := self._find_shortest(observations, ())) is not None:
                 return position
-        return self._explored(evidence, evidence.closed)
+        return self._acquire(observations, observations.closed)
 
-    def _explored(self, evidence: Evidence, but: Collection[int]) -> int:
-        """The explorer's choice, which is none of `but` while another is left."""
+    def _acquire(self, observations: Observations, but: Collection[int]) -> int:
+        """Return the choice of the acquisition function, which is none of `but` while another is left."""
         closed = np.zeros(len(self._candidates), dtype=np.bool_)
         closed[sorted(but)] = True
         if closed.all():  # the fastest ones are measured again
-            closed[sorted(evidence.explored)] = False
-        return self._explorer.choose(
-            self.population(evidence).log_step_s,
+            closed[sorted(observations.explored)] = False
+        return self._acquisition.choose(
+            self.population(observations).log_step_s,
             closed=closed,
-            best_s=evidence.best_s,
-            trial_s=self._belief.predicted.step_time_s,
-            rng=np.random.default_rng([self._seed, 1, evidence.num_decisions]),
+            best_s=observations.best_s,
+            trial_s=self._posterior.predicted.step_time_s,
+            rng=np.random.default_rng([self._seed, 1, observations.num_decisions]),
         )
 
-    def _choose_with(self, plan: ProxyPlan, evidence: Evidence) -> int:
-        """The next candidate of a study with proxies, whichever of them or itself is to run."""
-        fastest = self.population(evidence).fastest
-        if not plan.goes_on(evidence, fastest):
-            position = self._shortest(evidence, evidence.closed)
-            return self._explored(evidence, evidence.closed) if position is None else position
-        if not evidence.num_decisions:
+    def _choose_with_proxies(self, plan: ProxyPlan, observations: Observations) -> int:
+        """Return the next candidate of a study with proxies, whether the candidate or its proxy will run."""
+        fastest = self.population(observations).fastest
+        if not plan.goes_on(observations, fastest):
+            position = self._find_shortest(observations, observations.closed)
+            return self._acquire(observations, observations.closed) if position is None else position
+        if not observations.num_decisions:
             if self._first is not None and plan.of(self._first):
                 return self._first
-            return int(np.argmax(np.bincount(fastest[~plan.is_settled(evidence, fastest)])))
-        closed = set(evidence.closed)
-        closed.update(fastest[plan.is_settled(evidence, fastest)].tolist())
+            # the candidate that most draws name, of those whose proxy could tell something
+            return int(np.argmax(np.bincount(fastest[~plan.is_settled(observations, fastest)])))
+        # a settled candidate's proxy could tell nothing new, whether or not the candidate itself is closed
+        closed = set(observations.closed)
+        closed.update(fastest[plan.is_settled(observations, fastest)].tolist())
         while len(closed) < len(self._candidates):
-            position = self._explored(evidence, closed)
-            if not plan.is_settled(evidence, np.array([position]))[0]:
+            position = self._acquire(observations, closed)
+            if not plan.is_settled(observations, np.array([position]))[0]:
                 return position
             closed.add(position)
         # only pending ones can be proxied, and nobody should ask now
-        return self._explored(evidence, evidence.closed)
+        return self._acquire(observations, observations.closed)
 
-    def _shortest(self, evidence: Evidence, but: Collection[int]) -> int | None:
-        """The candidate, none of `but`, with the shortest step in the median of the draws; None if none runs in half.
+    def _find_shortest(self, observations: Observations, but: Collection[int]) -> int | None:
+        """Return the candidate, none of `but`, with the shortest step in the median of the draws; None if none runs.
 
-        Few trials are left at full size, so these exploit: one that many draws name may be one that varies most.
+        A candidate must run in half of the draws. Few trials are left at full size, so these exploit: a candidate that
+        many draws name may be one that varies most.
         """
-        median = np.median(self.population(evidence).log_step_s, axis=0)
+        # closed candidates are infinite, and so never the shortest
+        median = np.median(self.population(observations).log_step_s, axis=0)
         median[sorted(but)] = np.inf
         position = int(np.argmin(median))
         return position if np.isfinite(median[position]) else None
 
-    def _extrapolated(self, evidence: Evidence) -> Extrapolated | None:
-        """The candidate that full size would try first, by what proxies told; None where none measured a step."""
-        timed = [seen.proxy for seen in evidence.proxies if seen.log_step_s is not None]
-        position = self._shortest(evidence, ()) if timed else None
+    def _extrapolate(self, observations: Observations) -> Extrapolated | None:
+        """Return the candidate that full size would try first; None before a proxy measured a step."""
+        timed = [seen.proxy for seen in observations.proxies if seen.log_step_s is not None]
+        position = self._find_shortest(observations, ()) if timed else None
         if position is None:
             return None
-        drawn = self.population(evidence).log_step_s[:, position]
+        # draws in which it cannot run say nothing of its step time
+        drawn = self.population(observations).log_step_s[:, position]
         return Extrapolated(
             config=self._candidates.values(position),
             step_time_s=float(np.exp(np.median(drawn[np.isfinite(drawn)]))),
@@ -471,12 +522,12 @@ class ThompsonSampler(BaseSampler):
         )
 
 
-def _is_recent(before: Evidence, now: Evidence) -> bool:
-    """Whether draws made of what was known before serve now."""
+def _is_recent(before: Observations, now: Observations) -> bool:
+    """Return whether draws made from `before` still serve for the observations `now`."""
     num_new = now.num_ended - before.num_ended
     return before.num_ended >= MANY and 0 <= num_new * RENEWED_BY < now.num_ended
 
 
 def _p_star(fastest: IntArray, explored: Collection[int]) -> float:
-    """Share of the draws that name an explored candidate (FlexParallel equation 6)."""
+    """Return the share of the draws that name an explored candidate (FlexParallel equation 6)."""
     return float(np.isin(fastest, sorted(explored)).mean()) if len(fastest) else 0.0

@@ -1,12 +1,12 @@
-"""Which of many trials the surrogates learn from: a Gaussian process costs the cube of its observations.
+"""Subset of many trials that the surrogates learn from: a Gaussian process costs the cube of its observations.
 
-Up to MOST_TOLD candidates all are learned from. Of more, half of so many are the fastest, among which the best is to be
-told apart. The other half is spread over the space, so that the surrogates see errors wherever some were measured: each
-next one is the farthest from all that were chosen before (Gonzalez 1985, Clustering to minimize the maximum
-intercluster distance). Of failures, which have no time, a quarter as many are spread. What a measured candidate takes
-is known whether or not it is among them.
+Surrogates learn from all candidates up to MAX_OBSERVATIONS. Of more, they take half of that number from the fastest,
+among which the best must be told apart. The other half is spread over the space, so that the surrogates see errors
+wherever some were measured: each next one is the farthest from all that were chosen before (Gonzalez 1985, Clustering
+to minimize the maximum intercluster distance). Of failures, which have no time, a quarter of that number is spread over
+the space. The step time of a measured candidate is known whether or not it is in the subset.
 
-Letters: n candidates, d features, t measured ones.
+Letters: n candidates, d features, t measured candidates.
 """
 
 from __future__ import annotations
@@ -17,67 +17,70 @@ from dataclasses import replace
 import numpy as np
 
 from hardware.arrays import FloatArray, IntArray
-from tuner.search.observations import Evidence
+from tuner.search.observations import Observations
 
-MOST_TOLD = 256
-"""Measured candidates that a surrogate learns from: as many as it takes two seconds to learn from and draw 60,000."""
+MAX_OBSERVATIONS = 256
+"""Number of measured candidates that a surrogate learns from: it takes two seconds to learn from them and draw
+60,000."""
 
-MOST_FAILED = MOST_TOLD // 4
-"""Candidates that ran out of memory, that crashed, and that were cut off; so many of each."""
+MAX_FAILURES = MAX_OBSERVATIONS // 4
+"""Number of candidates that ran out of memory, that crashed, and that were cut off; so many of each."""
 
 
-def most_telling(evidence: Evidence, features: FloatArray) -> Evidence:
-    """The evidence as surrogates see it; the same where it is small.
+def select_subset(observations: Observations, features: FloatArray) -> Observations:
+    """Return the observations that the surrogates learn from; the same object where there are few.
 
     Args:
-        evidence: What a study knows.
-        features: Where the candidates stand for the surrogates [n, d].
+        observations: Observations of the study.
+        features: Features of the candidates [n, d].
     """
-    if evidence.num_ended <= MOST_TOLD:
-        return evidence
-    at = _told(evidence, features)
-    kept = set(evidence.measured[at].tolist())
-    limited = _some(evidence.limits_s, features)
+    if observations.num_ended <= MAX_OBSERVATIONS:
+        return observations
+    at = _select_measured(observations, features)
+    kept = set(observations.measured[at].tolist())
+    limited = _select_failed(observations.limits_s, features)  # failures have no time, so they are spread alone
     return replace(
-        evidence,
-        measured=evidence.measured[at],
-        log_step_s=evidence.log_step_s[at],
-        variance=evidence.variance[at],
-        num_completed=evidence.num_completed[at],
-        limits_s={position: limit_s for position, limit_s in evidence.limits_s.items() if position in limited},
-        peaks_bytes={position: peak for position, peak in evidence.peaks_bytes.items() if position in kept},
-        misfits=_some(evidence.misfits, features),
-        crashed=_some(evidence.crashed, features),
+        observations,
+        measured=observations.measured[at],
+        log_step_s=observations.log_step_s[at],
+        variance=observations.variance[at],
+        num_completed=observations.num_completed[at],
+        limits_s={position: limit_s for position, limit_s in observations.limits_s.items() if position in limited},
+        peaks_bytes={position: peak for position, peak in observations.peaks_bytes.items() if position in kept},
+        misfits=_select_failed(observations.misfits, features),
+        crashed=_select_failed(observations.crashed, features),
     )
 
 
-def _told(evidence: Evidence, features: FloatArray) -> IntArray:
-    """Which of the measured candidates, in their order [at most MOST_TOLD]."""
-    count = len(evidence.measured)
-    if count <= MOST_TOLD:
+def _select_measured(observations: Observations, features: FloatArray) -> IntArray:
+    """Return the rows of the measured candidates to learn from, in their order [at most MAX_OBSERVATIONS]."""
+    count = len(observations.measured)
+    if count <= MAX_OBSERVATIONS:
         return np.arange(count)
-    fastest = np.argsort(evidence.log_step_s, kind="stable")[: MOST_TOLD // 2]
-    return np.sort(_spread(features[evidence.measured], fastest, MOST_TOLD))
+    # half exploits: the best is told apart among the fastest; the other half covers the space
+    fastest = np.argsort(observations.log_step_s, kind="stable")[: MAX_OBSERVATIONS // 2]
+    return np.sort(_choose_spread(features[observations.measured], fastest, MAX_OBSERVATIONS))
 
 
-def _some(failed: Collection[int], features: FloatArray) -> frozenset[int]:
-    """At most MOST_FAILED of these candidates."""
+def _select_failed(failed: Collection[int], features: FloatArray) -> frozenset[int]:
+    """Return at most MAX_FAILURES of these candidates."""
     positions = np.array(sorted(failed), dtype=np.int64)
-    if len(positions) <= MOST_FAILED:
+    if len(positions) <= MAX_FAILURES:
         return frozenset(positions.tolist())
-    return frozenset(positions[_spread(features[positions], np.zeros(1, dtype=np.int64), MOST_FAILED)].tolist())
+    return frozenset(positions[_choose_spread(features[positions], np.zeros(1, dtype=np.int64), MAX_FAILURES)].tolist())
 
 
-def _spread(features: FloatArray, first: IntArray, count: int) -> IntArray:
-    """`first` and further rows of `features` [t, d], each the farthest from those before it [count]."""
+def _choose_spread(features: FloatArray, first: IntArray, count: int) -> IntArray:
+    """Return `first` and further rows of `features` [t, d], each the farthest from those before it [count]."""
     chosen = first.tolist()
-    nearest = np.min([_squared(features, features[at]) for at in chosen], axis=0)
+    nearest = np.min([_squared_distances(features, features[at]) for at in chosen], axis=0)
+    # Gonzalez 1985: the next row is the farthest from its nearest chosen one
     while len(chosen) < count:
         chosen.append(int(np.argmax(nearest)))
-        np.minimum(nearest, _squared(features, features[chosen[-1]]), out=nearest)
+        np.minimum(nearest, _squared_distances(features, features[chosen[-1]]), out=nearest)
     return np.array(chosen, dtype=np.int64)
 
 
-def _squared(features: FloatArray, point: FloatArray) -> FloatArray:
-    """Squared distances of rows [t, d] from a point [d] -> [t]."""
+def _squared_distances(features: FloatArray, point: FloatArray) -> FloatArray:
+    """Return the squared distances of rows [t, d] from a point [d] -> [t]."""
     return np.asarray(((features - point) ** 2).sum(axis=1))

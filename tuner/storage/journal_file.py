@@ -1,12 +1,12 @@
-"""The file of a journal: one JSON object a line, only ever appended to, in the format of Optuna's journal files.
+"""File of a journal: one JSON object a line, only ever appended to, in the format of Optuna's journal files.
 
-Beyond Optuna's own backend, which can read these files too:
+It adds three things to Optuna's own backend, which can read these files too:
 
-- An entry may have a condition, `only_if`: an attribute of a study that must hold this text where the entry stands. All
-  who read the file see the same order, so they all agree on what took effect. The lock keeps writers from mixing
-  their bytes; who came first does not depend on it, and a lock that was broken costs no claim its meaning.
+- An entry may have a condition, `only_if`: an attribute of a study must hold this text at the entry's place in the
+  file. All readers see one order, so they all agree on which entries took effect. The lock keeps writers from mixing
+  their bytes. It does not decide who came first, so a broken lock invalidates no claim.
 - A writer that dies in the middle of an entry leaves a torn end. Optuna appends to it, loses that entry, and cannot
-  read the file any more. Here the next writer makes of the torn end an entry that means nothing.
+  read the file any more. Here the next writer turns the torn end into an entry that means nothing.
 - An entry of `rows` holds rows of a table, and means nothing to Optuna.
 """
 
@@ -27,13 +27,13 @@ from tuner.storage.store import Condition
 
 SET_STUDY_ATTRIBUTE = 2
 CREATE_TRIAL = 4
-"""Of Optuna's JournalOperation, which a file holds as numbers."""
+"""Numbers of Optuna's JournalOperation, as a file holds them."""
 
 NOTHING = {"op_code": SET_STUDY_ATTRIBUTE, "worker_id": "", "study_id": -1, "user_attr": {"": 0}}
-"""An entry of a study that is not there: every version of Optuna passes over it."""
+"""Entry of a study that does not exist: every version of Optuna passes over it."""
 
 _BEGINNING = b'{"op_code":'
-"""What every entry begins with."""
+"""First bytes of every entry."""
 
 _READ_AT_ONCE = 1 << 20
 
@@ -41,11 +41,11 @@ Entry = dict[str, Any]
 
 
 class JournalError(Exception):
-    """The file can't be read or written; the message says why."""
+    """File that cannot be read or written; the message says why."""
 
 
 class JournalFile(BaseJournalBackend):
-    """One journal file; the `create` makes it."""
+    """Journal file at a path; `create` makes it."""
 
     def __init__(self, path: Path) -> None:
         # absolute: the lock is a link beside the journal, and one that points nowhere has no age
@@ -57,6 +57,7 @@ class JournalFile(BaseJournalBackend):
         self._start()
 
     def _start(self) -> None:
+        """Forget what was read."""
         self._number, self._offset = 0, 0
         self._attributes: dict[tuple[int, str], Any] = {}
         self._dropped: set[str] = set()
@@ -64,7 +65,7 @@ class JournalFile(BaseJournalBackend):
     # What Optuna calls
 
     def read_logs(self, log_number_from: int) -> Generator[Entry, None, None]:
-        """The entries from a number on, each as it took effect."""
+        """Return the entries from a number on, each as it took effect."""
         if log_number_from != self._number:
             self._start()
         for entry in self._unread():
@@ -72,7 +73,7 @@ class JournalFile(BaseJournalBackend):
                 yield entry
 
     def append_logs(self, logs: list[Entry]) -> None:
-        """Writes entries, on the disk when this returns; in a transaction they wait for its end."""
+        """Write entries, on the disk when this returns; in a transaction they wait for its end."""
         if self._joined is None:
             self._append(logs)
             return
@@ -83,8 +84,8 @@ class JournalFile(BaseJournalBackend):
     # What Optuna lacks
 
     def create(self) -> None:
-        """Makes the file if it is not there."""
-        with _problems():
+        """Create the file if it does not exist."""
+        with _file_errors():
             is_new = not self._path.exists()
             os.close(os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666))
             if is_new:
@@ -92,7 +93,7 @@ class JournalFile(BaseJournalBackend):
 
     @contextmanager
     def together(self, condition: Condition) -> Iterator[None]:
-        """Gathers what is appended; see `AbstractStore.together`. Whether it took effect is known once it is read."""
+        """Gather the appended entries; see `AbstractStore.together`. Reading them tells whether they took effect."""
         assert self._joined is None, "transactions do not nest"
         self._joined, self._condition, self._batch = [], condition, uuid.uuid4().hex
         try:
@@ -103,31 +104,33 @@ class JournalFile(BaseJournalBackend):
             self._joined, self._condition = None, None
 
     def was_dropped(self, batch: str) -> bool:
-        """Whether a batch that has been read since it was appended did not take effect."""
+        """Return whether a batch that has been read since it was appended did not take effect."""
         return batch in self._dropped
 
     @property
     def batch(self) -> str:
-        """The name of the last transaction."""
+        """Name of the last transaction."""
         return self._batch
 
     def append_if(self, condition: Condition, entry: Entry) -> str:
-        """Writes one entry under a condition; its batch."""
+        """Write one entry under a condition; return its batch."""
         batch = uuid.uuid4().hex
-        self._append([_conditional(entry, condition, batch)])
+        self._append([_add_condition(entry, condition, batch)])
         return batch
 
     def _flush(self) -> None:
+        """Write the gathered entries of the transaction."""
         assert self._joined is not None
         assert self._condition is not None
-        self._append([_conditional(entry, self._condition, self._batch) for entry in self._joined])
+        self._append([_add_condition(entry, self._condition, self._batch) for entry in self._joined])
         self._joined = []
 
     def _append(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        """Append entries to the file, under its lock."""
         if not entries:
             return
         text = "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in entries).encode()
-        with _problems():
+        with _file_errors():
             self._lock.acquire()
             try:
                 _mend_torn_end(self._path)
@@ -137,18 +140,19 @@ class JournalFile(BaseJournalBackend):
                     self._lock.release()
 
     def _unread(self) -> Iterator[Entry]:
-        """The entries behind those that were read, each as it takes effect; position and state move along."""
-        with _problems(), self._path.open("rb") as file:
+        """Yield the entries behind those that were read, each as it takes effect; position and state move along."""
+        with _file_errors(), self._path.open("rb") as file:
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n"):
                     return  # somebody is writing it, or died over it
-                entry = _entry(line, self._number + 1, self._path)
+                entry = _parse_entry(line, self._number + 1, self._path)
                 self._number += 1
                 self._offset += len(line)
-                yield self._as_it_took_effect(entry)
+                yield self._apply(entry)
 
-    def _as_it_took_effect(self, entry: Entry) -> Entry:
+    def _apply(self, entry: Entry) -> Entry:
+        """Return the entry, or NOTHING if its condition does not hold; keep the attributes that it sets."""
         if not self._holds(entry.get("only_if")):
             self._dropped.add(entry["batch"])
             return NOTHING
@@ -158,6 +162,7 @@ class JournalFile(BaseJournalBackend):
         return entry
 
     def _holds(self, wanted: Mapping[str, Any] | None) -> bool:
+        """Return whether a condition holds at this place in the file."""
         if wanted is None:
             return True
         place = (wanted["study_id"], wanted["key"])
@@ -166,19 +171,25 @@ class JournalFile(BaseJournalBackend):
 
 
 def rows_in(path: Path) -> Iterator[list[dict[str, Any]]]:
-    """The entries of rows of a journal that is there, those that took effect, in their order."""
+    """Yield the rows in an existing journal, from the entries that took effect, in their order."""
     file = JournalFile(path)
     for entry in file.read_logs(0):
         if "rows" in entry:
             yield entry["rows"]
 
 
-def _conditional(entry: Mapping[str, Any], condition: Condition, batch: str) -> Entry:
+def _add_condition(entry: Mapping[str, Any], condition: Condition, batch: str) -> Entry:
+    """Return an entry with a condition and the name of its batch."""
     only_if = {"study_id": condition.study_id, "key": condition.key, "text": condition.text}
     return {**entry, "only_if": only_if, "batch": batch}
 
 
-def _entry(line: bytes, number: int, path: Path) -> Entry:
+def _parse_entry(line: bytes, number: int, path: Path) -> Entry:
+    """Return the entry of a line.
+
+    Raises:
+        JournalError: The line is no entry.
+    """
     try:
         entry = json.loads(line)
         if isinstance(entry, dict) and "op_code" in entry:
@@ -189,10 +200,10 @@ def _entry(line: bytes, number: int, path: Path) -> Entry:
 
 
 def _mend_torn_end(path: Path) -> None:
-    """Makes an entry that means nothing of the end of a file that is no whole line.
+    """Turn a torn last line into an entry that means nothing.
 
-    In place, and always the same bytes at the same place: nothing behind it is lost, even if somebody else has taken
-    our lock away, mended it too and gone on.
+    It writes in place, and always the same bytes at the same place. So nothing behind it is lost, even if somebody else
+    has taken our lock away, mended the line too and gone on.
     """
     file = os.open(path, os.O_RDWR)
     try:
@@ -209,7 +220,7 @@ def _mend_torn_end(path: Path) -> None:
 
 
 def _start_of_last_line(file: int, end: int) -> int:
-    """Where the text behind the last end of a line starts."""
+    """Return where the text behind the last end of a line starts."""
     at = end
     while at > 0:
         before = max(0, at - _READ_AT_ONCE)
@@ -221,6 +232,7 @@ def _start_of_last_line(file: int, end: int) -> int:
 
 
 def _write(path: Path, text: bytes) -> None:
+    """Append a text to the file, and flush it to the disk."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND)
     try:
         left = memoryview(text)
@@ -232,7 +244,7 @@ def _write(path: Path, text: bytes) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    """A new file survives the machine's death only if its folder is flushed too."""
+    """Flush a folder: a new file survives the machine's death only then."""
     file = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(file)
@@ -242,10 +254,10 @@ def _flush_folder(folder: Path) -> None:
 
 @contextmanager
 def foreign_entries(path: Path) -> Iterator[None]:
-    """Around what makes sense of entries: those that are JSON, and yet nothing that Optuna or Meshtune writes.
+    """Report entries that are JSON, and yet nothing that Optuna or Meshtune writes.
 
     Raises:
-        JournalError: there is one.
+        JournalError: The block met such an entry.
     """
     try:
         yield
@@ -262,7 +274,8 @@ def foreign_entries(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _problems() -> Iterator[None]:
+def _file_errors() -> Iterator[None]:
+    """Turn an error of the operating system into a JournalError."""
     try:
         yield
     except OSError as error:

@@ -17,7 +17,7 @@ from tuner.storage.store import AbstractStore, Condition, OvertakenError, Rows
 
 
 class JournalStore(AbstractStore):
-    """A journal file. Its rows are entries of their own; whoever reads them gets them in a database in memory."""
+    """Store in a journal file. Its rows are entries of their own; readers get them in a database in memory."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -28,16 +28,16 @@ class JournalStore(AbstractStore):
 
     @property
     def storage(self) -> JournalStorage:
-        """As the contract says."""
+        """Studies, as the contract says."""
         return self._storage
 
     def read_attribute(self, study_id: int, key: str) -> tuple[Any, str | None]:
-        """As the contract says."""
+        """Return an attribute and its text, as the contract says."""
         attributes = self._storage.get_study_user_attrs(study_id)
         return (attributes[key], json.dumps(attributes[key])) if key in attributes else (None, None)
 
     def replace_attribute(self, condition: Condition, value: Any) -> bool:
-        """As the contract says."""
+        """Set an attribute under a condition, as the contract says."""
         entry = {
             "op_code": SET_STUDY_ATTRIBUTE,
             "worker_id": "",
@@ -50,7 +50,7 @@ class JournalStore(AbstractStore):
 
     @contextmanager
     def together(self, condition: Condition) -> Iterator[None]:
-        """As the contract says."""
+        """Write everything in the block as one batch, as the contract says."""
         with self._file.together(condition):
             yield
         self._read()
@@ -58,11 +58,11 @@ class JournalStore(AbstractStore):
             raise OvertakenError
 
     def _read(self) -> None:
-        """Reads what was appended since, by this process and by others."""
+        """Read the entries that this process and others have appended since."""
         self._storage.get_all_studies()
 
     def replace_rows(self, *changes: Rows) -> None:
-        """As the contract says."""
+        """Write rows, as the contract says."""
         told = [
             {"table": change.table.name, "key": dict(change.key), "rows": [dict(row) for row in change.rows]}
             for change in changes
@@ -70,22 +70,22 @@ class JournalStore(AbstractStore):
         self._file.append_logs([{**NOTHING, "rows": told}])
 
     def create_tables(self, metadata: MetaData, first: Rows) -> None:  # noqa: ARG002 # the contract's
-        """As the contract says; a journal has no tables."""
+        """Write `first`, as the contract says; a journal has no tables."""
         self.replace_rows(first)
 
     @contextmanager
     def connection(self, metadata: MetaData) -> Iterator[Connection]:
-        """As the contract says."""
+        """Return a connection for reading rows, as the contract says."""
         with rows_of_journal(self._path, metadata) as connection:
             yield connection
 
     def close(self) -> None:
-        """As the contract says; nothing is open between two calls."""
+        """Do nothing, as the contract allows; no file is open between two calls."""
 
 
 @contextmanager
 def rows_of_journal(path: Path, metadata: MetaData) -> Iterator[Connection]:
-    """The rows of a journal that is there, in a database in memory."""
+    """Read the rows of an existing journal into a database in memory."""
     engine = create_engine("sqlite://")
     try:
         with engine.begin() as connection:

@@ -1,4 +1,4 @@
-"""Opens what holds all durable state of a study: a SQLite or PostgreSQL database, or a journal file."""
+"""Opening of the place that holds all durable state of a study: a SQLite or PostgreSQL database, or a journal file."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from tuner.storage.store import AbstractStore, BrokenOffError
 from tuner.study_file.storage_url import is_journal, storage_file
 
 SQLITE_WAIT_S = 60
-"""How long one process waits for another's write before it gives up."""
+"""Time for which one process waits for another's write before it gives up [s]."""
 
 CONNECT_LIMIT_S = 10
-"""How long a database server may take to answer."""
+"""Time that a database server may take to answer [s]."""
 
 SERVER_WAIT_S = 60.0
-"""How long a study waits for a server that it had reached before and that is gone, as while it is restarted."""
+"""Time for which a study waits for a server that it had reached before and that is gone, as during a restart [s]."""
 
 SERVER_LOOK_S = 0.5
-"""How often it looks meanwhile."""
+"""Time between two looks at such a server [s]."""
 
 NOTHING_IS_LOST = "run the same command again: nothing that is recorded is lost"
 SERVER_IS_BACK = f"when the server is back, {NOTHING_IS_LOST}"
@@ -46,18 +46,20 @@ LASTING = (
     "give --storage or MESHTUNE_STORAGE a file that outlives the job and that the driver's node can reach, by its "
     "absolute path (sqlite:////data/meshtune.db, journal:////data/study.log), or PostgreSQL"
 )
-"""What a Ray job may keep its study in."""
+"""Advice for Ray jobs on a place that outlives them."""
 
 CREATE_ATTEMPTS = 5
 CREATE_PAUSE_S = 0.5
-"""Processes that create the tables of a new database at the same time stumble over each other; the tables stay."""
+"""Pause before another attempt [s]: processes that create the tables of a new database at the same time stumble over
+each other; the tables stay."""
 
 
 def open_store(url: str) -> AbstractStore:
-    """The store at `url`, created if it does not exist.
+    """Open the store at `url`; create it if it does not exist.
 
     Raises:
-        ConfigError: as `open_database`, or the journal file cannot be read and written.
+        ConfigError: The database cannot be opened (see `open_database`), or the journal file cannot be read and
+            written.
     """
     _check_outlives(url)
     if not is_journal(url):
@@ -67,18 +69,18 @@ def open_store(url: str) -> AbstractStore:
 
 
 def open_database(url: str) -> RDBStorage:
-    """The database at `url`, created if it does not exist.
+    """Open the database at `url`; create it if it does not exist.
 
     SQLite is set to write-ahead logging, where readers do not block the writer, and to flushing every commit to the
-    disk, so that a finished trial survives the machine's death. PostgreSQL is spoken to by psycopg2, unless the URL
+    disk, so that a finished trial survives the machine's death. PostgreSQL is accessed through psycopg2, unless the URL
     names another driver: SQLAlchemy's own choice differs from version to version.
 
     Raises:
-        ConfigError: the URL is malformed, its driver is not installed, or the database does not answer.
+        ConfigError: The URL is malformed, its driver is not installed, or the database does not answer.
     """
     with storage_errors(url):
-        parsed = _parsed(url)
-        storage = _created(parsed, _connect_args(parsed))
+        parsed = _parse(url)
+        storage = _create(parsed, _connect_args(parsed))
         if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):
             event.listen(storage.engine, "connect", _make_durable)
             storage.engine.dispose()  # what is already connected was not made so
@@ -90,21 +92,21 @@ def open_database(url: str) -> RDBStorage:
 
 @contextmanager
 def reading(url: str, metadata: MetaData) -> Iterator[Connection]:
-    """Connects to a store that is there, without making tables or settings of ours.
+    """Connect to an existing store, without creating tables or changing settings.
 
     Args:
-        url: Its URL.
-        metadata: The tables of rows, for a journal, which has none.
+        url: URL of the store.
+        metadata: Tables of rows, for a journal, which has none.
 
     Raises:
-        ConfigError: the URL is malformed, or the store cannot be read.
+        ConfigError: The URL is malformed, or the store cannot be read.
     """
     with storage_errors(url):
         if is_journal(url):
             with rows_of_journal(storage_file(url) or Path(), metadata) as connection:
                 yield connection
             return
-        parsed = _parsed(url)
+        parsed = _parse(url)
         engine = create_engine(parsed, connect_args=_connect_args(parsed))
         try:
             with engine.connect() as connection:
@@ -114,11 +116,17 @@ def reading(url: str, metadata: MetaData) -> Iterator[Connection]:
 
 
 def _connect_args(parsed: URL) -> dict[str, Any]:
+    """Return the time limits of a connection, by kind of database."""
     limits = {"sqlite": {"timeout": SQLITE_WAIT_S}, "postgresql": {"connect_timeout": CONNECT_LIMIT_S}}
     return dict(limits.get(parsed.get_backend_name(), {}))
 
 
-def _parsed(url: str) -> URL:
+def _parse(url: str) -> URL:
+    """Return the parsed URL, with psycopg2 as the driver of PostgreSQL.
+
+    Raises:
+        ConfigError: The URL is malformed.
+    """
     before_last_at = url.partition("://")[2].rpartition("@")[0]
     if "@" in before_last_at and not url.startswith("sqlite"):
         # the end of the password would become part of the host, and of every message that names the host
@@ -128,12 +136,13 @@ def _parsed(url: str) -> URL:
     try:
         parsed = make_url(url)
     except ValueError:
-        raise _unusable("its port is no number", url) from None
+        raise _unusable_error("its port is no number", url) from None
     return parsed.set(drivername="postgresql+psycopg2") if parsed.drivername == "postgresql" else parsed
 
 
-def _created(parsed: URL, connect_args: dict[str, Any]) -> RDBStorage:
+def _create(parsed: URL, connect_args: dict[str, Any]) -> RDBStorage:
     # Optuna fills a template in the URL: braces in a password must not look like one
+    """Open the database through Optuna, which creates its tables."""
     url = parsed.render_as_string(hide_password=False).replace("{", "{{").replace("}", "}}")
     is_remote = parsed.get_backend_name() != "sqlite"  # a server may be restarted while trials run
     for attempt in range(CREATE_ATTEMPTS):
@@ -148,7 +157,7 @@ def _created(parsed: URL, connect_args: dict[str, Any]) -> RDBStorage:
 
 
 def _outlast_restarts(engine: Engine) -> None:
-    """Makes new connections wait for a server that has gone; after a wait in vain the next ones do not wait again."""
+    """Make new connections wait for a server that has gone; after a wait in vain the next ones do not wait again."""
     waits_in_vain = False
 
     def connect(dialect: Any, _record: object, arguments: Sequence[Any], parameters: Mapping[str, Any]) -> Any:
@@ -170,6 +179,7 @@ def _outlast_restarts(engine: Engine) -> None:
 
 
 def _make_durable(connection: Any, _record: object) -> None:
+    """Set a connection of SQLite to write-ahead logging and full flushes."""
     with closing(connection.cursor()) as cursor:
         cursor.execute("PRAGMA journal_mode=WAL")
         cursor.execute("PRAGMA synchronous=FULL")
@@ -177,10 +187,10 @@ def _make_durable(connection: Any, _record: object) -> None:
 
 @contextmanager
 def storage_errors(url: str) -> Iterator[None]:
-    """Turns what a database reports, at its opening or later, into one message without the password.
+    """Turn errors of a database, at its opening or later, into one message without the password.
 
     Raises:
-        ConfigError: the database cannot be used.
+        ConfigError: The database cannot be used.
     """
     try:
         yield
@@ -193,24 +203,24 @@ def storage_errors(url: str) -> Iterator[None]:
             nearest="pip install 'meshtune[postgresql]'" if url.startswith("postgresql") else None,
         ) from None
     except BrokenOffError:
-        raise _unusable("its server went away in the middle of a write", url, SERVER_IS_BACK) from None
+        raise _unusable_error("its server went away in the middle of a write", url, SERVER_IS_BACK) from None
     except JournalError as error:
         full = str(error) == os.strerror(errno.ENOSPC)
-        raise _unusable(str(error), url, f"make room there, and {NOTHING_IS_LOST}" if full else None) from None
+        raise _unusable_error(str(error), url, f"make room there, and {NOTHING_IS_LOST}" if full else None) from None
     except UnicodeDecodeError:  # from where SQLite reads what is no database any more
-        raise _unusable("it holds text that is not UTF-8", url) from None
+        raise _unusable_error("it holds text that is not UTF-8", url) from None
     except (SQLAlchemyError, StorageInternalError) as error:
-        raise _unusable(_cause(error, url), url, _remedy(error)) from None
+        raise _unusable_error(_cause(error, url), url, _advise(error)) from None
     except RuntimeError as error:
         if "table schema" not in str(error):  # the words of Optuna's only RuntimeError about a storage
             raise
         known = "storage upgrade" in str(error)
         nearest = "copy the database, then run `optuna storage upgrade` on it" if known else "install a newer optuna"
-        raise _unusable("another version of Optuna made its tables", url, nearest) from None
+        raise _unusable_error("another version of Optuna made its tables", url, nearest) from None
 
 
-def _remedy(error: BaseException) -> str | None:
-    """What helps where the database itself is sound; None where nobody knows."""
+def _advise(error: BaseException) -> str | None:
+    """Return advice where the database itself is sound; None where there is none."""
     chain = [error]
     while chain[-1].__cause__ is not None:
         chain.append(chain[-1].__cause__)
@@ -221,12 +231,13 @@ def _remedy(error: BaseException) -> str | None:
     return None
 
 
-def _unusable(cause: str, url: str, nearest: str | None = None) -> ConfigError:
+def _unusable_error(cause: str, url: str, nearest: str | None = None) -> ConfigError:
+    """Return the error for a storage that cannot be used."""
     return ConfigError(f"cannot be used ({cause})", key="storage", value=shown_url(url), nearest=nearest)
 
 
 def _cause(error: BaseException, url: str) -> str:
-    """What the database itself said, in one line."""
+    """Return the database's own message, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = next(iter(str(error).strip().splitlines()), type(error).__name__)
@@ -236,17 +247,17 @@ def _cause(error: BaseException, url: str) -> str:
 
 
 def _passwords(url: str) -> list[str]:
-    """The passwords of a URL as it spells them and as they are, the longest first."""
+    """Return the passwords of a URL, as it spells them and decoded, the longest first."""
     spelled = [found for found in re.findall(r"://[^:/@]*:(.*)@", url) if found]
     spelled += re.findall(r"[?&](?:password|sslpassword)=([^&]+)", url)
     return sorted({*spelled, *map(unquote, spelled), *map(unquote_plus, spelled)}, key=len, reverse=True)
 
 
 def find_study(url: str, name: str) -> optuna.Study | None:
-    """The study of that name, or None if there is none; looking for it never creates a database.
+    """Return the study of that name, or None if there is none; looking for it never creates a database.
 
     Raises:
-        ConfigError: as `open_store`.
+        ConfigError: The store cannot be opened; see `open_store`.
     """
     with storage_errors(url):
         _check_outlives(url)
@@ -256,10 +267,10 @@ def find_study(url: str, name: str) -> optuna.Study | None:
 
 
 def _check_outlives(url: str) -> None:
-    """Refuses a file that would go with a Ray job's working directory.
+    """Refuse a file that would vanish with a Ray job's working directory.
 
     Raises:
-        ConfigError: it would.
+        ConfigError: It would.
     """
     file = storage_file(url)
     if file is not None:
@@ -267,10 +278,10 @@ def _check_outlives(url: str) -> None:
 
 
 def _may_hold_studies(url: str) -> bool:
-    """Whether there is something at `url`, as far as that can be told without opening it."""
+    """Return whether there is something at `url`, as far as that can be told without opening it."""
     if is_journal(url):
         return (storage_file(url) or Path()).is_file()
-    parsed = _parsed(url)
+    parsed = _parse(url)
     file = parsed.database
     if parsed.get_backend_name() != "sqlite" or str(file).startswith("file:"):
         return True
@@ -278,7 +289,7 @@ def _may_hold_studies(url: str) -> bool:
 
 
 def load_study(storage: BaseStorage, name: str) -> optuna.Study | None:
-    """The study of that name, or None if the storage holds none."""
+    """Return the study of that name, or None if the storage holds none."""
     try:
         return optuna.load_study(study_name=name, storage=storage)
     except KeyError:

@@ -1,24 +1,24 @@
-"""What a study and its trials keep in the storage, and how it is read back.
+"""Attributes of a study and its trials in the storage, and the records that are read from them.
 
 A trial's parameters are the dimensions of its candidate. Its attributes hold, as JSON:
 
-    prediction   what the cost model said before the trial (see candidates.prediction_json)
-    observation  what was measured (see trials.backend.Observation)
-    status       the observation's status, so that the Optuna dashboard can filter by it
-    proxy        the smaller job that the trial ran in place of its candidate (see proxy.py); none at full size
-    p_star       p_star after the trial, and
-    population   what it is a part of (see population.py)
+    prediction   prediction of the cost model before the trial (see candidates.prediction_json)
+    observation  outcome of the trial (see trials.backend.Observation)
+    status       status of the observation, so that the Optuna dashboard can filter by it
+    proxy        smaller job that the trial ran in place of its candidate (see proxy_trials.py); none at full size
+    p_star       p_star after the trial
+    population   population that p_star is a part of (see population.py)
 
 Several trials of one candidate are one measurement, of which each is a part; Optuna's own best value is that of a
 single trial.
 
-A proxy that ended well is a pruned trial for Optuna: it has no value, because its step time is not the candidate's, and
-an extrapolated one was never measured. So the value of a complete trial is a measurement at full size, always.
+A proxy that ended well is a pruned trial for Optuna. It has no value, because its step time is not the candidate's, and
+an extrapolated one was never measured. So the value of a complete trial is always a measurement at full size.
 
-The study's attributes hold what its trials mean, who drives it, why it last stopped, the wall time that its drivers
-have spent on it, how much history the last of them has read, p_star, the population before the first trial, what
-failures taught (lessons.py), the baseline that its answer is compared with where nobody names a current one
-configuration, and the answer that proxies suggest (extrapolation.py).
+The study's attributes hold: the meaning of its trials, its driver, its last stop reason, the wall time that its drivers
+have spent on it, the size of the history that the last of them has read, p_star, the population before the first trial,
+conclusions from failures (failures.py), the baseline that its answer is compared with where no current configuration is
+named, and the answer that proxies suggest (extrapolation.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from costmodels.job.parallel_config import DEGREES, Value
 from trials.backend import Observation, Status
-from tuner.search.observations import OBSERVATION, of_trials, status_without_value
+from tuner.search.observations import observation_of, of_trials, status_without_value
 from tuner.search.parameters import values_of
 from tuner.search.population import P_STAR, end_order
 from tuner.search.proxy.proxy_trials import PROXY, Proxy
@@ -52,19 +52,19 @@ class TrialRecord:
     """One trial as the storage holds it.
 
     Attributes:
-        number: The trial's number in its study.
-        params: The candidate by its dimensions; empty if the trial never got one.
+        number: Number of the trial in its study.
+        params: Dimensions of the candidate; empty if the trial never got one.
         finished: Whether the trial has ended.
         status: Status of its observation; None while it runs.
-        step_time_s: Median of the measured steps, where it completed.
-        predicted_s: Step time that the cost model predicted.
-        prediction: All that was predicted.
-        observation: All that was observed.
-        proxy: What ran in place of the candidate; None at full size.
-        p_star: The study's p_star after this trial.
-        end_order: Sorts trials by when they ended.
-        started_at: When it was asked for.
-        ended_at: When it was told.
+        step_time_s: Median of the measured steps, where it completed [s].
+        predicted_s: Step time that the cost model predicted [s].
+        prediction: All predicted values.
+        observation: All observed values.
+        proxy: Proxy that ran in place of the candidate; None at full size.
+        p_star: Value of the study's p_star after this trial.
+        end_order: Key that sorts trials by when they ended.
+        started_at: Date at which it was asked for.
+        ended_at: Date at which it was told.
     """
 
     number: int
@@ -88,24 +88,24 @@ class TrialRecord:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended without what it was to measure, and was not stopped early."""
+        """Whether it ended without its measurement, and was not stopped early."""
         is_measured = self.step_time_s is not None or (self.is_proxy and self.status is Status.OK)
         return self.finished and not is_measured and self.status is not Status.PRUNED
 
 
 def read_records(study: Study) -> list[TrialRecord]:
-    """All trials that got a candidate, in the order of their numbers."""
+    """Return the records of all trials that got a candidate, in the order of their numbers."""
     return records_of(study.get_trials(deepcopy=False), study.user_attrs)
 
 
 def records_of(trials: Sequence[FrozenTrial], attributes: Mapping[str, Any]) -> list[TrialRecord]:
-    """The trials of a study that got a candidate, in the order of their numbers.
+    """Return the records of a study's trials that got a candidate, in the order of their numbers.
 
     A trial that lacks one of the dimensions is just being asked for, or its driver died while it was.
 
     Args:
-        trials: All trials.
-        attributes: Those of the study.
+        trials: All trials of the study.
+        attributes: Attributes of the study.
     """
     dimensions = {*DEGREES, *attributes.get(MEANING, {}).get("space", {}).get("opened", ())}
     return [
@@ -116,14 +116,14 @@ def records_of(trials: Sequence[FrozenTrial], attributes: Mapping[str, Any]) -> 
 
 
 def record_of(trial: FrozenTrial, p_star: float | None = None) -> TrialRecord:
-    """A trial that got a candidate.
+    """Return the record of a trial that got a candidate.
 
     Args:
-        trial: The trial.
-        p_star: After it, where earlier versions kept that on the study.
+        trial: Trial of a study.
+        p_star: Value of p_star after it, where earlier versions kept that on the study.
     """
     prediction = trial.user_attrs.get(PREDICTION, {})
-    observation, proxy = trial.user_attrs.get(OBSERVATION), trial.user_attrs.get(PROXY)
+    proxy = trial.user_attrs.get(PROXY)
     finished = trial.state.is_finished()
     status = Status.OK if trial.state == TrialState.COMPLETE else status_without_value(trial, trial.state)
     return TrialRecord(
@@ -134,7 +134,7 @@ def record_of(trial: FrozenTrial, p_star: float | None = None) -> TrialRecord:
         step_time_s=trial.values[0] if trial.state == TrialState.COMPLETE and trial.values else None,
         predicted_s=prediction.get("step_time_s"),
         prediction=prediction,
-        observation=Observation.from_json(observation) if observation else None,
+        observation=observation_of(trial),
         proxy=Proxy.from_json(proxy) if proxy else None,
         p_star=trial.user_attrs.get(P_STAR, p_star),
         end_order=end_order(trial),
@@ -144,22 +144,25 @@ def record_of(trial: FrozenTrial, p_star: float | None = None) -> TrialRecord:
 
 
 def best_record(records: Sequence[TrialRecord]) -> TrialRecord | None:
-    """The fastest candidate's first completed trial, with the step time of all its trials; the earliest of equals."""
+    """Return the first completed trial of the fastest candidate, with the step time of all its trials.
+
+    Of equals the earliest is returned; None without a completed trial.
+    """
     return min(_candidates(records), key=lambda record: (record.step_time_s, record.number), default=None)
 
 
 def fastest(records: Sequence[TrialRecord], count: int) -> list[TrialRecord]:
-    """The same of the `count` fastest candidates, the fastest first."""
+    """Return the first completed trial of each of the `count` fastest candidates, the fastest first."""
     return sorted(_candidates(records), key=lambda record: (record.step_time_s or 0.0, record.number))[:count]
 
 
 def repeated(records: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The same of every candidate of which several trials completed, in the order of their first ones."""
+    """Return the first completed trial of every candidate with several, in their order."""
     return [record for record in _candidates(records) if len(completed_times_s(records, record.params)) > 1]
 
 
 def _candidates(records: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The first completed trial of each candidate, with the step time of all its trials."""
+    """Return the first completed trial of each candidate, with the step time of all its trials."""
     completed: dict[tuple[Value, ...], list[TrialRecord]] = {}
     for record in records:
         if record.step_time_s is not None:
@@ -171,31 +174,31 @@ def _candidates(records: Sequence[TrialRecord]) -> list[TrialRecord]:
 
 
 def step_time_of(records: Sequence[TrialRecord], params: Mapping[str, Value] | None) -> float | None:
-    """The measured step time of a candidate, by all its completed trials; None without one."""
+    """Return the measured step time of a candidate, from all its completed trials [s]; None without one."""
     times_s = completed_times_s(records, params)
     return of_trials(times_s) if times_s else None
 
 
 def completed_times_s(records: Sequence[TrialRecord], params: Mapping[str, Value] | None) -> tuple[float, ...]:
-    """Step times of a candidate's completed trials, in the order of their numbers [s]."""
+    """Return the step times of a candidate's completed trials, in the order of their numbers [s]."""
     return tuple(record.step_time_s for record in records if record.params == params and record.step_time_s is not None)
 
 
 def num_failed(records: Sequence[TrialRecord]) -> int:
-    """Trials that ended without what they were to measure, those stopped early excepted."""
+    """Count the trials that ended without their measurement, except those stopped early."""
     return sum(record.has_failed for record in records)
 
 
 def num_proxies(records: Sequence[TrialRecord]) -> int:
-    """Trials that ran a smaller job and have ended."""
+    """Count the trials that ran a smaller job and have ended."""
     return sum(record.is_proxy and record.finished for record in records)
 
 
 def num_pruned(records: Sequence[TrialRecord]) -> int:
-    """Trials that were stopped early, because they were clearly slower than the best."""
+    """Count the trials that were stopped early, because they were clearly slower than the best."""
     return sum(record.status is Status.PRUNED for record in records)
 
 
 def saved_s(records: Sequence[TrialRecord]) -> float:
-    """Seconds of steps that stopping early has saved, start-up not counted."""
+    """Return the time of steps that stopping early has saved, start-up not counted [s]."""
     return sum(record.observation.saved_s for record in records if record.observation is not None)

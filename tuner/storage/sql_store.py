@@ -19,7 +19,7 @@ _ATTRIBUTES = table("study_user_attributes", column("study_id"), column("key"), 
 
 
 class SqlStore(AbstractStore):
-    """A database.
+    """Store in a database.
 
     In a transaction, Optuna's sessions join one connection, and their commits wait for its end: one flush of the disk
     instead of one for every value.
@@ -31,23 +31,23 @@ class SqlStore(AbstractStore):
 
     @property
     def storage(self) -> RDBStorage:
-        """As the contract says."""
+        """Studies, as the contract says."""
         return self._storage
 
     @property
     def engine(self) -> Engine:
-        """The database itself."""
+        """Engine of the database."""
         return self._storage.engine
 
     def read_attribute(self, study_id: int, key: str) -> tuple[Any, str | None]:
-        """As the contract says."""
+        """Return an attribute and its text, as the contract says."""
         wanted = (_ATTRIBUTES.c.study_id == study_id) & (_ATTRIBUTES.c.key == key)
         with self.engine.connect() as connection:
             text = connection.execute(select(_ATTRIBUTES.c.value_json).where(wanted)).scalar_one_or_none()
         return (None if text is None else json.loads(text)), text
 
     def replace_attribute(self, condition: Condition, value: Any) -> bool:
-        """As the contract says."""
+        """Set an attribute under a condition, as the contract says."""
         text = json.dumps(value)
         try:
             with self.engine.begin() as connection:
@@ -56,13 +56,13 @@ class SqlStore(AbstractStore):
                         insert(_ATTRIBUTES).values(study_id=condition.study_id, key=condition.key, value_json=text)
                     )
                     return True
-                return _replaced(connection, condition, text)
+                return _replace_text(connection, condition, text)
         except IntegrityError:  # another process was first to set it
             return False
 
     @contextmanager
     def together(self, condition: Condition) -> Iterator[None]:
-        """As the contract says."""
+        """Write everything in the block in one transaction, as the contract says."""
         assert self._joined is None, "transactions do not nest"
         ordinary = self._storage.scoped_session
         try:
@@ -79,14 +79,14 @@ class SqlStore(AbstractStore):
                         raise BrokenOffError from None
                     raise
                 # last, and as a write: whoever wants the claim now waits until this is committed
-                if condition.text is None or not _replaced(connection, condition, condition.text):
+                if condition.text is None or not _replace_text(connection, condition, condition.text):
                     raise OvertakenError
         finally:
             self._joined = None
             self._storage.scoped_session = ordinary
 
     def replace_rows(self, *changes: Rows) -> None:
-        """As the contract says."""
+        """Write rows, as the contract says."""
         if self._joined is not None:
             _write_rows(self._joined, changes)
             return
@@ -94,31 +94,32 @@ class SqlStore(AbstractStore):
             _write_rows(connection, changes)
 
     def create_tables(self, metadata: MetaData, first: Rows) -> None:
-        """As the contract says."""
+        """Create missing tables, as the contract says."""
         with self.engine.begin() as connection:
             metadata.create_all(connection)
             connection.execute(insert(first.table), list(first.rows))
 
     @contextmanager
     def connection(self, metadata: MetaData) -> Iterator[Connection]:  # noqa: ARG002 # the contract's
-        """As the contract says."""
+        """Return a connection for reading rows, as the contract says."""
         with self.engine.connect() as connection:
             yield connection
 
     def close(self) -> None:
-        """As the contract says."""
+        """Close connections, as the contract says."""
         self._storage.remove_session()
         self.engine.dispose()
 
 
-def _replaced(connection: Connection, condition: Condition, text: str) -> bool:
-    """Sets an attribute to `text` if it is what the condition says; whether it was."""
+def _replace_text(connection: Connection, condition: Condition, text: str) -> bool:
+    """Set an attribute to `text` if the condition holds; return whether it did."""
     c = _ATTRIBUTES.c
     wanted = (c.study_id == condition.study_id) & (c.key == condition.key) & (c.value_json == condition.text)
     return bool(connection.execute(update(_ATTRIBUTES).where(wanted).values(value_json=text)).rowcount)
 
 
 def _write_rows(connection: Connection, changes: tuple[Rows, ...]) -> None:
+    """Replace the rows of each change."""
     for change in changes:
         columns = change.table.c
         connection.execute(

@@ -66,7 +66,7 @@ class SearchOptions:
     seed: int
     prune: bool
     repeats: int
-    explorer: str
+    acquisition: str
     baseline: bool
 
 
@@ -154,7 +154,7 @@ class StudyConfig:
             raise error.in_file(self.file) from None
 
 
-def load_study(path: Path, *, overrides: Sequence[str] = (), storage: str | None = None) -> StudyConfig:
+def load_study(path: Path | str, *, overrides: Sequence[str] = (), storage: str | None = None) -> StudyConfig:
     """Load the study that a YAML file describes.
 
     Args:
@@ -165,6 +165,7 @@ def load_study(path: Path, *, overrides: Sequence[str] = (), storage: str | None
     Raises:
         ConfigError: The file, or a file that it names, contains a mistake.
     """
+    path = Path(path)
     mapping = read_mapping(path)
     try:
         for override in overrides:

@@ -170,7 +170,7 @@ class SearchKeys(DocumentedModel):
     Default: `2` if trials train, else `0`
     """
 
-    explorer: Literal["draws", "thompson", "ucb", "ei_per_second"] = "draws"
+    acquisition: Literal["draws", "thompson", "ucb", "ei_per_second"] = "draws"
     """Acquisition function, which chooses the next trial: `draws` (uniformly over the draws whose fastest candidate is
     untried), `thompson` (the fastest untried candidate of one draw), `ucb` (lowest confidence bound) or
     `ei_per_second` (expected improvement per second of trial).

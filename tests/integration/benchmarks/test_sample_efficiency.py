@@ -20,7 +20,7 @@ from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.surrogates.predicted import Predicted
 from tests.support.benchmark_runs import FAILED, RUNS, TIMES_S, run_from_root
 from trials.backend import Observation, Status
-from tuner.search.posterior import belief_of
+from tuner.search.posterior import posterior_of
 
 FIGURES = {
     "median_trials_to_5pct",
@@ -222,7 +222,7 @@ def problem_on(configs, predicted_s):
     predicted = Predicted.of_times(np.asarray(predicted_s), peers.points_of(grid).coordinates)
     return Problem(
         grid=grid,
-        belief=belief_of(predicted, grid),
+        posterior=posterior_of(predicted, grid),
         runtime="none",
         num_history=0,
         num_dropped=0,

@@ -15,8 +15,8 @@ from trials.torch_training.benchmarks.messages import Refusal, Timing
 from tuner.calibrate import device as calibration
 from tuner.calibrate.calibration_plan import calibration_plan, calls_of
 from tuner.search.earlier_runs import LoneSample
-from tuner.search.observations import evidence_of
-from tuner.search.prior import prior_belief
+from tuner.search.observations import observations_of
+from tuner.search.prior import initial_posterior
 from tuner.storage.history import Past, past_of
 from tuner.storage.history.isolated import keep_lone
 from tuner.storage.history.tables import make_tables
@@ -273,8 +273,8 @@ def keep_world(config, grid, seconds=20.0):
 def prior_of(config, grid, past):
     """The logarithm of the step times that a study expects before its first trial."""
     everywhere = np.arange(len(grid))
-    belief = prior_belief([(config.measured_setting, everywhere)], grid, past)
-    return belief.expected(evidence_of([], lambda _: None), everywhere).log_step_s
+    posterior = initial_posterior([(config.measured_setting, everywhere)], grid, past)
+    return posterior.expected(observations_of([], lambda _: None), everywhere).log_step_s
 
 
 @pytest.mark.parametrize("seed", range(3))

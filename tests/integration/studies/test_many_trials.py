@@ -12,8 +12,9 @@ from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.surrogates.predicted import Predicted
 from tests.unit.tuner.run.test_loop import SMALL, run
 from tuner.run.loop import stored_study
-from tuner.search.posterior import Belief, belief_of
+from tuner.search.posterior import Posterior, posterior_of
 from tuner.search.sampler import MANY, RENEWED_BY, ThompsonSampler
+from tuner.search.stopping import StopReason
 from tuner.storage.record import best_record, read_records
 from tuner.study_file.config import load_study
 
@@ -98,17 +99,17 @@ class Drawing:
     def __init__(self, monkeypatch, fastest=None):
         self.num_drawn = 0
 
-        def draw(belief, _evidence, num_draws, rng):
+        def draw(posterior, _observations, num_draws, rng):
             self.num_drawn += 1
-            drawn = rng.standard_normal((num_draws, len(belief.predicted)), dtype=np.float32)
+            drawn = rng.standard_normal((num_draws, len(posterior.predicted)), dtype=np.float32)
             if fastest is not None:
                 drawn[:, fastest] = -10.0
             return drawn
 
-        monkeypatch.setattr(Belief, "draw", draw)
+        monkeypatch.setattr(Posterior, "draw", draw)
         grid = ConfigGrid.from_configs([ParallelConfig(pp=1, tp=1, dp=dp) for dp in range(1, 2 * MANY)])
         predicted = Predicted.of_times(np.linspace(1.0, 2.0, len(grid)), np.log2(grid.dp)[:, None])
-        self.sampler = ThompsonSampler(grid, belief_of(predicted, grid), draws=10, confidence=1.0)
+        self.sampler = ThompsonSampler(grid, posterior_of(predicted, grid), draws=10, confidence=1.0)
         self.study = optuna.create_study(sampler=self.sampler)
 
     def ask(self):
@@ -121,9 +122,9 @@ class Drawing:
             self.study.tell(self.ask(), 1.0)
 
     @property
-    def evidence(self):
+    def observations(self):
         """What is known."""
-        return self.sampler.evidence(self.study.get_trials(deepcopy=False))
+        return self.sampler.observations(self.study.get_trials(deepcopy=False))
 
 
 def test_draws_of_a_small_study_know_every_trial(monkeypatch):
@@ -161,22 +162,22 @@ def test_slots_of_a_large_study_are_kept_busy(monkeypatch):
     drawing = Drawing(monkeypatch, fastest=0)
     drawing.try_some(10)
     drawing.ask()
-    waits_when_small = drawing.sampler.waits(drawing.evidence)
+    waits_when_small = drawing.sampler.waits(drawing.observations)
 
     drawing.try_some(MANY)
 
     assert waits_when_small
-    assert not drawing.sampler.waits(drawing.evidence)
+    assert not drawing.sampler.waits(drawing.observations)
 
 
 def test_a_large_study_ends_by_draws_that_know_every_trial(monkeypatch):
     """Confidence is told from draws made of all that is known, however few trials are new."""
     drawing = Drawing(monkeypatch, fastest=0)
     drawing.try_some(MANY)
-    drawing.sampler._confidence = 0.9
+    drawing.sampler._stop_rule = replace(drawing.sampler._stop_rule, confidence=0.9)
     before = drawing.num_drawn
 
     drawing.try_some(1)
 
-    assert drawing.sampler.is_confident(drawing.evidence)
+    assert drawing.sampler.decide(drawing.observations).reason is StopReason.CONFIDENT
     assert drawing.num_drawn > before

@@ -22,8 +22,9 @@ from tests.support.studies.stepping_executor import SteppingExecutor
 from trials.backend import Observation, Status
 from tuner.run.driver import DRIVER
 from tuner.run.loop import run_study
+from tuner.search.observations import OBSERVATION
 from tuner.storage.opening import find_study
-from tuner.storage.record import OBSERVATION, PREDICTION, STOP_REASON, read_records
+from tuner.storage.record import PREDICTION, STOP_REASON, read_records
 from tuner.study_file.config import load_study
 
 TRIALS = 40

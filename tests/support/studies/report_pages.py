@@ -10,8 +10,8 @@ from trials.backend import Observation, Status
 from tuner.answers.candidates import candidates_of, prediction_json
 from tuner.report import write_report
 from tuner.run.loop import make_sampler, open_study
-from tuner.search.observations import STATUS
-from tuner.storage.record import OBSERVATION, PREDICTION, STOP_REASON
+from tuner.search.observations import OBSERVATION, STATUS
+from tuner.storage.record import PREDICTION, STOP_REASON
 from tuner.study_file.config import load_study
 
 CURRENT = "current: {pp: 1, tp: 8, dp: 1, cp: 1, up: 1, vpp: 1, ep: 1, mbs: 1}\n"

@@ -1,9 +1,9 @@
-"""When a study runs proxies, and when candidates themselves.
+"""Plan of a study with proxies: when it runs proxies, and when the candidates themselves.
 
-Proxies come first. They end once what they can tell of is settled: with probability above `confidence` the fastest
-candidate is one whose proxy has run, or that has none. They also end when only `full_trials` of the budget are left.
-These run candidates at full size, one after the other those with the shortest step in the median of the draws. What is
-settled by a proxy is not explored: p_star counts full-size trials alone.
+Proxies come first. They end once they are settled: with probability above `confidence` the fastest candidate is one
+whose proxy has run, or that has none. They also end when only `full_trials` of the budget are left. These trials run
+candidates at full size, one after the other those with the shortest step in the median of the draws. A candidate that a
+proxy settled is not explored: p_star counts full-size trials alone.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from numpy.typing import NDArray
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.setting import Setting
 from hardware.arrays import IntArray
-from tuner.search.observations import Evidence
+from tuner.search.observations import Observations
 from tuner.search.proxy.proxy_trials import Proxy, ProxyOptions, proxy_of
 from tuner.space.enumeration import SpaceOptions
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ProxyPlan:
-    """The proxies of a study's candidates, each found when it is first asked for.
+    """Proxies of a study's candidates, each found when it is first asked for.
 
     Attributes:
-        options: What the study says about them.
-        setting: Its setting.
-        space: What it says about its space.
-        grid: Its candidates [n].
-        max_trials: Its budget, trials of both sizes together.
-        confidence: The probability that ends the proxies.
-        known: The proxies that were asked for so far; what stands in it beforehand is not looked for.
+        options: Options of the study on its proxies.
+        setting: Setting of the study.
+        space: Options of the study on its space.
+        grid: Grid of its candidates [n].
+        max_trials: Budget of trials of both sizes together.
+        confidence: Probability that ends the proxies.
+        known: Proxies that were asked for so far; those given beforehand are not searched for.
     """
 
     options: ProxyOptions
@@ -44,37 +44,39 @@ class ProxyPlan:
     known: dict[int, Proxy | None] = field(default_factory=dict)
 
     def of(self, position: int) -> Proxy | None:
-        """What may run in place of one candidate."""
+        """Return the proxy that may run in place of one candidate; None if there is none."""
         if position not in self.known:
             self.known[position] = proxy_of(self.grid.config(position), self.setting, self.options, self.space)
         return self.known[position]
 
-    def goes_on(self, evidence: Evidence, fastest: IntArray) -> bool:
-        """Whether the next trial is a proxy's.
+    def goes_on(self, observations: Observations, fastest: IntArray) -> bool:
+        """Return whether the next trial runs a proxy.
 
         Args:
-            evidence: What the trials told.
-            fastest: The fastest candidate of each draw [M].
+            observations: Observations of the trials.
+            fastest: Fastest candidate of each draw [M].
         """
-        has_budget = evidence.num_proxies < self.max_trials - self.options.full_trials
-        if evidence.num_at_full_size or not has_budget or not len(fastest):
+        # full size begins once, and proxies do not come back after it
+        has_budget = observations.num_proxies < self.max_trials - self.options.full_trials
+        if observations.num_at_full_size or not has_budget or not len(fastest):
             return False
-        return bool(self.is_settled(evidence, fastest).mean() <= self.confidence)
+        return bool(self.is_settled(observations, fastest).mean() <= self.confidence)
 
-    def is_settled(self, evidence: Evidence, positions: IntArray) -> NDArray[np.bool_]:
-        """Whether a proxy of each of those candidates could tell nothing new [m]."""
-        known = evidence.proxied | evidence.explored | evidence.impossible
-        tried = {seen.proxy for seen in evidence.proxies}
+    def is_settled(self, observations: Observations, positions: IntArray) -> NDArray[np.bool_]:
+        """Return whether a proxy of each of those candidates could tell nothing new [m]."""
+        known = observations.proxied | observations.explored | observations.impossible
+        tried = {seen.proxy for seen in observations.proxies}
+        # many draws name the same candidate, and finding its proxy takes long
         distinct, row = np.unique(positions, return_inverse=True)
         settled = [at in known or (proxy := self.of(at)) is None or proxy in tried for at in distinct.tolist()]
         return np.array(settled, dtype=np.bool_)[row]
 
-    def is_spent(self, evidence: Evidence, fastest: IntArray) -> bool:
-        """Whether the proxies are done and all full-size trials were asked for."""
-        return evidence.num_at_full_size >= self.options.full_trials and not self.goes_on(evidence, fastest)
+    def is_spent(self, observations: Observations, fastest: IntArray) -> bool:
+        """Return whether the proxies are done and all full-size trials were asked for."""
+        return observations.num_at_full_size >= self.options.full_trials and not self.goes_on(observations, fastest)
 
     @property
     def num_too_wide(self) -> int:
-        """Candidates of which the ranks of one stage of one replica are more than the devices of a proxy."""
+        """Number of candidates of which one stage of one replica has more ranks than a proxy has devices."""
         devices = self.options.hosts * self.setting.cluster.devices_per_host
         return int((self.grid.tp * self.grid.cp * self.grid.up > devices).sum())

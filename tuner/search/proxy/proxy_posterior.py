@@ -1,4 +1,4 @@
-"""What is predicted of proxies, so that their trials tell of the candidates: steps, memory and operators."""
+"""Predictions of proxies, through which their trials inform the candidates: steps, memory and operators."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from costmodels.calibration.sources import MeasuredSetting
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.surrogates.error_terms import StepTerms, step_terms
 from costmodels.surrogates.predicted import Predicted, predict, together
-from tuner.search.observations import Evidence
+from tuner.search.observations import Observations
 from tuner.search.proxy.proxy_trials import Proxy
 
 
-class _Told(NamedTuple):
-    """What the two profiles say of a proxy, and the terms of its step as the second has them."""
+class _ProxyPredictions(NamedTuple):
+    """Predictions of a proxy by the two profiles, and the error terms of its step by the second."""
 
     cold: Predicted
     fitted: Predicted
@@ -25,66 +25,72 @@ class _Told(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ProxyBelief:
+class ProxyPosterior:
     """Proxies as the cost model sees them; each is predicted once.
 
     Attributes:
-        measured: The full job under the runtime's own profile.
-        fitted: The same under the profile that was fitted to a history; `measured` without one.
+        measured: Full job under the runtime's own profile.
+        fitted: Full job under the profile that was fitted to a history; `measured` without one.
     """
 
     measured: MeasuredSetting
     fitted: MeasuredSetting
-    _told: dict[Proxy, _Told] = field(default_factory=dict)
+    _known: dict[Proxy, _ProxyPredictions] = field(default_factory=dict)
 
     def predicted(self, proxies: Sequence[Proxy]) -> Predicted:
-        """What the runtime's own profile says of them [p]."""
-        return _as_one([self._of(proxy).cold for proxy in proxies])
+        """Return the predictions of the runtime's own profile [p]."""
+        return _join([self._predict(proxy).cold for proxy in proxies])
 
     def predicted_as_fitted(self, proxies: Sequence[Proxy]) -> Predicted:
-        """What the fitted profile says of them [p]."""
-        return _as_one([self._of(proxy).fitted for proxy in proxies])
+        """Return the predictions of the fitted profile [p]."""
+        return _join([self._predict(proxy).fitted for proxy in proxies])
 
     def terms(self, proxies: Sequence[Proxy]) -> list[StepTerms]:
-        """The terms of the step of each [p], as the fitted profile has them."""
-        return [self._of(proxy).terms for proxy in proxies]
+        """Return the error terms of the step of each proxy [p], under the fitted profile."""
+        return [self._predict(proxy).terms for proxy in proxies]
 
-    def _of(self, proxy: Proxy) -> _Told:
-        if proxy not in self._told:
+    def _predict(self, proxy: Proxy) -> _ProxyPredictions:
+        """Return the predictions of one proxy, computed once."""
+        if proxy not in self._known:
             grid = ConfigGrid.from_configs([proxy.config])
-            measured, fitted = (_smaller(full, proxy) for full in (self.measured, self.fitted))
+            measured, fitted = (_proxy_setting(full, proxy) for full in (self.measured, self.fitted))
             cold = predict(measured, grid)
-            self._told[proxy] = _Told(
+            self._known[proxy] = _ProxyPredictions(
                 cold=cold,
                 fitted=cold if self.fitted is self.measured else predict(fitted, grid),
                 terms=step_terms(fitted.setting, grid),
             )
-        return self._told[proxy]
+        return self._known[proxy]
 
 
-def evidence_with_proxies(evidence: Evidence, num_candidates: int) -> Evidence:
-    """What trials told if each proxy is one more candidate: that of the k-th proxy is `num_candidates` + k."""
-    seen = list(enumerate(evidence.proxies, start=num_candidates))
+def observations_with_proxies(observations: Observations, num_candidates: int) -> Observations:
+    """Return the observations with the k-th proxy as one more candidate, `num_candidates` + k."""
+    # each proxy is a candidate behind those of the study, with its own steps, limit and peak
+    seen = list(enumerate(observations.proxies, start=num_candidates))
     timed = [(at, one.log_step_s, one.variance) for at, one in seen if one.log_step_s is not None]
     return replace(
-        evidence,
-        measured=np.concatenate([evidence.measured, np.array([at for at, _, _ in timed], dtype=np.int64)]),
-        log_step_s=np.concatenate([evidence.log_step_s, [log_step_s for _, log_step_s, _ in timed]]),
-        variance=np.concatenate([evidence.variance, [variance for _, _, variance in timed]]),
-        limits_s={**evidence.limits_s, **{at: one.limit_s for at, one in seen if one.limit_s is not None}},
-        peaks_bytes={**evidence.peaks_bytes, **{at: one.peak_bytes for at, one in seen if one.peak_bytes is not None}},
-        explored=evidence.explored | {at for at, one in seen if not one.ran_out and not one.crashed},
-        misfits=evidence.misfits | {at for at, one in seen if one.ran_out},
-        crashed=evidence.crashed | {at for at, one in seen if one.crashed},
+        observations,
+        measured=np.concatenate([observations.measured, np.array([at for at, _, _ in timed], dtype=np.int64)]),
+        log_step_s=np.concatenate([observations.log_step_s, [log_step_s for _, log_step_s, _ in timed]]),
+        variance=np.concatenate([observations.variance, [variance for _, _, variance in timed]]),
+        limits_s={**observations.limits_s, **{at: one.limit_s for at, one in seen if one.limit_s is not None}},
+        peaks_bytes={
+            **observations.peaks_bytes,
+            **{at: one.peak_bytes for at, one in seen if one.peak_bytes is not None},
+        },
+        explored=observations.explored | {at for at, one in seen if not one.ran_out and not one.crashed},
+        misfits=observations.misfits | {at for at, one in seen if one.ran_out},
+        crashed=observations.crashed | {at for at, one in seen if one.crashed},
         proxies=(),
     )
 
 
-def _smaller(full: MeasuredSetting, proxy: Proxy) -> MeasuredSetting:
-    """The setting of the proxy."""
+def _proxy_setting(full: MeasuredSetting, proxy: Proxy) -> MeasuredSetting:
+    """Return the setting of the proxy."""
     job, cluster = proxy.reduction.job(full.setting.job), proxy.reduction.cluster(full.setting.cluster)
     return replace(full, setting=replace(full.setting, job=job, cluster=cluster))
 
 
-def _as_one(parts: Sequence[Predicted]) -> Predicted:
+def _join(parts: Sequence[Predicted]) -> Predicted:
+    """Return predictions of single proxies as one table."""
     return together(parts, [np.array([at]) for at in range(len(parts))])

@@ -4,8 +4,8 @@ A proxy keeps the candidate's tp, cp, up, ep and mbs, its schedule, its ZeRO sta
 shapes of all operators of a layer and of the collectives inside it. Stages, replicas, layers and micro-batches are
 fewer:
 
-    pp, dp      what fills the devices, neither above the candidate's. A pipeline stays one (pp of at least 2), replicas
-                stay replicas where there is room (what reduces gradients shows too), and of what is left pp is largest.
+    pp, dp      fill the devices, neither above the candidate's. A pipeline stays one (pp of at least 2). Replicas stay
+                replicas where there is room, so that the reduction of gradients shows too. Of the rest pp is largest.
     layers      `auto` keeps those of each stage and chunk, so that a device does the same work; fewer where ZeRO's
                 larger shares of few replicas may not fit.
     batch       as many micro-batches per stage as the candidate has, so that the bubble's share is comparable, and at
@@ -26,23 +26,23 @@ from tuner.space.dimensions import divisors
 from tuner.space.enumeration import SpaceOptions, broken_rules, launchable
 
 PROXY = "proxy"
-"""Trial attribute: what the trial ran in place of its candidate, as `Proxy.as_json`; full-size trials have none."""
+"""Trial attribute with the proxy that ran in place of the candidate, as `Proxy.as_json`; full-size trials have none."""
 
 MAX_ROUNDS = 4
-"""Micro-batches per stage that a proxy runs at most."""
+"""Largest number of micro-batches per stage that a proxy runs."""
 
 LIKELY_FIT = 0.9
-"""Probability with which a proxy must fit: its peak tells as much with fewer layers, and its steps tell more."""
+"""Probability with which a proxy must fit: with fewer layers its peak tells as much, and its steps tell more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProxyOptions:
-    """What a study says about its proxies.
+    """Options of a study on its proxies.
 
     Attributes:
-        hosts: Hosts that a proxy may occupy.
-        layers: Layers of the reduced model; None keeps those of each stage.
-        full_trials: Trials that run at full size, after the proxies.
+        hosts: Number of hosts that a proxy may occupy.
+        layers: Number of layers of the proxy's model; None keeps those of each stage.
+        full_trials: Number of trials that run at full size, after the proxies.
     """
 
     hosts: int
@@ -52,28 +52,28 @@ class ProxyOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proxy:
-    """What runs in place of a candidate.
+    """Job that runs in place of a candidate.
 
     Attributes:
-        reduction: The smaller job.
-        config: Its configuration.
+        reduction: Sizes of the smaller job.
+        config: Configuration of the smaller job.
     """
 
     reduction: Reduction
     config: ParallelConfig
 
     def setting(self, setting: Setting) -> Setting:
-        """The setting that it runs in."""
+        """Return the setting that the proxy runs in."""
         return replace(setting, job=self.reduction.job(setting.job), cluster=self.reduction.cluster(setting.cluster))
 
     def as_json(self) -> dict[str, Any]:
-        """The proxy as a trial keeps it."""
+        """Return the proxy as a trial keeps it."""
         values = self.config.values(DEGREES + FURTHER_DIMENSIONS)
         return {**asdict(self.reduction), "devices": self.config.num_devices, "config": values}
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> Proxy:
-        """The proxy that `as_json` wrote."""
+        """Return the proxy that `as_json` wrote."""
         sizes = {name: int(entry[name]) for name in ("hosts", "layers", "global_batch_size")}
         return cls(reduction=Reduction(**sizes), config=ParallelConfig(**entry["config"]))
 
@@ -81,20 +81,20 @@ class Proxy:
 def proxy_of(
     config: ParallelConfig, setting: Setting, options: ProxyOptions, space: SpaceOptions | None = None
 ) -> Proxy | None:
-    """The largest smaller job that runs what a device of the candidate runs; None if there is none that fits.
+    """Return the largest smaller job that runs what a device of the candidate runs; None if there is none that fits.
 
     Args:
-        config: The candidate.
-        setting: The full job, on a cluster of equal hosts.
-        options: What the study says about its proxies.
-        space: What it says about its space. A proxy obeys the rules in force, but no tightened degrees.
+        config: Configuration of the candidate.
+        setting: Setting of the full job, on a cluster of equal hosts.
+        options: Options of the study on its proxies.
+        space: Options of the study on its space. A proxy obeys the rules in force, but no tightened degrees.
     """
     space = space or SpaceOptions()
     rules = replace(space, allowed=(), opened=())
     for hosts in range(options.hosts, 0, -1):
-        for smaller in _degrees(config, hosts * setting.cluster.devices_per_host):
-            for layers in _layers(config, smaller, setting, options):
-                batch = smaller.dp * smaller.mbs * smaller.pp * _rounds(config, setting)
+        for smaller in _enumerate_degrees(config, hosts * setting.cluster.devices_per_host):
+            for layers in _enumerate_layers(config, smaller, setting, options):
+                batch = smaller.dp * smaller.mbs * smaller.pp * _num_rounds(config, setting)
                 reduction = Reduction(hosts=hosts, layers=layers, global_batch_size=batch)
                 found = Proxy(reduction=reduction, config=smaller)
                 if _is_valid(found, config, setting, rules) and probably_fits(found, setting, space):
@@ -102,39 +102,44 @@ def proxy_of(
     return None
 
 
-def _degrees(config: ParallelConfig, devices: int) -> Iterator[ParallelConfig]:
-    """Configurations that fill the devices with fewer stages and replicas, the most telling first."""
+def _enumerate_degrees(config: ParallelConfig, devices: int) -> Iterator[ParallelConfig]:
+    """Enumerate configurations that fill the devices with fewer stages and replicas, the most telling first."""
+    # ranks of one stage of one replica, which a proxy keeps
     inner = config.tp * config.cp * config.up
     if devices % inner:
         return
     pairs = [(pp, devices // inner // pp) for pp in divisors(devices // inner)]
     least_pp = min(config.pp, 2)
     kept = [(pp, dp) for pp, dp in pairs if least_pp <= pp <= config.pp and dp <= config.dp]
+    # replicas stay replicas first, then the deepest pipeline
     for pp, dp in sorted(kept, key=lambda pair: (min(config.dp, 2) > pair[1], -pair[0])):
         shards = config.dp_shard if config.dp_shard and dp % config.dp_shard == 0 else 0
         yield replace(config, pp=pp, dp=dp, dp_shard=shards)
 
 
-def _layers(config: ParallelConfig, smaller: ParallelConfig, setting: Setting, options: ProxyOptions) -> Iterator[int]:
-    """Numbers of layers to try, the largest first, each once."""
+def _enumerate_layers(
+    config: ParallelConfig, smaller: ParallelConfig, setting: Setting, options: ProxyOptions
+) -> Iterator[int]:
+    """Enumerate numbers of layers to try, the largest first, each once."""
     model = setting.job.model
     if options.layers is not None:
         yield options.layers
         return
     chunks = smaller.pp * smaller.vpp
+    # layers of the largest chunk, rounded up
     of_chunk = -(-setting.padded_layers // (config.pp * config.vpp))
     sizes = (min(layers * chunks, model.num_layers) for layers in range(of_chunk, 0, -1))
     yield from (layers for layers in dict.fromkeys(sizes) if layers >= least_layers(model))
 
 
-def _rounds(config: ParallelConfig, setting: Setting) -> int:
-    """Micro-batches per stage."""
+def _num_rounds(config: ParallelConfig, setting: Setting) -> int:
+    """Return the number of micro-batches per stage."""
     num_micro_batches = setting.job.global_batch_size // (config.dp * config.mbs)
     return max(1, min(MAX_ROUNDS, round(num_micro_batches / config.pp)))
 
 
 def _is_valid(found: Proxy, config: ParallelConfig, setting: Setting, rules: SpaceOptions) -> bool:
-    """Whether the proxy can be launched, and breaks no rule but those that the candidate breaks too."""
+    """Return whether the proxy can be launched, and breaks no rule but those that the candidate breaks too."""
     smaller = found.setting(setting)
     if not launchable(smaller, found.config):
         return False
@@ -143,7 +148,7 @@ def _is_valid(found: Proxy, config: ParallelConfig, setting: Setting, rules: Spa
 
 
 def probably_fits(found: Proxy, setting: Setting, space: SpaceOptions) -> bool:
-    """Whether the proxy probably leaves the headroom free, given how far predictions of memory are off."""
+    """Return whether the proxy probably leaves the headroom free, given the error of predicted memory."""
     smaller = found.setting(setting)
     grid = ConfigGrid.from_configs([found.config])
     memory = estimate_memory(smaller, grid)

@@ -1,4 +1,4 @@
-"""What earlier studies and published sweeps measured: kept beside each study, read back from a study's `history:`."""
+"""Keep the runs of each study for later ones, and read the `history:` of a study."""
 
 from tuner.search.earlier_runs import Past, PastRun, PastSample
 from tuner.storage.history.entries import past_of, read_past

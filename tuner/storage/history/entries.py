@@ -1,4 +1,4 @@
-"""Reads the entries of a study file's `history:`, each a database or a CSV file of published runs."""
+"""Reader of the entries of a study file's `history:`, each a database or a CSV file of published runs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ LOCAL_HOSTS = (None, "", "localhost", "127.0.0.1", "::1")
 
 
 def past_of(config: StudyConfig) -> Past:
-    """What the history of a study holds that says something of its trials, and any calibration in its own storage.
+    """Return the part of a study's history that informs its trials, and any calibration in its own storage.
 
-    Its own trials are none of it, nor, where measured rows are replayed, are those rows themselves. What simulated
-    worlds invented counts only in a simulated study.
+    It leaves out the study's own trials and, where measured rows are replayed, those rows themselves. Runs of simulated
+    worlds count only in a simulated study.
 
     Raises:
-        ConfigError: an entry cannot be read.
+        ConfigError: An entry cannot be read.
     """
     try:
         past = read_past(config.history, base_dir=Path(config.file).parent, own=(config.storage, config.name))
@@ -42,15 +42,15 @@ def past_of(config: StudyConfig) -> Past:
 
 
 def read_past(entries: Sequence[str], *, base_dir: Path, own: tuple[str, str] | None = None) -> Past:
-    """The runs and operator times of all entries.
+    """Return the runs and operator times of all entries.
 
     Args:
         entries: Database URLs, and paths of CSV files.
-        base_dir: Where relative paths start; that of a relative URL of a file starts at the working directory.
+        base_dir: Folder in which relative paths start; a relative URL of a file starts at the working directory.
         own: Storage and name of the study that asks, whose trials are left out.
 
     Raises:
-        ConfigError: an entry cannot be read; the key says which.
+        ConfigError: An entry cannot be read; the key says which.
     """
     parts = []
     for position, entry in enumerate(entries):
@@ -65,6 +65,7 @@ def read_past(entries: Sequence[str], *, base_dir: Path, own: tuple[str, str] | 
 
 
 def _read_database(url: str, own: tuple[str, str] | None) -> Past:
+    """Return the runs of one database, without those of the study that asks."""
     is_own = own is not None and _place(url) == _place(own[0])
     file = storage_file(url)
     if file is not None and not file.is_file():
@@ -75,7 +76,7 @@ def _read_database(url: str, own: tuple[str, str] | None) -> Past:
 
 
 def _own_calibrations(url: str) -> tuple[LoneSample, ...]:
-    """What calibrations have left in a study's own storage, if it is there."""
+    """Return the measurements of calibrations in a study's own storage, if it exists."""
     file = storage_file(url)
     if file is not None and not file.is_file():
         return ()
@@ -84,7 +85,7 @@ def _own_calibrations(url: str) -> tuple[LoneSample, ...]:
 
 
 def _place(url: str) -> tuple[object, ...]:
-    """What two URLs of one database have in common, however they are spelled."""
+    """Return a key that is equal for two URLs of one database, however they are spelled."""
     file = storage_file(url)
     if file is not None:
         return ("file", file.resolve())

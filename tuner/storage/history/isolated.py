@@ -1,8 +1,8 @@
-"""What calibrations of a device measure, in the table of operator times beside those of trials.
+"""Measurements of isolated operators by calibrations, in the table of operator times beside those of trials.
 
 A row's study is "calibration of DEVICE" and its runtime ALONE, since no training step was around it. Its name is the
-call's role. Trial and position are a hash of the call, so that measuring it again replaces the row, also where two
-processes calibrate at once, and every row is kept as soon as it is measured.
+call's role. Trial and position are a hash of the call. So measuring it again replaces the row, also where two processes
+calibrate at once, and every row is kept as soon as it is measured.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tuner.storage.history.tables import SAMPLES
 from tuner.storage.store import AbstractStore, Rows
 
 ALONE = "(alone)"
-"""In place of a runtime's name, which no file can have that a study names."""
+"""Name in place of a runtime's, which no file can have that a study names."""
 
 _C = SAMPLES.c
 
 
 def keep_lone(store: AbstractStore, sample: LoneSample) -> None:
-    """Keeps the time of one call in place of an earlier one; the tables must be there."""
+    """Keep the time of one call in place of an earlier one; the tables must exist."""
     call = sample.call
     first, second = _place(call)
     key = {"study": f"calibration of {sample.device}", "trial": first, "position": second}
@@ -49,7 +49,7 @@ def keep_lone(store: AbstractStore, sample: LoneSample) -> None:
 
 
 def read_lone(connection: Connection) -> tuple[LoneSample, ...]:
-    """All times that calibrations have kept; the tables must be there."""
+    """Return all times that calibrations have kept; the tables must exist."""
     kinds, phases = set(OpKind), set(Phase)
     wanted = select(_C.device, _C.precision, _C.kind, _C.phase, _C.shape, _C.time_s, _C["count"], _C.name)
     rows = connection.execute(wanted.where(_C.runtime == ALONE).order_by(_C.study, _C.trial, _C.position))
@@ -66,10 +66,10 @@ def read_lone(connection: Connection) -> tuple[LoneSample, ...]:
 
 
 def shape_of(text: str) -> tuple[float, ...]:
-    """The sizes that a row tells as JSON.
+    """Return the sizes that a row holds as JSON.
 
     Raises:
-        TypeError, ValueError: they are no finite numbers.
+        TypeError, ValueError: They are no finite numbers.
     """
     sizes = tuple(map(float, json.loads(text)))
     if not all(map(math.isfinite, sizes)):
@@ -78,7 +78,7 @@ def shape_of(text: str) -> tuple[float, ...]:
 
 
 def _place(call: LoneCall) -> tuple[int, int]:
-    """Two numbers that stand for the call; 62 bits, in which no two calls of a calibration will ever meet."""
+    """Return two numbers that identify the call; 62 bits, in which no two calls of a calibration will ever meet."""
     told = repr((str(call.kind), str(call.phase), call.role, call.precision, call.shape))
     digest = hashlib.blake2b(told.encode(), digest_size=8).digest()
     first, second = (int.from_bytes(half, "big") >> 1 for half in (digest[:4], digest[4:]))

@@ -1,4 +1,4 @@
-"""Reads published sweeps (CSV files in the form of configs/measured) as past runs."""
+"""Reader of published sweeps (CSV files in the form of configs/measured) as past runs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from trials.replay.backend import failure_of
 from tuner.search.earlier_runs import Past, PastRun
 
 SUSPECT = "SUSPECT"
-"""In the notes of a row whose figures can't be right; OUTLIER and LOW-MFU ones are true and unlike their neighbours."""
+"""Tag in the notes of a row whose figures cannot be right; OUTLIER and LOW-MFU rows are true and unlike their
+neighbours."""
 
 
 def read_published(path: Path) -> Past:
-    """The runs of one CSV file, timed and failed; those that the notes call wrong are left out.
+    """Return the runs of one CSV file, timed and failed, without those that the notes call wrong.
 
     Raises:
-        ConfigError: the file is missing or malformed.
+        ConfigError: The file is missing or malformed.
     """
     found, unusable = read_measured_and_skipped([path], Path())
     past = past_of_runs(found)
@@ -33,7 +34,7 @@ def read_published(path: Path) -> Past:
 
 
 def past_of_runs(found: Sequence[MeasuredRun]) -> Past:
-    """Published runs as history; those that the notes call wrong, and those of unknown devices, are left out."""
+    """Return published runs as history, without those that the notes call wrong and those of unknown devices."""
     believed = [run for run in found if SUSPECT not in run.notes]
     runs, settings, unknown = settings_of(believed, {})
     skipped = Counter({f"rows ({reason})": count for reason, count in unknown.items()})
@@ -45,17 +46,18 @@ def past_of_runs(found: Sequence[MeasuredRun]) -> Past:
 
 
 def published_group(run: MeasuredRun) -> str:
-    """`PastRun.group` of a published run."""
+    """Return `PastRun.group` of a published run."""
     return " | ".join(map(str, group_key(run)))
 
 
 def clock_of(run: MeasuredRun) -> Clock:
-    """What its step time counts: the wall clock, unless its remarks name another one."""
+    """Return the clock of a run's step time: the wall clock, unless its remarks name another one."""
     found = re.search(r"\bclock=(virtual|cpu)\b", run.notes)
     return cast("Clock", found[1]) if found else "wall"
 
 
 def _past_run(run: MeasuredRun, measured: MeasuredSetting) -> PastRun:
+    """Return a published run as a past run."""
     return PastRun(
         group=published_group(run),
         job=measured.setting.job,

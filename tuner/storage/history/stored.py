@@ -1,8 +1,8 @@
-"""Reads the past runs that a database holds, and never changes it.
+"""Reader of the past runs that a database holds; it never changes the database.
 
-Studies of today keep them in tables of their own (tables.py). What older ones measured stands in the attributes of
-Optuna's trials and is read from there, by Optuna's tables themselves: opening a storage through Optuna would create
-what an older database lacks.
+Studies of today keep runs in tables of their own (tables.py). Older studies have their measurements in the attributes
+of Optuna's trials. Those are read from Optuna's tables directly: opening a storage through Optuna would create the
+tables that an older database lacks.
 """
 
 from __future__ import annotations
@@ -56,29 +56,29 @@ UNREADABLE = "trials of another version of Meshtune, whose job or cluster can't 
 FOREIGN = "trials of other programs"
 
 _UNREADABLE_ROW = (ConfigError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What is raised over a row that another version, or somebody's hand, has written."""
+"""Errors over a row that another version, or somebody's hand, has written."""
 
 _Mapping = Mapping[str, Any]
 _Kept = set[tuple[str, int]]
 
 
 def read_stored(url: str, label: str, own: str | None) -> Past:
-    """The past runs in the database at `url`, which must exist.
+    """Return the past runs in the database at `url`, which must exist.
 
     Args:
-        url: Database URL.
-        label: What tells the database apart from others in the groups of its runs.
-        own: Name of the study that asks; its runs are no past.
+        url: URL of the database.
+        label: Text that tells the database apart from others in the groups of its runs.
+        own: Name of the study that asks, whose runs are left out.
 
     Raises:
-        ConfigError: the database cannot be read, or no study has ever stood in it.
+        ConfigError: The database cannot be read, or no study has ever stood in it.
     """
     with reading(url, METADATA) as connection:
         return _Reader(connection, label, own).read()
 
 
 class _Reader:
-    """One database; texts that many rows repeat are understood once."""
+    """Reader of one database, which parses texts that many rows repeat once."""
 
     def __init__(self, connection: Connection, label: str, own: str | None) -> None:
         self.connection = connection
@@ -88,7 +88,7 @@ class _Reader:
         self.skipped: Counter[str] = Counter()
 
     def read(self) -> Past:
-        """All runs and samples."""
+        """Return all runs and samples."""
         kept: _Kept = set()
         runs: list[PastRun] = []
         samples: list[PastSample] = []
@@ -106,18 +106,18 @@ class _Reader:
         return Past(runs=tuple(runs), samples=tuple(samples), alone=alone, skipped=dict(self.skipped))
 
     def group(self, study: str) -> str:
-        """`PastRun.group` of a study's runs."""
+        """Return `PastRun.group` of a study's runs."""
         return f"{study} ({self.label})"
 
     def once(self, understand: Callable[[str], Any], text: str) -> Any:
-        """What `understand` makes of the text; equal texts give the same object."""
+        """Return `understand(text)`; equal texts give the same object."""
         key = (understand, text)
         if key not in self.understood:
             self.understood[key] = understand(text)
         return self.understood[key]
 
     def kept_runs(self) -> tuple[list[PastRun], _Kept]:
-        """The rows of the table of runs, and whose they are."""
+        """Return the rows of the table of runs, and the studies and trials that they are of."""
         columns = [column for column in RUNS.c if column.name != "recorded_at"]
         wanted = select(*columns).where(RUNS.c.study != (self.own or "")).order_by(RUNS.c.trial)
         runs: list[PastRun] = []
@@ -128,17 +128,17 @@ class _Reader:
                 runs.append(
                     PastRun(
                         group=self.group(row.study),
-                        job=self.once(_job, row.job),
-                        cluster=self.once(_cluster, row.cluster),
+                        job=self.once(_parse_job, row.job),
+                        cluster=self.once(_parse_cluster, row.cluster),
                         runtime=row.runtime,
-                        facts=self.once(_facts, row.facts),
-                        config=self.once(_config, row.config),
+                        facts=self.once(_parse_facts, row.facts),
+                        config=self.once(_parse_config, row.config),
                         status=Status(row.status),
-                        step_time_s=_measured(row.step_time_s, float) if row.status == Status.OK else None,
-                        log_spread=_measured(row.log_spread, float) or 0.0,
-                        num_steps=_measured(row.num_steps, int) or 0,
-                        peak_memory_bytes=_measured(row.peak_memory_bytes, int),
-                        **_origin_and_clock(row.origin),
+                        step_time_s=_check_number(row.step_time_s, float) if row.status == Status.OK else None,
+                        log_spread=_check_number(row.log_spread, float) or 0.0,
+                        num_steps=_check_number(row.num_steps, int) or 0,
+                        peak_memory_bytes=_check_number(row.peak_memory_bytes, int),
+                        **_split_origin(row.origin),
                     )
                 )
             except _UNREADABLE_ROW:
@@ -146,7 +146,7 @@ class _Reader:
         return runs, kept
 
     def kept_samples(self) -> list[PastSample]:
-        """The rows of the table of operator times."""
+        """Return the rows of the table of operator times."""
         c = SAMPLES.c
         columns = (c.study, c.device, c.runtime, c.precision, c.origin, c.kind, c.phase, c.shape)
         wanted = select(*columns, c.time_s, c["count"], c.name).where(
@@ -170,8 +170,8 @@ class _Reader:
                     kind=kinds[kind],
                     phase=phases[phase],
                     shape=self.once(shape_of, shape),
-                    time_s=_measured(time_s, float) or 0.0,
-                    count=_measured(count, int) or 0,
+                    time_s=_check_number(time_s, float) or 0.0,
+                    count=_check_number(count, int) or 0,
                     name=name,
                 )
             except _UNREADABLE_ROW:
@@ -181,7 +181,7 @@ class _Reader:
         return samples
 
     def older(self, kept: _Kept) -> Past:
-        """What stands in the attributes of trials that are not in `kept`."""
+        """Return the runs in the attributes of trials that are not in `kept`."""
         observed = (
             select(_STUDIES.c.study_id, _STUDIES.c.study_name, _TRIALS.c.trial_id, _TRIALS.c.number)
             .join(_TRIALS, _TRIALS.c.study_id == _STUDIES.c.study_id)
@@ -199,7 +199,7 @@ class _Reader:
         )
 
     def older_study(self, study_id: int, trials: list[tuple[str, int]]) -> tuple[list[PastRun], list[PastSample]]:
-        """The runs of one study that the tables lack."""
+        """Return the runs of one study that the tables lack."""
         observations = self.attributes(study_id)
         observed = [(name, trial_id) for name, trial_id in trials if trial_id in observations]
         meaning = self.connection.execute(
@@ -234,7 +234,7 @@ class _Reader:
         return runs, samples
 
     def attributes(self, study_id: int) -> dict[int, str]:
-        """The observation of each trial of a study that has one, and ran the study's own job."""
+        """Return the observation of each trial of a study that has one, and ran the study's own job."""
         wanted = (
             select(_ATTRIBUTES.c.trial_id, _ATTRIBUTES.c.key, _ATTRIBUTES.c.value_json)
             .join(_TRIALS, _TRIALS.c.trial_id == _ATTRIBUTES.c.trial_id)
@@ -245,7 +245,7 @@ class _Reader:
         return {row.trial_id: row.value_json for row in rows if row.trial_id not in smaller}
 
     def assignments(self, study_id: int) -> dict[int, str]:
-        """The assignment of each trial of a study whose work was uneven."""
+        """Return the uneven work of each trial of a study whose work was uneven."""
         wanted = (
             select(_ATTRIBUTES.c.trial_id, _ATTRIBUTES.c.value_json)
             .join(_TRIALS, _TRIALS.c.trial_id == _ATTRIBUTES.c.trial_id)
@@ -254,7 +254,7 @@ class _Reader:
         return {row.trial_id: str(json.loads(row.value_json)) for row in self.connection.execute(wanted)}
 
     def params(self, study_id: int) -> dict[int, dict[str, Any]]:
-        """The parameters of each trial of a study."""
+        """Return the parameters of each trial of a study."""
         wanted = (
             select(*_PARAMS.c)
             .join(_TRIALS, _TRIALS.c.trial_id == _PARAMS.c.trial_id)
@@ -267,7 +267,7 @@ class _Reader:
 
 
 class _Meaning:
-    """What the trials of an older study were, from its attribute `meaning`."""
+    """Meaning of an older study's trials, from its attribute `meaning`."""
 
     def __init__(self, meaning: _Mapping) -> None:
         self.job: TrainingJob = _JOB.validate_python({**meaning["job"], "model": meaning["model"]})
@@ -278,7 +278,7 @@ class _Meaning:
         self.defaults = self.job.fixed_values(sequence_parallel=meaning["runtime"]["sequence_parallel"])
 
     def run(self, group: str, params: _Mapping, observation: Observation) -> PastRun | None:
-        """The run of one trial; None if its driver died before it had a candidate."""
+        """Return the run of one trial; None if its driver died before it had a candidate."""
         if not {"pp", "tp", "dp", *self.dimensions} <= set(params):
             return None
         return PastRun(
@@ -298,7 +298,7 @@ class _Meaning:
         )
 
     def samples(self, group: str, observation: Observation) -> list[PastSample]:
-        """The operator times of one trial."""
+        """Return the operator times of one trial."""
         return [
             PastSample(
                 group=group,
@@ -318,21 +318,21 @@ class _Meaning:
 
 
 def _study_of(row: Sequence[Any]) -> str:
-    """By which rows are sorted here, because each server sorts texts by a language of its own."""
+    """Return the key by which rows are sorted here, because each server sorts texts by a language of its own."""
     return str(row[0])
 
 
-def _origin_and_clock(text: str) -> dict[str, Any]:
-    """What `tables.keep_run` wrote: `measured`, or `measured:virtual` where that is the clock."""
+def _split_origin(text: str) -> dict[str, Any]:
+    """Return the parts that `tables.keep_run` joined: `measured`, or `measured:virtual` where that is the clock."""
     origin, _, clock = text.partition(":")
     return {"origin": origin, "clock": clock or "wall"}
 
 
-def _measured(value: Any, kind: type) -> Any:
-    """A number of a row, or None.
+def _check_number(value: Any, kind: type) -> Any:
+    """Return a number of a row, or None.
 
     Raises:
-        ValueError: it is none that anybody measures.
+        ValueError: It is none that anybody measures.
     """
     if value is None:
         return None
@@ -341,17 +341,21 @@ def _measured(value: Any, kind: type) -> Any:
     return kind(value)
 
 
-def _job(text: str) -> TrainingJob:
+def _parse_job(text: str) -> TrainingJob:
+    """Parse a training job."""
     return _JOB.validate_json(text)
 
 
-def _cluster(text: str) -> Cluster:
+def _parse_cluster(text: str) -> Cluster:
+    """Parse a cluster."""
     return _CLUSTER.validate_json(text)
 
 
-def _facts(text: str) -> tuple[Fact, ...]:
+def _parse_facts(text: str) -> tuple[Fact, ...]:
+    """Parse the facts of a runtime."""
     return facts_of_profile(json.loads(text))
 
 
-def _config(text: str) -> ParallelConfig:
+def _parse_config(text: str) -> ParallelConfig:
+    """Parse a configuration."""
     return ParallelConfig(**{name: value for name, value in json.loads(text).items() if name in _CONFIG_FIELDS})

@@ -1,10 +1,10 @@
-"""The tables in which a study keeps its runs and operator times, beside Optuna's, for the studies after it.
+"""Tables beside Optuna's in which a study keeps its runs and operator times for later studies.
 
-    meshtune_runs               one row per trial that has ended: what ran where, and what came of it
+    meshtune_runs               one row per trial that has ended: its setting, configuration and outcome
     meshtune_operator_samples   one row per operator time of such a trial
     meshtune_history            the version of these two
 
-A row tells the whole of what it was: job, cluster and the runtime's facts stand in it as JSON, so that it can be read
+A row describes its run in full: job, cluster and the runtime's facts stand in it as JSON, so that it can be read
 without the study that made it. `model`, `device` and `runtime` are for looking things up.
 """
 
@@ -47,7 +47,8 @@ NAME_LENGTH = 255
 
 CREATE_ATTEMPTS = 5
 CREATE_PAUSE_S = 0.2
-"""Studies that create the tables of one database at the same time stumble over each other; the tables stay."""
+"""Pause before another attempt [s]: studies that create the tables of one database at the same time stumble over each
+other; the tables stay."""
 
 METADATA = MetaData()
 
@@ -97,10 +98,10 @@ SAMPLES = Table(
 
 
 def make_tables(store: AbstractStore) -> None:
-    """Makes the tables if the store lacks them; the version is written last, once all is there.
+    """Create the tables if the store lacks them; the version is written last, once all are there.
 
     Raises:
-        ConfigError: another version made them.
+        ConfigError: Another version made them.
     """
     for attempt in range(CREATE_ATTEMPTS):
         try:
@@ -125,9 +126,9 @@ def keep_run(
     config: ParallelConfig,
     observation: Observation,
 ) -> None:
-    """Keeps what a trial found, all or nothing; a trial that was kept before is replaced, not doubled.
+    """Keep the outcome of a trial, all or nothing; a trial that was kept before is replaced, not doubled.
 
-    The tables must be there: see `make_tables`.
+    The tables must exist: see `make_tables`.
     """
     keys = {
         "study": study,
@@ -171,15 +172,15 @@ def keep_run(
 
 
 def device_names(names: list[str]) -> str:
-    """The unlike devices of a cluster in one word, for looking up."""
+    """Return the unlike devices of a cluster in one word, for looking up."""
     return " + ".join(dict.fromkeys(names))
 
 
 def has_tables(connection: Connection) -> bool:
-    """Whether some study of this version has kept its runs in the database.
+    """Return whether some study of this version has kept its runs in the database.
 
     Raises:
-        ConfigError: another version made the tables.
+        ConfigError: Another version made the tables.
     """
     if not inspect(connection).has_table(_VERSION.name):
         return False
@@ -195,4 +196,5 @@ def has_tables(connection: Connection) -> bool:
 
 
 def _json(value: Mapping[str, Any] | tuple[float, ...]) -> str:
+    """Return a value as compact JSON."""
     return json.dumps(value, separators=(",", ":"))

@@ -4,6 +4,7 @@ import sqlite3
 import statistics
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from optuna.trial import TrialState
@@ -14,12 +15,12 @@ from tests.support.studies.in_process_executor import InProcessExecutor
 from tests.support.studies.stepping_executor import SteppingExecutor
 from trials.backend import Observation, Status
 from tuner.run.loop import is_running, run_study, stored_study
+from tuner.search.observations import OBSERVATION
 from tuner.search.population import read_moments
 from tuner.search.pruning import MARGIN, MAX_REPORTS
 from tuner.storage.opening import find_study
 from tuner.storage.record import (
     MEANING,
-    OBSERVATION,
     ORIGIN,
     SPENT_S,
     STOP_REASON,
@@ -132,6 +133,23 @@ def test_how_a_trial_ends_in_optuna(study, status, state):
     (trial,) = stored_study(config).get_trials()
     assert trial.state == state
     assert trial.user_attrs["status"] == status
+
+
+def test_measured_memory_is_a_constraint_of_the_trial(study):
+    """Optuna calls a trial infeasible where memory ran out, and feasible where its peak was measured as it ran."""
+
+    class Measured(Scripted):
+        def measure(self, config, *, trial_number):
+            observation = super().measure(config, trial_number=trial_number)
+            return replace(observation, peak_memory_bytes=None if trial_number == 2 else 2**30)
+
+    config = study("search.max_trials=3")
+
+    run(config, Measured([Status.OK, Status.OUT_OF_MEMORY]))
+
+    ok, out_of_memory, unknown = (trial.constraints for trial in stored_study(config).get_trials())
+    assert -1 < ok["memory"] < 0 < out_of_memory["memory"]
+    assert unknown == {}
 
 
 def test_nothing_but_failures(study):

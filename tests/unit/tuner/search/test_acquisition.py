@@ -6,7 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hardware.io.errors import ConfigError
-from tuner.search.acquisition import EXPLORERS, ConfidenceBound, ImprovementPerSecond, PlainThompson, UnexploredDraws
+from tuner.search.acquisition import (
+    ACQUISITION_FUNCTIONS,
+    ConfidenceBound,
+    ImprovementPerSecond,
+    PlainThompson,
+    UnexploredDraws,
+)
 from tuner.study_file.config import load_study
 
 STUDY = """
@@ -17,12 +23,12 @@ job: {sequence_length: 4096, global_batch_size: 64}
 """
 
 
-def chosen(explorer, log_step_s, *, closed=(), best_s=None, trial_s=None, seed=0):
-    """The explorer's choice with `closed` given by their positions."""
+def chosen(acquisition, log_step_s, *, closed=(), best_s=None, trial_s=None, seed=0):
+    """The choice of an acquisition function with `closed` given by their positions."""
     num_candidates = log_step_s.shape[1]
     mask = np.zeros(num_candidates, dtype=bool)
     mask[list(closed)] = True
-    return explorer.choose(
+    return acquisition.choose(
         log_step_s,
         closed=mask,
         best_s=best_s,
@@ -39,8 +45,8 @@ def draws_of(*fastest, num_candidates):
     return log_step_s
 
 
-class ExplorerContract:
-    """Every explorer passes these. Subclass and give the attribute `explorer`."""
+class AcquisitionContract:
+    """Every acquisition function passes these. Subclass and give the attribute `acquisition`."""
 
     @settings(max_examples=60, deadline=None)
     @given(data=st.data(), seed=st.integers(0, 2**32 - 1))
@@ -54,7 +60,7 @@ class ExplorerContract:
         closed = data.draw(st.sets(st.integers(0, num_candidates - 1), max_size=num_candidates - 1))
         best_s = data.draw(st.none() | st.floats(0.01, 100))
 
-        position = chosen(self.explorer, log_step_s, closed=closed, best_s=best_s, seed=seed)
+        position = chosen(self.acquisition, log_step_s, closed=closed, best_s=best_s, seed=seed)
 
         assert type(position) is int
         assert 0 <= position < num_candidates
@@ -65,7 +71,9 @@ class ExplorerContract:
         log_step_s = np.random.default_rng(5).normal(size=(40, 30)).astype(np.float32)
 
         for seed in range(20):
-            first, second = (chosen(self.explorer, log_step_s, closed=(3, 4), best_s=1.0, seed=seed) for _ in range(2))
+            first, second = (
+                chosen(self.acquisition, log_step_s, closed=(3, 4), best_s=1.0, seed=seed) for _ in range(2)
+            )
 
             assert first == second
 
@@ -74,41 +82,41 @@ class ExplorerContract:
         log_step_s = draws_of((2, 1), (2, 1), (2, 1), num_candidates=4)
         log_step_s[:, [0, 2]] = np.inf
 
-        assert {chosen(self.explorer, log_step_s, closed=(1,), seed=seed) for seed in range(20)} == {3}
+        assert {chosen(self.acquisition, log_step_s, closed=(1,), seed=seed) for seed in range(20)} == {3}
 
     def test_something_is_chosen_where_nothing_seems_to_run(self):
         """If every draw says that no open candidate runs, one of them is tried all the same."""
         log_step_s = draws_of((0,), (0,), num_candidates=4)
         log_step_s[:, 1:] = np.inf
 
-        assert {chosen(self.explorer, log_step_s, closed=(0,), seed=seed) for seed in range(40)} <= {1, 2, 3}
-        assert chosen(self.explorer, np.full((3, 2), np.inf, dtype=np.float32)) in (0, 1)
+        assert {chosen(self.acquisition, log_step_s, closed=(0,), seed=seed) for seed in range(40)} <= {1, 2, 3}
+        assert chosen(self.acquisition, np.full((3, 2), np.inf, dtype=np.float32)) in (0, 1)
 
     def test_a_draw_in_which_nothing_runs_names_nobody(self):
         """Draws that are infinite all over leave the choice to the others."""
         log_step_s = draws_of(*[(1,)] * 10, num_candidates=4)
         log_step_s[:9] = np.inf
 
-        assert {chosen(self.explorer, log_step_s, best_s=3.0, seed=seed) for seed in range(20)} == {1}
+        assert {chosen(self.acquisition, log_step_s, best_s=3.0, seed=seed) for seed in range(20)} == {1}
 
     def test_one_candidate_is_the_choice(self):
         """With one candidate there is nothing to choose, be it open or closed."""
         log_step_s = np.zeros((5, 1), dtype=np.float32)
 
-        assert chosen(self.explorer, log_step_s) == 0
-        assert chosen(self.explorer, log_step_s, closed=(0,), best_s=1.0) == 0
+        assert chosen(self.acquisition, log_step_s) == 0
+        assert chosen(self.acquisition, log_step_s, closed=(0,), best_s=1.0) == 0
 
     def test_an_exhausted_grid_measures_the_fastest_again(self):
         """Once every candidate is closed, one that is the fastest in each draw is named again."""
         log_step_s = draws_of((2, 0), (2, 0), num_candidates=3)
 
-        assert chosen(self.explorer, log_step_s, closed=(0, 1, 2), best_s=2.0) == 2
+        assert chosen(self.acquisition, log_step_s, closed=(0, 1, 2), best_s=2.0) == 2
 
     def test_what_all_draws_agree_on_is_the_choice(self):
-        """A candidate that is by far the fastest in every draw is tried first, by every explorer."""
+        """A candidate that is by far the fastest in every draw is tried first, by every acquisition function."""
         log_step_s = draws_of(*[(1,)] * 10, num_candidates=5)
 
-        assert chosen(self.explorer, log_step_s, best_s=3.0) == 1
+        assert chosen(self.acquisition, log_step_s, best_s=3.0) == 1
 
     def test_a_batch_has_different_candidates(self):
         """Asked again and again with what it named pending, it names each candidate once."""
@@ -116,30 +124,30 @@ class ExplorerContract:
         pending = []
 
         for seed in range(12):
-            pending.append(chosen(self.explorer, log_step_s, closed=pending, best_s=0.2, seed=seed))
+            pending.append(chosen(self.acquisition, log_step_s, closed=pending, best_s=0.2, seed=seed))
 
         assert sorted(pending) == list(range(12))
 
     def test_the_draws_stay_as_they_were(self):
-        """Draws are kept between decisions, so an explorer leaves them untouched."""
+        """Draws are kept between decisions, so an acquisition function leaves them untouched."""
         log_step_s = draws_of((2, 1), (1, 0), num_candidates=4)
         before = log_step_s.copy()
 
-        chosen(self.explorer, log_step_s, closed=(1, 2), best_s=2.0)
+        chosen(self.acquisition, log_step_s, closed=(1, 2), best_s=2.0)
 
         np.testing.assert_array_equal(log_step_s, before)
 
 
-class TestUnexploredDraws(ExplorerContract):
+class TestUnexploredDraws(AcquisitionContract):
     """FlexParallel's rule."""
 
-    explorer = UnexploredDraws()
+    acquisition = UnexploredDraws()
 
     def test_it_is_uniform_over_the_unexplored_draws(self):
         """Draws that name a closed candidate do not count, and of the others each counts once (FlexParallel 3.2)."""
         log_step_s = draws_of(*[(0, 3)] * 6, *[(1,)] * 3, (2,), num_candidates=4)
 
-        counts = Counter(chosen(self.explorer, log_step_s, closed=(0,), seed=seed) for seed in range(800))
+        counts = Counter(chosen(self.acquisition, log_step_s, closed=(0,), seed=seed) for seed in range(800))
 
         assert counts.keys() == {1, 2}
         assert counts[1] / 800 == pytest.approx(0.75, abs=0.05)
@@ -148,31 +156,31 @@ class TestUnexploredDraws(ExplorerContract):
         """Where every draw names a closed candidate, its fastest open one takes that place."""
         log_step_s = draws_of(*[(0, 3)] * 6, *[(1, 2)] * 3, num_candidates=4)
 
-        counts = Counter(chosen(self.explorer, log_step_s, closed=(0, 1), seed=seed) for seed in range(600))
+        counts = Counter(chosen(self.acquisition, log_step_s, closed=(0, 1), seed=seed) for seed in range(600))
 
         assert counts.keys() == {2, 3}
         assert counts[3] / 600 == pytest.approx(2 / 3, abs=0.06)
 
 
-class TestPlainThompson(ExplorerContract):
+class TestPlainThompson(AcquisitionContract):
     """Standard Thompson sampling."""
 
-    explorer = PlainThompson()
+    acquisition = PlainThompson()
 
     def test_a_draw_that_names_a_closed_candidate_gives_its_next_best(self):
         """Unlike FlexParallel's rule it counts draws that name a closed candidate, by their runner-up."""
         log_step_s = draws_of(*[(0, 3)] * 6, *[(1,)] * 3, (2,), num_candidates=4)
 
-        counts = Counter(chosen(self.explorer, log_step_s, closed=(0,), seed=seed) for seed in range(800))
+        counts = Counter(chosen(self.acquisition, log_step_s, closed=(0,), seed=seed) for seed in range(800))
 
         assert counts[3] / 800 == pytest.approx(0.6, abs=0.06)
         assert counts[1] / 800 == pytest.approx(0.3, abs=0.06)
 
 
-class TestConfidenceBound(ExplorerContract):
+class TestConfidenceBound(AcquisitionContract):
     """Mean and spread of the draws."""
 
-    explorer = ConfidenceBound()
+    acquisition = ConfidenceBound()
 
     def test_beta_trades_speed_for_doubt(self):
         """Without weight on the deviation the fastest in the mean is chosen, with much weight the most uncertain."""
@@ -194,21 +202,21 @@ class TestConfidenceBound(ExplorerContract):
         log_step_s[1:, 1] = np.inf
         log_step_s[:8, 2] = np.inf
 
-        assert chosen(self.explorer, log_step_s) == 0
-        assert chosen(self.explorer, log_step_s, closed=(0,)) == 2
+        assert chosen(self.acquisition, log_step_s) == 0
+        assert chosen(self.acquisition, log_step_s, closed=(0,)) == 2
 
 
-class TestImprovementPerSecond(ExplorerContract):
+class TestImprovementPerSecond(AcquisitionContract):
     """Expected improvement over the time it costs."""
 
-    explorer = ImprovementPerSecond()
+    acquisition = ImprovementPerSecond()
 
     def test_of_two_equal_gains_the_cheaper_trial_is_run(self):
         """Two candidates that may gain as much differ in what their trials take, and the quicker one is chosen."""
         log_step_s = draws_of((0,), (1,), num_candidates=2)
 
-        assert chosen(self.explorer, log_step_s, best_s=4.0, trial_s=[20.0, 60.0]) == 0
-        assert chosen(self.explorer, log_step_s, best_s=4.0, trial_s=[60.0, 20.0]) == 1
+        assert chosen(self.acquisition, log_step_s, best_s=4.0, trial_s=[20.0, 60.0]) == 0
+        assert chosen(self.acquisition, log_step_s, best_s=4.0, trial_s=[60.0, 20.0]) == 1
 
     def test_it_is_the_mean_gain_over_the_seconds(self):
         """The choice maximizes mean(max(best - step, 0)) / seconds, where steps that cannot run gain nothing."""
@@ -217,26 +225,29 @@ class TestImprovementPerSecond(ExplorerContract):
         log_step_s[rng.random(log_step_s.shape) < 0.3] = np.inf
         gain_s = np.maximum(0.8 - np.exp(log_step_s), 0).mean(axis=0)
 
-        assert chosen(self.explorer, log_step_s, best_s=0.8, trial_s=trial_s) == np.argmax(gain_s / trial_s)
+        assert chosen(self.acquisition, log_step_s, best_s=0.8, trial_s=trial_s) == np.argmax(gain_s / trial_s)
 
     def test_a_gain_is_worth_its_size(self):
         """A large gain in a few draws beats a small one in most, which the share of draws alone would not see."""
         log_step_s = np.log(np.array([[9.0, 3.9]] * 8 + [[1.0, 3.9]] * 2))
 
-        assert chosen(self.explorer, log_step_s, best_s=4.0) == 0
+        assert chosen(self.acquisition, log_step_s, best_s=4.0) == 0
         assert Counter(chosen(UnexploredDraws(), log_step_s, seed=seed) for seed in range(50)).most_common(1)[0][0] == 1
 
 
-def test_a_study_names_its_explorer(tmp_path):
-    """`search.explorer` takes exactly the names of EXPLORERS, and the default is FlexParallel's rule."""
+def test_a_study_names_its_acquisition_function(tmp_path):
+    """`search.acquisition` takes exactly the names of ACQUISITION_FUNCTIONS, and the default is FlexParallel's rule."""
     file = tmp_path / "study.yaml"
     file.write_text(STUDY, encoding="utf-8")
 
-    named = {name: load_study(file, overrides=[f"search.explorer={name}"]).search.explorer for name in EXPLORERS}
+    named = {
+        name: load_study(file, overrides=[f"search.acquisition={name}"]).search.acquisition
+        for name in ACQUISITION_FUNCTIONS
+    }
 
-    assert named == {name: name for name in EXPLORERS}
-    assert load_study(file).search.explorer == "draws"
+    assert named == {name: name for name in ACQUISITION_FUNCTIONS}
+    assert load_study(file).search.acquisition == "draws"
     with pytest.raises(ConfigError) as told:
-        load_study(file, overrides=["search.explorer=greedy"])
-    assert "search.explorer" in str(told.value)
-    assert all(name in str(told.value) for name in EXPLORERS)
+        load_study(file, overrides=["search.acquisition=greedy"])
+    assert "search.acquisition" in str(told.value)
+    assert all(name in str(told.value) for name in ACQUISITION_FUNCTIONS)

@@ -11,7 +11,7 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from costmodels.operators.layer_operators import OpKind, Phase
 from trials.backend import Observation, OperatorSample, Status
-from tuner.search.observations import LEAST_NOISE, OBSERVATION, STATUS, STEP_NOISE, evidence_of
+from tuner.search.observations import LEAST_NOISE, OBSERVATION, STATUS, STEP_NOISE, observations_of
 from tuner.search.proxy.proxy_trials import PROXY, Proxy
 
 SAMPLE = OperatorSample(kind=OpKind.MATMUL, phase=Phase.FORWARD, shape=(1.0, 512.0, 0.5, 64.0), time_s=2e-3, count=32)
@@ -37,10 +37,10 @@ def trial(number, candidate, observation=None, *, state=None, value=None, status
     return made
 
 
-def evidence(*trials, finishing=()):
+def observations(*trials, finishing=()):
     """What these trials tell; candidates from 50 on are none of this study's."""
     endings = [(one, one.state, one.values) for one in trials]
-    return evidence_of([*endings, *finishing], lambda params: params["tp"] if params.get("tp", 99) < 50 else None)
+    return observations_of([*endings, *finishing], lambda params: params["tp"] if params.get("tp", 99) < 50 else None)
 
 
 def ok(*step_times_s, **details):
@@ -55,7 +55,7 @@ def failed(status, *step_times_s, **details):
 
 def test_no_trial_tells_nothing():
     """Without trials everything is empty, and arrays are arrays."""
-    found = evidence()
+    found = observations()
 
     assert len(found.measured) == len(found.log_step_s) == len(found.variance) == found.num_decisions == 0
     assert found.measured.dtype == np.int64
@@ -65,7 +65,7 @@ def test_no_trial_tells_nothing():
 
 def test_a_trial_that_ended_well_is_measured():
     """Its candidate is explored, its step time is the median, and its peak is kept."""
-    found = evidence(trial(0, 7, ok(1.0, 3.0, 1.5, peak_memory_bytes=2**30)))
+    found = observations(trial(0, 7, ok(1.0, 3.0, 1.5, peak_memory_bytes=2**30)))
 
     assert found.measured.tolist() == [7]
     assert found.log_step_s == pytest.approx([math.log(1.5)])
@@ -90,7 +90,7 @@ def test_each_ending_says_what_it_says(status, explored, misfits, crashed):
     """Only memory and crashes speak against a candidate, and an incident or the study's end says nothing of it."""
     steps = (2.0,) if status is Status.PRUNED else ()
 
-    found = evidence(trial(0, 3, failed(status, *steps, peak_memory_bytes=5)))
+    found = observations(trial(0, 3, failed(status, *steps, peak_memory_bytes=5)))
 
     assert (found.explored, found.misfits, found.crashed) == (explored, misfits, crashed)
     assert found.best_s is None
@@ -101,7 +101,7 @@ def test_each_ending_says_what_it_says(status, explored, misfits, crashed):
 @pytest.mark.parametrize("status", [Status.PRUNED, Status.TIMEOUT])
 def test_steps_of_a_trial_that_was_stopped_are_measurements(status):
     """Steps that ended before a trial was stopped are true: they are seen, and are no best."""
-    found = evidence(trial(0, 3, failed(status, 2.0, 2.2, 2.1, time_limit_s=100.0)), trial(1, 4, ok(3.0)))
+    found = observations(trial(0, 3, failed(status, 2.0, 2.2, 2.1, time_limit_s=100.0)), trial(1, 4, ok(3.0)))
 
     assert found.measured.tolist() == [3, 4]
     assert found.log_step_s[0] == pytest.approx(math.log(2.1))
@@ -112,7 +112,7 @@ def test_steps_of_a_trial_that_was_stopped_are_measurements(status):
 @pytest.mark.parametrize("status", [Status.OUT_OF_MEMORY, Status.CRASHED, Status.INCIDENT, Status.CANCELLED])
 def test_steps_of_a_trial_that_failed_are_none(status):
     """Steps before a failure don't count as a measurement of the candidate."""
-    assert evidence(trial(0, 3, failed(status, 2.0))).measured.tolist() == []
+    assert observations(trial(0, 3, failed(status, 2.0))).measured.tolist() == []
 
 
 def test_a_time_out_without_a_step_bounds_the_step():
@@ -120,7 +120,7 @@ def test_a_time_out_without_a_step_bounds_the_step():
     cut_off = failed(Status.TIMEOUT, time_limit_s=60.0)
     well = [ok(1.0, 1.0, elapsed_s=elapsed_s) for elapsed_s in (12.0, 22.0, 14.0)]
 
-    found = evidence(trial(0, 9, cut_off), *(trial(1 + at, at, one) for at, one in enumerate(well)))
+    found = observations(trial(0, 9, cut_off), *(trial(1 + at, at, one) for at, one in enumerate(well)))
 
     assert found.limits_s == {9: 60.0 - 12.0}
     assert found.measured.tolist() == [0, 1, 2]
@@ -130,10 +130,10 @@ def test_a_time_out_says_nothing_where_no_start_up_is_known():
     """The limit may be all start-up: there is no bound without a trial that ended well, or within its start-up."""
     cut_off = trial(0, 9, failed(Status.TIMEOUT, time_limit_s=60.0))
 
-    assert evidence(cut_off).limits_s == {}
-    assert evidence(cut_off, trial(1, 1, ok(1.0))).limits_s == {}
-    assert evidence(cut_off, trial(1, 1, ok(1.0, elapsed_s=90.0))).limits_s == {}
-    assert evidence(cut_off).explored == {9}
+    assert observations(cut_off).limits_s == {}
+    assert observations(cut_off, trial(1, 1, ok(1.0))).limits_s == {}
+    assert observations(cut_off, trial(1, 1, ok(1.0, elapsed_s=90.0))).limits_s == {}
+    assert observations(cut_off).explored == {9}
 
 
 def test_the_longest_limit_counts_and_a_measurement_ends_it():
@@ -141,14 +141,14 @@ def test_the_longest_limit_counts_and_a_measurement_ends_it():
     cut_off = [trial(at, 9, failed(Status.TIMEOUT, time_limit_s=limit_s)) for at, limit_s in enumerate((60.0, 90.0))]
     other = trial(2, 1, ok(1.0, elapsed_s=11.0))
 
-    assert evidence(*cut_off, other).limits_s == {9: 80.0}
-    assert evidence(*cut_off, other, trial(3, 9, ok(85.0))).limits_s == {}
+    assert observations(*cut_off, other).limits_s == {9: 80.0}
+    assert observations(*cut_off, other, trial(3, 9, ok(85.0))).limits_s == {}
 
 
 def test_repeats_are_averaged():
     """A candidate that was tried twice is seen once, at the mean of the logarithms, with half the variance."""
-    once = evidence(trial(0, 5, ok(1.0, 1.1, 1.2)))
-    twice = evidence(trial(0, 5, ok(1.0, 1.1, 1.2)), trial(1, 6, ok(9.0)), trial(2, 5, ok(1.01, 1.111, 1.212)))
+    once = observations(trial(0, 5, ok(1.0, 1.1, 1.2)))
+    twice = observations(trial(0, 5, ok(1.0, 1.1, 1.2)), trial(1, 6, ok(9.0)), trial(2, 5, ok(1.01, 1.111, 1.212)))
 
     assert twice.measured.tolist() == [5, 6]
     assert twice.log_step_s[0] == pytest.approx(math.log(1.1 * 1.111) / 2)
@@ -161,7 +161,7 @@ def test_repeats_are_averaged():
 
 def test_repeats_that_disagree_are_uncertain():
     """Trials that differ by more than their steps explain are as uncertain as they differ."""
-    found = evidence(trial(0, 5, ok(1.0, 1.001, 1.0)), trial(1, 5, ok(1.1, 1.101, 1.1)))
+    found = observations(trial(0, 5, ok(1.0, 1.001, 1.0)), trial(1, 5, ok(1.1, 1.101, 1.1)))
 
     assert found.variance[0] == pytest.approx(math.log(1.1) ** 2 / 2 / 2)
 
@@ -170,12 +170,12 @@ def test_the_best_is_a_candidate_and_no_lucky_trial():
     """A candidate whose trials were once fast and once slow is as fast as both together."""
     lucky = [trial(0, 5, ok(1.0)), trial(1, 5, ok(1.44))]
 
-    assert evidence(*lucky, trial(2, 6, ok(1.1))).best_s == 1.1
+    assert observations(*lucky, trial(2, 6, ok(1.1))).best_s == 1.1
 
 
 def test_a_later_success_outweighs_a_failure():
     """A candidate that crashed or ran out of memory and then ran is one that runs."""
-    found = evidence(
+    found = observations(
         trial(0, 1, failed(Status.CRASHED)),
         trial(1, 1, ok(1.0)),
         trial(2, 2, ok(1.0)),
@@ -188,7 +188,7 @@ def test_a_later_success_outweighs_a_failure():
 
 def test_memory_that_ran_out_explains_a_crash_of_the_same_candidate():
     """A candidate that crashed once and ran out of memory another time counts as a misfit alone."""
-    found = evidence(trial(0, 1, failed(Status.CRASHED)), trial(1, 1, failed(Status.OUT_OF_MEMORY)))
+    found = observations(trial(0, 1, failed(Status.CRASHED)), trial(1, 1, failed(Status.OUT_OF_MEMORY)))
 
     assert (found.misfits, found.crashed) == ({1}, frozenset())
 
@@ -197,7 +197,7 @@ def test_trials_of_no_candidate_tell_nothing():
     """A trial whose parameters name no candidate of this study is no decision, and nothing that it found counts."""
     foreign = [trial(0, 60, ok(0.1, elapsed_s=10.1, operator_samples=(SAMPLE,))), trial(1, None, ok(0.1))]
 
-    found = evidence(*foreign, trial(2, 4, failed(Status.TIMEOUT, time_limit_s=50.0)))
+    found = observations(*foreign, trial(2, 4, failed(Status.TIMEOUT, time_limit_s=50.0)))
 
     assert found.measured.tolist() == []
     assert found.best_s is None
@@ -208,7 +208,9 @@ def test_trials_of_no_candidate_tell_nothing():
 
 def test_trials_that_run_are_pending():
     """Running and waiting trials close their candidates and count as decisions, and tell nothing else."""
-    found = evidence(trial(0, 1, ok(1.0)), trial(1, 2, state=TrialState.RUNNING), trial(2, 3, state=TrialState.WAITING))
+    found = observations(
+        trial(0, 1, ok(1.0)), trial(1, 2, state=TrialState.RUNNING), trial(2, 3, state=TrialState.WAITING)
+    )
 
     assert found.pending == {2, 3}
     assert found.closed == {1, 2, 3}
@@ -220,7 +222,7 @@ def test_a_finishing_trial_counts_as_finished():
     """A trial whose end the storage does not hold yet counts by the state and value it is about to have."""
     running = trial(3, 8, ok(2.0, 2.0), state=TrialState.RUNNING, value=None)
 
-    found = evidence(trial(5, 1, ok(1.0)), finishing=[(running, TrialState.COMPLETE, [2.0])])
+    found = observations(trial(5, 1, ok(1.0)), finishing=[(running, TrialState.COMPLETE, [2.0])])
 
     assert found.measured.tolist() == [8, 1]  # in the order of the trials
     assert found.pending == frozenset()
@@ -231,13 +233,13 @@ def test_order_of_the_endings_does_not_matter():
     """Trials count in the order of their numbers, whoever hands them over in whichever order."""
     trials = [trial(at, candidate, ok(1.0 + at)) for at, candidate in enumerate((4, 2, 9))]
 
-    assert evidence(*reversed(trials)).measured.tolist() == [4, 2, 9]
+    assert observations(*reversed(trials)).measured.tolist() == [4, 2, 9]
 
 
 def test_operator_times_of_all_trials_are_kept():
     """Samples of failed trials count as those of others do; a time that is none is left out."""
     broken = OperatorSample(kind=OpKind.NORM, phase=Phase.FORWARD, shape=(1.0, 2.0), time_s=math.nan, count=1)
-    found = evidence(
+    found = observations(
         trial(0, 1, ok(1.0, operator_samples=(SAMPLE, broken))),
         trial(1, 2, failed(Status.CRASHED, operator_samples=(SAMPLE,))),
     )
@@ -252,14 +254,14 @@ def test_variance_is_that_of_a_median():
     rng = np.random.default_rng(0)
     steps = np.exp(0.05 * rng.standard_normal((4000, 7)))
 
-    found = [evidence(trial(0, 0, ok(*some))).variance[0] - LEAST_NOISE**2 for some in steps[:400].tolist()]
+    found = [observations(trial(0, 0, ok(*some))).variance[0] - LEAST_NOISE**2 for some in steps[:400].tolist()]
 
     assert statistics.mean(found) == pytest.approx(np.var(np.median(np.log(steps), axis=1)), rel=0.15)
 
 
 def test_one_step_is_as_noisy_as_steps_usually_are():
     """A single step, or a value without an observation, has the assumed noise."""
-    found = evidence(trial(0, 1, ok(1.0)), trial(1, 2, value=2.0))
+    found = observations(trial(0, 1, ok(1.0)), trial(1, 2, value=2.0))
 
     assert found.variance == pytest.approx([STEP_NOISE**2] * 2)
 
@@ -269,7 +271,7 @@ def test_one_step_is_as_noisy_as_steps_usually_are():
 
 def test_values_of_a_plain_loop_are_enough():
     """In a loop that keeps no observation a value is a step time, and a failure is a crash of the candidate."""
-    found = evidence(trial(0, 1, value=2.0), trial(1, 2, state=TrialState.FAIL))
+    found = observations(trial(0, 1, value=2.0), trial(1, 2, state=TrialState.FAIL))
 
     assert found.log_step_s == pytest.approx([math.log(2.0)])
     assert found.crashed == {2}
@@ -277,7 +279,7 @@ def test_values_of_a_plain_loop_are_enough():
 
 def test_infinity_is_no_time():
     """A loop that returns infinity for what failed has told of a crash, and measured nothing."""
-    found = evidence(trial(0, 1, value=math.inf), trial(1, 2, value=2.0))
+    found = observations(trial(0, 1, value=math.inf), trial(1, 2, value=2.0))
 
     assert found.measured.tolist() == [2]
     assert found.crashed == {1}
@@ -295,7 +297,7 @@ def test_a_loop_may_prune():
         raise optuna.TrialPruned
 
     study.optimize(objective, n_trials=1)
-    found = evidence(*study.trials)
+    found = observations(*study.trials)
 
     assert found.explored == {3}
     assert found.crashed == frozenset()
@@ -324,7 +326,7 @@ def proxy_trial(number, candidate, observation, proxy=SMALLER):
 
 def test_a_proxy_is_no_measurement_of_its_candidate():
     """What a smaller job measured stands apart: its candidate is neither measured nor explored, and it is no best."""
-    found = evidence(proxy_trial(0, 7, ok(1.0, 1.0, peak_memory_bytes=2**30, operator_samples=(SAMPLE,))))
+    found = observations(proxy_trial(0, 7, ok(1.0, 1.0, peak_memory_bytes=2**30, operator_samples=(SAMPLE,))))
 
     assert found.measured.tolist() == []
     assert (found.explored, found.best_s, found.peaks_bytes) == (frozenset(), None, {})
@@ -338,8 +340,8 @@ def test_a_proxy_is_no_measurement_of_its_candidate():
 
 def test_equal_proxies_of_two_candidates_are_one():
     """Trials that ran the same smaller job are one measurement, with a smaller variance, of both candidates' proxy."""
-    alone = evidence(proxy_trial(0, 7, ok(1.0)))
-    both = evidence(proxy_trial(0, 7, ok(1.0)), proxy_trial(1, 8, ok(1.0)))
+    alone = observations(proxy_trial(0, 7, ok(1.0)))
+    both = observations(proxy_trial(0, 7, ok(1.0)), proxy_trial(1, 8, ok(1.0)))
 
     (seen,) = both.proxies
     assert seen.positions == (7, 8)
@@ -358,7 +360,7 @@ def test_equal_proxies_of_two_candidates_are_one():
 )
 def test_what_the_failure_of_a_proxy_says(status, tells, ran_out, crashed):
     """No failure of a smaller job removes its candidate, and those of the machine say nothing at all."""
-    found = evidence(proxy_trial(0, 7, failed(status)))
+    found = observations(proxy_trial(0, 7, failed(status)))
 
     assert (found.impossible, found.explored) == (frozenset(), frozenset())
     assert [(seen.ran_out, seen.crashed) for seen in found.proxies] == ([(ran_out, crashed)] if tells else [])
@@ -367,7 +369,7 @@ def test_what_the_failure_of_a_proxy_says(status, tells, ran_out, crashed):
 
 def test_a_proxy_in_flight_closes_its_candidate():
     """While a smaller job runs, nobody asks for its candidate, and full size can wait for it."""
-    found = evidence(proxy_trial(0, 7, None))
+    found = observations(proxy_trial(0, 7, None))
 
     assert found.pending == found.proxies_pending == {7}
     assert (found.num_proxies, found.proxies) == (1, ())

@@ -14,9 +14,9 @@ from costmodels.surrogates.predicted import predict
 from tests.support.settings.small_spaces import setting_of
 from trials.backend import OperatorSample
 from trials.simulated.backend import SimulatedBackend
-from tuner.search.observations import evidence_of
-from tuner.search.operator_posterior import TOLD_BY, OperatorBelief, errors_of, predicted_times
-from tuner.search.posterior import belief_of
+from tuner.search.observations import observations_of
+from tuner.search.operator_posterior import TOLD_BY, OperatorPosterior, errors_of, predicted_times
+from tuner.search.posterior import posterior_of
 from tuner.space.enumeration import enumerate_space
 
 NUM_DRAWS = 100
@@ -35,7 +35,7 @@ def problem():
 def operators(problem):
     """The operators of all candidates."""
     measured, grid = problem
-    return OperatorBelief(terms_of=partial(step_terms, measured.setting, grid))
+    return OperatorPosterior(terms_of=partial(step_terms, measured.setting, grid))
 
 
 def world_of(setting, seed, **options):
@@ -131,7 +131,7 @@ def test_nothing_is_taken_apart_before_something_is_measured(problem):
         calls.append(1)
         return step_terms(measured.setting, grid.take(np.arange(3)))
 
-    lazy = OperatorBelief(terms_of=terms_of)
+    lazy = OperatorPosterior(terms_of=terms_of)
     rng = np.random.default_rng(0)
 
     assert lazy.compose((), 5, rng) is None
@@ -206,9 +206,9 @@ def test_what_was_measured_before_the_study_counts(problem, operators):
     assert told == told_by_trials
 
 
-def error_and_rank(belief, found, rest, truth):
+def error_and_rank(posterior, found, rest, truth):
     """Error of the median draw of the untried, and how well it ranks them (Kendall's tau)."""
-    median = np.median(belief.draw(found, NUM_DRAWS, np.random.default_rng(0))[:, rest], axis=0)
+    median = np.median(posterior.draw(found, NUM_DRAWS, np.random.default_rng(0))[:, rest], axis=0)
     return np.sqrt(np.mean((median - truth[rest]) ** 2)), kendalltau(median, truth[rest])[0]
 
 
@@ -219,8 +219,8 @@ def test_operators_of_three_trials_improve_the_ranking_of_the_rest(problem, oper
     """
     measured, grid = problem
     predicted = predict(measured, grid)
-    belief = belief_of(predicted, grid, operators=operators)
-    belief = replace(belief, steps=tuple(replace(one, outliers=None) for one in belief.steps))
+    posterior = posterior_of(predicted, grid, operators=operators)
+    posterior = replace(posterior, steps=tuple(replace(one, outliers=None) for one in posterior.steps))
     fits = np.flatnonzero(predicted.needed_bytes < 0.8 * predicted.capacity_bytes)
     tried = fits[np.argsort(predicted.step_time_s[fits])[[0, 10, 60]]]
     rest = np.setdiff1d(fits, tried)
@@ -229,7 +229,7 @@ def test_operators_of_three_trials_improve_the_ranking_of_the_rest(problem, oper
         world = world_of(measured.setting, seed, operator_error=0.3)
         outcomes = [world.measure(grid.config(int(at)), trial_number=0) for at in tried]
         steps = replace(
-            evidence_of([], lambda _: None),
+            observations_of([], lambda _: None),
             measured=tried,
             log_step_s=np.log([outcome.step_time_s for outcome in outcomes]),
             variance=np.full(3, 0.01**2),
@@ -237,8 +237,8 @@ def test_operators_of_three_trials_improve_the_ranking_of_the_rest(problem, oper
         )
         samples = tuple(sample for outcome in outcomes for sample in outcome.operator_samples)
         truth = np.log(world.hidden_step(grid).step_time_s)
-        by_steps.append(error_and_rank(belief, steps, rest, truth))
-        by_operators.append(error_and_rank(belief, replace(steps, samples=samples), rest, truth))
+        by_steps.append(error_and_rank(posterior, steps, rest, truth))
+        by_operators.append(error_and_rank(posterior, replace(steps, samples=samples), rest, truth))
 
     (error, tau), (better_error, better_tau) = np.mean(by_steps, axis=0), np.mean(by_operators, axis=0)
     assert better_error < 0.96 * error

@@ -6,9 +6,9 @@ import pytest
 from costmodels.calibration.sources import MeasuredSetting
 from costmodels.job.parallel_config import ConfigGrid
 from tests.support.settings.small_spaces import setting_of
-from tuner.search.observations import Evidence, evidence_of
-from tuner.search.posterior import Belief
-from tuner.search.prior import prior_belief
+from tuner.search.observations import Observations, observations_of
+from tuner.search.posterior import Posterior
+from tuner.search.prior import initial_posterior
 from tuner.space.enumeration import enumerate_space
 
 NUM_DRAWS = 300
@@ -30,17 +30,17 @@ def grid(problem) -> ConfigGrid:
 
 
 @pytest.fixture(scope="module")
-def belief(problem) -> Belief:
+def posterior(problem) -> Posterior:
     """What is believed of them before any trial."""
     measured, grid = problem
-    return prior_belief([(measured, np.arange(len(grid)))], grid)
+    return initial_posterior([(measured, np.arange(len(grid)))], grid)
 
 
-def evidence(measured=(), log_step_s=(), **known) -> Evidence:
+def observations(measured=(), log_step_s=(), **known) -> Observations:
     """What trials told: exact step times of the measured ones, and whatever else."""
     count = len(measured)
     found = replace(
-        evidence_of([], lambda _: None),
+        observations_of([], lambda _: None),
         measured=np.array(measured, dtype=np.int64),
         log_step_s=np.array(log_step_s, dtype=float),
         variance=np.full(count, 0.005**2),
@@ -49,175 +49,178 @@ def evidence(measured=(), log_step_s=(), **known) -> Evidence:
     return replace(found, explored=explored, **known)
 
 
-def drawn(belief, found, seed=0):
-    """The draws after that evidence."""
-    return belief.draw(found, NUM_DRAWS, np.random.default_rng(seed))
+def drawn(posterior, found, seed=0):
+    """The draws after that observations."""
+    return posterior.draw(found, NUM_DRAWS, np.random.default_rng(seed))
 
 
-def fits_share(belief, found):
+def fits_share(posterior, found):
     """Share of the draws in which each candidate can run [n]."""
-    return np.isfinite(drawn(belief, found)).mean(axis=0)
+    return np.isfinite(drawn(posterior, found)).mean(axis=0)
 
 
-def share_of_memory(belief):
+def share_of_memory(posterior):
     """Memory that each is predicted to need over what it has [n]."""
-    return belief.predicted.needed_bytes / belief.predicted.capacity_bytes
+    return posterior.predicted.needed_bytes / posterior.predicted.capacity_bytes
 
 
-def test_before_any_trial_draws_are_about_the_predictions(belief):
+def test_before_any_trial_draws_are_about_the_predictions(posterior):
     """The median draw of a candidate that surely fits is its prediction or, as now and then something slows a run down,
     up to a factor of 1.3 above, and what needs half again what there is hardly ever runs.
     """
-    fresh = drawn(belief, evidence())
-    share = share_of_memory(belief)
+    fresh = drawn(posterior, observations())
+    share = share_of_memory(posterior)
 
-    error = np.median(fresh, axis=0) - np.log(belief.predicted.step_time_s)
+    error = np.median(fresh, axis=0) - np.log(posterior.predicted.step_time_s)
     assert error[share < 0.6].max() < np.log(1.3)
     assert error[share < 0.6].min() > -np.log(1.1)
     assert (np.isfinite(fresh[:, share < 0.6]).mean(axis=0) > 0.9).all()
     assert np.isfinite(fresh[:, share > 1.5]).mean() < 0.2
 
 
-def test_measured_candidates_run_as_measured(belief):
+def test_measured_candidates_run_as_measured(posterior):
     """What was measured is drawn within its noise, even where it was predicted not to fit."""
-    tight = int(np.argmax(share_of_memory(belief)))
-    log_step_s = np.log(belief.predicted.step_time_s[[0, tight]]) + 0.2
+    tight = int(np.argmax(share_of_memory(posterior)))
+    log_step_s = np.log(posterior.predicted.step_time_s[[0, tight]]) + 0.2
 
-    found = drawn(belief, evidence([0, tight], log_step_s))[:, [0, tight]]
+    found = drawn(posterior, observations([0, tight], log_step_s))[:, [0, tight]]
 
     assert np.abs(found - log_step_s).max() < 5 * 0.005
 
 
-def test_what_failed_runs_in_no_draw(belief):
+def test_what_failed_runs_in_no_draw(posterior):
     """Candidates that crashed or ran out of memory are infinitely slow in every draw."""
-    found = drawn(belief, evidence(misfits=frozenset({3}), crashed=frozenset({5})))
+    found = drawn(posterior, observations(misfits=frozenset({3}), crashed=frozenset({5})))
 
     assert np.isinf(found[:, [3, 5]]).all()
 
 
-def test_running_out_of_memory_speaks_against_those_like_it(belief):
+def test_running_out_of_memory_speaks_against_those_like_it(posterior):
     """After a candidate that should have fit ran out of memory, candidates as tight run in 60% as many draws at most;
     those that need a fifth of what there is still run.
     """
-    share = share_of_memory(belief)
+    share = share_of_memory(posterior)
     tight = np.flatnonzero((share > 0.7) & (share < 0.9))
     failed, others = int(tight[0]), tight[1:]
 
-    before, after = fits_share(belief, evidence()), fits_share(belief, evidence(misfits=frozenset({failed})))
+    before, after = (
+        fits_share(posterior, observations()),
+        fits_share(posterior, observations(misfits=frozenset({failed}))),
+    )
 
     assert after[others].mean() < 0.6 * before[others].mean()
     assert after[share < 0.2].mean() > 0.95
 
 
-def test_running_out_of_memory_speaks_most_against_the_same_parts(belief):
+def test_running_out_of_memory_speaks_most_against_the_same_parts(posterior):
     """Of candidates that are equally tight, those whose memory has the same parts as the failed one's lose most."""
-    share, parts = share_of_memory(belief), belief.predicted.memory_shares
+    share, parts = share_of_memory(posterior), posterior.predicted.memory_shares
     tight = np.flatnonzero((share > 0.65) & (share < 0.85))
     failed = int(tight[np.argmin(np.abs(share[tight] - 0.75))])
     others = tight[tight != failed]
     unlike = np.abs(parts[others] - parts[failed]).sum(axis=1)
 
-    lost = fits_share(belief, evidence()) - fits_share(belief, evidence(misfits=frozenset({failed})))
+    lost = fits_share(posterior, observations()) - fits_share(posterior, observations(misfits=frozenset({failed})))
 
     order = np.argsort(unlike)
     quarter = len(order) // 4
     assert lost[others[order[:quarter]]].mean() > lost[others[order[-quarter:]]].mean() + 0.1
 
 
-def test_what_ran_speaks_for_those_like_it(belief):
+def test_what_ran_speaks_for_those_like_it(posterior):
     """Tight candidates that ran, with a peak or without, make others as tight more likely to."""
-    share = share_of_memory(belief)
+    share = share_of_memory(posterior)
     tight = np.flatnonzero((share > 0.9) & (share < 1.1))
     ran, others = tight[::8], np.setdiff1d(tight, tight[::8])
-    log_step_s = np.log(belief.predicted.step_time_s[ran])
-    peaks_bytes = {int(at): int(0.8 * belief.predicted.peak_bytes[at]) for at in ran}
+    log_step_s = np.log(posterior.predicted.step_time_s[ran])
+    peaks_bytes = {int(at): int(0.8 * posterior.predicted.peak_bytes[at]) for at in ran}
 
-    before = fits_share(belief, evidence())[others].mean()
-    without = fits_share(belief, evidence(ran, log_step_s))[others].mean()
-    with_peaks = fits_share(belief, evidence(ran, log_step_s, peaks_bytes=peaks_bytes))[others].mean()
+    before = fits_share(posterior, observations())[others].mean()
+    without = fits_share(posterior, observations(ran, log_step_s))[others].mean()
+    with_peaks = fits_share(posterior, observations(ran, log_step_s, peaks_bytes=peaks_bytes))[others].mean()
 
     assert without > before + 0.1
     assert with_peaks > before + 0.2
 
 
-def test_a_time_out_is_never_drawn_below_its_limit(belief):
+def test_a_time_out_is_never_drawn_below_its_limit(posterior):
     """A candidate that was cut off is at least as slow as its limit in every draw, and those like it are slower too."""
-    cut_off = int(np.argmin(belief.predicted.step_time_s))
-    limit_s = 3 * belief.predicted.step_time_s[cut_off]
+    cut_off = int(np.argmin(posterior.predicted.step_time_s))
+    limit_s = 3 * posterior.predicted.step_time_s[cut_off]
 
-    found = drawn(belief, evidence(limits_s={cut_off: limit_s}, explored=(cut_off,)))
+    found = drawn(posterior, observations(limits_s={cut_off: limit_s}, explored=(cut_off,)))
 
     assert found[:, cut_off].min() >= np.float32(np.log(limit_s))
     assert np.isfinite(found[:, cut_off]).all()
-    before = np.median(drawn(belief, evidence()), axis=0)
-    features = belief.predicted.features
+    before = np.median(drawn(posterior, observations()), axis=0)
+    features = posterior.predicted.features
     distance = np.linalg.norm(features - features[cut_off], axis=1)
-    near = np.argsort(np.where(share_of_memory(belief) < 0.6, distance, np.inf))[1:6]
+    near = np.argsort(np.where(share_of_memory(posterior) < 0.6, distance, np.inf))[1:6]
     assert (np.median(found, axis=0)[near] > before[near]).all()
 
 
-def test_a_time_out_exonerates_nobody(belief, grid):
+def test_a_time_out_exonerates_nobody(posterior, grid):
     """A trial that hung until its limit, with no step, has not shown that its kind runs or that its memory suffices."""
     crashed = frozenset(np.flatnonzero(grid.vpp == 2)[:2].tolist())
     hung = tuple(np.flatnonzero(grid.vpp == 2)[5:8].tolist())
     others = np.flatnonzero(grid.vpp == 2)[8:]
 
-    without = fits_share(belief, evidence(crashed=crashed))
-    beside = fits_share(belief, evidence(crashed=crashed, explored=hung))
+    without = fits_share(posterior, observations(crashed=crashed))
+    beside = fits_share(posterior, observations(crashed=crashed, explored=hung))
 
     assert beside[others] == pytest.approx(without[others])
 
 
-def test_crashes_of_one_kind_make_it_rare(belief, grid):
+def test_crashes_of_one_kind_make_it_rare(posterior, grid):
     """Three crashes with vpp above 1, beside two without that ran: the others of the kind run in under half as many
     draws as before, those without in over three quarters of what they did.
     """
-    share = share_of_memory(belief)
+    share = share_of_memory(posterior)
     broken, sound = (np.flatnonzero(mask & (share < 0.5)) for mask in (grid.vpp > 1, grid.vpp == 1))
     crashed = frozenset(broken[:: len(broken) // 3][:3].tolist())
     ran = sound[:: len(sound) // 2][:2]
-    log_step_s = np.log(belief.predicted.step_time_s[ran])
+    log_step_s = np.log(posterior.predicted.step_time_s[ran])
 
-    before = fits_share(belief, evidence(ran, log_step_s))
-    after = fits_share(belief, evidence(ran, log_step_s, crashed=crashed))
+    before = fits_share(posterior, observations(ran, log_step_s))
+    after = fits_share(posterior, observations(ran, log_step_s, crashed=crashed))
 
     others = np.setdiff1d(broken, sorted(crashed))
     assert after[others].mean() < 0.5 * before[others].mean()
     assert after[sound].mean() > 0.75 * before[sound].mean()
 
 
-def test_the_same_evidence_and_stream_give_the_same_draws(belief):
-    """Draws are a function of the evidence and the generator."""
-    found = evidence([0, 4], [1.0, 2.0], misfits=frozenset({3}), crashed=frozenset({5}))
+def test_the_same_evidence_and_stream_give_the_same_draws(posterior):
+    """Draws are a function of the observations and the generator."""
+    found = observations([0, 4], [1.0, 2.0], misfits=frozenset({3}), crashed=frozenset({5}))
 
-    assert np.array_equal(drawn(belief, found), drawn(belief, found))
-    assert not np.array_equal(drawn(belief, found), drawn(belief, found, seed=1))
+    assert np.array_equal(drawn(posterior, found), drawn(posterior, found))
+    assert not np.array_equal(drawn(posterior, found), drawn(posterior, found, seed=1))
 
 
 # Lessons
 
 
-def sentences(belief, found):
+def sentences(posterior, found):
     """The lessons by kind."""
-    return {lesson.kind: lesson.text for lesson in belief.lessons(found)}
+    return {lesson.kind: lesson.text for lesson in posterior.lessons(found)}
 
 
-def test_without_failures_there_is_no_lesson(belief):
+def test_without_failures_there_is_no_lesson(posterior):
     """Trials that ran teach no lesson of failures."""
-    assert belief.lessons(evidence()) == ()
-    assert belief.lessons(evidence([0], [1.0])) == ()
+    assert posterior.lessons(observations()) == ()
+    assert posterior.lessons(observations([0], [1.0])) == ()
 
 
-def test_the_lesson_of_memory_counts_those_that_no_longer_fit(belief):
+def test_the_lesson_of_memory_counts_those_that_no_longer_fit(posterior):
     """It says how many ran out, by what factor memory is now believed to be larger, and how many untried candidates
     probably won't fit that would have before.
     """
-    share = share_of_memory(belief)
+    share = share_of_memory(posterior)
     misfits = frozenset(np.flatnonzero((share > 0.6) & (share < 0.8))[:3].tolist())
 
-    text = sentences(belief, evidence(misfits=misfits))["memory"]
+    text = sentences(posterior, observations(misfits=misfits))["memory"]
 
-    before, after = fits_share(belief, evidence()), fits_share(belief, evidence(misfits=misfits))
+    before, after = fits_share(posterior, observations()), fits_share(posterior, observations(misfits=misfits))
     newly = int(np.sum((after < 0.5) & (before >= 0.5))) - len(misfits)
     words = text.split()
     assert text.startswith("3 trials ran out of memory; candidates need ")
@@ -225,42 +228,42 @@ def test_the_lesson_of_memory_counts_those_that_no_longer_fit(belief):
     assert int(words[words.index("more") - 1].replace(",", "")) == pytest.approx(newly, rel=0.15)
 
 
-def test_a_misfit_is_no_more_candidate(belief):
+def test_a_misfit_is_no_more_candidate(posterior):
     """A candidate that ran out of memory is not counted among those that more probably won't fit."""
-    alone = np.array([int(np.argmax(share_of_memory(belief) < 0.3))])
+    alone = np.array([int(np.argmax(share_of_memory(posterior) < 0.3))])
     small = replace(
-        belief,
+        posterior,
         predicted=replace(
-            belief.predicted,
-            capacity_bytes=np.where(np.arange(len(belief.predicted)) == alone, 1.01, 50.0)
-            * belief.predicted.needed_bytes,
+            posterior.predicted,
+            capacity_bytes=np.where(np.arange(len(posterior.predicted)) == alone, 1.01, 50.0)
+            * posterior.predicted.needed_bytes,
         ),
     )
 
-    assert "0 more candidates" in sentences(small, evidence(misfits=frozenset(alone.tolist())))["memory"]
+    assert "0 more candidates" in sentences(small, observations(misfits=frozenset(alone.tolist())))["memory"]
 
 
-def test_the_lesson_of_crashes_names_the_kind(belief, grid):
+def test_the_lesson_of_crashes_names_the_kind(posterior, grid):
     """It names the kind, its crashes among its trials, its probability, and how many candidates it holds."""
-    share = share_of_memory(belief)
+    share = share_of_memory(posterior)
     broken, sound = (np.flatnonzero(mask & (share < 0.5)) for mask in (grid.vpp > 1, grid.vpp == 1))
     crashed = frozenset(broken[:: len(broken) // 4][:4].tolist())
     ran = np.concatenate([sound[:: len(sound) // 4][:4]])
 
-    text = sentences(belief, evidence(ran, np.zeros(len(ran)), crashed=crashed))["crash"]
+    text = sentences(posterior, observations(ran, np.zeros(len(ran)), crashed=crashed))["crash"]
 
     assert text.startswith("vpp above 1 crashed in 4 of 4 trials: with probability ")
-    assert f"{int((grid.vpp > 1).sum())} candidates are held unlikely to" in text
+    assert f"{int((grid.vpp > 1).sum())} candidates are unlikely to run." in text
 
 
-def test_one_crash_is_no_lesson(belief):
+def test_one_crash_is_no_lesson(posterior):
     """A single crash blames no kind: each of its kinds is as suspect as the others."""
-    assert "crash" not in sentences(belief, evidence(crashed=frozenset({5})))
+    assert "crash" not in sentences(posterior, observations(crashed=frozenset({5})))
 
 
-def test_the_lesson_of_time_outs_says_the_limit(belief):
+def test_the_lesson_of_time_outs_says_the_limit(posterior):
     """It says how many trials were cut off before a step ended, and the largest bound."""
-    text = sentences(belief, evidence(limits_s={3: 12.0, 4: 45.5}, explored=(3, 4)))["timeout"]
+    text = sentences(posterior, observations(limits_s={3: 12.0, 4: 45.5}, explored=(3, 4)))["timeout"]
 
     assert text.startswith("2 trials reached the limit of time")
     assert "45.5 s" in text

@@ -15,7 +15,7 @@ from tests.support.settings.synthetic_runs import small_model
 from trials.backend import Status
 from trials.simulated.backend import SimulatedBackend
 from tuner.search.earlier_runs import Past, PastRun, PastSample
-from tuner.search.prior import MOST_GROUPS, MOST_RUNS, learn, nearest_groups, prior_belief, under
+from tuner.search.prior import MOST_GROUPS, MOST_RUNS, initial_posterior, learn, nearest_groups, under
 from tuner.search.sampler import ThompsonSampler
 from tuner.space.enumeration import enumerate_space
 
@@ -100,12 +100,12 @@ def past(small, truth):
 def belief_after(problem, past):
     """What is believed of a problem's candidates."""
     measured, grid = problem
-    return prior_belief([(measured, np.arange(len(grid)))], grid, past)
+    return initial_posterior([(measured, np.arange(len(grid)))], grid, past)
 
 
 @pytest.fixture(scope="module")
 def informed(problem, past):
-    """The belief with those runs."""
+    """The posterior with those runs."""
     return belief_after(problem, past)
 
 
@@ -172,10 +172,10 @@ def test_runs_that_failed_or_are_suspect_are_not_used(problem, past):
 @pytest.mark.parametrize(("count", "is_told"), [(FEWEST_PAST - 1, False), (FEWEST_PAST, True)])
 def test_whoever_learns_has_a_hypothesis_of_it(problem, past, count, is_told):
     """A past is used as a whole or not at all: too few runs fit no profile either, whose operators nobody would own."""
-    belief = belief_after(problem, Past(runs=past.runs[:count]))
+    posterior = belief_after(problem, Past(runs=past.runs[:count]))
 
     assert (learn(Past(runs=past.runs[:count]), problem[0].setting) is not None) == is_told
-    assert len(belief.steps) == 2 + is_told
+    assert len(posterior.steps) == 2 + is_told
 
 
 @pytest.mark.slow
@@ -289,10 +289,10 @@ def test_operator_times_of_the_past_are_the_operators_of_the_belief(problem, sma
         for one in world.measure(past.runs[0].config, trial_number=0).operator_samples
     )
 
-    belief = belief_after(problem, replace(past, samples=samples))
+    posterior = belief_after(problem, replace(past, samples=samples))
 
-    assert sum(len(errors.log_error) for errors in belief.operators.past) == len(samples) // 2
-    assert 0.05 < np.std(np.concatenate([errors.log_error for errors in belief.operators.past])) < 1.0
+    assert sum(len(errors.log_error) for errors in posterior.operators.past) == len(samples) // 2
+    assert 0.05 < np.std(np.concatenate([errors.log_error for errors in posterior.operators.past])) < 1.0
 
 
 def test_several_settings_share_a_belief_without_operators(problem):
@@ -302,13 +302,13 @@ def test_several_settings_share_a_belief_without_operators(problem):
     slow = replace(measured, setting=replace(measured.setting, runtime=slow_runtime))
     even, odd = np.arange(0, len(grid), 2), np.arange(1, len(grid), 2)
 
-    belief = prior_belief([(measured, even), (slow, odd)], grid)
+    posterior = initial_posterior([(measured, even), (slow, odd)], grid)
 
-    assert belief.operators is None
-    assert belief.predicted.step_time_s[odd] == pytest.approx(
+    assert posterior.operators is None
+    assert posterior.predicted.step_time_s[odd] == pytest.approx(
         np.exp(log_steps(slow.setting, slow_runtime, grid.take(odd)))
     )
-    assert belief.predicted.step_time_s[even] == pytest.approx(
+    assert posterior.predicted.step_time_s[even] == pytest.approx(
         np.exp(log_steps(measured.setting, measured.setting.runtime, grid.take(even)))
     )
 
@@ -316,9 +316,9 @@ def test_several_settings_share_a_belief_without_operators(problem):
 # What it is worth
 
 
-def trials_until_found(belief, grid, true_s, seed, within=1.02):
+def trials_until_found(posterior, grid, true_s, seed, within=1.02):
     """Trials until a candidate within 2% of the fastest has been measured; 21 if it is none of the first 20."""
-    sampler = ThompsonSampler(grid, belief, seed=seed, draws=50)
+    sampler = ThompsonSampler(grid, posterior, seed=seed, draws=50)
     study = optuna.create_study(sampler=sampler)
     rng = np.random.default_rng(seed)
     for number in range(1, 21):
@@ -360,7 +360,7 @@ def test_a_past_that_misleads_costs_two_trials_at_most(problem, small, worlds):
     assert len(misled.steps) == 3
 
     found = [
-        [trials_until_found(belief, grid, true_s, seed) for belief in (misled, cold)]
+        [trials_until_found(posterior, grid, true_s, seed) for posterior in (misled, cold)]
         for seed, true_s in enumerate(worlds)
     ]
 
@@ -375,7 +375,8 @@ def test_a_past_that_is_right_saves_trials(problem, truth, informed):
     cold = belief_after(problem, None)
 
     with_past, without = (
-        np.mean([trials_until_found(belief, grid, true_s, seed) for seed in range(10)]) for belief in (informed, cold)
+        np.mean([trials_until_found(posterior, grid, true_s, seed) for seed in range(10)])
+        for posterior in (informed, cold)
     )
 
     assert with_past < without

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.studies.in_process_executor import InProcessExecutor
-from tests.unit.tuner.search.test_observations import evidence, failed, ok, trial
+from tests.unit.tuner.search.test_observations import failed, observations, ok, trial
 from trials.backend import Observation, Status
 from tuner.run.loop import run_study
 from tuner.search.observations import LEAST_NOISE
-from tuner.search.replication import NUM_FINALISTS, finalists, to_repeat
+from tuner.search.replication import NUM_FINALISTS, finalists, next_replication
 from tuner.storage.record import completed_times_s, repeated
 from tuner.study_file.config import USUAL_REPEATS, load_study
 
@@ -38,21 +38,21 @@ def test_who_may_be_faster_than_the_best_is_a_finalist():
     deviation = math.sqrt(2) * LEAST_NOISE  # of two candidates whose steps are all equal
     close, far = math.exp(2 * deviation - 0.011), math.exp(2 * deviation - 0.009)
 
-    known = evidence(trial(0, 1, steps(far)), trial(1, 2, steps(close)), trial(2, 3, steps(1.0)))
+    known = observations(trial(0, 1, steps(far)), trial(1, 2, steps(close)), trial(2, 3, steps(1.0)))
 
     assert finalists(known, TOLERANCE) == (3, 2)
 
 
 def test_a_clear_best_has_no_finalists():
     """Where nothing is close, nothing is measured again, and one candidate alone is no call."""
-    assert finalists(evidence(trial(0, 1, steps(1.0)), trial(1, 2, steps(1.1))), TOLERANCE) == ()
-    assert finalists(evidence(trial(0, 1, steps(1.0))), TOLERANCE) == ()
-    assert finalists(evidence(), TOLERANCE) == ()
+    assert finalists(observations(trial(0, 1, steps(1.0)), trial(1, 2, steps(1.1))), TOLERANCE) == ()
+    assert finalists(observations(trial(0, 1, steps(1.0))), TOLERANCE) == ()
+    assert finalists(observations(), TOLERANCE) == ()
 
 
 def test_what_never_ended_well_is_no_finalist():
     """A trial that was stopped says enough with its steps."""
-    known = evidence(trial(0, 1, steps(1.0)), trial(1, 2, failed(Status.PRUNED, 0.99, 1.0, 1.01)))
+    known = observations(trial(0, 1, steps(1.0)), trial(1, 2, failed(Status.PRUNED, 0.99, 1.0, 1.01)))
 
     assert finalists(known, TOLERANCE) == ()
 
@@ -63,7 +63,7 @@ def test_what_never_ended_well_is_no_finalist():
 )
 def test_finalists_are_few_and_led_by_the_fastest(times_s, spreads):
     """Whatever was measured, there is no finalist or at least two and at most three, the fastest first."""
-    known = evidence(
+    known = observations(
         *(
             trial(at, at, steps(time_s, spread))
             for at, (time_s, spread) in enumerate(zip(times_s, spreads, strict=False))
@@ -84,7 +84,7 @@ def test_finalists_take_turns_until_they_had_their_repeats():
     known = [trial(0, 5, second), trial(1, 6, first)]
     order = []
 
-    while (position := to_repeat(evidence(*known), TOLERANCE, repeats=2)) is not None:
+    while (position := next_replication(observations(*known), TOLERANCE, repeats=2)) is not None:
         order.append(position)
         ending = failed(Status.INCIDENT) if len(order) == 2 else first if position == 6 else second
         known.append(trial(len(known), position, ending))

@@ -1,4 +1,6 @@
 import itertools
+import pickle
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -14,8 +16,9 @@ from trials.backend import Status
 from tuner.search.failures import lessons_of
 from tuner.search.observations import STATUS
 from tuner.search.population import P_STAR, read_moments
-from tuner.search.posterior import belief_of
+from tuner.search.posterior import posterior_of
 from tuner.search.sampler import CONFIRMATIONS, ThompsonSampler
+from tuner.search.stopping import StopReason
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -63,7 +66,7 @@ def sampler_of(grid, predicted_s, *, memory_share=None, memory_error=0.1, **opti
     if memory_share is not None:
         needed = {"needed_bytes": memory_share, "peak_bytes": memory_share, "capacity_bytes": np.ones(len(grid))}
         predicted = replace(predicted, **needed, memory_error=memory_error)
-    return ThompsonSampler(grid, belief_of(predicted, grid), **options)
+    return ThompsonSampler(grid, posterior_of(predicted, grid), **options)
 
 
 def run(sampler, true, num_trials):
@@ -138,19 +141,19 @@ def test_p_star_counts_finished_trials_only(grid):
     study = optuna.create_study(sampler=sampler)
     study.ask(fixed_distributions=sampler.search_space)
 
-    pending = sampler.evidence(study.get_trials(deepcopy=False))
+    pending = sampler.observations(study.get_trials(deepcopy=False))
 
     assert sampler.population(pending).p_star == 0.0
-    assert not sampler.is_confident(pending)
+    assert sampler.decide(pending).reason is None
 
 
 def test_p_star_is_the_share_of_draws_whose_fastest_was_tried(grid):
     """p_star equals (|S| - |S-bar|) / |S| (FlexParallel equation 6), recomputed from the population."""
     study, order = run(make(grid), world(grid)[1], 6)
     sampler = study.sampler
-    evidence = sampler.evidence(study.get_trials(deepcopy=False))
+    observations = sampler.observations(study.get_trials(deepcopy=False))
 
-    population = sampler.population(evidence)
+    population = sampler.population(observations)
 
     unexplored = [position for position in population.fastest.tolist() if position not in set(order)]
     assert population.p_star == pytest.approx(1 - len(unexplored) / len(population.fastest))
@@ -161,11 +164,11 @@ def test_confidence_is_confirmed_by_further_draws(grid):
     """Where a hundred draws exceed the confidence, further ones take part in p_star; below it they are not made."""
     sampler = make(grid)
     study, _ = run(sampler, world(grid)[1], len(grid))
-    evidence = sampler.evidence(study.get_trials(deepcopy=False))
+    observations = sampler.observations(study.get_trials(deepcopy=False))
 
-    assert sampler.is_confident(evidence)
-    assert len(sampler.population(evidence).fastest) == (1 + CONFIRMATIONS) * 100
-    assert len(make(grid, confidence=1.0).population(evidence).fastest) == 100
+    assert sampler.decide(observations).reason is StopReason.CONFIDENT
+    assert len(sampler.population(observations).fastest) == (1 + CONFIRMATIONS) * 100
+    assert len(make(grid, confidence=1.0).population(observations).fastest) == 100
 
 
 def test_nobody_pays_trials_for_less_than_the_tolerance(grid):
@@ -175,7 +178,7 @@ def test_nobody_pays_trials_for_less_than_the_tolerance(grid):
     for tolerance in (0.0, 0.01, 0.9):
         sampler = make(grid, tolerance=tolerance, confidence=1.0)
         study, order = run(sampler, true, 3)
-        population = sampler.population(sampler.evidence(study.get_trials(deepcopy=False)))
+        population = sampler.population(sampler.observations(study.get_trials(deepcopy=False)))
         drawn = population.log_step_s
         drawn[:, order] += np.log1p(tolerance)
         near = drawn[:, order].min(axis=1) <= drawn.min(axis=1) + np.log1p(tolerance) + 1e-6
@@ -199,12 +202,12 @@ def test_the_choice_is_uniform_over_the_unexplored_draws(grid):
     """A candidate that many draws name is chosen in proportion (FlexParallel 3.2), over 400 numbered decisions."""
     sampler = make(grid)
     study, _ = run(sampler, world(grid)[1], 4)
-    evidence = sampler.evidence(study.get_trials(deepcopy=False))
-    fastest = sampler.population(evidence).fastest
-    open_draws = [p for p in fastest.tolist() if p not in evidence.explored]
+    observations = sampler.observations(study.get_trials(deepcopy=False))
+    fastest = sampler.population(observations).fastest
+    open_draws = [p for p in fastest.tolist() if p not in observations.explored]
     chosen = []
     for decision in range(400):
-        numbered = replace(evidence, num_decisions=decision)
+        numbered = replace(observations, num_decisions=decision)
         chosen.append(sampler.choose(numbered))
 
     for position in set(open_draws):
@@ -224,10 +227,10 @@ def test_what_crashed_or_ran_out_of_memory_is_never_the_fastest_of_a_draw(grid):
         failed.append(sampler.position_of(trial.params))
         study.tell(trial, state=TrialState.FAIL)
 
-    evidence = sampler.evidence(study.get_trials(deepcopy=False))
+    observations = sampler.observations(study.get_trials(deepcopy=False))
 
-    assert evidence.impossible == set(failed)
-    assert not set(sampler.population(evidence).fastest.tolist()) & set(failed)
+    assert observations.impossible == set(failed)
+    assert not set(sampler.population(observations).fastest.tolist()) & set(failed)
 
 
 def test_an_incident_is_not_held_against_its_candidate(grid):
@@ -238,11 +241,11 @@ def test_an_incident_is_not_held_against_its_candidate(grid):
     trial.set_user_attr(STATUS, Status.INCIDENT.value)
     study.tell(trial, state=TrialState.FAIL)
 
-    evidence = sampler.evidence(study.get_trials(deepcopy=False))
+    observations = sampler.observations(study.get_trials(deepcopy=False))
 
-    assert not evidence.explored
-    assert not evidence.impossible
-    assert evidence.num_decisions == 1
+    assert not observations.explored
+    assert not observations.impossible
+    assert observations.num_decisions == 1
 
 
 def test_a_time_out_is_not_tried_again(grid):
@@ -254,10 +257,10 @@ def test_a_time_out_is_not_tried_again(grid):
     position = sampler.position_of(trial.params)
     study.tell(trial, state=TrialState.FAIL)
 
-    evidence = sampler.evidence(study.get_trials(deepcopy=False))
+    observations = sampler.observations(study.get_trials(deepcopy=False))
 
-    assert evidence.explored == {position}
-    assert sampler.choose(evidence) != position
+    assert observations.explored == {position}
+    assert sampler.choose(observations) != position
 
 
 def test_candidates_that_may_not_fit_are_drawn_less_often(grid):
@@ -268,9 +271,9 @@ def test_candidates_that_may_not_fit_are_drawn_less_often(grid):
     memory_share[:3] = (2.0, 1.0, 0.5)
     sampler = sampler_of(grid, predicted, memory_share=memory_share, draws=400)
     study = optuna.create_study(sampler=sampler)
-    evidence = sampler.evidence(study.get_trials(deepcopy=False))
+    observations = sampler.observations(study.get_trials(deepcopy=False))
 
-    lost = np.isinf(sampler.population(evidence).log_step_s).mean(axis=0)
+    lost = np.isinf(sampler.population(observations).log_step_s).mean(axis=0)
 
     assert lost[0] > 0.95
     assert 0.3 < lost[1] < 0.7
@@ -283,17 +286,17 @@ def test_trials_that_run_out_of_memory_tell_of_the_others(grid):
     memory_share = np.full(len(grid), 0.9)
     sampler = sampler_of(grid, predicted, memory_share=memory_share, memory_error=0.1, draws=400)
     study = optuna.create_study(sampler=sampler)
-    before = np.isinf(sampler.population(sampler.evidence([])).log_step_s).mean()
+    before = np.isinf(sampler.population(sampler.observations([])).log_step_s).mean()
     for _ in range(4):
         trial = study.ask(fixed_distributions=sampler.search_space)
         trial.set_user_attr(STATUS, Status.OUT_OF_MEMORY.value)
         study.tell(trial, state=TrialState.FAIL)
-    evidence = sampler.evidence(study.get_trials(deepcopy=False))
+    observations = sampler.observations(study.get_trials(deepcopy=False))
 
-    log_step_s = sampler.population(evidence).log_step_s
-    after = np.isinf(np.delete(log_step_s, sorted(evidence.impossible), axis=1)).mean()
+    log_step_s = sampler.population(observations).log_step_s
+    after = np.isinf(np.delete(log_step_s, sorted(observations.impossible), axis=1)).mean()
 
-    assert evidence.misfits == evidence.impossible
+    assert observations.misfits == observations.impossible
     assert before < 0.3
     assert after > 1.5 * before
 
@@ -306,7 +309,7 @@ def test_trials_that_ran_tell_that_others_fit(grid):
     def share_left_out(num_trials):
         sampler = sampler_of(grid, predicted, memory_share=memory_share, memory_error=0.1, draws=400)
         study, order = run(sampler, true, num_trials)
-        log_step_s = sampler.population(sampler.evidence(study.get_trials(deepcopy=False))).log_step_s
+        log_step_s = sampler.population(sampler.observations(study.get_trials(deepcopy=False))).log_step_s
         return np.isinf(np.delete(log_step_s, order, axis=1)).mean()
 
     assert share_left_out(6) < 0.8 * share_left_out(0)
@@ -316,7 +319,7 @@ def test_the_first_trial_is_the_shortest_in_the_median(grid):
     """Without a current configuration the first candidate has the shortest median step, whatever the seed."""
     for seed in range(3):
         sampler = make(grid, seed=seed)
-        drawn = sampler.population(sampler.evidence([])).log_step_s
+        drawn = sampler.population(sampler.observations([])).log_step_s
 
         _, order = run(sampler, world(grid)[1], 1)
 
@@ -397,18 +400,110 @@ def test_foreign_parameters_are_left_to_chance(grid):
     assert all("learning_rate" in trial.params for trial in study.trials)
 
 
-def test_maximizing_is_refused(grid):
-    """A step time is minimized; another direction is the caller's mistake."""
-    study = optuna.create_study(sampler=make(grid), direction="maximize")
+@pytest.mark.parametrize("directions", [["maximize"], ["minimize", "minimize"]])
+def test_other_directions_are_refused(grid, directions):
+    """A study that does not minimize one value ends before its objective is called, and leaves no trial running."""
+    study = optuna.create_study(sampler=make(grid), directions=directions)
+    called = []
 
-    with pytest.raises(ValueError, match="must minimize"):
-        study.ask(fixed_distributions=study.sampler.search_space)
+    with pytest.raises(ValueError, match=r"must minimize one value.*directions are"):
+        study.optimize(called.append, n_trials=3)
+
+    assert not called
+    assert [trial.state for trial in study.trials] == [TrialState.FAIL]
+
+
+POWERS = [1, 2, 4, 8, 16]
+KINDS = {
+    "categorical": lambda trial, name: trial.suggest_categorical(name, POWERS),
+    "int": lambda trial, name: trial.suggest_int(name, 1, 16),
+    "log": lambda trial, name: trial.suggest_int(name, 1, 16, log=True),
+    "float": lambda trial, name: trial.suggest_float(name, 1, 16),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dimension_may_be_suggested_by_any_distribution(grid, kind):
+    """The candidates of a study do not depend on the kind of distribution that its objective suggests."""
+    _, true = world(grid)
+    sampler = make(grid)
+    order = []
+
+    def objective(trial):
+        params = {name: KINDS[kind](trial, name) for name in ("pp", "tp", "dp")}
+        params["zero_stage"] = trial.suggest_categorical("zero_stage", [0, 1])
+        order.append(sampler.position_of(params))
+        return true[order[-1]]
+
+    study = optuna.create_study(sampler=sampler)
+    study.optimize(objective, n_trials=8)
+
+    assert order == run(make(grid), true, 8)[1]
+    assert sampler.observations(study.trials).num_decisions == 8
+
+
+def test_a_distribution_without_the_candidates_value_is_refused(grid):
+    """The message names the dimension, the value, and the distribution that does not hold it."""
+    study = optuna.create_study(sampler=make(grid, first=ParallelConfig(pp=16, tp=1, dp=1)))
+
+    with pytest.raises(ValueError, match=r"`pp` must be .* but 16 .* is not in CategoricalDistribution.*\(1, 2\)"):
+        study.optimize(lambda trial: trial.suggest_categorical("pp", [1, 2]), n_trials=1)
+
+
+@pytest.mark.parametrize("n_jobs", [2, 4])
+def test_threads_never_get_the_same_candidate(grid, n_jobs):
+    """Trials of several threads have different candidates, although their parameters are stored one by one."""
+    _, true = world(grid)
+    sampler = make(grid)
+
+    def objective(trial):
+        params = {}
+        for name in ("pp", "tp", "dp", "zero_stage"):
+            params[name] = trial.suggest_int(name, 0 if name == "zero_stage" else 1, 16)
+            time.sleep(0.002)
+        return true[sampler.position_of(params)]
+
+    study = optuna.create_study(sampler=sampler)
+    study.optimize(objective, n_trials=20, n_jobs=n_jobs)
+
+    assert len({tuple(trial.params.values()) for trial in study.trials}) == 20
+    assert not sampler._chosen
+
+
+def test_a_constraint_on_memory_is_a_failure_of_memory(grid):
+    """A trial whose constraint `memory` is above zero counts as one that ran out, whatever value it returned."""
+    _, true = world(grid)
+    sampler = make(grid, memory_share=np.full(len(grid), 0.9))
+
+    def objective(trial):
+        position = sampler.position_of(sampler.suggest(trial).values(grid.dimensions))
+        trial.set_constraint("memory", 0.2 if trial.number == 0 else -0.1)
+        return true[position]
+
+    study = optuna.create_study(sampler=sampler)
+    study.optimize(objective, n_trials=3)
+    observations = sampler.observations(study.trials)
+
+    assert observations.misfits == {sampler.position_of(study.trials[0].params)}
+    assert len(observations.measured) == 2
+
+
+def test_a_sampler_survives_pickling(grid):
+    """A pickled sampler goes on as the original one does, as Optuna's own samplers do."""
+    _, true = world(grid)
+    study, order = run(make(grid), true, 3)
+
+    study.sampler = pickle.loads(pickle.dumps(study.sampler))  # noqa: S301 # what it wrote itself
+    trial = study.ask(fixed_distributions=study.sampler.search_space)
+
+    assert study.sampler.position_of(trial.params) == run(make(grid), true, 4)[1][3]
+    assert study.sampler.position_of(trial.params) not in order
 
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), num_trials=st.integers(1, 12))
 def test_every_suggestion_is_a_candidate(seed, num_trials):
-    """Whatever the seed and the evidence, a suggestion names a row of the grid."""
+    """Whatever the seed and the observations, a suggestion names a row of the grid."""
     grid = grid_of(8, opened=())
 
     _, order = run(make(grid, seed=seed), world(grid)[1], num_trials)

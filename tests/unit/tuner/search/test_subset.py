@@ -3,8 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.unit.tuner.search.test_posterior import belief, evidence, grid, problem  # noqa: F401 # fixtures
-from tuner.search.subset import MOST_FAILED, MOST_TOLD, most_telling
+from tests.unit.tuner.search.test_posterior import grid, observations, posterior, problem  # noqa: F401 # fixtures
+from tuner.search.subset import MAX_FAILURES, MAX_OBSERVATIONS, select_subset
 
 NUM_CANDIDATES = 1000
 
@@ -18,30 +18,30 @@ def features():
 
 
 def measured(count):
-    """Evidence of so many candidates, measured in the order of their positions, the later ones faster."""
+    """Observations of so many candidates, measured in the order of their positions, the later ones faster."""
     positions = np.arange(count)
-    found = evidence(positions, -0.001 * positions)
+    found = observations(positions, -0.001 * positions)
     return replace(
         found, num_completed=np.ones(count, dtype=np.int64), peaks_bytes={int(position): 1 for position in positions}
     )
 
 
 def test_all_of_a_small_study_is_told(features):
-    """Surrogates of a study with MOST_TOLD candidates see its evidence as it is."""
-    found = measured(MOST_TOLD)
+    """Surrogates of a study with MAX_OBSERVATIONS candidates see its observations as it is."""
+    found = measured(MAX_OBSERVATIONS)
 
-    assert most_telling(found, features) is found
+    assert select_subset(found, features) is found
 
 
 def test_the_fastest_and_the_far_ones_are_told(features):
-    """Of more candidates MOST_TOLD are told, once and in their order: half the fastest, and the farthest among them."""
+    """Of more candidates MAX_OBSERVATIONS are told, once, in order: half the fastest, and the farthest among them."""
     found = measured(900)
 
-    told = most_telling(found, features)
+    told = select_subset(found, features)
 
-    assert len(set(told.measured.tolist())) == MOST_TOLD
+    assert len(set(told.measured.tolist())) == MAX_OBSERVATIONS
     assert told.measured.tolist() == sorted(told.measured.tolist())
-    assert set(range(900 - MOST_TOLD // 2, 900)) <= set(told.measured.tolist())
+    assert set(range(900 - MAX_OBSERVATIONS // 2, 900)) <= set(told.measured.tolist())
     assert 700 in told.measured
     assert told.peaks_bytes.keys() == set(told.measured.tolist())
     np.testing.assert_array_equal(told.log_step_s, -0.001 * told.measured)
@@ -49,30 +49,30 @@ def test_the_fastest_and_the_far_ones_are_told(features):
 
 
 def test_failures_are_told_of_some(features):
-    """Of many candidates that failed in one way MOST_FAILED are told, and those that measured a step all."""
+    """Of many candidates that failed in one way MAX_FAILURES are told, and those that measured a step all."""
     failed = frozenset(range(100, 600))
     found = replace(measured(50), misfits=failed, crashed=frozenset({600}), limits_s={601: 2.0})
 
-    told = most_telling(found, features)
+    told = select_subset(found, features)
 
-    assert len(told.misfits) == MOST_FAILED
+    assert len(told.misfits) == MAX_FAILURES
     assert told.misfits < failed
     assert (told.crashed, told.limits_s, len(told.measured)) == ({600}, {601: 2.0}, 50)
 
 
 @pytest.mark.slow
-def test_what_was_measured_stays_known(belief, grid):  # noqa: F811 # as above
+def test_what_was_measured_stays_known(posterior, grid):  # noqa: F811 # as above
     """A candidate of which the surrogates are not told has its measured step time in every draw, within its error."""
-    count = MOST_TOLD + 40
+    count = MAX_OBSERVATIONS + 40
     assert count < len(grid)
     positions = np.arange(count)
-    log_step_s = np.log(belief.predicted.step_time_s[:count]) + 0.3 * np.sin(7.0 * positions)
-    found = evidence(positions, log_step_s)
+    log_step_s = np.log(posterior.predicted.step_time_s[:count]) + 0.3 * np.sin(7.0 * positions)
+    found = observations(positions, log_step_s)
     found = replace(found, num_completed=np.ones(count, dtype=np.int64))
-    told = most_telling(found, belief.steps[0].points.features)
+    told = select_subset(found, posterior.steps[0].points.features)
     untold = np.setdiff1d(positions, told.measured)
 
-    drawn = belief.draw(found, 20, np.random.default_rng(0))
+    drawn = posterior.draw(found, 20, np.random.default_rng(0))
 
     assert len(untold) == 40
     assert np.abs(drawn[:, untold] - log_step_s[untold]).max() < 5 * 0.005

@@ -8,8 +8,8 @@ import pytest
 from costmodels.job.parallel_config import ConfigGrid
 from trials.backend import Status
 from trials.simulated.backend import SimulatedBackend
-from tuner.search.observations import SeenProxy, evidence_of
-from tuner.search.prior import prior_belief
+from tuner.search.observations import ProxyObservations, observations_of
+from tuner.search.prior import initial_posterior
 from tuner.search.proxy.proxy_plan import ProxyPlan
 from tuner.search.proxy.proxy_trials import ProxyOptions, proxy_of
 from tuner.study_file.config import load_study
@@ -32,15 +32,15 @@ def problem():
         if len(found) == 60:
             break
     grid = whole.take(np.array(list(found)))
-    belief = prior_belief([(config.measured_setting, np.arange(len(grid)))], grid)
-    return config, grid, belief, tuple(found.values())
+    posterior = initial_posterior([(config.measured_setting, np.arange(len(grid)))], grid)
+    return config, grid, posterior, tuple(found.values())
 
 
 def seen(position, log_error=None, **changes):
     """What a proxy told whose step erred by so much; its other fields by name."""
-    _, _, belief, proxies = problem()
-    predicted = belief.proxies.predicted([proxies[position]])
-    told = SeenProxy(
+    _, _, posterior, proxies = problem()
+    predicted = posterior.proxies.predicted([proxies[position]])
+    told = ProxyObservations(
         proxy=proxies[position],
         positions=(position,),
         log_step_s=None if log_error is None else float(np.log(predicted.step_time_s[0])) + log_error,
@@ -53,15 +53,15 @@ def seen(position, log_error=None, **changes):
     return replace(told, **changes)
 
 
-def evidence(*proxies, full=None):
-    """Evidence of such proxies, and of full-size trials by their log errors."""
-    _, _, belief, _ = problem()
+def observations(*proxies, full=None):
+    """Observations of such proxies, and of full-size trials by their log errors."""
+    _, _, posterior, _ = problem()
     full = full or {}
     at = np.array(list(full), dtype=np.int64)
     return replace(
-        evidence_of([], lambda _: None),
+        observations_of([], lambda _: None),
         measured=at,
-        log_step_s=np.log(belief.predicted.step_time_s[at]) + np.array(list(full.values())),
+        log_step_s=np.log(posterior.predicted.step_time_s[at]) + np.array(list(full.values())),
         variance=np.full(len(at), 0.01**2),
         explored=frozenset(full),
         num_decisions=len(proxies) + len(full),
@@ -72,8 +72,8 @@ def evidence(*proxies, full=None):
 
 def errors_drawn(known):
     """Median log error of every candidate's step over the draws in which it runs [n], and the share of these [n]."""
-    _, _, belief, _ = problem()
-    drawn = belief.draw(known, NUM_DRAWS, np.random.default_rng(0)) - np.log(belief.predicted.step_time_s)
+    _, _, posterior, _ = problem()
+    drawn = posterior.draw(known, NUM_DRAWS, np.random.default_rng(0)) - np.log(posterior.predicted.step_time_s)
     runs = np.isfinite(drawn)
     medians = [np.median(errors[ran]) for errors, ran in zip(drawn.T, runs.T, strict=True)]
     return np.array(medians), runs.mean(axis=0)
@@ -84,8 +84,8 @@ def test_the_error_of_proxies_reaches_every_candidate():
     """Five proxies that take twice their prediction double the median candidate, within a quarter, where untried
     candidates stood as predicted, or a little above: something may slow them down.
     """
-    before, _ = errors_drawn(evidence())
-    after, _ = errors_drawn(evidence(*(seen(position, np.log(2)) for position in range(5))))
+    before, _ = errors_drawn(observations())
+    after, _ = errors_drawn(observations(*(seen(position, np.log(2)) for position in range(5))))
 
     assert -0.1 < np.median(before[5:]) < 0.2
     assert np.log(1.6) < np.median(after[5:]) < np.log(2.4)
@@ -99,7 +99,7 @@ def test_a_proxy_tells_most_of_its_own_candidate():
     usual = [seen(position, 0.0) for position in range(8)]
     slow = [replace(one, log_step_s=one.log_step_s + 0.3 * (at == 3)) for at, one in enumerate(usual)]
 
-    change = errors_drawn(evidence(*slow))[0] - errors_drawn(evidence(*usual))[0]
+    change = errors_drawn(observations(*slow))[0] - errors_drawn(observations(*usual))[0]
 
     assert int(np.argmax(change[:8])) == 3
     assert change[3] > 0.1
@@ -111,8 +111,8 @@ def test_full_size_outweighs_proxies_that_mislead():
     """
     proxies = [seen(position, np.log(3)) for position in range(5)]
 
-    misled, _ = errors_drawn(evidence(*proxies))
-    corrected, _ = errors_drawn(evidence(*proxies, full={20: 0.0, 21: 0.0, 22: 0.0}))
+    misled, _ = errors_drawn(observations(*proxies))
+    corrected, _ = errors_drawn(observations(*proxies, full={20: 0.0, 21: 0.0, 22: 0.0}))
 
     assert np.median(misled[30:]) > 0.5 * np.log(3)
     assert np.median(corrected[30:]) < 0.5 * np.log(3)
@@ -121,7 +121,7 @@ def test_full_size_outweighs_proxies_that_mislead():
 @pytest.mark.slow
 def test_operator_times_of_proxies_correct_their_candidates():
     """In a world of wrong operators and no other error, operator times of six proxies halve the candidates' errors."""
-    config, grid, belief, proxies = problem()
+    config, grid, posterior, proxies = problem()
     backend = config.backend
     assert isinstance(backend, SimulatedBackend)
     world = replace(backend, seed=5, operator_error=0.6)
@@ -137,24 +137,24 @@ def test_operator_times_of_proxies_correct_their_candidates():
     samples = tuple(sample for outcome in ran.values() for sample in outcome.operator_samples)
 
     def error(known):
-        drawn = belief.draw(known, NUM_DRAWS, np.random.default_rng(0))[:, 6:]
+        drawn = posterior.draw(known, NUM_DRAWS, np.random.default_rng(0))[:, 6:]
         wrong = np.where(np.isfinite(drawn), drawn, np.nan) - truth[6:]
         return float(np.nanmean(np.abs(np.nanmedian(wrong, axis=0))))
 
     assert len(ran) >= 4
-    assert error(replace(evidence(*told), samples=samples)) < 0.5 * error(evidence())
+    assert error(replace(observations(*told), samples=samples)) < 0.5 * error(observations())
 
 
 def test_memory_of_proxies_speaks_of_their_candidates():
     """Peaks of proxies that are a third over their prediction make tight candidates run in fewer draws."""
-    _, _, belief, proxies = problem()
-    share = belief.predicted.needed_bytes / belief.predicted.capacity_bytes
+    _, _, posterior, proxies = problem()
+    share = posterior.predicted.needed_bytes / posterior.predicted.capacity_bytes
     tight = (share > 0.75) & (share < 0.95)
-    peaks = belief.proxies.predicted(proxies[:5]).peak_bytes
+    peaks = posterior.proxies.predicted(proxies[:5]).peak_bytes
 
     def runs(factor):
         told = [seen(at, 0.0, peak_bytes=int(factor * peak)) for at, peak in enumerate(peaks)]
-        return errors_drawn(evidence(*told))[1][5:][tight[5:]].mean()
+        return errors_drawn(observations(*told))[1][5:][tight[5:]].mean()
 
     assert tight[5:].sum() >= 3
     assert runs(1.33) < 0.6 * runs(1.0)
@@ -162,7 +162,7 @@ def test_memory_of_proxies_speaks_of_their_candidates():
 
 def test_a_proxy_without_memory_leaves_its_candidate_in_play():
     """Where a smaller job runs out of memory, its candidate may still be the fastest."""
-    _, runs = errors_drawn(evidence(seen(0, ran_out=True)))
+    _, runs = errors_drawn(observations(seen(0, ran_out=True)))
 
     assert runs[0] > 0.1
 
@@ -172,13 +172,13 @@ def test_a_crash_speaks_against_the_candidate_unless_memory_explains_it():
     """Where a smaller job that has memory to spare crashes, its candidate runs in few draws; one that was tight runs in
     more.
     """
-    _, _, belief, proxies = problem()
-    predicted = belief.proxies.predicted(proxies[:15])
+    _, _, posterior, proxies = problem()
+    predicted = posterior.proxies.predicted(proxies[:15])
     order = np.argsort(predicted.needed_bytes / predicted.capacity_bytes)
     roomy, tight = int(order[0]), int(order[-1])
 
-    _, of_roomy = errors_drawn(evidence(seen(roomy, crashed=True)))
-    _, of_tight = errors_drawn(evidence(seen(tight, crashed=True)))
+    _, of_roomy = errors_drawn(observations(seen(roomy, crashed=True)))
+    _, of_tight = errors_drawn(observations(seen(tight, crashed=True)))
 
     assert of_roomy[roomy] < 0.3
     assert of_tight[tight] > 1.5 * of_roomy[roomy]
@@ -200,14 +200,14 @@ def test_proxies_end_once_they_agree_or_the_budget_is_spent():
     )
     named = np.array([0] * 90 + [1] * 10)
 
-    assert plan.goes_on(evidence(), named)
-    assert plan.goes_on(evidence(seen(0, 0.0)), named)
-    assert not plan.goes_on(evidence(seen(0, 0.0), seen(1, 0.0)), named)
-    assert not plan.goes_on(evidence(), np.full(100, len(grid) - 1))  # which has none
-    assert not plan.goes_on(replace(evidence(seen(0, 0.0)), num_proxies=8), named)
-    assert not plan.goes_on(evidence(seen(0, 0.0), full={3: 0.0}), named)
-    assert plan.is_spent(evidence(seen(0, 0.0), full={3: 0.0, 4: 0.0}), named)
-    assert not plan.is_spent(evidence(seen(0, 0.0), full={3: 0.0}), named)
+    assert plan.goes_on(observations(), named)
+    assert plan.goes_on(observations(seen(0, 0.0)), named)
+    assert not plan.goes_on(observations(seen(0, 0.0), seen(1, 0.0)), named)
+    assert not plan.goes_on(observations(), np.full(100, len(grid) - 1))  # which has none
+    assert not plan.goes_on(replace(observations(seen(0, 0.0)), num_proxies=8), named)
+    assert not plan.goes_on(observations(seen(0, 0.0), full={3: 0.0}), named)
+    assert plan.is_spent(observations(seen(0, 0.0), full={3: 0.0, 4: 0.0}), named)
+    assert not plan.is_spent(observations(seen(0, 0.0), full={3: 0.0}), named)
 
 
 def test_what_another_candidates_proxy_has_told_is_not_asked_again():
@@ -223,14 +223,14 @@ def test_what_another_candidates_proxy_has_told_is_not_asked_again():
         known={0: proxies[0], 1: proxies[0]},
     )
 
-    assert plan.is_settled(evidence(seen(0, 0.0)), np.array([1])).all()
+    assert plan.is_settled(observations(seen(0, 0.0)), np.array([1])).all()
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_proxies_leave_the_draws_of_candidates_alone(count):
     """However many smaller jobs were tried, a draw has a value for each candidate and for nothing else."""
-    _, grid, belief, _ = problem()
+    _, grid, posterior, _ = problem()
 
-    drawn = belief.draw(evidence(*(seen(at, 0.1) for at in range(count))), 10, np.random.default_rng(0))
+    drawn = posterior.draw(observations(*(seen(at, 0.1) for at in range(count))), 10, np.random.default_rng(0))
 
     assert drawn.shape == (10, len(grid))
