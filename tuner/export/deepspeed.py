@@ -21,7 +21,7 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.job.uneven_work import numbers_in_words
 from tuner.export.exporter import Export
-from tuner.export.parts import layers_of_parts, runtime_note, uneven
+from tuner.export.parts import describe_uneven_work, layers_of_parts, runtime_note
 
 
 def export_deepspeed(setting: Setting, config: ParallelConfig) -> Export:
@@ -29,7 +29,7 @@ def export_deepspeed(setting: Setting, config: ParallelConfig) -> Export:
     job = setting.job
     notes = (
         *_notes(setting, config),
-        *uneven(
+        *describe_uneven_work(
             setting,
             config,
             framework="DeepSpeed",
@@ -60,7 +60,7 @@ def _uses_auto_tp(config: ParallelConfig) -> bool:
 
 
 def _uses_ulysses(config: ParallelConfig) -> bool:
-    """Return whether the file can enable Ulysses, which requires that no other dimension splits the model."""
+    """Return whether the file can enable Ulysses, which requires pp = tp = cp = 1."""
     return config.pp == config.tp == config.cp == 1 and config.up > 1
 
 
@@ -71,7 +71,7 @@ def _uses_auto_ep(setting: Setting, config: ParallelConfig) -> bool:
 
 
 def _model_parallel(setting: Setting, config: ParallelConfig) -> dict[str, Any]:
-    """Return the keys for the parallel dimensions that DeepSpeed applies without changes to the model."""
+    """Return the keys of the parallel dimensions that the file can set, none of which works with a pipeline."""
     content: dict[str, Any] = {}
     if _uses_auto_tp(config):
         content["tensor_parallel"] = {"autotp_size": config.tp}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
-from tuner.export.parts import Environment, Part, export_flags, layers_of_parts, runtime_note, uneven
+from tuner.export.parts import Environment, Part, describe_uneven_work, export_flags, layers_of_parts, runtime_note
 
 ARRAY = "PARALLEL_ARGS"
 """Name of the bash array that the exported text defines."""
@@ -32,7 +32,7 @@ def export_megatron(setting: Setting, config: ParallelConfig) -> Export:
         "megatron",
         megatron_parts(setting, config),
         array=ARRAY,
-        head=head(config),
+        head=head_comments(config),
         usage=f'torchrun ... pretrain_gpt.py "${{{ARRAY}[@]}}" ...',
         environment=environment(config, sharded=_sharded_stage(setting, config) >= 2),
         notes=runtime_note(setting, "Megatron-LM", ("megatron-core", "mindspeed")),
@@ -44,7 +44,7 @@ def megatron_parts(setting: Setting, config: ParallelConfig) -> list[Part]:
     return [
         tensor(setting, config),
         _pipeline(setting, config),
-        uneven(setting, config, framework="Megatron-LM", recomputed=BLOCK),
+        describe_uneven_work(setting, config, framework="Megatron-LM", recomputed=BLOCK),
         _context(setting, config),
         experts(setting, config),
         batch(setting, config),
@@ -54,7 +54,7 @@ def megatron_parts(setting: Setting, config: ParallelConfig) -> list[Part]:
     ]
 
 
-def head(config: ParallelConfig) -> tuple[str, str]:
+def head_comments(config: ParallelConfig) -> tuple[str, str]:
     """Return the leading comments: the configuration, and how dp follows from the number of devices."""
     return (
         str(config),

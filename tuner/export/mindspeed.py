@@ -12,8 +12,8 @@ from __future__ import annotations
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
-from tuner.export.megatron import ARRAY, BLOCK, batch, environment, experts, head, tensor
-from tuner.export.parts import Part, export_flags, layers_of_parts, runtime_note, uneven
+from tuner.export.megatron import ARRAY, BLOCK, batch, environment, experts, head_comments, tensor
+from tuner.export.parts import Part, describe_uneven_work, export_flags, layers_of_parts, runtime_note
 
 
 def export_mindspeed(setting: Setting, config: ParallelConfig) -> Export:
@@ -21,7 +21,7 @@ def export_mindspeed(setting: Setting, config: ParallelConfig) -> Export:
     parts = [
         tensor(setting, config),
         _pipeline(setting, config),
-        uneven(setting, config, framework="MindSpeed-LLM", recomputed=BLOCK),
+        describe_uneven_work(setting, config, framework="MindSpeed-LLM", recomputed=BLOCK),
         _context(setting, config),
         experts(setting, config),
         batch(setting, config),
@@ -33,7 +33,7 @@ def export_mindspeed(setting: Setting, config: ParallelConfig) -> Export:
         "mindspeed",
         parts,
         array=ARRAY,
-        head=head(config),
+        head=head_comments(config),
         usage=f'torchrun ... pretrain_gpt.py --use-mcore-models "${{{ARRAY}[@]}}" ...',
         environment=environment(config, sharded=False),
         notes=runtime_note(setting, "MindSpeed-LLM", ("mindspeed",)),

@@ -3,8 +3,9 @@
 Sources: nanotron config/parallelism_config.py (`ParallelismArgs`), config/config.py (`TokensArgs`, `OptimizerArgs`,
 `Config.global_batch_size`), config/utils_config.py (`cast_str_to_pipeline_engine`: afab or 1f1b),
 parallel/tensor_parallel/enum.py (REDUCE_SCATTER is sequence parallelism), models/base.py (stages get equal shares of
-the blocks' cost), parallel/context.py (the world size is a multiple of the expert parallel degree). `recompute_layer`
-and `context_parallel_size` exist in the repository only: they were added after 0.4, the release on PyPI.
+the blocks' cost), parallel/context.py (the world size is the product of all degrees, including the expert parallel
+degree). `recompute_layer` and `context_parallel_size` exist in the repository only: they were added after 0.4, the
+release on PyPI.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import yaml
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
-from tuner.export.parts import comments, runtime_note, uneven
+from tuner.export.parts import describe_uneven_work, format_comments, runtime_note
 
 
 def export_nanotron(setting: Setting, config: ParallelConfig) -> Export:
@@ -47,10 +48,10 @@ def export_nanotron(setting: Setting, config: ParallelConfig) -> Export:
     }
     notes = (
         *_notes(setting, config),
-        *uneven(setting, config, framework="nanotron", recomputed="recomputes all layers or none").notes,
+        *describe_uneven_work(setting, config, framework="nanotron", recomputed="recomputes all layers or none").notes,
         *runtime_note(setting, "nanotron", ("nanotron",)),
     )
-    text = "\n".join([*comments((str(config), *notes)), yaml.safe_dump(content, sort_keys=False)])
+    text = "\n".join([*format_comments((str(config), *notes)), yaml.safe_dump(content, sort_keys=False)])
     return Export(target="nanotron", text=text, notes=notes)
 
 

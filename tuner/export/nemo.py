@@ -16,7 +16,7 @@ from tuner.export.exporter import Export
 from tuner.export.flag_table import FlagValue, Values, read_flags
 from tuner.export.megatron import megatron_parts
 from tuner.export.megatron_flags import MEGATRON_FLAGS
-from tuner.export.parts import comments, runtime_note
+from tuner.export.parts import format_comments, runtime_note
 
 FIELDS = {
     "--tensor-model-parallel-size": "trainer.strategy.tensor_model_parallel_size",
@@ -75,7 +75,7 @@ def export_nemo(setting: Setting, config: ParallelConfig) -> Export:
     lines = [f"{path} = {value}" for path, value in _assignments(setting, ALWAYS | given).items()]
     text = "\n".join(
         [
-            *comments((str(config), f"dp={config.dp} follows from the world size", *notes)),
+            *format_comments((str(config), f"dp={config.dp} follows from the world size", *notes)),
             "import torch",
             "",
             "",

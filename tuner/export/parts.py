@@ -29,7 +29,7 @@ class Part:
     notes: tuple[str, ...] = ()
 
 
-def comments(notes: Iterable[str]) -> list[str]:
+def format_comments(notes: Iterable[str]) -> list[str]:
     """Format notes as comment lines for bash, YAML and Python.
 
     Whitespace is collapsed, so that a line break in a name cannot end the comment.
@@ -61,12 +61,12 @@ def export_flags(
     all_notes = (*(note for part in parts for note in part.notes), *notes)
     flags = [flag for part in parts for flag in part.flags]
     lines = [
-        *comments((*head, *all_notes)),
+        *format_comments((*head, *all_notes)),
         *(f"unset {name}" if value is None else f"export {name}={value}" for name, value in environment),
         f"{array}=(",
         *(f"    {flag}" for flag in flags),
         ")",
-        *comments([usage]),
+        *format_comments([usage]),
     ]
     return Export(
         target=target,
@@ -95,7 +95,7 @@ def runtime_note(setting: Setting, framework: str, runtimes: tuple[str, ...]) ->
     )
 
 
-def uneven(setting: Setting, config: ParallelConfig, *, framework: str, recomputed: str) -> Part:
+def describe_uneven_work(setting: Setting, config: ParallelConfig, *, framework: str, recomputed: str) -> Part:
     """Return notes about uneven work that no flag can express.
 
     Args:

@@ -15,7 +15,7 @@ from itertools import accumulate
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
-from tuner.export.parts import Part, export_flags, layers_of_parts, runtime_note, uneven
+from tuner.export.parts import Part, describe_uneven_work, export_flags, layers_of_parts, runtime_note
 
 ARRAY = "TORCHTITAN_ARGS"
 """Name of the bash array that the exported text defines."""
@@ -31,7 +31,7 @@ def export_torchtitan(setting: Setting, config: ParallelConfig) -> Export:
         _data_parallel(setting, config),
         _tensor(config),
         _pipeline(setting, config),
-        uneven(
+        describe_uneven_work(
             setting,
             config,
             framework="torchtitan",

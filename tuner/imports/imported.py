@@ -65,7 +65,7 @@ class Imported:
         degrees: Parallel degrees by name. Most files leave dp to the number of devices; it is absent then.
         open: Degrees and keys of the job whose values could not be read, with the reason for each.
         micro_batches: Micro-batches per step on each replica; None if the file states the global batch instead.
-        layers: Number of layers of each virtual stage if the file lists them, otherwise empty.
+        layers: Number of layers of each virtual stage if the file states them, otherwise empty.
         assignment: Uneven work as text of a configuration, or empty.
         copies: Number of copies of the sharded training states: dp over dp_shard.
         hosts: Number of hosts that the file starts on; None if unknown.

@@ -23,7 +23,7 @@ TORCHRUN = (
 """Flags of torchrun in the command of a trial."""
 
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.I)
-_OURS = (
+_SET_BY_TRIALS = (
     "CUDA_DEVICE_MAX_CONNECTIONS",
     "MASTER_ADDR",
     "MASTER_PORT",
@@ -32,7 +32,7 @@ _OURS = (
     "CUDA_VISIBLE_DEVICES",
     "ASCEND_RT_VISIBLE_DEVICES",
 )
-"""Environment variables that `{flags}` or the executor of trials sets."""
+"""Environment variables that each trial sets itself."""
 _LAUNCHERS = ("torch.distributed.launch", "torch.distributed.run")
 
 
@@ -116,7 +116,7 @@ def environment_of(script: Script) -> tuple[tuple[tuple[str, str], ...], tuple[s
     found, not_copied = [], []
     for name in script.exported:
         words = script.variables.get(name, ())
-        if name in _OURS:
+        if name in _SET_BY_TRIALS:
             continue
         if words and not any(word.unknown for word in words) and not _SECRET.search(name):
             found.append((name, braced(" ".join(word.text for word in words))))
