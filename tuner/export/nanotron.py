@@ -93,7 +93,7 @@ def _notes(setting: Setting, config: ParallelConfig) -> list[str]:
             "recompute: nanotron recomputes whole layers or nothing; selective is exported as no recomputation"
         )
     if job.precision not in ("bf16", "fp32"):
-        notes.append(f"precision: nanotron's model.dtype does not support {job.precision}; set model.dtype yourself")
+        notes.append(f"precision: nanotron does not support {job.precision}; set model.dtype to another format")
     if job.optimizer != "adam":
         notes.append(f"optimizer: set optimizer.optimizer_factory of the file to {job.optimizer}")
     return notes
