@@ -1,6 +1,6 @@
-"""Writes a configuration as the flags or files of a training framework.
+"""Exporters, which write a configuration as the flags or files of a training framework.
 
-A new target is one function of the kind `Exporter` in a file of its own, and one entry in `EXPORTERS`.
+To add a target, write one function of type `Exporter` in its own file and register it in `EXPORTERS`.
 """
 
 from tuner.export.exporter import Export, Exporter

@@ -1,14 +1,15 @@
-"""DeepSpeed's configuration file (DeepSpeed 0.19), as JSON.
+"""Exporter for DeepSpeed's JSON configuration file (DeepSpeed 0.19).
 
-The file shards states, automatic tensor parallelism (AutoTP), Ulysses and experts (AutoEP). A pipeline's stages, and
-everything beside a pipeline, are arguments of the training script; each such degree is a note, and an entry under
-`comments`, a key that DeepSpeed passes over.
+The file controls ZeRO, automatic tensor parallelism (AutoTP), Ulysses, and automatic expert parallelism (AutoEP). The
+training script itself sets the number of pipeline stages and every parallel dimension that is combined with a
+pipeline. The exporter writes one note for each of these degrees. The notes are also stored under `comments`, a key that
+DeepSpeed ignores.
 
 Sources: DeepSpeed runtime/config.py (keys; train batch = micro-batch * accumulation * data parallel ranks; removed
-keys, MiCS among them), runtime/zero/config.py, runtime/tensor_parallel/config.py (`autotp_size`), __init__.py
-(`sequence_parallel_size` and `data_parallel_size` make the mesh), module_inject/auto_ep_config.py and
-auto_ep_folding.py (experts' tensor degree must be 1; AutoTP excludes Ulysses), runtime/pipe/engine.py (no ZeRO 2 and 3;
-`activation_checkpoint_interval`).
+keys, including MiCS), runtime/zero/config.py, runtime/tensor_parallel/config.py (`autotp_size`), __init__.py
+(`sequence_parallel_size` and `data_parallel_size` define the mesh), module_inject/auto_ep_config.py and
+auto_ep_folding.py (the tensor parallel degree of experts must be 1; AutoTP excludes Ulysses), runtime/pipe/engine.py
+(no ZeRO 2 and 3; `activation_checkpoint_interval`).
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.job.uneven_work import numbers_in_words
 from tuner.export.exporter import Export
-from tuner.export.parts import layers_of_parts, runtime_note, uneven
+from tuner.export.parts import describe_uneven_work, layers_of_parts, runtime_note
 
 
 def export_deepspeed(setting: Setting, config: ParallelConfig) -> Export:
-    """One JSON object, to be handed to `deepspeed.initialize(config=...)`."""
+    """Return the configuration as one JSON object for `deepspeed.initialize(config=...)`."""
     job = setting.job
     notes = (
         *_notes(setting, config),
-        *uneven(
+        *describe_uneven_work(
             setting,
             config,
             framework="DeepSpeed",
-            recomputed="runs every activation_checkpoint_interval layers of a stage again, the same on all stages",
+            recomputed="has one activation_checkpoint_interval, which applies to all stages",
         ).notes,
         *runtime_note(setting, "DeepSpeed", ("megatron-deepspeed", "gpt-neox")),
     )
@@ -53,75 +54,83 @@ def export_deepspeed(setting: Setting, config: ParallelConfig) -> Export:
     return Export(target="deepspeed", text=json.dumps(content, indent=2, allow_nan=False) + "\n", notes=notes)
 
 
-def _automatic_tp(config: ParallelConfig) -> bool:
+def _uses_auto_tp(config: ParallelConfig) -> bool:
+    """Return whether AutoTP can split the model, which requires that there is no pipeline."""
     return config.pp == 1 and config.tp > 1
 
 
-def _automatic_ulysses(config: ParallelConfig) -> bool:
+def _uses_ulysses(config: ParallelConfig) -> bool:
+    """Return whether the file can enable Ulysses, which requires pp = tp = cp = 1."""
     return config.pp == config.tp == config.cp == 1 and config.up > 1
 
 
-def _automatic_ep(setting: Setting, config: ParallelConfig) -> bool:
-    own = config.expert_tp or config.tp
-    return setting.job.model.is_moe and config.pp == 1 and config.ep > 1 and own == 1
+def _uses_auto_ep(setting: Setting, config: ParallelConfig) -> bool:
+    """Return whether AutoEP can split the experts, which requires expert tensor degree 1 and no pipeline."""
+    expert_tp = config.expert_tp or config.tp
+    return setting.job.model.is_moe and config.pp == 1 and config.ep > 1 and expert_tp == 1
 
 
 def _model_parallel(setting: Setting, config: ParallelConfig) -> dict[str, Any]:
-    """What a model without a pipeline is split by."""
+    """Return the keys of the parallel dimensions that the file can set, none of which works with a pipeline."""
     content: dict[str, Any] = {}
-    if _automatic_tp(config):
+    if _uses_auto_tp(config):
         content["tensor_parallel"] = {"autotp_size": config.tp}
-    if _automatic_ulysses(config):
+    if _uses_ulysses(config):
         content |= {"sequence_parallel_size": config.up, "data_parallel_size": config.dp}
-    if _automatic_ep(setting, config):
+    if _uses_auto_ep(setting, config):
         content["expert_parallel"] = {"enabled": True, "autoep_size": config.ep}
     return content
 
 
 def _notes(setting: Setting, config: ParallelConfig) -> list[str]:
+    """Return one note for each dimension that the file cannot express."""
     job, notes = setting.job, []
     if config.pp > 1:
-        held = numbers_in_words(layers_of_parts(setting, config)) if config.vpp == 1 else "as planned"
+        held = numbers_in_words(layers_of_parts(setting, config)) if config.vpp == 1 else "as planned by the study"
         notes.append(
-            f"pp: the training script builds PipelineModule(num_stages={config.pp}), its stages with layers {held}"
+            f"pp: create PipelineModule(num_stages={config.pp}) in the training script; layers per stage: {held}"
         )
     if config.vpp > 1:
-        notes.append(f"vpp: DeepSpeed's pipeline has one chunk of layers for each stage, not {config.vpp}")
+        notes.append(f"vpp: DeepSpeed's pipeline runs one model chunk per stage, not {config.vpp}")
     if config.tp > 1:
         notes.append(
-            "tp: AutoTP splits Hugging Face models; another model's script splits its own"
-            if _automatic_tp(config)
-            else f"tp: the training script's topology says it: PipeModelDataParallelTopology(num_mp={config.tp})"
+            "tp: AutoTP supports Hugging Face models only; split any other model in the training script"
+            if _uses_auto_tp(config)
+            else f"tp: set it in the topology of the training script: PipeModelDataParallelTopology(num_mp={config.tp})"
         )
     if config.tp > 1 and config.sequence_parallel:
-        notes.append("sequence_parallel: DeepSpeed leaves norms whole; the model itself must split them over tp")
+        notes.append("sequence_parallel: DeepSpeed does not split norms over tp; the model has to do this itself")
     if config.cp > 1:
-        notes.append(f"cp: DeepSpeed has no ring attention; the training script brings it for {config.cp} ranks")
+        notes.append(f"cp: DeepSpeed has no ring attention; implement it for {config.cp} ranks in the training script")
     if config.up > 1:
         notes.append(
-            "up: the model calls DistributedAttention over the sequence parallel group"
-            if _automatic_ulysses(config)
-            else f"up: the configuration file has Ulysses alone; beside tp, cp or pp the script's mpu says {config.up}"
+            "up: the model must call DistributedAttention with the sequence parallel group"
+            if _uses_ulysses(config)
+            else f"up: with tp, cp or pp, the configuration file cannot enable Ulysses; set degree {config.up} in the "
+            "script's mpu object"
         )
     if config.ep > 1:
         notes += _expert_notes(setting, config)
     if config.zero_stage > 1 and config.pp > 1:
-        notes.append(f"zero_stage: DeepSpeed's pipeline refuses stage {config.zero_stage}; 1 is the most it runs")
+        notes.append(f"zero_stage: DeepSpeed's pipeline rejects stage {config.zero_stage}; it supports 0 and 1")
     if config.dp_shard and config.zero_stage:
-        notes.append(f"dp_shard: DeepSpeed shards over all of dp, not over {config.dp_shard}")
+        notes.append(f"dp_shard: DeepSpeed shards over all data parallel ranks, not over {config.dp_shard}")
     if config.recompute == "full" and config.pp == 1:
-        notes.append("recompute: the script asks for it: model.gradient_checkpointing_enable()")
+        notes.append("recompute: call model.gradient_checkpointing_enable() in the training script")
     if config.recompute == "selective":
         modules = ", ".join(job.recompute_modules)
-        notes.append(f"recompute: the model itself wraps {modules} in deepspeed.checkpointing.checkpoint")
+        notes.append(f"recompute: the model must wrap {modules} in deepspeed.checkpointing.checkpoint")
     if job.precision in ("fp8", "nvfp4", "tf32"):
-        notes.append(f"precision: no key of the file asks for {job.precision}; the model does")
+        notes.append(f"precision: the file has no key for {job.precision}; enable it in the model")
     return notes
 
 
 def _expert_notes(setting: Setting, config: ParallelConfig) -> list[str]:
+    """Return the note that says how the experts are split."""
     if not setting.job.model.is_moe:
-        return [f"ep: {config.ep} has no meaning for a model without experts"]
-    if _automatic_ep(setting, config):
-        return ["ep: AutoEP splits the experts of Hugging Face models; another model's script splits its own"]
-    return [f"ep: the training script's deepspeed.moe.layer.MoE(ep_size={config.ep}) splits the experts"]
+        return [f"ep: {config.ep} has no effect, because the model has no experts"]
+    if _uses_auto_ep(setting, config):
+        return [
+            "ep: AutoEP supports Hugging Face models only; split the experts of any other model in the training script"
+        ]
+    return [f"ep: split the experts in the training script: deepspeed.moe.layer.MoE(ep_size={config.ep})"]

@@ -1,4 +1,4 @@
-"""The contract of an exporter: one configuration, written as a training framework takes it."""
+"""Contract of an exporter, which writes one configuration in the format of a training framework."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from costmodels.job.setting import Setting
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Export:
-    """One configuration for one framework.
+    """Configuration in the format of one framework.
 
     Attributes:
-        target: The exporter's name.
-        text: What a user pastes.
-        notes: What the text cannot say, one sentence each, led by the dimension that it is about.
-        arguments: The flags that the text holds, an argument each; empty where a framework takes a file instead.
-        environment: Variables that belong to them; None removes one.
+        target: Name of the exporter.
+        text: Text that a user pastes into a script or saves as a file.
+        notes: Facts that the text cannot express, one sentence each, beginning with the name of the dimension.
+        arguments: Command-line arguments in the text; empty if the framework takes a file.
+        environment: Environment variables that the flags require; the value None removes a variable.
     """
 
     target: str
@@ -29,4 +29,4 @@ class Export:
 
 
 Exporter = Callable[[Setting, ParallelConfig], Export]
-"""Writes a configuration of the setting's job; pure, and never fails on a configuration that could be tried."""
+"""Function that writes a configuration of the setting's job. It is pure and accepts every valid configuration."""

@@ -1,4 +1,7 @@
-"""Flags as a framework's parser declares them: arguments become typed values, or a mistake that names the flag."""
+"""Tables of flags as a framework's parser declares them, and the parser that turns arguments into typed values.
+
+A wrong argument raises a ConfigError that names the flag.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,16 @@ from hardware.io.errors import ConfigError, did_you_mean
 
 FlagValue = bool | int | str | tuple[int, ...] | tuple[str, ...] | None
 Values = Mapping[str, FlagValue]
-"""What was said, by flag or key."""
+"""Values by flag or key; keys that were not given are absent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flag:
-    """One flag of a parser.
+    """Declaration of one flag.
 
     Attributes:
-        kind: What follows it: nothing, one whole number, one word, or several of either.
-        choices: The words that it takes; all where there are none.
+        kind: Kind of value: none (switch), one integer, one word, or a list of either.
+        choices: Words that the flag accepts; empty if it accepts every word.
     """
 
     kind: Literal["switch", "number", "word", "numbers", "words"] = "number"
@@ -27,28 +30,29 @@ class Flag:
 
 
 def read_flags(arguments: Sequence[str], table: Mapping[str, Flag]) -> dict[str, FlagValue]:
-    """The values that the arguments give, by flag.
+    """Parse arguments into values by flag.
 
     Raises:
-        ConfigError: a flag is unknown, given twice, or followed by what it does not take.
+        ConfigError: a flag is unknown or given twice, or its value has the wrong kind.
     """
     values: dict[str, FlagValue] = {}
     position = 0
     while position < len(arguments):
         name = arguments[position]
         if name not in table:
-            raise ConfigError("is no flag of this framework", value=name, nearest=did_you_mean(name, table))
+            raise ConfigError("is not a flag of this framework", value=name, nearest=did_you_mean(name, table))
         if name in values:
             raise ConfigError("is given twice", key=name)
         end = position + 1
         while end < len(arguments) and arguments[end] not in table and not arguments[end].startswith("--"):
             end += 1
-        values[name] = _value(name, arguments[position + 1 : end], table[name])
+        values[name] = _parse_value(name, arguments[position + 1 : end], table[name])
         position = end
     return values
 
 
-def _value(name: str, words: Sequence[str], flag: Flag) -> FlagValue:
+def _parse_value(name: str, words: Sequence[str], flag: Flag) -> FlagValue:
+    """Convert the words after a flag to the kind of value that the flag takes."""
     if flag.kind == "switch":
         if words:
             raise ConfigError("takes no value", key=name, value=words[0])
@@ -57,7 +61,7 @@ def _value(name: str, words: Sequence[str], flag: Flag) -> FlagValue:
     if not words or (len(words) > 1 and not several):
         raise ConfigError(f"takes {'at least ' if several else ''}one value", key=name, value=" ".join(words) or None)
     if flag.kind in ("number", "numbers"):
-        numbers = tuple(_number(name, word) for word in words)
+        numbers = tuple(_parse_number(name, word) for word in words)
         return numbers if several else numbers[0]
     for word in words:
         if flag.choices and word not in flag.choices:
@@ -65,7 +69,8 @@ def _value(name: str, words: Sequence[str], flag: Flag) -> FlagValue:
     return tuple(words) if several else words[0]
 
 
-def _number(name: str, word: str) -> int:
+def _parse_number(name: str, word: str) -> int:
+    """Convert a word to an integer of at most 18 characters."""
     if not word.removeprefix("-").isdecimal() or not word.isascii() or len(word) > 18:
         raise ConfigError("must be a whole number", key=name, value=word)
     return int(word)

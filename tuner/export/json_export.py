@@ -1,4 +1,4 @@
-"""The configuration as JSON, with the facts of the job and the cluster that it belongs to."""
+"""Exporter that writes the configuration as JSON, together with the job and the cluster that it was found for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from tuner.export.exporter import Export
 
 
 def export_json(setting: Setting, config: ParallelConfig) -> Export:
-    """One JSON object: `config` holds every dimension by name, so that `ParallelConfig(**config)` gives it back."""
+    """Return one JSON object whose key `config` holds every dimension by name.
+
+    `ParallelConfig(**config)` restores the configuration.
+    """
     job, cluster = setting.job, setting.cluster
     content = {
         "config": config.values(DEGREES + FURTHER_DIMENSIONS),

@@ -1,9 +1,9 @@
-"""The flags of Megatron-LM's pretrain scripts (megatron-core 0.16).
+"""Exporter for the flags of Megatron-LM's pretrain scripts (megatron-core 0.16).
 
 Sources: Megatron-LM megatron/training/arguments.py (names and checks) and megatron-core 0.16.1
 model_parallel_config.py (hierarchical context parallel sizes: all-to-all first), distributed_data_parallel_config.py
-(sharding strategies), distrib_optimizer.py (Adam only), transformer/pipeline_parallel_layer_layout.py (the layout's
-grammar); its Megatron-FSDP guide for the flags that sharded gradients and weights need beside them.
+(sharding strategies), distrib_optimizer.py (Adam only), transformer/pipeline_parallel_layer_layout.py (grammar of
+layouts), and the Megatron-FSDP guide (further flags that sharded gradients and weights require).
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from __future__ import annotations
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
-from tuner.export.parts import Environment, Part, export_flags, layers_of_parts, runtime_note, uneven
+from tuner.export.parts import Environment, Part, describe_uneven_work, export_flags, layers_of_parts, runtime_note
 
 ARRAY = "PARALLEL_ARGS"
-"""Name of the bash array that the text defines."""
+"""Name of the bash array that the exported text defines."""
 
 BLOCK = (
-    "recomputes as many layers on every stage; --recompute-method block --recompute-num-layers {most} fits wherever "
-    "the plan does, and takes longer"
+    "recomputes the same number of layers on every stage; --recompute-method block --recompute-num-layers {most} "
+    "needs no more memory than the plan, but takes longer"
 )
-"""What to do about stages that recompute unlike numbers of layers."""
+"""Advice for configurations whose stages recompute different numbers of layers."""
 
 _WITH_BF16 = ("bf16", "fp8", "nvfp4")
-"""Precisions that are --bf16, with or without narrower products."""
+"""Precisions that need --bf16; fp8 and nvfp4 add a narrower format for matrix products."""
 
 
 def export_megatron(setting: Setting, config: ParallelConfig) -> Export:
-    """A bash array of flags, to stand before the call of a pretrain script and be handed to it."""
+    """Return a bash array of flags, which a pretrain script is called with."""
     return export_flags(
         "megatron",
         megatron_parts(setting, config),
         array=ARRAY,
-        head=head(config),
+        head=head_comments(config),
         usage=f'torchrun ... pretrain_gpt.py "${{{ARRAY}[@]}}" ...',
         environment=environment(config, sharded=_sharded_stage(setting, config) >= 2),
         notes=runtime_note(setting, "Megatron-LM", ("megatron-core", "mindspeed")),
@@ -40,11 +40,11 @@ def export_megatron(setting: Setting, config: ParallelConfig) -> Export:
 
 
 def megatron_parts(setting: Setting, config: ParallelConfig) -> list[Part]:
-    """The flags by concern, with what they cannot say."""
+    """Return the flags grouped by concern, each group with notes about what it cannot express."""
     return [
         tensor(setting, config),
         _pipeline(setting, config),
-        uneven(setting, config, framework="Megatron-LM", recomputed=BLOCK),
+        describe_uneven_work(setting, config, framework="Megatron-LM", recomputed=BLOCK),
         _context(setting, config),
         experts(setting, config),
         batch(setting, config),
@@ -54,8 +54,8 @@ def megatron_parts(setting: Setting, config: ParallelConfig) -> list[Part]:
     ]
 
 
-def head(config: ParallelConfig) -> tuple[str, str]:
-    """The configuration, and why there is no flag for dp."""
+def head_comments(config: ParallelConfig) -> tuple[str, str]:
+    """Return the leading comments: the configuration, and how dp follows from the number of devices."""
     return (
         str(config),
         f"dp={config.dp} follows from the world size: {config.num_devices} devices / "
@@ -64,12 +64,15 @@ def head(config: ParallelConfig) -> tuple[str, str]:
 
 
 def _sharded_stage(setting: Setting, config: ParallelConfig) -> int:
-    """The ZeRO stage that Megatron-LM can run: the distributed optimizer knows Adam only."""
+    """Return the ZeRO stage that Megatron-LM can run. Its distributed optimizer supports Adam only."""
     return config.zero_stage if setting.job.optimizer == "adam" else 0
 
 
 def environment(config: ParallelConfig, *, sharded: bool) -> Environment:
-    """arguments.py asserts the variable for tp or cp on devices before Blackwell, and its absence for Megatron-FSDP."""
+    """Return the setting of CUDA_DEVICE_MAX_CONNECTIONS that arguments.py requires.
+
+    The variable must be 1 with tp or cp on devices before Blackwell. It must be absent with Megatron-FSDP.
+    """
     name = "CUDA_DEVICE_MAX_CONNECTIONS"
     if sharded:
         return ((name, None),)
@@ -77,23 +80,27 @@ def environment(config: ParallelConfig, *, sharded: bool) -> Environment:
 
 
 def tensor(setting: Setting, config: ParallelConfig) -> Part:
-    """Tensor and sequence parallelism."""
+    """Return the flags of tensor and sequence parallelism."""
     flags = [f"--tensor-model-parallel-size {config.tp}"]
     notes = []
     if config.sequence_parallel and config.tp > 1:
         flags.append("--sequence-parallel")
     if setting.job.model.is_moe and config.tp > 1 and not config.sequence_parallel:
-        notes.append("sequence_parallel: Megatron-LM trains experts with tp > 1 only with --sequence-parallel")
+        notes.append("sequence_parallel: Megatron-LM requires --sequence-parallel to train experts with tp > 1")
     return Part(flags=tuple(flags), notes=tuple(notes))
 
 
 def _pipeline(setting: Setting, config: ParallelConfig) -> Part:
-    """Even stages by their number, others by a layout, which implies vpp and excludes the flag for it."""
+    """Return the flags of pipeline parallelism.
+
+    Stages of equal length are given by their number. Any other division needs a layout, which implies vpp and excludes
+    the flag for vpp.
+    """
     layers, padded = setting.job.model.num_layers, setting.padded_layers
     size = f"--pipeline-model-parallel-size {config.pp}"
     chunks = config.pp * config.vpp
     if config.assignment.layers:
-        note = "pp: the layout gives each virtual stage the layers that were planned for it"
+        note = "pp: the layout gives each virtual stage the number of layers that the study planned"
         layout = _layout(layers_of_parts(setting, config))
         return Part(flags=(size, f"--pipeline-model-parallel-layout '{layout}'"), notes=(note,))
     if layers % chunks == 0:
@@ -102,19 +109,19 @@ def _pipeline(setting: Setting, config: ParallelConfig) -> Part:
             ()
             if padded == layers or chunks == 1
             else (
-                f"pp: the study pads {layers} layers to {padded} with no-op layers; Megatron-LM has none and cuts the "
-                f"{layers} layers into {chunks} equal parts instead",
+                f"pp: the study pads {layers} layers to {padded} with no-op layers; Megatron-LM has no such layers and "
+                f"splits the {layers} layers into {chunks} equal parts instead",
             )
         )
         return Part(flags=(size, *virtual), notes=notes)
     note = (
-        f"{'vpp' if config.vpp > 1 else 'pp'}: {layers} layers do not divide by pp*vpp = {chunks}; "
-        f"--pipeline-model-parallel-layout gives each of the {chunks} parts the layers it had in the study"
+        f"{'vpp' if config.vpp > 1 else 'pp'}: {layers} layers are not divisible by pp*vpp = {chunks}; "
+        f"--pipeline-model-parallel-layout gives each of the {chunks} parts as many layers as in the study"
     )
     if padded != layers:
         note += (
-            f", where no-op layers filled them to {padded} (Megatron-LM has none; MindSpeed takes "
-            f"--num-layers {padded} --noop-layers {','.join(map(str, range(layers, padded)))})"
+            f", which padded the model to {padded} layers with no-op layers (Megatron-LM has none; the flags of "
+            f"MindSpeed are --num-layers {padded} --noop-layers {','.join(map(str, range(layers, padded)))})"
         )
     if config.vpp > 1:
         note += f"; the layout implies vpp={config.vpp}"
@@ -123,13 +130,21 @@ def _pipeline(setting: Setting, config: ParallelConfig) -> Part:
 
 
 def _layout(layers_of_part: tuple[int, ...]) -> str:
-    """E embedding, t*n layers (t for one), L loss; parts in the order that a micro-batch passes them."""
+    """Return the pipeline layout as text.
+
+    E is the embedding, t*n are n layers (t for one layer) and L is the loss. Bars separate the virtual stages, in the
+    order in which a micro-batch passes through them.
+    """
     parts = [("t" if count == 1 else f"t*{count}") if count else "" for count in layers_of_part]
     return f"E{'|'.join(parts)}L"
 
 
 def _context(setting: Setting, config: ParallelConfig) -> Part:
-    """Ulysses and ring attention share one group: all-to-all within `up` neighbours, the ring across them."""
+    """Return the flags of context parallelism.
+
+    Ulysses and ring attention share one group of cp*up ranks: the all-to-all runs among `up` neighbours, the ring
+    across these sets of neighbours.
+    """
     size = config.cp * config.up
     flags = [f"--context-parallel-size {size}"]
     notes = []
@@ -140,16 +155,16 @@ def _context(setting: Setting, config: ParallelConfig) -> Part:
         flags.append(f"--cp-comm-type {'p2p' if config.cp > 1 else 'a2a'}")
     if size > 1 and setting.job.sequence_length % (2 * size):
         notes.append(
-            f"{'cp' if config.cp > 1 else 'up'}: Megatron-LM needs a sequence length divisible by 2*cp*up = "
-            f"{2 * size}, and it is {setting.job.sequence_length}"
+            f"{'cp' if config.cp > 1 else 'up'}: Megatron-LM requires a sequence length divisible by 2*cp*up = "
+            f"{2 * size}; it is {setting.job.sequence_length}"
         )
     return Part(flags=tuple(flags), notes=tuple(notes))
 
 
 def experts(setting: Setting, config: ParallelConfig) -> Part:
-    """Expert parallelism, and the experts' own tensor degree."""
+    """Return the flags of expert parallelism, including the tensor parallel degree of the experts."""
     if not setting.job.model.is_moe:
-        note = f"ep: {config.ep} has no meaning for a model without experts"
+        note = f"ep: {config.ep} has no effect, because the model has no experts"
         return Part(notes=(note,) if config.ep > 1 else ())
     flags = (
         f"--expert-model-parallel-size {config.ep}",
@@ -158,12 +173,12 @@ def experts(setting: Setting, config: ParallelConfig) -> Part:
         # arguments.py: "Currently GroupedGEMM for MoE only supports bf16 dtype"
         *(("--moe-grouped-gemm",) if setting.job.precision in _WITH_BF16 else ()),
     )
-    refused = config.ep > 1 and setting.job.precision == "fp16"
-    return Part(flags=flags, notes=("ep: Megatron-LM refuses expert parallelism in fp16",) if refused else ())
+    is_rejected = config.ep > 1 and setting.job.precision == "fp16"
+    return Part(flags=flags, notes=("ep: Megatron-LM rejects expert parallelism in fp16",) if is_rejected else ())
 
 
 def batch(setting: Setting, config: ParallelConfig) -> Part:
-    """Sequences of a micro-batch and of a step, and their length."""
+    """Return the flags for the micro-batch size, the global batch size and the sequence length."""
     job = setting.job
     return Part(
         flags=(
@@ -175,7 +190,11 @@ def batch(setting: Setting, config: ParallelConfig) -> Part:
 
 
 def _data_parallel(setting: Setting, config: ParallelConfig) -> Part:
-    """ZeRO 1 is the distributed optimizer, 2 and 3 are Megatron-FSDP; dp_shard makes several instances of either."""
+    """Return the flags of data parallelism.
+
+    ZeRO 1 is the distributed optimizer; ZeRO 2 and 3 are Megatron-FSDP. With dp_shard, each of several instances of the
+    optimizer shards its states over dp_shard ranks.
+    """
     runtime, stage = setting.runtime, _sharded_stage(setting, config)
     flags = ["--use-distributed-optimizer"] if stage else []
     copies = config.dp // config.dp_shard if config.dp_shard else 1
@@ -193,11 +212,12 @@ def _data_parallel(setting: Setting, config: ParallelConfig) -> Part:
         flags.append("--overlap-grad-reduce")
         if stage and runtime.overlaps_weight_gather:
             flags.append("--overlap-param-gather")
-    note = f"zero_stage: Megatron-LM shards the states of Adam only, not of {setting.job.optimizer}"
+    note = f"zero_stage: Megatron-LM can shard the optimizer states of Adam only, not of {setting.job.optimizer}"
     return Part(flags=tuple(flags), notes=(note,) if stage < config.zero_stage else ())
 
 
 def _recompute(setting: Setting, config: ParallelConfig) -> Part:
+    """Return the flags of activation recomputation."""
     modules = " ".join(setting.job.recompute_modules)
     flags = {
         "none": (),
@@ -208,6 +228,7 @@ def _recompute(setting: Setting, config: ParallelConfig) -> Part:
 
 
 def _precision(setting: Setting, _: ParallelConfig) -> Part:
+    """Return the flags for the number format and the optimizer."""
     job = setting.job
     numerics = {
         "bf16": ("--bf16",),

@@ -1,4 +1,4 @@
-"""Declare Megatron-LM's flags as its parser does (megatron/training/arguments.py, megatron-core 0.16)."""
+"""Table of Megatron-LM's flags as its parser declares them (megatron/training/arguments.py, megatron-core 0.16)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COMMON_FLAGS: dict[str, Flag] = {
     "--fp16": _SWITCH,
     "--optimizer": Flag(kind="word", choices=("adam", "sgd")),
 }
-"""Flags that Megatron-LM and MindSpeed-LLM share."""
+"""Flags that both Megatron-LM and MindSpeed-LLM accept."""
 
 MEGATRON_FLAGS: dict[str, Flag] = COMMON_FLAGS | {
     VPP: _NUMBER,

@@ -1,8 +1,10 @@
-"""The flags of MindSpeed-LLM's pretrain scripts: Megatron-LM's, and its own for context and pipeline parallelism.
+"""Exporter for the flags of MindSpeed-LLM's pretrain scripts.
+
+Most flags are those of Megatron-LM. MindSpeed-LLM has its own flags for context and pipeline parallelism.
 
 Sources: MindSpeed-LLM mindspeed_llm/training/arguments.py (`_add_cp_args`, `_validate_cp_args`, `_add_algorithm_args`
 for --noop-layers, `_add_moe_args`); MindSpeed features_manager/context_parallel (degrees of the hybrid algorithm) and
-features_manager/pipeline_parallel/noop_layers.py (layers are counted from 0, no-op layers among --num-layers).
+features_manager/pipeline_parallel/noop_layers.py (layer numbers begin at 0; --num-layers includes the no-op layers).
 """
 
 from __future__ import annotations
@@ -10,16 +12,16 @@ from __future__ import annotations
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
-from tuner.export.megatron import ARRAY, BLOCK, batch, environment, experts, head, tensor
-from tuner.export.parts import Part, export_flags, layers_of_parts, runtime_note, uneven
+from tuner.export.megatron import ARRAY, BLOCK, batch, environment, experts, head_comments, tensor
+from tuner.export.parts import Part, describe_uneven_work, export_flags, layers_of_parts, runtime_note
 
 
 def export_mindspeed(setting: Setting, config: ParallelConfig) -> Export:
-    """A bash array of flags, to stand before the call of a pretrain script and be handed to it."""
+    """Return a bash array of flags, which a pretrain script is called with."""
     parts = [
         tensor(setting, config),
         _pipeline(setting, config),
-        uneven(setting, config, framework="MindSpeed-LLM", recomputed=BLOCK),
+        describe_uneven_work(setting, config, framework="MindSpeed-LLM", recomputed=BLOCK),
         _context(setting, config),
         experts(setting, config),
         batch(setting, config),
@@ -31,7 +33,7 @@ def export_mindspeed(setting: Setting, config: ParallelConfig) -> Export:
         "mindspeed",
         parts,
         array=ARRAY,
-        head=head(config),
+        head=head_comments(config),
         usage=f'torchrun ... pretrain_gpt.py --use-mcore-models "${{{ARRAY}[@]}}" ...',
         environment=environment(config, sharded=False),
         notes=runtime_note(setting, "MindSpeed-LLM", ("mindspeed",)),
@@ -39,7 +41,10 @@ def export_mindspeed(setting: Setting, config: ParallelConfig) -> Export:
 
 
 def _pipeline(setting: Setting, config: ParallelConfig) -> Part:
-    """All virtual stages are equal; no-op layers at the end of a shorter one fill it up."""
+    """Return the flags of pipeline parallelism.
+
+    MindSpeed-LLM requires virtual stages of equal length, so that no-op layers are appended to the shorter ones.
+    """
     chunks, planned = config.pp * config.vpp, layers_of_parts(setting, config)
     longest = max(planned)
     filled = longest * chunks
@@ -51,14 +56,17 @@ def _pipeline(setting: Setting, config: ParallelConfig) -> Part:
         empty = [chunk * longest + place for chunk, held in enumerate(planned) for place in range(held, longest)]
         flags += [f"--num-layers {filled}", f"--noop-layers {','.join(map(str, empty))}"]
         notes.append(
-            f"{'vpp' if config.vpp > 1 else 'pp'}: {len(empty)} no-op layers among {filled} give each of the {chunks} "
-            f"parts its layers; drop --num-layers {sum(planned)} from your command"
+            f"{'vpp' if config.vpp > 1 else 'pp'}: {len(empty)} of {filled} layers are no-op layers, so that each of "
+            f"the {chunks} parts gets its planned layers; remove --num-layers {sum(planned)} from your command"
         )
     return Part(flags=tuple(flags), notes=tuple(notes))
 
 
 def _context(setting: Setting, config: ParallelConfig) -> Part:
-    """One group of cp*up ranks; the hybrid algorithm takes `up` neighbours for its all-to-all."""
+    """Return the flags of context parallelism.
+
+    There is one group of cp*up ranks. The hybrid algorithm runs the all-to-all among `up` neighbours.
+    """
     size = config.cp * config.up
     flags = [f"--context-parallel-size {size}"]
     notes = []
@@ -67,17 +75,17 @@ def _context(setting: Setting, config: ParallelConfig) -> Part:
         flags.append(f"--context-parallel-algo {ring if config.cp > 1 else 'ulysses_cp_algo'}")
     if config.cp > 1 and config.up > 1:
         flags.append(f"--ulysses-degree-in-cp {config.up}")
-    # Megatron-LM's own check stands before MindSpeed's and holds for Ulysses too
+    # Megatron-LM's check runs before MindSpeed's and applies to Ulysses as well
     if size > 1 and setting.job.sequence_length % (2 * size):
         notes.append(
-            f"{'cp' if config.cp > 1 else 'up'}: Megatron-LM's check needs a sequence length divisible by 2*cp*up = "
-            f"{2 * size}, and it is {setting.job.sequence_length}"
+            f"{'cp' if config.cp > 1 else 'up'}: Megatron-LM's check requires a sequence length divisible by 2*cp*up = "
+            f"{2 * size}; it is {setting.job.sequence_length}"
         )
     return Part(flags=tuple(flags), notes=tuple(notes))
 
 
 def _data_parallel(setting: Setting, config: ParallelConfig) -> Part:
-    """The distributed optimizer alone, which is ZeRO 1."""
+    """Return the flags of data parallelism. The distributed optimizer (ZeRO 1) is the only sharding available."""
     runtime, job = setting.runtime, setting.job
     stage = min(config.zero_stage, 1) if job.optimizer == "adam" else 0
     flags = ["--use-distributed-optimizer"] if stage else []
@@ -87,29 +95,31 @@ def _data_parallel(setting: Setting, config: ParallelConfig) -> Part:
             flags.append("--overlap-param-gather")
     notes = []
     if stage < config.zero_stage:
-        why = "shards no more than the optimizer's states" if stage else f"shards no states of {job.optimizer}"
-        notes.append(f"zero_stage: MindSpeed-LLM {why}, so that stage {config.zero_stage} becomes {stage}")
+        why = "shards the optimizer states only" if stage else f"cannot shard the states of {job.optimizer}"
+        notes.append(f"zero_stage: MindSpeed-LLM {why}; stage {config.zero_stage} is exported as {stage}")
     if config.dp_shard and stage:
-        notes.append(f"dp_shard: MindSpeed-LLM shards over all of dp, not over {config.dp_shard}")
+        notes.append(f"dp_shard: MindSpeed-LLM shards over all data parallel ranks, not over {config.dp_shard}")
     return Part(flags=tuple(flags), notes=tuple(notes))
 
 
 def _recompute(setting: Setting, config: ParallelConfig) -> Part:
+    """Return the flags of activation recomputation."""
     flags = {
         "none": (),
         "selective": ("--recompute-granularity selective",),
         "full": ("--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"),
     }
     modules = setting.job.recompute_modules
-    note = f"recompute: selective is the core attention in MindSpeed-LLM, not {', '.join(modules)}"
+    note = f"recompute: selective recomputation in MindSpeed-LLM covers the core attention, not {', '.join(modules)}"
     other = config.recompute == "selective" and modules != ("core_attn",)
     return Part(flags=flags[config.recompute], notes=(note,) if other else ())
 
 
 def _precision(setting: Setting) -> Part:
+    """Return the flags for the number format and the optimizer."""
     job = setting.job
     numerics = {"bf16": ("--bf16",), "fp16": ("--fp16",), "fp8": ("--bf16",), "nvfp4": ("--bf16",)}
-    note = f"precision: no flag here asks MindSpeed-LLM for {job.precision}"
+    note = f"precision: the export has no flag that enables {job.precision} in MindSpeed-LLM"
     return Part(
         flags=(*numerics.get(job.precision, ()), f"--optimizer {job.optimizer}"),
         notes=() if job.precision in ("bf16", "fp16", "fp32") else (note,),

@@ -1,10 +1,11 @@
-"""The parts of nanotron's YAML file that a configuration decides.
+"""Exporter for the sections of nanotron's YAML file that a configuration determines.
 
 Sources: nanotron config/parallelism_config.py (`ParallelismArgs`), config/config.py (`TokensArgs`, `OptimizerArgs`,
 `Config.global_batch_size`), config/utils_config.py (`cast_str_to_pipeline_engine`: afab or 1f1b),
-parallel/tensor_parallel/enum.py (REDUCE_SCATTER is sequence parallelism), models/base.py (blocks are cut at equal
-shares of their cost), parallel/context.py (expert ranks multiply the devices). `recompute_layer` and
-`context_parallel_size` are in the repository since 0.4, which is what PyPI has.
+parallel/tensor_parallel/enum.py (REDUCE_SCATTER is sequence parallelism), models/base.py (stages get equal shares of
+the blocks' cost), parallel/context.py (the world size is the product of all degrees, including the expert parallel
+degree). `recompute_layer` and `context_parallel_size` exist in the repository only: they were added after 0.4, the
+release on PyPI.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import yaml
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
-from tuner.export.parts import comments, runtime_note, uneven
+from tuner.export.parts import describe_uneven_work, format_comments, runtime_note
 
 
 def export_nanotron(setting: Setting, config: ParallelConfig) -> Export:
-    """Three sections of the file; what else stands there is not about the configuration."""
+    """Return three sections of the file. Its other sections do not depend on the configuration."""
     job = setting.job
     scatters = config.sequence_parallel and config.tp > 1
     parallelism: dict[str, Any] = {
@@ -47,41 +48,52 @@ def export_nanotron(setting: Setting, config: ParallelConfig) -> Export:
     }
     notes = (
         *_notes(setting, config),
-        *uneven(setting, config, framework="nanotron", recomputed="recomputes all layers or none").notes,
+        *describe_uneven_work(setting, config, framework="nanotron", recomputed="recomputes all layers or none").notes,
         *runtime_note(setting, "nanotron", ("nanotron",)),
     )
-    text = "\n".join([*comments((str(config), *notes)), yaml.safe_dump(content, sort_keys=False)])
+    text = "\n".join([*format_comments((str(config), *notes)), yaml.safe_dump(content, sort_keys=False)])
     return Export(target="nanotron", text=text, notes=notes)
 
 
 def _notes(setting: Setting, config: ParallelConfig) -> list[str]:
+    """Return one note for each dimension that the file cannot express."""
     job, notes = setting.job, []
     if config.vpp > 1:
-        notes.append(f"vpp: nanotron's stages are contiguous blocks; {config.vpp} chunks of a rank become one")
+        notes.append(
+            f"vpp: each of nanotron's stages is contiguous; the {config.vpp} chunks of a rank are merged into one"
+        )
     if config.assignment.layers:
-        notes.append("pp: nanotron cuts stages by the cost of blocks and takes no layers of yours")
+        notes.append("pp: nanotron divides the blocks by cost; the number of layers per stage cannot be set")
     if config.up > 1:
-        notes.append(f"up: nanotron has ring attention alone; context_parallel_size is cp*up = {config.cp * config.up}")
+        notes.append(f"up: nanotron has ring attention only; context_parallel_size is cp*up = {config.cp * config.up}")
     elif config.cp > 1:
-        notes.append("cp: context_parallel_size needs nanotron from its repository; 0.4 of PyPI refuses the key")
+        notes.append(
+            "cp: context_parallel_size requires nanotron from its repository; version 0.4 on PyPI rejects the key"
+        )
     if config.ep > 1:
         notes.append(
-            f"ep: nanotron's expert ranks stand beside dp, not within it as these {config.ep}; each rank holds all"
+            f"ep: nanotron cannot place the {config.ep} expert parallel ranks within dp; each rank holds all experts"
             if job.model.is_moe
-            else f"ep: {config.ep} has no meaning for a model without experts"
+            else f"ep: {config.ep} has no effect, because the model has no experts"
         )
     if config.expert_tp not in (0, config.tp):
         notes.append(f"expert_tp: nanotron splits experts by tp, not by {config.expert_tp}")
     if config.zero_stage > 1:
-        notes.append(f"zero_stage: nanotron shards the optimizer's states alone; stage {config.zero_stage} becomes 1")
+        notes.append(
+            f"zero_stage: nanotron shards the optimizer states only; stage {config.zero_stage} is exported as 1"
+        )
     if config.dp_shard and config.zero_stage:
-        notes.append(f"dp_shard: nanotron shards over all of dp, not over {config.dp_shard}")
+        notes.append(f"dp_shard: nanotron shards over all data parallel ranks, not over {config.dp_shard}")
     if config.recompute == "full":
-        notes.append("recompute: recompute_layer needs nanotron from its repository; 0.4 of PyPI refuses the key")
+        notes.append(
+            "recompute: recompute_layer requires nanotron from its repository; version 0.4 on PyPI rejects the key"
+        )
     if config.recompute == "selective":
-        notes.append("recompute: nanotron recomputes whole layers or nothing; selective becomes nothing")
+        notes.append(
+            "recompute: nanotron recomputes whole layers or nothing; selective is exported as no recomputation"
+        )
     if job.precision not in ("bf16", "fp32"):
-        notes.append(f"precision: model.dtype of the file says it; nanotron has no {job.precision} there")
+        notes.append(f"precision: nanotron does not support {job.precision}; set model.dtype to another format")
     if job.optimizer != "adam":
-        notes.append(f"optimizer: optimizer.optimizer_factory of the file says {job.optimizer}")
+        notes.append(f"optimizer: set optimizer.optimizer_factory of the file to {job.optimizer}")
     return notes

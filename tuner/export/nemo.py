@@ -1,9 +1,9 @@
-"""What to set in a recipe of NeMo 2 (nemo_toolkit 2.7), as Python.
+"""Exporter for NeMo 2 (nemo_toolkit 2.7), which writes a Python function that sets the fields of a recipe.
 
 Sources: NeMo lightning/pytorch/strategies/megatron_strategy.py (arguments of `MegatronStrategy`; its
-`ParallelismConfig` goes to megatron-core's ModelParallelConfig), collections/llm/recipes/*.py (where strategy, data and
-model stand in a recipe), collections/llm/gpt/data/mock.py (batch and sequence), and for the model and the gradients'
-reduction megatron-core transformer_config.py and distributed_data_parallel_config.py.
+`ParallelismConfig` is passed to megatron-core's ModelParallelConfig), collections/llm/recipes/*.py (places of strategy,
+data and model in a recipe), collections/llm/gpt/data/mock.py (batch and sequence); megatron-core transformer_config.py
+(model) and distributed_data_parallel_config.py (reduction of gradients).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tuner.export.exporter import Export
 from tuner.export.flag_table import FlagValue, Values, read_flags
 from tuner.export.megatron import megatron_parts
 from tuner.export.megatron_flags import MEGATRON_FLAGS
-from tuner.export.parts import comments, runtime_note
+from tuner.export.parts import format_comments, runtime_note
 
 FIELDS = {
     "--tensor-model-parallel-size": "trainer.strategy.tensor_model_parallel_size",
@@ -44,8 +44,7 @@ FIELDS = {
     "--recompute-method": "model.config.recompute_method",
     "--recompute-num-layers": "model.config.recompute_num_layers",
 }
-"""Where a recipe holds what a flag of Megatron-LM says."""
-
+"""Field of a recipe that corresponds to each flag of Megatron-LM."""
 
 ALWAYS: dict[str, FlagValue] = {
     "--sequence-parallel": False,
@@ -61,26 +60,27 @@ ALWAYS: dict[str, FlagValue] = {
     "--recompute-num-layers": None,
     "--use-megatron-fsdp": False,
 }
-"""What is set even where no flag says it, since recipes bring values of their own."""
+"""Values that are set even if the flag is absent, because recipes have their own default values."""
 
 DTYPES = {"bf16": "torch.bfloat16", "fp8": "torch.bfloat16", "nvfp4": "torch.bfloat16", "fp16": "torch.float16"}
+"""Data type of the tensors between pipeline stages, by precision; torch.float32 for the others."""
 
 
 def export_nemo(setting: Setting, config: ParallelConfig) -> Export:
-    """A function that takes a recipe and sets what the configuration decides."""
+    """Return a Python function that sets the fields of a recipe that the configuration determines."""
     parts = megatron_parts(setting, config)
-    said = read_flags([word for part in parts for flag in part.flags for word in shlex.split(flag)], MEGATRON_FLAGS)
+    given = read_flags([word for part in parts for flag in part.flags for word in shlex.split(flag)], MEGATRON_FLAGS)
     notes = [*(note for part in parts for note in part.notes), *_notes(setting, config)]
     notes += runtime_note(setting, "NeMo", ("megatron-core", "mindspeed"))
-    lines = [f"{path} = {value}" for path, value in _assignments(setting, ALWAYS | said).items()]
+    lines = [f"{path} = {value}" for path, value in _assignments(setting, ALWAYS | given).items()]
     text = "\n".join(
         [
-            *comments((str(config), f"dp={config.dp} follows from the world size", *notes)),
+            *format_comments((str(config), f"dp={config.dp} follows from the world size", *notes)),
             "import torch",
             "",
             "",
             "def parallelise(recipe):",
-            '    """Sets the configuration in a recipe, such as llm.llama3_8b.pretrain_recipe()."""',
+            '    """Set the configuration in a recipe, such as llm.llama3_8b.pretrain_recipe()."""',
             *(f"    recipe.{line}" for line in lines),
             "    return recipe",
         ]
@@ -88,18 +88,18 @@ def export_nemo(setting: Setting, config: ParallelConfig) -> Export:
     return Export(target="nemo", text=text + "\n", notes=tuple(notes))
 
 
-def _assignments(setting: Setting, said: Values) -> dict[str, str]:
-    """Fields of the recipe, and what they become as Python."""
+def _assignments(setting: Setting, given: Values) -> dict[str, str]:
+    """Return the fields of the recipe with their values as Python expressions."""
     groups = setting.cluster.groups
     found: dict[str, str] = {}
     if len({group.devices_per_host for group in groups}) == 1:
         found["trainer.num_nodes"] = str(sum(group.hosts for group in groups))
         found["trainer.devices"] = str(groups[0].devices_per_host)
     for flag, path in FIELDS.items():
-        if flag in said:
-            found[path] = _as_python(flag, said[flag])
+        if flag in given:
+            found[path] = _as_python(flag, given[flag])
     found["trainer.strategy.pipeline_dtype"] = DTYPES.get(setting.job.precision, "torch.float32")
-    if said["--use-megatron-fsdp"]:
+    if given["--use-megatron-fsdp"]:
         found |= {
             "trainer.strategy.fsdp": repr("megatron"),
             "trainer.strategy.save_ckpt_format": repr("fsdp_dtensor"),
@@ -111,23 +111,27 @@ def _assignments(setting: Setting, said: Values) -> dict[str, str]:
 
 
 def _as_python(flag: str, value: FlagValue) -> str:
+    """Return the value of a flag as a Python expression."""
     if flag == "--cp-comm-type" and isinstance(value, tuple):
-        # the strategy makes no hierarchical groups
+        # MegatronStrategy creates no hierarchical groups, so that a2a+p2p is not available
         return repr("p2p" if value[0] == "a2a+p2p" else value[0])
     return repr(list(value) if isinstance(value, tuple) else value)
 
 
 def _notes(setting: Setting, config: ParallelConfig) -> list[str]:
+    """Return one note for each dimension that the recipe cannot express."""
     job, notes = setting.job, []
     if config.cp > 1 and config.up > 1:
         notes.append(
-            "up: MegatronStrategy makes no hierarchical groups for a2a+p2p; ring attention of cp*up = "
-            f"{config.cp * config.up} takes its place"
+            "up: MegatronStrategy creates no hierarchical groups for a2a+p2p; ring attention over cp*up = "
+            f"{config.cp * config.up} ranks replaces it"
         )
     if len({group.devices_per_host for group in setting.cluster.groups}) > 1:
-        notes.append("hosts: hosts have unlike numbers of devices; set trainer.num_nodes and trainer.devices yourself")
+        notes.append(
+            "hosts: hosts have different numbers of devices; set trainer.num_nodes and trainer.devices yourself"
+        )
     if job.precision != "bf16":
-        notes.append(f"precision: recipe.trainer.plugins says it, and recipes bring bf16_mixed(), not {job.precision}")
+        notes.append(f"precision: recipes use bf16_mixed(); set recipe.trainer.plugins for {job.precision} yourself")
     if job.optimizer != "adam":
-        notes.append(f"optimizer: recipe.optim says it, and recipes bring Adam, not {job.optimizer}")
+        notes.append(f"optimizer: recipes use Adam; set recipe.optim for {job.optimizer} yourself")
     return notes

@@ -1,4 +1,4 @@
-"""What exporters of flags share: flags by concern, comments, and the bash array that a user pastes."""
+"""Building blocks of the exporters: groups of flags, comments, and the bash array that a user pastes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,22 @@ Environment = tuple[tuple[str, str | None], ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """Flags of one concern, each with its values as bash reads them, and what they cannot say."""
+    """Group of flags for one concern.
+
+    Attributes:
+        flags: Flags with their values, quoted for bash.
+        notes: Sentences about what the flags cannot express.
+    """
 
     flags: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-def comments(notes: Iterable[str]) -> list[str]:
-    """Notes as lines of comment for bash, YAML and Python; a note stays one line whatever names it holds."""
+def format_comments(notes: Iterable[str]) -> list[str]:
+    """Format notes as comment lines for bash, YAML and Python.
+
+    Whitespace is collapsed, so that a line break in a name cannot end the comment.
+    """
     return [f"# {' '.join(note.split())}" for note in notes]
 
 
@@ -39,38 +47,38 @@ def export_flags(
     environment: Environment = (),
     notes: tuple[str, ...] = (),
 ) -> Export:
-    """The parts as a bash array, to stand before a command and be handed to it.
+    """Format the parts as a bash array, with comments before it and an example of its use after it.
 
     Args:
-        target: The exporter's name.
-        parts: Flags and notes in their order.
+        target: Name of the exporter.
+        parts: Groups of flags and notes, in the order of the output.
         array: Name of the bash array.
-        head: What the text says first, as comments.
-        usage: A command that takes the array.
-        environment: Variables that belong to the flags; None removes one.
-        notes: What to note after the parts' notes.
+        head: Lines of the comment at the beginning.
+        usage: Example of a command that takes the array.
+        environment: Environment variables that the flags require; the value None removes a variable.
+        notes: Further notes, which follow those of the parts.
     """
-    told = (*(note for part in parts for note in part.notes), *notes)
+    all_notes = (*(note for part in parts for note in part.notes), *notes)
     flags = [flag for part in parts for flag in part.flags]
     lines = [
-        *comments((*head, *told)),
+        *format_comments((*head, *all_notes)),
         *(f"unset {name}" if value is None else f"export {name}={value}" for name, value in environment),
         f"{array}=(",
         *(f"    {flag}" for flag in flags),
         ")",
-        *comments([usage]),
+        *format_comments([usage]),
     ]
     return Export(
         target=target,
         text="\n".join(lines) + "\n",
-        notes=told,
+        notes=all_notes,
         arguments=tuple(word for flag in flags for word in shlex.split(flag)),
         environment=environment,
     )
 
 
 def layers_of_parts(setting: Setting, config: ParallelConfig) -> tuple[int, ...]:
-    """Layers of each virtual stage as they were planned [pp * vpp], no-op layers left out."""
+    """Return the planned number of layers of each virtual stage [pp * vpp], without no-op layers."""
     if config.assignment.layers:
         return config.assignment.layers
     held = assign_layers(setting.job.model, setting.runtime, config.pp * config.vpp, 1)
@@ -78,35 +86,35 @@ def layers_of_parts(setting: Setting, config: ParallelConfig) -> tuple[int, ...]
 
 
 def runtime_note(setting: Setting, framework: str, runtimes: tuple[str, ...]) -> tuple[str, ...]:
-    """That the study is about another runtime, where it is."""
+    """Return a note if the study models a runtime other than this framework's."""
     if setting.runtime.name in runtimes:
         return ()
     return (
-        f"runtime: the study is about {setting.runtime.name}; this is for {framework}, which may rank configurations "
-        "otherwise",
+        f"runtime: the study models {setting.runtime.name}; this export is for {framework}, where another "
+        "configuration may be the fastest",
     )
 
 
-def uneven(setting: Setting, config: ParallelConfig, *, framework: str, recomputed: str) -> Part:
-    """What no flag tells of uneven work: the order of hosts, and what the framework cannot do.
+def describe_uneven_work(setting: Setting, config: ParallelConfig, *, framework: str, recomputed: str) -> Part:
+    """Return notes about uneven work that no flag can express.
 
     Args:
-        setting: What is trained, and where.
-        config: The configuration.
-        framework: Its name.
-        recomputed: What it does where stages recompute unlike numbers of layers; `{most}` is the largest.
+        setting: Job, cluster and runtime of the study.
+        config: Configuration to export.
+        framework: Name of the framework.
+        recomputed: Clause about stages that recompute different numbers of layers; `{most}` stands for the largest.
     """
-    given, cluster = config.assignment, setting.cluster
+    work, cluster = config.assignment, setting.cluster
     notes = []
-    if given.hosts:
+    if work.hosts:
         kinds = [group.name for group in cluster.groups for _ in range(group.hosts)]
-        order = [f"{len(list(run))} x {kind}" for kind, run in groupby(kinds[host] for host in given.hosts)]
-        notes.append(f"hosts: give node ranks in the order {numbers_in_words(given.hosts)} ({', then '.join(order)})")
-    if given.recomputed:
-        notes.append(f"recomputed: {framework} {recomputed.format(most=max(given.recomputed))}")
-    if given.micro_batches:
+        order = [f"{len(list(run))} x {kind}" for kind, run in groupby(kinds[host] for host in work.hosts)]
+        notes.append(f"hosts: assign node ranks in the order {numbers_in_words(work.hosts)} ({', then '.join(order)})")
+    if work.recomputed:
+        notes.append(f"recomputed: {framework} {recomputed.format(most=max(work.recomputed))}")
+    if work.micro_batches:
         notes.append(
-            f"micro_batches: {framework} gives every replica as many; {numbers_in_words(given.micro_batches)} needs a "
-            "sampler of your own"
+            f"micro_batches: {framework} gives every replica the same number; {numbers_in_words(work.micro_batches)} "
+            "requires a custom data sampler"
         )
     return Part(notes=tuple(notes))

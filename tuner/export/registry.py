@@ -1,4 +1,4 @@
-"""The exporters by name."""
+"""Exporters by name, and the default exporter of each runtime."""
 
 from __future__ import annotations
 
@@ -32,22 +32,27 @@ FRAMEWORKS = {
     "megatron-deepspeed": ("deepspeed", "Configuration for DeepSpeed"),
     "gpt-neox": ("deepspeed", "Configuration for DeepSpeed"),
 }
-"""The exporter of each framework and what it writes, by the rule set of its runtime profile, which a profile that was
-fitted to own steps has too."""
+"""Exporter of each framework and a title of its output, by the rule set of the runtime profile.
+
+A profile that was fitted to a user's own steps keeps the rule set of its framework.
+"""
 
 
 def exporter_for(runtime: RuntimeProfile) -> tuple[Exporter, str]:
-    """The exporter of the runtime's own framework, and what it writes; Megatron-LM's where it has none."""
-    target, what = FRAMEWORKS.get(runtime.rule_set, FRAMEWORKS["megatron"])
-    return EXPORTERS[target], what
+    """Return the exporter of the runtime's framework and a title of its output.
+
+    Runtimes without an exporter of their own get the one of Megatron-LM.
+    """
+    target, title = FRAMEWORKS.get(runtime.rule_set, FRAMEWORKS["megatron"])
+    return EXPORTERS[target], title
 
 
 def find_exporter(name: str) -> Exporter:
-    """The exporter of that name.
+    """Return the exporter with this name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no exporter has this name.
     """
     if name not in EXPORTERS:
-        raise ConfigError("is no export target", key="--to", value=name, nearest=did_you_mean(name, EXPORTERS))
+        raise ConfigError("is not an export target", key="--to", value=name, nearest=did_you_mean(name, EXPORTERS))
     return EXPORTERS[name]

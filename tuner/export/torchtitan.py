@@ -1,11 +1,11 @@
-"""The flags of torchtitan's trainer (torchtitan 0.3).
+"""Exporter for the flags of torchtitan's trainer (torchtitan 0.3).
 
 Sources: torchtitan config/configs.py (`TrainingConfig`, `ParallelismConfig`: names and meanings), config/manager.py
-(lists are words between commas), distributed/activation_checkpoint.py (the policy is a subcommand),
-distributed/pipeline_parallel.py (stages by the names of their modules; equal ones by their size),
-distributed/parallel_dims.py (context parallelism always shards the weights too, experts borrow ranks of dp_shard, cp
-and tp), trainer.py (`Trainer.Config`: no CUDA graphs with a pipeline), torch/distributed/pipelining/schedules.py (names
-of schedules).
+(lists are comma-separated words), distributed/activation_checkpoint.py (the policy is a subcommand),
+distributed/pipeline_parallel.py (equal stages are given by their length, others by the names of their modules),
+distributed/parallel_dims.py (context parallelism also shards the weights; expert parallel ranks are taken from
+dp_shard, cp and tp), trainer.py (`Trainer.Config`: no CUDA graphs with a pipeline),
+torch/distributed/pipelining/schedules.py (names of schedules).
 """
 
 from __future__ import annotations
@@ -15,24 +15,27 @@ from itertools import accumulate
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
-from tuner.export.parts import Part, export_flags, layers_of_parts, runtime_note, uneven
+from tuner.export.parts import Part, describe_uneven_work, export_flags, layers_of_parts, runtime_note
 
 ARRAY = "TORCHTITAN_ARGS"
-"""Name of the bash array that the text defines."""
+"""Name of the bash array that the exported text defines."""
 
 
 def export_torchtitan(setting: Setting, config: ParallelConfig) -> Export:
-    """A bash array of flags, to stand last in the call of the trainer: nothing may follow a subcommand."""
+    """Return a bash array of flags for the trainer.
+
+    The array must be last on the command line, because it ends with a subcommand.
+    """
     parts = [
         _batch(setting, config),
         _data_parallel(setting, config),
         _tensor(config),
         _pipeline(setting, config),
-        uneven(
+        describe_uneven_work(
             setting,
             config,
             framework="torchtitan",
-            recomputed="has one policy for all layers, and no number of layers that recompute",
+            recomputed="applies one recomputation policy to all layers; the number of layers cannot be set",
         ),
         _context(config),
         _experts(setting, config),
@@ -50,12 +53,16 @@ def export_torchtitan(setting: Setting, config: ParallelConfig) -> Export:
 
 
 def shards_of(config: ParallelConfig) -> int:
-    """Data parallel ranks over which weights, gradients and optimizer states are sharded; 1 where none is."""
+    """Return the number of data parallel ranks over which the states are sharded; 1 without sharding."""
     return (config.dp_shard or config.dp) if config.zero_stage else 1
 
 
 def _batch(setting: Setting, config: ParallelConfig) -> Part:
-    """With a pipeline the local batch holds all micro-batches of a step, without one each is a local batch."""
+    """Return the flags for batch sizes and sequence length.
+
+    With a pipeline, the local batch contains all micro-batches of a step. Without one, each micro-batch is a local
+    batch.
+    """
     job = setting.job
     micro_batches = max(job.global_batch_size // (config.dp * config.mbs), 1)
     local = config.mbs * (micro_batches if config.pp > 1 else 1)
@@ -64,14 +71,18 @@ def _batch(setting: Setting, config: ParallelConfig) -> Part:
             f"--training.local_batch_size {local}",
             f"--training.global_batch_size {job.global_batch_size}",
             f"--training.seq_len {job.sequence_length}",
-            # Trainer.Config refuses captured steps with a pipeline, and with most ways to exchange tokens
+            # Trainer.Config rejects CUDA graphs with a pipeline and with most token dispatchers
             *(("--training.disable_cuda_graphs",) if config.pp > 1 or config.ep > 1 else ()),
         )
     )
 
 
 def _data_parallel(setting: Setting, config: ParallelConfig) -> Part:
-    """FSDP2 shards all states at once; whether weights stay gathered is what tells ZeRO 2 from 3."""
+    """Return the flags of data parallelism.
+
+    FSDP2 shards weights, gradients and optimizer states together. It corresponds to ZeRO 2 if the weights stay gathered
+    after the forward pass, otherwise to ZeRO 3.
+    """
     shards, stage = shards_of(config), config.zero_stage
     flags = [
         f"--parallelism.data_parallel_replicate_degree {config.dp // shards}",
@@ -81,15 +92,18 @@ def _data_parallel(setting: Setting, config: ParallelConfig) -> Part:
     if stage:
         flags.append(f"--parallelism.fsdp_reshard_after_forward {'always' if stage == 3 else 'never'}")
     if stage == 1:
-        notes.append("zero_stage: torchtitan shards gradients and weights with the states; stage 2 stands for 1")
+        notes.append(
+            "zero_stage: torchtitan shards gradients and weights with the optimizer states; stage 1 is exported as 2"
+        )
     if not stage and config.cp * config.up > 1:
-        notes.append("zero_stage: torchtitan shards weights over the context parallel ranks whatever dp does")
+        notes.append("zero_stage: torchtitan always shards weights over the context parallel ranks")
     if setting.job.optimizer != "adam":
-        notes.append(f"optimizer: no flag changes a recipe's AdamW to {setting.job.optimizer}")
+        notes.append(f"optimizer: no flag changes AdamW to {setting.job.optimizer}; change it in the recipe")
     return Part(flags=tuple(flags), notes=tuple(notes))
 
 
 def _tensor(config: ParallelConfig) -> Part:
+    """Return the flags of tensor and sequence parallelism."""
     flags = [f"--parallelism.tensor_parallel_degree {config.tp}"]
     if config.tp > 1:
         flags.append(f"--parallelism.{'' if config.sequence_parallel else 'no_'}enable_sequence_parallel")
@@ -97,10 +111,10 @@ def _tensor(config: ParallelConfig) -> Part:
 
 
 def _pipeline(setting: Setting, config: ParallelConfig) -> Part:
-    """Equal stages by their number of layers, others by the names of their modules."""
+    """Return the flags of pipeline parallelism: equal stages by their length, others by the names of their modules."""
     degree = f"--parallelism.pipeline_parallel_degree {config.pp}"
     if config.pp == 1:
-        note = "vpp: torchtitan has virtual stages in a pipeline only (pp > 1)"
+        note = "vpp: torchtitan supports virtual stages only with pp > 1"
         return Part(flags=(degree,), notes=(note,) if config.vpp > 1 else ())
     flags = [
         degree,
@@ -118,14 +132,14 @@ def _pipeline(setting: Setting, config: ParallelConfig) -> Part:
     flags.append(f"--parallelism.module_fqns_per_model_part {' '.join(_modules(planned))}")
     notes = []
     if config.assignment.layers:
-        notes.append("pp: the modules give each virtual stage the layers that were planned for it")
+        notes.append("pp: the lists of modules give each virtual stage the number of layers that the study planned")
     if 0 in planned[1:-1]:
-        notes.append("pp: torchtitan can't run a stage without layers, and the study planned some")
+        notes.append("pp: torchtitan cannot run a stage without layers, but the study planned such stages")
     return Part(flags=tuple(flags), notes=tuple(notes))
 
 
 def _modules(planned: tuple[int, ...]) -> list[str]:
-    """The modules of each part, as decoders of torchtitan.models.common name them."""
+    """Return the modules of each part, by their names in the decoders of torchtitan.models.common."""
     ends = list(accumulate(planned))
     parts = [[f"layers.{at}" for at in range(end - held, end)] for held, end in zip(planned, ends, strict=True)]
     parts[0] = ["tok_embeddings", *parts[0]]
@@ -134,7 +148,8 @@ def _modules(planned: tuple[int, ...]) -> list[str]:
 
 
 def _context(config: ParallelConfig) -> Part:
-    note = f"up: torchtitan has no Ulysses attention; ring attention of cp*up = {config.cp * config.up} takes its place"
+    """Return the flag of context parallelism."""
+    note = f"up: torchtitan has no Ulysses attention; ring attention of cp*up = {config.cp * config.up} replaces it"
     return Part(
         flags=(f"--parallelism.context_parallel_degree {config.cp * config.up}",),
         notes=(note,) if config.up > 1 else (),
@@ -142,27 +157,31 @@ def _context(config: ParallelConfig) -> Part:
 
 
 def _experts(setting: Setting, config: ParallelConfig) -> Part:
+    """Return the flag of expert parallelism."""
     if not setting.job.model.is_moe:
-        note = f"ep: {config.ep} has no meaning for a model without experts"
+        note = f"ep: {config.ep} has no effect, because the model has no experts"
         return Part(notes=(note,) if config.ep > 1 else ())
     notes = []
     ranks = shards_of(config) * config.cp * config.up * config.tp
     if ranks % config.ep:
         notes.append(
-            f"ep: torchtitan takes expert ranks from dp_shard*cp*tp = {ranks}, of which {config.ep} is no divisor"
+            f"ep: {config.ep} must divide dp_shard*cp*tp = {ranks}, the ranks that torchtitan assigns to experts"
         )
     if config.expert_tp not in (0, config.tp):
-        notes.append(f"expert_tp: torchtitan has no tensor degree for experts alone; {config.expert_tp} is left out")
+        notes.append(
+            f"expert_tp: torchtitan has no separate tensor degree for experts; {config.expert_tp} is not exported"
+        )
     return Part(flags=(f"--parallelism.expert_parallel_degree {config.ep}",), notes=tuple(notes))
 
 
 def _precision(setting: Setting) -> Part:
+    """Return the flag for the number format of parameters."""
     wanted = setting.job.precision
     single = wanted in ("fp32", "tf32")
     notes = {
-        "fp16": "precision: torchtitan has no fp16; bf16 stands for it",
-        "fp8": "precision: a recipe's model converters ask for fp8, no flag does",
-        "nvfp4": "precision: a recipe's model converters ask for nvfp4, no flag does",
+        "fp16": "precision: torchtitan has no fp16; it is exported as bf16",
+        "fp8": "precision: no flag enables fp8; add a model converter to the recipe",
+        "nvfp4": "precision: no flag enables nvfp4; add a model converter to the recipe",
         "tf32": "precision: torchtitan has no flag for tf32; set torch.backends.cuda.matmul.allow_tf32",
     }
     return Part(
@@ -172,9 +191,10 @@ def _precision(setting: Setting) -> Part:
 
 
 def _recompute(setting: Setting, config: ParallelConfig) -> Part:
+    """Return the subcommand that selects the recomputation policy."""
     note = (
-        "recompute: torchtitan's selective keeps most products and all exchanges, and runs the rest again; it has no "
-        f"name for {', '.join(setting.job.recompute_modules)}"
+        "recompute: torchtitan's selective policy keeps the results of most matrix products and all communication, and "
+        f"recomputes everything else; it cannot select {', '.join(setting.job.recompute_modules)}"
     )
     return Part(
         flags=(f"activation-checkpoint:{config.recompute}",),

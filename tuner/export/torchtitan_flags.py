@@ -1,4 +1,4 @@
-"""Declare torchtitan's flags as its dataclasses do (torchtitan 0.3, config/configs.py)."""
+"""Table of torchtitan's flags as its dataclasses declare them (torchtitan 0.3, config/configs.py)."""
 
 from __future__ import annotations
 

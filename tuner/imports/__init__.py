@@ -1,6 +1,7 @@
-"""Reads the configuration in use from what a training framework is started with; nothing is run or fetched.
+"""Importers, which read the current configuration from the files of a training framework.
 
-A new format is one function of the kind `Importer` in a file of its own, and one entry in `IMPORTERS`.
+The files are only read: nothing is run or downloaded. To add a format, write one function of type `Importer` in its own
+file and register it in `IMPORTERS`.
 """
 
 from tuner.imports.imported import Imported, LaunchCommand, Unread

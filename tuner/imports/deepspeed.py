@@ -1,4 +1,6 @@
-"""A DeepSpeed configuration (JSON): batch, ZeRO stage and precision. It names no model and no sequence length.
+"""Importer for DeepSpeed configurations (JSON), which state batch sizes, ZeRO stage and precision.
+
+These files state neither the model nor the sequence length.
 
 Source: DeepSpeed 0.19.8 runtime/config.py, runtime/constants.py and runtime/zero/config.py (names and defaults),
 runtime/tensor_parallel/config.py (autotp_size).
@@ -15,22 +17,21 @@ from tuner.imports.keys import Keys, json_mapping
 _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _OPTIMIZERS = {"adam": "adam", "adamw": "adam", "fusedadam": "adam", "sgd": "sgd"}
 _NOT_MODELLED = {
-    "zero_optimization.offload_optimizer": "the optimizer is taken to stay on the device",
-    "zero_optimization.offload_param": "weights are taken to stay on the device",
+    "zero_optimization.offload_optimizer": "Meshtune assumes that the optimizer states stay on the device",
+    "zero_optimization.offload_param": "Meshtune assumes that the weights stay on the device",
 }
 
 
 def import_deepspeed(text: str) -> Imported:
-    """What a configuration says; `auto`, which the Hugging Face trainer fills in, is left open.
+    """Read a configuration. Values of `auto` are left open, because the Hugging Face trainer fills them in.
 
     Raises:
-        ConfigError: it is no configuration of DeepSpeed's, or a value cannot work.
+        ConfigError: the text is not a DeepSpeed configuration, or a value is invalid.
     """
     mapping = json_mapping(text)
-    told = {name: mapping[name] for name in mapping if mapping[name] != "auto"}
-    keys = Keys(told)
+    keys = Keys({name: value for name, value in mapping.items() if value != "auto"})
     if not {*_BATCH, "zero_optimization", "bf16", "fp16"} & mapping.keys():
-        raise ConfigError("holds none of DeepSpeed's keys, such as train_micro_batch_size_per_gpu")
+        raise ConfigError("has no key of DeepSpeed, such as train_micro_batch_size_per_gpu")
     batch, mbs, rounds = (keys.count(name) for name in _BATCH)
     unread = [
         Unread(what=name, why=f"not modelled: {why}")
@@ -46,7 +47,7 @@ def import_deepspeed(text: str) -> Imported:
         open_keys["mbs"] = "train_micro_batch_size_per_gpu is missing or auto"
     name = keys.text("optimizer.type", default="adam").lower()
     if name not in _OPTIMIZERS:
-        unread.append(Unread(what="optimizer.type", why=f"{name} is not modelled; taken as adam"))
+        unread.append(Unread(what="optimizer.type", why=f"{name} is not modelled; read as adam"))
     job: dict[str, Any] = {
         "precision": "bf16"
         if keys.value("bf16.enabled", "bfloat16.enabled") is True
@@ -67,7 +68,7 @@ def import_deepspeed(text: str) -> Imported:
         micro_batches=None if batch else rounds or 1,
         unread=tuple(unread),
         notes=(
-            "DeepSpeed's file doesn't tell whether activations are computed again: see job.recompute",
-            "runtime gpt-neox is the DeepSpeed runtime with all ZeRO stages; name another with --runtime",
+            "DeepSpeed's file does not say whether activations are recomputed: check job.recompute",
+            "runtime gpt-neox models DeepSpeed with all ZeRO stages; choose another with --runtime",
         ),
     )

@@ -1,4 +1,7 @@
-"""The flags of a command by name, read with checks; what is no value is kept as unread."""
+"""Flags of a command by name, with checked access to their values.
+
+Flags without a readable value are collected as unread.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from tuner.imports.imported import Unread
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flag:
-    """One flag with its values."""
+    """Flag with its values, as it was found on one line of the script."""
 
     name: str
     line: int
@@ -22,7 +25,10 @@ class Flag:
 
 
 def flags_among(words: Iterable[Argument]) -> list[Flag]:
-    """The flags among words, in their order; a value is what follows up to the next flag, or behind `=`."""
+    """Return the flags among words, in their order.
+
+    The values of a flag are the text after `=` and the words up to the next flag.
+    """
     flags: list[tuple[str, int, list[Argument]]] = []
     for word in words:
         if word.text.startswith("--") and len(word.text) > 2:
@@ -35,9 +41,10 @@ def flags_among(words: Iterable[Argument]) -> list[Flag]:
 
 
 class Flags:
-    """The flags of one command, of which the last of a name counts.
+    """Flags of one command. If a flag is given several times, its last occurrence counts.
 
-    `unread` collects what was asked for and has no readable value.
+    Attributes:
+        unread: Requested flags that have no readable value.
     """
 
     def __init__(self, flags: Sequence[Flag]) -> None:
@@ -45,15 +52,15 @@ class Flags:
         self.unread: list[Unread] = []
 
     def has(self, *names: str) -> bool:
-        """Whether one of the flags stands there."""
+        """Return whether at least one of the flags is given."""
         return any(name in self._flags for name in names)
 
     def line(self, name: str) -> int | None:
-        """Where a flag stands."""
+        """Return the line of a flag, or None if it is not given."""
         return self._flags[name].line if name in self._flags else None
 
     def text(self, name: str) -> str | None:
-        """The first value; None where there is none that is known."""
+        """Return the first value of a flag, or None if the flag or its value is missing or unknown."""
         flag = self._flags.get(name)
         if flag is None:
             return None
@@ -63,10 +70,10 @@ class Flags:
         return flag.values[0].text.strip("'\"")
 
     def count(self, *names: str, minimum: int = 1) -> int | None:
-        """The whole number behind the first of the flags that stands there; None where none has a known one.
+        """Return the integer value of the first of the flags that has a known value, or None if none has one.
 
         Raises:
-            ConfigError: there is a value, and it is no whole number from `minimum` on.
+            ConfigError: the value is not an integer between `minimum` and the largest allowed count.
         """
         for name in names:
             text = self.text(name)
@@ -80,25 +87,25 @@ class Flags:
         return None
 
     def values(self, name: str) -> tuple[Argument, ...]:
-        """All words behind a flag."""
+        """Return all words after a flag."""
         return self._flags[name].values if name in self._flags else ()
 
     def counts(self, name: str) -> tuple[int, ...]:
-        """All values, where they are whole numbers; else none."""
+        """Return all values of a flag if every one of them is an integer, otherwise an empty tuple."""
         texts = [value.text for value in self.values(name)]
         return tuple(map(int, texts)) if all(re.fullmatch(r"[0-9]{1,10}", text) for text in texts) else ()
 
     def one_of(self, name: str, known: dict[str, str], default: str) -> str:
-        """What the value means by `known`; the default where the flag is missing or its value unknown."""
+        """Look the value up in `known`. Return the default if the flag is missing or its value is not in `known`."""
         text = self.text(name)
         if text is None:
             return default
         if text not in known:
-            self.leave(name, f"{text} is not modelled; taken as {default}")
+            self.leave(name, f"{text} is not modelled; read as {default}")
         return known.get(text, default)
 
     def leave(self, name: str, why: str) -> None:
-        """Keeps a flag as unread."""
+        """Record a flag as unread, with the reason."""
         self.unread.append(Unread(what=name, why=why, line=self.line(name)))
 
     def _place(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""A Hugging Face config.json: a model, and no configuration."""
+"""Importer for config.json files of Hugging Face, which describe a model but no parallel configuration."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tuner.imports.keys import json_mapping
 
 
 def import_hugging_face(text: str) -> Imported:
-    """The model of a config.json, which says nothing of how it is trained.
+    """Read the model of a config.json.
 
     Raises:
-        ConfigError: its type is unknown, or a size is missing or wrong.
+        ConfigError: the type of the model is unknown, or a size is missing or wrong.
     """
     try:
         model = model_from_hugging_face(json_mapping(text), name="model", file="")

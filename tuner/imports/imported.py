@@ -1,4 +1,4 @@
-"""The contract of an import: what a file of some training framework says of the configuration in use."""
+"""Contract of an importer: the facts that a framework's file states about the current configuration."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unread:
-    """Something that could not be read, or that Meshtune does not model.
+    """Part of a file that could not be read, or that Meshtune does not model.
 
     Attributes:
-        what: The flag or key.
-        why: The reason, and what stands in its place.
-        line: Where it stands; None where the format has no lines.
+        what: Flag or key of the file.
+        why: Reason, together with the value that is used instead.
+        line: Line number in the file; None if the format has no lines.
     """
 
     what: str
@@ -27,17 +27,17 @@ class Unread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchCommand:
-    """How the training program is started, in the form of a study's `trial.command`.
+    """Command that starts the training program, in the form of a study's `trial.command`.
 
     Attributes:
-        framework: Whose flags `{flags}` stands for, and whose log is read.
-        arguments: With placeholders; what is unknown stands as the script has it.
-        environment: Variables that the script exports with known values.
-        unknown: Why arguments are unknown, once each; empty where the command is whole.
-        left_out: Flags that a trial must not have, or has from `{flags}` or the placeholders.
-        not_copied: Variables that the script exports and that are not in `environment`.
-        directory: Where the command begins.
-        moves: The script's `cd` before it, where that does not tell an absolute path; empty without one.
+        framework: Framework whose flags replace `{flags}` and whose log format is read.
+        arguments: Command-line words with placeholders; unknown words appear as in the script.
+        environment: Environment variables that the script exports with known values.
+        unknown: Distinct reasons for unknown arguments; empty if the whole command is known.
+        left_out: Flags of the script that a trial must not have.
+        not_copied: Names of exported variables that are not in `environment`.
+        directory: Working directory of the command.
+        moves: Last `cd` of the script before the command if its target is not a known absolute path, otherwise empty.
     """
 
     framework: str
@@ -52,27 +52,27 @@ class LaunchCommand:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Imported:
-    """What one file says. Nothing is guessed: what the file leaves to its framework's defaults is filled with those.
+    """Facts that one file states. Missing values are filled with the defaults of the framework, never guessed.
 
     Attributes:
-        framework: Whose file it is, by the option that names it: megatron, torchtitan, deepspeed, nanotron,
+        framework: Name of the framework, as in the command's option: megatron, torchtitan, deepspeed, nanotron,
             hugging-face or json.
-        runtime: The profile that describes the framework.
-        model: Fields of a ModelSpec, as far as the file tells them; empty where it tells nothing of the model.
-        model_name: The model in the catalog that the file names, or empty.
-        missing: Fields of the model that the file leaves open, with what would tell each.
-        job: Keys of a study's `job:`. Where global_batch_size is missing it is `micro_batches` times dp times mbs.
-        degrees: Degrees by name; dp only where the file tells it and does not leave it to the number of devices.
-        open: Degrees, and keys of the job, that the file tells by something that can't be read, with the reason.
-        micro_batches: Micro-batches of a step on each replica; None where the file tells the global batch instead.
-        layers: Layers of each virtual stage where the file tells them one by one.
-        assignment: Uneven work in the form of a configuration, where the file tells it so.
-        copies: Copies of the sharded training states: dp over dp_shard.
-        hosts: Hosts that the file starts on; None where it doesn't say.
-        devices_per_host: Devices of each; None where it doesn't say.
-        command: How the program is started; None where the file doesn't say.
-        unread: What could not be read, or is not modelled.
-        notes: What a user should know besides.
+        runtime: Name of the runtime profile that describes the framework.
+        model: Fields of a ModelSpec that the file states; empty if it does not describe the model.
+        model_name: Name of the model in the catalog, or empty.
+        missing: Fields of the model that the file does not state, with the flag or key that would state each.
+        job: Keys of a study's `job:`. A missing global_batch_size is `micro_batches` times dp times mbs.
+        degrees: Parallel degrees by name. Most files leave dp to the number of devices; it is absent then.
+        open: Degrees and keys of the job whose values could not be read, with the reason for each.
+        micro_batches: Micro-batches per step on each replica; None if the file states the global batch instead.
+        layers: Number of layers of each virtual stage if the file states them, otherwise empty.
+        assignment: Uneven work as text of a configuration, or empty.
+        copies: Number of copies of the sharded training states: dp over dp_shard.
+        hosts: Number of hosts that the file starts on; None if unknown.
+        devices_per_host: Number of devices per host; None if unknown.
+        command: Command that starts the training program; None if unknown.
+        unread: Parts of the file that could not be read or are not modelled.
+        notes: Further information for the user.
     """
 
     framework: str
@@ -95,10 +95,10 @@ class Imported:
 
     @property
     def has_degrees(self) -> bool:
-        """Whether the file tells a configuration, and not a model alone."""
+        """Whether the file states a parallel configuration in addition to a model."""
         return bool(self.degrees)
 
     @property
     def num_devices(self) -> int | None:
-        """Devices that the file starts on."""
+        """Number of devices that the file starts on; None if unknown."""
         return None if self.hosts is None or self.devices_per_host is None else self.hosts * self.devices_per_host

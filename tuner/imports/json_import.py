@@ -1,4 +1,4 @@
-"""What `meshtune export --to json` writes, read back."""
+"""Importer for the files that `meshtune export --to json` writes."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _JOB = ("sequence_length", "global_batch_size", "precision", "optimizer")
 
 
 def import_json(text: str) -> Imported:
-    """The configuration and the job; the model where the catalog has it.
+    """Read the configuration and the job, and the name of the model if the catalog contains it.
 
     Raises:
-        ConfigError: it is no such file, or a value cannot work.
+        ConfigError: the text is not such a file, or a value is invalid.
     """
     keys = Keys(json_mapping(text))
-    told = keys.value("config")
-    if not isinstance(told, dict):
-        raise ConfigError("holds no `config` as `meshtune export --to json` writes it")
+    given = keys.value("config")
+    if not isinstance(given, dict):
+        raise ConfigError("has no key `config`, which `meshtune export --to json` writes")
     known = DEGREES + FURTHER_DIMENSIONS
-    for name in told:
+    for name in given:
         if name not in known:
-            raise ConfigError("unknown key", key=f"config.{name}", value=told[name], nearest=did_you_mean(name, known))
-    if not isinstance(told.get("assignment", ""), str):
-        raise ConfigError("must be text", key="config.assignment", value=told["assignment"])
+            raise ConfigError("unknown key", key=f"config.{name}", value=given[name], nearest=did_you_mean(name, known))
+    if not isinstance(given.get("assignment", ""), str):
+        raise ConfigError("must be text", key="config.assignment", value=given["assignment"])
     try:
-        config = ParallelConfig(**told)
+        config = ParallelConfig(**given)
     except ConfigError as error:
         raise error.under("config") from None
     further = config.values([name for name in FURTHER_DIMENSIONS if name != "assignment"])

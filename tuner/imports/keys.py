@@ -1,4 +1,4 @@
-"""Nested keys of a configuration file, read with checks."""
+"""Checked access to the nested keys of a configuration file."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from hardware.io.errors import ConfigError
 
 
 class Keys:
-    """Values of a mapping of mappings by dotted names; several names mean the first that stands there."""
+    """Values of nested mappings by dotted names.
+
+    Methods that take several names use the first one that the mapping contains.
+    """
 
     def __init__(self, mapping: Mapping[str, Any]) -> None:
         self.mapping = mapping
 
     def value(self, *names: str) -> Any:
-        """The value under the first name that is there; None where none is."""
+        """Return the value under the first name that is present, or None if none is."""
         for name in names:
             found: Any = self.mapping
             for part in name.split("."):
@@ -28,10 +31,10 @@ class Keys:
         return None
 
     def count(self, *names: str, default: int | None = None, minimum: int = 1) -> int | None:
-        """The whole number there.
+        """Return the integer under the first name that is present, otherwise the default.
 
         Raises:
-            ConfigError: there is a value, and it is none in its range.
+            ConfigError: the value is not an integer of at least `minimum`.
         """
         value = self.value(*names)
         if value is None:
@@ -40,21 +43,21 @@ class Keys:
         return check_count(value, key=name, minimum=minimum)
 
     def number(self, *names: str, default: int) -> int:
-        """The same where there is a default."""
+        """Return the positive integer under the first name that is present, otherwise the default."""
         found = self.count(*names, default=default)
-        assert found is not None, "there is a default"
+        assert found is not None, "the default of number() is an integer"
         return found
 
     def text(self, *names: str, default: str = "") -> str:
-        """The value as text."""
+        """Return the value under the first name that is present as text, otherwise the default."""
         value = self.value(*names)
         return default if value is None else str(value)
 
     def flag(self, *names: str, default: bool = False) -> bool:
-        """The value as a truth.
+        """Return the boolean under the first name that is present, otherwise the default.
 
         Raises:
-            ConfigError: it is none.
+            ConfigError: the value is not a boolean.
         """
         value = self.value(*names)
         if value is None:
@@ -65,12 +68,12 @@ class Keys:
 
 
 def json_mapping(text: str) -> dict[str, Any]:
-    """The mapping of a JSON file.
+    """Return the mapping of a JSON file.
 
     Raises:
-        ConfigError: it holds none.
+        ConfigError: the top level of the file is not a mapping.
     """
     loaded = parse_json(text)
     if not isinstance(loaded, dict):
-        raise ConfigError("must hold a mapping at its top level", value=json.dumps(loaded)[:60])
+        raise ConfigError("must have a mapping at its top level", value=json.dumps(loaded)[:60])
     return loaded

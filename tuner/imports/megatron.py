@@ -1,8 +1,8 @@
-"""A launch script of Megatron-LM or MindSpeed-LLM, or a list of their flags.
+"""Importer for launch scripts of Megatron-LM and MindSpeed-LLM, and for lists of their flags.
 
-Sources: Megatron-LM megatron/training/arguments.py (names, defaults, what is derived), megatron-core 0.16.1
-model_parallel_config.py, distributed_data_parallel_config.py and transformer/pipeline_parallel_layer_layout.py (the
-layout's grammar); MindSpeed mindspeed/features_manager (context parallel algorithms, --moe-tp-extend-ep); torchrun's
+Sources: Megatron-LM megatron/training/arguments.py (names, defaults, derived values), megatron-core 0.16.1
+model_parallel_config.py, distributed_data_parallel_config.py and transformer/pipeline_parallel_layer_layout.py (grammar
+of layouts); MindSpeed mindspeed/features_manager (context parallel algorithms, --moe-tp-extend-ep); torchrun's
 documentation for the launcher.
 """
 
@@ -30,6 +30,7 @@ _SIGNS = {
     "--micro-batch-size",
     "--seq-length",
 }
+"""Flags that identify a command of Megatron-LM."""
 _MINDSPEED = (
     "--context-parallel-algo",
     "--use-fused-rmsnorm",
@@ -40,36 +41,39 @@ _MINDSPEED = (
     "--swap-optimizer",
     "--first-k-dense-replace",
 )
+"""Flags that only MindSpeed has; one of them selects the mindspeed runtime."""
 _NOT_MODELLED = {
-    "--rampup-batch-size": "the global batch is taken in full from the first step on",
-    "--optimizer-cpu-offload": "the optimizer is taken to stay on the device",
-    "--cpu-offloading": "activations are taken to stay on the device",
-    "--swap-optimizer": "the optimizer is taken to stay on the device",
-    "--schedules-method": "the schedule is taken as 1F1B",
-    "--overlap-moe-expert-parallel-comm": "the exchange of tokens is not taken to overlap",
-    "--moe-fb-overlap": "the exchange of tokens is not taken to overlap",
-    "--window-size": "attention is taken over the whole sequence",
-    "--account-for-embedding-in-pipeline-split": "stages are taken to have equal shares of the layers",
-    "--account-for-loss-in-pipeline-split": "stages are taken to have equal shares of the layers",
+    "--rampup-batch-size": "Meshtune assumes the full global batch from the first step",
+    "--optimizer-cpu-offload": "Meshtune assumes that the optimizer states stay on the device",
+    "--cpu-offloading": "Meshtune assumes that activations stay on the device",
+    "--swap-optimizer": "Meshtune assumes that the optimizer states stay on the device",
+    "--schedules-method": "Meshtune assumes the 1F1B schedule",
+    "--overlap-moe-expert-parallel-comm": "Meshtune assumes that the exchange of tokens does not overlap",
+    "--moe-fb-overlap": "Meshtune assumes that the exchange of tokens does not overlap",
+    "--window-size": "Meshtune assumes attention over the whole sequence",
+    "--account-for-embedding-in-pipeline-split": "Meshtune assumes stages of equal length",
+    "--account-for-loss-in-pipeline-split": "Meshtune assumes stages of equal length",
 }
+"""Flags that change a step in a way that Meshtune does not model, with the assumption that it makes instead."""
 MAX_LAYOUT = 20_000
-"""Characters of a layout that are read."""
+"""Limit on the length of a layout [characters]; longer texts are cut."""
 _SHARDING = {"no_shard": "0", "optim": "1", "optim_grads": "2", "optim_grads_params": "3"}
+"""ZeRO stage of each sharding strategy of Megatron-FSDP."""
 
 
 def import_megatron(text: str) -> Imported:
-    """What a launch script says; nothing of it is run.
+    """Read a launch script without running any part of it.
 
     Raises:
-        ConfigError: it holds no flag of Megatron-LM's, or one with a value that cannot work.
+        ConfigError: the script has no flag of Megatron-LM, or the value of a flag is invalid.
     """
     script = read_script(text)
     words, launch = _training_words(script)
     listed = flags_among(words)
     if not _SIGNS & {flag.name for flag in listed}:
         raise ConfigError(
-            "holds no flags of Megatron-LM's, such as --tensor-model-parallel-size",
-            nearest="give the script in which they stand; what it sources or runs is not read",
+            "has no flags of Megatron-LM, such as --tensor-model-parallel-size",
+            nearest="pass the script that contains the flags; scripts that it sources or runs are not read",
         )
     flags = Flags(listed)
     found = _Found(flags=flags)
@@ -102,26 +106,38 @@ def import_megatron(text: str) -> Imported:
 
 @dataclass(slots=True)
 class _Found:
-    """The flags, and what turns up while they are read."""
+    """Flags of the command, with the facts that are collected while they are read.
+
+    Attributes:
+        flags: Flags of the training program.
+        open: Degrees and keys of the job whose values could not be read, with the reason for each.
+        layers: Number of layers of each virtual stage, or empty.
+    """
 
     flags: Flags
     open: dict[str, str] = field(default_factory=dict)
     layers: tuple[int, ...] = ()
 
     def number(self, name: str, *flags: str, default: int | None = None) -> int | None:
-        """The number of a degree or key; where it stands there and can't be read, it is open."""
-        told = next((flag for flag in flags if self.flags.has(flag)), None)
-        if told is None:
+        """Return the integer value of the first flag that is given, otherwise the default.
+
+        A flag with an unreadable value is recorded in `open` under `name`.
+        """
+        given = next((flag for flag in flags if self.flags.has(flag)), None)
+        if given is None:
             return default
-        number = self.flags.count(told)
+        number = self.flags.count(given)
         if number is None:
-            left = next(one for one in reversed(self.flags.unread) if one.what == told)
-            self.open[name] = str(left)
+            unread = next(one for one in reversed(self.flags.unread) if one.what == given)
+            self.open[name] = str(unread)
         return number
 
 
 def _training_words(script: Script) -> tuple[tuple[Argument, ...], Launch | None]:
-    """The words of the training program, and how it is launched where the script does that."""
+    """Return the words of the training program, and its launch command if the script has one.
+
+    Of several commands the one with the most flags of Megatron-LM is used.
+    """
 
     def signs(words: tuple[Argument, ...]) -> int:
         return len(_SIGNS & {word.text.partition("=")[0] for word in words})
@@ -130,36 +146,42 @@ def _training_words(script: Script) -> tuple[tuple[Argument, ...], Launch | None
     launch = launch_of(best) if best is not None and signs(best.words) else None
     if launch is not None:
         return launch.training, launch
+    # A list of flags without a launch command: take them from arrays, strings and plain lines.
     plain = [word for command in script.commands if signs(command.words) for word in command.words]
     held = [word for words in script.variables.values() if words and words[0].text.startswith("--") for word in words]
     return (*held, *plain), None
 
 
 def _degrees(found: _Found, num_layers: int | None) -> dict[str, int]:
+    """Return the parallel degrees and the micro-batch size that could be read."""
     flags = found.flags
     tp = found.number("tp", "--tensor-model-parallel-size", "--model-parallel-size", default=1)
     pp = found.number("pp", "--pipeline-model-parallel-size", default=1)
-    told = {"pp": pp, "tp": tp, **_context(found), "vpp": 1, "ep": 1}
-    told["mbs"] = found.number("mbs", "--micro-batch-size", "--batch-size")
+    degrees = {"pp": pp, "tp": tp, **_context(found), "vpp": 1, "ep": 1}
+    degrees["mbs"] = found.number("mbs", "--micro-batch-size", "--batch-size")
     if pp is not None:
-        told["vpp"] = _chunks(found, pp, num_layers)
+        degrees["vpp"] = _chunks(found, pp, num_layers)
     if _has_experts(flags):
-        told["ep"] = found.number("ep", "--expert-model-parallel-size", default=1)
-        if flags.has("--moe-tp-extend-ep") and told["ep"] and tp:
-            told["ep"] *= tp
-    if told["mbs"] is None and "mbs" not in found.open:
+        degrees["ep"] = found.number("ep", "--expert-model-parallel-size", default=1)
+        # MindSpeed: each tensor parallel rank holds whole experts of its own, so that tp multiplies ep.
+        if flags.has("--moe-tp-extend-ep") and degrees["ep"] and tp:
+            degrees["ep"] *= tp
+    if degrees["mbs"] is None and "mbs" not in found.open:
         found.open["mbs"] = "--micro-batch-size is missing"
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in degrees.items() if value is not None}
 
 
 def _has_experts(flags: Flags) -> bool:
-    """Whether the model has experts; a list without the model's flags is taken at its word."""
+    """Return whether the model has experts.
+
+    A list of flags without the model's sizes has experts if it contains a flag for their parallelism.
+    """
     of_experts = flags.has("--expert-model-parallel-size", "--expert-tensor-parallel-size")
     return flags.has("--num-experts") or (of_experts and not flags.has("--num-layers"))
 
 
 def _context(found: _Found) -> dict[str, int | None]:
-    """Ring attention and Ulysses, which share --context-parallel-size."""
+    """Return the degrees of ring attention (cp) and Ulysses (up), whose product is --context-parallel-size."""
     flags = found.flags
     size = found.number("cp", "--context-parallel-size", default=1)
     if size is None or size == 1:
@@ -177,14 +199,14 @@ def _context(found: _Found) -> dict[str, int | None]:
         name = "--context-parallel-algo"
         kind = flags.one_of(name, algorithms, "cp")
     if flags.text("--cp-comm-type") == "allgather":
-        flags.leave("--cp-comm-type", "allgather is not modelled; taken as the ring of p2p")
+        flags.leave("--cp-comm-type", "allgather is not modelled; read as the ring of p2p")
     if kind != "both":
         return {"cp": size if kind == "cp" else 1, "up": size if kind == "up" else 1}
     sizes = flags.counts("--hierarchical-context-parallel-sizes")
     up = sizes[0] if len(sizes) == 2 else flags.count("--ulysses-degree-in-cp")
     if not up or size % up:
         raise ConfigError(
-            "needs the sizes of its two parts, whose product is the context parallel size",
+            "needs two sizes whose product is the context parallel size",
             key=f"line {flags.line(name)}: {name}",
             value=flags.text(name),
             nearest=f"--hierarchical-context-parallel-sizes, for example 2 {size // 2}",
@@ -193,7 +215,10 @@ def _context(found: _Found) -> dict[str, int | None]:
 
 
 def _chunks(found: _Found, pp: int, num_layers: int | None) -> int | None:
-    """Virtual stages per pipeline rank; fills `found.layers` where the layers of each are told."""
+    """Return the number of virtual stages per pipeline rank.
+
+    If the script states the layers of each virtual stage, they are stored in `found.layers`.
+    """
     flags = found.flags
     layout = flags.text("--pipeline-model-parallel-layout")
     if layout is not None:
@@ -201,10 +226,11 @@ def _chunks(found: _Found, pp: int, num_layers: int | None) -> int | None:
         if len(found.layers) % pp == 0:
             return len(found.layers) // pp
         raise ConfigError(
-            f"must have a multiple of the {pp} pipeline stages as parts, and has {len(found.layers)}",
+            f"must have a multiple of {pp} parts, the number of pipeline stages; it has {len(found.layers)}",
             key=f"line {flags.line('--pipeline-model-parallel-layout')}: --pipeline-model-parallel-layout",
             value=layout,
         )
+    # The layers that the first and the last stage leave are divided equally among the stages between them.
     first, last = (flags.count(f"--decoder-{end}-pipeline-num-layers") for end in ("first", "last"))
     if (first or last) and num_layers and pp > 1:
         inner = pp - (first is not None) - (last is not None)
@@ -219,20 +245,26 @@ def _chunks(found: _Found, pp: int, num_layers: int | None) -> int | None:
 
 
 def _layers_of(layout: str, line: int | None) -> tuple[int, ...]:
-    """Layers of each part of `Et*3|(tt|)*2t*3L`."""
+    """Parse a pipeline layout such as `Et*3|(tt|)*2t*3L` into the number of layers of each part.
+
+    Raises:
+        ConfigError: the text contains other characters than those of a layout.
+    """
     text = layout.replace(",", "").replace(" ", "")
+    # Expand repeated groups before repeated letters; the limit on length bounds each expansion.
     for pattern in (r"\(([^)]+)\)\*([0-9]{1,3})", r"(.)\*([0-9]{1,3})"):
         text = re.sub(pattern, lambda found: found[1] * int(found[2]), text[:MAX_LAYOUT])
     if not re.fullmatch(r"[EtmL|]+", text):
         raise ConfigError(
-            "is no layout of E, t, m, L and |", key=f"line {line}: --pipeline-model-parallel-layout", value=layout
+            "is not a layout of E, t, m, L and |", key=f"line {line}: --pipeline-model-parallel-layout", value=layout
         )
     return tuple(part.count("t") for part in text.split("|"))
 
 
 def _job(found: _Found) -> dict[str, Any]:
+    """Return the keys of a study's `job:` that could be read."""
     flags = found.flags
-    told: dict[str, Any] = {
+    job: dict[str, Any] = {
         "sequence_length": found.number("sequence_length", "--seq-length", "--encoder-seq-length"),
         "global_batch_size": found.number("global_batch_size", "--global-batch-size"),
         "precision": _precision(flags),
@@ -241,17 +273,18 @@ def _job(found: _Found) -> dict[str, Any]:
         "zero_stage": _zero_stage(flags),
     }
     if found.number("tp", "--tensor-model-parallel-size", default=1) != 1:
-        told["sequence_parallel"] = flags.has("--sequence-parallel")
+        job["sequence_parallel"] = flags.has("--sequence-parallel")
     if _has_experts(flags):
         tp = found.number("tp", "--tensor-model-parallel-size", default=1)
         expert_tp = flags.count("--expert-tensor-parallel-size") or tp
         if flags.has("--moe-tp-extend-ep"):
             expert_tp = 1
-        told["expert_tp"] = None if expert_tp == tp else expert_tp
-    return {key: value for key, value in told.items() if value is not None}
+        job["expert_tp"] = None if expert_tp == tp else expert_tp
+    return {key: value for key, value in job.items() if value is not None}
 
 
 def _precision(flags: Flags) -> str:
+    """Return the number format of matrix products; fp32 without a flag."""
     if flags.has("--fp4-format"):
         return "nvfp4"
     if flags.has("--fp8-format", "--fp8-hybrid", "--fp8-e4m3"):
@@ -260,6 +293,7 @@ def _precision(flags: Flags) -> str:
 
 
 def _recompute(flags: Flags) -> dict[str, Any]:
+    """Return the keys of `job:` about activation recomputation."""
     if flags.has("--recompute-activations"):
         return {"recompute": "selective"}
     granularity = flags.one_of(
@@ -267,7 +301,8 @@ def _recompute(flags: Flags) -> dict[str, Any]:
     )
     if granularity == "full" and flags.text("--recompute-method") == "block":
         flags.leave(
-            "--recompute-method", "block recomputes some layers of a stage; taken as full, which is all of them"
+            "--recompute-method",
+            "block recomputes only some layers of a stage; read as full recomputation of all layers",
         )
     if granularity != "selective" or not flags.has("--recompute-modules"):
         return {"recompute": granularity}
@@ -280,10 +315,12 @@ def _recompute(flags: Flags) -> dict[str, Any]:
 
 
 def _values(flags: Flags, name: str) -> list[str]:
+    """Return the known values of a flag."""
     return [value.text for value in flags.values(name) if not value.unknown]
 
 
 def _zero_stage(flags: Flags) -> int:
+    """Return the ZeRO stage: 1 is the distributed optimizer, others come from FSDP."""
     if flags.has("--use-torch-fsdp2"):
         return 3
     if flags.has("--use-megatron-fsdp", "--use-custom-fsdp"):
@@ -292,7 +329,10 @@ def _zero_stage(flags: Flags) -> int:
 
 
 def _devices(text: str, launch: Launch | None, unread: list[Unread]) -> tuple[int | None, int | None]:
-    """Hosts, and devices of each, as torchrun or the head of a Slurm script says."""
+    """Return the number of hosts and of devices per host, each None if unknown.
+
+    The flags of torchrun take precedence over the `#SBATCH` lines of a Slurm script.
+    """
     launcher = Flags(launch.launcher_flags if launch else [])
     slurm = dict(re.findall(r"^#SBATCH[ \t]+--([a-z-]+)[= ](?:[a-z0-9]+:)?([0-9]{1,6})[ \t]*(?:#.*)?$", text, re.M))
     found: list[int | None] = []
@@ -300,10 +340,10 @@ def _devices(text: str, launch: Launch | None, unread: list[Unread]) -> tuple[in
         ("--nnodes", ("nodes",)),
         ("--nproc-per-node", ("gpus-per-node", "gres", "ntasks-per-node")),
     ):
-        told = launcher.text(flag)
-        number = int(told) if told and re.fullmatch(r"[1-9][0-9]{0,5}", told) else None
-        if told is not None and number is None:
-            launcher.leave(flag, f"{told} is no number of hosts or devices")
+        value = launcher.text(flag)
+        number = int(value) if value and re.fullmatch(r"[1-9][0-9]{0,5}", value) else None
+        if value is not None and number is None:
+            launcher.leave(flag, f"{value} is not a number of hosts or devices")
         by_slurm = next((int(slurm[key]) for key in keys if key in slurm), None)
         found.append(number if number is not None else by_slurm)
     unread += [one for one, number in zip(launcher.unread, found, strict=False) if number is None]
@@ -311,24 +351,27 @@ def _devices(text: str, launch: Launch | None, unread: list[Unread]) -> tuple[in
 
 
 def _stray(words: tuple[Argument, ...], script: Script) -> tuple[Unread, ...]:
-    """Words that may hold flags, and can't be read: unknown ones where no value stands, arrays, or named so."""
+    """Return the unknown words that may contain flags.
+
+    A word may contain flags if it does not follow a flag that takes a value, if it is an array, or if its name contains
+    ARG, OPT, FLAG or PARAM.
+    """
     stray = []
     for before, word in zip((None, *words), words, strict=False):
         follows_value = before is None or not before.text.startswith("--") or "=" in before.text
         is_named_so = re.search(r"^\$\{?\w*(ARG|OPT|FLAG|PARAM)", word.text, re.I) is not None
         is_part = len(script.variables.get(word.text.removeprefix("$"), ())) > 1
         if word.unknown and (follows_value or is_named_so or is_part) and not word.text.startswith("-"):
-            stray.append(
-                Unread(what=word.text, why=f"{word.unknown}; flags that it holds were not read", line=word.line)
-            )
+            stray.append(Unread(what=word.text, why=f"{word.unknown}; flags in it were not read", line=word.line))
     return tuple(stray)
 
 
 def _sourced(script: Script) -> tuple[Unread, ...]:
+    """Return the other scripts that the script sources, none of which is read."""
     return tuple(
         Unread(
             what=f"source {one.text}",
-            why="other scripts are not read; source it in the shell in which trials run",
+            why="sourced scripts are not read; source it in the shell that runs the trials",
             line=one.line,
         )
         for one in script.sourced
@@ -336,12 +379,13 @@ def _sourced(script: Script) -> tuple[Unread, ...]:
 
 
 def _notes(flags: Flags, model: dict[str, Any], launch: Launch | None) -> tuple[str, ...]:
+    """Return notes about the imported model."""
     notes = []
     if "vocab_size" in model and not flags.has("--padded-vocab-size"):
         notes.append(
-            "Megatron-LM pads the vocabulary to a multiple of 128 times tp; the model here has no part with tp"
+            "Megatron-LM pads the vocabulary to a multiple of 128 times tp; the imported model ignores the factor tp"
         )
     program = launch.name if launch else ""
     if program not in ("", "pretrain_gpt.py"):
-        notes.append(f"{program} may set more than its flags say: look at the model")
+        notes.append(f"{program} may set values that are not among its flags: check the model")
     return tuple(notes)

@@ -1,8 +1,8 @@
-"""How a launch script starts Megatron-LM or MindSpeed-LLM, as a study's `trial.command` starts it for each trial.
+"""Conversion of a launch script of Megatron-LM or MindSpeed-LLM into a study's `trial.command`.
 
-The launcher's hosts and devices become placeholders, the flags that a configuration decides become `{flags}`, and what
-a trial must not do (write or load checkpoints, report to TensorBoard or Weights & Biases, ramp the batch up, profile)
-is left out. Every step is logged.
+Hosts and devices of the launcher become placeholders, and `{flags}` replaces all flags that depend on the
+configuration. Flags with effects that a trial must not have are removed: writing or loading checkpoints, reporting to
+TensorBoard or Weights & Biases, ramping up the batch, and profiling. Every step is logged.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ REPLACED = frozenset(
         "--log-interval",
     ]
 )
-"""Flags that `{flags}` writes anew for each configuration (tuner/export/megatron.py), or that contradict a trial's."""
+"""Flags that `{flags}` sets for each configuration (tuner/export/megatron.py), or that contradict those of a trial."""
 
 LEFT_OUT = frozenset(
     [
@@ -83,8 +83,7 @@ LEFT_OUT = frozenset(
         "--no-gradient-accumulation-fusion",
     ]
 )
-"""Flags that a trial must not have; --no-gradient-accumulation-fusion is what sharded weights need beside them."""
-
+"""Flags that a trial must not have. The exporter adds --no-gradient-accumulation-fusion itself for sharded weights."""
 
 OF_MINDSPEED = frozenset(
     [
@@ -95,17 +94,17 @@ OF_MINDSPEED = frozenset(
         "--moe-tp-extend-ep",
     ]
 )
-"""Flags that `{flags}` of MindSpeed writes besides (tuner/export/mindspeed.py), or that would change what it says."""
+"""Further flags that `{flags}` sets for MindSpeed (tuner/export/mindspeed.py), or that would change their meaning."""
 
 
 def command_of(launch: Launch, script: Script, *, is_mindspeed: bool) -> LaunchCommand:
-    """The command of a trial, and why it is not whole where it isn't.
+    """Return the command of a trial, with the reasons for its unknown words.
 
     Args:
-        launch: The script's own command.
-        script: What else was read of it.
-        is_mindspeed: Whether its flags are MindSpeed's. These fill unlike stages with no-op layers, which
-            changes --num-layers: so `{flags}` stands behind it, and the last of a flag counts.
+        launch: Launch command of the script.
+        script: Rest of the script: variables, exports and other commands.
+        is_mindspeed: Whether the flags are those of MindSpeed. Its exports pad short stages with no-op layers, which
+            changes --num-layers. Therefore `{flags}` follows --num-layers, and the last occurrence of a flag counts.
     """
     replaced = REPLACED | OF_MINDSPEED if is_mindspeed else REPLACED
     kept: list[Argument] = []

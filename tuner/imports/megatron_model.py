@@ -1,7 +1,7 @@
-"""The sizes of a model from the flags of a Megatron-LM pretrain script.
+"""Sizes of a model, read from the flags of a Megatron-LM pretrain script.
 
-Sources: Megatron-LM megatron/training/arguments.py (names, defaults and what is derived: the MLP's inner size, the size
-of a head, experts as wide as the MLP) and megatron-core 0.16.1 models/gpt/gpt_layer_specs.py (moe_layer_freq),
+Sources: Megatron-LM megatron/training/arguments.py (names, defaults and derived values: inner size of the MLP, size of
+a head, width of experts) and megatron-core 0.16.1 models/gpt/gpt_layer_specs.py (moe_layer_freq),
 transformer/transformer_config.py (MLATransformerConfig's sizes); MindSpeed-LLM's scripts for --padded-vocab-size,
 --noop-layers, --n-shared-experts, --first-k-dense-replace, --multi-head-latent-attention and its sizes.
 """
@@ -20,14 +20,14 @@ _SIZES = {
     "vocab_size": "--vocab-size",
 }
 DIVISIBLE_BY = 128
-"""--make-vocab-size-divisible-by where nobody says."""
+"""Default value of --make-vocab-size-divisible-by."""
 
 
 def model_of(flags: Flags) -> tuple[dict[str, Any], dict[str, str]]:
-    """Fields of a ModelSpec, and those that the flags leave open with the flag that would tell each.
+    """Return the known fields of a ModelSpec, and the missing fields with the flag that would state each.
 
     Raises:
-        ConfigError: a size is no whole number.
+        ConfigError: a size is not an integer.
     """
     sizes = {
         "num_layers": flags.count("--num-layers"),
@@ -48,9 +48,10 @@ def model_of(flags: Flags) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _vocab_size(flags: Flags) -> int | None:
-    """Rows of the table; Megatron-LM pads them to a multiple of --make-vocab-size-divisible-by times tp.
+    """Return the number of rows of the embedding table.
 
-    The part with tp is left out, which differs from candidate to candidate.
+    Megatron-LM pads them to a multiple of --make-vocab-size-divisible-by times tp. The factor tp is ignored, because it
+    differs among the configurations of a study.
     """
     padded = flags.count("--padded-vocab-size")
     size = flags.count("--vocab-size")
@@ -61,12 +62,13 @@ def _vocab_size(flags: Flags) -> int | None:
 
 
 def _noop_layers(flags: Flags) -> set[str]:
+    """Return the numbers of the no-op layers, which --num-layers includes."""
     text = flags.text("--noop-layers")
     return set(filter(None, text.split(","))) if text else set()
 
 
 def _tables(flags: Flags) -> dict[str, Any]:
-    """Embedding, positions, norms, biases, and what stands behind the last layer."""
+    """Return the fields about embedding, positions, norms, biases and multi-token prediction layers."""
     rotary = flags.has("--use-rotary-position-embeddings", "--no-position-embedding")
     kind = flags.text("--position-embedding-type") or ("rope" if rotary else "learned_absolute")
     positions = flags.count("--max-position-embeddings") if kind == "learned_absolute" else 0
@@ -84,6 +86,7 @@ def _tables(flags: Flags) -> dict[str, Any]:
 
 
 def _attention(flags: Flags, hidden_size: int, num_heads: int) -> dict[str, Any]:
+    """Return the fields about attention."""
     if flags.has("--multi-latent-attention", "--multi-head-latent-attention"):
         return _latent(flags, num_heads)
     grouped = flags.has("--group-query-attention")
@@ -95,7 +98,10 @@ def _attention(flags: Flags, hidden_size: int, num_heads: int) -> dict[str, Any]
 
 
 def _latent(flags: Flags, num_heads: int) -> dict[str, Any]:
-    """Latent attention, whose norms stand at the ranks."""
+    """Return the fields about multi-head latent attention.
+
+    Its norms are applied at the low-rank projections, so that qk_norm stays unset.
+    """
     nope = flags.count("--qk-head-dim", "--qk-nope-head-dim") or 128
     rope = flags.count("--qk-pos-emb-head-dim", "--qk-rope-head-dim") or 64
     return {
@@ -110,13 +116,17 @@ def _latent(flags: Flags, num_heads: int) -> dict[str, Any]:
 
 
 def _mlp(flags: Flags, hidden_size: int) -> dict[str, Any]:
-    """Without --ffn-hidden-size it is 4h, and with a gate two thirds of that in multiples of 64."""
+    """Return the fields about the MLP.
+
+    The default inner size is 4h; with --swiglu it is two thirds of 4h, rounded down to a multiple of 64.
+    """
     gated = flags.has("--swiglu", "--geglu")
-    usual = int(4 * hidden_size * 2 / 3 / 64) * 64 if flags.has("--swiglu") else 4 * hidden_size
-    return {"ffn_size": flags.count("--ffn-hidden-size") or usual, "gated_ffn": gated}
+    default = int(4 * hidden_size * 2 / 3 / 64) * 64 if flags.has("--swiglu") else 4 * hidden_size
+    return {"ffn_size": flags.count("--ffn-hidden-size") or default, "gated_ffn": gated}
 
 
 def _experts(flags: Flags, num_layers: int, ffn_size: int) -> dict[str, Any]:
+    """Return the fields about experts; empty for a dense model."""
     experts = flags.count("--num-experts")
     if not experts:
         return {}
@@ -138,25 +148,29 @@ def _experts(flags: Flags, num_layers: int, ffn_size: int) -> dict[str, Any]:
 
 
 def _moe_layers(flags: Flags, num_layers: int) -> dict[str, Any]:
-    """Which layers have experts: `--moe-layer-freq 2`, or a list such as `([0]*3+[1]*58)`."""
+    """Return the fields about which layers have experts.
+
+    --moe-layer-freq is a period such as 2, or a list such as `([0]*3+[1]*58)`.
+    """
     dense = flags.count("--first-k-dense-replace", minimum=0) or 0
     text = (flags.text("--moe-layer-freq") or "1").replace(" ", "")
     if re.fullmatch(r"[0-9]{1,6}", text):
         period = max(int(text), 1)
-        if period > 1 and num_layers % period:  # Megatron begins with layer 0, a ModelSpec with layer period - 1
-            flags.leave("--moe-layer-freq", f"{text} does not divide {num_layers} layers; taken as 1")
+        # Megatron-LM begins with layer 0, a ModelSpec with layer period - 1; the counts agree if the period divides.
+        if period > 1 and num_layers % period:
+            flags.leave("--moe-layer-freq", f"{text} does not divide {num_layers} layers; read as 1")
             period = 1
         return {"num_dense_layers": dense, "moe_layer_period": period}
-    pattern = _pattern(text) if len(text) <= 1000 else ""
+    pattern = _expand_pattern(text) if len(text) <= 1000 else ""
     leading = len(pattern) - len(pattern.lstrip("0"))
     if not pattern or "0" in pattern[leading:]:
-        flags.leave("--moe-layer-freq", f"{text} is not modelled; every layer is taken to have experts")
+        flags.leave("--moe-layer-freq", f"{text} is not modelled; Meshtune assumes that every layer has experts")
         return {"num_dense_layers": dense}
     return {"num_dense_layers": leading}
 
 
-def _pattern(text: str) -> str:
-    """`([0]*3+[1]*58)` as 000111...; empty where it is none."""
+def _expand_pattern(text: str) -> str:
+    """Expand a list such as `([0]*3+[1]*58)` to 000111...; return an empty text if it is not such a list."""
     if not re.fullmatch(r"\(?\[[01,]+\](\*[0-9]{1,4})?(\+\[[01,]+\](\*[0-9]{1,4})?)*\)?", text):
         return ""
     parts = re.findall(r"\[([01,]+)\](?:\*([0-9]+))?", text)

@@ -1,8 +1,8 @@
-"""A nanotron configuration (YAML).
+"""Importer for nanotron configurations (YAML).
 
 Source: nanotron 0.4 config/config.py (TokensArgs, OptimizerArgs), config/parallelism_config.py and
-config/models_config.py (LlamaConfig, Qwen2Config); of the repository's main branch the keys context_parallel_size,
-recompute_layer and moe_config.
+config/models_config.py (LlamaConfig, Qwen2Config); the keys context_parallel_size, recompute_layer and
+moe_config are those of the repository's main branch.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _SIZES = (
 
 
 def import_nanotron(text: str) -> Imported:
-    """What a configuration says: model, degrees, batch and precision.
+    """Read model, parallel degrees, batch sizes and precision of a configuration.
 
     Raises:
-        ConfigError: it is no mapping of nanotron's, or a value cannot work.
+        ConfigError: the text is not a nanotron configuration, or a value is invalid.
     """
     loaded = parse_yaml(text)
     if not isinstance(loaded, dict) or not isinstance(loaded.get("parallelism"), dict):
-        raise ConfigError("holds no `parallelism:` of nanotron's")
+        raise ConfigError("has no section `parallelism:`, which nanotron requires")
     keys = Keys(loaded)
     unread: list[Unread] = []
     tp = keys.number("parallelism.tp", default=1)
@@ -56,13 +56,11 @@ def import_nanotron(text: str) -> Imported:
         degrees["mbs"] = mbs
     engine = keys.text("parallelism.pp_engine", default="1f1b").lower()
     if engine != "1f1b" and degrees["pp"] > 1:
-        unread.append(Unread(what="parallelism.pp_engine", why=f"{engine} is not modelled; taken as 1f1b"))
+        unread.append(Unread(what="parallelism.pp_engine", why=f"{engine} is not modelled; read as 1f1b"))
     precision = keys.text("model.dtype", default="bfloat16").rpartition(".")[2]
     optimizer = keys.text("optimizer.optimizer_factory.name", default="adamW").lower()
     if optimizer not in ("adamw", "adam", "sgd"):
-        unread.append(
-            Unread(what="optimizer.optimizer_factory.name", why=f"{optimizer} is not modelled; taken as adam")
-        )
+        unread.append(Unread(what="optimizer.optimizer_factory.name", why=f"{optimizer} is not modelled; read as adam"))
     job: dict[str, Any] = {
         "sequence_length": keys.count("tokens.sequence_length"),
         "precision": _PRECISIONS.get(precision, "bf16"),
@@ -84,16 +82,20 @@ def import_nanotron(text: str) -> Imported:
 
 
 def _model(keys: Keys, unread: list[Unread]) -> dict[str, Any]:
-    """Llama's and Qwen's sizes have the keys of Hugging Face; others are left to --model."""
-    told = keys.value("model.model_config")
-    if not isinstance(told, dict) or not {"is_llama_config", "is_qwen2_config"} & told.keys():
-        unread.append(Unread(what="model.model_config", why="is neither Llama's nor Qwen's"))
+    """Read the fields of a ModelSpec.
+
+    The model sections of Llama and Qwen use the keys of Hugging Face. For any other model the result is empty, so that
+    the user has to name the model with --model.
+    """
+    section = keys.value("model.model_config")
+    if not isinstance(section, dict) or not {"is_llama_config", "is_qwen2_config"} & section.keys():
+        unread.append(Unread(what="model.model_config", why="is neither a Llama nor a Qwen model"))
         return {}
-    plain = {key: value for key, value in told.items() if key != "attention_bias"}
+    plain = {key: value for key, value in section.items() if key != "attention_bias"}
     model = model_from_hugging_face(plain | {"model_type": "llama"}, name="model", file="")
     sizes = {name: getattr(model, name) for name in _SIZES}
-    sizes["qkv_bias"] = told.get("attention_bias") is True  # nanotron's has no bias on the output
-    experts = Keys(told).value("moe_config")
+    sizes["qkv_bias"] = section.get("attention_bias") is True  # nanotron has no bias on the output projection
+    experts = Keys(section).value("moe_config")
     if not isinstance(experts, dict):
         return sizes
     of = Keys(experts)

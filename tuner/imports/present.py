@@ -1,4 +1,4 @@
-"""The configuration in use, once the devices and the model are known that a file leaves to others."""
+"""Current configuration of a study, completed with the devices and the model that an imported file does not state."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tuner.imports.imported import Imported
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Present:
-    """What a study says of the configuration in use.
+    """Current configuration in the form of a study file.
 
     Attributes:
-        job: Keys of `job:`, the fixed values of the further dimensions among them.
-        current: Keys of `current:`: the eight degrees, and an assignment where layers are uneven; empty where the file
-            tells a model alone.
+        job: Keys of `job:`, including the fixed values of the further dimensions.
+        current: Keys of `current:`: the eight degrees, and an assignment if layers are uneven; empty if the file
+            describes only a model.
     """
 
     job: Mapping[str, Any]
@@ -33,18 +33,18 @@ class Present:
 
 
 def present_of(imported: Imported, *, devices: int, model: ModelSpec, runtime: RuntimeProfile) -> Present:
-    """The configuration in use on so many devices.
+    """Complete an imported configuration for a cluster of a given size.
 
     Args:
-        imported: What a file says; nothing of it is open.
-        devices: Devices of the cluster.
-        model: What is trained.
-        runtime: Its profile, which says how layers are dealt out where the file doesn't.
+        imported: Facts from a file; no key may be open.
+        devices: Number of devices in the cluster.
+        model: Model that is trained.
+        runtime: Runtime profile, which determines how layers are distributed over stages by default.
 
     Raises:
-        ConfigError: the degrees and the devices, or the layers and the model, contradict each other.
+        ConfigError: the degrees do not match the devices, or the layers do not match the model.
     """
-    assert not imported.open, "whoever asks has filled in what the file leaves open"
+    assert not imported.open, "the caller fills in all open keys before this call"
     job = dict(imported.job)
     if not imported.has_degrees:
         return Present(job=job, current={})
@@ -66,29 +66,37 @@ def present_of(imported: Imported, *, devices: int, model: ModelSpec, runtime: R
 
 
 def _replicas(imported: Imported, degrees: Mapping[str, int], devices: int) -> int:
-    """Data parallel replicas, which most files leave to the number of devices."""
+    """Return the data parallel degree, which follows from the number of devices unless the file states it.
+
+    Raises:
+        ConfigError: the degrees do not match the number of devices.
+    """
     parts = {name: degrees[name] for name in ("pp", "tp", "cp", "up") if degrees[name] > 1}
     dp = imported.degrees.get("dp")
     if dp is not None:
         parts["dp"] = dp
     one_copy = math.prod(parts.values())
-    told = ", ".join(f"{name}={size}" for name, size in parts.items())
+    described = ", ".join(f"{name}={size}" for name, size in parts.items())
     per_host = imported.devices_per_host or 8
     if dp is not None and one_copy != devices:
         raise ConfigError(
-            f"the configuration ({told}) occupies {one_copy} devices, and the cluster has {devices}",
+            f"the configuration ({described}) occupies {one_copy} devices, but the cluster has {devices}",
             nearest=f"--hosts {max(1, one_copy // per_host)} of {per_host} devices",
         )
     if devices % one_copy:
         raise ConfigError(
-            f"one replica ({told}) occupies {one_copy} devices, which must divide the {devices} of the cluster",
+            f"one replica ({described}) occupies {one_copy} devices, which must divide the {devices} of the cluster",
             nearest=f"--hosts {-(-one_copy // per_host)} of {per_host} devices, or other degrees by --config",
         )
     return dp if dp is not None else devices // one_copy
 
 
 def _uneven_layers(layers: tuple[int, ...], chunks: int, model: ModelSpec, runtime: RuntimeProfile) -> tuple[int, ...]:
-    """The layers of each virtual stage where they are not what the runtime does by itself."""
+    """Return the layers of each virtual stage [pp * vpp], or an empty tuple if they equal the runtime's default.
+
+    Raises:
+        ConfigError: the number of virtual stages or the sum of layers is wrong.
+    """
     if not layers:
         return ()
     if len(layers) != chunks or sum(layers) != model.num_layers:
@@ -96,5 +104,6 @@ def _uneven_layers(layers: tuple[int, ...], chunks: int, model: ModelSpec, runti
             f"the layers of the {chunks} virtual stages must add up to the model's {model.num_layers}",
             value=numbers_in_words(layers),
         )
-    usual = np.bincount(chunk_of_layer(model, runtime, chunks, 1), minlength=chunks)
-    return () if tuple(usual.tolist()) == layers else layers
+    # number of layers that the runtime assigns to each chunk by default [pp * vpp]
+    default = np.bincount(chunk_of_layer(model, runtime, chunks, 1), minlength=chunks)
+    return () if tuple(default.tolist()) == layers else layers

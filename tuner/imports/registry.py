@@ -1,4 +1,4 @@
-"""The importers by the name of the option that takes their file."""
+"""Importers by the name of the option that takes their file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from tuner.imports.nanotron import import_nanotron
 from tuner.imports.torchtitan import import_torchtitan
 
 Importer = Callable[[str], Imported]
-"""Reads the text of one file; raises a ConfigError, without the file's name, where it cannot mean a configuration."""
+"""Function that reads the text of one file.
+
+It raises a ConfigError without the file's name if the text is not a valid configuration.
+"""
 
 IMPORTERS: dict[str, Importer] = {
     "megatron": import_megatron,

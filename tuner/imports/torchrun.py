@@ -1,6 +1,6 @@
-"""How a launch script starts a Python program with torchrun, and how a trial starts it so.
+"""Launch command of a script that starts a Python program with torchrun, and its conversion for trials.
 
-Hosts and devices become placeholders of a study's `trial.command`; what the script exports comes along.
+Hosts and devices become placeholders of a study's `trial.command`. Exported variables are copied to its environment.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ TORCHRUN = (
     "--master-addr={master_address}",
     "--master-port={master_port}",
 )
+"""Flags of torchrun in the command of a trial."""
 
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.I)
-_OURS = (
+_SET_BY_TRIALS = (
     "CUDA_DEVICE_MAX_CONNECTIONS",
     "MASTER_ADDR",
     "MASTER_PORT",
@@ -31,18 +32,19 @@ _OURS = (
     "CUDA_VISIBLE_DEVICES",
     "ASCEND_RT_VISIBLE_DEVICES",
 )
+"""Environment variables that each trial sets itself."""
 _LAUNCHERS = ("torch.distributed.launch", "torch.distributed.run")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """One command cut into its parts.
+    """Launch command, split into its parts.
 
     Attributes:
-        launcher: The words before the launcher's flags.
-        launcher_flags: Its flags, with dashes in their names.
-        program: The Python file, or `-m` and a module.
-        training: The words behind it.
+        launcher: Words before the flags of the launcher.
+        launcher_flags: Flags of the launcher, with dashes in place of underscores.
+        program: Path of the Python file, or `-m` and a module.
+        training: Words after the program, which are its arguments.
     """
 
     launcher: tuple[Argument, ...]
@@ -52,19 +54,19 @@ class Launch:
 
     @property
     def name(self) -> str:
-        """The file without its folders, or the module."""
+        """Name of the file without its folders, or name of the module."""
         return self.program[-1].text.rsplit("/", 1)[-1]
 
     @property
     def begin(self) -> tuple[str, ...]:
-        """How a trial starts the program, up to its own words."""
+        """Words of a trial's command up to and including the program."""
         texts = (word.text for word in (*self.launcher, *self.program))
         launcher = tuple(map(braced, texts))
         at = len(self.launcher)
         return (*launcher[:at], *TORCHRUN, *launcher[at:])
 
     def unknown(self, kept: Sequence[Argument]) -> tuple[str, ...]:
-        """Why the command is not known whole, if a trial keeps these words of it behind the program."""
+        """Return the distinct reasons why words of a command with the arguments `kept` are unknown."""
         texts = [word.text for word in self.launcher]
         is_torchrun = texts[-1:] == ["torchrun"] or texts[-2:] in [["-m", module] for module in _LAUNCHERS]
         why = [] if is_torchrun else [f"{' '.join(texts) or 'the launcher'} is not torchrun"]
@@ -73,7 +75,7 @@ class Launch:
 
 
 def launch_of(command: Command) -> Launch | None:
-    """The parts of a command that starts a Python file or module; None for any other."""
+    """Split a command that starts a Python file or module into its parts; return None for any other command."""
     words = command.words
     at = next((number for number in range(len(words)) if _is_program(words, number)), None)
     if at is None:
@@ -89,30 +91,32 @@ def launch_of(command: Command) -> Launch | None:
 
 
 def _is_program(words: Sequence[Argument], at: int) -> bool:
-    """Whether a file, or `-m` with a module that is no launcher, begins here."""
+    """Return whether a Python file, or `-m` with a module other than a launcher, begins at this word."""
     text = words[at].text
     return text.endswith(".py") or (text == "-m" and at + 1 < len(words) and words[at + 1].text not in _LAUNCHERS)
 
 
 def _begins_launcher(text: str) -> bool:
+    """Return whether a word is torchrun or a Python interpreter."""
     name = text.rsplit("/", 1)[-1]
     return name == "torchrun" or re.fullmatch(r"python[0-9.]*", name) is not None
 
 
 def braced(text: str) -> str:
-    """A text in which no placeholder stands."""
+    """Escape the braces of a text, so that it contains no placeholder."""
     return text.replace("{", "{{").replace("}", "}}")
 
 
 def environment_of(script: Script) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
-    """What the script exports, and the names of what is not copied: secrets, and values that only a run could tell.
+    """Return the exported variables with their values, and the names of variables that are not copied.
 
-    What `{flags}` and the placeholders bring along is in neither.
+    Secrets and values that are known only at run time are not copied. Variables that `{flags}` and the placeholders set
+    are in neither result.
     """
     found, not_copied = [], []
     for name in script.exported:
         words = script.variables.get(name, ())
-        if name in _OURS:
+        if name in _SET_BY_TRIALS:
             continue
         if words and not any(word.unknown for word in words) and not _SECRET.search(name):
             found.append((name, braced(" ".join(word.text for word in words))))
@@ -122,7 +126,10 @@ def environment_of(script: Script) -> tuple[tuple[tuple[str, str], ...], tuple[s
 
 
 def directory_of(script: Script, launch: Launch) -> tuple[str, str]:
-    """Where the script starts its program, `.` where that is no absolute path; then also the `cd` that says so."""
+    """Return the working directory of the program, and the `cd` command that could not be followed.
+
+    The directory is `.` unless the last `cd` before the program leads to a known absolute path.
+    """
     line = launch.program[0].line
     moves = [command for command in script.commands if command.words[0].text == "cd" and command.line <= line]
     if not moves:

@@ -1,9 +1,9 @@
-"""A torchtitan configuration: a TOML file of its older versions, or a launch script with flags.
+"""Importer for torchtitan: TOML files of older versions, and launch scripts with flags.
 
-Flags read like `--parallelism.tensor_parallel_degree 2`.
+A flag has the form `--parallelism.tensor_parallel_degree 2`.
 
 Sources: torchtitan 0.3.0 config/configs.py (TrainingConfig, ParallelismConfig), config/manager.py (flags), and the
-train_configs/*.toml of earlier versions, where some keys stood under `experimental` and `training`.
+train_configs/*.toml of earlier versions, where some keys were under `experimental` and `training`.
 """
 
 from __future__ import annotations
@@ -24,29 +24,30 @@ from tuner.imports.torchtitan_command import command_of
 
 _LAUNCHER = ("--nnodes", "--nproc_per_node", "--nproc-per-node")
 _POLICY = "activation-checkpoint:"
-"""The subcommand that says what is recomputed."""
+"""Beginning of the subcommand that selects the recomputation policy."""
 _SIGNS = ("--parallelism.", "--training.")
+"""Beginnings of the flags that identify a command of torchtitan."""
 _MODELS = {
     "llama3.8b": "llama3-8b",
     "llama3.70b": "llama3-70b",
     "llama3.405b": "llama3-405b",
     "deepseek_v3.671b": "deepseek-v3",
 }
-"""Models of the catalog by torchtitan's name and flavor."""
+"""Models in the catalog by torchtitan's name and flavor."""
 _CHUNKS = {"interleaved1f1b": 2, "interleavedzerobubble": 2, "zbvzerobubble": 2, "dualpipev": 2, "loopedbfs": 2}
-"""Virtual stages per rank that a schedule has where nobody says (torchtitan distributed/pipeline_parallel.py)."""
+"""Default number of virtual stages per rank, by schedule (torchtitan distributed/pipeline_parallel.py)."""
 
 
 def import_torchtitan(text: str) -> Imported:
-    """What a configuration says.
+    """Read a configuration file or a launch script.
 
     Raises:
-        ConfigError: it is none of torchtitan's, or a value cannot work.
+        ConfigError: the text is not a torchtitan configuration, or a value is invalid.
     """
     mapping, devices, command = _read(text)
     keys = Keys(mapping)
     if keys.value("parallelism") is None and keys.value("training") is None:
-        raise ConfigError("holds neither [training] nor [parallelism] of torchtitan's")
+        raise ConfigError("has neither of torchtitan's sections [training] and [parallelism]")
     unread: list[Unread] = []
     degrees, copies, stage = _degrees(keys, unread)
     batch = keys.value("training.global_batch_size")
@@ -77,12 +78,20 @@ def import_torchtitan(text: str) -> Imported:
         devices_per_host=None if devices is None else devices[1],
         command=command,
         unread=tuple(unread),
-        notes=() if model else (f"{keys.text('model.flavor') or 'the model'} is not in the catalog: --model names it",),
+        notes=()
+        if model
+        else (f"{keys.text('model.flavor') or 'the model'} is not in the catalog: name it with --model",),
     )
 
 
 def _read(text: str) -> tuple[Mapping[str, Any], tuple[int, int] | None, LaunchCommand | None]:
-    """The keys, and hosts, devices and the command where a script tells them."""
+    """Return the keys, the number of hosts and of devices per host, and the launch command.
+
+    The last two are None for a TOML file, and for a script that does not state them.
+
+    Raises:
+        ConfigError: the text is neither TOML nor a script with flags.
+    """
     try:
         return tomllib.loads(text), None, None
     except tomllib.TOMLDecodeError as error:
@@ -90,6 +99,7 @@ def _read(text: str) -> tuple[Mapping[str, Any], tuple[int, int] | None, LaunchC
     script = read_script(text)
     words = [word for command in script.commands for word in command.words]
     mapping: dict[str, Any] = {}
+    # Collect the flags into the sections that a TOML file would have.
     for flag in flags_among(words):
         section, dot, key = flag.name.removeprefix("--").partition(".")
         key = key.replace("-", "_")
@@ -98,25 +108,25 @@ def _read(text: str) -> tuple[Mapping[str, Any], tuple[int, int] | None, LaunchC
             mapping["activation_checkpoint"] = {"mode": policy.text.removeprefix(_POLICY)}
         if values and values[0].unknown:
             continue
-        value = _typed(values[0].text) if values else not key.startswith("no_")
+        value = _parse_value(values[0].text) if values else not key.startswith("no_")
         key = key if values else key.removeprefix("no_")
         if dot and section in ("training", "parallelism", "activation_checkpoint", "model", "optimizer"):
             mapping.setdefault(section, {})[key] = value
         elif section in ("module", "config"):
             mapping[section] = value
     if not mapping:
-        raise ConfigError(f"is no TOML ({problem}), and holds no flags such as --parallelism.tensor_parallel_degree")
+        raise ConfigError(f"is not TOML ({problem}), and has no flags such as --parallelism.tensor_parallel_degree")
     launcher = Flags([flag for flag in flags_among(words) if flag.name in _LAUNCHER])
     per_host = launcher.text("--nproc_per_node") or launcher.text("--nproc-per-node")
     per_host = per_host or next((one.text for one in script.variables.get("NGPU", ())), "")
-    told = (launcher.text("--nnodes") or "1", per_host)
-    if not all(re.fullmatch(r"[1-9][0-9]{0,4}", text) for text in told):
+    sizes = (launcher.text("--nnodes") or "1", per_host)
+    if not all(re.fullmatch(r"[1-9][0-9]{0,4}", text) for text in sizes):
         return mapping, None, _command(script)
-    return mapping, (int(told[0]), int(told[1])), _command(script)
+    return mapping, (int(sizes[0]), int(sizes[1])), _command(script)
 
 
 def _command(script: Script) -> LaunchCommand | None:
-    """How the script starts the trainer; None where it does not."""
+    """Return the command that starts the trainer, or None if the script does not start it."""
 
     def sections(words: tuple[Argument, ...]) -> int:
         return sum(word.text.startswith(_SIGNS) for word in words)
@@ -126,18 +136,20 @@ def _command(script: Script) -> LaunchCommand | None:
     return None if launch is None else command_of(launch, script)
 
 
-def _typed(text: str) -> Any:
+def _parse_value(text: str) -> Any:
+    """Convert the text of a value to an integer or boolean if it is one."""
     if re.fullmatch(r"-?[0-9]{1,12}", text):
         return int(text)
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
 def _degrees(keys: Keys, unread: list[Unread]) -> tuple[dict[str, int], int, int]:
-    """The degrees, the copies of the sharded states, and the ZeRO stage that FSDP comes to."""
+    """Return the degrees, the number of copies of the sharded states, and the ZeRO stage that FSDP corresponds to."""
     under = ("parallelism", "experimental", "training")
 
     def degree(name: str) -> int:
         value = keys.value(*(f"{section}.{name}" for section in under))
+        # -1 means all ranks that the other degrees leave, which keys.number would reject.
         if value == -1:
             return -1
         return keys.number(*(f"{section}.{name}" for section in under), default=1)
@@ -159,10 +171,10 @@ def _degrees(keys: Keys, unread: list[Unread]) -> tuple[dict[str, int], int, int
     if pp > 1:
         degrees["vpp"] = _CHUNKS.get(schedule, 1)
     if schedule not in ("", "1f1b", "interleaved1f1b") and pp > 1:
-        unread.append(Unread(what="pipeline_parallel_schedule", why=f"{schedule} is taken as 1F1B"))
+        unread.append(Unread(what="pipeline_parallel_schedule", why=f"{schedule} is not modelled; read as 1F1B"))
     if keys.value("parallelism.pipeline_parallel_layers_per_stage") is not None:
         unread.append(
-            Unread(what="pipeline_parallel_layers_per_stage", why="is not read; see vpp of the current configuration")
+            Unread(what="pipeline_parallel_layers_per_stage", why="is not read; check vpp of the current configuration")
         )
     replicas = degree("data_parallel_replicate_degree")
     value = keys.value("parallelism.data_parallel_shard_degree", "training.data_parallel_shard_degree")
@@ -172,14 +184,18 @@ def _degrees(keys: Keys, unread: list[Unread]) -> tuple[dict[str, int], int, int
         degrees["dp"] = replicas * shards
     if shards == 1:
         if pp * replicas > 1:
-            unread.append(Unread(what="data_parallel_shard_degree", why="without shards weights are whole: ZeRO 0"))
+            unread.append(
+                Unread(what="data_parallel_shard_degree", why="1 means that nothing is sharded; read as ZeRO 0")
+            )
         return degrees, 1, 0
+    # Weights that stay gathered after the forward pass are ZeRO 2; with a pipeline this is the default.
     policy = keys.text("parallelism.fsdp_reshard_after_forward", default="default")
     keeps = policy == "never" or (policy == "default" and pp > 1)
     return degrees, replicas, 2 if keeps else 3
 
 
 def _precision(keys: Keys) -> str:
+    """Return the number format of matrix products."""
     converters = keys.value("model.converters") or []
     if any("float8" in str(one) for one in converters):
         return "fp8"
@@ -188,5 +204,6 @@ def _precision(keys: Keys) -> str:
 
 
 def _recompute(keys: Keys) -> str:
+    """Return the recomputation mode; every policy other than none and full is read as selective."""
     mode = keys.text("activation_checkpoint.mode", default="selective").lower()
     return mode if mode in ("none", "full") else "selective"

@@ -1,8 +1,8 @@
-"""How a launch script starts torchtitan's trainer, as a study's `trial.command` starts it for each trial.
+"""Conversion of a launch script of torchtitan's trainer into a study's `trial.command`.
 
-The flags that a configuration decides become `{flags}`, which stands last, since it ends with a subcommand. What a
-trial must not do (write or load checkpoints, validate, profile, report to TensorBoard or Weights & Biases) is left out.
-Every step is logged.
+`{flags}` replaces all flags that depend on the configuration. It is the last word, because it ends with a subcommand.
+Flags with effects that a trial must not have are removed: writing or loading checkpoints, validating, profiling, and
+reporting to TensorBoard or Weights & Biases. Every step is logged.
 
 Source: torchtitan 0.3.0 trainer.py (`Trainer.Config`: the sections) and config/manager.py (flags).
 """
@@ -16,7 +16,7 @@ from tuner.imports.imported import LaunchCommand
 from tuner.imports.torchrun import Launch, braced, directory_of, environment_of
 
 FROM_FILE = "--job.config_file"
-"""Names the TOML file of versions before 0.3."""
+"""Flag that names the TOML file in versions before 0.3."""
 _REPLACED = {name.replace(".no_", ".") for name in TORCHTITAN_FLAGS} | {"--parallelism.pipeline_parallel_schedule_csv"}
 _LEFT_OUT = ("checkpoint", "validator", "profiler", "profiling")
 """Sections whose flags a trial must not have."""
@@ -25,13 +25,13 @@ _EVERY_STEP = "--metrics.log_freq"
 
 
 def command_of(launch: Launch, script: Script) -> LaunchCommand:
-    """The command of a trial, and why it is not whole where it isn't."""
+    """Return the command of a trial, with the reasons for its unknown words."""
     kept: list[Argument] = []
     left_out = []
     keeps = True
     for word in launch.training:
         if word.text.startswith(f"{POLICY}:"):
-            break  # a subcommand, and what follows is its own
+            break  # the words after a subcommand are its own
         if word.text.startswith("--"):
             name = word.text.partition("=")[0].replace("-", "_").replace("__", "--", 1).replace(".no_", ".")
             leaves = name.removeprefix("--").partition(".")[0] in _LEFT_OUT or name in _REPORTING
@@ -42,7 +42,7 @@ def command_of(launch: Launch, script: Script) -> LaunchCommand:
             kept.append(word)
     unknown = launch.unknown(kept)
     if any(word.text.partition("=")[0] == FROM_FILE for word in kept):
-        unknown = (*unknown, f"{{flags}} writes flags of torchtitan 0.3, which has no {FROM_FILE}")
+        unknown = (*unknown, f"{{flags}} contains flags of torchtitan 0.3, which has no {FROM_FILE}")
     environment, not_copied = environment_of(script)
     directory, moves = directory_of(script, launch)
     return LaunchCommand(

@@ -277,7 +277,7 @@ def test_grouped_products_of_experts_need_bf16():
         (["--fast", "2"], "takes no value"),
         (["--kind", "c"], "is not a choice"),
         (["--levels"], "takes at least one value"),
-        (["stray"], "is no flag"),
+        (["stray"], "is not a flag"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -1,4 +1,4 @@
-"""How each export is read back and held to its framework's rules, by target."""
+"""Checks by export target: read an export back and compare it with the published rules of its framework."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tuner.export.flag_table import FlagValue, Values
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """A framework's rules.
+    """Reader and rules of one framework.
 
     Attributes:
-        read: The values of an export, by flag or key; raises ConfigError, which cites the rule that they break.
-        said: What of a configuration such values say, by dimension.
+        read: Function that returns the values of an export by flag or key; raises ConfigError for a broken rule.
+        said: Function that converts such values to dimensions of a configuration.
     """
 
     read: Callable[[Export, Facts], dict[str, FlagValue]]
@@ -37,4 +37,4 @@ CHECKS: dict[str, Check] = {
     "nemo": Check(read=lambda export, facts: check_nemo(export.text, facts), said=said_by_nemo),
     "torchtitan": Check(read=lambda export, facts: check_torchtitan(export.arguments, facts), said=said_by_torchtitan),
 }
-"""Those whose exports a framework reads."""
+"""Checks of all exports that a framework reads."""

@@ -1,8 +1,8 @@
-"""The keys of DeepSpeed's configuration file that we write, and the rules that DeepSpeed asserts.
+"""Exported keys of DeepSpeed's configuration file, and the rules that DeepSpeed asserts.
 
 Sources: DeepSpeed 0.19 runtime/config.py (`DeepSpeedConfig._batch_assertion`, `_do_error_check`,
 `_reject_removed_config_keys`), runtime/zero/config.py, runtime/pipe/engine.py, module_inject/auto_ep_folding.py
-(`build_folding_spec` and what is validated after it), module_inject/auto_ep_config.py
+(`build_folding_spec` and the validation after it), module_inject/auto_ep_config.py
 (`validate_autoep_post_detection`).
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hardware.io.errors import ConfigError, did_you_mean
-from tests.oracles.frameworks.published_rules import Facts, PublishedRule, at_least, hold_to, number, required
+from tests.oracles.frameworks.published_rules import Facts, PublishedRule, at_least, check_rules, number, required
 from tuner.export.flag_table import FlagValue, Values
 
 BATCH, MICRO, ACCUMULATION = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
@@ -39,19 +39,19 @@ DEEPSPEED_KEYS: dict[str, type] = {
     "expert_parallel.enabled": bool,
     EP: int,
 }
-"""Keys by their path, and what each holds."""
+"""Type of each key, by its path."""
 
 _CONFIG = "DeepSpeed runtime/config.py DeepSpeedConfig"
 _FOLDING = "DeepSpeed module_inject/auto_ep_folding.py"
 
 
 def _data_parallel(values: Values) -> int:
-    """Data parallel ranks that the batch sizes imply."""
+    """Return the number of data parallel ranks that the batch sizes imply."""
     return number(values, BATCH) // (number(values, MICRO) * number(values, ACCUMULATION))
 
 
 def _pipeline_ranks(values: Values, facts: Facts) -> int:
-    """Ranks of one replica that the file does not speak of: a pipeline's, or what the script splits."""
+    """Return the number of ranks per replica for parallel dimensions that only the training script sets."""
     return facts.num_devices // (_data_parallel(values) * number(values, TP) * number(values, UP))
 
 
@@ -80,13 +80,13 @@ DEEPSPEED_RULES: tuple[PublishedRule, ...] = (
     ),
     PublishedRule(
         key=DP,
-        rule="must be what the batch sizes imply",
+        rule="must equal the number of ranks that the batch sizes imply",
         source=f"{_CONFIG}._batch_assertion",
         holds=lambda v, _: DP not in v or number(v, DP) == _data_parallel(v),
     ),
     PublishedRule(
         key=UP,
-        rule="stands with data_parallel_size, and their product is the world size",
+        rule="requires data_parallel_size, and their product must be the world size",
         source="DeepSpeed __init__.py initialize (mesh of both)",
         holds=lambda v, f: (UP in v) == (DP in v) and (UP not in v or number(v, UP) * number(v, DP) == f.num_devices),
     ),
@@ -124,47 +124,50 @@ DEEPSPEED_RULES: tuple[PublishedRule, ...] = (
 
 
 def check_deepspeed(text: str, facts: Facts) -> dict[str, FlagValue]:
-    """The values of a configuration file, by their path.
+    """Return the values of a configuration file, by their path.
 
     Raises:
-        ConfigError: it is no JSON object, or DeepSpeed would refuse it; it cites the rule.
+        ConfigError: the text is not a JSON object, or DeepSpeed would reject it; the message cites the rule.
     """
     try:
         content = json.loads(text)
     except ValueError:
-        raise ConfigError("is no JSON", value=text) from None
+        raise ConfigError("is not JSON", value=text) from None
     if not isinstance(content, dict):
         raise ConfigError("must be a JSON object", value=text)
     content.pop("comments", None)
     values = flattened(content)
-    hold_to_types(values, DEEPSPEED_KEYS)
-    hold_to(values, facts, DEEPSPEED_RULES)
+    check_types(values, DEEPSPEED_KEYS)
+    check_rules(values, facts, DEEPSPEED_RULES)
     return values
 
 
 def flattened(content: Mapping[str, Any], prefix: str = "") -> dict[str, FlagValue]:
-    """Nested mappings as one, its keys the paths."""
+    """Convert nested mappings to one mapping, whose keys are dotted paths."""
     found: dict[str, FlagValue] = {}
     for name, value in content.items():
         found |= flattened(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return found
 
 
-def hold_to_types(values: Values, known: Mapping[str, type]) -> None:
-    """Looks whether each key is known and holds what it should.
+def check_types(values: Values, known: Mapping[str, type]) -> None:
+    """Check that each key is known and its value has the declared type.
 
     Raises:
-        ConfigError: one is not, or holds something else.
+        ConfigError: a key is unknown, or a value has another type.
     """
     for key, value in values.items():
         if key not in known:
-            raise ConfigError("is no key of this framework", value=key, nearest=did_you_mean(key, known))
+            raise ConfigError("is not a key of this framework", value=key, nearest=did_you_mean(key, known))
         if type(value) is not known[key]:
             raise ConfigError(f"must be of type {known[key].__name__}", key=key, value=value)
 
 
 def said_by_deepspeed(values: Values, facts: Facts) -> dict[str, FlagValue]:
-    """What of a configuration the file says, by dimension; `beside` is the ranks of a replica that it leaves open."""
+    """Convert the file's values to dimensions of a configuration.
+
+    `beside` is the number of ranks per replica that the file does not assign to a dimension.
+    """
     return {
         "dp": _data_parallel(values),
         "mbs": number(values, MICRO),

@@ -1,4 +1,4 @@
-"""Megatron-LM's flags as its parser declares them, and the rules that it asserts.
+"""Reader for Megatron-LM's flags, and the rules that Megatron-LM asserts.
 
 Sources: Megatron-LM megatron/training/arguments.py (`_add_distributed_args`, `_add_training_args`, `_add_moe_args`,
 `validate_args`), megatron-core 0.16.1 model_parallel_config.py and transformer/transformer_config.py (`__post_init__`),
@@ -8,10 +8,11 @@ transformer/pipeline_parallel_layer_layout.py (`validate_layer_layout`), paralle
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from tests.oracles.frameworks.published_rules import Facts, PublishedRule, at_least, hold_to, number, required
+from tests.oracles.frameworks.published_rules import Facts, PublishedRule, at_least, check_rules, number, required
 from tuner.export.flag_table import FlagValue, Values, read_flags
 from tuner.export.megatron_flags import (
     COMM,
@@ -38,17 +39,17 @@ _SIZES = (TP, PP, CP, EP, EXPERT_TP, MICRO, GLOBAL, SEQUENCE, VPP, INSTANCES, "-
 
 
 def replicas(values: Values, facts: Facts) -> int:
-    """Data parallel ranks: the devices over tp*pp*cp."""
+    """Return the data parallel degree: the number of devices over tp*pp*cp."""
     return facts.num_devices // (number(values, TP) * number(values, PP) * number(values, CP))
 
 
 def num_micro_batches(values: Values, facts: Facts) -> int:
-    """Micro-batches of each replica in a step."""
+    """Return the number of micro-batches per step on each replica."""
     return number(values, GLOBAL) // (number(values, MICRO) * replicas(values, facts))
 
 
 def layout_of(text: str) -> tuple[int, ...] | None:
-    """Layers of each part of a layout as our exporter writes it; None for another text."""
+    """Parse a layout in the form that the exporter writes into layers per part. Return None for any other text."""
     found = re.fullmatch(r"E((?:t(?:\*\d+)?)?(?:\|(?:t(?:\*\d+)?)?)*)L", text)
     if found is None:
         return None
@@ -56,30 +57,95 @@ def layout_of(text: str) -> tuple[int, ...] | None:
 
 
 def _layout_parts(values: Values) -> tuple[int, ...]:
+    """Return the number of layers of each part of a given layout."""
     return layout_of(str(values[LAYOUT])) or ()
 
 
-def _chunks(values: Values) -> int:
+def _num_parts(values: Values) -> int:
+    """Return the number of virtual stages of the whole pipeline."""
     return number(values, PP) * number(values, VPP)
 
 
 def _stage_ranks(values: Values, facts: Facts) -> int:
+    """Return the number of ranks of one pipeline stage."""
     return facts.num_devices // number(values, PP)
 
 
 def _expert_ranks(values: Values) -> int:
+    """Return the number of ranks that hold one copy of the experts of a stage."""
     return number(values, EP) * number(values, EXPERT_TP, number(values, TP))
 
 
-def _whole_instances(values: Values, facts: Facts) -> bool:
+def _has_equal_instances(values: Values, facts: Facts) -> bool:
+    """Return whether the data and context parallel ranks divide into instances of the optimizer."""
     ranks = replicas(values, facts) * number(values, CP)
     return ranks % number(values, INSTANCES) == 0
 
 
-def _expert_instances(values: Values, facts: Facts) -> bool:
+def _has_equal_expert_instances(values: Values, facts: Facts) -> bool:
+    """Return whether the data parallel ranks of experts divide into instances of the optimizer."""
     if EP not in values:
         return True
     return _stage_ranks(values, facts) // _expert_ranks(values) % number(values, INSTANCES) == 0
+
+
+def _words(value: FlagValue) -> tuple[str, ...]:
+    """Return the words of a value; a single word is a list of one."""
+    return tuple(map(str, value)) if isinstance(value, tuple) else (str(value),)
+
+
+def _product(value: FlagValue) -> int:
+    """Return the product of a list of numbers."""
+    return math.prod(map(int, value)) if isinstance(value, tuple) else 1
+
+
+def _ulysses(values: Values) -> int:
+    """Return the number of ranks of the all-to-all."""
+    words = _words(values.get(COMM))
+    if "a2a+p2p" in words:
+        levels = values.get(LEVELS)
+        return int(levels[0]) if isinstance(levels, tuple) else 1
+    return number(values, CP) if "a2a" in words else 1
+
+
+def interleaving_rules(key: str, source: str, vpp: Callable[[Values, Facts], int]) -> tuple[PublishedRule, ...]:
+    """Return the rules of interleaved pipelines.
+
+    Args:
+        key: Flag that sets the number of virtual stages.
+        source: Source of the rule that virtual stages need a pipeline.
+        vpp: Function that returns the number of virtual stages per rank.
+    """
+    return (
+        PublishedRule(
+            key=key,
+            rule="needs pipeline-model-parallel-size > 1",
+            source=source,
+            holds=lambda v, f: vpp(v, f) == 1 or number(v, PP) > 1,
+        ),
+        PublishedRule(
+            key=key,
+            rule="needs a number of micro-batches divisible by pipeline-model-parallel-size",
+            source="megatron-core pipeline_parallel/schedules.py forward_backward_pipelining_with_interleaving",
+            holds=lambda v, f: vpp(v, f) == 1 or num_micro_batches(v, f) % number(v, PP) == 0,
+        ),
+    )
+
+
+def all_to_all_rule(key: str, source: str, up: Callable[[Values], int]) -> PublishedRule:
+    """Return the rule that the all-to-all of Ulysses distributes whole attention heads.
+
+    Args:
+        key: Flag that selects Ulysses.
+        source: Source of the rule.
+        up: Function that returns the number of ranks of the all-to-all.
+    """
+    return PublishedRule(
+        key=key,
+        rule="all-to-all distributes whole heads: tp times its ranks must divide the attention heads",
+        source=source,
+        holds=lambda v, f: f.num_heads % (number(v, TP) * up(v)) == 0,
+    )
 
 
 COMMON_RULES: tuple[PublishedRule, ...] = (
@@ -105,7 +171,7 @@ COMMON_RULES: tuple[PublishedRule, ...] = (
     ),
     PublishedRule(
         key="--sequence-parallel",
-        rule="must be on where experts train with tensor parallelism",
+        rule="is required for experts with tensor parallelism",
         source="megatron-core transformer/moe/moe_layer.py MoELayer.forward",
         holds=lambda v, f: bool(v.get("--sequence-parallel")) or number(v, TP) == 1 or not f.num_experts,
     ),
@@ -194,48 +260,37 @@ COMMON_RULES: tuple[PublishedRule, ...] = (
     ),
     PublishedRule(
         key="--recompute-method",
-        rule="is for full recomputation, which needs it",
+        rule="must be given with full recomputation, and only with it",
         source=f"{_ARGUMENTS}; {_TRANSFORMER}",
         holds=lambda v, _: (v.get(GRANULARITY) == "full") == (v.get("--recompute-method") is not None),
     ),
     PublishedRule(
         key="--recompute-num-layers",
-        rule="is for full recomputation, which needs it",
+        rule="must be given with full recomputation, and only with it",
         source=_TRANSFORMER,
         holds=lambda v, _: (v.get(GRANULARITY) == "full") == (v.get("--recompute-num-layers") is not None),
     ),
 )
-"""What Megatron-LM and MindSpeed-LLM both assert."""
+"""Rules that both Megatron-LM and MindSpeed-LLM assert."""
 
 MEGATRON_RULES: tuple[PublishedRule, ...] = (
     *COMMON_RULES,
     PublishedRule(
         key=VPP,
-        rule="excludes a layout, which says it already",
+        rule="excludes a layout, which implies it",
         source=_ARGUMENTS,
         holds=lambda v, _: v.get(VPP) is None or v.get(LAYOUT) is None,
     ),
     PublishedRule(
-        key=VPP,
-        rule="needs pipeline-model-parallel-size > 1",
-        source=_ARGUMENTS,
-        holds=lambda v, _: number(v, VPP) == 1 or number(v, PP) > 1,
-    ),
-    PublishedRule(
         key=PP,
-        rule="times the virtual stages must divide the number of layers where there is no layout",
+        rule="times the virtual stages must divide the number of layers unless there is a layout",
         source=f"{_ARGUMENTS}; {_TRANSFORMER}",
-        holds=lambda v, f: v.get(LAYOUT) is not None or f.num_layers % _chunks(v) == 0,
+        holds=lambda v, f: v.get(LAYOUT) is not None or f.num_layers % _num_parts(v) == 0,
     ),
-    PublishedRule(
-        key=VPP,
-        rule="needs a number of micro-batches divisible by pipeline-model-parallel-size",
-        source="megatron-core pipeline_parallel/schedules.py forward_backward_pipelining_with_interleaving",
-        holds=lambda v, f: number(v, VPP) == 1 or num_micro_batches(v, f) % number(v, PP) == 0,
-    ),
+    *interleaving_rules(VPP, _ARGUMENTS, lambda v, _: number(v, VPP)),
     PublishedRule(
         key=LAYOUT,
-        rule="must read E, layers (t*n) between bars, L",
+        rule="must consist of E, layers (t*n) separated by bars, and L",
         source="megatron-core transformer/pipeline_parallel_layer_layout.py validate_layer_layout",
         holds=lambda v, _: v.get(LAYOUT) is None or layout_of(str(v[LAYOUT])) is not None,
     ),
@@ -247,7 +302,7 @@ MEGATRON_RULES: tuple[PublishedRule, ...] = (
     ),
     PublishedRule(
         key=LAYOUT,
-        rule="must hold each layer of the model once",
+        rule="must contain each layer of the model once",
         source="megatron-core transformer/pipeline_parallel_layer_layout.py validate_layer_layout",
         holds=lambda v, f: v.get(LAYOUT) is None or sum(_layout_parts(v)) == f.num_layers,
     ),
@@ -263,33 +318,32 @@ MEGATRON_RULES: tuple[PublishedRule, ...] = (
         source=_ARGUMENTS,
         holds=lambda v, _: "a2a+p2p" not in _words(v.get(COMM)) or v.get(LEVELS) is not None,
     ),
-    PublishedRule(
-        key=COMM,
-        rule="all-to-all deals whole heads: tp times its ranks must divide the attention heads",
-        source="TransformerEngine attention/dot_product_attention/context_parallel.py AttnFuncWithCPAndQKVOA2A",
-        holds=lambda v, f: f.num_heads % (number(v, TP) * _ulysses(v)) == 0,
+    all_to_all_rule(
+        COMM,
+        "TransformerEngine attention/dot_product_attention/context_parallel.py AttnFuncWithCPAndQKVOA2A",
+        _ulysses,
     ),
     PublishedRule(
         key=INSTANCES,
-        rule="must divide the data parallel ranks, those of the context counted",
+        rule="must divide the data parallel ranks, including the context parallel ones",
         source="megatron-core parallel_state.py initialize_model_parallel",
-        holds=_whole_instances,
+        holds=_has_equal_instances,
     ),
     PublishedRule(
         key=INSTANCES,
         rule="must divide the experts' data parallel ranks",
         source="megatron-core parallel_state.py initialize_model_parallel",
-        holds=_expert_instances,
+        holds=_has_equal_expert_instances,
     ),
     PublishedRule(
         key="--ckpt-format",
-        rule="must be fsdp_dtensor with Megatron-FSDP, and with it alone",
+        rule="must be fsdp_dtensor with Megatron-FSDP, and only with it",
         source=_ARGUMENTS,
         holds=lambda v, _: bool(v.get("--use-megatron-fsdp")) == (v.get("--ckpt-format") == "fsdp_dtensor"),
     ),
     PublishedRule(
         key="--recompute-modules",
-        rule="are for selective recomputation",
+        rule="requires selective recomputation",
         source=_TRANSFORMER,
         holds=lambda v, _: v.get("--recompute-modules") is None or v.get(GRANULARITY) == "selective",
     ),
@@ -303,40 +357,39 @@ MEGATRON_RULES: tuple[PublishedRule, ...] = (
 
 
 def check_megatron(arguments: Sequence[str], facts: Facts) -> dict[str, FlagValue]:
-    """The values that the flags give.
+    """Return the values of the flags.
 
     Raises:
-        ConfigError: Megatron-LM would refuse them; it cites the rule.
+        ConfigError: Megatron-LM would reject the flags; the message cites the rule.
     """
     values = read_flags(arguments, MEGATRON_FLAGS)
-    hold_to(values, facts, MEGATRON_RULES)
+    check_rules(values, facts, MEGATRON_RULES)
     return values
 
 
 def said_by_megatron(values: Values, facts: Facts) -> dict[str, FlagValue]:
-    """What of a configuration the values say, by dimension; `layers` are those of an uneven pipeline."""
+    """Convert the values to dimensions of a configuration; `layers` are those of an uneven pipeline."""
     layout = layout_of(str(values[LAYOUT])) if values.get(LAYOUT) is not None else None
-    up = _ulysses(values)
     stages = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
     stage = stages[str(values[SHARDING])] if values.get("--use-megatron-fsdp") else 0
     return {
-        **common_dimensions(values, facts),
+        **common_dimensions(values, facts, up=_ulysses(values)),
         "vpp": len(layout) // number(values, PP) if layout else number(values, VPP),
-        "cp": number(values, CP) // up,
-        "up": up,
         "zero_stage": stage or int(bool(values.get("--use-distributed-optimizer"))),
         "dp_shard": replicas(values, facts) // number(values, INSTANCES) if number(values, INSTANCES) > 1 else 0,
         "layers": layout,
     }
 
 
-def common_dimensions(values: Values, facts: Facts) -> dict[str, FlagValue]:
-    """The dimensions that Megatron-LM and MindSpeed-LLM say in the same way."""
+def common_dimensions(values: Values, facts: Facts, *, up: int) -> dict[str, FlagValue]:
+    """Return the dimensions whose flags Megatron-LM and MindSpeed-LLM share, given the ranks of the all-to-all."""
     tp, expert_tp = number(values, TP), number(values, EXPERT_TP, number(values, TP))
     return {
         "pp": number(values, PP),
         "tp": tp,
         "dp": replicas(values, facts),
+        "cp": number(values, CP) // up,
+        "up": up,
         "ep": number(values, EP),
         "mbs": number(values, MICRO),
         "recompute": values.get(GRANULARITY) or "none",
@@ -345,23 +398,3 @@ def common_dimensions(values: Values, facts: Facts) -> dict[str, FlagValue]:
         "global_batch_size": number(values, GLOBAL),
         "sequence_length": number(values, SEQUENCE),
     }
-
-
-def _words(value: FlagValue) -> tuple[str, ...]:
-    return tuple(map(str, value)) if isinstance(value, tuple) else (str(value),)
-
-
-def _product(value: FlagValue) -> int:
-    found = 1
-    for size in value if isinstance(value, tuple) else ():
-        found *= int(size)
-    return found
-
-
-def _ulysses(values: Values) -> int:
-    """Ranks of the all-to-all."""
-    words = _words(values.get(COMM))
-    if "a2a+p2p" in words:
-        levels = values.get(LEVELS)
-        return int(levels[0]) if isinstance(levels, tuple) else 1
-    return number(values, CP) if "a2a" in words else 1

@@ -1,8 +1,8 @@
-"""The keys of nanotron's YAML file that we write, and the rules that nanotron asserts.
+"""Exported keys of nanotron's YAML file, and the rules that nanotron asserts.
 
-Sources: nanotron config/parallelism_config.py, config/config.py (dacite reads it strictly: no unknown key, no other
-type), parallel/context.py (`ParallelContext.__init__`: the product of degrees is the world size),
-parallel/tensor_parallel/nn.py (whole shards), trainer.py (batches of a step).
+Sources: nanotron config/parallelism_config.py, config/config.py (dacite is strict: it rejects unknown keys and other
+types), parallel/context.py (`ParallelContext.__init__`: the product of degrees is the world size),
+parallel/tensor_parallel/nn.py (shards of equal size), trainer.py (batches of a step).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 from hardware.io.errors import ConfigError
-from tests.oracles.frameworks.deepspeed import flattened, hold_to_types
-from tests.oracles.frameworks.published_rules import Facts, PublishedRule, at_least, hold_to, number, required
+from tests.oracles.frameworks.deepspeed import check_types, flattened
+from tests.oracles.frameworks.published_rules import Facts, PublishedRule, at_least, check_rules, number, required
 from tuner.export.flag_table import FlagValue, Values
 
 DP, PP, TP = "parallelism.dp", "parallelism.pp", "parallelism.tp"
@@ -40,7 +40,7 @@ NANOTRON_KEYS: dict[str, type] = {
     ACCUMULATION: int,
     STAGE: int,
 }
-"""Keys by their path, and what each holds."""
+"""Type of each key, by its path."""
 
 _DEGREES = "nanotron parallel/context.py ParallelContext.__init__"
 _ARGS = "nanotron config/parallelism_config.py ParallelismArgs"
@@ -71,7 +71,7 @@ NANOTRON_RULES: tuple[PublishedRule, ...] = (
     ),
     PublishedRule(
         key=ASYNC,
-        rule="is for REDUCE_SCATTER",
+        rule="requires REDUCE_SCATTER",
         source="nanotron parallel/tensor_parallel/nn.py TensorParallelRowLinear",
         holds=lambda v, _: not v.get(ASYNC) or v.get(MODE) == "REDUCE_SCATTER",
     ),
@@ -112,34 +112,34 @@ NANOTRON_RULES: tuple[PublishedRule, ...] = (
 
 
 def check_nanotron(text: str, facts: Facts) -> dict[str, FlagValue]:
-    """The values of the file's sections, by their path.
+    """Return the values of the file's sections, by their path.
 
     Raises:
-        ConfigError: it is no mapping in YAML, or nanotron would refuse it; it cites the rule.
+        ConfigError: the text is not a YAML mapping, or nanotron would reject it; the message cites the rule.
     """
     values = read_nanotron(text)
-    hold_to_types(values, NANOTRON_KEYS)
-    hold_to(values, facts, NANOTRON_RULES)
+    check_types(values, NANOTRON_KEYS)
+    check_rules(values, facts, NANOTRON_RULES)
     return values
 
 
 def read_nanotron(text: str) -> dict[str, FlagValue]:
-    """The values by their path, whatever they are.
+    """Return the unchecked values of the file, by their path.
 
     Raises:
-        ConfigError: the text is no mapping in YAML.
+        ConfigError: the text is not a YAML mapping.
     """
     try:
         content: Any = yaml.safe_load(text)
     except yaml.YAMLError:
-        raise ConfigError("is no YAML", value=text) from None
+        raise ConfigError("is not YAML", value=text) from None
     if not isinstance(content, Mapping):
         raise ConfigError("must be a mapping", value=text)
     return flattened(content)
 
 
 def said_by_nanotron(values: Values, _: Facts) -> dict[str, FlagValue]:
-    """What of a configuration the file says, by dimension."""
+    """Convert the file's values to dimensions of a configuration."""
     dp, mbs = number(values, DP), number(values, MICRO)
     return {
         "pp": number(values, PP),

@@ -1,7 +1,7 @@
-"""A recipe's fields of NeMo 2 as we write them, held to Megatron-LM's rules for the flags that they are.
+"""Exported fields of a NeMo 2 recipe, checked with Megatron-LM's rules for the corresponding flags.
 
 Sources: NeMo lightning/pytorch/strategies/megatron_strategy.py (arguments of `MegatronStrategy.__init__`, `fsdp` and
-the format of its checkpoints); the rest as megatron_rules.py has it, whose core NeMo runs on.
+the format of its checkpoints); for all other rules see megatron.py, because NeMo runs on megatron-core.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ast
 
 from hardware.io.errors import ConfigError, did_you_mean
 from tests.oracles.frameworks.megatron import MEGATRON_RULES, said_by_megatron
-from tests.oracles.frameworks.published_rules import Facts, PublishedRule, at_least, hold_to, number
+from tests.oracles.frameworks.published_rules import Facts, PublishedRule, at_least, check_rules, number
 from tuner.export.flag_table import Flag, FlagValue, Values
 from tuner.export.megatron_flags import MEGATRON_FLAGS
 from tuner.export.nemo import DTYPES, FIELDS
@@ -46,13 +46,13 @@ NEMO_RULES: tuple[PublishedRule, ...] = (
     ),
     PublishedRule(
         key=OPTIMIZER,
-        rule="must be what the optimizer's configuration says",
+        rule="must equal the value in the optimizer's configuration",
         source=f"{_STRATEGY}.connect",
         holds=lambda v, _: bool(v.get(OPTIMIZER)) == bool(v.get("--use-distributed-optimizer")),
     ),
     PublishedRule(
         key=FSDP,
-        rule="is megatron where ddp.use_megatron_fsdp is true, and None elsewhere",
+        rule="must be megatron if ddp.use_megatron_fsdp is true, otherwise None",
         source=f"{_STRATEGY}.__init__",
         holds=lambda v, _: (v.get(FSDP) == "megatron") == bool(v.get("--use-megatron-fsdp")),
     ),
@@ -60,46 +60,47 @@ NEMO_RULES: tuple[PublishedRule, ...] = (
 
 
 def check_nemo(text: str, facts: Facts) -> dict[str, FlagValue]:
-    """The values that the fragment sets: by Megatron-LM's flag where there is one, else by field.
+    """Return the values that the code sets, by Megatron-LM's flag if there is one, otherwise by field.
 
     Raises:
-        ConfigError: it is no such fragment, or NeMo or its core would refuse it; it cites the rule.
+        ConfigError: the text is not such code, or NeMo or its core would reject it; the message cites the rule.
     """
     fields = read_nemo(text)
     values: dict[str, FlagValue] = {}
     for path, value in fields.items():
         if path not in _KINDS:
-            raise ConfigError("is no field of a recipe", value=path, nearest=did_you_mean(path, _KINDS))
-        values[_FLAGS.get(path, path)] = _typed(path, value, _KINDS[path])
-    hold_to(values, facts, NEMO_RULES)
+            raise ConfigError("is not a field of a recipe", value=path, nearest=did_you_mean(path, _KINDS))
+        values[_FLAGS.get(path, path)] = _check_kind(path, value, _KINDS[path])
+    check_rules(values, facts, NEMO_RULES)
     shared = {flag: value for flag, value in values.items() if flag in MEGATRON_FLAGS}
     if values.get(FORMAT) is not None:
         shared["--ckpt-format"] = values[FORMAT]
-    # a recipe's precision is a plugin's
+    # the precision of a recipe is set by a plugin, not by a field
     shared["--bf16"] = True
-    hold_to(shared, facts, MEGATRON_RULES)
+    check_rules(shared, facts, MEGATRON_RULES)
     return values
 
 
 def read_nemo(text: str) -> dict[str, FlagValue]:
-    """The fields of the recipe that the fragment sets, by path, as they stand there.
+    """Return the unchecked fields of the recipe that the code sets, by path.
 
     Raises:
-        ConfigError: it is no Python, or a value is no literal.
+        ConfigError: the text is not Python, or a value is not a literal.
     """
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
-        raise ConfigError("is no Python", value=text) from None
+        raise ConfigError("is not Python", value=text) from None
     found: dict[str, FlagValue] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
             path = ast.unparse(node.targets[0]).removeprefix("recipe.")
-            found[path] = _literal(path, node.value)
+            found[path] = _evaluate_literal(path, node.value)
     return found
 
 
-def _literal(path: str, node: ast.expr) -> FlagValue:
+def _evaluate_literal(path: str, node: ast.expr) -> FlagValue:
+    """Return the value of a literal; an attribute such as torch.bfloat16 is returned as text."""
     if isinstance(node, ast.Attribute):
         return ast.unparse(node)
     try:
@@ -109,8 +110,14 @@ def _literal(path: str, node: ast.expr) -> FlagValue:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _typed(path: str, value: FlagValue, kind: Flag) -> FlagValue:
-    """The value, where it is of its flag's kind; a comm type is one word here and a list of words there."""
+def _check_kind(path: str, value: FlagValue, kind: Flag) -> FlagValue:
+    """Check that a value has the kind of its flag, and return it.
+
+    The communication type is one word in a recipe but a list of words as a flag of Megatron-LM.
+
+    Raises:
+        ConfigError: the value has another type, or is not among the choices of its flag.
+    """
     if value is None:
         return None
     wanted: type = {"switch": bool, "number": int, "word": str, "words": tuple, "numbers": tuple}[kind.kind]
@@ -126,5 +133,5 @@ def _typed(path: str, value: FlagValue, kind: Flag) -> FlagValue:
 
 
 def said_by_nemo(values: Values, facts: Facts) -> dict[str, FlagValue]:
-    """What of a configuration the values say, by dimension."""
+    """Convert the values to dimensions of a configuration."""
     return said_by_megatron(values, facts)

@@ -1,4 +1,4 @@
-"""Rules that frameworks publish for their flags and keys, and how values are held to them."""
+"""Rules that frameworks publish for their flags and keys, and a function that checks values against them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tuner.export.flag_table import Values
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What rules need to know beside the flags.
+    """Sizes of the job and the model that rules need in addition to the flags.
 
     Attributes:
-        num_devices: Ranks of the job.
-        num_layers: Layers of the model.
-        num_heads: Attention heads.
-        num_kv_heads: Key-value heads.
-        num_experts: Experts; 0 for a dense model.
+        num_devices: Number of ranks of the job.
+        num_layers: Number of layers of the model.
+        num_heads: Number of attention heads.
+        num_kv_heads: Number of key-value heads.
+        num_experts: Number of experts; 0 for a dense model.
     """
 
     num_devices: int
@@ -30,7 +30,7 @@ class Facts:
 
 
 def facts_of(setting: Setting) -> Facts:
-    """The facts of a setting."""
+    """Return the sizes of a setting that rules need."""
     model = setting.job.model
     return Facts(
         num_devices=setting.cluster.num_devices,
@@ -43,13 +43,13 @@ def facts_of(setting: Setting) -> Facts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishedRule:
-    """One condition that a framework asserts before it trains.
+    """Condition that a framework asserts before it trains.
 
     Attributes:
-        key: The flag or key that a breach is told under.
-        rule: The condition in words.
-        source: The framework's file, and the function there.
-        holds: Whether values meet it; rules before it hold already.
+        key: Flag or key that the error message names.
+        rule: Condition in words, as the end of a sentence about the key.
+        source: File of the framework, and the function in it.
+        holds: Function that returns whether values meet the rule, given that all earlier rules hold.
     """
 
     key: str
@@ -58,11 +58,11 @@ class PublishedRule:
     holds: Callable[[Values, Facts], bool]
 
 
-def hold_to(values: Values, facts: Facts, rules: Sequence[PublishedRule]) -> None:
-    """Looks whether the values meet all rules.
+def check_rules(values: Values, facts: Facts, rules: Sequence[PublishedRule]) -> None:
+    """Check that the values meet all rules.
 
     Raises:
-        ConfigError: they break one; it cites the rule's source.
+        ConfigError: the values break a rule; the message cites its source.
     """
     for rule in rules:
         if not rule.holds(values, facts):
@@ -70,20 +70,20 @@ def hold_to(values: Values, facts: Facts, rules: Sequence[PublishedRule]) -> Non
 
 
 def number(values: Values, key: str, default: int = 1) -> int:
-    """A whole number among the values; `default` where it was not said."""
+    """Return an integer among the values, or `default` if the key is absent."""
     value = values.get(key)
-    return default if value is None else int(value)  # type: ignore[arg-type] # tables hold keys to their kinds
+    return default if value is None else int(value)  # type: ignore[arg-type] # tables check the kind of each key
 
 
 def required(key: str, source: str) -> PublishedRule:
-    """That a key is said."""
+    """Return the rule that a key must be present."""
     return PublishedRule(
         key=key, rule="is required", source=source, holds=lambda values, _: values.get(key) is not None
     )
 
 
 def at_least(least: int, key: str, source: str) -> PublishedRule:
-    """That a number, where it is said, is not smaller than `least`."""
+    """Return the rule that a number must not be smaller than `least` if it is present."""
     return PublishedRule(
         key=key,
         rule=f"must be at least {least}",

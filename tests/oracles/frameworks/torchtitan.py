@@ -1,4 +1,4 @@
-"""torchtitan's flags as its dataclasses declare them, and the rules that it asserts.
+"""Reader for torchtitan's flags, and the rules that torchtitan asserts.
 
 Sources: torchtitan 0.3 config/configs.py (`TrainingConfig`, `ParallelismConfig`), trainer.py (`Trainer.Config` and the
 batch sizes in `Trainer.__init__`), distributed/parallel_dims.py (`ParallelDims._validate`, `build_mesh`),
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from hardware.io.errors import ConfigError, did_you_mean
-from tests.oracles.frameworks.published_rules import Facts, PublishedRule, at_least, hold_to, number
+from tests.oracles.frameworks.published_rules import Facts, PublishedRule, at_least, check_rules, number
 from tuner.export.flag_table import FlagValue, Values, read_flags
 from tuner.export.torchtitan_flags import (
     CP,
@@ -45,30 +45,33 @@ _TRAINER = "torchtitan trainer.py Trainer"
 
 
 def _parts(values: Values) -> tuple[tuple[str, ...], ...]:
-    said = values.get(MODULES)
-    return tuple(tuple(str(part).split(",")) for part in said) if isinstance(said, tuple) else ()
+    """Return the names of the modules of each part of the model, or an empty tuple if they are not given."""
+    parts = values.get(MODULES)
+    return tuple(tuple(str(part).split(",")) for part in parts) if isinstance(parts, tuple) else ()
 
 
-def _held(values: Values) -> tuple[int, ...]:
-    """Layers of each part."""
+def _layers_of_parts(values: Values) -> tuple[int, ...]:
+    """Return the number of layers of each part."""
     return tuple(sum(module.startswith("layers.") for module in part) for part in _parts(values))
 
 
 def _expected_modules(facts: Facts) -> list[str]:
+    """Return the names of all modules of the model, in their order."""
     return ["tok_embeddings", *(f"layers.{at}" for at in range(facts.num_layers)), "norm", "lm_head"]
 
 
 def _virtual_stages(values: Values, facts: Facts) -> int:
-    """Parts of the model, as `_get_pipeline_metadata` counts them."""
+    """Return the number of parts of the model, as `_get_pipeline_metadata` computes it."""
     if _parts(values):
         return len(_parts(values))
     if values.get(PER_STAGE) is not None:
         counted = facts.num_layers + number(values, FIRST) + number(values, LAST)
         return -(-counted // number(values, PER_STAGE))
-    return number(values, PP) * (2 if values.get(SCHEDULE) == "Interleaved1F1B" else 1)
+    return number(values, PP) * (2 if _is_interleaved(values) else 1)
 
 
 def _fits_a_part(key: str, values: Values, facts: Facts) -> bool:
+    """Return whether the layers that the first or last stage lacks fit into one part."""
     if _parts(values) or number(values, PP) == 1:
         return True
     counted = facts.num_layers + number(values, FIRST) + number(values, LAST)
@@ -76,23 +79,32 @@ def _fits_a_part(key: str, values: Values, facts: Facts) -> bool:
 
 
 def _data_parallel(values: Values) -> int:
+    """Return the data parallel degree."""
     return number(values, REPLICATE) * number(values, SHARD)
 
 
+def _is_interleaved(values: Values) -> bool:
+    """Return whether the schedule gives each rank several parts of the model."""
+    return values.get(SCHEDULE) == "Interleaved1F1B"
+
+
 def _micro_batches(values: Values) -> int:
+    """Return the number of micro-batches in a local batch."""
     return number(values, LOCAL) // number(values, MICRO)
 
 
-def _rounds(values: Values, _: Facts) -> bool:
-    if values.get(SCHEDULE) != "Interleaved1F1B" or number(values, PP) == 1:
+def _has_equal_rounds(values: Values, _: Facts) -> bool:
+    """Return whether the micro-batches divide into rounds of equal length, as ScheduleInterleaved1F1B requires."""
+    if not _is_interleaved(values) or number(values, PP) == 1:
         return True
     micro_batches = _micro_batches(values)
     return micro_batches % max(1, micro_batches // number(values, PP)) == 0
 
 
-def _stages_per_rank(values: Values, facts: Facts) -> bool:
+def _fits_schedule(values: Values, facts: Facts) -> bool:
+    """Return whether the number of parts per rank fits the schedule."""
     each = _virtual_stages(values, facts) // number(values, PP)
-    return number(values, PP) == 1 or (each >= 2) == (values.get(SCHEDULE) == "Interleaved1F1B")
+    return number(values, PP) == 1 or (each >= 2) == _is_interleaved(values)
 
 
 TORCHTITAN_RULES: tuple[PublishedRule, ...] = (
@@ -142,7 +154,7 @@ TORCHTITAN_RULES: tuple[PublishedRule, ...] = (
     ),
     PublishedRule(
         key=EP,
-        rule="must divide dp_shard*cp*tp, the ranks that it borrows",
+        rule="must divide dp_shard*cp*tp, the ranks that experts are sharded over",
         source="torchtitan distributed/parallel_dims.py ParallelDims.build_mesh",
         holds=lambda v, _: number(v, SHARD) * number(v, CP) * number(v, TP) % number(v, EP) == 0,
     ),
@@ -161,7 +173,7 @@ TORCHTITAN_RULES: tuple[PublishedRule, ...] = (
     *(
         PublishedRule(
             key=key,
-            rule="must not exceed the layers of a part, embedding and head counted",
+            rule="must not exceed the layers of a part, including embedding and head",
             source=f"{_STAGES} _generate_llm_fqn_per_model_part",
             holds=partial(_fits_a_part, key),
         )
@@ -169,9 +181,9 @@ TORCHTITAN_RULES: tuple[PublishedRule, ...] = (
     ),
     PublishedRule(
         key=SCHEDULE,
-        rule="needs one part on each rank for 1F1B, and two at least for Interleaved1F1B",
+        rule="needs one part on each rank for 1F1B, and at least two for Interleaved1F1B",
         source=f"{_STAGES} _get_pipeline_metadata",
-        holds=_stages_per_rank,
+        holds=_fits_schedule,
     ),
     PublishedRule(
         key=MODULES,
@@ -181,47 +193,42 @@ TORCHTITAN_RULES: tuple[PublishedRule, ...] = (
     ),
     PublishedRule(
         key=LOCAL,
-        rule="must hold a number of micro-batches that makes rounds of equal length",
+        rule="must contain a number of micro-batches that divides into rounds of equal length",
         source="torch/distributed/pipelining/schedules.py ScheduleInterleaved1F1B",
-        holds=_rounds,
+        holds=_has_equal_rounds,
     ),
     PublishedRule(
         key=LOCAL,
-        rule="must hold at least as many micro-batches as there are stages",
+        rule="must contain at least as many micro-batches as there are stages",
         source="torch/distributed/pipelining/schedules.py Schedule1F1B",
-        holds=lambda v, _: number(v, PP) == 1 or values_are_interleaved(v) or _micro_batches(v) >= number(v, PP),
+        holds=lambda v, _: number(v, PP) == 1 or _is_interleaved(v) or _micro_batches(v) >= number(v, PP),
     ),
 )
 
 
-def values_are_interleaved(values: Values) -> bool:
-    """Whether a rank holds several parts of the model."""
-    return values.get(SCHEDULE) == "Interleaved1F1B"
-
-
 def check_torchtitan(arguments: Sequence[str], facts: Facts) -> dict[str, FlagValue]:
-    """The values that the flags give, the policy of the subcommand among them.
+    """Return the values of the flags and the policy of the subcommand.
 
     Raises:
-        ConfigError: torchtitan would refuse them; it cites the rule.
+        ConfigError: torchtitan would reject the arguments; the message cites the rule.
     """
     policy: str | None = None
     if arguments and arguments[-1].startswith(f"{POLICY}:"):
         policy = arguments[-1].partition(":")[2]
         arguments = arguments[:-1]
         if policy not in POLICIES:
-            raise ConfigError("is no policy", key=POLICY, value=policy, nearest=did_you_mean(policy, POLICIES))
+            raise ConfigError("is not a policy", key=POLICY, value=policy, nearest=did_you_mean(policy, POLICIES))
     if any(word.startswith(f"{POLICY}:") for word in arguments):
-        raise ConfigError("is a subcommand, which must stand last", key=POLICY)
+        raise ConfigError("is a subcommand, which must be last", key=POLICY)
     values = read_flags(arguments, TORCHTITAN_FLAGS)
     if policy is not None:
         values[POLICY] = policy
-    hold_to(values, facts, TORCHTITAN_RULES)
+    check_rules(values, facts, TORCHTITAN_RULES)
     return values
 
 
 def said_by_torchtitan(values: Values, facts: Facts) -> dict[str, FlagValue]:
-    """What of a configuration the values say, by dimension; `layers` are those of an uneven pipeline."""
+    """Convert the values to dimensions of a configuration; `layers` are those of an uneven pipeline."""
     pp, shard = number(values, PP), number(values, SHARD)
     dp = _data_parallel(values)
     stage = 0
@@ -241,7 +248,7 @@ def said_by_torchtitan(values: Values, facts: Facts) -> dict[str, FlagValue]:
         "sequence_parallel": not values.get(WHOLE_NORMS),
         "expert_tp": 0,
         "dp_shard": shard if stage and shard != dp else 0,
-        "layers": _held(values) or None,
+        "layers": _layers_of_parts(values) or None,
         "global_batch_size": number(values, GLOBAL),
         "sequence_length": number(values, LENGTH),
     }

@@ -1,1 +1,1 @@
-"""Read launch scripts without running them. Begin with `script.py`."""
+"""Interpreter that reads launch scripts without running them. `script.py` is the entry point."""

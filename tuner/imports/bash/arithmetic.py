@@ -1,12 +1,12 @@
-"""What numbers and comparisons of a script come to."""
+"""Arithmetic expressions and comparisons of bash."""
 
 from __future__ import annotations
 
 import re
 
 
-def compared(left: str, operator: str, right: str) -> bool | None:
-    """The truth of `[ left operator right ]`; None where it is none of these."""
+def compare(left: str, operator: str, right: str) -> bool | None:
+    """Evaluate `[ left operator right ]`. Return None for other operators, and for numeric comparisons of text."""
     if operator in ("=", "=="):
         return left == right
     if operator == "!=":
@@ -26,8 +26,11 @@ def compared(left: str, operator: str, right: str) -> bool | None:
     return answers.get(operator)
 
 
-def calculated(values: list[str | int]) -> int | None:
-    """Recursive descent over numbers and signs; None where they are no expression."""
+def evaluate(values: list[str | int]) -> int | None:
+    """Evaluate numbers and operators by recursive descent. Return None if they are not a valid expression.
+
+    Division truncates toward zero and the remainder has the sign of the dividend, as in bash.
+    """
     at = 0
 
     def atom() -> int | None:
@@ -58,6 +61,7 @@ def calculated(values: list[str | int]) -> int | None:
             other = atom()
             if other is None or (sign != "*" and other == 0):
                 return None
+            # Python's // rounds down, so that the quotient is computed from absolute values.
             quotient = abs(result) // abs(other) * (1 if (result < 0) == (other < 0) else -1) if sign != "*" else 0
             result = result * other if sign == "*" else quotient if sign == "/" else result - quotient * other
         return result
@@ -72,6 +76,7 @@ def calculated(values: list[str | int]) -> int | None:
             result = None if other is None else result + other if sign == "+" else result - other
         return result
 
+    # The limit bounds the depth of the recursion.
     if len(values) > 200:
         return None
     found = total()

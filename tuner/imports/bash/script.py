@@ -1,9 +1,9 @@
-"""What a launch script would run, read without running anything.
+"""Interpreter that finds the commands of a launch script without running any of them.
 
-Assignments, arrays, defaults (`${TP:-4}`), simple arithmetic and simple conditions are followed. What only a run could
-tell (arguments of the script, output of commands, loops, functions, variables of the environment) stays unknown, with
-the line and the reason. A variable that the script does not set counts as unset where a default stands beside it and
-in `[ -z ... ]` and `[ -n ... ]`.
+It follows assignments, arrays, defaults (`${TP:-4}`), simple arithmetic and simple conditions. Values that depend on a
+run stay unknown, with the line and the reason: arguments of the script, output of commands, loops, functions and
+environment variables. A variable that the script does not set counts as unset if it has a default, and in `[ -z ... ]`
+and `[ -n ... ]`.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from tuner.imports.bash.arithmetic import calculated, compared
+from tuner.imports.bash.arithmetic import compare, evaluate
 from tuner.imports.bash.texts import Argument, Piece, Text, argument_of, split_words
 from tuner.imports.bash.words import Arithmetic, Literal, Operator, Part, Unreadable, Variable, Word, cut
 
 MAX_WORDS = 100_000
+"""Limit on the words of a script; later ones are not read."""
+
 MAX_PIECES = 2_000
-"""Pieces of one variable: a script that doubles a variable again and again is not followed."""
+"""Limit on the pieces of one variable, because a script may double a variable again and again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
-    """A command with its words expanded, as far as they are known."""
+    """Command with its words expanded as far as they are known."""
 
     words: tuple[Argument, ...]
     line: int
@@ -32,13 +34,13 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Script:
-    """What was read.
+    """Script after it was read to its end.
 
     Attributes:
-        commands: The commands that may run, in their order; `export` and its like are none.
-        variables: All variables, arrays word by word.
-        exported: The names that the script exports, in their order.
-        sourced: Other scripts that it reads, with the lines: these were not read.
+        commands: Commands that may run, in their order, without `export` and other declarations.
+        variables: Final values of all variables, split into words.
+        exported: Names of the exported variables, in their order.
+        sourced: Paths of the scripts that are sourced, which are not read.
     """
 
     commands: tuple[Command, ...]
@@ -48,7 +50,7 @@ class Script:
 
 
 def read_script(text: str) -> Script:
-    """Reads a bash script; every text is one, so that this never fails."""
+    """Read a bash script. Every text is accepted, so that this function never fails."""
     reader = _Interpreter()
     for command, operator in _simple_commands(cut(text)):
         reader.step(command, operator)
@@ -64,7 +66,7 @@ def read_script(text: str) -> Script:
 
 
 class _Runs(Enum):
-    """Whether what stands here would run."""
+    """Whether a command at this place would run."""
 
     YES = "yes"
     MAYBE = "maybe"
@@ -76,7 +78,15 @@ _BRANCHES = {True: _Runs.YES, False: _Runs.NO, None: _Runs.MAYBE}
 
 @dataclass(slots=True)
 class _Block:
-    """An open `if`, loop, case or function."""
+    """Open `if`, condition, loop, case, function or group of commands.
+
+    Attributes:
+        kind: Word that opened the block; "condition" for the commands between `if` and `then`.
+        outer: Whether a command before the block would run.
+        runs: Whether a command in the current branch would run.
+        taken: Whether one of the branches so far was taken; None if unknown.
+        condition: Commands of a condition with the operators that follow them.
+    """
 
     kind: str
     outer: _Runs
@@ -93,7 +103,7 @@ _LOOPS = ("for", "while", "until", "case", "select")
 
 
 def _simple_commands(tokens: Iterable[Word | Operator]) -> Iterable[tuple[tuple[Word, ...], str]]:
-    """The words between two operators, with the operator behind them."""
+    """Group tokens into simple commands: the words between two operators, with the operator after them."""
     words: list[Word] = []
     for number, token in enumerate(tokens):
         if number > MAX_WORDS:
@@ -107,7 +117,7 @@ def _simple_commands(tokens: Iterable[Word | Operator]) -> Iterable[tuple[tuple[
 
 
 class _Interpreter:
-    """The variables and open blocks at one place of the script."""
+    """State of the interpretation at one place of the script: variables, open blocks, and commands found so far."""
 
     def __init__(self) -> None:
         self.variables: dict[str, Text | list[Text]] = {}
@@ -115,7 +125,7 @@ class _Interpreter:
         self.commands: list[Command] = []
         self.sourced: list[Argument] = []
         self.blocks: list[_Block] = []
-        self.only_if: bool | None = True  # what `&&` and `||` in front of the command say
+        self.only_if: bool | None = True  # whether `&&` or `||` before the command lets it run; None if unknown
         self.is_function = False
 
     @property
@@ -127,25 +137,26 @@ class _Interpreter:
         return _Runs.MAYBE if here is _Runs.MAYBE or self.only_if is None else _Runs.YES
 
     def step(self, words: tuple[Word, ...], operator: str) -> None:
-        """One simple command, or a word that opens or closes a block."""
+        """Interpret one simple command, or the words that open or close blocks before it."""
         while words and (rest := self._block(words)) is not None:
             words = rest
         if self.blocks and self.blocks[-1].kind == "condition":
             if words:
                 self.blocks[-1].condition.append((words, operator))
             return
-        truth: bool | None = True
+        truth: bool | None = True  # a command other than a test is assumed to succeed
         if words:
             truth = self._truth(words) if words[0].bare in _TESTS or words[0].bare == "!" else True
             self._command(words)
         elif operator == ")":
             self.is_function = True
+        # `name ()` is a function; its body may begin on the next line
         if words or operator not in ("\n", "("):
             self.is_function = operator == ")" and not words
         self.only_if = self._and_then(truth, operator)
 
     def _and_then(self, truth: bool | None, operator: str) -> bool | None:
-        """Whether what follows the operator runs."""
+        """Return whether the command after the operator runs."""
         if operator == "&&":
             return truth if self.only_if is True else self.only_if
         if operator == "||":
@@ -155,7 +166,7 @@ class _Interpreter:
     # Blocks
 
     def _block(self, words: tuple[Word, ...]) -> tuple[Word, ...] | None:
-        """What is left behind a word that opens or closes a block; None where there is no such word."""
+        """Handle a word that opens or closes a block and return the words after it; return None for any other word."""
         word, rest = words[0].bare, words[1:]
         kind = self.blocks[-1].kind if self.blocks else ""
         if word == "if":
@@ -184,10 +195,11 @@ class _Interpreter:
         return rest
 
     def _open(self, kind: str, runs: _Runs) -> None:
+        """Open a block."""
         self.blocks.append(_Block(kind=kind, outer=self.runs, runs=runs))
 
     def _branch(self, truth: bool | None) -> None:
-        """Enters a branch of the innermost `if`, whose condition is `truth`."""
+        """Enter a branch of the innermost `if`, whose condition is `truth`."""
         block = self.blocks[-1]
         if block.taken is True or block.outer is _Runs.NO:
             block.runs = _Runs.NO
@@ -199,7 +211,10 @@ class _Interpreter:
             block.taken = truth if block.taken is False else (None if truth is not True else True)
 
     def _condition(self, commands: Sequence[tuple[tuple[Word, ...], str]]) -> bool | None:
-        """The truth of the last command of a condition and those that `&&` and `||` join to it."""
+        """Evaluate the last command of a condition, together with the commands joined to it by `&&` and `||`.
+
+        The result follows three-valued logic: None is unknown.
+        """
         truth: bool | None = None
         joint = ""
         for words, operator in commands:
@@ -214,7 +229,7 @@ class _Interpreter:
         return truth
 
     def _truth(self, words: tuple[Word, ...]) -> bool | None:
-        """Of one test; None where only a run could tell."""
+        """Evaluate one test. Return None if the result depends on a run."""
         if words and words[0].bare == "!":
             inner = self._truth(words[1:])
             return None if inner is None else not inner
@@ -225,17 +240,20 @@ class _Interpreter:
         if len(kept) != 3 or kept[1].bare is None:
             return None
         left, right = self._known(kept[0]), self._known(kept[2])
-        return None if left is None or right is None else compared(left, kept[1].bare, right)
+        return None if left is None or right is None else compare(left, kept[1].bare, right)
 
     def _known(self, word: Word, unset: str | None = None) -> str | None:
-        """The text of a word; None where a part is unknown."""
+        """Return the text of a word, or None if a part is unknown.
+
+        With `unset`, a word of variables that the script does not set has this text.
+        """
         if unset is not None and len(word.parts) and all(self._is_unset(part) for part in word.parts):
             return unset
         text = self._text(word.parts)
         return None if any(piece.unknown for piece in text) else "".join(piece.text for piece in text)
 
     def _is_unset(self, part: Part) -> bool:
-        """Whether a part is nothing, or a variable of which the script says nothing."""
+        """Return whether a part is empty, or a variable that the script does not set."""
         if isinstance(part, Variable):
             named = part.name.isidentifier() and not part.operator
             return named and part.name not in self.variables
@@ -244,6 +262,7 @@ class _Interpreter:
     # Commands
 
     def _command(self, words: tuple[Word, ...]) -> None:
+        """Interpret a simple command: assign and export its variables, and record it if it starts a program."""
         if self.runs is _Runs.NO:
             return
         declares = words[0].bare in _DECLARING
@@ -269,14 +288,17 @@ class _Interpreter:
             self.commands.append(Command(words=_inner_words(fields), line=rest[0].line))
 
     def _assigns(self, word: Word) -> bool:
+        """Return whether a word is an assignment."""
         return bool(word.parts) and _assignment(word) is not None
 
     def _assign(self, word: Word) -> None:
+        """Perform the assignment of a word, if it is one."""
         found = _assignment(word)
         if found is None:
             return
         name, is_added, parts = found
         value: Text | list[Text] = list(self._fields(word.array)) if word.array is not None else self._text(parts)
+        # If it is uncertain whether the assignment runs, the new value is unknown.
         if self.runs is _Runs.MAYBE:
             why = f"${name} is set on line {word.line} under a condition, in a loop or in a function"
             unknown = (Piece(text=f"${name}", line=word.line, unknown=why),)
@@ -287,6 +309,7 @@ class _Interpreter:
                 value = [*_elements(before), *_elements(value)]
             else:
                 value = (*before, *value)
+        # Quoting protects blanks in an assignment only; the variable's own expansion may split at them.
         if not isinstance(value, list):
             value = tuple(replace(piece, is_whole=False) if piece.is_whole else piece for piece in value)
         if sum(map(len, _elements(value))) > MAX_PIECES:
@@ -294,14 +317,18 @@ class _Interpreter:
         self.variables[name] = value
 
     def _forget(self, name: str, line: int) -> None:
+        """Mark the variable of a loop as unknown."""
         self.variables[name] = (
-            Piece(text=f"${name}", line=line, unknown=f"${name} is what the loop on line {line} sets"),
+            Piece(text=f"${name}", line=line, unknown=f"${name} is set by the loop on line {line}"),
         )
 
     # Expansion
 
     def _fields(self, words: Iterable[Word]) -> Iterable[Text]:
-        """The words that words become, as bash splits them."""
+        """Expand words and split the results into fields as bash does.
+
+        The values of unquoted variables are split at blanks, and joined to the text before and after them.
+        """
         for word in words:
             if self._is_nothing(word):
                 continue
@@ -325,7 +352,7 @@ class _Interpreter:
             yield from (tuple(one) for one in fields)
 
     def _is_nothing(self, word: Word) -> bool:
-        """Whether a word is an array without elements, which becomes no word at all, quoted or not."""
+        """Return whether a word is an array without elements, which expands to no word even if quoted."""
         empty = [isinstance(one, Variable) and one.all_elements and not self._values(one) for one in word.parts]
         return any(empty) and all(
             is_empty or (isinstance(one, Literal) and not one.text)
@@ -333,7 +360,7 @@ class _Interpreter:
         )
 
     def _text(self, parts: Sequence[Part]) -> Text:
-        """What parts become where nothing is split."""
+        """Expand parts into one text without splitting it into fields."""
         pieces: list[Piece] = []
         for part in parts:
             for number, (text, _) in enumerate(self._values(part)):
@@ -341,26 +368,27 @@ class _Interpreter:
         return tuple(pieces)
 
     def _values(self, part: Part) -> list[tuple[Text, bool]]:
-        """The texts that a part becomes, and whether blanks split them."""
+        """Expand a part into texts, each with whether blanks split it."""
         if isinstance(part, Literal):
             return [((Piece(text=part.text, line=part.line),), False)]
         if isinstance(part, Unreadable):
-            why = f"{_short(part.source)} on line {part.line} is for a shell to find out"
+            why = f"{_short(part.source)} on line {part.line} can be evaluated only by a shell"
             return [((Piece(text=part.source, line=part.line, unknown=why),), False)]
         if isinstance(part, Arithmetic):
             number = self._arithmetic(part.text)
-            why = "" if number is not None else f"$(({_short(part.text)})) on line {part.line} cannot be calculated"
+            why = "" if number is not None else f"$(({_short(part.text)})) on line {part.line} cannot be evaluated"
             text = f"$(({part.text}))" if number is None else str(number)
             return [((Piece(text=text, line=part.line, unknown=why),), False)]
         return self._variable(part)
 
     def _variable(self, part: Variable) -> list[tuple[Text, bool]]:
+        """Expand a variable, with its default or replacement, into texts."""
         value = self.variables.get(part.name)
         is_set = value is not None and not (part.operator.startswith(":") and value in ((), []))
         if part.operator.endswith("+"):
             return [(self._text(part.other), not part.quoted)] if is_set else []
         if not is_set and part.operator:
-            # once: a default within a default doubles what is done for both
+            # Expand each part once: with nested defaults, a second expansion would double the work per level.
             texts = [(one, self._text((one,))) for one in part.other]
             whole = tuple(replace(piece, is_whole=one.quoted) for one, text in texts for piece in text)
             if part.operator.endswith("=") and self.runs is _Runs.YES:
@@ -375,7 +403,7 @@ class _Interpreter:
         return [(value, not part.quoted)]
 
     def _arithmetic(self, text: str) -> int | None:
-        """The value of an expression of whole numbers and variables with + - * / % and brackets."""
+        """Evaluate an expression of integers, variables, + - * / % and brackets. Return None if a value is unknown."""
         tokens = re.findall(r"[0-9]+|\$?\{?[A-Za-z_]\w*\}?|[-+*/%()]|\S", text)
         values: list[str | int] = []
         for token in tokens:
@@ -391,15 +419,16 @@ class _Interpreter:
                 values.append(int(found))
             else:
                 values.append(token)
-        return calculated(values)
+        return evaluate(values)
 
 
 def _at_most_maybe(runs: _Runs) -> _Runs:
+    """Return NO for NO and MAYBE otherwise, because loops and functions may not run."""
     return _Runs.NO if runs is _Runs.NO else _Runs.MAYBE
 
 
 def _assignment(word: Word) -> tuple[str, bool, tuple[Part, ...]] | None:
-    """Name, whether it adds, and the value's parts, if the word assigns."""
+    """Parse an assignment into its name, whether it is `+=`, and the parts of its value. Return None otherwise."""
     first = word.parts[0] if word.parts else None
     if not isinstance(first, Literal) or first.quoted:
         return None
@@ -412,28 +441,31 @@ def _assignment(word: Word) -> tuple[str, bool, tuple[Part, ...]] | None:
 
 
 def _name_of(word: Word) -> str | None:
-    """The variable that a word of `export` names."""
+    """Return the name of the variable that a word of `export` exports."""
     found = _assignment(word)
     return found[0] if found else word.bare if (word.bare or "").isidentifier() else None
 
 
 def _elements(value: Text | list[Text]) -> list[Text]:
+    """Return the elements of an array; a scalar is an array of one element."""
     return value if isinstance(value, list) else [value]
 
 
 def _inner_words(fields: Sequence[Text]) -> tuple[Argument, ...]:
-    """The words of a command; those of `bash -c "..."` and `eval "..."` are cut apart."""
+    """Return the words of a command. The text of `bash -c "..."` and `eval "..."` is split into words."""
     names = [argument_of(text).text.rsplit("/", 1)[-1] for text in fields]
     first = next((at for at, name in enumerate(names) if name in ("eval", "bash", "sh")), len(names))
-    cut_apart = [word for text in fields[first:] for word in split_words(text)]
-    return tuple(map(argument_of, (*fields[:first], *cut_apart)))
+    inner = [word for text in fields[first:] for word in split_words(text)]
+    return tuple(map(argument_of, (*fields[:first], *inner)))
 
 
 def _why_unset(part: Variable) -> str:
+    """Return the reason why a variable without a value is unknown."""
     if part.name.isdigit() or part.name in "@*#":
         return f"{part.source} on line {part.line} is given when the script is started"
     return f"{part.source} on line {part.line} is not set in the script"
 
 
 def _short(text: str) -> str:
+    """Shorten a text for a message."""
     return text if len(text) <= 40 else f"{text[:37]}..."

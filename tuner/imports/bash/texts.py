@@ -1,4 +1,4 @@
-"""Text of a script with the line of each part, and what is unknown of it."""
+"""Text of a script, in which every part has its line number and the reason if it is unknown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """Text of one line; `unknown` says why it is none, and blanks don't split one that `is_whole`."""
+    """Part of a text from one line of the script.
+
+    Attributes:
+        text: Text of the part; the source text of the expansion if the part is unknown.
+        line: Line number in the script.
+        unknown: Reason why the value is unknown; empty if it is known.
+        is_whole: Whether blanks in the part do not split words, because it was quoted.
+    """
 
     text: str
     line: int
@@ -21,12 +28,12 @@ Text = tuple[Piece, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Argument:
-    """One word of a command.
+    """Word of a command.
 
     Attributes:
-        text: The word; what is unknown stands in it as the script has it.
-        line: Where it stands.
-        unknown: Why a part of it is unknown; empty where nothing is.
+        text: Text of the word; unknown parts appear as in the script.
+        line: Line number of the word.
+        unknown: Reasons why parts of the word are unknown; empty if the whole word is known.
     """
 
     text: str
@@ -35,7 +42,7 @@ class Argument:
 
 
 def split_words(text: Text) -> list[Text]:
-    """The words between the blanks of a text."""
+    """Split a text into words at its blanks. Blanks in unknown and in quoted pieces do not split."""
     words: list[list[Piece]] = []
     is_open = False
     for piece in text:
@@ -48,6 +55,7 @@ def split_words(text: Text) -> list[Text]:
         for share in re.split(r"(\s+)", piece.text):
             if not share:
                 continue
+            # A blank ends the word, so that the next piece does not continue it.
             if share.isspace():
                 is_open = False
                 continue
@@ -59,7 +67,7 @@ def split_words(text: Text) -> list[Text]:
 
 
 def argument_of(text: Text) -> Argument:
-    """The word that a text is."""
+    """Join the pieces of a text into one word."""
     return Argument(
         text="".join(piece.text for piece in text),
         line=text[0].line if text else 0,

@@ -1,7 +1,7 @@
-"""Cuts the text of a bash script into words and operators, without running or expanding anything.
+"""Tokenizer that splits a bash script into words and operators, without running or expanding anything.
 
-A word is a row of parts: literal text, variables, arithmetic, and what only a shell could tell. Each part knows its
-line. Here-documents, redirections and comments are passed over.
+A word is a sequence of parts: literal text, variables, arithmetic, and expansions that only a shell can evaluate. Each
+part has its line number. Here-documents, redirections and comments are skipped.
 
 Source of the grammar: the Bash Reference Manual 5.2, sections 3.1.2 (quoting), 3.5 (expansions) and 6.7 (arrays).
 """
@@ -13,11 +13,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_NESTING = 20
+"""Largest depth of defaults within defaults that is read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Literal:
-    """Text that stands for itself."""
+    """Literal text.
+
+    Attributes:
+        text: Text without its quotes.
+        line: Line number in the script.
+        quoted: Whether the text was quoted or escaped.
+    """
 
     text: str
     line: int
@@ -26,16 +33,16 @@ class Literal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variable:
-    """`$NAME`, `${NAME}`, `${NAME[@]}` or `${NAME:-default}`.
+    """Expansion of a variable: `$NAME`, `${NAME}`, `${NAME[@]}` or `${NAME:-default}`.
 
     Attributes:
-        name: The variable, or a positional or special parameter such as 1, @ or #.
-        source: As the script has it.
-        line: Where it stands.
-        quoted: Whether it stands in double quotes.
-        all_elements: Whether it asks for all elements of an array.
-        operator: Of `:-`, `-`, `:=`, `=`, `:+`, `+`, or empty.
-        other: What stands behind the operator.
+        name: Name of the variable, or a positional or special parameter such as 1, @ or #.
+        source: Source text of the expansion.
+        line: Line number in the script.
+        quoted: Whether the expansion is in double quotes.
+        all_elements: Whether the expansion means all elements of an array.
+        operator: Operator `:-`, `-`, `:=`, `=`, `:+` or `+`; empty if there is none.
+        other: Parts of the word after the operator.
     """
 
     name: str
@@ -49,7 +56,7 @@ class Variable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arithmetic:
-    """`$((...))`."""
+    """Arithmetic expansion `$((...))`."""
 
     text: str
     line: int
@@ -58,7 +65,7 @@ class Arithmetic:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unreadable:
-    """What only a shell could tell: a command's output, or an expansion of a kind that is not read."""
+    """Expansion that only a shell can evaluate, such as the output of a command, or one of an unsupported kind."""
 
     source: str
     line: int
@@ -70,7 +77,7 @@ Part = Literal | Variable | Arithmetic | Unreadable
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Word:
-    """One word; in `NAME=(a b)` the parts are `NAME=` and `array` holds the others."""
+    """Word of a script. In `NAME=(a b)` the parts are `NAME=`, and `array` contains a and b."""
 
     parts: tuple[Part, ...]
     line: int
@@ -78,7 +85,7 @@ class Word:
 
     @property
     def bare(self) -> str | None:
-        """Its text where it is literal and unquoted, else None."""
+        """Text of the word if the whole word is literal and unquoted, otherwise None."""
         if self.array is None and all(isinstance(part, Literal) and not part.quoted for part in self.parts):
             return "".join(part.text for part in self.parts if isinstance(part, Literal))
         return None
@@ -86,7 +93,7 @@ class Word:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operator:
-    """What separates commands: a line break, `;`, `&`, `&&`, `|`, `||`, `(` or `)`."""
+    """Operator between commands: a line break, `;`, `&`, `&&`, `|`, `||`, `(` or `)`."""
 
     text: str
     line: int
@@ -99,30 +106,32 @@ _OPERATORS = ";&|()"
 
 
 def cut(text: str) -> Iterator[Word | Operator]:
-    """The words and operators of a script, in their order."""
+    """Split a script into words and operators, in their order."""
     reader = _Reader(text.replace("\r\n", "\n"), 1)
     while (token := reader.token()) is not None:
         yield token
 
 
 class _Reader:
-    """A place in the text, and what is read from there on."""
+    """Position in the text, with methods that read from there on."""
 
     def __init__(self, text: str, line: int, depth: int = 0) -> None:
         self.text, self.at, self.line, self.depth = text, 0, line, depth
-        self.documents: list[str] = []  # ends of here-documents that begin after this line
+        self.documents: list[str] = []  # delimiters of the here-documents that begin after this line
 
     def peek(self, count: int = 1) -> str:
+        """Return the next characters without advancing."""
         return self.text[self.at : self.at + count]
 
     def take(self, count: int = 1) -> str:
+        """Return the next characters and advance behind them."""
         taken = self.peek(count)
         self.at += count
         self.line += taken.count("\n")
         return taken
 
     def token(self) -> Word | Operator | None:
-        """The next word or operator; None at the end."""
+        """Read the next word or operator. Return None at the end."""
         while self.at < len(self.text):
             self._skip_blanks()
             char, line = self.peek(), self.line
@@ -133,6 +142,7 @@ class _Reader:
                 self._skip_documents()
                 return Operator(text="\n", line=line)
             elif self.peek(2) == "((":
+                # An arithmetic command: its effect on variables is not followed.
                 source = self._balanced("(", ")")
                 return Word(parts=(Unreadable(source=source, line=line, quoted=False),), line=line)
             elif char in "<>" or self.peek(2) == "&>":
@@ -143,12 +153,12 @@ class _Reader:
             elif char:
                 word = self.word()
                 if word.bare and word.bare.isdigit() and self.peek() in ("<", ">"):
-                    continue  # the number of a file that is redirected
+                    continue  # the file descriptor of a redirection
                 return word
         return None
 
     def word(self) -> Word:
-        """The word that begins here."""
+        """Read the word that begins here."""
         parts: list[Part] = []
         line = self.line
         while self.at < len(self.text):
@@ -156,7 +166,7 @@ class _Reader:
             if char.isspace() or char in "<>":
                 break
             if char == "(" and self._is_assignment(parts):
-                return Word(parts=_joined(parts), line=line, array=self._array())
+                return Word(parts=_join_literals(parts), line=line, array=self._array())
             if char in _OPERATORS:
                 break
             if self.peek(2) == "\\\n":
@@ -173,13 +183,15 @@ class _Reader:
             else:
                 begin = self.line
                 parts.append(Literal(text=self.take(), line=begin, quoted=False))
-        return Word(parts=_joined(parts), line=line)
+        return Word(parts=_join_literals(parts), line=line)
 
     def _is_assignment(self, parts: list[Part]) -> bool:
+        """Return whether the parts are `NAME=` or `NAME+=`, which an array may follow."""
         text = Word(parts=tuple(parts), line=self.line).bare
         return text is not None and _ASSIGNED.fullmatch(text) is not None
 
     def _array(self) -> tuple[Word, ...]:
+        """Read the elements of an array up to the closing bracket."""
         self.take()
         words = []
         while self.at < len(self.text):
@@ -197,6 +209,7 @@ class _Reader:
         return tuple(words)
 
     def _single_quoted(self) -> list[Part]:
+        """Read a text in single quotes."""
         self.take()
         end = self.text.find("'", self.at)
         parts = self._lines(self.take((end if end >= 0 else len(self.text)) - self.at))
@@ -204,7 +217,7 @@ class _Reader:
         return parts
 
     def _lines(self, text: str) -> list[Part]:
-        """Quoted text, a part for each of its lines, where `self` stands behind it."""
+        """Split quoted text, which was just read, into one part per line."""
         first = self.line - text.count("\n")
         return [
             Literal(text=line, line=first + number, quoted=True)
@@ -212,6 +225,7 @@ class _Reader:
         ]
 
     def _double_quoted(self) -> list[Part]:
+        """Read a text in double quotes, in which expansions are recognised."""
         self.take()
         parts: list[Part] = [Literal(text="", line=self.line, quoted=True)]
         while self.at < len(self.text) and self.peek() != '"':
@@ -220,7 +234,7 @@ class _Reader:
         return parts
 
     def _inside_quotes(self) -> list[Part]:
-        """What stands next between double quotes."""
+        """Read the next character, escape or expansion between double quotes."""
         if self.peek(2) == "\\\n":
             self.take(2)
             return []
@@ -232,6 +246,7 @@ class _Reader:
         return [Literal(text=self.take(), line=line, quoted=True)]
 
     def _expansion(self, *, quoted: bool) -> Part:
+        """Read the expansion that begins with `$` or a backquote here."""
         line, begin = self.line, self.at
         if self.peek(3) == "$((":
             self.take()
@@ -253,12 +268,13 @@ class _Reader:
         return Variable(name=found[0], source=f"${found[0]}", line=line, quoted=quoted)
 
     def _parameter(self, source: str, line: int, *, quoted: bool) -> Part:
-        """What `${...}` means; `source` has the braces."""
+        """Parse the expansion `${...}`, where `source` is its text with the braces."""
         inner = source[1:-1]
         found = _PARAMETER.match(inner)
         whole = f"${source}"
         if found is None or (found.end() < len(inner) and not found[3]) or self.depth >= MAX_NESTING:
             return Unreadable(source=whole, line=line, quoted=quoted)
+        # The word after the operator has expansions of its own, in the quoting of the whole expansion.
         inside = _Reader(inner[found.end() :], line, self.depth + 1)
         other: list[Part] = []
         while inside.at < len(inside.text):
@@ -275,11 +291,11 @@ class _Reader:
             quoted=quoted,
             all_elements=found[2] is not None,
             operator=found[3] or "",
-            other=_joined(other),
+            other=_join_literals(other),
         )
 
     def _balanced(self, opening: str, closing: str) -> str:
-        """From the opening bracket that stands here to the one that closes it; quotes and escapes are heeded."""
+        """Read from the opening bracket here to its closing bracket. Brackets in quotes and escapes do not count."""
         begin, depth, quote = self.at, 0, ""
         while self.at < len(self.text):
             char = self.take()
@@ -298,14 +314,17 @@ class _Reader:
         return self.text[begin : self.at]
 
     def _skip_blanks(self) -> None:
+        """Skip blanks and continued lines."""
         while (char := self.peek()) and ((char.isspace() and char != "\n") or self.peek(2) == "\\\n"):
             self.take(1 if char != "\\" else 2)
 
     def _skip_comment(self) -> None:
+        """Skip the rest of the line."""
         end = self.text.find("\n", self.at)
         self.at = end if end >= 0 else len(self.text)
 
     def _skip_redirection(self) -> None:
+        """Skip a redirection and its target. The delimiter of a here-document is remembered."""
         if self.peek(2) in ("<(", ">("):
             self.take()
             self._balanced("(", ")")
@@ -321,7 +340,7 @@ class _Reader:
             self.documents.append("".join(part.text for part in target.parts if isinstance(part, Literal)))
 
     def _skip_documents(self) -> None:
-        """Passes over the here-documents that begin on this line."""
+        """Skip the here-documents that begin on this line."""
         for end in self.documents:
             while self.at < len(self.text):
                 stop = self.text.find("\n", self.at)
@@ -331,8 +350,8 @@ class _Reader:
         self.documents = []
 
 
-def _joined(parts: list[Part]) -> tuple[Part, ...]:
-    """Neighbouring literals of one line and one kind of quoting as one."""
+def _join_literals(parts: list[Part]) -> tuple[Part, ...]:
+    """Join neighbouring literals that have the same line and the same quoting."""
     joined: list[Part] = []
     for part in parts:
         last = joined[-1] if joined else None

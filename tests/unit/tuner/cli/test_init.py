@@ -203,7 +203,7 @@ BROKEN = {
     "a script of something else": (
         "echo hello\n",
         (),
-        ("train.sh", "holds no flags of Megatron-LM's", "--tensor-model-parallel-size"),
+        ("train.sh", "has no flags of Megatron-LM", "--tensor-model-parallel-size"),
     ),
     "a degree that is no number": (
         ARRAYS.replace("PP=2", "PP=two"),

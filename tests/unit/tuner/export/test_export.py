@@ -273,6 +273,6 @@ def test_uneven_work_is_a_layout_and_notes():
     assert flags_of(export.text)["--pipeline-model-parallel-layout"] == ["Et*10|t*8|t*8|t*6L"]
     assert "--num-virtual-stages-per-pipeline-rank" not in export.text
     told = "\n".join(export.notes)
-    assert "hosts: give node ranks in the order 4-7/0-3 (8 x dgx-h100)" in told
+    assert "hosts: assign node ranks in the order 4-7/0-3 (8 x dgx-h100)" in told
     assert "--recompute-num-layers 2" in told
-    assert "micro_batches: Megatron-LM gives every replica as many; 40/24" in told
+    assert "micro_batches: Megatron-LM gives every replica the same number; 40/24" in told

@@ -217,7 +217,7 @@ torchrun pretrain_gpt.py ${LAYOUT[@]} --use-distributed-optimizer
 
     assert imported.job["sequence_parallel"] is False
     assert [(one.what, one.line) for one in imported.unread] == [("$LAYOUT", 2)]
-    assert "flags that it holds were not read" in imported.unread[0].why
+    assert "flags in it were not read" in imported.unread[0].why
 
 
 def test_torchtitan_files():

@@ -283,7 +283,7 @@ def test_numbers_stand_there_without_scripts(data, page):
     [
         ("megatron-core", "Flags for Megatron-LM", "--tensor-model-parallel-size 8"),
         ("nanotron", "Configuration for nanotron", "tp: 8"),
-        ("maxtext", "Flags for Megatron-LM", "the study is about maxtext"),
+        ("maxtext", "Flags for Megatron-LM", "the study models maxtext"),
     ],
 )
 def test_the_report_writes_for_the_studys_framework(tmp_path, runtime, title, flag):
