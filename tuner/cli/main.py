@@ -386,7 +386,7 @@ def report(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write an HTML report: the best configuration, the evidence for it, and all trials."""
+    """Write an HTML report on the best configuration and all trials."""
     check_out(out)
     config = load(study, overrides, storage)
 

@@ -93,6 +93,7 @@ def test_a_limit_and_a_pin(meshtune, simulated):
     assert (told["pins"][0]["held"], told["pins"][0]["missing"]) == (1, 0)
 
 
+@pytest.mark.slow
 def test_a_diagnosis(meshtune, simulated):
     """With --diagnose every pin is left out once, and its other ways and dims take its place one at a time."""
     asked = ("plan", simulated, "--config", "dp=2,tp=4", "--pin", UP + ",ways=2", "--diagnose")
@@ -213,6 +214,7 @@ ON_EIGHT = ("--mesh", "data=2,model=4", "--planner", "recursive", "--json")
 """The planner that takes least time, where the claim is what is planned."""
 
 
+@pytest.mark.slow
 def test_a_jax_step_is_planned(meshtune):
     """A factory's function is traced, and its arguments are what the step begins with."""
     pytest.importorskip("jax", reason="plans of JAX programs need JAX: pip install 'meshtune[jax]'")
@@ -245,6 +247,7 @@ def test_jax_steps_that_can_not_be_planned(meshtune, factory, mesh, told):
     assert told in done.err
 
 
+@pytest.mark.slow
 def test_a_torch_step_is_planned(meshtune):
     """A factory's module is traced with its loss, and parameters, moments and inputs are what the step begins with."""
     pytest.importorskip("torch", reason="plans of torch modules need torch: pip install 'meshtune[torch]'")
@@ -372,6 +375,7 @@ def test_a_library_that_is_missing(meshtune, monkeypatch, option, library):
     assert f"pip install 'meshtune[{library}]'" in done.err
 
 
+@pytest.mark.slow
 def test_how_short_a_step_can_be_is_proved(meshtune, simulated):
     """With --prove a bound is told that the plan is not below, and on one axis it is the plan's own step."""
     told = meshtune("plan", simulated, "--config", "tp=2,dp=4", "--whole-axes", "--prove", "60", "--json").json

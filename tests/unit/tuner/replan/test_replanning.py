@@ -167,6 +167,7 @@ def test_predictions_of_an_untried_study_are_those_of_the_cost_model(config):
             assert told.step_time_s == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_trials_correct_what_is_predicted_for_other_clusters(tuned):
     """What the trials measured is expected where they ran, and their common error also with a host less."""
     from tuner.answers.best import best_configuration
@@ -298,6 +299,7 @@ def test_staying_after_a_loss_for_good_means_less_data_parallelism(config):
     assert waiting == [first, None, first]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("statistic", STATISTICS)
 def test_the_robust_choice_is_that_of_brute_force(config, statistic):
     """Among all configurations of all hosts none has a better statistic, each priced by itself on each trace."""

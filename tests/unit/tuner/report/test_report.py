@@ -77,6 +77,7 @@ def test_every_section_stands_in_every_report(page):
     assert len(IDENTITIES) == len(SECTIONS) - 1  # that of the sharding plan is for studies that plan layers
 
 
+@pytest.mark.slow
 def test_the_page_is_well_formed(page):
     """Every element closes where it should, so that no section swallows the next."""
     parsed = structure_of(page)
@@ -252,6 +253,7 @@ def population_of(page):
     return parts, {trace["name"]: trace for trace in traces if trace["type"] == "scatter" and "name" in trace}
 
 
+@pytest.mark.slow
 def test_the_columns_are_the_population_after_each_trial(tmp_path):
     """There is a column before the first trial and one after each, its parts fill it, and the tried end at p_star."""
     config = study_of(tmp_path)

@@ -61,6 +61,7 @@ def without(data, values):
 # What was gained, and what it cost
 
 
+@pytest.mark.slow
 def test_the_gain_over_the_priors_choice_is_measured(data):
     """The best is compared with the measured step of what was predicted fastest, or it is said that this has none."""
     chosen = data.prior_choice.values(data.dimensions)
@@ -94,6 +95,9 @@ def test_real_device_hours_are_told_apart_from_start_up(data):
         """A backend as the report sees it."""
 
         clock, origin, trains, source_in_words = "wall", "measured", True, "measured"
+
+        def candidates(self, _opened):
+            """Every candidate may be measured."""
 
     observed = Observation(status=Status.OK, step_times_s=(900.0,), elapsed_s=3600.0, measured_after_s=2700.0)
     records = tuple(replace(record, observation=observed) for record in data.records[:2])
@@ -278,6 +282,7 @@ def test_numbers_stand_there_without_scripts(data, page):
 # The framework
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("runtime", "title", "flag"),
     [

@@ -352,6 +352,7 @@ def test_trials_in_flight_end_when_device_hours_are_spent(study):
     assert [record.finished for record in result.records] == [True] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
@@ -394,6 +395,7 @@ def test_nothing_fits(study):
     assert find_study(config.storage, config.name) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "key"),
     [

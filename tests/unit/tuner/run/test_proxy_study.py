@@ -125,6 +125,7 @@ def test_what_proxies_teach_reaches_full_size(study):
     assert mean["proxies"] < min(0.03, mean["none"]), mean
 
 
+@pytest.mark.slow
 def test_a_proxys_step_is_nobodys_best_value(finished):
     """For Optuna a proxy that ended well is pruned and has no value; only trials at full size are complete."""
     config, result, _ = finished

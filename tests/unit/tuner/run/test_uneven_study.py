@@ -132,6 +132,7 @@ def test_trials_of_uneven_work_are_run_kept_and_found_again(study):
     assert {str(run.config.assignment) for run in past.runs} >= {record.params[ASSIGNMENT] for record in uneven}
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_uneven_work(study):
     """`predict` prices what `--config` assigns, and refuses what is no assignment of this job."""
     command = [sys.executable, "-m", "tuner", "predict", study().file, "--config"]

@@ -198,6 +198,7 @@ def test_server_that_cannot_be_reached_is_refused(url, words):
     assert PASSWORD not in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -233,6 +234,7 @@ def test_secrets_are_taken_off_the_command_line(options):
     assert (done.returncode, done.stdout) == (3, "[True, True, False]\n"), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["run", "status", "best"])
 def test_password_is_never_printed(command):
     """No command prints the password of a database that it cannot reach; it ends with status 2 and one line."""
