@@ -1,7 +1,10 @@
-"""How good and how fast the assignment solver is on files of the contest's form.
+"""Measure quality and speed of the strategy-assignment solver on files in the format of the ASPLOS 2025 contest.
 
-For each file the cost found, a bound that no assignment is below, and where the best known cost is known, the contest's
-score: best known cost over cost, 0 if nothing feasible was found. The time includes reading the file.
+    python -m benchmarks.assignment FILE [FILE ...] [--time-limit SECONDS] [--seeds N] [--json]
+
+Each row gives the cost found and a lower bound on the cost of every assignment. Where the best known cost is known, it
+also gives the contest's score: best known cost over cost found, or 0 if no feasible assignment was found. The time
+includes reading the file.
 """
 
 from __future__ import annotations
@@ -26,17 +29,21 @@ BEST_KNOWN = {
     "asplos-2025-iopddl-M": 49_928_460_991.0,
     "asplos-2025-iopddl-S": 1_534_613_444.0,
 }
-"""By the file's name without endings: the final results of the ASPLOS 2025 contest; HiGHS proves those of B and G."""
+"""Best known cost by file name without suffixes, from the final results of the ASPLOS 2025 contest; HiGHS proves the
+costs of B and G optimal.
+"""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Solves one file after the other."""
+    """Solve the files one after the other and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.assignment",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="problems in the contest's JSON, or .gz")
+    parser.add_argument(
+        "files", nargs="*", type=Path, metavar="FILE", help="problems in the contest's JSON format, optionally gzipped"
+    )
     parser.add_argument("--time-limit", type=count_at_least(1), default=60, help="seconds for each file (60)")
     parser.add_argument("--seeds", type=count_at_least(1), default=1, help="runs of each file (1)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -44,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """A row for each file and seed."""
+    """Compute a row for each file and seed."""
     if not given.files:
         raise ConfigError("name at least one", key="files", nearest="the contest's stand in google/iopddl, benchmarks/")
     rows = [_row(file, given.time_limit, seed) for file in given.files for seed in range(given.seeds)]
@@ -52,7 +59,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(figures: dict[str, Any]) -> None:
-    """The table."""
+    """Print the table."""
     publish(figures["rows"], as_json=False)
 
 

@@ -1,14 +1,16 @@
-"""Exports of random configurations, read by the real parsers of frameworks, and mutations that must be refused.
+"""Export random configurations, read them with the frameworks' own parsers, and check that broken exports are refused.
 
     python -m benchmarks.exported_flags [--count 500] [--target megatron,torchtitan] [--seed 0] [--json]
 
-For each framework `--count` configurations that it can run are drawn (benchmarks/support/export_samples.py), exported,
-read back by our own reader and held to the framework's published rules (tuner/export/*_rules.py), and read by its real
-parser where that is installed (`make frameworks`; benchmarks/support/framework_parsers.py says what is real).
+For each framework `--count` configurations that it can run are drawn (benchmarks/support/export_samples.py) and
+exported. Our own reader reads each export back and checks it against the framework's published rules
+(tests/oracles/frameworks). Where the framework's real parser is installed (`make frameworks`), it reads the export too;
+benchmarks/support/framework_parsers.py says which parts are real.
 
-refused: configurations that our check refuses; differ: dimensions that come back otherwise than they went in and are
-not noted; real: read by the framework's own parser; real refused and real differ: the same of these; mutants: broken
-exports; missed: those that our check takes. All but the counts must be 0; exit status 1 says that one is not.
+Columns: refused counts configurations that our check refuses. differ counts configurations with dimensions that came
+back changed without a note. real counts exports read by the framework's own parser; real refused and real differ count
+the same mistakes for it. mutants counts broken exports, and missed those that our check accepts. All columns except the
+counts must be 0, otherwise the exit status is 1.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from tuner.export import find_exporter
 
 
 def measure(target: str, count: int, seed: int, parser: Parser | None) -> dict[str, Any]:
-    """One row, and up to five examples of what went wrong."""
+    """Compute one row, with up to five examples of mistakes."""
     check, found, wrong = CHECKS[target], Counter[str](), list[str]()
     names: set[str] = set()
     start = time.process_time()
@@ -79,20 +81,20 @@ def measure(target: str, count: int, seed: int, parser: Parser | None) -> dict[s
 
 
 def failed(row: dict[str, Any]) -> bool:
-    """Whether something in the row must not be."""
+    """Return whether any of the mistakes was counted in the row."""
     return any(row[name] for name in ("refused", "differ", "real_refused", "real_differ", "missed"))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prints a row for each framework."""
+    """Print a row for each framework and return the exit status."""
     options = argparse.ArgumentParser(
         prog="python -m benchmarks.exported_flags",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     options.add_argument("--count", type=count_at_least(1), default=500, help="configurations of each framework (500)")
-    options.add_argument("--target", default=",".join(CHECKS), help="frameworks between commas (all)")
-    options.add_argument("--seed", type=count_at_least(0), default=0, help="of the draws (0)")
+    options.add_argument("--target", default=",".join(CHECKS), help="comma-separated frameworks (all)")
+    options.add_argument("--seed", type=count_at_least(0), default=0, help="seed of the draws (0)")
     options.add_argument("--json", action="store_true", help="print one JSON object")
     given = options.parse_args(arguments)
     rows = []

@@ -1,13 +1,13 @@
-"""How far the cost model can be trusted: fits it on some measured runs and quotes its errors on others.
+"""Measure the cost model's accuracy: fit it to some measured runs and quote its errors on others.
 
     python -m benchmarks.fidelity --fit A.csv --quote B.csv [C.csv ...] [--model both] [--json]
 
-A fit begins with each profile as it was before it saw any run. Without `--fit` the shipped profiles are quoted. Beside
-each figure stands, in brackets, what a perfect model would score if repeated measurements of one configuration spread
-by `--noise`. `--model simulator` quotes the event simulator in place of the closed form, `--model both` one beside the
-other, on the runs that both can predict; profiles are fitted with the closed form whichever is quoted. Groups on unlike
-devices (`mixed:8xV100-SXM-16+12xT4-16`) stand in a table of their own too, each with the seconds that predicting and
-ranking its layouts took. Progress goes to stderr; exit status 2 is a mistake in what was given.
+A fit starts from each profile as it was before it saw any run. Without `--fit` the shipped profiles are quoted. Each
+figure is followed, in brackets, by the score of a perfect model if repeated measurements of one configuration spread by
+`--noise`. `--model simulator` quotes the event simulator in place of the closed form. `--model both` quotes the two
+side by side on the runs that both can predict. Profiles are always fitted with the closed form. Groups on unlike
+devices (`mixed:8xV100-SXM-16+12xT4-16`) appear in a separate table too, with the seconds spent on predicting and
+ranking the layouts of each. Progress goes to stderr; exit status 2 reports a mistake in the arguments.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ CLOSED_FORM, SIMULATOR, BOTH = MODELS = ("closed_form", "simulator", "both")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Given:
-    """What some files hold.
+    """Content of the given files.
 
     Attributes:
-        runs: Their usable runs.
-        skipped: Rows that tell no whole run, by reason.
-        unclean: Runs that were left out for a tag in their notes.
+        runs: Usable runs of all files.
+        skipped: Number of rows that do not describe a whole run, by reason.
+        unclean: Number of runs left out because of a tag in their notes.
     """
 
     runs: tuple[MeasuredRun, ...]
@@ -53,7 +53,7 @@ class Given:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the figures; returns the exit status."""
+    """Print the figures and return the exit status."""
     given = _arguments(argv)
     try:
         if given.runtime is not None:
@@ -86,16 +86,16 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--quote", nargs="+", type=Path, required=True, metavar="CSV", help="quote errors on these runs"
     )
-    parser.add_argument("--runtime", help="runtime profile of all runs, whatever their source")
+    parser.add_argument("--runtime", help="runtime profile for the runs of every source")
     parser.add_argument(
         "--raw", action="store_true", help=f"quote rows tagged {', '.join(UNCLEAN)} too (no fit ever uses them)"
     )
     parser.add_argument(
         "--noise", type=_noise, default=0.09, help="standard deviation of the log of a repeated measurement (0.09)"
     )
-    parser.add_argument("--model", choices=MODELS, default=CLOSED_FORM, help=f"what predicts ({CLOSED_FORM})")
+    parser.add_argument("--model", choices=MODELS, default=CLOSED_FORM, help=f"model that predicts ({CLOSED_FORM})")
     parser.add_argument(
-        "--most-per-group", type=count_at_least(1), metavar="N", help="quote N runs of each group at most, drawn"
+        "--most-per-group", type=count_at_least(1), metavar="N", help="quote at most N random runs of each group"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(argv)
@@ -109,7 +109,7 @@ def _noise(text: str) -> float:
 
 
 def _read(paths: Sequence[Path], *, raw: bool) -> Given:
-    """The runs of the files; failed ones always stay, for they tell what is feasible."""
+    """Read the usable runs of the files; failed runs always stay, since they say what is feasible."""
     runs, skipped = read_measured_and_skipped(paths, Path())
     kept = tuple(run for run in runs if raw or run.is_failed or is_clean(run))
     if not kept:
@@ -122,7 +122,7 @@ def _read(paths: Sequence[Path], *, raw: bool) -> Given:
 
 
 def _fewer(given: Given, most: int) -> Given:
-    """At most so many runs of each group, drawn without regard to what they measured."""
+    """Draw at most `most` runs of each group, independently of what they measured."""
     positions: dict[tuple[Any, ...], list[int]] = {}
     for position, run in enumerate(given.runs):
         positions.setdefault(group_key(run), []).append(position)
@@ -132,7 +132,7 @@ def _fewer(given: Given, most: int) -> Given:
 
 
 def _fit(paths: Sequence[Path], quoted: Sequence[MeasuredRun], runtime: str | None) -> dict[str, Calibration]:
-    """One calibration for each runtime of the files' runs; what is quoted too is told."""
+    """Calibrate each runtime of the files' runs, and report runs that are both fitted and quoted."""
     given = _read(paths, raw=False)
     known, _, skipped = settings_of(given.runs, {}, runtime)
     fits = calibrate_all(known, find_prior, runtime, on_progress=tell)
@@ -155,19 +155,19 @@ def _identity(run: MeasuredRun) -> tuple[Any, ...]:
 def quote(
     given: Given, profiles: Mapping[str, RuntimeProfile], *, runtime: str | None, noise: float, model: str = CLOSED_FORM
 ) -> dict[str, Any]:
-    """The figures of every group, of every source and of all runs together, with the noise's floor.
+    """Compute the figures of every group, of every source and of all runs, with the noise floor.
 
-    Under BOTH they are the closed form's, and the simulator's of the same runs stand under "simulator".
+    Under BOTH they are the closed form's, and the simulator's figures of the same runs are under the key "simulator".
 
     Args:
         given: The runs to quote.
         profiles: Fitted profiles that replace the catalog's of the same name.
-        runtime: Name of the profile to use whatever the source; None asks the table of sources.
+        runtime: Name of the profile to use for every source; None looks it up in the table of sources.
         noise: Standard deviation of the logarithm of a repeated measurement.
         model: One of MODELS.
 
     Raises:
-        ConfigError: none of the runs can be predicted.
+        ConfigError: None of the runs can be predicted.
     """
     runs, settings, fallen = settings_of(given.runs, profiles, runtime)
     if not runs:
@@ -193,7 +193,7 @@ def quote(
 def _figures(
     runs: Sequence[MeasuredRun], predictions: Predictions, noise: float, told: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Those of every group, of all runs, to which is added what else is `told`, and of every source."""
+    """Judge the predictions of every group, of every source and of all runs; add `told` to the last."""
     groups, overall = judge(runs, predictions)
     return {
         "groups": [_group_json(group) for group in groups],
@@ -207,9 +207,10 @@ def _figures(
 def _unlike(
     runs: Sequence[MeasuredRun], profiles: Mapping[str, RuntimeProfile], runtime: str | None, model: str
 ) -> list[dict[str, Any]]:
-    """The figures of every group on unlike devices, and `rank_s`: from its runs to their order, cluster included.
+    """Compute the figures of every group on unlike devices.
 
-    Only SIMULATOR quotes the simulator here.
+    `rank_s` is the time from a group's runs to their order, including the construction of the cluster [s]. The
+    simulator is quoted here only if `model` is SIMULATOR.
     """
     of_group: dict[tuple[Any, ...], list[MeasuredRun]] = {}
     for run in runs:
@@ -246,7 +247,7 @@ def _source_json(source: str, runs: Sequence[MeasuredRun], predictions: Predicti
 
 
 def _group_json(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A group's figures, under the keys of `overall` too: shares where the group has counts."""
+    """Return a group's figures under the keys of `overall` as well, with shares computed from the group's counts."""
     shares = {
         name: group[name] / group[count] if group[count] else None
         for name, count in (("ok_called_feasible", "ok"), ("failed_called_infeasible", "failed"))
@@ -274,7 +275,7 @@ COLUMNS = (
     ("median_regret", "median regret"),
     ("mean_regret", "mean regret"),
 )
-"""What the table shows with its floor in brackets, and how it is headed."""
+"""Keys of the columns with a noise floor in brackets, and their headings."""
 
 
 def _print(result: Mapping[str, Any]) -> None:
@@ -287,7 +288,7 @@ def _print(result: Mapping[str, Any]) -> None:
     _print_table(header, lines)
     noise = overall["noise_floor"]["noise"]
     print(
-        f"In brackets: what a perfect model would score if repeated measurements spread by {noise:.0%}. Tau and regret "
+        f"In brackets: the score of a perfect model if repeated measurements spread by {noise:.0%}. Tau and regret "
         "are those of groups of at least 5 configurations."
     )
     if SIMULATOR in result:
@@ -311,7 +312,7 @@ BESIDE = (
     ("median_regret", "median regret"),
     ("mean_regret", "mean regret"),
 )
-"""What is shown of a source as the closed form has it and, behind a bar, the simulator."""
+"""Keys and headings of the figures of a source that are shown for the closed form and for the simulator."""
 
 BESIDE_IN_GROUPS = (
     ("median_ape", "median error"),
@@ -320,11 +321,11 @@ BESIDE_IN_GROUPS = (
     ("rank_of_best", "rank of best"),
     ("regret", "regret"),
 )
-"""The same of a group."""
+"""Keys and headings of the figures of a group that are shown for both models."""
 
 
 def _print_beside(closed_form: Mapping[str, Any], simulator: Mapping[str, Any]) -> None:
-    """Sources and ranked groups, each figure of the closed form beside that of the simulator."""
+    """Print sources and ranked groups, each figure of the closed form beside the simulator's."""
     print("\nThe closed form | the event simulator")
     pairs = [*zip(closed_form["by_source"], simulator["by_source"], strict=True)]
     pairs.append((closed_form["overall"] | {"source": "all"}, simulator["overall"]))
@@ -357,7 +358,7 @@ def _pair(one: Mapping[str, Any], other: Mapping[str, Any], key: str) -> str:
 
 
 def _print_unlike(groups: Sequence[Mapping[str, Any]]) -> None:
-    """One line for each group on unlike devices."""
+    """Print one line for each group on unlike devices."""
     header = [
         "unlike hosts",
         "model",
@@ -387,7 +388,7 @@ def _print_unlike(groups: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _print_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """Columns as wide as their widest cell, the first to the left and the others to the right."""
+    """Print columns as wide as their widest cell, the first left-aligned and the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
     for line in (header, *lines):
         first, *rest = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))

@@ -1,11 +1,12 @@
-"""Feeds changed inputs to everything that reads a file or an option, and tells what was not refused in words.
+"""Fuzz everything that reads a file or an option, and list the inputs that were not refused with a clear message.
 
     python -m benchmarks.fuzz [--targets NAME ...] [--inputs N] [--seconds S] [--folder DIR] [--json]
 
-Each target of tests/fuzz runs in a process of its own (benchmarks/support/fuzz_target.py), guided by coverage (atheris,
-of the extra `fuzz`), for so many inputs or seconds, whichever is first. A defect is any exception but the one by which
-a target refuses, a message of more than LONGEST_MESSAGE characters, more than 5 seconds, or more than half a GiB for
-one input. The folder keeps the corpus of each target, with which the next run goes on, and the input of every defect.
+Each target of tests/fuzz runs in a process of its own (benchmarks/support/fuzz_target.py). Coverage guides the mutation
+of its inputs (atheris, from the extra `fuzz`). A target ends after the given number of inputs or seconds, whichever
+comes first. A defect is one of these: an exception other than the one with which the target refuses input, a message of
+more than LONGEST_MESSAGE characters, more than 5 seconds for one input, or more than half a GiB for one input. The
+folder keeps the corpus of each target, with which the next run continues, and the input of every defect.
 
     python -m benchmarks.fuzz --targets study --inputs 100000
 
@@ -31,22 +32,22 @@ from hardware.io.errors import ConfigError
 from tests.fuzz.targets import TARGETS
 
 START_S = 120
-"""How long a process may take beyond its seconds: it imports the packages with counters in them."""
+"""Extra time that a process may take beyond its seconds [s]: importing the instrumented packages is slow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """What became of one target.
+    """Result of fuzzing one target.
 
     Attributes:
-        target: Its name.
-        inputs: Read.
-        accepted: Of these, not refused.
-        seconds: Spent on them.
-        worst_s: The longest that one took [s].
-        covered: Places of the program that were reached, as libFuzzer counts them.
-        corpus: Inputs that each reach a place of their own.
-        defects: Files of inputs, with what is wrong.
+        target: Name of the target.
+        inputs: Number of inputs that were read.
+        accepted: Number of inputs that were not refused.
+        seconds: Time spent on all inputs [s].
+        worst_s: Longest time spent on one input [s].
+        covered: Number of reached program locations, as counted by libFuzzer.
+        corpus: Number of inputs kept because each reaches new locations.
+        defects: Paths of the inputs that are defects, with the kind of each.
     """
 
     target: str
@@ -60,7 +61,7 @@ class Row:
 
 
 def fuzzed(name: str, *, inputs: int, seconds: int, folder: Path) -> Row:
-    """Fuzzes one target, in as many processes as its inputs end."""
+    """Fuzz one target, starting a new process whenever an input ended the previous one."""
     folder.mkdir(parents=True, exist_ok=True)
     done, covered, corpus = Counts(), 0, 0
     while done.inputs < inputs and done.seconds < seconds:
@@ -88,7 +89,7 @@ def fuzzed(name: str, *, inputs: int, seconds: int, folder: Path) -> Row:
 
 
 def _run(name: str, left: Mapping[str, int], folder: Path) -> tuple[int, str]:
-    """The exit status of one process, and what it printed."""
+    """Run one process and return its exit status and its output."""
     limits = [word for option, limit in left.items() for word in (f"--{option}", str(limit))]
     line = [sys.executable, "-m", "benchmarks.support.fuzz_target", name, *limits, "--folder", str(folder)]
     with (folder / "log").open("wb") as log:
@@ -102,7 +103,7 @@ def _run(name: str, left: Mapping[str, int], folder: Path) -> tuple[int, str]:
 
 
 def _defects(folder: Path) -> Iterator[tuple[str, str]]:
-    """The inputs that were left, and what is wrong with them."""
+    """Yield the path and the kind of each stored defect."""
     for path in sorted(folder.glob("defect-*.json")):
         yield str(path.with_suffix(".input")), json.loads(path.read_text(encoding="utf-8"))["kind"]
     for kind in ("timeout", "crash", "oom"):
@@ -115,7 +116,7 @@ def _folder(folder: Path, name: str) -> Path:
 
 
 def figures(given: argparse.Namespace) -> dict[str, Any]:
-    """A row for each target."""
+    """Compute a row for each target."""
     if importlib.util.find_spec("atheris") is None:
         raise ConfigError("is not installed", key="atheris", nearest="pip install 'meshtune[fuzz]'")
     rows = []
@@ -127,7 +128,7 @@ def figures(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(found: Mapping[str, Any]) -> None:
-    """Prints the rows as a table, and the defects under it."""
+    """Print the rows as a table, and list the defects below it."""
     publish([{**row, "defects": len(row["defects"])} for row in found["rows"]], as_json=False)
     print(f"{found['inputs']:,} inputs")
     for row in found["rows"]:
@@ -136,14 +137,18 @@ def show(found: Mapping[str, Any]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fuzzes the targets that are named; the exit status."""
+    """Fuzz the selected targets and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS), metavar="NAME", help="all")
-    parser.add_argument("--inputs", type=count_at_least(1), default=10_000, help="of each target (10,000)")
-    parser.add_argument("--seconds", type=count_at_least(1), default=60, help="of each target (60)")
-    parser.add_argument("--folder", type=Path, default=Path("build/fuzz"), help="build/fuzz")
+    parser.add_argument(
+        "--targets", nargs="+", choices=TARGETS, default=list(TARGETS), metavar="NAME", help="targets to fuzz (all)"
+    )
+    parser.add_argument("--inputs", type=count_at_least(1), default=10_000, help="inputs of each target (10,000)")
+    parser.add_argument("--seconds", type=count_at_least(1), default=60, help="seconds for each target (60)")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("build/fuzz"), help="folder for corpora and defects (build/fuzz)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args(arguments)
     status = answer("fuzz", given, figures, show)

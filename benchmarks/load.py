@@ -1,25 +1,26 @@
-"""A study of 10,000 trials among about 60,000 candidates, 64 of them in flight: what it costs its driver, over time.
+"""Measure the driver's cost of a study with 10,000 trials among about 60,000 candidates, 64 in flight, over time.
 
     python -m benchmarks.load [--trials 10000] [--storages sqlite postgresql] [--parallel 64] [--seeded N]
         [--folder DIR] [--json]
 
-The study is that of Pangu-135B on 6,144 devices whose space is the nearest above the 58,205 configurations that
-FlexParallel's Table 2 counts for it: on H200, with a batch of 2,304, 59,718 candidates may fit. It runs as
-`meshtune run` does, with the ordinary sampler and its ordinary draws; only Ray is left out, since 64 workers need more
-memory than the driver: a process of simulated trials measures what the slots hold, and of the slots any may end next.
-Trials report their first steps a look before they end, so that the driver may stop them.
+The study tunes Pangu-135B for 6,144 devices. FlexParallel's Table 2 counts 58,205 configurations for it; our nearest
+larger space has 59,718 candidates that may fit, on H200 with a batch of 2,304. The driver runs as in `meshtune run`,
+with the ordinary sampler and its ordinary draws. Only Ray is left out, since 64 workers need more memory than the
+driver: one process of simulated trials measures the configurations of all slots, and any slot may end next. Trials
+report their first steps one poll before they end, so that the driver can stop them.
 
-Taken is the driver's own time, in seconds a trial: the wall clock without the waits for the simulated trials, and its
-CPU time, each the mean over the trials of a window that ends at 10, 300, 1,000, 3,000 and 10,000 trials; how much of it
-was spent inside the storage, in choosing (`ask`), and in keeping what came back (`record`); and its resident memory.
-Flat means that memory grows by little with each 1,000 trials. Then the same study is opened, each by a process of its
-own: `meshtune status`, `meshtune report`, a driver that resumes it with nothing left to do, and `meshtune dashboard`
-until the list of its trials has been served. Where Chromium is installed it renders the report.
+The driver's own time is measured in seconds per trial: its CPU time, and the wall time without the waits for simulated
+trials. Both are means over the trials of a window that ends at 10, 300, 1,000, 3,000 and 10,000 trials. The table also
+shows the parts spent inside the storage, in choosing (`ask`) and in storing results (`record`), and the resident
+memory. Growth of memory is given per 1,000 further trials. Afterwards the study is opened by separate processes:
+`meshtune status`, `meshtune report`, a driver that resumes it with nothing left to do, and `meshtune dashboard` until
+the list of its trials has been served. If Chromium is installed, it renders the report.
 
-With `--folder` the study and the figures so far stay there, and a second call goes on. `--seeded N` begins with N
-trials of candidates picked at random, written at once, so that late windows can be had without the trials before: their
-step times are those of the simulated world, their operator times those of a few of them. PostgreSQL's server is started
-for it, if it is installed, and its study ends with the benchmark. Progress goes to stderr.
+With `--folder` the study and the figures so far are kept there, and a second call continues. `--seeded N` begins with N
+trials of random candidates that are written at once, so that late windows can be measured without running the trials
+before them. Their step times are those of the simulated world; their operator times are copied from a few simulated
+trials. A PostgreSQL server is started if one is installed, and its study is deleted at the end. Progress goes to
+stderr.
 """
 
 from __future__ import annotations
@@ -74,13 +75,13 @@ from tuner.study_file.config import StudyConfig, load_study
 
 STORAGES = ("sqlite", "postgresql")
 MARKS = (10, 300, 1000, 3000, 10000)
-"""Trials at which a window ends."""
+"""Numbers of trials at which a window ends."""
 WINDOW = 50
-"""Trials of a window; fewer at the first mark."""
+"""Number of trials in a window; the first window has fewer."""
 FIRST_STEPS = 2
-"""Steps that a running trial has reported when the driver looks."""
+"""Number of steps that a running trial has reported when the driver polls."""
 NUM_MEASURED = 20
-"""Seeded trials whose operator times are simulated; the others have theirs."""
+"""Number of seeded trials whose operator times are simulated; the others copy them."""
 TELL_EVERY = 100
 STUDY = """
 name: load
@@ -96,14 +97,16 @@ trial: {backend: simulated}
 
 @dataclass
 class SimulatedSlots:
-    """Slots whose trials another process simulates; any of those in flight may end next.
+    """Executor whose trials are simulated by another process; any trial in flight may end next.
 
     Attributes:
-        backend: Measures.
-        slots: Trials in flight.
-        seed: Which of them ends.
-        waited_s: What the driver has waited for simulated trials.
-        on_end: Told of each trial that has ended, before the driver is.
+        backend: Backend that measures the trials.
+        slots: Maximum number of trials in flight.
+        on_end: Callback that is called after each trial, before the driver sees its result.
+        seed: Seed of the order in which trials end.
+        waited_s: Time that the driver has waited for simulated trials [s].
+        slots_note: Note on the slots for the driver; always empty here.
+        reported: Step times of the trial that ends next, by its number [s].
     """
 
     backend: AbstractBackend
@@ -128,24 +131,24 @@ class SimulatedSlots:
 
     @property
     def num_free_slots(self) -> int:
-        """As the loop asks for it."""
+        """Number of slots without a trial."""
         return self.slots - len(self._running)
 
     @property
     def pending(self) -> tuple[int, ...]:
-        """As the loop asks for it."""
+        """Numbers of the trials in flight."""
         return tuple(self._running)
 
     def submit(self, trial_number: int, config: ParallelConfig, _reduction: Reduction | None, /) -> None:
-        """As the loop calls it."""
+        """Start a trial in the other process."""
         self._running[trial_number] = self._pool.submit(self.backend.measure, config, trial_number=trial_number)
 
     def stop(self, trial_number: int, reason: str, /) -> None:
-        """As the loop calls it."""
+        """Mark a trial to end as pruned."""
         self._stopped[trial_number] = reason
 
     def poll(self, _timeout_s: float, /) -> list[tuple[int, Observation]]:
-        """A look at which some trial has its first steps, or the next, at which it has ended."""
+        """Report the first steps of a random trial, or at the next call its observation."""
         if self.reported:
             (number,) = self.reported
         elif self._running:
@@ -175,11 +178,14 @@ class SimulatedSlots:
 
 @dataclass
 class Meter:
-    """What the driver has spent, by the trial that ended.
+    """Record of the driver's time and memory per ended trial.
 
     Attributes:
-        path: Where a line is kept of every trial.
-        ended: Trials that ended before.
+        path: File that gets a line for every trial.
+        ended: Number of trials that have ended so far.
+        stopwatch: Stopwatch of the time inside storages.
+        parts_s: Time of each part of the driver in the current trial [s].
+        slots: Executor whose waits are subtracted.
     """
 
     path: Path
@@ -193,7 +199,7 @@ class Meter:
         self._before = (time.perf_counter(), time.process_time(), 0.0)
 
     def lap(self) -> None:
-        """A trial has ended: what was spent since the one before."""
+        """Write a line with what was spent since the previous trial ended."""
         waited_s = self.slots.waited_s if self.slots else 0.0
         now = (time.perf_counter(), time.process_time(), waited_s)
         wall_s, cpu_s, wait_s = (new - old for new, old in zip(now, self._before, strict=True))
@@ -217,7 +223,7 @@ class Meter:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Times the driver inside the block."""
+        """Time the driver inside the block."""
         run = tuner_study._Run
         before = {name: getattr(run, name) for name in ("ask", "record")}
         for name, function in before.items():
@@ -243,13 +249,13 @@ class Meter:
 
 
 def rss_mib() -> float:
-    """Resident memory of this process."""
+    """Return the resident memory of this process [MiB]."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * resource.getpagesize() / 2**20
 
 
 def seed(config: StudyConfig, count: int) -> None:
-    """Writes `count` ended trials of candidates picked at random, many at once."""
+    """Write `count` ended trials of random candidates in one transaction."""
     candidates = candidates_of(config)
     grid = candidates.space.grid
     store = open_store(config.storage)
@@ -262,15 +268,20 @@ def seed(config: StudyConfig, count: int) -> None:
     }
     rng = np.random.default_rng(1)
     positions = rng.choice(len(grid), count, replace=False)
-    observations = _observed(config.backend, grid.take(positions), rng)
+    observations = _simulate_observations(config.backend, grid.take(positions), rng)
     with store.storage.engine.begin() as connection:
         for number, (position, observation) in enumerate(zip(positions.tolist(), observations, strict=True)):
             _write_trial(connection, config, candidates, study._study_id, number, position, observation, distributions)
     store.close()
 
 
-def _observed(backend: AbstractBackend, grid: ConfigGrid, rng: np.random.Generator) -> Iterator[Observation]:
-    """What trials of the simulated world see, all at once; the operator times are those of a few of them."""
+def _simulate_observations(
+    backend: AbstractBackend, grid: ConfigGrid, rng: np.random.Generator
+) -> Iterator[Observation]:
+    """Yield observations of trials in the simulated world.
+
+    Step times are computed for the whole grid at once. Operator times of a few trials are reused for the others.
+    """
     assert isinstance(backend, SimulatedBackend), "the benchmark's own study"
     memory, step_s = backend.hidden_memory(grid), backend.hidden_step(grid).step_time_s
     noise = np.exp(backend.noise * rng.standard_normal((len(grid), backend.num_steps)))
@@ -357,7 +368,7 @@ def _write_trial(
 
 
 def run(config: StudyConfig, parallel: int, seeded: int, rows: Path) -> None:
-    """Runs the study up to its budget, with a line in `rows` for every trial that was not seeded."""
+    """Run the study up to its budget, and append a line to `rows` for every trial that was not seeded."""
     meter = Meter(rows, seeded + len(rows.read_text(encoding="utf-8").splitlines()) if rows.exists() else seeded)
     slots = SimulatedSlots(config.backend, parallel, meter.lap)
     meter.slots = slots
@@ -366,7 +377,7 @@ def run(config: StudyConfig, parallel: int, seeded: int, rows: Path) -> None:
 
 
 def windows(rows: list[dict[str, Any]], storage: str) -> list[dict[str, Any]]:
-    """The means over the trials before each mark."""
+    """Compute the means over the trials of each window."""
     found = []
     for mark in MARKS:
         of_window = [row for row in rows if mark - min(WINDOW, mark) < row["ended"] <= mark]
@@ -381,7 +392,7 @@ def windows(rows: list[dict[str, Any]], storage: str) -> list[dict[str, Any]]:
 
 
 def growth_mib(rows: list[dict[str, Any]]) -> float | None:
-    """MiB of resident memory for each further 1,000 trials, by the line that fits best after the first 1,000."""
+    """Return the growth of resident memory per 1,000 trials [MiB], by a line fitted after the first 1,000 trials."""
     later = [(row["ended"], row["rss_mib"]) for row in rows if row["ended"] > 1000]
     if len(later) < 100:
         return None
@@ -390,28 +401,28 @@ def growth_mib(rows: list[dict[str, Any]]) -> float | None:
 
 
 def opened(study: Path, storage: str, folder: Path, trials: int) -> list[dict[str, Any]]:
-    """What it takes to open the study: seconds and peak memory of each command."""
+    """Measure seconds and peak memory of each command that opens the study."""
     program = [sys.executable, "-m", "tuner"]
     at = [str(study), "--storage", storage]
     report = folder / "report.html"
     done = [
-        _timed_command("status", [*program, "status", *at, "--json"]),
-        _timed_command("report", [*program, "report", *at, "--out", str(report)]),
-        _timed_command("resume", [*program, "run", *at, "--set", f"search.max_trials={trials}", "--json"]),
-        _timed_dashboard([*program, "dashboard", *at]),
+        _time_command("status", [*program, "status", *at, "--json"]),
+        _time_command("report", [*program, "report", *at, "--out", str(report)]),
+        _time_command("resume", [*program, "run", *at, "--set", f"search.max_trials={trials}", "--json"]),
+        _time_dashboard([*program, "dashboard", *at]),
     ]
     done[1]["mib"] = report.stat().st_size / 2**20
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
             page = [chromium, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
-            rendered = _timed_command("chromium", [*page, "--dump-dom", report.as_uri()])
+            rendered = _time_command("chromium", [*page, "--dump-dom", report.as_uri()])
         rendered["mib"] = report.stat().st_size / 2**20
         done.append(rendered)
     return done
 
 
-def _timed_command(name: str, command: list[str]) -> dict[str, Any]:
+def _time_command(name: str, command: list[str]) -> dict[str, Any]:
     begin_s = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout is not None
@@ -428,8 +439,8 @@ def _timed_command(name: str, command: list[str]) -> dict[str, Any]:
     }
 
 
-def _timed_dashboard(command: list[str]) -> dict[str, Any]:
-    """Until the first page and the list of trials have been served."""
+def _time_dashboard(command: list[str]) -> dict[str, Any]:
+    """Measure the time until the first page and the list of trials have been served."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -438,17 +449,17 @@ def _timed_dashboard(command: list[str]) -> dict[str, Any]:
     url = f"http://127.0.0.1:{port}"
     while True:
         try:
-            _got(f"{url}/dashboard")
+            _fetch(f"{url}/dashboard")
             break
         except OSError:
             assert process.poll() is None, "the dashboard runs until it is stopped"
             time.sleep(0.1)
     first_s = time.perf_counter() - begin_s
-    number = json.loads(_got(f"{url}/api/studies"))["study_summaries"][0]["study_id"]
-    trials = _got(f"{url}/api/studies/{number}?after=0")
+    number = json.loads(_fetch(f"{url}/api/studies"))["study_summaries"][0]["study_id"]
+    trials = _fetch(f"{url}/api/studies/{number}?after=0")
     seconds = time.perf_counter() - begin_s
     again_s = time.perf_counter()
-    _got(f"{url}/api/studies/{number}?after=0")
+    _fetch(f"{url}/api/studies/{number}?after=0")
     again_s = time.perf_counter() - again_s
     peak = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text(encoding="ascii"))
     process.terminate()
@@ -464,13 +475,13 @@ def _timed_dashboard(command: list[str]) -> dict[str, Any]:
     }
 
 
-def _got(url: str) -> bytes:
+def _fetch(url: str) -> bytes:
     with urlopen(url) as served:  # noqa: S310 # our own server
         return bytes(served.read())
 
 
 def measured(given: argparse.Namespace) -> dict[str, Any]:
-    """All figures."""
+    """Measure all storages."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     found: dict[str, Any] = {"rows": [], "opened": [], "growth_mib": {}, "database_mib": {}}
     with ExitStack() as stack:
@@ -524,19 +535,23 @@ def _show(figures: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Measures and prints."""
+    """Measure, print the tables and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.load",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     usual = [name for name in STORAGES if name != "postgresql" or server_programs() is not None]
-    parser.add_argument("--trials", type=count_at_least(1), default=10000, help="of the study (10000)")
-    parser.add_argument("--storages", nargs="+", choices=STORAGES, default=usual, help="those that can run here")
+    parser.add_argument("--trials", type=count_at_least(1), default=10000, help="trials of the study (10000)")
+    parser.add_argument(
+        "--storages", nargs="+", choices=STORAGES, default=usual, help="storages to measure (all that can run here)"
+    )
     parser.add_argument("--parallel", type=count_at_least(1), default=64, help="trials in flight (64)")
-    parser.add_argument("--seeded", type=count_at_least(0), default=0, help="trials that are written at once (0)")
-    parser.add_argument("--folder", type=Path, help="where the study stays; the usual temporary folder")
-    parser.add_argument("--unopened", action="store_true", help="leave out the report and the dashboard")
+    parser.add_argument(
+        "--seeded", type=count_at_least(0), default=0, help="trials written at once before the study starts (0)"
+    )
+    parser.add_argument("--folder", type=Path, help="folder that keeps the study (a temporary folder)")
+    parser.add_argument("--unopened", action="store_true", help="do not measure the commands that open the study")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("load", parser.parse_args(), measured, _show)
 

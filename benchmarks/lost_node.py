@@ -1,13 +1,14 @@
-"""Kills a node of a Ray cluster while a study runs on it, again and again, and checks what became of the trials.
+"""Kill a node of a Ray cluster while a study runs on it, repeatedly, and check the trials afterwards.
 
     python -m benchmarks.lost_node [--rounds 5] [--trials 6] [--seed 0] [--json]
 
-Each round starts four raylets on this machine, a head and three nodes of two CPUs, and two studies on them, one after
-the other: trials that are simulated, and trials that run a command, which leaves a child in a session of its own. When
-two trials have ended, a node that works on a trial is killed: SIGKILL of its raylet, and where trials are simulated of
-its workers too, which else might end theirs before they notice. Then it is checked from outside what must hold: the
-study ends, every trial has ended once and well, each candidate was tried once, the trials that were lost were started
-once more and no other was, what ran on the dead node goes soon, and nothing is left of all that was started.
+Each round starts four raylets on this machine, a head and three nodes of two CPUs, and runs two studies on them one
+after the other. The trials of the first are simulated. The trials of the second run a command that leaves a child in a
+session of its own. When two trials have ended, a node that works on a trial is killed by SIGKILL of its raylet. If
+trials are simulated, its workers are killed too, because they might otherwise end their trials before they notice. Then
+these claims are checked from outside: the study ends, every trial has ended once and successfully, each candidate was
+tried once, exactly the lost trials were started a second time, the processes of the dead node end soon, and no process
+is left.
 """
 
 from __future__ import annotations
@@ -59,23 +60,23 @@ for iteration in range(1, 8):
 """
 MODEL = ROOT / "configs" / "models" / "gpt-small.yaml"
 DONE_BEFORE = 2
-"""Trials that have ended when the node is killed."""
+"""Number of trials that have ended when the node is killed."""
 STUDY_LIMIT_S = 300.0
 GONE_LIMIT_S = 30.0
-"""How long what ran on a dead node may take to go: its workers look for their raylet once a second."""
+"""Time limit for the processes of a dead node to end [s]: its workers look for their raylet once a second."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs all rounds; returns the exit status."""
+    """Run all rounds and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.lost_node",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=count_at_least(1), default=5, help="each with fresh nodes (5)")
-    parser.add_argument("--trials", type=count_at_least(4), default=6, help="of each study (6)")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of trials (both)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first study (0)")
+    parser.add_argument("--rounds", type=count_at_least(1), default=5, help="rounds, each with fresh nodes (5)")
+    parser.add_argument("--trials", type=count_at_least(4), default=6, help="trials of each study (6)")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="kinds of trials (both)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first study (0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("lost_node", parser.parse_args(argv), _measure, _print)
 
@@ -86,7 +87,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
         for kind in given.kinds:
             tell(f"round {number + 1} of {given.rounds}, {kind}")
             with tempfile.TemporaryDirectory(prefix="meshtune-") as folder:
-                rows.append({"round": number + 1, **_round(kind, Path(folder), given.trials, given.seed + number)})
+                rows.append({"round": number + 1, **_run_round(kind, Path(folder), given.trials, given.seed + number)})
             tell(f"  {rows[-1]['retried']} retried, {rows[-1]['violations'] or 'all holds'}")
     violations = [f"round {row['round']}, {row['kind']}: {told}" for row in rows for told in row.pop("violations")]
     return {"rounds": rows, "violations": violations}
@@ -94,20 +95,20 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Lost:
-    """What a node took with it.
+    """Processes lost with a node.
 
     Attributes:
-        processes: What ran below its raylet, and what that started before it was gone: a worker that has not noticed
-            yet begins its next trial.
-        gone_s: How long that took to go; None if it did not.
+        processes: Processes below the raylet, and those that these started before they ended: a worker that has not yet
+            noticed the loss begins its next trial.
+        gone_s: Time until all of them had ended [s]; None if some did not.
     """
 
     processes: frozenset[int]
     gone_s: float | None
 
 
-def _round(kind: str, folder: Path, trials: int, seed: int) -> dict[str, Any]:
-    """One study whose node is killed."""
+def _run_round(kind: str, folder: Path, trials: int, seed: int) -> dict[str, Any]:
+    """Run one study whose node is killed."""
     program = folder / "program.py"
     program.write_text(PROGRAM, encoding="utf-8")
     trial = SIMULATED if kind == "simulated" else COMMAND.format(python=sys.executable, program=program, folder=folder)
@@ -165,7 +166,7 @@ def _ended_well(record: TrialRecord) -> bool:
 
 
 def _retried(records: Sequence[TrialRecord]) -> set[int]:
-    """The trials that say that they lost their worker."""
+    """Return the trials that report that they lost their worker."""
     return {
         record.number
         for record in records
@@ -174,9 +175,9 @@ def _retried(records: Sequence[TrialRecord]) -> set[int]:
 
 
 def _only_lost_ran_again(records: Sequence[TrialRecord], starts: dict[int, list[int]], lost: _Lost) -> bool:
-    """Whether the trials that lost their worker were started twice, first on the dead node, and all others once.
+    """Return whether exactly the trials that lost their worker were started twice, first on the dead node.
 
-    A trial of the dead node whose result came just before the end is one of the others.
+    A trial of the dead node whose result arrived just before the end counts as one of the others.
     """
     retried = _retried(records)
     counts = {number: len(commands) for number, commands in starts.items()}
@@ -186,7 +187,7 @@ def _only_lost_ran_again(records: Sequence[TrialRecord], starts: dict[int, list[
 
 
 class _Driver:
-    """`meshtune run` as a process of its own."""
+    """Process that runs `meshtune run`."""
 
     def __init__(self, study: Path, storage: str, nodes: RayNodes) -> None:
         self.process = subprocess.Popen(
@@ -210,7 +211,7 @@ class _Driver:
 
 
 def _kill_one(nodes: RayNodes, driver: _Driver, kind: str) -> _Lost:
-    """Waits until some trials have ended, kills a node that works on a trial, and waits for what ran there."""
+    """Wait until some trials have ended, kill a node that works on a trial, and wait for its processes to end."""
     at_work = "ray::_Slot.measure" if kind == "simulated" else "sleep 3600"
     deadline_s = time.monotonic() + STUDY_LIMIT_S
     while True:
@@ -224,12 +225,15 @@ def _kill_one(nodes: RayNodes, driver: _Driver, kind: str) -> _Lost:
             if any(at_work in command for command in there.values()):
                 nodes.kill(number, workers=kind == "simulated")
                 begin_s = time.monotonic()
-                lost, gone = _until_gone(set(there), nodes)
+                lost, gone = _wait_until_gone(set(there), nodes)
                 return _Lost(processes=frozenset(lost), gone_s=time.monotonic() - begin_s if gone else None)
 
 
-def _until_gone(lost: set[int], nodes: RayNodes) -> tuple[set[int], bool]:
-    """Waits until these processes and what they start have ended; all of them, and whether GONE_LIMIT_S was enough."""
+def _wait_until_gone(lost: set[int], nodes: RayNodes) -> tuple[set[int], bool]:
+    """Wait until these processes and their children have ended.
+
+    Returns all of the processes, and whether they ended within GONE_LIMIT_S.
+    """
     deadline_s = time.monotonic() + GONE_LIMIT_S
     while left := lost & nodes.processes().keys():
         if time.monotonic() >= deadline_s:

@@ -1,11 +1,12 @@
-"""Plans beside the optimum of the same cost model: by how much they are slower, and what they take to find.
+"""Compare sharding plans with the optimum of the same cost model, in step time and in planning time.
 
     python -m benchmarks.planner [--models llama3-8b ...] [--meshes data=2,model=4 ...] [--layers N] [--json]
 
-The first layers of models' training steps, as few as show every kind of layer, are planned on meshes of H100 hosts by
-D-Rec in every order, by axis descent from each of these plans, and by a mixed integer program for HiGHS, which proves
-a bound that no plan is below (`tuner.planners.sharding.sharding_milp`). All see the same mesh: its axes as they are, or
-with `--parts` their prime factors. By default these are all models of the catalog on four meshes of 4 to 64 devices.
+The graphs are the first layers of models' training steps, as few as show every kind of layer. They are planned on
+meshes of H100 hosts in three ways: by D-Rec in every order, by axis descent from each of these plans, and by a mixed
+integer program for HiGHS (`tuner.planners.sharding.sharding_milp`), which proves a lower bound on the step time of
+every plan. All planners see the same mesh: its axes as they are, or with `--parts` their prime factors. The default is
+all models of the catalog on four meshes of 4 to 64 devices.
 
 Progress goes to stderr.
 """
@@ -42,29 +43,31 @@ Found = TypeVar("Found")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the table; returns the exit status."""
+    """Print the tables and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.planner",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--models", nargs="+", default=list(model_names()), help="of the catalog (all)")
-    parser.add_argument("--meshes", nargs="+", default=list(MESHES), help=f"their axes ({' '.join(MESHES)})")
-    parser.add_argument("--layers", type=count_at_least(1), help="of each model (as few as show every kind)")
+    parser.add_argument("--models", nargs="+", default=list(model_names()), help="models of the catalog (all)")
+    parser.add_argument("--meshes", nargs="+", default=list(MESHES), help=f"axes of each mesh ({' '.join(MESHES)})")
+    parser.add_argument("--layers", type=count_at_least(1), help="layers of each model (as few as show every kind)")
     parser.add_argument(
         "--sequences",
         type=count_at_least(1),
         default=16,
-        help="of a step, 4096 tokens each where the model has learned so many (16)",
+        help="sequences of a step, of at most 4096 tokens each (16)",
     )
-    parser.add_argument("--parts", action="store_true", help="cut axes into their prime factors")
-    parser.add_argument("--time", type=count_at_least(1), default=60, help="seconds for HiGHS and each graph (60)")
+    parser.add_argument("--parts", action="store_true", help="split axes into their prime factors")
+    parser.add_argument(
+        "--time", type=count_at_least(1), default=60, help="time limit of HiGHS for each graph, in seconds (60)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("planner", parser.parse_args(argv), measure, show)
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """A row for each graph and mesh, and what they say together."""
+    """Compute a row for each graph and mesh, and a summary of all rows."""
     graphs = {model: graph_of(model, given.layers, given.sequences) for model in given.models}
     meshes = [_mesh(text) for text in given.meshes]
     rows = []
@@ -77,21 +80,21 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     return {
         "settings": {name: value for name, value in vars(given).items() if name != "json"},
         "rows": rows,
-        "together": _together(rows),
+        "together": _summarise(rows),
     }
 
 
 def show(figures: dict[str, Any]) -> None:
-    """Prints them as tables."""
+    """Print the rows and the summary as tables."""
     publish(figures["rows"], as_json=False)
     publish(figures["together"], as_json=False)
 
 
 def graph_of(model: str, num_layers: int | None, sequences: int) -> Graph:
-    """The first layers of a model's training step.
+    """Build the graph of the first layers of a model's training step.
 
     Raises:
-        ConfigError: the catalog has no such model.
+        ConfigError: The catalog has no such model.
     """
     spec = find_model(model)
     spec = with_layers(spec, num_layers or least_layers(spec))
@@ -101,9 +104,9 @@ def graph_of(model: str, num_layers: int | None, sequences: int) -> Graph:
 
 
 def row_of(graph: Graph, mesh: DeviceMesh, given: argparse.Namespace) -> dict[str, Any]:
-    """What HiGHS proves of one graph on one mesh, and what every planner makes of it."""
+    """Plan one graph on one mesh with HiGHS and with every planner, and compare the plans with the proven bound."""
     own_mesh, levels = (refined if given.parts else whole)(mesh)
-    outcome, highs_s = _timed(lambda: shard_by_milp(graph, own_mesh, limits=Limits(time_s=given.time)))
+    outcome, highs_s = _time_call(lambda: shard_by_milp(graph, own_mesh, limits=Limits(time_s=given.time)))
     row: dict[str, Any] = {"HiGHS": outcome.known.name.lower(), "HiGHS_s": highs_s}
 
     def told(name: str, plan: Plan, seconds: float) -> None:
@@ -111,19 +114,19 @@ def row_of(graph: Graph, mesh: DeviceMesh, given: argparse.Namespace) -> dict[st
         row[f"{name}_s"] = seconds
 
     for order in ORDERS:
-        plan, halving_s = _timed(lambda order=order: recursive_plan(graph, own_mesh, levels, order=order))  # type: ignore[misc] # mypy sees no default
+        plan, halving_s = _time_call(lambda order=order: recursive_plan(graph, own_mesh, levels, order=order))  # type: ignore[misc] # mypy sees no default
         told(order, plan, halving_s)
-        found, descent_s = _timed(lambda plan=plan: descended(plan, ShardingTerms(graph, own_mesh)).plan)  # type: ignore[misc] # mypy sees no default
+        found, descent_s = _time_call(lambda plan=plan: descended(plan, ShardingTerms(graph, own_mesh)).plan)  # type: ignore[misc] # mypy sees no default
         told(f"{order}+descent", found, halving_s + descent_s)
     options = PlannerOptions(whole_axes=not given.parts)
-    found, seconds = _timed(lambda: planned(graph, mesh, options).plan)
+    found, seconds = _time_call(lambda: planned(graph, mesh, options).plan)
     row["over_bound"] = cost_of(found).step_time_s / outcome.bound
     row["seconds"] = seconds
     return row
 
 
-def _together(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each planner the median and the worst of its plans over the bound, and its seconds over those of HiGHS."""
+def _summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Summarise each planner: median and worst of its plans over the bound, and its seconds beside those of HiGHS."""
     names = {f"D-Rec {order}": order for order in ORDERS}
     names |= {f"descent from {order}": f"{order}+descent" for order in ORDERS}
     columns = {name: (key, f"{key}_s") for name, key in names.items()} | {"all orders": ("over_bound", "seconds")}
@@ -140,22 +143,22 @@ def _together(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _timed(work: Callable[[], Found]) -> tuple[Found, float]:
+def _time_call(work: Callable[[], Found]) -> tuple[Found, float]:
     began_s = time.perf_counter()
     found = work()
     return found, time.perf_counter() - began_s
 
 
 def _mesh(text: str) -> DeviceMesh:
-    """The mesh of that name, on as few hosts as hold it."""
+    """Build the mesh of that name on as few hosts as hold it."""
     try:
-        hosts = -(-_devices(text) // DEVICES_PER_HOST)
+        hosts = -(-_count_devices(text) // DEVICES_PER_HOST)
     except ValueError:
         raise ConfigError("must be axes with sizes", key="--meshes", value=text, nearest=MESHES[1]) from None
     return mesh_of(text, find_cluster("dgx-h100", hosts), option="--meshes")
 
 
-def _devices(text: str) -> int:
+def _count_devices(text: str) -> int:
     count = 1
     for part in text.split(","):
         count *= int(part.partition("=")[2])

@@ -1,12 +1,12 @@
-"""Disturbs the ranks of a study that trains for real, and counts what became of its trials.
+"""Disturb the ranks of a study that trains for real, and check the results of its trials.
 
     python -m benchmarks.rank_faults [--trials 20] [--seed 0] [--json]
 
 A small model is tuned on four processes of this machine. At random moments a rank is killed (SIGKILL), made to hang
-(SIGSTOP), or its memory is taken away (its limit is lowered to what it holds, so that its next large allocation fails).
-Then it is checked from outside what must hold: every trial has ended with a status, the answer is the fastest of the
-trials that ended well, no configuration was run again after it had ended well, and no process is left of all that the
-study has started.
+(SIGSTOP), or denied further memory (its limit is lowered to its present use, so that its next large allocation fails).
+Afterwards five claims are checked from outside: every trial has ended with a status; no trial is missing; the answer is
+the fastest of the successful trials; no configuration ran again after it had succeeded; and no process of the study is
+left.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ storage: sqlite:///{folder}/faults.db
 MODEL = Path(__file__).parents[1] / "configs" / "models" / "gpt-small.yaml"
 FAULTS = ("kill", "hang", "memory")
 MARK = "MESHTUNE_RANK_FAULTS"
-"""In the environment of every process that the study starts."""
+"""Environment variable set for every process that the study starts."""
 END_LIMIT_S = 10.0
-"""How long processes may take to be gone once the study has ended; Ray's agents outlive it by some seconds."""
+"""Time limit for processes to end after the study [s]; Ray's agents outlive it by some seconds."""
 PAUSE_S = (4.0, 16.0)
-"""The shortest and the longest time between two faults."""
+"""Shortest and longest time between two faults [s]."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the study; returns the exit status, 1 if something did not hold."""
+    """Run the study and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.rank_faults",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--trials", type=count_at_least(1), default=20, help="of the study (20)")
-    parser.add_argument("--seed", type=int, default=0, help="of the study and of the faults (0)")
+    parser.add_argument("--trials", type=count_at_least(1), default=20, help="trials of the study (20)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the study and of the faults (0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("rank_faults", parser.parse_args(argv), _measure, _print)
 
@@ -106,7 +106,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _are_gone_soon(mark: str) -> bool:
-    """Whether all marked processes end within END_LIMIT_S."""
+    """Return whether all marked processes end within END_LIMIT_S."""
     deadline_s = time.monotonic() + END_LIMIT_S
     while marked_processes(mark):
         if time.monotonic() >= deadline_s:
@@ -123,7 +123,7 @@ def _is_fastest(best: Any, well: Sequence[Any]) -> bool:
 
 
 class _Faults(threading.Thread):
-    """Disturbs a random rank now and then."""
+    """Thread that disturbs a random rank at random times."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(daemon=True)
@@ -132,25 +132,25 @@ class _Faults(threading.Thread):
         self._over = threading.Event()
 
     def run(self) -> None:
-        """Until `stop`."""
+        """Disturb ranks until `stop` is called."""
         while not self._over.wait(float(self._rng.uniform(*PAUSE_S))):
             ranks = sorted(running_ranks())
             if not ranks:
                 continue
             fault = FAULTS[sum(self.done.values()) % len(FAULTS)]
             try:
-                _disturb(int(self._rng.choice(ranks)), fault)
+                _disturb_rank(int(self._rng.choice(ranks)), fault)
             except ProcessLookupError:  # it has just ended
                 continue
             self.done[fault] += 1
 
     def stop(self) -> None:
-        """No more faults."""
+        """Stop the thread and wait for its end."""
         self._over.set()
         self.join()
 
 
-def _disturb(process: int, fault: str) -> None:
+def _disturb_rank(process: int, fault: str) -> None:
     if fault == "memory":
         pages = int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[5])
         held = pages * resource.getpagesize()

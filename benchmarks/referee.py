@@ -1,13 +1,13 @@
-"""The referee of sharding plans: what XLA and Shardy send for a planned JAX program, beside what its plan says.
+"""Judge sharding plans by XLA and Shardy: compare the bytes that a planned JAX program sends with those of its plan.
 
     python -m benchmarks.referee [--model NAME ...] [--planner descent|recursive|toast ...] [--mesh data=4,model=2 ...]
                                  [--judge xla|shardy|both] [--json]
 
-A row for each program, planner and mesh: the bytes that a device sends by kind (added up, gathered, exchanged),
-floating-point operations of its products, memory, and the largest relative difference between the numbers of the
-sharded step and the plain one. The judge xla compiles for as many virtual devices of the CPU as the mesh has; only
-programs of small and medium size are run, in float32. The judge shardy runs the passes of Shardy alone, which takes a
-second. docs/referee.md lists the conventions that are normalised. Needs JAX.
+Each program, planner and mesh gives one row: the bytes that a device sends by kind (reduced, gathered, exchanged), the
+floating-point operations of its products, its memory, and the largest relative difference between the numbers of the
+sharded and the plain step. The judge xla compiles for as many virtual devices of the CPU as the mesh has. Only programs
+of small and medium size are run, in float32. The judge shardy runs only the passes of Shardy, which takes a second.
+docs/referee.md lists the conventions that are normalised. JAX must be installed.
 
 Progress goes to stderr.
 """
@@ -28,15 +28,15 @@ MESHES = ("data=4,model=2",)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the table; returns the exit status."""
+    """Print the table and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.referee", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", nargs="+", default=[], help="programs (all small and medium ones)")
-    parser.add_argument("--planner", nargs="+", default=["descent"], help="of tuner.plans.sharding_plans (descent)")
-    parser.add_argument("--mesh", nargs="+", default=list(MESHES), help=f"their axes ({' '.join(MESHES)})")
-    parser.add_argument("--judge", choices=("xla", "shardy", "both"), default="both", help="who is asked (both)")
-    parser.add_argument("--no-numbers", action="store_true", help="run nothing")
+    parser.add_argument("--model", nargs="+", default=[], help="names of programs (all small and medium ones)")
+    parser.add_argument("--planner", nargs="+", default=["descent"], help="names of planners (descent)")
+    parser.add_argument("--mesh", nargs="+", default=list(MESHES), help=f"axes of each mesh ({' '.join(MESHES)})")
+    parser.add_argument("--judge", choices=("xla", "shardy", "both"), default="both", help="judges to ask (both)")
+    parser.add_argument("--no-numbers", action="store_true", help="do not run the programs to compare their numbers")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args(argv)
     _begin_jax(given.mesh)
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _begin_jax(meshes: Sequence[str]) -> None:
-    """As many virtual devices as the largest mesh has, which JAX reads once, as it starts; little is optimised."""
+    """Set JAX's environment before it starts: as many virtual devices as the largest mesh, little optimisation."""
     sizes = [[part.partition("=")[2] for part in mesh.split(",")] for mesh in meshes]
     count = max(math.prod(int(size) for size in mesh if size.isdigit()) for mesh in sizes)
     os.environ["XLA_FLAGS"] = (
@@ -55,10 +55,10 @@ def _begin_jax(meshes: Sequence[str]) -> None:
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """The rows.
+    """Compute the rows.
 
     Raises:
-        ConfigError: there is no such program, planner or mesh.
+        ConfigError: There is no such program, planner or mesh.
     """
     from benchmarks.support.referee_cases import DEFAULT_MODELS, PLANNERS, mesh_of_text, program_of  # noqa: PLC0415 # JAX starts
     from hardware.io.errors import ConfigError, did_you_mean  # noqa: PLC0415
@@ -82,7 +82,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def judged(program: Any, mesh: Any, planner: str, *, judge: str = "both", runs: bool = False) -> dict[str, Any]:
-    """A row: what a planner's plan says of a program, and what the judges do."""
+    """Compute one row: the figures of a planner's plan for a program, and those of the judges."""
     import jax  # noqa: PLC0415 # as in `measure`
 
     from benchmarks.papers.shardy_program import shardy_bytes  # noqa: PLC0415
@@ -103,6 +103,7 @@ def judged(program: Any, mesh: Any, planner: str, *, judge: str = "both", runs: 
         out_shardings=outputs,
         donate_argnames=donated,
     ).lower(*arguments)
+    # A framework deals contiguous parts in one order of axes, so that some tensors are permuted beyond the plan.
     orders = axis_orders(plan)
     permuted = reordered_bytes(orders)
     sent = {"plan": planned_bytes(cost, plan.mesh) + permuted}
@@ -134,7 +135,7 @@ def _named(sent: Mapping[tuple[str, Axes], float]) -> dict[str, float]:
 
 
 def show(figures: dict[str, Any]) -> None:
-    """Prints them as a table: a line for each row and kind."""
+    """Print the figures as a table, with a line for each row and kind."""
     lines = [("model", "planner", "mesh", "what", "plan", "shardy", "xla", "shardy/plan", "xla/plan")]
     for row in figures["rows"]:
         head = (row["model"], row["planner"], row["mesh"])
@@ -154,7 +155,7 @@ def show(figures: dict[str, Any]) -> None:
 
 
 def _cells(figures: Mapping[str, float], unit: float) -> tuple[str, ...]:
-    """What the plan, Shardy and XLA say, and the ratios of the latter two."""
+    """Format the figures of the plan, Shardy and XLA, and the ratios of the latter two to the plan's."""
     plan = figures["plan"]
     judges = [figures.get(who) for who in ("shardy", "xla")]
     shown = ["" if each is None else f"{each / unit:.4g}" for each in judges]

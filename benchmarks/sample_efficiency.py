@@ -1,24 +1,25 @@
-"""How many trials each sampler needs on measured grids, beside general-purpose optimizers on the same candidates.
+"""Count the trials that each sampler needs on measured grids, beside general-purpose optimizers on the same candidates.
 
     python -m benchmarks.sample_efficiency --measured C.csv [D.csv ...] [--history A.csv ...] [--json]
 
-Each group of runs (one model on one cluster) is a search space that is known completely: a trial of a candidate finds
-the median of its measured step times, or that it failed. `NAME_failed.csv` beside `NAME.csv` is read too; what failed
-is a candidate and costs a trial. All timed runs count, those tagged OUTLIER or LOW-MFU too, but not those tagged
-SUSPECT.
+Each group of runs (one model on one cluster) is a search space that is known completely. A trial of a candidate finds
+the median of its measured step times, or that it failed. `NAME_failed.csv` beside `NAME.csv` is read too; a failed
+configuration is a candidate and costs a trial. All timed runs count, including those tagged OUTLIER or LOW-MFU, but not
+those tagged SUSPECT.
 
-Without --history nothing is known but a shipped profile of another runtime that was never fitted to the source:
-megatron-core, or nanotron where megatron-core is the source's own or was fitted to it. With --history the source's own
-runtime predicts, with the constants that it had before any run, and learns from the runs of the history; those of the
-group itself are left out. --runtime names the profile in either case.
+Without --history the sampler knows only a shipped profile of another runtime that was never fitted to the source:
+megatron-core, or nanotron if megatron-core is the source's own runtime or was fitted to it. With --history the source's
+own runtime predicts with the constants that it had before any run, and learns from the runs of the history except those
+of the group itself. --runtime names the profile in either case.
 
-Samplers: thompson is Meshtune's, and thompson+ucb, for example, is the same with another acquisition function (run
-where named); tpe, gp and cmaes are Optuna's, botorch is its GP with log expected improvement (see
-benchmarks/support/peers.py); random is uniform; prior goes by predicted step time, what is predicted not to fit last.
+Samplers: thompson is Meshtune's. thompson+ucb, for example, is Meshtune's with another acquisition function; these run
+only if named. tpe, gp and cmaes are Optuna's, and botorch is BoTorch's GP with log expected improvement (see
+benchmarks/support/peers.py). random is uniform. prior follows the predicted step time, with candidates that are
+predicted not to fit last.
 
-A run ends when the fastest candidate has been tried and the sampler would stop, or with its budget of trials. Figures
-are medians over seeds within a group, then over groups. Progress goes to stderr; exit status 2 is a mistake in what was
-given.
+A run ends when the fastest candidate has been tried and the sampler would stop, or when its budget of trials is spent.
+Figures are medians over seeds within a group, then over groups. Progress goes to stderr; exit status 2 reports a
+mistake in the arguments.
 """
 
 from __future__ import annotations
@@ -54,16 +55,16 @@ SEARCHERS: dict[str, Callable[[Problem, int], AbstractSearcher]] = {
     **{f"thompson+{name}": partial(thompson, acquisition=name) for name in ACQUISITION_FUNCTIONS if name != "draws"},
 }
 USUAL = tuple(name for name in SEARCHERS if "+" not in name)
-"""Searchers that run unless others are named."""
+"""Samplers that run unless others are named."""
 WITHOUT_CHANCE = ("prior",)
-"""Searchers that do the same whatever the seed: one run tells all."""
+"""Samplers that do not depend on the seed, so that one run suffices."""
 
 MAX_TRIALS = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Task:
-    """One run: a sampler on a group with a seed."""
+    """One run of a sampler on a group with a seed."""
 
     sampler: str
     group: Group
@@ -73,32 +74,43 @@ class _Task:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the figures; returns the exit status."""
+    """Print the figures and return the exit status."""
     return answer("sample_efficiency", _arguments(argv), _measure, _print)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = searching("sample_efficiency", __doc__)
-    parser.add_argument("--history", nargs="+", type=Path, default=[], metavar="CSV", help="runs that are known before")
     parser.add_argument(
-        "--samplers", default=",".join(USUAL), help=f"which to run, with commas between ({','.join(USUAL)})"
+        "--history",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="CSV",
+        help="measured runs that are known before the search",
     )
+    parser.add_argument("--samplers", default=",".join(USUAL), help=f"comma-separated samplers ({','.join(USUAL)})")
     parser.add_argument("--seeds", type=count_at_least(1), default=20, help="runs of each sampler on each group (20)")
     parser.add_argument(
-        "--min-candidates", type=count_at_least(2), default=20, help="leave out groups of fewer, timed or failed (20)"
+        "--min-candidates",
+        type=count_at_least(2),
+        default=20,
+        help="leave out groups with fewer candidates, timed or failed (20)",
     )
-    parser.add_argument("--runtime", help="the profile that predicts, whatever the source")
+    parser.add_argument("--runtime", help="runtime profile that predicts the runs of every source")
     parser.add_argument(
-        "--trials", type=count_at_least(1), default=MAX_TRIALS, help=f"budget of trials of each run ({MAX_TRIALS})"
+        "--trials",
+        type=count_at_least(1),
+        default=MAX_TRIALS,
+        help=f"maximum number of trials of each run ({MAX_TRIALS})",
     )
     return parser.parse_args(argv)
 
 
 def _measure(given: argparse.Namespace) -> dict[str, Any]:
-    """All figures.
+    """Compute all figures.
 
     Raises:
-        ConfigError: what was given cannot be used.
+        ConfigError: The arguments cannot be used.
     """
     if given.runtime is not None:
         find_runtime(given.runtime)
@@ -141,7 +153,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _samplers(text: str) -> tuple[list[str], dict[str, str]]:
-    """The samplers that can run here, and why the others cannot."""
+    """Return the samplers that can run here, and the reasons why the others cannot."""
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     for name in names:
         if name not in SEARCHERS:
@@ -165,7 +177,7 @@ def _run(task: _Task) -> Trials:
 
 
 def _figures(group: Group, runs: Sequence[Trials]) -> dict[str, float | None]:
-    """The figures of one sampler on one group over its seeds; infinite where fewer seeds than asked for got there."""
+    """Summarise one sampler on one group over its seeds; infinite where too few seeds reached the target."""
     times = group.step_time_s
     figures: dict[str, float | None] = {}
     for percent in (5, 2, 0):
@@ -189,11 +201,11 @@ def _figures(group: Group, runs: Sequence[Trials]) -> dict[str, float | None]:
 
 
 def _overall(groups: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
-    """The same over groups: medians of medians and means of means, and the group that only one in ten is worse than."""
+    """Summarise groups: medians of medians, means of means, and the 90th percentile over groups."""
     overall: dict[str, float | None] = {}
     for name in groups[0]:
         statistic, _, figure = name.partition("_")
-        # the spread over groups is what a user of the next group meets
+        # a user meets the spread over groups, not the spread over seeds, so the 90th percentile is taken of medians
         of_group = f"median_{figure}" if statistic == "p90" else name
         values = [value for own in groups if (value := own[of_group]) is not None]
         over = {"median": 0.5, "p90": 0.9}.get(statistic)
@@ -223,7 +235,7 @@ def _group_json(group: Group, problem: Problem, figures: Mapping[str, Mapping[st
 
 
 def _finite(figures: Mapping[str, Mapping[str, float | None]]) -> dict[str, dict[str, float | None]]:
-    """JSON has no infinity: None is what the budget of trials did not reach."""
+    """Replace infinity, which JSON lacks and which marks targets beyond the budget of trials, by None."""
     return {
         sampler: {name: value if value is not None and math.isfinite(value) else None for name, value in own.items()}
         for sampler, own in figures.items()
@@ -245,7 +257,7 @@ COLUMNS = (
     ("median_share_of_feasible_explored", "feasible", "{:.1%}"),
     ("seconds_per_trial", "s/trial", "{:.4f}"),
 )
-"""What the tables show, how it is headed and written."""
+"""Keys of the columns of the tables, their headings and formats."""
 
 
 def _print(result: Mapping[str, Any]) -> None:

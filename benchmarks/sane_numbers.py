@@ -1,20 +1,21 @@
-"""Every prediction is a number that can be: all models of the catalog on all clusters and devices of the catalog.
+"""Check that every prediction is a plausible number, for all models on all clusters and devices of the catalog.
 
     python -m benchmarks.sane_numbers [--json] [--variants N] [--deep N] [--workers N]
 
-A pair is a model and a cluster: the catalog's, one of each device of the catalog, unlike hosts, and a network that a
-trace has slowed down. Of each pair so many variants are drawn, with a seed: number of hosts, runtime, precision,
-optimizer, sequence length, batch, and which further dimensions the space opens. The candidates are all that the rules
-leave, before memory drops any; of more than MOST, so many at equal distances.
+A pair is a model and a cluster. The clusters are those of the catalog, one of each device of the catalog, clusters of
+unlike hosts, and a network that a trace has slowed down. For each pair several variants are drawn with a seed: number
+of hosts, runtime, precision, optimizer, sequence length, batch, and further dimensions of the space. The candidates are
+all configurations that the rules allow, before memory removes any. If they are more than MOST, MOST of them at equal
+distances are used.
 
-Of all candidates: step times and their parts, memory and its parts, and the share of the peak that they reach. MFU
-counts attention as PaLM does, masked half included, and may so exceed 1 on very long sequences; what may not is the
-same with half of the attention, which is computed. Of some of them: how far predictions can be
-trusted, terms and their shares, features, block costs, stages of unlike work and the tables that they are cut by. Of
-one or two: the event simulator under every schedule that can be had, and the smaller job that runs in their place.
-Every warning of numpy counts as a violation, and so does every exception.
+For all candidates the program checks step times and their parts, memory and its parts, and the share of the peak. MFU
+counts attention as PaLM does, masked half included, and may therefore exceed 1 on very long sequences. The share of the
+peak counts only the half of attention that is computed and must not exceed 1. For some candidates it checks the
+predicted errors, error terms and their shares, features, block costs, uneven stages and the stage tables from which
+these are planned. For one or two it checks the event simulator under every possible schedule, and the proxy job. Every
+numpy warning and every exception counts as a violation.
 
-Exit status 1 where anything is violated. Progress goes to stderr.
+The exit status is 1 if there is a violation. Progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -67,17 +68,17 @@ from tuner.space.enumeration import SpaceOptions, enumerate_space
 PROGRAM = "sane_numbers"
 VIOLATED = 1
 MOST = 1500
-"""Candidates of one variant that are predicted."""
+"""Maximum number of candidates predicted for one variant."""
 SOME = 24
-"""Candidates of one variant of which errors, terms and stages are told."""
+"""Number of candidates of one variant whose errors, error terms and stages are checked."""
 HOSTS = (1, 2, 3, 4, 16)
 SEQUENCE_LENGTHS = (512, 2048, 4096, 8192, 32768, 131072)
 PER_DEVICE = (1, 2, 6, 16)
-"""Sequences of a batch over the number of devices."""
+"""Global batch sizes over the number of devices."""
 HEADROOM = 0.08
 PROXY = ProxyOptions(hosts=1, layers=None, full_trials=1)
 SAME = 1e-9
-"""Relative difference of a sum and its parts."""
+"""Largest relative difference between a sum and its parts."""
 MIXED: dict[str, dict[str, Any]] = {
     "A100 beside H100": {"groups": [{"name": "dgx-a100", "hosts": 1}, {"name": "dgx-h100", "hosts": 1}]},
     "three generations": {
@@ -102,13 +103,13 @@ TRACE = Trace(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variant:
-    """One setting and space of a pair.
+    """One setting and search space of a pair.
 
     Attributes:
-        model: Its name.
-        cluster: Its name, as `clusters` has it.
-        hosts: Number of hosts; of no meaning where the cluster says it.
-        runtime: Its name.
+        model: Name of the model in the catalog.
+        cluster: Label of the cluster, one of `cluster_labels`.
+        hosts: Number of hosts; unused where the label determines it.
+        runtime: Name of the runtime profile.
         job: Fields of the job other than the model.
         opened: Further dimensions that the space searches.
     """
@@ -122,7 +123,7 @@ class Variant:
 
     @property
     def setting(self) -> Setting:
-        """What rules and cost model see."""
+        """Setting that the rules and the cost model receive."""
         return Setting(
             job=TrainingJob(model=find_model(self.model), **dict(self.job)),
             cluster=cluster_named(self.cluster, self.hosts),
@@ -132,15 +133,15 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
-    """What became of one variant.
+    """Result of checking one variant.
 
     Attributes:
-        variant: The variant.
-        candidates: That obey the rules.
-        predicted: Of these, so many were predicted.
-        numbers: That were looked at.
-        simulated: Steps in the event simulator.
-        violations: What is wrong, each once.
+        variant: The checked variant.
+        candidates: Number of configurations that obey the rules.
+        predicted: Number of candidates that were predicted.
+        numbers: Number of values that were checked.
+        simulated: Number of steps run in the event simulator.
+        violations: Distinct descriptions of implausible values.
     """
 
     variant: Variant
@@ -152,7 +153,7 @@ class Checked:
 
 
 class Figures:
-    """Counts numbers, and remembers what is wrong with any of them."""
+    """Counter of checked numbers that records the implausible ones."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -161,7 +162,7 @@ class Figures:
     def look(
         self, what: str, values: Any, grid: ConfigGrid | None = None, *, above: float = -np.inf, **limits: float
     ) -> None:
-        """Finite, above `above`, at least `least` and at most `most`."""
+        """Check that all values are finite, greater than `above`, at least `least` and at most `most`."""
         found = np.asarray(values, dtype=np.float64)
         self.count += found.size
         least, most = limits.get("least", -np.inf), limits.get("most", np.inf)
@@ -172,18 +173,18 @@ class Figures:
             self.wrong.append(f"{what}{where}: {found[bad][0]:.6g} ({int(bad.sum())} of {found.size})")
 
     def agree(self, what: str, one: FloatArray, other: FloatArray, grid: ConfigGrid | None = None) -> None:
-        """Equal but for rounding."""
+        """Check that two arrays are equal except for rounding."""
         self.look(what, np.abs(one / other - 1.0), grid, most=SAME)
 
 
 def cluster_labels() -> tuple[str, ...]:
-    """All clusters: those of the catalog, one of each device, unlike hosts and a slow network."""
+    """Return the labels of all clusters: catalog clusters, one of each device, unlike hosts and a slow network."""
     return (*cluster_names(), *(f"device {name}" for name in device_names()), *MIXED, TRACED)
 
 
 @cache
 def cluster_named(label: str, hosts: int) -> Cluster:
-    """The cluster of that label."""
+    """Return the cluster with that label."""
     if label == TRACED:
         return cluster_at(find_cluster("dgx-h100", hosts=4), TRACE, 5.0)
     if label in MIXED:
@@ -194,7 +195,7 @@ def cluster_named(label: str, hosts: int) -> Cluster:
 
 
 def precisions_of(cluster: Cluster) -> tuple[str, ...]:
-    """What all devices have units for."""
+    """Return the precisions that all devices of the cluster support."""
 
     def has(precision: str) -> bool:
         try:
@@ -206,7 +207,7 @@ def precisions_of(cluster: Cluster) -> tuple[str, ...]:
 
 
 def drawn(model: str, label: str, rng: Generator) -> Variant:
-    """A variant of a pair."""
+    """Draw a variant of a pair."""
     hosts = int(rng.choice(HOSTS))
     if label.startswith("gb200"):
         hosts = min(hosts, 3)
@@ -228,13 +229,13 @@ def drawn(model: str, label: str, rng: Generator) -> Variant:
 
 
 def checked(variant: Variant, is_deep: bool = True, *, most: int = MOST, some: int = SOME) -> Checked:
-    """Predicts the candidates of one variant and looks at every number.
+    """Predict the candidates of one variant and check every number.
 
     Args:
-        variant: The variant.
-        is_deep: Whether errors and terms are looked at, and simulated steps, which take most of the time.
-        most: Candidates that are predicted.
-        some: Of these, so many are looked at more closely.
+        variant: The variant to check.
+        is_deep: Whether to check errors, error terms and simulated steps too, which take most of the time.
+        most: Maximum number of candidates to predict.
+        some: Number of candidates to check more closely.
     """
     figures, sizes = Figures(), [0, 0, 0]
     try:
@@ -266,7 +267,7 @@ def _look_at(variant: Variant, figures: Figures, sizes: list[int], is_deep: bool
     look_at_predictions(setting, grid, figures)
     few = _spread(grid, some)
     if setting.runtime.uneven:
-        # three stages and more of unlike work, and of unlike hosts
+        # uneven stages have code paths of their own, with and without unlike hosts
         plans = planned(setting, few, setting.runtime.uneven, memory_headroom=HEADROOM)
         look_at_predictions(setting, plans, figures)
     look_at_stages(setting, few, figures)
@@ -278,12 +279,12 @@ def _look_at(variant: Variant, figures: Figures, sizes: list[int], is_deep: bool
 
 
 def _spread(grid: ConfigGrid, most: int) -> ConfigGrid:
-    """At most so many candidates, at equal distances."""
+    """Return at most `most` candidates at equal distances."""
     return grid.take(np.unique(np.linspace(0, len(grid) - 1, min(most, len(grid))).astype(np.int64)))
 
 
 def share_of_peak(setting: Setting, step_time_s: FloatArray) -> FloatArray:
-    """MFU that leaves out the half of attention that causal kernels skip [n]."""
+    """Compute the MFU without the half of attention that causal kernels skip [n]."""
     model, length = setting.job.model, setting.job.sequence_length
     attention = model.model_flops_per_token(length) - model.model_flops_per_token(0)
     needed = 1.0 - attention / 2 / model.model_flops_per_token(length)
@@ -291,7 +292,7 @@ def share_of_peak(setting: Setting, step_time_s: FloatArray) -> FloatArray:
 
 
 def look_at_predictions(setting: Setting, grid: ConfigGrid, figures: Figures) -> None:
-    """Step time, memory and MFU of every configuration [n]."""
+    """Check step time, memory and MFU of every configuration [n]."""
     memory = estimate_memory(setting, grid)
     figures.look("peak memory", memory.peak_bytes, grid, above=0)
     figures.look("needed memory", memory.needed_bytes, grid, above=0)
@@ -313,7 +314,7 @@ def look_at_predictions(setting: Setting, grid: ConfigGrid, figures: Figures) ->
 
 
 def look_at_errors(setting: Setting, grid: ConfigGrid, figures: Figures) -> None:
-    """All that surrogates take of configurations [n]: errors, features, shares, terms."""
+    """Check all inputs of the surrogates for configurations [n]: errors, features, shares and error terms."""
     memory = estimate_memory(setting, grid)
     told = predict(
         MeasuredSetting(setting=setting, memory="device", stage="fullest"),
@@ -336,7 +337,7 @@ def look_at_errors(setting: Setting, grid: ConfigGrid, figures: Figures) -> None
 
 
 def look_at_stages(setting: Setting, grid: ConfigGrid, figures: Figures) -> None:
-    """Blocks, and stages by the number of layers that they hold, as planners see them."""
+    """Check the costs of blocks, and of stages by their number of layers, as planners receive them."""
     shapes, _ = unique_shapes(grid)
     costs = block_costs(setting, shapes, kernel_s, collective_s)
     for name in ("compute", "exposed", "host", "once_s"):
@@ -352,7 +353,7 @@ def look_at_stages(setting: Setting, grid: ConfigGrid, figures: Figures) -> None
 
 
 def look_at_proxies(setting: Setting, grid: ConfigGrid, figures: Figures) -> None:
-    """The smaller jobs that run in place of configurations [n], as they are predicted."""
+    """Check the predictions of the proxy jobs that run in place of configurations [n]."""
     if len(setting.cluster.groups) > 1:
         return
     for config in (grid.config(position) for position in range(len(grid))):
@@ -362,7 +363,7 @@ def look_at_proxies(setting: Setting, grid: ConfigGrid, figures: Figures) -> Non
 
 
 def look_at_simulations(setting: Setting, grid: ConfigGrid, figures: Figures) -> int:
-    """Each configuration in the event simulator, under all schedules; how many could be had."""
+    """Check each configuration in the event simulator under all schedules; return the number of simulated steps."""
     done = 0
     for config in (grid.config(position) for position in range(len(grid))):
         if config.pp * config.vpp * (setting.job.global_batch_size // (config.dp * config.mbs)) > 4096:
@@ -392,7 +393,7 @@ def look_at_simulations(setting: Setting, grid: ConfigGrid, figures: Figures) ->
 
 
 def variants_of(models: Sequence[str], labels: Sequence[str], count: int) -> list[Variant]:
-    """So many variants of every pair, the same ones each time."""
+    """Draw `count` variants of every pair, reproducibly."""
     return [
         drawn(model, label, default_rng([crc32(model.encode()), crc32(label.encode()), number]))
         for label in labels
@@ -402,7 +403,7 @@ def variants_of(models: Sequence[str], labels: Sequence[str], count: int) -> lis
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """Checks every pair."""
+    """Check every pair."""
     models = tuple(model for model in model_names() if given.only in (None, model))
     if not models:
         raise ConfigError("is no model of the catalog", key="--only", value=given.only)
@@ -439,23 +440,23 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(figures: dict[str, Any]) -> None:
-    """Prints the counts; violations were told when they were found."""
+    """Print the counts; violations were printed to stderr when they were found."""
     for name, value in figures.items():
         print(f"{name.replace('_', ' '):16} {len(value) if isinstance(value, list) else value:,}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Checks the product and says what is wrong."""
+    """Check all predictions and return the exit status."""
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{PROGRAM}",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--variants", type=count_at_least(1), default=3, help="of each pair (3)")
-    parser.add_argument("--deep", type=count_at_least(1), default=1, help="look closely at every so many variants (1)")
-    parser.add_argument("--only", metavar="MODEL", help="one model of the catalog")
+    parser.add_argument("--variants", type=count_at_least(1), default=3, help="variants of each pair (3)")
+    parser.add_argument("--deep", type=count_at_least(1), default=1, help="check every N-th variant closely (1)")
+    parser.add_argument("--only", metavar="MODEL", help="check only this model of the catalog")
     parser.add_argument(
-        "--clusters", nargs="+", metavar="LABEL", help="these alone, such as 'dgx-h100' or 'device B200'"
+        "--clusters", nargs="+", metavar="LABEL", help="check only these clusters, such as 'dgx-h100' or 'device B200'"
     )
     parser.add_argument("--workers", type=count_at_least(1), default=2, help="processes (2)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -1,9 +1,9 @@
-"""Takes the pictures of a report that README and docs show.
+"""Take the pictures of a report that README and docs show.
 
     python -m benchmarks.screenshots [--out FOLDER]
 
-An example study runs to its end in a folder of its own, its report is written, and headless Chromium draws it at two
-widths. It needs `chromium` (Debian's package, or any build of that name) on the path.
+An example study runs to its end in a temporary folder, its report is written, and headless Chromium renders it at two
+widths. The program needs `chromium` (Debian's package, or any build of that name) on the path.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 STUDY = ROOT / "configs" / "studies" / "ultrascale-llama-8b-128.yaml"
 PICTURES = ROOT / "docs" / "pictures"
 MAX_BYTES = 200_000
-"""Of one picture: the repository keeps every version of them."""
+"""Maximum size of one picture [bytes]: the repository keeps every version of it."""
 LIMIT_S = 120.0
 
 
@@ -30,10 +30,10 @@ class Shot:
     """One picture of the report.
 
     Attributes:
-        name: Of its file.
-        section: At whose top it begins; empty for the top of the page.
-        width: Of the page in pixels.
-        height: Of the picture in pixels.
+        name: File name without suffix.
+        section: Identifier of the section at the top of the picture; empty for the top of the page.
+        width: Width of the page in pixels.
+        height: Height of the picture in pixels.
     """
 
     name: str
@@ -63,7 +63,7 @@ def main(given: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         storage = f"sqlite:///{folder / 'study.db'}"
-        # one trial at a time: the order in which two end differs from run to run
+        # one trial at a time, since the order in which parallel trials end differs from run to run
         _meshtune("run", "--set", "search.parallel_trials=1", "--storage", storage)
         _meshtune("report", "--storage", storage, "--out", str(folder / "report.html"))
         for shot in SHOTS:
@@ -72,7 +72,10 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 def take(browser: str, page: Path, shot: Shot, out: Path) -> Path:
-    """Draw one part of a page into `out`, in a frame, since Chromium has no windows as narrow as a telephone."""
+    """Render one part of a page into `out`.
+
+    The page is shown in a frame, since Chromium has no windows as narrow as a telephone.
+    """
     frame = page.with_name(f"frame-{shot.name}.html")
     source = f"{page.name}#{shot.section}" if shot.section else page.name
     frame.write_text(

@@ -1,24 +1,27 @@
-"""FlexParallel's Table 2 in simulated worlds: the share of each space that is explored before the stop, and the regret.
+"""Repeat FlexParallel's Table 2 in simulated worlds: the explored share of each space at the stop, and the regret.
 
     python -m benchmarks.simulated_worlds [--studies llama-7b-8,gpt-13b-32] [--seeds 10] [--workers 2] [--json]
 
-Each study of configs/studies/flexparallel is searched in worlds of several seeds (trials/simulated/backend.py): the
-tuner knows the cost model that a world was made from, but not by how much each operator, collective and the memory
-differ there. It starts from the current configuration, or with --first from a baseline (tuner/answers/baseline.py) or
-the best prediction, measures every trial in full, and ends when it is confident or after --trials. Its seed is the
-world's. The paper's trials and sizes of the space stand beside.
+Each study of configs/studies/flexparallel is searched in worlds of several seeds (trials/simulated/backend.py). The
+tuner knows the cost model from which a world was made, but not by how much each operator, collective and the memory
+differ in that world. A search starts from the current configuration; with --first it starts from a baseline
+(tuner/answers/baseline.py) or from the best prediction instead. It measures every trial in full and ends when it is
+confident or after --trials trials. The tuner and the world have the same seed. The paper's numbers of trials and sizes
+of the space are shown for comparison.
 
-grid: candidates before memory, as `meshtune space` counts them; pruned: those left after it; feasible: those of the
-grid that fit in the world; explored: trials at the stop as shares of these three and, in the paper's Table 2, of the
-grid; regret: noise-free step time of the configuration that measured fastest over the world's best of the pruned
-candidates; dropped: how much faster than that one is the world's best that memory pruned, which a study gives up on
-purpose where it needs the reserve of memory. All are medians over seeds but `regret 90%` and the shares of runs.
+Columns: grid counts the candidates before memory removes any, as `meshtune space` counts them. pruned counts the
+candidates left after it. feasible counts those of the grid that fit in the world. explored is the number of trials at
+the stop as a share of each of these three and, for the paper's Table 2, of the grid. regret compares the noise-free
+step time of the configuration that measured fastest with the best pruned candidate of the world. dropped says by how
+much the world's best configuration that memory pruned is faster than that candidate: a study accepts this loss for its
+memory headroom. All are medians over seeds, except `regret 90%` and the shares of runs.
 
 A last table compares the feasible configurations of LLaMA-7B on 8 devices with the 30 of the paper's appendix A.2. The
-paper lists neither these nor its rules. The rules that give its 387 leave us 161 that fit with 8% of 64 GB free. Memory
-is not what makes them 30: only devices of 26.5 GiB would leave 30, and the paper's choice and the expert's need 38
-and 51 GiB. Most likely A.2 compares what Calculon can express, which has neither ring attention nor Ulysses, without
-virtual stages: 126 of ours use one of the three, 35 use none, and five of these need more than 49.8 GiB.
+paper lists neither these configurations nor its rules. The rules that reproduce its 387 candidates leave us 161 that
+fit with 8% of 64 GB free. Memory does not explain the difference: only devices of 26.5 GiB would leave 30, while the
+paper's choice and the current configuration need 38 and 51 GiB. A.2 most likely compares the configurations that
+Calculon can express, which has neither ring attention nor Ulysses, without virtual stages: 126 of ours use one of the
+three, 35 use none, and five of these need more than 49.8 GiB.
 """
 
 from __future__ import annotations
@@ -69,14 +72,14 @@ SEARCHED: dict[str, tuple[int, int]] = {
 """Trials and size of the search space of each study (FlexParallel, Table 2)."""
 
 A2_STUDY, A2_FEASIBLE = "llama-7b-8", 30
-"""The study whose feasible configurations FlexParallel counts (appendix A.2), and how many they are there."""
+"""Study whose feasible configurations FlexParallel counts (appendix A.2), and their number there."""
 
 NEAR = 0.01
-"""A run that stops with less regret has found the best for all that matters."""
+"""Regret below which a run counts as having found the best configuration."""
 
 MAX_TRIALS = 60
 FIRST = ("current", "baseline", "prior")
-"""What the first trial of a search may run."""
+"""Choices for the first trial of a search."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -84,11 +87,11 @@ class Prepared:
     """A study before its first trial.
 
     Attributes:
-        config: The study.
-        full: Its grid before memory [g].
-        grid: Its candidates [n].
-        posterior: What is believed of the candidates.
-        baseline: What would be tried first without a current configuration; None where nothing fits.
+        config: The loaded study.
+        full: Grid before memory removes candidates [g].
+        grid: Grid of the candidates [n].
+        posterior: Prior over the candidates.
+        baseline: First configuration of a search without a current one; None if nothing fits.
     """
 
     config: StudyConfig
@@ -103,16 +106,16 @@ class Search:
     """One search of one study in one world.
 
     Attributes:
-        study: Which study.
-        num_grid: Candidates before memory.
-        num_pruned: Candidates after it.
-        num_feasible: Those of the grid that fit in the world.
-        num_trials: Trials at the stop.
-        is_confident: Whether it stopped because it was confident.
+        study: Name of the study.
+        num_grid: Number of candidates before memory removes any.
+        num_pruned: Number of candidates after memory pruning.
+        num_feasible: Number of configurations of the grid that fit in the world.
+        num_trials: Number of trials at the stop.
+        is_confident: Whether the search stopped because it was confident.
         regret: Slowdown of the configuration that measured fastest over the best candidate; infinite if none ran.
-        regret_of_tried: The same of the truly fastest one that was tried.
-        dropped: How much faster the best of the grid is than the best candidate.
-        seconds_per_trial: Of the sampler's own time.
+        regret_of_tried: Slowdown of the truly fastest tried configuration over the best candidate.
+        dropped: Speedup of the best configuration of the grid over the best candidate, less 1.
+        seconds_per_trial: Time of the sampler itself per trial [s].
     """
 
     study: str
@@ -136,10 +139,10 @@ class _Task:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the tables; returns the exit status."""
+    """Print the tables and return the exit status."""
     given = _arguments(argv)
     try:
-        names = _named(given.studies)
+        names = _parse_studies(given.studies)
     except ConfigError as error:
         tell(f"simulated_worlds: {error}")
         return USERS_MISTAKE
@@ -162,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = {"studies": names, "seeds": given.seeds, "trials": given.trials, "first": given.first}
         print(json.dumps({"studies": rows, "a2": counts, "settings": settings}, indent=2))
         return 0
-    publish([_shown(row) for row in rows], as_json=False)
+    publish([_format_row(row) for row in rows], as_json=False)
     for what, count in counts.items():
         print(f"{count:>8}  {what}")
     return 0
@@ -174,18 +177,23 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--studies", default=",".join(SEARCHED), help="which to run, with commas between (all)")
+    parser.add_argument("--studies", default=",".join(SEARCHED), help="comma-separated names of studies (all)")
     parser.add_argument("--seeds", type=count_at_least(1), default=10, help="worlds of each study (10)")
     parser.add_argument(
-        "--trials", type=count_at_least(1), default=MAX_TRIALS, help=f"budget of trials of each run ({MAX_TRIALS})"
+        "--trials",
+        type=count_at_least(1),
+        default=MAX_TRIALS,
+        help=f"maximum number of trials of each run ({MAX_TRIALS})",
     )
-    parser.add_argument("--first", choices=FIRST, default=FIRST[0], help=f"what the first trial runs ({FIRST[0]})")
-    parser.add_argument("--workers", type=count_at_least(1), default=2, help="processes (2)")
+    parser.add_argument(
+        "--first", choices=FIRST, default=FIRST[0], help=f"configuration of the first trial ({FIRST[0]})"
+    )
+    parser.add_argument("--workers", type=count_at_least(1), default=2, help="worker processes (2)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(argv)
 
 
-def _named(text: str) -> list[str]:
+def _parse_studies(text: str) -> list[str]:
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     for name in names:
         if name not in SEARCHED:
@@ -199,7 +207,7 @@ def _named(text: str) -> list[str]:
 
 @lru_cache(maxsize=1)
 def prepared(study: str) -> Prepared:
-    """What is the same in all worlds of a study; its runs come one after the other."""
+    """Prepare what all worlds of a study share; the runs of one study come one after the other."""
     config = load_study(STUDIES / f"{study}.yaml")
     full, _ = enumerate_space(config.setting, config.options)
     space = config.space()
@@ -224,7 +232,7 @@ def _run(task: _Task) -> Search:
 
 
 def search_in(known: Prepared, study: str, seed: int, max_trials: int, first: str = "current") -> Search:
-    """One search, in the world of a seed and by a sampler of the same seed."""
+    """Run one search in the world of a seed, with a sampler of the same seed."""
     config, grid = known.config, known.grid
     assert isinstance(config.backend, SimulatedBackend), "these studies are simulated"
     world = replace(config.backend, seed=seed)
@@ -253,6 +261,7 @@ def search_in(known: Prepared, study: str, seed: int, max_trials: int, first: st
         searcher.tell(position, outcome)
         is_confident = searcher.is_confident
         sampler_s += time.perf_counter() - start
+    # Regrets compare noise-free times: the search chose by noisy measurements, but the user gets the true step time.
     fastest = min(measured_s, key=measured_s.__getitem__, default=-1)
     in_full, in_grid = true_step_s(world, known.full), true_step_s(world, grid)
     best_s = in_grid.min()
@@ -272,14 +281,14 @@ def search_in(known: Prepared, study: str, seed: int, max_trials: int, first: st
 
 
 def true_step_s(world: SimulatedBackend, grid: ConfigGrid) -> FloatArray:
-    """Step times of a world without noise [n]; infinite where a configuration does not fit."""
+    """Return the noise-free step times of a world [n]; infinite where a configuration does not fit."""
     memory = world.hidden_memory(grid)
     fits = memory.needed_bytes <= memory.capacity_bytes
     return np.where(fits, world.hidden_step(grid).step_time_s, np.inf)
 
 
 def row_of(study: str, searches: Sequence[Search]) -> dict[str, Any]:
-    """What the table says of the searches of one study."""
+    """Summarise the searches of one study as a row of the table."""
     paper_trials, paper_grid = SEARCHED[study]
     first = searches[0]
     trials = float(np.median([search.num_trials for search in searches]))
@@ -308,12 +317,12 @@ def row_of(study: str, searches: Sequence[Search]) -> dict[str, Any]:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no infinity: None is a search in which nothing ran."""
+    """Replace infinity, which JSON lacks and which marks a search in which nothing ran, by None."""
     return value if math.isfinite(value) else None
 
 
 def feasible_counts() -> dict[str, float]:
-    """Our feasible configurations of the study of appendix A.2 by what leaves how many, beside the paper's count."""
+    """Count our feasible configurations of the study of appendix A.2 step by step, beside the paper's count."""
     config = load_study(STUDIES / f"{A2_STUDY}.yaml")
     setting, headroom = config.setting, config.options.memory_headroom
     grid, removed = enumerate_space(setting, config.options)
@@ -342,7 +351,7 @@ def feasible_counts() -> dict[str, float]:
 
 
 def _smallest(needed_gib: FloatArray, count: int) -> float:
-    """The memory in which so many would fit."""
+    """Return the memory [GiB] in which exactly `count` configurations would fit."""
     return round(float(np.sort(needed_gib)[count - 1]), 1)
 
 
@@ -358,7 +367,7 @@ SHARES = (
     "share_confident",
     "dropped",
 )
-"""What the table writes in percent."""
+"""Columns that the table prints in percent."""
 
 HEADINGS = {
     "trials_90": "90%",
@@ -375,8 +384,8 @@ HEADINGS = {
 }
 
 
-def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the table in words; the paper's size of the grid is ours."""
+def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Format a row of the table; the paper's size of the grid is left out because it equals ours."""
     cells: dict[str, Any] = {}
     for name, value in row.items():
         if name in SHARES:

@@ -1,14 +1,15 @@
-"""The event simulator beside the closed form, and how fast it is.
+"""Compare the event simulator with the closed form, and measure the simulator's speed.
 
     python -m benchmarks.simulator [--json]
 
-Agreement: both predict the same feasible configurations, drawn with a seed from the spaces of the studies, about
-equally many of each; a difference is the simulator's step time over the closed form's, less one. Where they are more
-than 2% apart, both predict the configuration again without one thing that they count differently, each in turn, and
-without all of them: the cause of a difference is the one without which least of it is left.
+Agreement: both models predict the same feasible configurations. These are drawn with a seed from the spaces of the
+studies, about equally many from each study. The difference of a configuration is the simulator's step time over the
+closed form's, less 1. Where the difference exceeds 2%, both models predict the configuration again, each time without
+one effect that they count differently, and once without all of them. The cause of the difference is the effect whose
+removal leaves the smallest difference.
 
-Speed: `simulate_step` and `operator_events` together, the median of some repetitions in one process on one thread.
-Progress goes to stderr; exit status 2 is a mistake in what was given.
+Speed: `simulate_step` and `operator_events` together, as the median of several repetitions in one process on one
+thread. Progress goes to stderr. Exit status 2 reports a mistake in the arguments.
 """
 
 from __future__ import annotations
@@ -48,28 +49,30 @@ STUDIES = (*sorted(FOLDER.glob("*.yaml")), *sorted((FOLDER / "flexparallel").glo
 LARGE_STUDY = FOLDER / "flexparallel" / "pangu-135b-8192.yaml"
 
 NEAR = 0.02
-"""A difference that needs no cause."""
+"""Largest absolute difference for which no cause is sought."""
 QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 NUM_LARGEST = 20
 AT_ONCE = 8
-"""Configurations that a worker takes together."""
+"""Number of configurations in one task of a worker."""
 
 LITTLE_VOCABULARY = 64
-"""Words of a model whose head is nothing beside a layer."""
+"""Vocabulary size at which the head costs nearly nothing compared with a layer."""
 
 GATHERS = ("weights.all_gather", "expert_weights.all_gather")
 WEIGHTS = ("weights.", "expert_weights.", "copies.", "expert_copies.", "tied.")
 MESSAGES = ("pp.",)
 CAUSES = ("unequal stages", "messages", "gathers", "gradients")
-"""What both count differently.
+"""Effects that the two models count differently.
 
-- unequal stages: the head, and layers that virtual stages cannot share equally. The closed form waits once for all that
-  the other stages do, as a slowest stage at the end does; one in front runs forward passes meanwhile.
-- messages between stages: they slow down collectives of layers on the same links. What is not hidden, the closed form
-  counts for either way, though both are taken at once.
-- gathers of weights beside the first passes.
-- gradients: the last backward pass of every stage is slower beside their reduction, for which the closed form charges
-  one stage; and chunks that end early reduce theirs sooner, where it hides them beside one backward pass alone.
+- unequal stages: the head, and layers that virtual stages cannot share equally. The closed form charges the whole
+  imbalance once, as if the slowest stage were the last one. In the simulator a slow first stage still overlaps with
+  forward passes of others.
+- messages between stages: they slow down the layers' collectives on the same links. The closed form adds up what is not
+  hidden in each direction, although both directions are used at the same time.
+- gathers: the weights are gathered beside the first passes.
+- gradients: the last backward pass of every stage is slower while gradients are reduced, but the closed form charges
+  only one stage for it. Chunks that end early start their reduction sooner, which the closed form hides behind one
+  backward pass only.
 """
 
 CLASSES: Mapping[str, Callable[[ParallelConfig], bool]] = {
@@ -81,15 +84,16 @@ CLASSES: Mapping[str, Callable[[ParallelConfig], bool]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compared:
-    """One configuration as both predict it.
+    """One configuration as both models predict it.
 
     Attributes:
-        study: Name of its study.
-        config: The configuration.
-        step_time_s: The simulator's.
-        difference: That over the closed form's, less one; None where its schedule cannot be had.
-        parts: The difference by BREAKDOWN, each over the closed form's step time.
-        left: The difference without each of CAUSES and without "all"; empty where it is small.
+        study: Name of the study from which the configuration was drawn.
+        config: The compared configuration.
+        step_time_s: Step time by the simulator [s].
+        difference: Simulated step time over the closed form's, less 1; None if the schedule cannot be simulated.
+        parts: Difference of each part of BREAKDOWN, over the closed form's step time.
+        left: Remaining difference without each of CAUSES, and without all of them ("all"); empty if the difference is
+            small.
     """
 
     study: str
@@ -101,12 +105,12 @@ class Compared:
 
     @property
     def cause(self) -> str:
-        """That without which least is left."""
+        """Effect whose removal leaves the smallest difference."""
         return min(CAUSES, key=lambda cause: abs(self.left[cause]))
 
     @property
     def part(self) -> str:
-        """The part of the breakdown that differs most."""
+        """Part of the breakdown with the largest difference."""
         return max(BREAKDOWN, key=lambda part: abs(self.parts[part]))
 
 
@@ -125,24 +129,31 @@ class _Feasible:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the tables; returns the exit status."""
+    """Print the tables and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.simulator",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--configs", type=count_at_least(1), default=1000, help="configurations to compare (1000)")
-    parser.add_argument("--seed", type=count_at_least(0), default=0, help="of their draw (0)")
-    parser.add_argument("--studies", nargs="+", type=Path, default=list(STUDIES), metavar="YAML", help="where from")
+    parser.add_argument("--seed", type=count_at_least(0), default=0, help="seed of the draw (0)")
+    parser.add_argument(
+        "--studies",
+        nargs="+",
+        type=Path,
+        default=list(STUDIES),
+        metavar="YAML",
+        help="study files to draw from (all that are shipped)",
+    )
     parser.add_argument("--repeats", type=count_at_least(1), default=5, help="repetitions of each timing (5)")
-    parser.add_argument("--workers", type=count_at_least(1), default=2, help="processes that compare (2)")
+    parser.add_argument("--workers", type=count_at_least(1), default=2, help="worker processes (2)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("simulator", parser.parse_args(argv), measure, show)
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """Agreement and speed."""
-    tasks = list(_drawn(given.studies, given.configs, given.seed))
+    """Measure agreement and speed."""
+    tasks = list(_draw_tasks(given.studies, given.configs, given.seed))
     with threadpool_limits(1):
         speed = [_speed_row(*case, given.repeats) for case in _speed_cases()]
     total = sum(len(task.positions) for task in tasks)
@@ -157,7 +168,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def agreement(found: Sequence[Compared]) -> dict[str, Any]:
-    """The figures of configurations that both predicted."""
+    """Compute the statistics of the configurations that both models predicted."""
     known = [one for one in found if one.difference is not None]
     if not known:
         raise ConfigError("hold no configuration that can be simulated", key="--studies")
@@ -182,7 +193,7 @@ def _differences(found: Sequence[Compared]) -> FloatArray:
 
 
 def _class_row(name: str, found: Sequence[Compared]) -> dict[str, Any]:
-    """A class: how far apart, and how many of the differences beyond NEAR have each cause."""
+    """Summarise one class: the differences, and the number of those beyond NEAR by cause."""
     apart = np.abs(_differences(found))
     far = [one for one in found if one.left]
     causes = Counter(one.cause for one in far)
@@ -212,12 +223,13 @@ def _largest_row(one: Compared) -> dict[str, Any]:
     }
 
 
-def _drawn(studies: Sequence[Path], count: int, seed: int) -> Iterator[_Task]:
-    """Feasible configurations of every study, about equally many of each: small ones give all that they have."""
+def _draw_tasks(studies: Sequence[Path], count: int, seed: int) -> Iterator[_Task]:
+    """Draw feasible configurations, about equally many of each study; small studies give all that they have."""
     sizes = []
     for path in studies:
         sizes.append(len(_feasible(path).grid))
         tell(f"{_feasible(path).name}: {sizes[-1]:,} feasible configurations")
+    # Share the count out in rounds: in each round all studies that still have configurations get the same number.
     left, numbers = min(count, sum(sizes)), [0] * len(sizes)
     while left:
         open_at = [at for at, size in enumerate(sizes) if numbers[at] < size]
@@ -233,7 +245,7 @@ def _drawn(studies: Sequence[Path], count: int, seed: int) -> Iterator[_Task]:
 
 @lru_cache(maxsize=32)
 def _feasible(path: Path) -> _Feasible:
-    """The candidates of a study that are predicted to fit."""
+    """Return the candidates of a study that are predicted to fit into memory."""
     study = load_study(path)
     space = study.space()
     fits = np.flatnonzero(space.memory.fits(study.options.memory_headroom))
@@ -249,7 +261,7 @@ def _compare(task: _Task) -> list[Compared]:
 
 
 def compared(study: str, setting: Setting, config: ParallelConfig, memory: MemoryEstimate) -> Compared:
-    """One configuration as both predict it, with the causes of a difference beyond NEAR."""
+    """Predict one configuration with both models, and find the causes of a difference beyond NEAR."""
     job, runtime = setting.job, setting.runtime
 
     def both(
@@ -263,13 +275,13 @@ def compared(study: str, setting: Setting, config: ParallelConfig, memory: Memor
         return Compared(study=study, config=config, parts={}, left={})
     left = {}
     if abs(difference) > NEAR:
-        equal = _equal(job, runtime, config)
+        equal = _equalize_stages(job, runtime, config)
         left = {
             "unequal stages": both(*equal)[1],
-            "messages": both(time=_without(MESSAGES))[1],
-            "gathers": both(time=_without(GATHERS))[1],
-            "gradients": both(time=_without(WEIGHTS, but=GATHERS))[1],
-            "all": both(*equal, _without(MESSAGES + WEIGHTS))[1],
+            "messages": both(time=_skip_collectives(MESSAGES))[1],
+            "gathers": both(time=_skip_collectives(GATHERS))[1],
+            "gradients": both(time=_skip_collectives(WEIGHTS, but=GATHERS))[1],
+            "all": both(*equal, _skip_collectives(MESSAGES + WEIGHTS))[1],
         }
     return Compared(study=study, config=config, step_time_s=step_time_s, difference=difference, parts=parts, left=left)
 
@@ -280,7 +292,7 @@ def _both(
     memory: MemoryEstimate,
     collective_time: CollectiveTime,
 ) -> tuple[float, float, dict[str, float]]:
-    """The simulated step, its difference, and that by part."""
+    """Return the simulated step time [s], its relative difference, and the difference by part."""
     grid = ConfigGrid.from_configs([config])
     simulated = simulate_step(setting, config, collective_time=collective_time, memory=memory)
     estimate = estimate_step(setting, grid, collective_time=collective_time, memory=memory)
@@ -292,16 +304,23 @@ def _both(
     return simulated.step_time_s, simulated.step_time_s / estimated_s - 1, parts
 
 
-def _equal(job: TrainingJob, runtime: RuntimeProfile, config: ParallelConfig) -> tuple[TrainingJob, RuntimeProfile]:
-    """The same with as many layers in every virtual stage, and next to no head."""
+def _equalize_stages(
+    job: TrainingJob, runtime: RuntimeProfile, config: ParallelConfig
+) -> tuple[TrainingJob, RuntimeProfile]:
+    """Return a job and runtime with equally many layers in every virtual stage and almost no head."""
     num_virtual = config.pp * config.vpp
     layers = -(-job.model.num_layers // num_virtual) * num_virtual
     model = replace(job.model, num_layers=layers, vocab_size=LITTLE_VOCABULARY)
     return replace(job, model=model), replace(runtime, layer_padding=1, layer_split="even")
 
 
-def _without(names: tuple[str, ...], but: tuple[str, ...] = ()) -> CollectiveTime:
-    """The time of collectives of which some, whose names begin so, take none."""
+def _skip_collectives(names: tuple[str, ...], but: tuple[str, ...] = ()) -> CollectiveTime:
+    """Return a time function that charges nothing for some collectives.
+
+    Args:
+        names: Prefixes of the names of collectives that take no time.
+        but: Prefixes of names to charge nevertheless.
+    """
 
     def seconds(collective: Collective) -> FloatArray:
         own_s = collective_s(collective)
@@ -312,7 +331,7 @@ def _without(names: tuple[str, ...], but: tuple[str, ...] = ()) -> CollectiveTim
 
 
 def _speed_cases() -> Iterator[tuple[str, Setting, ParallelConfig]]:
-    """Configurations in which nothing contends, then the largest study's current one and others on as many devices."""
+    """Yield configurations without contention, then the current one of the largest study and others of its size."""
     study = load_study(LARGE_STUDY)
     assert study.current is not None, "the study names it"
     setting, current = study.setting, study.current
@@ -346,13 +365,13 @@ def _speed_row(name: str, setting: Setting, config: ParallelConfig, repeats: int
 
 
 def show(figures: dict[str, Any]) -> None:
-    """The tables, each below its title."""
+    """Print the tables, each below its title."""
     print(
         f"{figures['configurations']:,} configurations (seed {figures['seed']}): simulator over closed form, less 1\n"
     )
     print("  ".join(f"{float(share):.0%}: {_percent(value)}" for share, value in figures["quantiles"].items()))
     print(f"within 2%: {figures['within_2pct']:.1%}; without a schedule: {figures['without_schedule']}\n")
-    print("By class; of differences beyond 2% how many have which cause, and the largest without all of these\n")
+    print("By class: differences beyond 2% counted by cause, and the largest difference left without all causes\n")
     publish(
         [
             row
@@ -362,8 +381,8 @@ def show(figures: dict[str, Any]) -> None:
         ],
         as_json=False,
     )
-    print("\nThe largest differences; the part of the breakdown that differs most, and what is left without a cause\n")
-    publish([_in_words(row) for row in figures["largest"]], as_json=False)
+    print("\nLargest differences: the part of the breakdown that differs most, and what is left without each cause\n")
+    publish([_format_row(row) for row in figures["largest"]], as_json=False)
     print("\nSpeed on one thread, medians\n")
     publish(
         [
@@ -374,7 +393,7 @@ def show(figures: dict[str, Any]) -> None:
     )
 
 
-def _in_words(row: Mapping[str, Any]) -> dict[str, Any]:
+def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "study": row["study"],
         "config": _degrees(row["config"]),
@@ -386,7 +405,7 @@ def _in_words(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _degrees(config: Mapping[str, Any]) -> str:
-    """The degrees beyond 1."""
+    """Format the degrees that are larger than 1."""
     return " ".join(f"{name}{value}" for name, value in config.items() if value != 1) or "-"
 
 

@@ -1,19 +1,21 @@
-"""What keeping a study costs its driver, per trial, in each kind of storage.
+"""Measure the storage time of a study's driver per trial, for each kind of storage.
 
     python -m benchmarks.storage_cost [--storages sqlite postgresql journal] [--at 0 300 1000] [--trials 30]
         [--folder DIR] [--json]
 
-The driver runs as `meshtune run` does, with trials that end at once and random draws in place of those of a surrogate,
-which would take minutes at 1,000 trials and touch no storage: it asks with all parameters and what is predicted,
-reports steps, keeps the observation and the rows for later studies, and tells. Taken is the time inside Optuna's
-storages and studies, the database and the journal, and nothing else; seconds pass for the driver's clock, so that its
-claim is renewed as in trials of one second. Beside it stands a loop of plain Optuna on the same storage with the same
-settings, 8 parameters, the same steps and two attributes, and that loop in memory. All is told for a study that has
-just begun and for studies of so many trials (`--at`), over `--trials` trials: the median and the mean of wall time, of
-which flushing the disk is a part, and the median of the driver's CPU time, in milliseconds.
+The driver runs as in `meshtune run`, with two exceptions. Trials end at once. Random draws replace the draws of the
+surrogate, which would take minutes at 1,000 trials and use no storage. For each trial the driver asks with all
+parameters and the prediction, reports steps, stores the observation and the rows for later studies, and tells the
+result. Only the time inside Optuna's storages and studies, the database and the journal is measured. The driver's clock
+advances by one second per trial, so that its claim on the study is renewed as in real trials of that length.
 
-The target is a tenth of a trial of one second. PostgreSQL's server is started for it, if it is installed. Progress goes
-to stderr.
+For comparison, a loop of plain Optuna runs on the same storage with the same settings, 8 parameters, the same steps and
+two attributes, and once more in memory. Studies that have just begun and studies that already hold the number of trials
+in `--at` are measured over `--trials` trials. The table shows median and mean of the wall time, which includes flushing
+the disk, and the median of the driver's CPU time, in milliseconds.
+
+The target is a tenth of a trial of one second. A PostgreSQL server is started if one is installed. Progress goes to
+stderr.
 """
 
 from __future__ import annotations
@@ -82,18 +84,18 @@ TIMED = (
     Study,
 )
 NOT_TIMED = {"ask", "tell", "optimize", "begin", "together", "transaction"}
-"""Of these classes: what calls back, or only gives a block its context."""
+"""Methods of these classes that are not timed, because they call back or only open a context for a block."""
 
 
 @dataclass
 class Stopwatch:
-    """Time inside storages, by the trial that had ended last.
+    """Time spent inside storages, per trial.
 
     Attributes:
-        depth: Calls of storages that are under way; only the outermost is timed.
-        wall_s: So far in this trial.
-        cpu_s: The same, CPU time of this thread.
-        taken: (wall, CPU) of each trial that has ended [s].
+        depth: Number of nested storage calls under way; only the outermost is timed.
+        wall_s: Wall time of the current trial so far [s].
+        cpu_s: CPU time of this thread for the current trial so far [s].
+        taken: Wall and CPU time of each trial that has ended [s].
     """
 
     depth: int = 0
@@ -102,7 +104,7 @@ class Stopwatch:
     taken: list[tuple[float, float]] = field(default_factory=list)
 
     def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, timed."""
+        """Wrap a function so that its time is counted."""
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -119,13 +121,13 @@ class Stopwatch:
         return call
 
     def lap(self) -> None:
-        """A trial has ended."""
+        """Record the times of the trial that has just ended."""
         self.taken.append((self.wall_s, self.cpu_s))
         self.wall_s = self.cpu_s = 0.0
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Times all storages inside the block."""
+        """Time all storage calls inside the block."""
         before = [
             (owner, name, member)
             for owner in TIMED
@@ -145,7 +147,7 @@ class Stopwatch:
 
 
 class EndingTrials:
-    """Trials that report their steps at the first look, end at the second, and take no time."""
+    """Executor whose trials report their steps at the first poll, end at the second, and take no time."""
 
     def __init__(self, stopwatch: Stopwatch) -> None:
         self.stopwatch = stopwatch
@@ -160,28 +162,28 @@ class EndingTrials:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing is running."""
+        """Do nothing: no trial is running."""
 
     @property
     def num_free_slots(self) -> int:
-        """As the loop asks for it."""
+        """Number of free slots, 0 or 1."""
         return int(self._waiting is None)
 
     @property
     def pending(self) -> tuple[int, ...]:
-        """As the loop asks for it."""
+        """Number of the submitted trial, or an empty tuple."""
         return () if self._waiting is None else (self._waiting,)
 
     def submit(self, trial_number: int, _config: ParallelConfig, _reduction: Reduction | None, /) -> None:
-        """As the loop calls it; what was asked for before belongs to the trial that this begins."""
+        """Accept a trial; storage time spent since the previous trial ended counts for this one."""
         self._waiting = trial_number
 
     def stop(self, trial_number: int, reason: str, /) -> None:
-        """As the loop calls it."""
+        """Fail, because trials with equal step times must not be stopped."""
         raise AssertionError(f"stopped trial {trial_number} of equals: {reason}")
 
     def poll(self, _timeout_s: float, /) -> list[tuple[int, Observation]]:
-        """As the loop calls it."""
+        """Report the first steps of the submitted trial, or its observation at the second call."""
         number = self._waiting
         if number is None:
             return []
@@ -195,19 +197,19 @@ class EndingTrials:
 
 
 def cost_of_a_run(config: StudyConfig, at: int, trials: int) -> Stopwatch:
-    """Runs so many trials of the study after `at` others."""
+    """Run `trials` trials of the study after `at` earlier ones and return their storage times."""
     if at:
         _fill(config, at)
     stopwatch = Stopwatch()
     executor = EndingTrials(stopwatch)
-    with stopwatch.on(), _random_draws():
+    with stopwatch.on(), _draw_at_random():
         result = run_study(config, on_progress=lambda _: None, executor=executor, clock=lambda: executor.now_s)
     assert sum(record.finished for record in result.records) == at + trials
     return stopwatch
 
 
 @contextmanager
-def _random_draws() -> Iterator[None]:
+def _draw_at_random() -> Iterator[None]:
     ordinary = Posterior.draw
 
     def draw(
@@ -223,8 +225,8 @@ def _random_draws() -> Iterator[None]:
 
 
 def _fill(config: StudyConfig, at: int) -> None:
-    """Brings a study to `at` trials: the first ones are run, the others are like them."""
-    with _random_draws():
+    """Fill a study up to `at` trials: the first five are run, the others are copies of the last of these."""
+    with _draw_at_random():
         run_study(_with(config, 5), on_progress=lambda _: None, executor=EndingTrials(Stopwatch()))
     store, grid = open_store(config.storage), candidates_of(config).space.grid
     study = optuna.load_study(study_name=config.name, storage=store.storage)
@@ -237,12 +239,12 @@ def _fill(config: StudyConfig, at: int) -> None:
             break
         if tuple(params.values()) not in known:
             known.add(tuple(params.values()))
-            study.add_trial(_like(pattern, params))
+            study.add_trial(_copy_trial(pattern, params))
     assert len(known) == at, "the space is large enough"
     store.close()
 
 
-def _like(pattern: FrozenTrial, params: Mapping[str, Any]) -> FrozenTrial:
+def _copy_trial(pattern: FrozenTrial, params: Mapping[str, Any]) -> FrozenTrial:
     return optuna.trial.create_trial(
         state=TrialState.COMPLETE,
         value=pattern.value,
@@ -254,7 +256,10 @@ def _like(pattern: FrozenTrial, params: Mapping[str, Any]) -> FrozenTrial:
 
 
 def cost_of_plain_optuna(storage: BaseStorage, at: int, trials: int) -> Stopwatch:
-    """A loop of plain Optuna: 8 parameters, as many steps as ours, two attributes."""
+    """Run a loop of plain Optuna and return its storage times.
+
+    It has 8 parameters, the same number of steps as a trial of ours, and two attributes.
+    """
     study = optuna.create_study(storage=storage, sampler=RandomSampler(seed=0), study_name=f"plain-{at}")
     stopwatch = Stopwatch()
     for _ in range(at):
@@ -285,7 +290,7 @@ def _with(config: StudyConfig, max_trials: int) -> StudyConfig:
 
 
 def _row(loop: str, storage: str, at: int, stopwatch: Stopwatch) -> dict[str, Any]:
-    """The first trial carries what opening the study took, and is left out."""
+    """Summarise the trials except the first, which includes the time of opening the study."""
     wall_s, cpu_s = zip(*stopwatch.taken[1:], strict=True)
     return {
         "loop": loop,
@@ -300,7 +305,7 @@ def _row(loop: str, storage: str, at: int, stopwatch: Stopwatch) -> dict[str, An
 
 
 def measured(given: argparse.Namespace) -> dict[str, Any]:
-    """All figures."""
+    """Measure all storages at all study sizes."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     rows = []
     with ExitStack() as stack:
@@ -332,17 +337,25 @@ def _show(figures: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Measures and prints."""
+    """Measure, print the table and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.storage_cost",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     usual = [name for name in STORAGES if name != "postgresql" or server_programs() is not None]
-    parser.add_argument("--storages", nargs="+", choices=STORAGES, default=usual, help="those that can run here")
-    parser.add_argument("--at", nargs="+", type=count_at_least(0), default=[0, 300, 1000], help="0 300 1000")
-    parser.add_argument("--trials", type=count_at_least(2), default=30, help="measured at each size (30)")
-    parser.add_argument("--folder", type=Path, help="where the files are made; the usual temporary folder")
+    parser.add_argument(
+        "--storages", nargs="+", choices=STORAGES, default=usual, help="storages to measure (all that can run here)"
+    )
+    parser.add_argument(
+        "--at",
+        nargs="+",
+        type=count_at_least(0),
+        default=[0, 300, 1000],
+        help="trials that the study already holds (0 300 1000)",
+    )
+    parser.add_argument("--trials", type=count_at_least(2), default=30, help="trials measured at each size (30)")
+    parser.add_argument("--folder", type=Path, help="folder for the files (the usual temporary folder)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("storage_cost", parser.parse_args(), measured, _show)
 

@@ -1,4 +1,4 @@
-"""BoTorch as a peer: its default Gaussian process, and the candidate with the largest log expected improvement next."""
+"""BoTorch as a peer: its default Gaussian process, choosing the candidate with the largest log expected improvement."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from benchmarks.support.searchers import AbstractSearcher
 from trials.backend import Observation
 
 NUM_START = 5
-"""Quasi-random trials before the first model, as many as Ax's default generation strategy takes."""
+"""Number of quasi-random trials before the first model, as in Ax's default generation strategy."""
 
 
 class BoTorchPeer(AbstractSearcher):
-    """A SingleTaskGP on the candidates' coordinates, refitted before each choice.
+    """SingleTaskGP on the candidates' coordinates, refitted before each choice.
 
-    Since all trials are told anew each time, a failed one is always told by the slowest of all that were timed.
+    All observations are passed anew each time, so that a failed trial is always reported relative to the slowest timed
+    one.
     """
 
     def __init__(self, problem: Problem, seed: int) -> None:
@@ -39,19 +40,20 @@ class BoTorchPeer(AbstractSearcher):
         self._tried: dict[int, float | None] = {}
 
     def ask(self) -> int:
-        """As the contract says."""
+        """Return a quasi-random candidate at first, then the best by the acquisition function."""
         if len(self._tried) < NUM_START or not any(self._tried.values()):
             point = self._start.draw(1).double().numpy()[0]
             return self._points.nearest(point, set(self._tried), self._rng)
         left = [position for position in range(len(self._coordinates)) if position not in self._tried]
         with manual_seed(self._seed), warnings.catch_warnings():
-            # of a fit that did not settle, or that sees twice the same: the peer's own affair
+            # fits that do not converge or see duplicates warn, which concerns BoTorch alone
             warnings.simplefilter("ignore")
             chosen, _ = optimize_acqf_discrete(self._acquisition(), q=1, choices=self._coordinates[left])
         (match,) = (self._coordinates[left] == chosen).all(dim=1).nonzero(as_tuple=True)
         return left[int(match[0])]
 
     def _acquisition(self) -> LogExpectedImprovement:
+        # The model has no notion of failures, so a failed trial counts as a very slow one; the GP sees log times.
         slowest_s = max(seconds for seconds in self._tried.values() if seconds is not None)
         told = [seconds or FAILURE_SLOWDOWN * slowest_s for seconds in self._tried.values()]
         target = -torch.tensor(told, dtype=torch.float64).log().unsqueeze(-1)
@@ -60,5 +62,5 @@ class BoTorchPeer(AbstractSearcher):
         return LogExpectedImprovement(model, best_f=target.max())
 
     def tell(self, position: int, outcome: Observation) -> None:
-        """As the contract says."""
+        """Store the step time, None for a failed trial."""
         self._tried[position] = outcome.step_time_s

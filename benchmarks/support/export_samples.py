@@ -1,7 +1,7 @@
-"""Random configurations that a framework can run, what its export must say of them, and mutations that break its rules.
+"""Random configurations that a framework can run, the expected content of their exports, and rule-breaking mutations.
 
 Configurations are drawn from the spaces that our rules leave each framework, on three models and clusters, with further
-dimensions opened, and with uneven layers where a framework takes them.
+dimensions opened, and with uneven layers if the framework accepts them.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ RUNTIMES: dict[str, tuple[str, ...]] = {
     "nemo": ("megatron-core",),
     "torchtitan": ("torchtitan",),
 }
-"""Whose spaces a framework's configurations are drawn from; DeepSpeed's programs are those of several."""
+"""Runtimes from whose spaces a framework's configurations are drawn; DeepSpeed runs the programs of several."""
 
 JOBS = (("llama3-8b", 8, 8192, 512), ("qwen2.5-7b", 4, 4096, 128), ("mixtral-8x7b", 2, 4096, 64))
-"""Model, hosts of eight H100, sequence length and global batch."""
+"""Model, number of hosts with eight H100, sequence length and global batch size."""
 
 OPENED = ("recompute", "zero_stage", "sequence_parallel", "expert_tp", "dp_shard")
 WITH_LAYERS = ("megatron", "mindspeed", "nemo", "torchtitan")
-"""Frameworks that can be told the layers of each stage."""
+"""Frameworks that accept the number of layers of each stage."""
 
 
 @cache
@@ -60,30 +60,30 @@ def _space(runtime: str, job: int) -> tuple[Setting, ConfigGrid]:
 
 
 def samples(target: str, count: int, seed: int) -> Iterator[tuple[Setting, ParallelConfig]]:
-    """`count` settings and configurations of each."""
+    """Draw `count` pairs of a setting and a configuration."""
     rng = np.random.default_rng(seed)
     for _ in range(count):
         runtime = RUNTIMES[target][rng.integers(len(RUNTIMES[target]))]
         setting, grid = _space(runtime, int(rng.integers(len(JOBS))))
-        config = _one_of_a_kind(grid, rng)
+        config = _draw_config(grid, rng)
         if target in ("megatron", "nemo") and config.zero_stage:
             config = replace(config, zero_stage=int(rng.integers(1, 4)))
         if target in WITH_LAYERS and config.pp > 1 and rng.random() < 0.4:
-            config = replace(config, assignment=Assignment(layers=_uneven(setting, config, rng)))
+            config = replace(config, assignment=Assignment(layers=_move_layers(setting, config, rng)))
         precision = "bf16" if config.ep > 1 else str(rng.choice(["bf16", "bf16", "fp16", "fp32"]))
         yield replace(setting, job=replace(setting.job, precision=precision)), config
 
 
-def _one_of_a_kind(grid: ConfigGrid, rng: np.random.Generator) -> ParallelConfig:
-    """A configuration in which no degree is the common one throughout: its dimension is drawn first, then its value."""
+def _draw_config(grid: ConfigGrid, rng: np.random.Generator) -> ParallelConfig:
+    """Draw a configuration: first a dimension, then one of its values, so that rare values are frequent too."""
     name = rng.choice(["pp", "tp", "cp", "up", "vpp", "ep", "dp_shard", "expert_tp", "zero_stage", "recompute"])
     column = getattr(grid, name)
     kept = np.flatnonzero(column == rng.choice(np.unique(column)))
     return grid.config(int(rng.choice(kept)))
 
 
-def _uneven(setting: Setting, config: ParallelConfig, rng: np.random.Generator) -> tuple[int, ...]:
-    """A few layers moved from part to part; none is left empty."""
+def _move_layers(setting: Setting, config: ParallelConfig, rng: np.random.Generator) -> tuple[int, ...]:
+    """Move a few layers from part to part, leaving none empty."""
     held = list(layers_of_parts(setting, config))
     for _ in range(int(rng.integers(1, 4))):
         giver, taker = (int(at) for at in rng.choice(len(held), 2, replace=False))
@@ -94,7 +94,7 @@ def _uneven(setting: Setting, config: ParallelConfig, rng: np.random.Generator) 
 
 
 def expected(setting: Setting, config: ParallelConfig) -> dict[str, Any]:
-    """What a framework that can say everything says of the configuration."""
+    """Return the values that a framework with all features would state for the configuration."""
     planned = layers_of_parts(setting, config)
     model = setting.job.model
     return {
@@ -110,7 +110,10 @@ def expected(setting: Setting, config: ParallelConfig) -> dict[str, Any]:
 
 
 def differences(said: Values, setting: Setting, config: ParallelConfig, export: Export) -> dict[str, tuple[Any, Any]]:
-    """Dimensions that the export says otherwise, and does not note: what it says, and what it should."""
+    """Return the dimensions whose exported value differs from the expected one without a note.
+
+    Each maps to the exported and the expected value.
+    """
     noted = {note.partition(":")[0] for note in export.notes}
     wanted = expected(setting, config)
     if "beside" in said:
@@ -132,8 +135,8 @@ class Mutation:
     """One change to the values of an export that its framework would refuse.
 
     Attributes:
-        name: What is changed.
-        change: The changed values; None where it does not apply.
+        name: Short description of the change.
+        change: Function that returns the changed values, or None where the change does not apply.
     """
 
     name: str
@@ -164,7 +167,7 @@ def _without(key: str, when: Callable[[Values, Facts], bool] = lambda *_: True) 
     return Mutation(name=f"no {key}", change=change)
 
 
-def _misspelt(key: str) -> Mutation:
+def _misspell(key: str) -> Mutation:
     def change(values: dict[str, Any], _: Facts) -> dict[str, Any] | None:
         return {f"{name}s" if name == key else name: value for name, value in values.items()} if key in values else None
 
@@ -172,12 +175,18 @@ def _misspelt(key: str) -> Mutation:
 
 
 def _numbers(positive: tuple[str, ...], *, thrice: tuple[str, ...], seven: tuple[str, ...]) -> list[Mutation]:
-    """Each no whole number of at least 1; those that divide the devices three times, those of the batch seven times."""
+    """Make mutations of numeric keys.
+
+    Args:
+        positive: Keys that must be whole numbers of at least 1, each set to invalid values and misspelt.
+        thrice: Keys that divide the devices, each multiplied by 3.
+        seven: Keys that divide the batch, each multiplied by 7.
+    """
     return [
         *(_set(key, value, lambda v, _, key=key: key in v) for key in positive for value in (0, -2, "many")),
         *(_times(key, 3) for key in thrice),
         *(_times(key, 7) for key in seven),
-        *(_misspelt(key) for key in positive),
+        *(_misspell(key) for key in positive),
     ]
 
 
@@ -308,7 +317,7 @@ _NANOTRON = [
     _set(nanotron.LENGTH, 8191, lambda v, _: v[nanotron.MODE] == "REDUCE_SCATTER"),
     _set(nanotron.RECOMPUTE, "full"),
 ]
-# a recipe says how many nodes there are, and its precision elsewhere
+# a recipe states the number of nodes, and its precision in another place
 _NEMO = [
     *(
         each
@@ -330,18 +339,18 @@ MUTATIONS: dict[str, list[Mutation]] = {
 
 
 def mutants(target: str, export: Export, values: Values, setting: Setting) -> Iterator[tuple[str, Export]]:
-    """The export with each mutation that applies to it."""
+    """Yield the export with each mutation that applies to it."""
     facts = facts_of(setting)
-    # a recipe sets what is off as well, which no flag says
+    # a recipe also sets options that are off, for which flags have no words
     said = {key: value for key, value in values.items() if value is not None and value is not False}
     for mutation in MUTATIONS[target]:
         changed = mutation.change(said, facts)
         if changed is not None:
-            yield mutation.name, _written(target, export, changed)
+            yield mutation.name, _write_export(target, export, changed)
 
 
-def _written(target: str, export: Export, values: Mapping[str, Any]) -> Export:
-    """Values in the form of the target's exports."""
+def _write_export(target: str, export: Export, values: Mapping[str, Any]) -> Export:
+    """Write values in the format of the target's exports."""
     if target in ("deepspeed", "nanotron"):
         content: dict[str, Any] = {}
         for key, value in values.items():

@@ -1,15 +1,16 @@
-"""The real parsers of training frameworks, as far as each installs: an export goes in, what it says comes out.
+"""Real parsers of training frameworks, as far as each is installed: they read an export and return its values.
 
-A parser gives values by the keys of our own reader (tests/oracles/frameworks/checks.py), so that both can be
-compared and put back into a configuration in one way. It raises `Refused` where the framework does not take the export.
+A parser returns values under the keys of our own reader (tests/oracles/frameworks/checks.py), so that both can be
+compared and turned back into a configuration in the same way. It raises `Refused` if the framework does not accept the
+export.
 
 torchtitan: its `ConfigManager` over a recipe's `Trainer.Config`, `ParallelDims`, and the split into stages.
 megatron: megatron-core's `TransformerConfig` (a `ModelParallelConfig`), `DistributedDataParallelConfig` and its count
-of micro-batches. The parser before that is in no package; argparse reads the arguments by our table of them.
-mindspeed: the same core, for what MindSpeed-LLM leaves of it.
-deepspeed: `DeepSpeedConfig`, told its data parallel ranks as by a pipeline's topology.
-nemo: the arguments of `MegatronStrategy` and `MockDataModule` as their files have them, then megatron-core.
-nanotron: its dataclasses, read by dacite. They are taken out of their files, since 0.4 imports itself in a circle.
+of micro-batches. Megatron-LM's argument parser is in no package; argparse reads the arguments by our table of them.
+mindspeed: megatron-core, for the arguments that MindSpeed-LLM passes on to it.
+deepspeed: `DeepSpeedConfig`, with the number of data parallel ranks given as by a pipeline's topology.
+nemo: the arguments of `MegatronStrategy` and `MockDataModule` as their files declare them, then megatron-core.
+nanotron: its dataclasses, read by dacite. They are extracted from their files, since 0.4 imports itself in a circle.
 """
 
 from __future__ import annotations
@@ -42,16 +43,20 @@ Parser = Callable[[Export, Setting], Values]
 
 
 class Refused(Exception):  # noqa: N818 # an answer of a framework, no error of ours
-    """The framework does not take an export."""
+    """The framework does not accept an export."""
 
 
 def torchtitan_parser() -> Parser:
-    """Raises ImportError where torchtitan is not there."""
+    """Make torchtitan's parser.
+
+    Raises:
+        ImportError: torchtitan is not installed.
+    """
     from torchtitan.config.manager import ConfigManager
     from torchtitan.distributed.parallel_dims import ParallelDims
     from torchtitan.tools.logging import logger
 
-    logger.setLevel(logging.ERROR)  # each parse would tell that the recipe's data are elsewhere
+    logger.setLevel(logging.ERROR)  # each parse would log that the recipe's data are elsewhere
     recipe = ("--module", "llama3", "--config", "llama3_debugmodel")  # flags override what it says
     ConfigManager().parse_args(list(recipe))  # imports what a recipe needs
     policies = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory-budget"}
@@ -79,7 +84,11 @@ def torchtitan_parser() -> Parser:
 
 
 def _split_by_torchtitan(parallelism: Any, setting: Setting, found: Mapping[str, Any]) -> None:
-    """Looks whether torchtitan cuts the model where we say it does."""
+    """Check that torchtitan cuts the model into the stages that we expect.
+
+    Raises:
+        Refused: torchtitan makes other stages, or refuses the split.
+    """
     from types import SimpleNamespace
 
     from torchtitan.distributed.pipeline_parallel import _generate_llm_fqn_per_model_part, _get_pipeline_metadata
@@ -97,7 +106,11 @@ def _split_by_torchtitan(parallelism: Any, setting: Setting, found: Mapping[str,
 
 
 def _core() -> Callable[[Values, Setting, int], dict[str, Any]]:
-    """Flags of Megatron-LM as megatron-core takes and gives them; raises ImportError where it is not there."""
+    """Make a function that passes flags of Megatron-LM through megatron-core's classes and reads them back.
+
+    Raises:
+        ImportError: megatron-core is not installed.
+    """
     import torch
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.num_microbatches_calculator import ConstantNumMicroBatchesCalculator
@@ -159,7 +172,7 @@ def _core() -> Callable[[Values, Setting, int], dict[str, Any]]:
         if megatron.COMM in said:
             back[megatron.COMM] = [config.cp_comm_type]
         if back.get(megatron.LAYOUT) is not None:
-            # the object that it has become keeps the layers of each rank's chunks
+            # megatron-core parses the layout into an object; write its layers of each rank's chunks as text again
             layout, parts = config.pipeline_model_parallel_layout, []
             for chunk in range(layout.virtual_pipeline_model_parallel_size):
                 for stage in range(layout.pipeline_model_parallel_size):
@@ -174,22 +187,30 @@ def _core() -> Callable[[Values, Setting, int], dict[str, Any]]:
 
 
 def megatron_parser() -> Parser:
-    """Raises ImportError where megatron-core is not there."""
+    """Make the parser of Megatron-LM's arguments.
+
+    Raises:
+        ImportError: megatron-core is not installed.
+    """
     through = _core()
 
     def parse(export: Export, setting: Setting) -> Values:
-        values = _published(megatron.MEGATRON_FLAGS, export.arguments)
+        values = _parse_published(megatron.MEGATRON_FLAGS, export.arguments)
         return through(values, setting, setting.job.model.num_layers)
 
     return parse
 
 
 def mindspeed_parser() -> Parser:
-    """Raises ImportError where megatron-core is not there."""
+    """Make the parser of MindSpeed-LLM's arguments.
+
+    Raises:
+        ImportError: megatron-core is not installed.
+    """
     through = _core()
 
     def parse(export: Export, setting: Setting) -> Values:
-        values = _published(mindspeed.MINDSPEED_FLAGS, export.arguments)
+        values = _parse_published(mindspeed.MINDSPEED_FLAGS, export.arguments)
         layers = int(values.get(mindspeed.LAYERS, setting.job.model.num_layers))  # type: ignore[arg-type]
         shared = {flag: value for flag, value in values.items() if flag in megatron.MEGATRON_FLAGS}
         if shared.get("--moe-token-dispatcher-type") == "alltoall_seq":
@@ -204,8 +225,12 @@ def mindspeed_parser() -> Parser:
 
 
 def deepspeed_parser() -> Parser:
-    """Raises ImportError where DeepSpeed is not there."""
-    # DeepSpeed's CPU accelerator compiles its collectives first; no kernel of either runs here
+    """Make the parser of DeepSpeed's configuration.
+
+    Raises:
+        ImportError: DeepSpeed is not installed.
+    """
+    # the CPU accelerator would compile its collectives first; no kernel of either accelerator runs here
     os.environ.setdefault("DS_ACCELERATOR", "cuda")
     import deepspeed.comm
     import torch
@@ -218,7 +243,7 @@ def deepspeed_parser() -> Parser:
 
     def parse(export: Export, _: Setting) -> Values:
         content = json.loads(export.text)
-        # the script's topology knows the ranks: what is left of them by pipeline, tensor and context
+        # the script's topology tells DeepSpeed the data parallel ranks, which the export states in a comment
         ranks = int(content["comments"][0].partition("dp=")[2].partition(",")[0])
 
         class Topology:
@@ -252,7 +277,11 @@ def deepspeed_parser() -> Parser:
 
 
 def nemo_parser() -> Parser:
-    """Raises ImportError where NeMo 2 or megatron-core is not there."""
+    """Make the parser of NeMo's recipes.
+
+    Raises:
+        ImportError: NeMo 2 or megatron-core is not installed.
+    """
     through = _core()
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig
@@ -283,7 +312,11 @@ def nemo_parser() -> Parser:
 
 
 def nanotron_parser() -> Parser:
-    """Raises ImportError where nanotron or dacite is not there."""
+    """Make the parser of nanotron's configuration.
+
+    Raises:
+        ImportError: nanotron or dacite is not installed.
+    """
     import dacite
 
     root = _folder_of("nanotron")
@@ -306,7 +339,7 @@ def nanotron_parser() -> Parser:
 
     def parse(export: Export, _: Setting) -> Values:
         content = yaml.safe_load(export.text)
-        # keys that the repository has since, read by the types that it gives them
+        # keys that only the repository has: check their types by hand
         later = {name: value for name, value in content["parallelism"].items() if name in newer}
         if not all(type(value) is (bool if name == "recompute_layer" else int) for name, value in later.items()):
             raise Refused(str(later))
@@ -332,11 +365,11 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "nemo": nemo_parser,
     "torchtitan": torchtitan_parser,
 }
-"""What makes each framework's parser; raises ImportError where it is not installed."""
+"""Factories of each framework's parser; a factory raises ImportError if the framework is not installed."""
 
 
 class _refusals:  # noqa: N801 # reads as a statement
-    """Whatever a framework raises about its input becomes `Refused`."""
+    """Context that turns every exception of a framework into `Refused`."""
 
     def __enter__(self) -> None:
         pass
@@ -346,8 +379,8 @@ class _refusals:  # noqa: N801 # reads as a statement
             raise Refused(f"{type(error).__name__}: {error}") from error
 
 
-def _published(table: Mapping[str, Flag], arguments: Sequence[str]) -> dict[str, Any]:
-    """The arguments by argparse, declared as the framework declares them."""
+def _parse_published(table: Mapping[str, Flag], arguments: Sequence[str]) -> dict[str, Any]:
+    """Parse the arguments with argparse, declared as the framework declares them."""
     parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
     for name, flag in table.items():
         if flag.kind == "switch":
@@ -370,7 +403,7 @@ def _published(table: Mapping[str, Flag], arguments: Sequence[str]) -> dict[str,
 
 
 def _folder_of(package: str) -> Path:
-    """Where a package lies; it is not run."""
+    """Return the folder of a package without importing it."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise ImportError(f"No module named {package!r}")
@@ -386,14 +419,14 @@ def _definitions(path: Path) -> Iterator[ast.ClassDef | ast.FunctionDef]:
 
 
 def _define(path: Path, names: Sequence[str], scope: dict[str, Any]) -> None:
-    """Runs the definitions of those names, as their file has them."""
+    """Execute the definitions of those names from their file."""
     chosen = [node for node in _definitions(path) if node.name in names]
     assert len(chosen) == len(names), f"{path} defines {names}"
     exec(compile(ast.Module(body=list(chosen), type_ignores=[]), str(path), "exec", dont_inherit=True), scope)  # noqa: S102 # the framework's own code
 
 
 def _arguments_of(path: Path, name: str) -> set[str]:
-    """Names of the arguments that a class takes, as its file has them."""
+    """Return the names of the arguments of a class, as its file declares them."""
     for node in _definitions(path):
         if node.name == name:
             for inner in node.body:

@@ -1,4 +1,4 @@
-"""Counts of one process that fuzzes, in a file, which survive however it ends."""
+"""Keep the counts of a fuzzing process in a memory-mapped file, so that they survive however the process ends."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _FORM = struct.Struct("<QQdd")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counts:
-    """What was done so far.
+    """Counts of a fuzzing run so far.
 
     Attributes:
-        inputs: Read to their end.
-        accepted: Of these, not refused.
-        seconds: Since the first.
-        worst_s: The longest that one took [s].
+        inputs: Number of inputs that were read to their end.
+        accepted: Number of inputs that were not refused.
+        seconds: Time since the first input [s].
+        worst_s: Longest time spent on one input [s].
     """
 
     inputs: int = 0
@@ -28,7 +28,7 @@ class Counts:
     worst_s: float = 0.0
 
     def and_then(self, other: Counts) -> Counts:
-        """Both together."""
+        """Return the combined counts of both runs."""
         return Counts(
             inputs=self.inputs + other.inputs,
             accepted=self.accepted + other.accepted,
@@ -38,7 +38,7 @@ class Counts:
 
 
 class Tally:
-    """Counts that are being made."""
+    """Counter that writes its counts to a file after each input."""
 
     def __init__(self, path: Path) -> None:
         path.write_bytes(bytes(_FORM.size))
@@ -48,7 +48,7 @@ class Tally:
         self._begun_s = time.monotonic()
 
     def add(self, *, accepted: bool, took_s: float) -> None:
-        """Counts one input."""
+        """Count one input."""
         self._inputs += 1
         self._accepted += accepted
         self._worst_s = max(self._worst_s, took_s)
@@ -56,7 +56,7 @@ class Tally:
 
 
 def counted(path: Path) -> Counts:
-    """What stands in a file; nothing where there is none."""
+    """Read the counts of a file; return zeros if it does not exist."""
     if not path.exists():
         return Counts()
     inputs, accepted, seconds, worst_s = _FORM.unpack(path.read_bytes())

@@ -1,10 +1,10 @@
-"""Fuzzes one target in this process, guided by the coverage of the four packages, until so many inputs or seconds.
+"""Fuzz one target in this process, guided by coverage of the four packages, for a number of inputs or seconds.
 
     python -m benchmarks.support.fuzz_target NAME --inputs N --seconds S --folder DIR
 
-`python -m benchmarks.fuzz` starts one such process after the other. The folder gets the corpus, `tally` with the counts
-as they stand, and every defect once: its input, and what is known of it. An input that takes longer than LIMIT_S, or
-that ends the process, ends it here too; libFuzzer then leaves the input as `timeout-*` or `crash-*`.
+`python -m benchmarks.fuzz` starts such processes one after the other. The folder gets the corpus, `tally` with the
+current counts, and every distinct defect: its input and a description. An input that takes longer than LIMIT_S, or that
+ends the process, ends the run as well; libFuzzer then leaves the input as `timeout-*` or `crash-*`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ with atheris.instrument_imports(include=["hardware", "costmodels", "trials", "tu
 
 LIMIT_S = 5
 MOST_BYTES = 3 * 2**30
-"""Address space that inputs may take beyond what the process begins with."""
+"""Address space that inputs may take beyond what the process begins with [bytes]."""
 MOST_AT_ONCE = 512 * 2**20
-"""What one input may add to the most memory that was ever resident."""
+"""Largest growth of peak resident memory that one input may cause [bytes]."""
 LONGEST = 20_000
-"""Bytes of an input."""
+"""Maximum size of an input [bytes]."""
 
 
 def _peak_bytes() -> int:
@@ -45,7 +45,7 @@ def _limit_memory() -> None:
 
 
 def _keep(folder: Path, defect: Defect, data: bytes) -> None:
-    """Writes a defect, unless the same one has been met with a shorter input."""
+    """Write a defect, unless the same defect is already known with a shorter input."""
     name = hashlib.sha256(defect.kind.encode()).hexdigest()[:12]
     before = folder / f"defect-{name}.input"
     if not before.exists() or before.stat().st_size > len(data):
@@ -55,7 +55,7 @@ def _keep(folder: Path, defect: Defect, data: bytes) -> None:
 
 
 def fuzz(target: Target, *, inputs: int, seconds: int, folder: Path) -> None:
-    """Does not return: libFuzzer ends the process."""
+    """Fuzz the target; libFuzzer ends the process, so this does not return."""
     corpus, workplace, seeds = folder / "corpus", folder / "workplace", target.seeds()
     for each in (corpus, workplace):
         each.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def fuzz(target: Target, *, inputs: int, seconds: int, folder: Path) -> None:
         rng = Random(seed)  # noqa: S311 # libFuzzer gives the seed
         if rng.random() < 0.2:
             return bytes(atheris.Mutate(data, most))
-        # what coverage keeps is mostly refused early, so that every other input begins with a good one
+        # inputs that coverage keeps are mostly refused early, so half of the mutations start from a valid one
         return target.mutation(rng.choice(seeds) if rng.random() < 0.5 else data, rng, seeds)[:most]
 
     atheris.Setup(
@@ -102,7 +102,7 @@ def fuzz(target: Target, *, inputs: int, seconds: int, folder: Path) -> None:
 
 
 def main() -> None:
-    """Reads the command line."""
+    """Parse the command line and fuzz."""
     parser = argparse.ArgumentParser()
     parser.add_argument("name", choices=TARGETS)
     parser.add_argument("--inputs", type=int, required=True)

@@ -1,20 +1,21 @@
-"""General-purpose optimizers on the candidates of a measured group, each in the way that suits it best.
+"""General-purpose optimizers on the candidates of a measured group, each with the settings that suit it best.
 
-A candidate is a point: one coordinate for every dimension in which the candidates differ. `dp` is none of them: it
-follows from the other degrees. A peer proposes points of the whole box; one that is no candidate, or was tried before,
-is mapped for free to the nearest candidate not yet tried, and the peer is told what was found there, as if it had asked
-for it. Nearest is by Euclidean distance of coordinates that each run from 0 to 1: logarithms of degrees, and places in
-the order of their values for all else. Ties are broken at random.
+A candidate is a point with one coordinate for every dimension in which the candidates differ, except `dp`, which
+follows from the other degrees. A peer proposes points of the whole box. A point that is no candidate, or was tried
+before, is mapped without cost to the nearest candidate not yet tried, and the peer is told that candidate's result as
+if it had proposed it. Distances are Euclidean between coordinates scaled to 0 to 1: logarithms of degrees, and ranks of
+the values of all other dimensions. Ties are broken at random.
 
-Peers take the logarithm of the step time, which suits a Gaussian process and changes no order. They have no notion of a
-trial that fails: it is told as twice as slow as the slowest one timed so far, and only after one has been timed.
+Peers receive the logarithm of the step time, which suits a Gaussian process and preserves the order. They have no
+notion of a failing trial: a failure is reported as twice as slow as the slowest trial timed so far, and only after one
+has been timed.
 
-Each peer has the settings that its documentation recommends. Where that leaves a choice, a look at 13 groups of the
-Ultra-Scale Playbook's sweep made it, by the trials to within 5% of the best in the median group. Whole numbers serve
-better than categories (TPE 22.5 and 32.5, Optuna's GP 18 and 27). Failures that are told serve better than failures
-that are passed over (TPE 22.5 and 39). CMA-ES does best with margin, and when the point that it keeps is moved to the
-candidate (44.5; with margin alone 65, without 48). In five of the groups BoTorch's own kernel does better than its
-mixed one for categories (10 and 14).
+Each peer has the settings that its documentation recommends. Where that leaves a choice, it was made on 13 groups of
+the Ultra-Scale Playbook's sweep, by the trials to within 5% of the best in the median group. Whole numbers serve better
+than categories (TPE 22.5 and 32.5, Optuna's GP 18 and 27). Reported failures serve better than ignored failures (TPE
+22.5 and 39). CMA-ES does best with margin, and when its stored point is moved to the candidate (44.5; with margin alone
+65, without margin 48). In five of the groups BoTorch's own kernel does better than its mixed kernel for categories (10
+and 14).
 
 Letters: n candidates, d dimensions.
 """
@@ -40,10 +41,10 @@ from hardware.arrays import FloatArray, IntArray
 from trials.backend import Observation
 
 FAILURE_SLOWDOWN = 2.0
-"""A failed candidate is told to be so much slower than the slowest that was timed."""
+"""Factor by which a failed candidate is reported slower than the slowest timed one."""
 
 CMA_POINT = "x_for_tell"
-"""Where Optuna's CMA-ES with margin keeps the point of a trial, each dimension between 0 and 1."""
+"""Key under which Optuna's CMA-ES with margin keeps the point of a trial, each dimension between 0 and 1."""
 
 NEEDS: dict[str, tuple[str, ...]] = {"gp": ("torch",), "cmaes": ("cmaes",), "botorch": ("torch", "botorch")}
 """Modules that a peer needs beyond Meshtune's own; the extra `bench` installs them."""
@@ -51,13 +52,13 @@ NEEDS: dict[str, tuple[str, ...]] = {"gp": ("torch",), "cmaes": ("cmaes",), "bot
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Points:
-    """Candidates as points.
+    """Candidates as points of a box.
 
     Attributes:
-        names: The dimensions in which the candidates differ, without dp.
-        values: The distinct values of each dimension, in rising order.
-        levels: Which of them each candidate has [n, d].
-        coordinates: The same between 0 and 1 [n, d].
+        names: Dimensions in which the candidates differ, without dp.
+        values: Distinct values of each dimension, in rising order.
+        levels: Index into `values` for each candidate and dimension [n, d].
+        coordinates: Coordinates scaled to 0 to 1 [n, d].
     """
 
     names: tuple[str, ...]
@@ -66,27 +67,27 @@ class Points:
     coordinates: FloatArray
 
     def at(self, levels: Mapping[str, int]) -> FloatArray:
-        """The coordinates [d] of the point with these levels."""
-        return np.array([_scaled(n, v)[levels[n]] for n, v in zip(self.names, self.values, strict=True)])
+        """Return the coordinates [d] of the point with these levels."""
+        return np.array([_scale(n, v)[levels[n]] for n, v in zip(self.names, self.values, strict=True)])
 
     def levels_of(self, position: int) -> dict[str, int]:
-        """The levels of a candidate by dimension."""
+        """Return the levels of a candidate by dimension."""
         return dict(zip(self.names, self.levels[position].tolist(), strict=True))
 
     def nearest(self, point: FloatArray, closed: set[int], rng: np.random.Generator) -> int:
-        """The candidate not in `closed` that is nearest to `point` [d]."""
+        """Return the candidate nearest to `point` [d] that is not in `closed`."""
         squared = ((self.coordinates - point) ** 2).sum(axis=1)
         squared[list(closed)] = np.inf
         return int(rng.choice(np.flatnonzero(squared <= squared.min() + 1e-9)))
 
 
 def points_of(grid: ConfigGrid) -> Points:
-    """The candidates of a grid as points; at least two of them."""
+    """Build the points of a grid with at least two candidates."""
     columns = {name: getattr(grid, name).astype(np.int64) for name in grid.dimensions if name != "dp"}
     varying = {name: column for name, column in columns.items() if column.min() < column.max()}
     pairs = [np.unique(column, return_inverse=True) for column in varying.values()]
     values = tuple(tuple(distinct.tolist()) for distinct, _ in pairs)
-    scaled = [_scaled(name, own)[levels] for name, own, (_, levels) in zip(varying, values, pairs, strict=True)]
+    scaled = [_scale(name, own)[levels] for name, own, (_, levels) in zip(varying, values, pairs, strict=True)]
     return Points(
         names=tuple(varying),
         values=values,
@@ -95,17 +96,18 @@ def points_of(grid: ConfigGrid) -> Points:
     )
 
 
-def _scaled(name: str, values: tuple[int, ...]) -> FloatArray:
-    """The values of a dimension between 0 and 1: degrees by their logarithms, all else by their order."""
+def _scale(name: str, values: tuple[int, ...]) -> FloatArray:
+    """Scale the values of a dimension to 0 to 1: degrees by their logarithms, all others by their order."""
     places = np.log2(values) if name in DEGREES else np.arange(len(values), dtype=np.float64)
     return np.asarray((places - places[0]) / (places[-1] - places[0]))
 
 
 class OptunaPeer(AbstractSearcher):
-    """An Optuna sampler with one whole number for each dimension: the level.
+    """Optuna sampler with one integer parameter for each dimension, the level.
 
     Attributes:
-        study: Holds each trial twice: failed at the point that was proposed, complete at the candidate that was tried.
+        study: Study that holds each trial twice: failed at the proposed point, complete at the candidate that was
+            tried.
     """
 
     def __init__(self, problem: Problem, seed: int, sampler: BaseSampler) -> None:
@@ -121,13 +123,13 @@ class OptunaPeer(AbstractSearcher):
         self._untold: list[tuple[int, int, float | None]] = []
 
     def ask(self) -> int:
-        """As the contract says."""
+        """Return the untried candidate nearest to the point that the sampler proposes."""
         trial = self.study.ask(fixed_distributions=self._distributions)
         self._asked = trial.number
         return self._points.nearest(self._points.at(trial.params), self._tried, self._rng)
 
     def tell(self, position: int, outcome: Observation) -> None:
-        """As the contract says."""
+        """Report a result at the tried candidate; failures wait until a trial has been timed."""
         self._tried.add(position)
         self.study.tell(self._asked, state=TrialState.FAIL)
         self._untold.append((self._asked, position, outcome.step_time_s))
@@ -140,13 +142,13 @@ class OptunaPeer(AbstractSearcher):
                     params=self._points.levels_of(at),
                     distributions=self._distributions,
                     value=math.log(seconds or FAILURE_SLOWDOWN * self._slowest_s),
-                    system_attrs=self._noted(number, at),
+                    system_attrs=self._attributes(number, at),
                 )
             )
         self._untold.clear()
 
-    def _noted(self, number: int, position: int) -> dict[str, Any]:
-        """What CMA-ES keeps with a trial: its generation, and the point, which is moved to the candidate."""
+    def _attributes(self, number: int, position: int) -> dict[str, Any]:
+        """Return the attributes that CMA-ES keeps with a trial, with its point moved to the candidate."""
         noted = self.study.trials[number].system_attrs
         if CMA_POINT not in noted:
             return noted
@@ -156,23 +158,23 @@ class OptunaPeer(AbstractSearcher):
 
 
 def tpe(problem: Problem, seed: int) -> OptunaPeer:
-    """Optuna's TPE, which models the dimensions together and starts with ten random points."""
+    """Make Optuna's TPE, which models the dimensions together and starts with ten random points."""
     return OptunaPeer(problem, seed, TPESampler(seed=seed, multivariate=True))
 
 
 def gp(problem: Problem, seed: int) -> OptunaPeer:
-    """Optuna's Gaussian process with log expected improvement; it starts with ten random points."""
+    """Make Optuna's Gaussian process with log expected improvement; it starts with ten random points."""
     _use_one_thread()
     return OptunaPeer(problem, seed, GPSampler(seed=seed))
 
 
 def cmaes(problem: Problem, seed: int) -> OptunaPeer:
-    """Optuna's CMA-ES, with the margin that keeps it from settling on one level of a discrete dimension."""
+    """Make Optuna's CMA-ES with margin, which keeps it from settling on one level of a discrete dimension."""
     return OptunaPeer(problem, seed, CmaEsSampler(seed=seed, with_margin=True, warn_independent_sampling=False))
 
 
 def botorch(problem: Problem, seed: int) -> AbstractSearcher:
-    """BoTorch's Gaussian process with log expected improvement over the candidates themselves."""
+    """Make BoTorch's Gaussian process with log expected improvement over the candidates themselves."""
     from benchmarks.support.botorch_peer import BoTorchPeer  # noqa: PLC0415 # torch and botorch are optional, and slow to load
 
     _use_one_thread()
@@ -180,7 +182,7 @@ def botorch(problem: Problem, seed: int) -> AbstractSearcher:
 
 
 def _use_one_thread() -> None:
-    """Keeps torch to one thread in this process: there is a process for each core already."""
+    """Limit torch to one thread in this process, since there already is a process for each core."""
     import torch  # noqa: PLC0415 # optional, and slow to load
 
     torch.set_num_threads(1)
@@ -195,6 +197,6 @@ PEERS: dict[str, Callable[[Problem, int], AbstractSearcher]] = {
 
 
 def missing(name: str) -> str | None:
-    """Why a peer cannot run here; None if it can."""
+    """Return why a peer cannot run here, or None if it can."""
     absent = [module for module in NEEDS.get(name, ()) if importlib.util.find_spec(module) is None]
     return f"needs {' and '.join(absent)}: pip install 'meshtune[bench]'" if absent else None

@@ -1,4 +1,4 @@
-"""A planned JAX program and the plain one, run on the same numbers, and how far their results are apart."""
+"""Run a planned JAX program and the plain one on the same numbers, and compare their results."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ import numpy as np
 def difference(
     function: Callable[..., Any], planned: Callable[..., Any], arguments: Sequence[Any], seed: int = 0
 ) -> float:
-    """The largest difference of an element of any output, by the largest element of that output.
+    """Return the largest difference of an element of any output, over the largest element of that output.
 
     Args:
-        function: The plain one.
-        planned: What shall compute the same.
-        arguments: Trees of the shapes of their arguments.
-        seed: Of the numbers.
+        function: The plain function.
+        planned: The planned function, which should compute the same results.
+        arguments: Trees of the shapes of the arguments.
+        seed: Seed of the random arguments.
     """
     rng = np.random.default_rng(seed)
-    values = jax.tree.map(lambda leaf: _random(leaf, rng), arguments)
+    values = jax.tree.map(lambda leaf: _draw_leaf(leaf, rng), arguments)
     pairs = zip(jax.tree.leaves(planned(*values)), jax.tree.leaves(jax.jit(function)(*values)), strict=True)
     return max(_error(*pair) for pair in pairs)
 
 
-def _random(leaf: Any, rng: np.random.Generator) -> Any:
-    """Moments stay away from zero, where Adam's first step is the sign of a gradient."""
+def _draw_leaf(leaf: Any, rng: np.random.Generator) -> Any:
+    """Draw an argument away from zero.
+
+    Adam's first step is the sign of a gradient, so that moments near zero would amplify rounding differences.
+    """
     if np.issubdtype(leaf.dtype, np.integer):
         return rng.integers(0, 5, leaf.shape).astype(leaf.dtype)
     return rng.uniform(0.02, 0.2, leaf.shape).astype(leaf.dtype)

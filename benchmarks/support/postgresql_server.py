@@ -1,4 +1,4 @@
-"""A PostgreSQL server of one's own, for tests and benchmarks, where the server's programs are installed."""
+"""Temporary PostgreSQL server for tests and benchmarks, available if the server's programs are installed."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ STOP_LIMIT_S = 30.0
 
 
 def server_programs() -> Path | None:
-    """The folder of PostgreSQL's server programs, None where they are not installed."""
+    """Return the folder of PostgreSQL's server programs, or None if they are not installed."""
     candidates = [Path(found).resolve().parent for found in [shutil.which("initdb")] if found]
     candidates += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     return next((folder for folder in candidates if (folder / "initdb").exists()), None)
 
 
 class PostgresqlServer:
-    """A server that listens on 127.0.0.1 alone, on the same port each time that it is started.
+    """Server that listens on 127.0.0.1 only, and on the same port after each start.
 
     Args:
-        password: Of its only user.
+        password: Password of its only user.
     """
 
     def __init__(self, password: str) -> None:
@@ -49,12 +49,12 @@ class PostgresqlServer:
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
-        """The server's first process, above all others."""
+        """Main process of the server."""
         assert self._process is not None, "a server has a process once it was started"
         return self._process
 
     def start(self) -> None:
-        """Starts it and waits until it answers."""
+        """Start the server and wait until it answers."""
         if not (self._folder / "data").exists():
             self._create()
         with self._log.open("ab") as told:
@@ -72,14 +72,15 @@ class PostgresqlServer:
         self.wait()
 
     def wait(self) -> None:
-        """Waits until it answers."""
+        """Wait until the server answers."""
         _wait_until_it_answers(self.process, self.url, self._log)
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """Stops it without waiting for clients that are still connected.
+        """Stop the server without waiting for connected clients.
 
         Args:
-            how: SIGINT ends transactions in order (`fast`), SIGQUIT ends everything at once (`immediate`).
+            how: Signal to send: SIGINT aborts transactions in order (`fast`), SIGQUIT ends everything at once
+                (`immediate`).
         """
         self.process.send_signal(how)
         self.process.wait(STOP_LIMIT_S)
@@ -102,7 +103,7 @@ class PostgresqlServer:
         )
 
     def close(self) -> None:
-        """Stops it, if it runs, and removes all that it has written."""
+        """Stop the server if it runs, and remove all its files."""
         try:
             if self._process is not None and self._process.poll() is None:
                 self.stop()
@@ -112,7 +113,7 @@ class PostgresqlServer:
 
 @contextmanager
 def postgresql_server(password: str) -> Iterator[str]:
-    """The URL of a server that runs as long as the block."""
+    """Yield the URL of a server that runs as long as the block."""
     server = PostgresqlServer(password)
     try:
         server.start()
@@ -122,7 +123,10 @@ def postgresql_server(password: str) -> Iterator[str]:
 
 
 def _other_user() -> dict[str, Any]:
-    """The server refuses to run as root: the account to give to it, empty if this is no root."""
+    """Return the account under which to run the server; empty if this process does not run as root.
+
+    PostgreSQL refuses to run as root.
+    """
     if os.geteuid():
         return {}
     names = {entry.pw_name for entry in pwd.getpwall()}
@@ -131,7 +135,7 @@ def _other_user() -> dict[str, Any]:
 
 
 def _wait_until_it_answers(server: subprocess.Popen[bytes], url: str, log: Path, limit_s: float = 60.0) -> None:
-    import psycopg2  # noqa: PLC0415 # an extra, which whoever only asks for the programs may lack
+    import psycopg2  # noqa: PLC0415 # an optional dependency, not needed to look for the programs
 
     deadline_s = time.monotonic() + limit_s
     while True:

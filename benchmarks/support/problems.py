@@ -1,4 +1,4 @@
-"""Measured groups as tuning problems: what may be tried, what each trial would find, and what is predicted before.
+"""Measured groups as tuning problems: the candidates, the result of each trial, and the predictions before any trial.
 
 Letters: n candidates, d features.
 """
@@ -29,20 +29,20 @@ from tuner.search.prior import initial_posterior
 from tuner.storage.history.published import past_of_runs
 
 STRANGERS = ("megatron-core", "nanotron")
-"""Shipped profiles that predict the runs of other runtimes; the first that knows nothing of a source is taken."""
+"""Shipped profiles that may predict the runs of other runtimes, in the order in which they are tried."""
 
 CONTRADICTORY = "SUSPECT"
-"""The tag of runs that contradict physics or their own page. Runs that are merely slow are what a tuner meets."""
+"""Tag of runs that contradict physics or their own page; merely slow runs stay, since a tuner meets them too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Group:
-    """Everything that was tried of one job on one cluster.
+    """All measured runs of one job on one cluster.
 
     Attributes:
-        runs: One run of each candidate [n], the first in its files.
-        grid: The candidates, timed or failed, in the order of the files [n].
-        outcomes: What a trial of each candidate finds [n]; its step time is the median of all its runs.
+        runs: One run of each candidate, the first in its files [n].
+        grid: Candidates, timed or failed, in the order of the files [n].
+        outcomes: Observation that a trial of each candidate returns [n]; its step time is the median of all its runs.
     """
 
     runs: tuple[MeasuredRun, ...]
@@ -51,7 +51,7 @@ class Group:
 
     @property
     def key(self) -> tuple[Hashable, ...]:
-        """What its runs share, as in costmodels.calibration.fidelity."""
+        """Values that the runs share, as in costmodels.calibration.fidelity."""
         return group_key(self.runs[0])
 
     @property
@@ -62,14 +62,14 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Problem:
-    """What a sampler may know of a group before its first trial.
+    """Knowledge of a sampler about a group before its first trial.
 
     Attributes:
-        grid: The candidates [n].
-        posterior: What is believed of them.
-        runtime: The profile that predicts them.
-        num_history: Runs of the history that say something of them; 0 without any of their runtime.
-        num_dropped: Runs of the history that were left out because they belong to this very group.
+        grid: Candidates of the group [n].
+        posterior: Prior over the candidates.
+        runtime: Name of the profile that predicts them.
+        num_history: Number of runs of the history of the same runtime; 0 without a history.
+        num_dropped: Number of runs of the history that were left out because they belong to this very group.
     """
 
     grid: ConfigGrid
@@ -80,20 +80,20 @@ class Problem:
 
     @property
     def predicted_s(self) -> FloatArray:
-        """Predicted step times [n], with what the history says."""
+        """Predicted step times, corrected by the history [n]."""
         return np.exp(self.posterior.steps[-1].log_predicted)
 
     @property
     def memory_share(self) -> FloatArray:
-        """Memory that they are predicted to need over what the devices have [n]."""
+        """Predicted memory over the capacity of the devices [n]."""
         return self.posterior.predicted.needed_bytes / self.posterior.predicted.capacity_bytes
 
 
 def read_runs(paths: Sequence[Path]) -> tuple[tuple[MeasuredRun, ...], Counter[str]]:
-    """The runs of the files, and of `NAME_failed.csv` beside each `NAME.csv`; what was left out, by reason.
+    """Read the runs of the files, and of `NAME_failed.csv` beside each `NAME.csv`; count the rows left out by reason.
 
     Raises:
-        ConfigError: a file is missing or malformed, or holds no run.
+        ConfigError: A file is missing or malformed, or holds no run.
     """
     files: list[Path] = []
     for path in paths:
@@ -105,10 +105,10 @@ def read_runs(paths: Sequence[Path]) -> tuple[tuple[MeasuredRun, ...], Counter[s
 
 
 def read_groups(paths: Sequence[Path], min_candidates: int) -> tuple[list[Group], Counter[str]]:
-    """The groups of some files, and what was left out, by reason.
+    """Read the groups of some files, and count the runs left out by reason.
 
     Raises:
-        ConfigError: a file is missing or malformed, or there is no group of at least so many candidates.
+        ConfigError: A file is missing or malformed, or no group has at least `min_candidates` candidates.
     """
     runs, skipped = read_runs(paths)
     groups, left_out = groups_of(runs, min_candidates)
@@ -123,9 +123,9 @@ def read_groups(paths: Sequence[Path], min_candidates: int) -> tuple[list[Group]
 
 
 def groups_of(runs: Sequence[MeasuredRun], min_candidates: int) -> tuple[list[Group], Counter[str]]:
-    """The groups with enough candidates, one of them timed at least; the runs that are in none of them, by reason.
+    """Return the groups with enough candidates and at least one timed run, and count the other runs by reason.
 
-    Runs of one group whose models differ in their sizes are jobs of their own.
+    Runs of one group whose models differ in size are separate jobs.
     """
     known, _, skipped = settings_of(runs, {})
     by_job: dict[Hashable, list[MeasuredRun]] = defaultdict(list)
@@ -170,19 +170,20 @@ def _group(runs: Sequence[MeasuredRun]) -> Group:
 
 
 def problem_of(group: Group, history: Sequence[MeasuredRun], runtime: str | None = None) -> Problem:
-    """What is believed of a group's candidates.
+    """Build the tuning problem of a group.
 
-    Without a history a shipped profile predicts them that was never fitted to their source, `stranger_to`, as it is:
-    what the table of sources knows of theirs is not applied. With a history their source's own runtime predicts, as it
-    was before any run, and learns from the history as a study does; runs of the group itself are left out.
+    Without a history the candidates are predicted by a shipped profile that was never fitted to their source
+    (`stranger_to`), without the corrections of the table of sources. With a history they are predicted by their
+    source's own runtime as it was before any run, corrected by the history as in a study; runs of the group itself are
+    left out.
 
     Args:
-        group: The candidates.
+        group: The candidates and their runs.
         history: Runs of other groups; empty for none.
-        runtime: The profile to use instead.
+        runtime: Name of the profile to use instead.
 
     Raises:
-        ConfigError: no profile is strange to the source.
+        ConfigError: Every profile was fitted to the source.
     """
     source = source_of(group.runs[0])
     others = tuple(run for run in history if group_key(run) != group.key)
@@ -192,7 +193,7 @@ def problem_of(group: Group, history: Sequence[MeasuredRun], runtime: str | None
     else:
         name, profiles = runtime or stranger_to(source.runtime, group.runs[0].source), {}
     settings = [setting_of(run, profiles, name) for run in group.runs]
-    if not history:  # some facts of a source were seen in its own runs
+    if not history:  # the table of sources contains facts that were learned from the source's own runs
         settings = [
             replace(measured, setting=replace(measured.setting, runtime=find_runtime(name))) for measured in settings
         ]
@@ -210,10 +211,10 @@ def problem_of(group: Group, history: Sequence[MeasuredRun], runtime: str | None
 
 
 def stranger_to(runtime: str, source: str) -> str:
-    """The first of STRANGERS that is neither the runtime itself nor fitted to the source.
+    """Return the first of STRANGERS that is neither the runtime itself nor fitted to the source.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: There is no such profile.
     """
     for name in STRANGERS:
         fitted_on = str(read_mapping(catalog_path(name))["fitted_on"])

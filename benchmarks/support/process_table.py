@@ -1,4 +1,4 @@
-"""Finds processes from outside, in the process table: the ranks of running trials, and what a program has left."""
+"""Find processes in the process table: the ranks of running trials, and processes that a program has left behind."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def ranks_by_server() -> dict[int, frozenset[int]]:
-    """The servers of ranks that Ray's workers below this process have started, and the ranks of each, as process ids.
+    """Return the rank servers that Ray's workers below this process have started, with the ranks of each.
 
-    Ray's workers hang below its raylet, which hangs below the process that started Ray.
+    All are process ids. Ray's workers are children of its raylet, which is a child of the process that started Ray.
     """
     parents = {int(entry.name): _parent(entry) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
     servers = [
@@ -25,14 +25,14 @@ def ranks_by_server() -> dict[int, frozenset[int]]:
 
 
 def running_ranks() -> set[int]:
-    """The ranks of all these servers."""
+    """Return the ranks of all rank servers."""
     return set().union(*ranks_by_server().values())
 
 
 def marked_processes(mark: str) -> dict[int, str]:
-    """Other processes whose environment holds `mark`, `NAME=value`, with their command lines.
+    """Return the command lines of other processes whose environment holds `mark` (`NAME=value`), by process id.
 
-    Processes inherit it from a program that has set it before it started them, also those that outlive their parent.
+    Processes inherit the mark from the program that set it, including processes that outlive their parent.
     """
     found = {}
     for entry in Path("/proc").iterdir():
@@ -47,7 +47,7 @@ def marked_processes(mark: str) -> dict[int, str]:
 
 
 def below(root: int) -> list[int]:
-    """All descendants of a process."""
+    """Return all descendants of a process."""
     parents = {int(entry.name): _parent(entry) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
     return [process for process in parents if process != root and _is_below(root, process, parents)]
 

@@ -1,6 +1,7 @@
-"""Nodes of a Ray cluster on this machine: each is a raylet that `ray start` runs, with as many CPUs as one likes.
+"""Start the nodes of a Ray cluster on this machine, each a raylet with any number of CPUs.
 
-They have loopback addresses and free ports, ask for tokens, and what is started here is ended here.
+The nodes have loopback addresses and free ports and require authentication tokens. Everything that is started here is
+ended here.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ from types import TracebackType
 from benchmarks.support.process_table import below, marked_processes
 
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
-"""The command `ray` of this Python."""
+"""Command `ray` of this Python."""
 
 HOST = "127.0.0.2"
-"""The head; the others have the next addresses. Ray takes 127.0.0.1 for the address of the network adapter."""
+"""Address of the head; the other nodes have the next addresses.
+
+Ray takes 127.0.0.1 for the address of the network adapter.
+"""
 
 START_LIMIT_S = 120.0
 END_LIMIT_S = 20.0
@@ -35,53 +39,57 @@ _SOON = {
     "health_check_timeout_ms": 2000,
     "health_check_failure_threshold": 4,
 }
-"""A node counts as dead after seconds, not after half a minute."""
+"""System configuration with which Ray counts a node as dead after seconds instead of half a minute."""
 
 
 class RayNodes:
-    """A cluster that lasts as long as the `with` block.
+    """Ray cluster that lasts as long as the `with` block.
 
     Args:
-        cpus: Of each node; the first is the head.
+        cpus: Number of CPUs of each node; the first node is the head.
         jobs: Whether jobs can be submitted, which needs `ray[default]`.
 
     Attributes:
-        environment: For programs that are to join it, or to submit jobs.
-        address: Of the cluster.
-        jobs_address: To which jobs are submitted.
-        folder: Where Ray keeps what it writes.
-        mark: What the environment of all processes of the cluster holds.
+        environment: Environment variables for programs that join the cluster or submit jobs.
+        address: Address of the cluster.
+        jobs_address: URL to which jobs are submitted; empty without `jobs`.
+        folder: Folder to which Ray writes its files.
+        mark: Entry `NAME=value` in the environment of all processes of the cluster.
     """
 
     def __init__(self, *cpus: int, jobs: bool = False) -> None:
         self._cpus = cpus
         self.mark = f"MESHTUNE_NODES={uuid.uuid4().hex}"
         self._nodes: list[subprocess.Popen[bytes]] = []
-        self.folder = Path(tempfile.mkdtemp(prefix="mt-"))  # short: the paths of sockets must be
+        self.folder = Path(tempfile.mkdtemp(prefix="mt-"))  # short, since the length of a socket's path is limited
         self.environment = {name: text for name, text in os.environ.items() if name != "RAY_ADDRESS"} | {
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
             "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
             "RAY_AUTH_MODE": "token",
             "RAY_USAGE_STATS_ENABLED": "0",
-            **_as_entry(self.mark),
+            **_split_entry(self.mark),
         }
-        self.address = f"{HOST}:{_free_port()}"
-        self.jobs_address = f"http://{HOST}:{_free_port()}" if jobs else ""
+        self.address = f"{HOST}:{_find_free_port()}"
+        self.jobs_address = f"http://{HOST}:{_find_free_port()}" if jobs else ""
 
     def __enter__(self) -> RayNodes:
-        """Starts all nodes and waits for them."""
+        """Start all nodes and wait for them."""
         try:
             port = self.address.rpartition(":")[2]
             dashboard = self.jobs_address.rpartition(":")[2]
             self._add(
                 *("--head", "--port", port, "--temp-dir", str(self.folder)),
                 *("--num-cpus", str(self._cpus[0]), "--system-config", json.dumps(_SOON)),
-                # the port of Ray Client, which is not used, is a fixed one where ray[default] is installed
-                *((f"--dashboard-port={dashboard}", f"--ray-client-server-port={_free_port()}") if dashboard else ()),
+                # Ray Client is not used, but with ray[default] it would take a fixed port
+                *(
+                    (f"--dashboard-port={dashboard}", f"--ray-client-server-port={_find_free_port()}")
+                    if dashboard
+                    else ()
+                ),
                 f"--dashboard-host={HOST}",
                 f"--include-dashboard={'true' if dashboard else 'false'}",
             )
-            # one after the other: on a busy machine Ray gives up nodes that start slowly
+            # one after the other, since on a busy machine Ray gives up nodes that start slowly
             for cpus in self._cpus[1:]:
                 self.add(cpus)
         except BaseException:
@@ -92,16 +100,16 @@ class RayNodes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends all nodes."""
+        """End all nodes."""
         self.close()
 
     def processes(self) -> dict[int, str]:
-        """All processes that belong to the cluster or run on it, with their command lines."""
+        """Return the command lines of all processes that belong to the cluster or run on it, by process id."""
         return marked_processes(self.mark)
 
     @property
     def living(self) -> tuple[int, ...]:
-        """The numbers of the nodes whose raylet lives, the head left out."""
+        """Numbers of the nodes whose raylet lives, except the head."""
         known = self.processes()
         return tuple(
             number
@@ -110,17 +118,22 @@ class RayNodes:
         )
 
     def add(self, cpus: int) -> None:
-        """Starts one more node and waits for it."""
+        """Start one more node and wait for it."""
         self._add("--address", self.address, "--num-cpus", str(cpus))
 
     def on_node(self, number: int) -> dict[int, str]:
-        """Those below the raylet of a node: its workers, and what these have started."""
+        """Return the command lines of the processes below the raylet of a node: its workers and their children."""
         known = self.processes()
         raylets = [process for process in below(self._nodes[number].pid) if "raylet/raylet" in known.get(process, "")]
         return {process: known[process] for raylet in raylets for process in below(raylet) if process in known}
 
     def kill(self, number: int, *, workers: bool) -> None:
-        """Kills the raylet of a node (SIGKILL), and at once its workers too, or leaves it to these to notice."""
+        """Kill the raylet of a node (SIGKILL).
+
+        Args:
+            number: Number of the node.
+            workers: Whether to kill its workers at once too, instead of letting them notice the loss.
+        """
         known = self.processes()
         for process in below(self._nodes[number].pid):
             command = known.get(process, "")
@@ -128,13 +141,13 @@ class RayNodes:
                 os.kill(process, signal.SIGKILL)
 
     def ray(self, *arguments: str, limit_s: float = 180.0) -> subprocess.CompletedProcess[str]:
-        """Runs the command `ray`."""
+        """Run the command `ray`."""
         return subprocess.run(
             [*RAY, *arguments], env=self.environment, capture_output=True, text=True, timeout=limit_s, check=False
         )
 
     def close(self) -> None:
-        """Ends the nodes, the head last, and whatever is left of them."""
+        """End the nodes, the head last, and whatever is left of them."""
         nodes, self._nodes = self._nodes, []
         for node in reversed(nodes):
             node.terminate()
@@ -168,12 +181,12 @@ class RayNodes:
             time.sleep(0.1)
 
 
-def _as_entry(mark: str) -> Mapping[str, str]:
+def _split_entry(mark: str) -> Mapping[str, str]:
     name, _, value = mark.partition("=")
     return {name: value}
 
 
-def _free_port() -> int:
+def _find_free_port() -> int:
     with socket.socket() as free:
         free.bind((HOST, 0))
         return int(free.getsockname()[1])

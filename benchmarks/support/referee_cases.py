@@ -1,8 +1,8 @@
-"""What the referee judges: programs of the zoo, the same at sizes where a plan has something to send, and their plans.
+"""Programs that the referee judges: those of the zoo, the same at medium sizes, and their plans.
 
-The zoo's small programs are so small that plans cut little but the optimizer's update. The medium ones here have the
-same primitives at the least sizes at which the planners cut products too, and masks and scalars, which XLA deals out as
-it likes, are a small part of what is sent.
+The zoo's small programs are so small that plans cut little except the optimizer's update. The medium programs here have
+the same primitives at the smallest sizes at which the planners cut products too, and at which masks and scalars, which
+XLA shards as it likes, are a small part of the bytes sent.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ BASE = Gemma(layers=2, model=128, heads=8, head=32, hidden=512, vocabulary=1024,
 
 
 def gemma_medium() -> Program:
-    """Two layers of a dense transformer."""
+    """Build two layers of a dense transformer."""
     return BASE.train_program()
 
 
 def gemma_medium_scan() -> Program:
-    """Three such layers as a loop."""
+    """Build three layers of a dense transformer as a loop."""
     return replace(BASE, layers=3, is_scanned=True).train_program()
 
 
 def moe_medium() -> Program:
-    """Two layers of eight experts."""
+    """Build two layers of eight experts."""
     return Mixture(base=BASE, experts=8, capacity=32).train_program()
 
 
 def graph_network_medium() -> Program:
-    """Two steps of messages."""
+    """Build two steps of message passing."""
     return GraphNetwork(
         nodes=1024, edges=16_384, features=64, latent=512, hidden=512, hidden_layers=2, steps=2
     ).train_program()
 
 
 def unet_medium() -> Program:
-    """Two levels of a block on images of 32 by 32."""
+    """Build two levels of one block each on images of 32 by 32."""
     return UNet(batch=32, side=32, channels=(64, 128), blocks=1, groups=8, heads=8).train_program()
 
 
 def decode_medium() -> Program:
-    """A step of decoding in two layers of Gemma 2B's, with a small vocabulary."""
+    """Build a decoding step of two layers of Gemma 2B's sizes with a small vocabulary."""
     base = replace(GEMMA_2B, layers=2, vocabulary=32_768, batch=64, tokens=1)
     return Decoder(base=base, cached=512).program()
 
@@ -72,17 +72,17 @@ MEDIUM: Mapping[str, Callable[[], Program]] = {
     )
 }
 MODELS: Mapping[str, Callable[[], Program]] = {**FACTORIES, **MEDIUM}
-"""Every program by its name."""
+"""Factories of all programs by name."""
 
 DEFAULT_MODELS = (*(name for name in FACTORIES if "small" in name), *MEDIUM)
-"""Those that are quick to compile, and whose numbers are compared: all but the zoo's full sizes."""
+"""Programs that compile quickly and whose numbers are compared: all except the zoo's full sizes."""
 
 
 def program_of(name: str) -> Program:
-    """A program by its name; one whose numbers are compared in float32 throughout.
+    """Build a program by its name; programs whose numbers are compared are in float32 throughout.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: There is no program of that name.
     """
     if name not in MODELS:
         raise ConfigError(
@@ -93,17 +93,17 @@ def program_of(name: str) -> Program:
 
 
 def widened(leaf: Any) -> Any:
-    """bfloat16 as float32, so that another order of additions changes little."""
+    """Return the leaf with float32 in place of bfloat16, so that another order of additions changes little."""
     return jax.ShapeDtypeStruct(leaf.shape, jnp.float32 if leaf.dtype == jnp.bfloat16 else leaf.dtype)
 
 
 def mesh_of_text(text: str) -> DeviceMesh:
-    """A mesh on DGX A100, by its axes."""
+    """Build a mesh on DGX A100 from its axes."""
     return mesh_of(text, find_cluster("dgx-a100"))
 
 
 def plan_of(program: Program, mesh: DeviceMesh, planner: str) -> Plan:
-    """The plan of a program by a planner, with whole axes, as a framework's mesh has them."""
+    """Plan a program with a planner on whole axes, as in a framework's mesh."""
     function, arguments, donated = program
     graph = graph_of_jax(function, *arguments, donated=donated)
     return planned(graph, mesh, PlannerOptions(planner=planner, whole_axes=True)).plan  # type: ignore[arg-type] # main checks it

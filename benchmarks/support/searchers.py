@@ -1,6 +1,6 @@
-"""The contract of a sampler under test, and those that need no further library: Thompson sampling, prior, random.
+"""Contract of the samplers under test, and the samplers without further dependencies: Thompson sampling, prior, random.
 
-A searcher is made for one problem and one seed, and is then asked and told in turns.
+A searcher is made for one problem and one seed. Then `ask` and `tell` are called in turns.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from tuner.search.sampler import ThompsonSampler
 
 
 class AbstractSearcher(ABC):
-    """Chooses candidates one by one. Each `ask` is followed by one `tell` of the candidate that it named."""
+    """Sampler that chooses candidates one by one; each `ask` is followed by one `tell` of the same candidate."""
 
     @abstractmethod
     def ask(self) -> int:
-        """The position of a candidate that has not been tried. There is one: nobody asks when all are tried."""
+        """Return the position of an untried candidate; it is not called when all have been tried."""
 
     @abstractmethod
     def tell(self, position: int, outcome: Observation) -> None:
-        """Takes in what the trial of a candidate found."""
+        """Learn the outcome of a candidate's trial."""
 
     @property
     def is_confident(self) -> bool | None:
-        """Whether it would end the search now; None for those that never would."""
+        """Whether it would end the search now; None for searchers that never would."""
         return None
 
 
 class Thompson(AbstractSearcher):
-    """Meshtune's sampler in Optuna's loop of ask and tell."""
+    """Meshtune's sampler in Optuna's ask-and-tell loop."""
 
     def __init__(self, sampler: ThompsonSampler) -> None:
         self._sampler = sampler
         self._study = optuna.create_study(sampler=self._sampler)
 
     def ask(self) -> int:
-        """As the contract says."""
+        """Return the candidate that the sampler proposes."""
         self._trial = self._study.ask(fixed_distributions=self._sampler.search_space)
         position = self._sampler.position_of(self._trial.params)
         assert position is not None, "the sampler names candidates only"
         return position
 
     def tell(self, position: int, outcome: Observation) -> None:  # noqa: ARG002 # the study knows which was asked
-        """As the contract says."""
+        """Store the outcome in the study."""
         self._trial.set_user_attr(OBSERVATION, outcome.as_json())
         if outcome.step_time_s is not None:
             self._study.tell(self._trial, outcome.step_time_s)
@@ -65,43 +65,44 @@ class Thompson(AbstractSearcher):
 
     @property
     def is_confident(self) -> bool:
-        """Whether p_star exceeds the confidence that is asked for by default."""
-        return self._sampler.decide(self.observations).settled is not None
+        """Whether the confidence reaches the default threshold, or all candidates have been tried."""
+        observations = self.observations
+        return self._sampler.is_confident(observations) or self._sampler.is_exhausted(observations)
 
     @property
     def observations(self) -> Observations:
-        """What the trials so far told."""
+        """Observations of all trials so far."""
         return self._sampler.observations(self._study.get_trials(deepcopy=False))
 
 
-def thompson(problem: Problem, seed: int, acquisition: str = "draws") -> Thompson:
-    """Return the sampler of a study of this problem with one acquisition function, else with its defaults."""
+def thompson(problem: Problem, seed: int, explorer: str = "draws") -> Thompson:
+    """Make the sampler that a study of this problem would use with this acquisition function and defaults otherwise."""
     return Thompson(
-        ThompsonSampler(problem.grid, problem.posterior, seed=seed, acquisition=ACQUISITION_FUNCTIONS[acquisition])
+        ThompsonSampler(problem.grid, problem.belief, seed=seed, acquisition=ACQUISITION_FUNCTIONS[explorer])
     )
 
 
 class InOrder(AbstractSearcher):
-    """Tries the candidates in an order that is fixed beforehand."""
+    """Searcher that tries the candidates in a fixed order."""
 
     def __init__(self, order: Sequence[int]) -> None:
         self._left = iter(order)
 
     def ask(self) -> int:
-        """As the contract says."""
+        """Return the next candidate of the order."""
         return int(next(self._left))
 
     def tell(self, position: int, outcome: Observation) -> None:
-        """Learns nothing."""
+        """Ignore the outcome."""
 
 
 def prior(problem: Problem, seed: int) -> InOrder:  # noqa: ARG001 # a searcher's signature
-    """The candidates by predicted step time; those that are predicted not to fit come last."""
+    """Order the candidates by predicted step time; those that are predicted not to fit come last."""
     return InOrder(np.lexsort((problem.predicted_s, problem.memory_share > 1)).tolist())
 
 
 def uniform(problem: Problem, seed: int) -> InOrder:
-    """The candidates in random order."""
+    """Order the candidates at random."""
     return InOrder(np.random.default_rng(seed).permutation(len(problem.grid)).tolist())
 
 
@@ -112,14 +113,14 @@ def run_trials(
     max_trials: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Trials:
-    """Lets a searcher try candidates until it has found the fastest and would stop, or until `max_trials` are spent.
+    """Run trials until the searcher has found the fastest candidate and would stop, or until `max_trials` are spent.
 
     Args:
-        searcher: Fresh, for the problem that `outcomes` belongs to.
-        outcomes: What a trial of each candidate finds [n].
-        step_time_s: Their step times [n], infinite where they fail.
-        max_trials: At most as many trials.
-        clock: Seconds.
+        searcher: A fresh searcher for the problem of `outcomes`.
+        outcomes: Observation of a trial of each candidate [n].
+        step_time_s: Step times of the candidates [n], infinite for those that fail [s].
+        max_trials: Maximum number of trials.
+        clock: Clock that returns seconds.
     """
     order: list[int] = []
     num_at_stop = None
@@ -135,6 +136,7 @@ def run_trials(
         sampler_s += clock() - start
         is_confident = searcher.is_confident
         is_last = number >= min(max_trials, len(outcomes))
+        # Record the first stop; a searcher that can stop but never did counts as stopped by its last trial.
         if num_at_stop is None and (is_confident or (is_last and is_confident is not None)):
             num_at_stop = number
         is_found = step_time_s[order].min() <= step_time_s.min()

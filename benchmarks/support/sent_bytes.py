@@ -1,9 +1,9 @@
-"""What a device of a mesh sends in a step: bytes by kind and axes, counted alike for a plan and for what judges read.
+"""Count the bytes that a device of a mesh sends in a step, by kind and axes, in the same way for plans and for judges.
 
-Bytes are those that a device sends in a ring: of n devices and a message as hardware/collectives.py defines it,
-2 (n-1)/n of it for an all-reduce and (n-1)/n for all else; a permutation sends what a device has. A reduce-scatter
-counts as the all-reduce that stands for it on backends that have none: what is compared is where partial sums are
-added up, and of how much.
+Bytes are counted for a ring of n devices and a message as hardware/collectives.py defines it: 2 (n-1)/n of the message
+for an all-reduce, and (n-1)/n for all others. In a permutation a device sends all that it has. A reduce-scatter counts
+as the all-reduce that replaces it on backends without one: the comparison is about the places where partial sums are
+added up and their sizes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from costmodels.sharding.exports.reorders import reorders
 from costmodels.sharding.plan import Plan, PlanCost
 
 REDUCED, GATHERED, EXCHANGED = KINDS = ("reduced", "gathered", "exchanged")
-"""All-reduces and reduce-scatters; all-gathers; all-to-alls and permutations."""
+"""Kinds of collectives: all-reduces and reduce-scatters; all-gathers; all-to-alls and permutations."""
 
 OF_PLAN = {
     OpKind.ALL_REDUCE: REDUCED,
@@ -29,25 +29,25 @@ OF_PLAN = {
 }
 
 Axes = tuple[str, ...]
-"""Names of a mesh's axes, in its order."""
+"""Names of axes of a mesh, in the mesh's order."""
 
 Sent = Counter[tuple[str, Axes]]
-"""Bytes by kind and the axes along which they go."""
+"""Bytes by kind and by the axes along which they are sent."""
 
 PERMUTED: Axes = ()
-"""Stands for the axes of a permutation, which pairs of devices make up."""
+"""Placeholder for the axes of a permutation, which is defined by pairs of devices."""
 
 ODD_GROUPS: Axes = ("?",)
-"""Stands for the axes of groups that no axes of the mesh make."""
+"""Placeholder for the axes of groups that correspond to no axes of the mesh."""
 
 
 def ring_bytes(kind: str, message_bytes: float, group: int) -> float:
-    """What a device sends of a message in a group of so many; of what is permuted the group is no matter [bytes]."""
+    """Return the bytes that a device sends of a message in a ring of `group` devices [bytes]."""
     return (2 if kind == REDUCED else 1) * message_bytes * (group - 1) / group
 
 
 def planned_bytes(cost: PlanCost, mesh: DeviceMesh) -> Sent:
-    """What each device sends by a plan [bytes]."""
+    """Count the bytes that each device sends by a plan [bytes]."""
     found: Sent = Counter()
     for each in cost.collectives:
         group = math.prod(mesh.sizes[axis] for axis in each.move.axes)
@@ -58,7 +58,10 @@ def planned_bytes(cost: PlanCost, mesh: DeviceMesh) -> Sent:
 
 
 def reordered_bytes(orders: AxisOrders) -> Sent:
-    """What each device sends beyond its plan, since a framework deals contiguous parts (`reorders`) [bytes]."""
+    """Count the bytes that each device sends beyond its plan [bytes].
+
+    A framework deals contiguous parts in one order of axes, which can require permutations (`reorders`).
+    """
     found: Sent = Counter()
     for each in reorders(orders):
         found[EXCHANGED, PERMUTED] += each.times * each.permuted_bytes
@@ -66,7 +69,8 @@ def reordered_bytes(orders: AxisOrders) -> Sent:
 
 
 def planned_flop(plan: Plan) -> float:
-    """Floating-point operations of a device in all products and convolutions of a step."""
+    """Count the floating-point operations of a device in all products and convolutions of a step."""
+    # Every axis that serves a factor of an operator divides its work; -1 marks an axis that serves none.
     return sum(
         op.times * op.flop / math.prod(size for size, factor in zip(plan.mesh.sizes, row, strict=True) if factor >= 0)
         for op, row in zip(plan.graph.ops, plan.served.tolist(), strict=True)
@@ -74,7 +78,7 @@ def planned_flop(plan: Plan) -> float:
 
 
 def by_kind(sent: Mapping[tuple[str, Axes], float]) -> dict[str, float]:
-    """Bytes by kind alone, with a zero where nothing is sent."""
+    """Sum the bytes over axes, with zeros for kinds that are not sent."""
     found = dict.fromkeys(KINDS, 0.0)
     for (kind, _), num_bytes in sent.items():
         found[kind] += num_bytes

@@ -1,4 +1,4 @@
-"""Measured runs in the event simulator, as costmodels/calibration/fidelity.py predicts them with the closed form."""
+"""Predict measured runs with the event simulator, as costmodels/calibration/fidelity.py does with the closed form."""
 
 from __future__ import annotations
 
@@ -24,18 +24,22 @@ TELL_EVERY_S = 20.0
 def simulated(
     runs: Sequence[MeasuredRun], settings: Sequence[MeasuredSetting], predictions: Predictions
 ) -> tuple[list[int], Predictions, Counter[str]]:
-    """The runs that can be simulated, what is predicted of these, and why others cannot be.
+    """Simulate the measured runs.
 
-    Runs without a step time keep that of `predictions`, as all keep their memory.
+    Runs without a step time keep the closed form's, and all runs keep its memory.
 
     Args:
-        runs: What was measured [n].
-        settings: Of each run [n].
-        predictions: The closed form's [n].
+        runs: Measured runs [n].
+        settings: Setting of each run [n].
+        predictions: Predictions of the closed form [n].
+
+    Returns:
+        Positions of the runs that can be simulated, their predictions, and the number of others by reason.
     """
     step_time_s, fallen = predictions.step_time_s.copy(), Counter[str]()
     kept, done, told_s = np.ones(len(runs), dtype=np.bool_), 0, time.perf_counter()
     for measured, at in by_setting(settings).items():
+        # Runs of the same configuration share one simulation, which takes most of the time.
         of_config: dict[ParallelConfig, list[int]] = {}
         for position in at:
             if runs[position].step_time_s is not None:
@@ -55,7 +59,7 @@ def simulated(
 
 
 def taken(predictions: Predictions, at: np.ndarray) -> Predictions:
-    """Those of some runs, by their positions."""
+    """Return the predictions of the runs at some positions."""
     return Predictions(
         step_time_s=predictions.step_time_s[at],
         peak_memory_bytes=predictions.peak_memory_bytes[at],

@@ -1,4 +1,4 @@
-"""What the benchmarks share: repeated timing, a table, `--json`, and how mistakes and progress are told."""
+"""Helpers of all benchmarks: repeated timing, tables, the option `--json`, and messages about mistakes and progress."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any
 from hardware.io.errors import ConfigError
 
 USERS_MISTAKE = 2
-"""Exit status of a mistake in what was given."""
+"""Exit status for a mistake in the arguments."""
 
 
 def median_s(work: Callable[[], object], repeats: int) -> float:
-    """Median wall time of `work` over `repeats` runs after one warm-up."""
+    """Return the median wall time of `work` over `repeats` runs after one warm-up [s]."""
     work()
     times = []
     for _ in range(repeats):
@@ -30,12 +30,12 @@ def median_s(work: Callable[[], object], repeats: int) -> float:
 
 
 def peak_rss_bytes() -> int:
-    """Peak resident memory of this process so far."""
+    """Return the peak resident memory of this process so far [bytes]."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def arguments(description: str, **options: int) -> argparse.Namespace:
-    """`--json` and one integer option for each keyword, with its default."""
+    """Parse `--json` and one integer option for each keyword, with its default."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     for name, default in options.items():
@@ -44,20 +44,22 @@ def arguments(description: str, **options: int) -> argparse.Namespace:
 
 
 def searching(program: str, description: str | None) -> argparse.ArgumentParser:
-    """The parser of a benchmark that searches measured groups: `--measured`, `--workers` and `--json`."""
+    """Make the parser of a benchmark that searches measured groups: `--measured`, `--workers` and `--json`."""
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{program}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--measured", nargs="+", type=Path, required=True, metavar="CSV", help="the groups to search")
-    parser.add_argument("--workers", type=count_at_least(1), default=2, help="processes (2)")
+    parser.add_argument(
+        "--measured", nargs="+", type=Path, required=True, metavar="CSV", help="files with the groups to search"
+    )
+    parser.add_argument("--workers", type=count_at_least(1), default=2, help="worker processes (2)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
 
 def count_at_least(least: int) -> Callable[[str], int]:
-    """The type of an option that takes a whole number, `least` or more."""
+    """Make the type of an option that takes a whole number of at least `least`."""
 
     def count(text: str) -> int:
         value = int(text)
@@ -74,13 +76,13 @@ def answer(
     measure: Callable[[argparse.Namespace], dict[str, Any]],
     show: Callable[[dict[str, Any]], None],
 ) -> int:
-    """What a program of benchmarks/ does once it knows what was `given`: its figures on stdout, and the exit status.
+    """Run a benchmark program: measure, print the figures to stdout, and return the exit status.
 
     Args:
-        program: Its name, before the message on a mistake.
-        given: Its arguments; `json` says whether to print one JSON object.
-        measure: Makes the figures; raises ConfigError on a mistake in what was given.
-        show: Prints them as tables.
+        program: Name of the program, printed before the message on a mistake.
+        given: Parsed arguments; `json` says whether to print one JSON object.
+        measure: Function that computes the figures; it raises ConfigError on a mistake in the arguments.
+        show: Function that prints the figures as tables.
     """
     try:
         figures = measure(given)
@@ -95,26 +97,26 @@ def answer(
 
 
 def publish(rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
-    """Prints the rows as a table, or as JSON."""
+    """Print the rows as a table, or as JSON."""
     if as_json:
         print(json.dumps({"rows": list(rows)}, indent=2))
         return
     header = list(rows[0])
-    cells = [[_shown(row[name]) for name in header] for row in rows]
+    cells = [[_format_cell(row[name]) for name in header] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
     for line in (header, *cells):
         print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
 
 
 def tell(line: str) -> None:
-    """Progress, notes and mistakes: stdout belongs to the result."""
+    """Print progress, notes and mistakes to stderr, since stdout belongs to the result."""
     print(line, file=sys.stderr, flush=True)
 
 
 def reasons(skipped: Mapping[str, int]) -> str:
-    """What was left out, as the end of a message; empty if nothing was."""
+    """Format what was left out as the end of a message; empty if nothing was."""
     return "skipped: " + "; ".join(f"{count} {reason}" for reason, count in skipped.items()) if skipped else ""
 
 
-def _shown(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""How good a sequence of trials was: trials needed, regret, and where the sampler would have stopped.
+"""Measures of the quality of a sequence of trials: trials needed, regret, and the quality of the stop.
 
 Letters: n candidates, t trials.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from hardware.arrays import FloatArray
 
 STOPPED_ON_BEST = 0.02
-"""A stop counts as one on the best if a candidate so little slower was tried."""
+"""Largest slowdown at which a tried candidate still counts as the best at a stop."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,9 +22,9 @@ class Trials:
     """One run of a sampler on one group.
 
     Attributes:
-        order: Positions of the candidates in the order in which they were tried [t], none twice.
-        num_at_stop: Trials after which the sampler would have ended the search; None if it has no such notion.
-        sampler_s: Wall time that the sampler itself took for all of them.
+        order: Positions of the candidates in the order in which they were tried, without repetition [t].
+        num_at_stop: Number of trials after which the sampler would have stopped; None if it never stops by itself.
+        sampler_s: Wall time of the sampler itself over all trials [s].
     """
 
     order: tuple[int, ...]
@@ -33,21 +33,22 @@ class Trials:
 
 
 def trials_to(order: Sequence[int], step_time_s: FloatArray, slowdown: float) -> float:
-    """Trials until one is at most `slowdown` slower than the fastest; infinite if none was.
+    """Count the trials until one is at most `slowdown` slower than the fastest; infinite if none is.
 
     Args:
-        order: The trials [t].
-        step_time_s: What a trial of each candidate finds [n], infinite if it fails.
-        slowdown: 0.05 is 5%.
+        order: Positions of the trials [t].
+        step_time_s: Step time of each candidate [n], infinite if it fails [s].
+        slowdown: Allowed slowdown; 0.05 is 5%.
     """
     good = step_time_s <= (1 + slowdown) * step_time_s.min()
     return next((float(number) for number, position in enumerate(order, start=1) if good[position]), math.inf)
 
 
 def regret_at(order: Sequence[int], step_time_s: FloatArray, num_trials: int) -> float:
-    """Slowdown of the best after so many trials, or after all if there are fewer.
+    """Return the slowdown of the best candidate after `num_trials` trials, or after all if there are fewer.
 
-    While nothing has been timed it is that of the slowest: whoever must train now may have to take any that runs.
+    As long as nothing has been timed, it is the slowdown of the slowest candidate: a user who must train now may have
+    to take any configuration that runs.
     """
     timed = [float(step_time_s[position]) for position in order[:num_trials] if math.isfinite(step_time_s[position])]
     slowest = float(step_time_s[np.isfinite(step_time_s)].max())
@@ -55,14 +56,14 @@ def regret_at(order: Sequence[int], step_time_s: FloatArray, num_trials: int) ->
 
 
 def is_stopped_on_best(trials: Trials, step_time_s: FloatArray) -> float | None:
-    """1 if a candidate within STOPPED_ON_BEST of the best was tried before the stop, else 0; None without a stop."""
+    """Return whether a candidate within STOPPED_ON_BEST of the best was tried before the stop; None without a stop."""
     if trials.num_at_stop is None:
         return None
     return float(trials_to(trials.order, step_time_s, STOPPED_ON_BEST) <= trials.num_at_stop)
 
 
 def share_explored(trials: Trials, step_time_s: FloatArray, *, of_feasible: bool) -> float | None:
-    """Share of the candidates, or of those that run, that were tried before the stop; None without a stop."""
+    """Return the share of all candidates, or of the feasible ones, tried before the stop; None without a stop."""
     if trials.num_at_stop is None:
         return None
     counted = np.isfinite(step_time_s) if of_feasible else np.ones(len(step_time_s), dtype=np.bool_)
@@ -70,7 +71,7 @@ def share_explored(trials: Trials, step_time_s: FloatArray, *, of_feasible: bool
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The quantile of values that may be infinite, interpolated between neighbours as numpy does."""
+    """Compute a quantile of values that may be infinite, interpolated between neighbours as in numpy."""
     ordered = sorted(values)
     place = share * (len(ordered) - 1)
     low, high = ordered[math.floor(place)], ordered[math.ceil(place)]

@@ -1,4 +1,4 @@
-"""Worker processes of the benchmarks, each on one thread."""
+"""Worker processes of the benchmarks, each limited to one thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 
 @contextmanager
 def mapper(num_workers: int) -> Iterator[Callable[..., Iterable[Any]]]:
-    """`map` over worker processes, each on one thread; over this one if there is but one."""
+    """Yield a `map` over worker processes of one thread each; with one worker, `map` over this process."""
     if num_workers == 1:
         with threadpool_limits(1):
             _quieten()

@@ -1,4 +1,4 @@
-"""The devices among which a collective of XLA's runs, in each of the forms in which XLA writes them, and their axes."""
+"""Parse the device groups of XLA's collectives in each of XLA's notations, and map them to axes of the mesh."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.support.sent_bytes import ODD_GROUPS, Axes
 
 Groups = tuple[tuple[int, ...], ...]
-"""Numbers of devices, group by group."""
+"""Numbers of the devices, group by group."""
 
 LISTED = re.compile(r"replica_groups=\{(\{[\d,]+\}(?:,\{[\d,]+\})*)\}")
 IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
@@ -22,10 +22,10 @@ BY_AXES = re.compile(
 
 
 def groups_of(line: str) -> Groups:
-    """The groups of a collective: listed, as an iota, or by the axes of a mesh, or by parts of these.
+    """Parse the groups of a collective: a list, an iota, or axes of a mesh or parts of these.
 
     Raises:
-        ValueError: they are written otherwise.
+        ValueError: The groups are written in another way.
     """
     listed = LISTED.search(line)
     if listed:
@@ -40,7 +40,7 @@ def groups_of(line: str) -> Groups:
 
 
 def axes_of(groups: Groups, mesh: Mapping[str, int]) -> Axes:
-    """The axes along which the devices of a group differ; ODD_GROUPS where these have more devices than the group."""
+    """Return the axes along which the devices of a group differ, or ODD_GROUPS if no axes make these groups."""
     shape = tuple(mesh.values())
     differ = {
         axis
@@ -55,7 +55,10 @@ def axes_of(groups: Groups, mesh: Mapping[str, int]) -> Axes:
 
 
 def _of_axes(axes: str, dims: str | None, order: str | None, chosen: str, line: str) -> Groups:
-    """Groups along axes of a mesh of its own, or along parts of them, `'a':(2)4`: of size 4, with 2 before it."""
+    """Build groups along axes of a mesh that the line declares, or along parts of them.
+
+    The part `'a':(2)4` of axis a has size 4 and 2 parts before it.
+    """
     sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", axes)}
     parts = [(name, before, size) for name, before, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", chosen)]
     if not parts or any(name not in sizes for name, _, _ in parts):
@@ -73,6 +76,7 @@ def _of_axes(axes: str, dims: str | None, order: str | None, chosen: str, line: 
             taken.append(len(shape) - 1)
             at = before * size
         shape.append(whole // at)
+    # Every axis is now split into the cut parts and the rest; the cut parts go last so that each row is one group.
     others = [axis for axis in range(len(shape)) if axis not in taken]
     ordered: Any = devices.reshape(shape).transpose(others + taken)
     group = math.prod(shape[axis] for axis in taken)

@@ -1,8 +1,8 @@
-"""What XLA makes of a planned JAX program on a device: what it sends and computes, by the program of its partitioner.
+"""Count the bytes sent and the operations of a device in a planned JAX program, from the output of XLA's partitioner.
 
-The dump right after partitioning is read, not the final program: there types are the program's own (the CPU's backend
-widens bfloat16), and collectives aren't merged into tuples yet. A loop's body counts as often as it runs; branches
-that send or multiply are refused, as is anything that can't be read.
+The dump right after partitioning is parsed instead of the final program. Its types are the program's own (the CPU's
+backend widens bfloat16), and its collectives are not merged into tuples yet. The body of a loop counts as often as it
+runs. Branches that send or multiply are refused, as is everything that cannot be parsed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KIND_OF = {
 PRODUCTS = ("dot", "convolution")
 
 TYPE_BYTES = {"pred": 1, "bf16": 2}
-"""Of the types whose name doesn't end in their bits."""
+"""Sizes of the types whose names do not end in their bits [bytes]."""
 
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?(\S+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)$")
 COMPUTATION = re.compile(r"^(ENTRY )?%?(\S+) \(.*\{\s*$")
@@ -40,7 +40,15 @@ CALLS = re.compile(r"(?:to_apply|body|calls|\w+_computations?)=\{?(%[\w.\-]+(?:,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Instruction:
-    """A line of a computation: what it makes, of which types, by what, and of which operands."""
+    """One line of a computation.
+
+    Attributes:
+        name: Name of the result.
+        types: Text of the result's type or types.
+        opcode: Name of the operation.
+        operands: Names of the operands.
+        line: The whole line of text.
+    """
 
     name: str
     types: str
@@ -51,11 +59,11 @@ class Instruction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnDevice:
-    """What a device does in a step.
+    """Work of a device in a step.
 
     Attributes:
-        sent: Bytes by kind and axes.
-        flop: Of products and convolutions.
+        sent: Bytes sent, by kind and axes.
+        flop: Floating-point operations of products and convolutions.
     """
 
     sent: Sent
@@ -64,14 +72,14 @@ class OnDevice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compiled:
-    """A program that was compiled.
+    """A compiled program.
 
     Attributes:
-        run: Runs it on arrays.
-        device: What a device does.
-        counted_flop: XLA's own count; of everything, not of products alone, and of a loop's body once.
-        memory_bytes: Arguments, outputs that take no argument's place, and what is needed between; on the CPU, whose
-            backend widens bfloat16 and reuses less than others do.
+        run: Function that runs it on arrays.
+        device: Work of one device.
+        counted_flop: XLA's own count of operations, which includes all operators and counts a loop's body once.
+        memory_bytes: Arguments, outputs that take no argument's place, and temporaries [bytes]. The CPU's backend
+            widens bfloat16 and reuses less memory than others.
     """
 
     run: Callable[..., Any]
@@ -81,10 +89,10 @@ class Compiled:
 
 
 def compiled(lowered: Any, mesh: Mapping[str, int]) -> Compiled:
-    """What XLA makes of what `jax.jit(...).lower(...)` gives, for the devices of a mesh in their order.
+    """Compile the result of `jax.jit(...).lower(...)` for the devices of a mesh in their order.
 
     Raises:
-        ValueError: it says something that can't be read.
+        ValueError: The partitioned program cannot be parsed.
     """
     with tempfile.TemporaryDirectory() as folder:
         program = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_pass_re": "spmd-partitioning"})
@@ -105,10 +113,10 @@ def compiled(lowered: Any, mesh: Mapping[str, int]) -> Compiled:
 
 
 def on_device(text: str, mesh: Mapping[str, int]) -> OnDevice:
-    """What a device does by the text of a partitioned program.
+    """Count the work of a device from the text of a partitioned program.
 
     Raises:
-        ValueError: see `compiled`.
+        ValueError: The text cannot be parsed.
     """
     entry, computations = _computations(text)
     sent: Sent = Counter()
@@ -121,7 +129,7 @@ def on_device(text: str, mesh: Mapping[str, int]) -> OnDevice:
 
 
 def _computations(text: str) -> tuple[str, dict[str, list[Instruction]]]:
-    """The name of the first computation to run, and the instructions of each."""
+    """Return the name of the entry computation and the instructions of each computation."""
     entry, found = "", dict[str, list[Instruction]]()
     inside: list[Instruction] = []
     for line in text.splitlines():
@@ -141,7 +149,7 @@ def _computations(text: str) -> tuple[str, dict[str, list[Instruction]]]:
 
 
 def _executions(entry: str, computations: Mapping[str, list[Instruction]]) -> dict[str, int]:
-    """How often each computation runs that the entry reaches."""
+    """Count the executions of each computation that the entry reaches."""
     found: Counter[str] = Counter()
 
     def run(name: str, times: int) -> None:
@@ -175,10 +183,12 @@ def _is_working(name: str, computations: Mapping[str, list[Instruction]]) -> boo
 
 
 def trip_count(loop: Instruction, computations: Mapping[str, list[Instruction]]) -> int:
-    """How often a loop runs: as XLA says, or the constant that its counter must stay below, as JAX's scans are written.
+    """Return the number of iterations of a loop.
+
+    It is XLA's own figure, or the constant below which the loop's counter must stay, as in JAX's scans.
 
     Raises:
-        ValueError: neither is there.
+        ValueError: Neither is present.
     """
     known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.line)
     if known:
@@ -195,7 +205,7 @@ def trip_count(loop: Instruction, computations: Mapping[str, list[Instruction]])
 
 
 def _sent(instructions: list[Instruction], mesh: Mapping[str, int]) -> Sent:
-    """What one execution of a computation sends."""
+    """Count the bytes that one execution of a computation sends."""
     found: Sent = Counter()
     before: dict[str, tuple[str, Axes, float, int]] = {}
     for each in instructions:
@@ -216,7 +226,7 @@ def _sent(instructions: list[Instruction], mesh: Mapping[str, int]) -> Sent:
             num_bytes *= group
         operand = before.pop(each.operands[0], None)
         if operand is not None and operand[0] == kind and kind != EXCHANGED and operand[1] != axes:
-            # sums of sums are one sum along both axes, and so with gathers; XLA splits those that go to two dims
+            # a sum of sums is one sum along both axes, as is a gather of gathers; XLA splits those that go to two dims
             found[kind, operand[1]] -= operand[2]
             axes = tuple(name for name in mesh if name in operand[1] or name in axes)
             group *= operand[3]
@@ -243,7 +253,7 @@ def _dims(text: str) -> tuple[int, ...]:
 
 
 def _flop(instructions: list[Instruction]) -> float:
-    """Of the products of one execution of a computation, a multiplication and an addition apart."""
+    """Count the operations of the products in one execution, a multiplication and an addition as two."""
     shapes: dict[str, tuple[int, ...]] = defaultdict(tuple)
     total = 0.0
     for each in instructions:
@@ -257,7 +267,7 @@ def _flop(instructions: list[Instruction]) -> float:
 
 
 def _products(each: Instruction, left: tuple[int, ...], right: tuple[int, ...]) -> float:
-    """How many are added up for one element; those with zeros between a convolution's elements don't count."""
+    """Count the products added up for one element, without those by zeros between a convolution's dilated elements."""
     if each.opcode == "dot":
         summed = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", each.line)
         return math.prod(left[dim] for dim in _dims(summed[1])) if summed else 1

@@ -35,14 +35,14 @@ def child():
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets others change a limit")
 def test_memory_is_taken_away(child):
     """A disturbed process cannot have the next large piece of memory; it is not killed."""
-    rank_faults._disturb(child.pid, "memory")
+    rank_faults._disturb_rank(child.pid, "memory")
 
     assert child.communicate("\n")[0] == "has none\n"
 
 
 def test_a_kill_kills(child):
     """The signal is the one that nobody can catch."""
-    rank_faults._disturb(child.pid, "kill")
+    rank_faults._disturb_rank(child.pid, "kill")
 
     assert child.wait(10) == -signal.SIGKILL
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks import simulator
-from benchmarks.simulator import CAUSES, NEAR, STUDIES, Compared, _drawn, _feasible, agreement, compared
+from benchmarks.simulator import CAUSES, NEAR, STUDIES, Compared, _draw_tasks, _feasible, agreement, compared
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.step.breakdown import BREAKDOWN
 from tests.support.benchmark_runs import run_from_root
@@ -38,14 +38,14 @@ def of_difference(difference, **left):
 
 def test_every_study_gives_its_share_and_a_small_one_all_it_has():
     """The number asked for is drawn, each configuration once, and as many of each study as it can give."""
-    tasks = list(_drawn([SMALL, OTHER], 40, seed=0))
+    tasks = list(_draw_tasks([SMALL, OTHER], 40, seed=0))
     of_study = {path: [at for task in tasks if task.study == path for at in task.positions] for path in (SMALL, OTHER)}
 
     assert sorted(of_study[SMALL]) == list(range(len(_feasible(SMALL).grid)))
     assert sum(map(len, of_study.values())) == 40
     assert all(len(set(own)) == len(own) for own in of_study.values())
-    assert tasks == list(_drawn([SMALL, OTHER], 40, seed=0))
-    assert tasks != list(_drawn([SMALL, OTHER], 40, seed=1))
+    assert tasks == list(_draw_tasks([SMALL, OTHER], 40, seed=0))
+    assert tasks != list(_draw_tasks([SMALL, OTHER], 40, seed=1))
 
 
 def test_unequal_stages_are_the_cause_found():
