@@ -136,7 +136,7 @@ def test_one_candidate(meshtune, tmp_path):
 
     done = told_by_all(meshtune, path, f"sqlite:///{tmp_path / 'one.db'}")
 
-    assert "Tried 1 of 1 candidates, 0 failed; p_star 1.00" in done["run"].out
+    assert "Tried 1 of 1 candidates, 0 failed; confidence 1.00" in done["run"].out
     assert "Best: pp=1,tp=8,dp=1" in done["best"].out
 
 
