@@ -75,10 +75,10 @@ class Thompson(AbstractSearcher):
         return self._sampler.observations(self._study.get_trials(deepcopy=False))
 
 
-def thompson(problem: Problem, seed: int, explorer: str = "draws") -> Thompson:
+def thompson(problem: Problem, seed: int, acquisition: str = "draws") -> Thompson:
     """Make the sampler that a study of this problem would use with this acquisition function and defaults otherwise."""
     return Thompson(
-        ThompsonSampler(problem.grid, problem.belief, seed=seed, acquisition=ACQUISITION_FUNCTIONS[explorer])
+        ThompsonSampler(problem.grid, problem.posterior, seed=seed, acquisition=ACQUISITION_FUNCTIONS[acquisition])
     )
 
 

@@ -249,7 +249,7 @@ def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
 
 
 app.command(short_help="Write a study file from your launch script.")(cli_init.init)
-app.command(short_help="Count the configurations that can work, and explain the others.")(cli_predictions.space)
+app.command(short_help="Count the configurations that can work; explain the others.")(cli_predictions.space)
 app.command(short_help="Predict step time and memory of one configuration.")(cli_predictions.predict)
 app.command(short_help="Simulate one step of one configuration, pass by pass.")(cli_predictions.simulate)
 app.command(short_help="Print the configurations predicted to be fastest.")(cli_predictions.rank)
@@ -386,7 +386,7 @@ def report(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write an HTML report on the best configuration and all trials."""
+    """Write an HTML report of the best configuration and all trials."""
     check_out(out)
     config = load(study, overrides, storage)
 
