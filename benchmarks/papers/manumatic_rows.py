@@ -7,6 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+from benchmarks.papers.layer_pipelines import (
+    PipelineScore,
+    pipeline_of_figures,
+    with_best_stages,
+    with_equal_shares,
+)
+from benchmarks.papers.symbolic_prices import Reading, Volumes
+from benchmarks.papers.vocabulary import EXPERTS, SEQUENCE, restricted
 from costmodels.job.model_catalog import find_model
 from costmodels.job.training_job import TrainingJob
 from costmodels.sharding.device_mesh import DeviceMesh
@@ -17,18 +25,10 @@ from costmodels.sharding.named_plans import ByName, served_by_name
 from costmodels.sharding.plan import Plan, cost_of, violations
 from hardware.cluster import Cluster, find_cluster
 from tuner.planners.engine.outcome import Limits
-from tuner.planners.pipeline.layer_pipelines import (
-    PipelineScore,
-    pipeline_of_figures,
-    with_best_stages,
-    with_equal_shares,
-)
 from tuner.planners.pipeline.stages import Pipeline
 from tuner.planners.sharding.forward_plans import forward_of, with_backward
 from tuner.planners.sharding.pins import Pin, pinned
 from tuner.planners.sharding.recursive import Level, Order, recursive_plan, refined
-from tuner.planners.sharding.symbolic_prices import Reading, Volumes
-from tuner.planners.sharding.vocabulary import EXPERTS, SEQUENCE, restricted
 
 PLANNED_LAYERS = 3
 """A first, a last, and one between them that stands for all."""

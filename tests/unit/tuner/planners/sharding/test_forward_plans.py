@@ -4,6 +4,7 @@ from fnmatch import fnmatch
 
 import pytest
 
+from benchmarks.papers.symbolic_prices import READINGS, Volumes
 from costmodels.sharding.graph import CONSTANT
 from costmodels.sharding.plan import NONE, violations
 from tests.support.graphs.named_plans import collectives, mesh_of, served_by_name
@@ -18,7 +19,6 @@ from tests.unit.costmodels.sharding.frontends.transformer.test_plans import (
 )
 from tuner.planners.sharding.forward_plans import forward_of, with_backward
 from tuner.planners.sharding.recursive import ORDERS, recursive_plan, refined
-from tuner.planners.sharding.symbolic_prices import READINGS, Volumes
 
 MESH = mesh_of(axis=8)
 MIXTRAL = graph_of("mixtral-8x7b", num_layers=1)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks.papers.symbolic_prices import READINGS, Volumes
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.dims import rule_of
 from costmodels.sharding.graph import CONSTANT, INPUT, GraphBuilder, TensorKind
@@ -9,7 +10,6 @@ from costmodels.sharding.plan import NONE
 from hardware.cluster import find_cluster
 from tests.support.graphs.random_graphs import mesh_of
 from tuner.planners.sharding.recursive import ORDERS, _Cut, _Progress, recursive_plan, refined
-from tuner.planners.sharding.symbolic_prices import READINGS, Volumes
 
 ROWS, INNER, COLUMNS = 8, 16, 6
 SIZES = {"i": ROWS, "k": INNER, "j": COLUMNS}

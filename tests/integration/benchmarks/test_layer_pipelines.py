@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.papers.layer_pipelines import pipeline_of_figures, with_best_stages, with_equal_shares
 from costmodels.sharding.layer_figures import LayerFigures, Share
 from tuner.planners.engine.outcome import Limits
-from tuner.planners.pipeline.layer_pipelines import pipeline_of_figures, with_best_stages, with_equal_shares
 
 FIGURES = LayerFigures(
     layer=Share(

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.papers.symbolic_prices import Volumes
+from benchmarks.papers.vocabulary import EXPERTS, SEQUENCE, restricted
 from costmodels.job.model_catalog import find_model
 from costmodels.job.training_job import TrainingJob
 from costmodels.sharding.device_mesh import DeviceMesh
@@ -13,8 +15,6 @@ from hardware.cluster import find_cluster
 from hardware.io.errors import ConfigError
 from tuner.planners.sharding.pins import Pin, pinned
 from tuner.planners.sharding.recursive import ORDERS, recursive_plan, refined
-from tuner.planners.sharding.symbolic_prices import Volumes
-from tuner.planners.sharding.vocabulary import EXPERTS, SEQUENCE, restricted
 
 MESH = DeviceMesh(names=("npu",), sizes=(8,), cluster=find_cluster("ascend-910b"))
 BMMS = (Pin(op="*.moe_mlp.up", dim="experts", ways=8), Pin(op="*.moe_mlp.down", dim="experts", ways=8))
