@@ -1,7 +1,7 @@
-"""Trains a small GPT on random tokens with gloo: tensor, sequence and data parallel, with Megatron-LM's flags and log.
+"""Small GPT training program over gloo with random tokens, and with Megatron-LM's flags and log format.
 
-It stands for anybody's training program: Meshtune knows of it only what train.sh and its log lines say. What it cannot
-run it refuses, as a real one does: pipelines and context parallelism.
+It supports tensor, sequence and data parallelism, and represents a user's own training program: Meshtune knows only
+train.sh and the log lines. Like a real program, it refuses unsupported settings: pipelines and context parallelism.
 """
 
 import argparse
@@ -15,8 +15,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 
-def arguments():
-    """What the command line asks for, by Megatron-LM's names."""
+def parse_arguments():
+    """Return the command line's values under Megatron-LM's names."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name in ("num-layers", "hidden-size", "num-attention-heads", "vocab-size", "max-position-embeddings"):
         parser.add_argument(f"--{name}", type=int, required=True)
@@ -41,7 +41,7 @@ def arguments():
 
 
 class Exchange(torch.autograd.Function):
-    """A collective over the tensor parallel ranks, whose gradient is another one."""
+    """Collective over the tensor parallel ranks whose gradient is another collective."""
 
     @staticmethod
     def forward(context, x, forth, back):
@@ -54,52 +54,59 @@ class Exchange(torch.autograd.Function):
 
 
 class TensorParallel:
-    """How activations enter and leave what ranks share: Megatron-LM's f and g, or with the sequence cut between."""
+    """Conversion of activations at the borders of a tensor parallel region: Megatron-LM's f and g.
+
+    With sequence parallelism, activations outside the region are sharded along the sequence.
+    """
 
     def __init__(self, group, *, sequence_parallel):
         self.group, self.size, self.rank = group, dist.get_world_size(group), dist.get_rank(group)
-        self.cuts_sequence = sequence_parallel and self.size > 1
+        self.shards_sequence = sequence_parallel and self.size > 1
 
     def enter(self, x):
-        """What every rank's part of a matrix product needs: all tokens."""
-        return Exchange.apply(x, self._gathered, self._scattered) if self.cuts_sequence else self._plain(x, False)
+        """Return the activations of all tokens, as the ranks' parts of a matrix product need them."""
+        if self.shards_sequence:
+            return Exchange.apply(x, self._all_gather, self._reduce_scatter)
+        return self._exchange_replicated(x, False)
 
     def leave(self, x):
-        """The sum of the ranks' parts; of a rank's own tokens where the sequence is cut."""
-        return Exchange.apply(x, self._scattered, self._gathered) if self.cuts_sequence else self._plain(x, True)
+        """Return the sum of the ranks' parts, for the rank's own tokens only if the sequence is sharded."""
+        if self.shards_sequence:
+            return Exchange.apply(x, self._reduce_scatter, self._all_gather)
+        return self._exchange_replicated(x, True)
 
     def own_tokens(self, x):
-        """A rank's part of the sequence, from what all ranks have."""
-        return Exchange.apply(x, self._part, self._gathered) if self.cuts_sequence else x
+        """Return the rank's part of a sequence that all ranks hold."""
+        return Exchange.apply(x, self._own_chunk, self._all_gather) if self.shards_sequence else x
 
     def all_tokens(self, x):
-        """The whole sequence, for a loss that every rank computes whole."""
-        return Exchange.apply(x, self._gathered, self._part) if self.cuts_sequence else x
+        """Return the whole sequence, for a loss that every rank computes."""
+        return Exchange.apply(x, self._all_gather, self._own_chunk) if self.shards_sequence else x
 
-    def _plain(self, x, sums_forward):
-        both = (self._summed, lambda y: y) if sums_forward else (lambda y: y, self._summed)
+    def _exchange_replicated(self, x, sums_forward):
+        both = (self._all_reduce, lambda y: y) if sums_forward else (lambda y: y, self._all_reduce)
         return Exchange.apply(x, *both)
 
-    def _summed(self, x):
+    def _all_reduce(self, x):
         if self.size > 1:
             x = x.clone()
             dist.all_reduce(x, group=self.group)
         return x
 
-    def _part(self, x):
+    def _own_chunk(self, x):
         return x.chunk(self.size, dim=1)[self.rank].contiguous()
 
-    def _gathered(self, x):
+    def _all_gather(self, x):
         parts = [torch.empty_like(x) for _ in range(self.size)]
         dist.all_gather(parts, x.contiguous(), group=self.group)
         return torch.cat(parts, dim=1)
 
-    def _scattered(self, x):
-        return self._part(self._summed(x))
+    def _reduce_scatter(self, x):
+        return self._own_chunk(self._all_reduce(x))
 
 
 class Layer(nn.Module):
-    """One transformer layer: a rank has its share of the heads and of the inner size."""
+    """Transformer layer in which each rank holds a share of the heads and of the MLP's inner size."""
 
     def __init__(self, args, tensor):
         super().__init__()
@@ -119,7 +126,7 @@ class Layer(nn.Module):
 
 
 class GPT(nn.Module):
-    """Embeddings, layers and the mean loss of all tokens."""
+    """GPT model that returns the mean loss of all tokens."""
 
     def __init__(self, args, tensor):
         super().__init__()
@@ -128,7 +135,7 @@ class GPT(nn.Module):
         self.positions = nn.Embedding(args.max_position_embeddings, args.hidden_size)
         for embedding in (self.tokens, self.positions):
             nn.init.normal_(embedding.weight, std=0.02)
-        torch.manual_seed(1234 + tensor.rank)  # what follows is a rank's own part
+        torch.manual_seed(1234 + tensor.rank)  # the layers below are sharded, so each rank draws its own weights
         self.layers = nn.ModuleList(Layer(args, tensor) for _ in range(args.num_layers))
         self.norm = nn.LayerNorm(args.hidden_size)
 
@@ -141,7 +148,10 @@ class GPT(nn.Module):
 
 
 class Optimizer:
-    """Adam over averaged gradients; distributed, a data parallel rank updates its share and hands it on."""
+    """Adam with averaged gradients.
+
+    The distributed optimizer updates a share of the parameters on each data parallel rank, and broadcasts the result.
+    """
 
     def __init__(self, model, args, data):
         self.parameters, self.data, self.tensor = list(model.parameters()), data, model.tensor
@@ -152,8 +162,8 @@ class Optimizer:
         self.adam = torch.optim.Adam(own, lr=args.lr)
 
     def step(self):
-        """One update of all parameters on all ranks."""
-        if self.tensor.cuts_sequence:  # each rank has seen its own tokens only
+        """Update all parameters on all ranks."""
+        if self.tensor.shards_sequence:  # norms have seen only the rank's own tokens
             for parameter in self.norms:
                 dist.all_reduce(parameter.grad, group=self.tensor.group)
         if self.size > 1:
@@ -170,8 +180,8 @@ class Optimizer:
 
 
 def main():
-    """Trains, and prints what Megatron-LM prints on its last rank."""
-    args = arguments()
+    """Train, and print Megatron-LM's log lines on the last rank."""
+    args = parse_arguments()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     world, tp = dist.get_world_size(), args.tensor_model_parallel_size

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Trains a small GPT on two cores of this machine, started as Megatron-LM's examples start theirs.
+# Trains a small GPT on two cores of this machine, in the style of Megatron-LM's example scripts.
 GPUS_PER_NODE=${GPUS_PER_NODE:-2}
 
 DISTRIBUTED_ARGS=(
