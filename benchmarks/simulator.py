@@ -65,13 +65,12 @@ CAUSES = ("unequal stages", "messages", "gathers", "gradients")
 """Effects that the two models count differently.
 
 - unequal stages: the head, and layers that virtual stages cannot share equally. The closed form charges the whole
-  imbalance once, as if the slowest stage were the last one. In the simulator a slow first stage still overlaps with
-  forward passes of others.
+  imbalance once, as for a slowest stage at the end. A slowest stage in front runs forward passes meanwhile.
 - messages between stages: they slow down the layers' collectives on the same links. The closed form adds up what is not
   hidden in each direction, although both directions are used at the same time.
 - gathers: the weights are gathered beside the first passes.
 - gradients: the last backward pass of every stage is slower while gradients are reduced, but the closed form charges
-  only one stage for it. Chunks that end early start their reduction sooner, which the closed form hides behind one
+  only one stage for it. Chunks that end early start their reduction sooner, whereas the closed form hides it behind one
   backward pass only.
 """
 
