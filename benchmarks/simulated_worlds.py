@@ -209,6 +209,7 @@ def _parse_studies(text: str) -> list[str]:
 def prepared(study: str) -> Prepared:
     """Prepare what all worlds of a study share; the runs of one study come one after the other."""
     config = load_study(STUDIES / f"{study}.yaml")
+    # The paper counts its space before memory pruning, so the unpruned grid is kept for the shares explored.
     full, _ = enumerate_space(config.setting, config.options)
     space = config.space()
     grid = space.grid
@@ -284,6 +285,7 @@ def true_step_s(world: SimulatedBackend, grid: ConfigGrid) -> FloatArray:
     """Return the noise-free step times of a world [n]; infinite where a configuration does not fit."""
     memory = world.hidden_memory(grid)
     fits = memory.needed_bytes <= memory.capacity_bytes
+    # An infinite time keeps configurations without memory out of every minimum.
     return np.where(fits, world.hidden_step(grid).step_time_s, np.inf)
 
 
@@ -329,6 +331,7 @@ def feasible_counts() -> dict[str, float]:
     memory = estimate_memory(setting, grid)
     fits = memory.fits(headroom)
     needed_gib = memory.needed_bytes / 2**30
+    # Disjoint groups, taken off in this order, so that the counts of the table add up to those that fit.
     rings, ulysses, virtual = grid.cp > 1, (grid.cp == 1) & (grid.up > 1), (grid.cp * grid.up == 1) & (grid.vpp > 1)
     plain = ~(rings | ulysses | virtual)
     positions = grid.positions()

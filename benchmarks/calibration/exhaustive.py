@@ -178,6 +178,7 @@ def _judge(config: StudyConfig, grid: ConfigGrid, path: Path) -> dict[str, Any]:
     ]
     if not timed:
         raise ConfigError("holds no candidate that was measured in every round", key="--out", value=str(path))
+    # Rounds by candidates [rounds, n]; the median over rounds is the reference of all predictions.
     steps_s = np.array([[float(rows[number, keys[at]]["step_seconds"]) for at in timed] for number in rounds])
     cpus_s = np.array([[float(_parse_notes(rows[number, keys[at]])["cpu_s"]) for at in timed] for number in rounds])
     truth_s = np.median(steps_s, axis=0)
@@ -207,6 +208,7 @@ def _compare(one_s: np.ndarray, other_s: np.ndarray) -> dict[str, float]:
 
     The scaled error is the error after division by the median ratio.
     """
+    # tau ignores a common factor; the scaled error removes it from the errors too.
     ratio = one_s / other_s
     return {
         "tau": float(kendalltau(one_s, other_s).statistic),

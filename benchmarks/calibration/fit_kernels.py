@@ -96,6 +96,7 @@ def fitted(
     upper: tuple[float, ...],
 ) -> FloatArray:
     """Fit by least squares of logarithms with damped outliers, and round to three digits as in the catalog."""
+    # soft_l1 limits the pull of outliers beyond 5%; scaling by the start puts all constants on one order of magnitude.
     result = least_squares(
         residual, start, bounds=(lower, upper), x_scale=np.maximum(start, 1e-9), loss="soft_l1", f_scale=0.05
     )
@@ -151,6 +152,7 @@ def table_of(shapes: FloatArray, log_ratio: FloatArray) -> MatmulTable:
     grid[tuple(np.searchsorted(axis, size) for axis, size in zip(axes, (m, n, k), strict=True))] = log_ratio
     # Fill gaps from the known cells outwards: each pass gives every gap beside a known cell the mean of its neighbours.
     while np.isnan(grid).any():
+        # Neighbours in n and k at the same m; NaN at the border counts as unknown.
         padded = np.pad(grid, ((0, 0), (1, 1), (1, 1)), constant_values=np.nan)
         around = np.stack([padded[:, :-2, 1:-1], padded[:, 2:, 1:-1], padded[:, 1:-1, :-2], padded[:, 1:-1, 2:]])
         known = np.isfinite(around).any(axis=0) & np.isnan(grid)
@@ -179,6 +181,7 @@ def fit_aiconfigurator_matmul(folder: Path, *, write: bool) -> None:
             if r["system"] == system
         ]
         data = np.array(rows)
+        # The table holds m in multiples of TABLE_STEP_M, and n and k of at least SMALLEST.
         data = data[(data[:, 2] >= SMALLEST) & (data[:, 3] >= SMALLEST) & (data[:, 1] % TABLE_STEP_M == 0)]
         device, shapes, measured = find_device(name), data[:, :4], data[:, 4]
         black = chessboard(shapes[:, 3], shapes[:, 2])
@@ -214,9 +217,11 @@ def fit_simumax_matmul(folder: Path, name: str) -> None:
     shapes, extra, measured = [], [], []
     for shape, share in simumax(folder, name, "matmul"):
         m, k, n = (float(shape[letter]) for letter in "mkn")
+        # Accumulation reads and writes the result in its own precision, beyond a plain 16-bit write.
         width = {"False": 2, "True": {"bf16": 4, "fp32": 8}[shape["out_dtype"]]}[shape["accumulate"]]
         shapes.append((1.0, m, k, n))
         extra.append((width - 2) * m * n)
+        # SimuMax publishes efficiencies; the time follows from the operations and the peak.
         measured.append(2 * m * k * n / (share * peak))
     plain, more, time = np.array(shapes), np.array(extra), np.array(measured)
     half = np.arange(len(plain)) % 2 == 0
@@ -241,6 +246,7 @@ def fit_grouped(folder: Path, name: str, device: Device, constants: MatmulConsta
         weight = shape["stage"] == "bwd_grad_w"
         width = {"fp32": 8, "bf16": 4}[shape["main_grad_dtype"]]
         shapes.append(
+            # The three products of a grouped layer permute the roles of m, n and k.
             {"fwd": (groups, m, k, n), "bwd_grad_act": (groups, m, n, k), "bwd_grad_w": (groups, k, m, n)}[
                 shape["stage"]
             ]
@@ -337,6 +343,7 @@ def fit_aiconfigurator_attention(folder: Path) -> None:
         copied_s = (
             2 * batch * length * size * (heads + 2 * data[:, 4]) / (PREPASS_SHARE * device.memory_bandwidth_bytes_per_s)
         )
+        # Equal shapes with other numbers of key heads must fall into the same half.
         _, group = np.unique(shapes, axis=0, return_inverse=True)
         black = np.random.default_rng(0).random(group.max() + 1)[group.ravel()] < 0.5
         x = fitted(
@@ -370,6 +377,7 @@ def fit_simumax_attention(folder: Path, name: str) -> None:
         data, flop, time = np.array(shapes), np.array(flops), np.array(measured)
         half = np.arange(len(data)) % 2 == 0
         limits = ((0.55, 0.85, 300.0, 50.0), (0.1, 0.3, 0.0, 0.0), (1.0, 1.3, 3000.0, 600.0))
+        # `seen` is fitted to one half and judged on the other; `final` uses all rows and goes to the catalog.
         seen = core_constants(fitted(partial(core_residual, device, data[half], flop[half], time[half]), *limits))
         final = core_constants(fitted(partial(core_residual, device, data, flop, time), *limits))
         flat = best_roofline(flop[~half], 0 * flop[~half], device, time[~half])

@@ -73,6 +73,7 @@ def read_operators(folder: Path = OPERATORS) -> list[MeasuredOperators]:
             predicted_s=_predicted_s(device, precision, OpKind(kind), Phase(phase), role, shape),
             unlisted_s=_predicted_s(device, precision, OpKind(kind), Phase(phase), role, shape, as_unlisted=True),
         )
+        # A surrogate learns per kind and phase; the two norms stay apart, since a model has only one of them.
         parts.setdefault((source, device, kind, phase, role if role in NORMS else ""), []).append(measured)
     return [_join(each) for each in parts.values()]
 
@@ -150,6 +151,7 @@ def _operator(kind: OpKind, phase: Phase, role: str, shape: FloatArray, precisio
         flop, elements = 2 * m * k * n, m * k + k * n + m * n
     elif kind == OpKind.GROUPED_MATMUL:
         groups, m, k, n = columns
+        # The gradient of the weights writes one matrix per group; forward and input gradient read one per group.
         weights = m * n if role == "weight_gradient" else k * n
         others = m * k + k * n if role == "weight_gradient" else m * k + m * n
         flop, elements = 2 * m * k * n, groups * weights + others

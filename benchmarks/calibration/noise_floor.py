@@ -63,6 +63,7 @@ def noise_floor(runs: Sequence[MeasuredRun], noise: float, rng: np.random.Genera
         )
     measured = np.array([run.step_time_s for run in timed])
     observed = measured * np.exp(noise * rng.standard_normal((NUM_DRAWS, len(timed))))
+    # Errors relative to the observation, as `fidelity.judge` computes them.
     ape = np.abs(measured / observed - 1)
     # Ranking figures are computed per group and draw, and averaged over draws last, as a single measurement would
     # score.
@@ -87,6 +88,7 @@ def _groups(runs: Sequence[MeasuredRun]) -> list[tuple[np.ndarray, list[list[int
         positions[group_key(run)].append(position)
     groups = []
     for at in positions.values():
+        # Repeated runs of a configuration are one entry of the ranking, by their median.
         slots: dict[Any, list[int]] = defaultdict(list)
         for slot, position in enumerate(at):
             slots[runs[position].config].append(slot)
@@ -102,6 +104,7 @@ def _order(
         return None
     believed = np.array([np.median(measured[list(own)]) for own in slots])
     seen = np.stack([np.median(observed[:, list(own)], axis=1) for own in slots], axis=1)
+    # The model chooses by its noise-free times, but the choice is judged by noisy observations.
     regret = seen[:, np.argmin(believed)] / seen.min(axis=1) - 1
     return _tau(believed, seen), regret
 

@@ -169,6 +169,7 @@ def held_out(
         log_error = np.log(each.measured_s / (each.unlisted_s if as_unlisted else each.predicted_s))
         rng = np.random.default_rng(0)
         for held in ranges(each.kind, each.shape):
+            # A random subset covers all sizes that may be seen.
             seen = rng.permutation(np.flatnonzero(~held))[:most_measured]
             surrogate = fit_operators(
                 [
@@ -203,6 +204,7 @@ def ranges(kind: OpKind, shape: FloatArray) -> Iterator[NDArray[np.bool_]]:
         if len(np.unique(size)) < NUM_RANGES:
             part = np.unique(size, return_inverse=True)[1]
         else:
+            # Equal numbers of shapes in each third, whatever the distribution of sizes.
             part = np.searchsorted(np.quantile(size, np.arange(1, NUM_RANGES) / NUM_RANGES), size, side="right")
         for index in np.unique(part):
             if not np.all(part == index):
@@ -291,6 +293,7 @@ def held_out_samples(
     others: Sequence[ParallelConfig],
 ) -> list[HeldOut]:
     """Predict noise-free operators of other configurations, of shapes that no trial has run."""
+    # A shape that a trial has run is known and would flatter the surrogate.
     seen = {(*key_of(some.kind, some.phase), tuple(some.shape[0])) for some in errors}
     unseen: dict[Key, dict[tuple[float, ...], float]] = {}
     for config in others:
@@ -318,14 +321,17 @@ def composed(world: SimulatedBackend, surrogate: OperatorSurrogate, grid: Config
     believed = replace(world, operator_error=0.0)
     predicted, hidden = believed.hidden_step(grid), world.hidden_step(grid)
     # other parts err too in this world, but operators cannot explain their errors
+    # A step with this world's errors in the operators' parts alone, so that only their effect is compared.
     moved_s = [
         predicted.breakdown_s[part] if part in ERRING_PARTS else seconds for part, seconds in hidden.breakdown_s.items()
     ]
     change = np.log(np.sum(moved_s, axis=0) / predicted.step_time_s)
     terms = step_terms(world.setting, grid, memory=world.hidden_memory(grid))
     rng = np.random.default_rng(seed)
+    # Draws of operators' errors are propagated through the elasticities of the step time to its terms.
     composition = compose(terms, surrogate, NUM_DRAWS, rng)
     drawn = composition.mean + composition.deviation
+    # A tuner compares configurations; errors common to both cancel in the difference.
     left, right = rng.integers(0, len(grid), (2, NUM_PAIRS))
     return {
         "prior": float(np.median(np.abs(np.expm1(change)))),
@@ -342,6 +348,7 @@ def _cover(drawn: NDArray[np.floating], truth: FloatArray, suffix: str) -> dict[
     deviation = drawn.std(axis=0)
     apart = deviation > 0  # a configuration paired with itself has no deviation
     errors = (truth - drawn.mean(axis=0))[apart] / deviation[apart]
+    # Log density of a normal distribution.
     density = -0.5 * errors**2 - np.log(deviation[apart]) - 0.5 * np.log(2 * np.pi)
     return {
         f"coverage{suffix}": float(np.mean((truth >= low) & (truth <= high))),

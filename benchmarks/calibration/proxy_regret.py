@@ -148,6 +148,7 @@ def _is_sibling(group: Group, other: Group) -> bool:
 def _pair(group: Group, sibling: Group) -> Pair:
     run = sibling.runs[0]
     devices_per_host = setting_of(group.runs[0], {}).setting.cluster.devices_per_host
+    # Measured siblings keep layers and batch, unlike the proxies of a study, which may reduce them too.
     reduction = Reduction(
         hosts=run.devices // devices_per_host,
         layers=run.model.num_layers,
@@ -164,6 +165,7 @@ def _pair(group: Group, sibling: Group) -> Pair:
 
 def _nearest(config: ParallelConfig, smaller: Sequence[Proxy]) -> Proxy | None:
     """Return the proxy with the nearest pp among those that agree with the candidate in KEPT, or None."""
+    # pp may differ, since fewer devices often leave no room for the candidate's own stages; the log makes 2x symmetric.
     alike = [proxy for proxy in smaller if proxy.config.values(KEPT) == config.values(KEPT)]
     return min(alike, key=lambda proxy: (abs(math.log(proxy.config.pp / config.pp)), proxy.config.pp), default=None)
 
@@ -188,6 +190,7 @@ def _figures(pair: Pair, num_proxies: int, seeds: int) -> dict[str, Any]:
         used.append(count)
         regrets["proxies"].append(regret_at(at_full_size, times, AT_FULL_SIZE))
         for name, (make, num_trials) in {
+            # The alternative gets the same number of trials, although each of them costs more devices.
             "all_at_full_size": (thompson, count + len(at_full_size)),
             "prior": (prior, AT_FULL_SIZE),
             "random": (uniform, AT_FULL_SIZE),

@@ -175,6 +175,7 @@ def run_and_look(group: Group, problem: Problem, seed: int, num_trials: Sequence
     """
     searcher = thompson(problem, seed)
     left = np.isfinite(group.step_time_s)
+    # Failed candidates have infinite times and are masked out everywhere below.
     log_measured = np.log(group.step_time_s, where=left, out=np.zeros(len(left)))
     num_tried, found = 0, []
     for wanted in num_trials:
@@ -185,6 +186,7 @@ def run_and_look(group: Group, problem: Problem, seed: int, num_trials: Sequence
             num_tried += 1
         if not left.any():
             break
+        # Draws are reproducible per seed and number of trials, independent of the sampler's own draws.
         drawn = problem.belief.draw_steps(searcher.evidence, NUM_DRAWS, np.random.default_rng([seed, wanted]))
         found.append(held_out(drawn[:, left], log_measured[left], wanted))
     return found

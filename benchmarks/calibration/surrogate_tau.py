@@ -102,6 +102,7 @@ def _search(task: tuple[Group, Problem, int, tuple[int, ...]]) -> dict[int, dict
         while len(tried) < moment:
             tried.append(searcher.ask())
             searcher.tell(tried[-1], group.outcomes[tried[-1]])
+        # The expectation over the posterior of the log step time, given the trials so far.
         log_step_s = problem.belief.expected(searcher.evidence, everywhere).log_step_s
         found[moment] = _compare(np.exp(log_step_s), group.step_time_s, tried)
     return found
@@ -110,6 +111,7 @@ def _search(task: tuple[Group, Problem, int, tuple[int, ...]]) -> dict[int, dict
 def _compare(expected_s: FloatArray, measured_s: FloatArray, tried: Sequence[int]) -> dict[str, float]:
     """Compute the figures over candidates that ran; nan if fewer than two are left."""
     ran = np.isfinite(measured_s)
+    # Tried candidates are nearly known; the untried ones show what the surrogate generalises.
     untried = ran.copy()
     untried[list(tried)] = False
     errors = np.abs(expected_s[untried] / measured_s[untried] - 1)

@@ -62,6 +62,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
         training_s = _time_in_training(config, OpenTorchBackend(backend=config.backend, ranks=ranks), given.configs)
         tell(f"{len(training_s)} operators in training; running them alone")
         alone_s = _time_isolated(DeviceBenchmarks(processes=ranks, device=config.backend.device), list(training_s))
+    # Some operators fail in isolation; both columns use those with both times.
     calls = [call for call in training_s if call in alone_s]
     formula_s = {call: lone_call_s(call, config.setting.cluster) or np.nan for call in calls}
     unseen = held_out(
@@ -113,6 +114,7 @@ def _by_kind(calls: Sequence[LoneCall]) -> dict[tuple[OpKind, Phase], list[LoneC
 def _row(
     kind: OpKind, phase: Phase, calls: Sequence[LoneCall], training_s: Times, alone_s: Times, formula_s: Times
 ) -> dict[str, Any]:
+    # Ratios of the same operator, so that sizes cancel; quartiles show the spread over shapes.
     ratio = np.array([alone_s[call] / training_s[call] for call in calls])
     of_formula = np.array([formula_s[call] / training_s[call] for call in calls])
     return {

@@ -147,6 +147,7 @@ class ArgumentGame:
         sizes = self.propagation.mesh.sizes
         for argument, dim in chosen.dims:
             layout = found[argument]
+            # All axes that would cut this dim together must divide it; otherwise the action does nothing.
             ways = sizes[chosen.axis]
             for size, cut in zip(sizes, layout, strict=True):
                 ways *= size if cut == dim else 1
@@ -208,6 +209,7 @@ def argument_actions(colours: ColourActions, arguments: Sequence[int]) -> tuple[
             # The n-th dim of a group in one argument is cut together with the n-th dims of that group in others.
             dims[group, seen[group]].append((position, dim))
             seen[group] += 1
+    # Only groups and axes that survive TOAST's pruning become actions; dict keys keep their order.
     groups = dict.fromkeys((action.group, action.axis) for action in colours.actions)
     return tuple(
         ArgumentAction(group=group, dims=tuple(cut), axis=axis)
@@ -241,6 +243,7 @@ def automap_plan(
     if memory_bytes is None:
         memory_bytes = min(device.memory_bytes for device in mesh.cluster.devices)
     actions = ColourActions(compatibility(named_dims(graph)), mesh, least_dims=options.least_dims)
+    # TOAST's own game supplies groups and costs, so that the two searches differ only in their actions.
     game = ArgumentGame(Propagation(program, graph, mesh), ColourGame(actions, memory_bytes))
     prepared_s = time.process_time() - began_s
     began_s = time.process_time()

@@ -233,11 +233,13 @@ def _workload(rng: np.random.Generator, num_ops: int, num_devices: int, num_mode
     model_of = np.arange(num_ops) % num_models
     edges = []
     for op in range(num_models, num_ops):
+        # Edges lead to later operators of the same model only, which keeps each graph acyclic.
         earlier = np.flatnonzero(model_of[:op] == model_of[op])
         edges += [(int(u), op) for u in rng.choice(earlier, min(len(earlier), int(rng.integers(1, 3))), replace=False)]
     slowness = np.where(np.arange(num_devices) % 2, 2.3, 1.0)
     links = []
     for source, target in np.argwhere(~np.eye(num_devices, dtype=bool)).tolist():
+        # Each pair of devices has two links of which one can be used at a time.
         for kind, bandwidth, latency_s in (("nvlink", 4.0, 0.05), ("pcie", 1.0, 0.1)):
             link = Link(kind=kind, bandwidth_bytes_per_s=bandwidth, latency_s=latency_s, exclusive_group="one of both")
             links.append(DeviceLink(source=source, target=target, link=link))

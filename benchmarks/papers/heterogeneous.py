@@ -170,6 +170,7 @@ def unlike(case: Case, model: str, hosts: int) -> tuple[dict[str, Any], list[dic
         }, []
     even_s, best = quickest(setting, even)
     same = plan(setting, ConfigGrid.from_configs([best]), ("layers", "hosts")).config(0)
+    # Planning is slow, so only the configurations that are best with equal layers are planned anew.
     several = fastest(setting, grid, PLANNED)
     own, every = (fastest(setting, plan(setting, several, parts)) for parts in (("layers", "hosts"), PARTS))
     work_s = works_s(setting, best)
@@ -234,6 +235,7 @@ def works_s(setting: Setting, config: ParallelConfig) -> tuple[float, ...]:
     """Return the work of one micro-batch over all stages on the hosts of either kind alone [s]."""
     found = []
     for group in setting.cluster.groups:
+        # All hosts become this kind, so that the same degrees fit without the other kind.
         cluster = Cluster(name=group.name, groups=(replace(group, hosts=group.hosts * 2),))
         alone = simulate_step(replace(setting, cluster=cluster), replace(config, assignment=Assignment()))
         found.append(sum(sum(work.parts_s().values()) for work in alone.stages[0]))
@@ -242,6 +244,7 @@ def works_s(setting: Setting, config: ParallelConfig) -> tuple[float, ...]:
 
 def undivided_s(setting: Setting, config: ParallelConfig, work_s: Sequence[float]) -> float:
     """Return the step time if both kinds of hosts worked all the time on any part of any micro-batch [s]."""
+    # Each kind has this many groups of devices that compute a layer together.
     cells = config.num_devices // (config.tp * config.cp * config.up) / len(work_s)
     return setting.job.global_batch_size / config.mbs / sum(cells / seconds for seconds in work_s)
 
@@ -274,6 +277,7 @@ def doubled(model: str, devices: int, low: int, high: int) -> list[dict[str, Any
                 best.setdefault(share, {})[tp] = quickest(setting, found)
     if any(len(of_share) < 2 for of_share in best.values()) or not best:
         return []
+    # The nominal plan is the best one at the catalog's bandwidth; planning anew is judged against keeping it.
     _, nominal = min(best[1.0].values(), key=lambda timed: timed[0])
     rows = []
     for share, of_share in best.items():

@@ -103,6 +103,7 @@ class Scenario:
         """Hosts of eight 910B: 392 GB/s to seven peers, both directions together, and 25 GB/s to other hosts."""
         cluster = find_cluster("ascend-910b", hosts=self.hosts)
         (group,) = cluster.groups
+        # A sweep changes these two assumptions; the factor 1 leaves the catalog's figures.
         peak = group.device.peak_flop_per_s("bf16") * self.flop_share
         (link,) = group.intra_links
         link = replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * self.link_share)
@@ -206,10 +207,12 @@ def best_of(scenario: Scenario, row: str, *, plans_stages: bool = False) -> Scor
 
 
 def _all_scored(scenario: Scenario, row: str, *, plans_stages: bool) -> Iterator[Scored]:
+    # The paper states no micro-batch, so each row takes the best of all that divide the batch.
     sizes = _divisors(scenario.sequences) if scenario.micro_batch is None else [scenario.micro_batch]
     for pp, micro_batch in itertools.product(scenario.stages, sizes):
         num_micro_batches = scenario.sequences // micro_batch
         for candidate in candidates(scenario, row, pp, micro_batch):
+            # The figures of one layer extend to all layers and stages without planning again.
             figures = _figures(candidate.plan)
             for score in _scores(scenario, figures, pp, num_micro_batches, plans_stages=plans_stages):
                 yield Scored(
@@ -270,6 +273,7 @@ def _plans_by_hand(scenario: Scenario, row: str, forward: Graph, pp: int) -> Ite
     devices = scenario.hosts * NPUS // pp
     batch = _size_of(forward, "batch")
     for dp, cp in itertools.product(_divisors(devices), _divisors(devices)):
+        # All devices of the stage are used; the remaining degree follows.
         tp = devices // (dp * cp)
         if devices % (dp * cp) or batch % dp or (cp > 1 and row != WIDE):
             continue
@@ -305,6 +309,7 @@ def _uses_all(plan: Plan) -> bool:
         for number, op in enumerate(plan.graph.ops)
         if op.precision and op.name.endswith((".qkv", ".up", ".down"))
     ]
+    # A negative entry marks an axis that serves no factor of the operator, which would leave devices idle.
     return all(plan.served[number, axis] >= 0 for number in products for axis, size in enumerate(sizes) if size > 1)
 
 

@@ -57,6 +57,7 @@ class PlanReader:
                 continue
             reads = () if op.begins else tuple([layouts[tensor] for tensor in op.operands])
             writes = tuple([layouts[tensor] for tensor in op.results])
+            # Repeated layers have equal rules, layouts and sizes, so most operators are found in the memo.
             sizes = tuple([self._bytes[tensor] for tensor in (*op.operands, *op.results)])
             key = (id(op.rule), reads, writes, sizes)
             if key not in self._rows:
@@ -115,6 +116,7 @@ class PlanReader:
         writes: Sequence[Layout | None],
         num_bytes: Sequence[float],
     ) -> float:
+        # Moves from the given layouts to the wanted ones of operands, and from the written ones to those of results.
         sent_bytes = 0.0
         for slot, layout in enumerate(reads):
             if layout is not None:
@@ -154,6 +156,7 @@ class PlanReader:
         nothing = (NONE,) * len(self.mesh.sizes)
         if use is None or not rows[use.op]:
             return nothing
+        # A constant exists on every device, so making it in the reader's layout costs nothing.
         wanted = wanted_layout(graph.ops[use.op].rule, use.operand, rows[use.op])
         dims = op.rule.result_dims[0]
         return tuple(

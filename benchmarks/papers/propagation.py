@@ -152,6 +152,7 @@ class Propagation:
         return main
 
     def _read(self, main: Any) -> list[Layout | None]:
+        # The pass changes attributes only, so the operators are still in the order in which they were located.
         ops = list(main.regions[0].blocks[0].operations)
         assert len(ops) == self._num_ops, "propagation makes no operators"
         found: list[Layout | None] = [None] * len(self.graph.tensors)
@@ -165,6 +166,7 @@ class Propagation:
             found[each.tensor] = (
                 self._parse_sharding(attributes[SHARDING])[each.result] if SHARDING in attributes else whole
             )
+        # Tensors that only rename another one were lowered to no operator and share its layout.
         for tensor, source in self._same:
             found[tensor] = found[source]
         return found
@@ -180,6 +182,7 @@ class Propagation:
         return self._known[attribute]
 
     def _layout(self, sharding: Any) -> Layout:
+        # Shardy lists axes by dim, our layouts list the cut dim by axis.
         found = [REPLICATED] * len(self.mesh.names)
         for dim, each in enumerate(sharding.dimension_shardings):
             for axis in sdy.DimensionShardingAttr(each).axes:

@@ -115,12 +115,14 @@ def _trip_count(loop: Any) -> int:
 def _collective(op: Any, mesh: Mapping[str, int]) -> tuple[str, Axes, float]:
     """Return kind, axes and the bytes that a device sends."""
     text = str(op).split(" loc(", maxsplit=1)[0]
+    # The axes stand before the output sharding in the text, and its type behind it.
     before, arrow, after = text.partition(" out_sharding=<@")
     shape = re.search(r": tensor<([^>]*)>", after)
     if not arrow or shape is None:
         raise ValueError(f"can't read {text[:200]}")
     name = op.operation.name
     kind = KIND_OF[name]
+    # Types are global: the size on a device is that of the whole tensor over the parts of its output sharding.
     local_bytes = _num_bytes(shape[1], text) / _ways(after.partition(" : ")[0].partition("[")[2], mesh)
     if name == "sdy.collective_permute":
         return kind, PERMUTED, local_bytes

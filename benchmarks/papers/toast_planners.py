@@ -80,6 +80,7 @@ def manual(problem: Problem) -> Found:
     """Find the best of all combinations of hand-written actions, preferring plans that fit."""
     actions = ColourActions(compatibility(named_dims(problem.graph)), problem.mesh, least_dims=0)
     game = ColourGame(actions, problem.memory_bytes)
+    # Many scripts lead to the same state; each state is priced once.
     reached: dict[State, tuple[int, ...]] = {}
     for script in hand_written(actions, most=MOST_SCRIPTS):
         state = game.first

@@ -162,10 +162,12 @@ def row_of(task: Task) -> dict[str, Any]:
     )
     cells = {name: cell_of(name, problem) for name in task.planners if name != "unseeded"}
     if "unseeded" in task.planners:
+        # The search is random: the median run represents it, and all times stay in the JSON output.
         runs = [cell_of("unseeded", replace(problem, seed=seed)) for seed in range(task.seeds)]
         found = sorted((run for run in runs if run is not None), key=_rank)
         times = [run["step_time_s"] for run in found]
         cells["unseeded"] = {**found[len(found) // 2], "runs_s": times, "fitting_runs": sum(r["fits"] for r in found)}
+    # The last column marks rows where people's and other planners' plans all run out of memory.
     fitting = {name for name, cell in cells.items() if cell is not None and cell["fits"]}
     return {
         "model": task.model,
@@ -188,6 +190,7 @@ def mesh_for(model: Model, cluster: Cluster, devices: int) -> DeviceMesh:
         ways = MODEL_WAYS[devices]
         return DeviceMesh(names=("data", "model"), sizes=(devices // ways, ways), cluster=cluster)
     rest = devices // 2
+    # A power of two close to the square root shares the rest evenly between batch and sequence.
     batch = min(model.texts, 2 ** round(math.log2(rest) / 2))
     return DeviceMesh(names=("batch", "seq", "model"), sizes=(batch, rest // batch, 2), cluster=cluster)
 

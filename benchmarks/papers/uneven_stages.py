@@ -139,6 +139,7 @@ def _compare_all(setting: Setting, layouts: Sequence[ParallelConfig]) -> list[Co
 
 def compared(setting: Setting, layout: ParallelConfig) -> Compared:
     """Evaluate a layout with even stages and with its best ones."""
+    # Recomputation costs time, so even stages use it only if they do not fit without it.
     candidates = (layout, replace(layout, recompute="full"))
     even = next((config for config in candidates if _fits(setting, config)), None)
     planned, outcome = best_stages(setting, layout, memory_headroom=HEADROOM, may_reorder=False)
@@ -183,6 +184,7 @@ def summary(found: Sequence[Compared], tokens: float) -> dict[str, Any]:
         found: Compared layouts.
         tokens: Number of tokens of one step per device.
     """
+    # Gains need both times; layouts where only uneven stages fit are counted separately.
     both = [one for one in found if one.even is not None and one.best is not None]
     if not both:
         raise ConfigError("leaves no layout whose even stages fit", key="--pp")
@@ -262,6 +264,7 @@ def _exactness(setting: Setting, found: Sequence[Compared]) -> Iterator[dict[str
     for num_layers, pp in ((FEW_PLANS, 2), (FEW_PLANS, 4), (12, 4), (16, 2), (16, 4)):
         job = replace(setting.job, model=replace(setting.job.model, num_layers=num_layers))
         layout = replace(fastest.config, pp=pp, vpp=1, tp=8, cp=setting.cluster.num_devices // (8 * pp), up=1, dp=1)
+        # From memory that forces full recomputation to memory that needs none.
         for share in (0.0, 0.3, 0.7, 1.0):
             pipeline = _pipeline(replace(setting, job=job), layout, share)
             yield _exact_row(f"{num_layers} layers on {pp} stages, {share:.0%}", pipeline, num_layers <= FEW_PLANS)
@@ -273,6 +276,7 @@ def _exactness(setting: Setting, found: Sequence[Compared]) -> Iterator[dict[str
 def _pipeline(setting: Setting, layout: ParallelConfig, share: float) -> Pipeline:
     """Build a problem whose memory lies between the needs of even stages with (0) and without (1) recomputation."""
     pipeline = pipeline_of(setting, layout, memory_headroom=0.0, may_recompute=True)
+    # Even stages hold the layers rounded up; the fullest stage determines the memory needed.
     each = -(-pipeline.num_layers // pipeline.num_stages)
     kept, again = (
         max(

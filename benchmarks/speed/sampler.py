@@ -51,6 +51,7 @@ def _sampler_s(belief: Belief, grid: ConfigGrid, num_trials: int, repeats: int) 
     def step() -> int:
         tried = rng.choice(len(grid), num_trials, replace=False)
         measured, misfits = tried[num_trials // 5 :], tried[: num_trials // 5]
+        # A smooth error of 20% that the surrogate can learn, and 2% noise.
         error = 0.2 * np.sin(3 * predicted.features[measured, 0]) + 0.02 * rng.standard_normal(len(measured))
         return sampler.choose(
             Evidence(

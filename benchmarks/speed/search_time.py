@@ -188,6 +188,7 @@ def targets(tables: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
         rows = tables.get(table, [])
         if len(rows) > 1:
             first, last = rows[0], rows[-1]
+            # At most linear growth is asked for.
             growth = last["search_s"] / first["search_s"]
             ask(f"{table}: seconds over those of the fewest", growth, most=last[scale] / first[scale])
     for row in tables.get("milp", []):
@@ -270,6 +271,7 @@ def _step_row(step: Traced, given: argparse.Namespace) -> dict[str, Any]:
     peer = timed(lambda: automap_plan(step.program, mesh, options, limits=limits, graph=graph)).result
     spent, (tree,) = peer.spent, peer.trees
     tell(f"{step.name}: AutoMap-like {spent.evaluation_s:.3f} s a state, {spent.evaluations} states")
+    # The comparison projects the peer's cost of one state to TOAST's number of states.
     num_states = _count_states(search.result)
     return {
         "step": step.name,

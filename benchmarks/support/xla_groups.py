@@ -48,6 +48,7 @@ def axes_of(groups: Groups, mesh: Mapping[str, int]) -> Axes:
         for axis, places in enumerate(np.unravel_index(np.array(group), shape))
         if len(set(places.tolist())) > 1
     }
+    # Groups along whole axes contain every combination of places on these axes.
     count = math.prod(shape[axis] for axis in differ)
     if any(len(group) != count for group in groups):
         return ODD_GROUPS

@@ -27,6 +27,7 @@ class Decoder:
         """Return the most likely tokens, and the cache with the new keys and values."""
         x_btd = params["embedding"][tokens][:, None, :]
         positions = position[None]
+        # Cache entries after the current position are not written yet.
         mask = (jnp.arange(self.cached) <= position)[None]
         found = {}
         for name, layer in params["layers"].items():

@@ -87,6 +87,7 @@ class Gemma:
         queries = rotated(jnp.einsum(f"btd,d{heads}h->bt{heads}h", normed_btd, layer["query"]), positions)
         of_keys = heads[: layer["key_value"].ndim - 3]
         keys, values = jnp.einsum(f"btd,cd{of_keys}h->cbt{of_keys}h", normed_btd, layer["key_value"])
+        # `rotated` expects a dim of heads, which a single shared head lacks.
         keys = rotated(keys, positions) if of_keys else rotated(keys[:, :, None, :], positions)[:, :, 0, :]
         return queries, keys, values
 
@@ -112,9 +113,11 @@ class Gemma:
                 return x_btd + self.hide(layer, x_btd)
 
         with jax.named_scope("embedding"):
+            # Gemma scales embeddings by the root of the width.
             x_btd = params["embedding"][batch["tokens"]] * math.sqrt(self.model)
         if self.is_scanned:
             with jax.named_scope("layers"):
+                # One traced layer for all, which keeps the program short.
                 x_btd, _ = lax.scan(lambda x, layer: (through(x, layer), None), x_btd, params["layers"])
         else:
             for number in range(self.layers):

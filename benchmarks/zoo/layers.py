@@ -15,6 +15,7 @@ from jax import Array, lax
 
 def rms_norm(x: Array, scale: Array) -> Array:
     """Divide by the root mean square over the last dim, and scale."""
+    # Squares of bfloat16 would lose too many digits.
     wide = x.astype(jnp.float32)
     return (wide * lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + 1e-6) * (1 + scale)).astype(x.dtype)
 
@@ -28,6 +29,7 @@ def cross_entropy(logits_btv: Array, targets_bt: Array) -> Array:
 def rotated(x: Array, positions: Array) -> Array:
     """Apply rotary position embedding to [B, T, ..., H] (Su et al. 2021), with the halves of H as pairs."""
     half = x.shape[-1] // 2
+    # Each pair rotates at its own frequency, from 1 down to nearly 1/10,000 per position.
     speeds = 10_000.0 ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angles = positions[:, *(None,) * (x.ndim - 2)].astype(jnp.float32) * speeds
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
@@ -46,6 +48,7 @@ def attention(queries: Array, keys: Array, values: Array, mask: Array) -> Array:
     """
     heads = "n" if queries.ndim == 4 else "kg"
     of_keys = heads[: keys.ndim - 3]
+    # Scores are widened to float32 for the softmax; its weights return to the values' type.
     scores = jnp.einsum(f"bt{heads}h,bs{of_keys}h->b{heads}ts", queries, keys).astype(jnp.float32)
     scores = scores / math.sqrt(queries.shape[-1])
     weights = jax.nn.softmax(jnp.where(mask, scores, -1e30), axis=-1).astype(values.dtype)

@@ -38,6 +38,7 @@ class Mixture:
         """Apply the experts; products send tokens to their places and back (GShard, algorithm 1)."""
         normed = rms_norm(x_btd, layer["hidden_norm"])
         chances_bte = jax.nn.softmax(jnp.einsum("btd,de->bte", normed, layer["router"]).astype(jnp.float32), axis=-1)
+        # The weights of the two chosen experts are normalised to sum up to 1.
         weights_btk, chosen_btk = lax.top_k(chances_bte, 2)
         weights_btk = weights_btk / jnp.sum(weights_btk, axis=-1, keepdims=True)
         chosen_btke = jax.nn.one_hot(chosen_btk, self.experts, dtype=jnp.float32)
@@ -47,6 +48,7 @@ class Mixture:
         places_bte = jnp.cumsum(taken_bte, axis=1) - taken_bte
         slots_btec = jax.nn.one_hot(places_bte.astype(jnp.int32), self.capacity, dtype=jnp.float32)
         sent_btec = slots_btec * taken_bte[..., None]
+        # The same slots bring results back, weighted by the router.
         combined_btec = jnp.einsum("btk,btke->bte", weights_btk, chosen_btke)[..., None] * slots_btec
         inside_ebcd = jnp.einsum("btec,btd->ebcd", sent_btec.astype(x_btd.dtype), normed)
         gate, up = jnp.einsum("ebcd,gedf->gebcf", inside_ebcd, layer["gate_up"])

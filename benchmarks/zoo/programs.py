@@ -45,6 +45,7 @@ def adam(params: Tree, grads: Tree, optimizer: Tree, rate: float = 1e-3) -> tupl
     )
 
     def updated(param: Array, mean: Array, square: Array) -> Array:
+        # Both moments are corrected for their start at zero.
         change = mean / (1 - 0.9**steps) / (jnp.sqrt(square / (1 - 0.999**steps)) + 1e-8)
         return (param.astype(jnp.float32) - rate * change).astype(param.dtype)
 

@@ -52,6 +52,7 @@ class Attention(nn.Module):
         self.value = nn.Linear(sizes.model, sizes.key_heads * sizes.head, bias=False)
         self.out = nn.Linear(sizes.heads * sizes.head, sizes.model, bias=False)
         speeds = 10_000.0 ** (-torch.arange(0, sizes.head, 2, dtype=torch.float32) / sizes.head)
+        # The angles are buffers, since an optimizer must not update them.
         angles = torch.arange(sizes.tokens, dtype=torch.float32)[:, None] * speeds
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
@@ -105,7 +106,9 @@ class Experts(nn.Module):
         """Apply the experts without the residual."""
         chances_bte = self.router(x_btd).float().softmax(dim=-1)
         weights_btk, chosen_btk = chances_bte.topk(self.sizes.top_k, dim=-1)
+        # The weights of the chosen experts are normalised to sum up to 1.
         weights_btk = weights_btk / weights_btk.sum(dim=-1, keepdim=True)
+        # The comparison makes one-hot vectors, and works on tensors without values.
         chosen_btke = (chosen_btk[..., None] == torch.arange(self.sizes.experts, device=x_btd.device)).float()
         # A token's place in an expert is the number of earlier tokens of that expert; beyond the capacity it gets no
         # slot.
@@ -274,6 +277,7 @@ class UNet(nn.Module):
         batch, channels, height, width = x_bchw.shape
         x_btc = x_bchw.flatten(2).transpose(1, 2)
         parts = self.query_key_value(x_btc).view(batch, height * width, 3, self.heads, -1).unbind(2)
+        # Written out, unlike in `Attention`: the graph gets two products and a softmax.
         queries, keys, values = (part.transpose(1, 2) for part in parts)
         weights = (queries @ keys.transpose(-1, -2) * queries.shape[-1] ** -0.5).softmax(dim=-1)
         return (weights @ values).permute(0, 1, 3, 2).reshape(batch, channels, height, width)

@@ -84,6 +84,7 @@ class UNet:
 
     def normed(self, x_bhwc: Array) -> Array:
         """Apply group norm (Wu and He 2018)."""
+        # Statistics are over height, width and the channels of a group.
         groups = x_bhwc.reshape(*x_bhwc.shape[:-1], self.groups, -1)
         mean = jnp.mean(groups, axis=(1, 2, 4), keepdims=True)
         variance = jnp.mean(jnp.square(groups - mean), axis=(1, 2, 4), keepdims=True)
@@ -107,6 +108,7 @@ class UNet:
             with jax.named_scope(f"down.{name}"):
                 for block in level["blocks"].values():
                     x = self.through_block(block, x)
+                # Skip connections take the result before downsampling.
                 kept.append(x)
                 x = conv(x, level["down"], stride=2)
         with jax.named_scope("middle"):
@@ -114,6 +116,7 @@ class UNet:
         for name, level in reversed(params["up"].items()):
             with jax.named_scope(f"up.{name}"):
                 x = conv(jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2), level["up"])
+                # The first block after a skip connection has twice the channels.
                 x = jnp.concatenate([x, kept.pop()], axis=-1)
                 for block in level["blocks"].values():
                     x = self.through_block(block, x)
