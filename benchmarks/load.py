@@ -264,6 +264,7 @@ def seed(config: StudyConfig, count: int) -> None:
     sampler = make_sampler(config, candidates)
     study = open_study(config, sampler, store.storage)
     assert isinstance(store.storage, RDBStorage), "seeded are databases"
+    # Optuna stores the distribution of each parameter as JSON beside its value.
     distributions = {
         name: optuna.distributions.distribution_to_json(distribution_of(name, grid)) for name in grid.dimensions
     }
@@ -384,6 +385,7 @@ def windows(rows: list[dict[str, Any]], storage: str) -> list[dict[str, Any]]:
     for mark in MARKS:
         of_window = [row for row in rows if mark - min(WINDOW, mark) < row["ended"] <= mark]
         if of_window and max(row["ended"] for row in of_window) == mark:
+            # Figures are means over the trials of the window, as one trial alone is too noisy.
             means = {
                 name: sum(row[name] for row in of_window) / len(of_window)
                 for name in of_window[0]

@@ -204,6 +204,7 @@ def _figures(group: Group, runs: Sequence[Trials]) -> dict[str, float | None]:
 
 def _overall(groups: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
     """Summarise groups: medians of medians, means of means, and the 90th percentile over groups."""
+    # The first part of a figure's name says how it is summarised: median, p90, or mean otherwise.
     overall: dict[str, float | None] = {}
     for name in groups[0]:
         statistic, _, figure = name.partition("_")

@@ -347,6 +347,7 @@ def look_at_stages(setting: Setting, grid: ConfigGrid, figures: Figures) -> None
     for name in ("compute", "exposed", "host", "once_s"):
         figures.look(f"blocks' {name}", getattr(costs, name), least=0)
     for pp, vpp in sorted({(int(pp), int(vpp)) for pp, vpp in zip(grid.pp, grid.vpp, strict=True)})[:3]:
+        # Stage tables need equal numbers of stages in all configurations.
         rows = grid.take((grid.pp == pp) & (grid.vpp == vpp))
         tables = stage_tables(setting, rows)
         figures.look("stages' times", tables.time_s, least=0)
@@ -384,6 +385,7 @@ def look_at_simulations(setting: Setting, grid: ConfigGrid, figures: Figures) ->
             done += 1
             what = f"simulated {schedule}"
             figures.look(f"{what}: step time", found.step_time_s, alone, above=0)
+            # Rounding can leave tiny negative parts.
             parts = np.array(list(found.breakdown_s.values()))
             figures.look(f"{what}: parts", parts, least=-SAME * found.step_time_s)
             figures.agree(f"{what}: sum of parts", np.array([parts.sum()]), np.array([found.step_time_s]), alone)

@@ -293,6 +293,7 @@ def row_of(study: str, searches: Sequence[Search]) -> dict[str, Any]:
     """Summarise the searches of one study as a row of the table."""
     paper_trials, paper_grid = SEARCHED[study]
     first = searches[0]
+    # Sizes of the grid do not depend on the world, but the number of feasible configurations does.
     trials = float(np.median([search.num_trials for search in searches]))
     regrets = [search.regret for search in searches]
     return {
@@ -330,6 +331,7 @@ def feasible_counts() -> dict[str, float]:
     grid, removed = enumerate_space(setting, config.options)
     memory = estimate_memory(setting, grid)
     fits = memory.fits(headroom)
+    # The paper's and the current configuration are found in the grid by their degrees.
     needed_gib = memory.needed_bytes / 2**30
     # Disjoint groups, taken off in this order, so that the counts of the table add up to those that fit.
     rings, ulysses, virtual = grid.cp > 1, (grid.cp == 1) & (grid.up > 1), (grid.cp * grid.up == 1) & (grid.vpp > 1)

@@ -75,6 +75,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
 
 def _measure_rounds(config: StudyConfig, backend: TorchBackend, grid: ConfigGrid, given: argparse.Namespace) -> None:
     done = _done(given.out)
+    # Each round has a seeded order, so that a continued run measures exactly what is missing.
     todo = [
         (number, position)
         for number in range(given.repeats)

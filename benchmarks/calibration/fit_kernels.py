@@ -124,6 +124,7 @@ def best_roofline(flop: FloatArray, moved_bytes: FloatArray, device: Device, mea
 
     Memory runs at 0.85 of its peak.
     """
+    # The baseline: a roofline with one efficiency, chosen with hindsight on the judged shapes.
     memory_s = moved_bytes / (0.85 * device.memory_bandwidth_bytes_per_s)
     times = [
         np.maximum(flop / (share * device.peak_flop_per_s("bf16")), memory_s) for share in np.arange(0.05, 1, 0.01)
@@ -147,6 +148,7 @@ def chessboard(n: FloatArray, k: FloatArray) -> NDArray[np.bool_]:
 def table_of(shapes: FloatArray, log_ratio: FloatArray) -> MatmulTable:
     """Arrange log ratios [u] on the grid of the distinct m, n and k; gaps take the mean of their neighbours."""
     _, m, k, n = shapes.T
+    # Measured shapes lie on a grid; searchsorted gives the place of each on every axis.
     axes = [np.unique(size) for size in (m, n, k)]
     grid = np.full([len(axis) for axis in axes], np.nan)
     grid[tuple(np.searchsorted(axis, size) for axis, size in zip(axes, (m, n, k), strict=True))] = log_ratio
@@ -184,6 +186,7 @@ def fit_aiconfigurator_matmul(folder: Path, *, write: bool) -> None:
         # The table holds m in multiples of TABLE_STEP_M, and n and k of at least SMALLEST.
         data = data[(data[:, 2] >= SMALLEST) & (data[:, 3] >= SMALLEST) & (data[:, 1] % TABLE_STEP_M == 0)]
         device, shapes, measured = find_device(name), data[:, :4], data[:, 4]
+        # Neighbours on the grid fall into different halves, so that the table is judged by interpolation.
         black = chessboard(shapes[:, 3], shapes[:, 2])
         x = fit_matmul(device, shapes[black], np.zeros(black.sum()), measured[black])
         constants = matmul_constants(x)
@@ -224,6 +227,7 @@ def fit_simumax_matmul(folder: Path, name: str) -> None:
         # SimuMax publishes efficiencies; the time follows from the operations and the peak.
         measured.append(2 * m * k * n / (share * peak))
     plain, more, time = np.array(shapes), np.array(extra), np.array(measured)
+    # Every second row is held out to judge the constants.
     half = np.arange(len(plain)) % 2 == 0
     x = fit_matmul(device, plain[half], more[half], time[half])
     constants = matmul_constants(x)
@@ -339,7 +343,9 @@ def fit_aiconfigurator_attention(folder: Path) -> None:
         )
         device, shapes, measured = find_device(name), data[:, :4], data[:, 5]
         batch, heads, length, size = shapes.T
+        # Two products of 2 T^2 H operations each, half of them masked by causality.
         flop = 2 * batch * heads * length**2 * size
+        # Time of one pass over queries, keys and values in 16 bits at a share of the memory bandwidth.
         copied_s = (
             2 * batch * length * size * (heads + 2 * data[:, 4]) / (PREPASS_SHARE * device.memory_bandwidth_bytes_per_s)
         )

@@ -61,6 +61,7 @@ def noise_floor(runs: Sequence[MeasuredRun], noise: float, rng: np.random.Genera
             median_regret=None,
             mean_regret=None,
         )
+    # Lognormal noise, independent for each run and draw [d, n].
     measured = np.array([run.step_time_s for run in timed])
     observed = measured * np.exp(noise * rng.standard_normal((NUM_DRAWS, len(timed))))
     # Errors relative to the observation, as `fidelity.judge` computes them.

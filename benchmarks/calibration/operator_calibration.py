@@ -224,6 +224,7 @@ def _row(key: Key, found: Sequence[HeldOut]) -> dict[str, Any]:
 
 def figures(found: Sequence[HeldOut]) -> dict[str, Any]:
     """Summarise some held-out operators."""
+    # All held-out operators count alike, whatever their source and range.
     log_error, mean, deviation, errors, density = (
         np.concatenate([getattr(each, name) for each in found])
         for name in ("log_error", "mean", "deviation", "errors", "log_density")
@@ -249,6 +250,7 @@ def simulated_tables(num_seeds: int, num_trials: int) -> dict[str, list[dict[str
         world = SimulatedBackend(
             job=study.setting.job, cluster=study.setting.cluster, runtime=study.setting.runtime, seed=seed
         )
+        # Only configurations that run in this world have operators to sample.
         grid = space.take(np.flatnonzero(world.hidden_memory(space).fits(0.0)))
         order = np.random.default_rng(seed).permutation(len(grid))
         trials, others = order[:num_trials], order[num_trials:]
@@ -268,6 +270,7 @@ def simulated_tables(num_seeds: int, num_trials: int) -> dict[str, list[dict[str
 
 def sampled(world: SimulatedBackend, config: ParallelConfig) -> list[OperatorErrors]:
     """Return the operators of one trial with their errors, where predictions are those of a world without errors."""
+    # The cost model's predictions are those of the same world without its errors.
     believed = replace(world, operator_error=0.0, noise=0.0)
     pairs = zip(
         world.measure(config, trial_number=0).operator_samples,

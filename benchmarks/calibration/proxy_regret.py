@@ -105,8 +105,8 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
     pairs = pairs_of(groups)
     if not pairs:
         raise ConfigError(
-            f"hold no two groups of one job of which one has a quarter of the other's devices, and "
-            f"{given.min_candidates} candidates each",
+            f"hold no two groups of one job, one on at most a quarter of the other's devices, with "
+            f"{given.min_candidates} candidates or more each",
             key=", ".join(map(str, given.measured)),
             nearest=f"--min-candidates takes smaller ones; {reasons(skipped + left_out)}",
         )
@@ -195,6 +195,7 @@ def _figures(pair: Pair, num_proxies: int, seeds: int) -> dict[str, Any]:
             "prior": (prior, AT_FULL_SIZE),
             "random": (uniform, AT_FULL_SIZE),
         }.items():
+            # All alternatives are judged by the same regret on the same group and seed.
             found = run_trials(make(problem, seed), group.outcomes, times, num_trials)
             regrets[name].append(regret_at(found.order, times, num_trials))
     return {
@@ -212,6 +213,7 @@ def _figures(pair: Pair, num_proxies: int, seeds: int) -> dict[str, Any]:
 def _regret_of_best_with_proxy(pair: Pair) -> float | None:
     """Return the slowdown of the best candidate that has a proxy; None if no such candidate ran."""
     times = pair.group.step_time_s
+    # A lower bound on the regret of any choice that relies on proxies alone.
     with_proxy = [time_s for time_s, proxy in zip(times, pair.proxies, strict=True) if proxy is not None]
     best = min(with_proxy, default=math.inf)
     return float(best / times.min() - 1) if math.isfinite(best) else None
@@ -221,6 +223,7 @@ def run_with_proxies(pair: Pair, problem: Problem, num_proxies: int, seed: int) 
     """Run one study with proxies; return the number of proxies, and the candidates that ran at full size."""
     sampler = ThompsonSampler(problem.grid, problem.belief, seed=seed, proxies=_plan(pair, problem, num_proxies))
     study = optuna.create_study(sampler=sampler)
+    # The loop of a study, with answers from the measured group and its sibling in place of trials.
     count, at_full_size = 0, []
     while len(at_full_size) < min(AT_FULL_SIZE, len(pair.proxies)):
         evidence = sampler.evidence(study.get_trials(deepcopy=False))

@@ -194,6 +194,7 @@ def run_and_look(group: Group, problem: Problem, seed: int, num_trials: Sequence
 
 def held_out(drawn: NDArray[np.floating], log_measured: FloatArray, num_trials: int) -> HeldOut:
     """Compare draws of log step times [M, h] with the measured ones [h]."""
+    # Draws are float32; quantiles are taken in float64 to compare with measured times.
     low, middle, high = np.quantile(drawn.astype(np.float64), INTERVAL, axis=0)
     return HeldOut(
         num_trials=num_trials,

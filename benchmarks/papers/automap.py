@@ -182,6 +182,7 @@ class ArgumentGame:
         propagated = self.propagation.layouts(self.layouts(state))
         began_s = time.process_time()
         rows = self._reader.rows(propagated.layouts)
+        # Reading is counted apart: a compiler with a cost model of its own would not need it.
         self.spent.evaluations += 1
         self.spent.propagation_s += propagated.propagation_s
         self.spent.reading_s += propagated.reading_s + time.process_time() - began_s

@@ -74,7 +74,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 def show(figures: dict[str, Any]) -> None:
     """Print the tables, each below its title."""
-    together = f"together: {figures['workers']} processes, of which this machine makes {figures['ceiling']:.2f}"
+    together = f"together: {figures['workers']} processes, which do {figures['ceiling']:.2f} times the work of one"
     for title, key in (
         (f"Pipelines; {together}", "stages"),
         ("Operators", "schedules"),
@@ -173,6 +173,7 @@ def _gaps(name: str, alone: Outcome[Any], together: Outcome[Any]) -> Iterator[di
 
 def _pipelines() -> Iterator[tuple[str, Pipeline, int]]:
     """Yield named pipelines with the number of caps of their bounds."""
+    # The factors of the memory below force recomputation.
     dense = _pipeline(np.zeros(96, dtype=np.int64))
     mixed = _pipeline(np.repeat([0, 1], [3, 58]))
     yield "96 layers, 2 kinds, 8 stages", dense, MOST_CAPS

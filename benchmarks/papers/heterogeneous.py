@@ -174,6 +174,7 @@ def unlike(case: Case, model: str, hosts: int) -> tuple[dict[str, Any], list[dic
     several = fastest(setting, grid, PLANNED)
     own, every = (fastest(setting, plan(setting, several, parts)) for parts in (("layers", "hosts"), PARTS))
     work_s = works_s(setting, best)
+    # r of the work of all stages at the chosen degrees.
     ratio = max(work_s) / min(work_s)
     return row | {
         "r": ratio,
@@ -251,6 +252,7 @@ def undivided_s(setting: Setting, config: ParallelConfig, work_s: Sequence[float
 
 def kernel_ratios(case: Case, setting: Setting, config: ParallelConfig, model: str) -> list[dict[str, Any]]:
     """Return r for each kind of operator."""
+    # Times of all operators of one kind are summed, so that frequent operators weigh more.
     job, runtime = setting.job, setting.runtime
     grid = ConfigGrid.from_configs([config])
     first, second = (group.device for group in setting.cluster.groups)
@@ -308,6 +310,7 @@ def slowed(cluster: Cluster, share: float) -> Cluster:
     """Return the cluster with a share of its bandwidth inside hosts and between them."""
 
     def scaled(group: HostGroup) -> HostGroup:
+        # Links inside hosts and network adapters change by the same factor.
         intra, nics = (
             tuple(replace(link, bandwidth_bytes_per_s=share * link.bandwidth_bytes_per_s) for link in links)
             for links in (group.intra_links, group.nic_links)

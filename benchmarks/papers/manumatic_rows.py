@@ -258,6 +258,7 @@ def forward_plans(scenario: Scenario, row: str, forward: Graph, pp: int) -> Iter
 def _refine_stage_mesh(scenario: Scenario, pp: int) -> tuple[DeviceMesh, DeviceMesh, tuple[Level, ...]]:
     """Return the mesh of one stage's devices, the refined mesh, and the levels into which D-Rec cuts it."""
     devices = scenario.hosts * NPUS // pp
+    # A stage within one host has a single axis of NPUs.
     axes = {"host": devices // NPUS, "npu": NPUS} if devices > NPUS else {"npu": devices}
     mesh = DeviceMesh(names=tuple(axes), sizes=tuple(axes.values()), cluster=scenario.cluster)
     return mesh, *refined(mesh)
@@ -289,6 +290,7 @@ def _axes(scenario: Scenario, row: str) -> Iterator[tuple[str, Mapping[str, ByNa
     everything = "*"
     data, along, tensor = [(everything, BATCH)], [(everything, ALONG)], [(everything, TENSOR)]
     between = [(op, ALONG) for op in BETWEEN]
+    # The first rule that matches an operator applies, so special rules stand before general ones.
     experts = [(op, ("experts",)) for op in EXPERT_OPS]
     if row == MEGATRON:
         yield "", {"dp": data, "cp": along, "tp": tensor}

@@ -97,6 +97,7 @@ class PlanReader:
             )
             for axis in axes
         ]
+        # The product over axes is small: a tensor is cut by few axes, each with few choices.
         rows = [row for row in itertools.product(*choices) if self._divides(rule, row)]
         return min(rows, key=lambda row: (self._sent_bytes(rule, row, reads, writes, num_bytes), -self._shared_by(row)))
 

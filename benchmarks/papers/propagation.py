@@ -91,6 +91,7 @@ class Propagation:
         lowered = jax.jit(self._inlined, keep_unused=True).trace(*self._inlined.shapes).lower()
         self._module = lowered.compiler_ir()
         with self._module.context, ir.Location.unknown():
+            # The mesh must be declared in the module before shardings can name its axes.
             axes = [sdy.MeshAxisAttr.get(name, size) for name, size in zip(mesh.names, mesh.sizes, strict=True)]
             with ir.InsertionPoint.at_block_begin(self._module.body):
                 sdy.MeshOp(MESH, sdy.MeshAttr.get(axes))

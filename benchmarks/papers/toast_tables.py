@@ -261,9 +261,7 @@ def _cluster(name: str, devices: int) -> Cluster:
 def _known(chosen: Sequence[Any], known: Mapping[Any, Any], option: str) -> list[Any]:
     for one in chosen:
         if one not in known:
-            raise ConfigError(
-                "is nothing that the tables have", key=option, value=one, nearest=did_you_mean(one, map(str, known))
-            )
+            raise ConfigError("is not in the tables", key=option, value=one, nearest=did_you_mean(one, map(str, known)))
     return list(chosen)
 
 

@@ -188,6 +188,7 @@ def summary(found: Sequence[Compared], tokens: float) -> dict[str, Any]:
     both = [one for one in found if one.even is not None and one.best is not None]
     if not both:
         raise ConfigError("leaves no layout whose even stages fit", key="--pp")
+    # Predicted and simulated times are pairs, indexed by False and True.
     ways = {"closed_form": False, "simulator": True}
     fastest = {
         way: {
@@ -263,6 +264,7 @@ def _exactness(setting: Setting, found: Sequence[Compared]) -> Iterator[dict[str
     fastest = min((one for one in found if one.best is not None), key=lambda one: one.best_s[False])
     for num_layers, pp in ((FEW_PLANS, 2), (FEW_PLANS, 4), (12, 4), (16, 2), (16, 4)):
         job = replace(setting.job, model=replace(setting.job.model, num_layers=num_layers))
+        # The shortened models use tp=8 and fill the devices with context parallelism.
         layout = replace(fastest.config, pp=pp, vpp=1, tp=8, cp=setting.cluster.num_devices // (8 * pp), up=1, dp=1)
         # From memory that forces full recomputation to memory that needs none.
         for share in (0.0, 0.3, 0.7, 1.0):

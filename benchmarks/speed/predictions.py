@@ -77,6 +77,7 @@ def row_of(name: str, cores: int, repeats: int) -> dict[str, Any]:
     try:
         for started in [pool.submit(int) for pool in pools]:
             started.result()
+        # The first call fills the caches and is reported separately.
         number, first_s, _ = timed(pools)
         times = [timed(pools) for _ in range(repeats)]
     finally:

@@ -187,6 +187,7 @@ def targets(tables: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     for table, scale in (("axes", "axes"), ("layers", "layers")):
         rows = tables.get(table, [])
         if len(rows) > 1:
+            # Rows are in increasing order of the scale.
             first, last = rows[0], rows[-1]
             # At most linear growth is asked for.
             growth = last["search_s"] / first["search_s"]
@@ -268,6 +269,7 @@ def _step_row(step: Traced, given: argparse.Namespace) -> dict[str, Any]:
     tell(f"{step.name}: with seeds {seeded.cpu_s:.2f} s")
     options = replace(UNSEEDED, searches=1)
     limits = Limits(nodes=given.automap_states)
+    # The peer is timed once, since each of its states takes a propagation by Shardy.
     peer = timed(lambda: automap_plan(step.program, mesh, options, limits=limits, graph=graph)).result
     spent, (tree,) = peer.spent, peer.trees
     tell(f"{step.name}: AutoMap-like {spent.evaluation_s:.3f} s a state, {spent.evaluations} states")

@@ -100,6 +100,7 @@ def points_of(grid: ConfigGrid) -> Points:
 
 def _scale(name: str, values: tuple[int, ...]) -> FloatArray:
     """Scale the values of a dimension to 0 to 1: degrees by their logarithms, all others by their order."""
+    # Doubling a degree is one step whatever its size; all other values are evenly spaced.
     places = np.log2(values) if name in DEGREES else np.arange(len(values), dtype=np.float64)
     return np.asarray((places - places[0]) / (places[-1] - places[0]))
 

@@ -190,6 +190,7 @@ def problem_of(group: Group, history: Sequence[MeasuredRun], runtime: str | None
     others = tuple(run for run in history if group_key(run) != group.key)
     if history:
         name = runtime or source.runtime
+        # With a history the profile starts before any fit, so that the history is not counted twice.
         profiles = {name: find_prior(name)}
     else:
         name, profiles = runtime or stranger_to(source.runtime, group.runs[0].source), {}

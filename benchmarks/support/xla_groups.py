@@ -86,6 +86,7 @@ def _of_axes(axes: str, dims: str | None, order: str | None, chosen: str, line: 
 
 def _devices(dims: str, order: str | None) -> Any:
     shape = _numbers(dims)
+    # XLA's iota: numbers in row-major order, optionally transposed before they are cut into groups.
     found = np.arange(math.prod(shape)).reshape(shape)
     return (found if order is None else found.transpose(_numbers(order))).reshape(-1)
 

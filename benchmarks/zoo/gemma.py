@@ -48,6 +48,7 @@ class Gemma:
 
     def layer(self, stacked: int = 0) -> Tree:
         """Return the shapes of one layer's parameters, or of all layers' parameters in one stack."""
+        # Grouped queries have two dims of heads: the key head, and the queries that share it.
         lead = (stacked,) if stacked else ()
         heads: tuple[int, ...] = (self.heads,)
         if 1 < self.key_heads < self.heads:
@@ -98,6 +99,7 @@ class Gemma:
 
     def hide(self, layer: Tree, x_btd: Array) -> Array:
         """Apply the hidden layer behind a norm, without the residual."""
+        # Gate and up are one product with stacked weights.
         gate, up = jnp.einsum("btd,gdf->gbtf", rms_norm(x_btd, layer["hidden_norm"]), layer["gate_up"])
         return jnp.einsum("btf,fd->btd", jax.nn.gelu(gate) * up, layer["down"])
 

@@ -53,6 +53,7 @@ class GraphNetwork:
         edges = perceptron(params["edge_encoder"], batch["edges"])
         for name, step in params["steps"].items():
             with jax.named_scope(f"steps.{name}"):
+                # Each edge sees the states of both its ends (gathers), and each step adds residuals.
                 ends = [nodes[batch["senders"]], nodes[batch["receivers"]]]
                 edges = edges + perceptron(step["edge"], jnp.concatenate([edges, *ends], axis=-1))
                 # Each node sums the messages of its incoming edges.

@@ -59,6 +59,7 @@ class Attention(nn.Module):
 
     def heads_of(self, x_btd: Tensor, layer: nn.Linear) -> Tensor:
         """Apply a linear layer and split its results into heads [B, N, T, H]."""
+        # Heads move before tokens, as scaled_dot_product_attention expects them.
         batch, tokens, _ = x_btd.shape
         return layer(x_btd).view(batch, tokens, -1, self.sizes.head).transpose(1, 2)
 
@@ -289,6 +290,7 @@ class UNet(nn.Module):
         kept = []
         for block in self.down:
             x_bchw = block(x_bchw)
+            # Skip connections take the result before pooling.
             kept.append(x_bchw)
             x_bchw = self.pool(x_bchw)
         x_bchw = self.enlarge(self.halve(x_bchw))
