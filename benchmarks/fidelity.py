@@ -231,7 +231,9 @@ def _unlike(
                 continue
         (group,), _ = judge(known, predictions)
         rank_s = time.perf_counter() - start_s
-        hosts = [f"{each.hosts} x {each.devices_per_host} {each.device.name}" for each in settings[0].cluster.groups]
+        hosts = [
+            f"{each.hosts} x {each.devices_per_host} {each.device.name}" for each in settings[0].setting.cluster.groups
+        ]
         found.append({**_group_json(group), "hosts": hosts, "rank_s": rank_s})
     return found
 
