@@ -175,6 +175,7 @@ def quote(
     tell(f"predicting {len(runs):,} runs")
     quoted = {CLOSED_FORM: predict(runs, settings)}
     if model != CLOSED_FORM:
+        # Both models are quoted on the runs that the simulator can predict too, so that the figures are comparable.
         kept, quoted[SIMULATOR], unfit = simulated(runs, settings, quoted[CLOSED_FORM])
         quoted[CLOSED_FORM] = taken(quoted[CLOSED_FORM], np.array(kept, dtype=np.int64))
         runs, fallen = [runs[position] for position in kept], fallen + unfit
@@ -230,7 +231,9 @@ def _unlike(
                 continue
         (group,), _ = judge(known, predictions)
         rank_s = time.perf_counter() - start_s
-        hosts = [f"{each.hosts} x {each.devices_per_host} {each.device.name}" for each in settings[0].cluster.groups]
+        hosts = [
+            f"{each.hosts} x {each.devices_per_host} {each.device.name}" for each in settings[0].setting.cluster.groups
+        ]
         found.append({**_group_json(group), "hosts": hosts, "rank_s": rank_s})
     return found
 
@@ -248,6 +251,7 @@ def _source_json(source: str, runs: Sequence[MeasuredRun], predictions: Predicti
 
 def _group_json(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return a group's figures under the keys of `overall` as well, with shares computed from the group's counts."""
+    # Groups hold counts and `overall` holds shares and summaries; sources and groups print with the same table.
     shares = {
         name: group[name] / group[count] if group[count] else None
         for name, count in (("ok_called_feasible", "ok"), ("failed_called_infeasible", "failed"))

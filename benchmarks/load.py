@@ -202,6 +202,7 @@ class Meter:
         """Write a line with what was spent since the previous trial ended."""
         waited_s = self.slots.waited_s if self.slots else 0.0
         now = (time.perf_counter(), time.process_time(), waited_s)
+        # Counters only grow, so the differences to the previous trial are what this trial cost.
         wall_s, cpu_s, wait_s = (new - old for new, old in zip(now, self._before, strict=True))
         self._before = now
         self.ended += 1
@@ -263,6 +264,7 @@ def seed(config: StudyConfig, count: int) -> None:
     sampler = make_sampler(config, candidates)
     study = open_study(config, sampler, store.storage)
     assert isinstance(store.storage, RDBStorage), "seeded are databases"
+    # Optuna stores the distribution of each parameter as JSON beside its value.
     distributions = {
         name: optuna.distributions.distribution_to_json(distribution_of(name, grid)) for name in grid.dimensions
     }
@@ -284,6 +286,7 @@ def _simulate_observations(
     """
     assert isinstance(backend, SimulatedBackend), "the benchmark's own study"
     memory, step_s = backend.hidden_memory(grid), backend.hidden_step(grid).step_time_s
+    # The same multiplicative lognormal noise as the backend adds to each step.
     noise = np.exp(backend.noise * rng.standard_normal((len(grid), backend.num_steps)))
     few = [backend.measure(grid.config(position), trial_number=0) for position in range(min(NUM_MEASURED, len(grid)))]
     sampled = [observation.operator_samples for observation in few if observation.operator_samples]
@@ -382,6 +385,7 @@ def windows(rows: list[dict[str, Any]], storage: str) -> list[dict[str, Any]]:
     for mark in MARKS:
         of_window = [row for row in rows if mark - min(WINDOW, mark) < row["ended"] <= mark]
         if of_window and max(row["ended"] for row in of_window) == mark:
+            # Figures are means over the trials of the window, as one trial alone is too noisy.
             means = {
                 name: sum(row[name] for row in of_window) / len(of_window)
                 for name in of_window[0]
@@ -393,6 +397,7 @@ def windows(rows: list[dict[str, Any]], storage: str) -> list[dict[str, Any]]:
 
 def growth_mib(rows: list[dict[str, Any]]) -> float | None:
     """Return the growth of resident memory per 1,000 trials [MiB], by a line fitted after the first 1,000 trials."""
+    # The first trials fill caches and allocate the arrays of all candidates, which is no growth.
     later = [(row["ended"], row["rss_mib"]) for row in rows if row["ended"] > 1000]
     if len(later) < 100:
         return None

@@ -144,16 +144,16 @@ def _run_round(kind: str, folder: Path, trials: int, seed: int) -> dict[str, Any
             for sentence, holds in (
                 (f"the study ended with status {status}: {driver.told[-2000:]}", status == 0),
                 (
-                    f"not all ended, or not well: {[r.observation.reason for r in records if r.observation]}",
+                    f"some trials did not end, or failed: {[r.observation.reason for r in records if r.observation]}",
                     len(records) == trials and all(map(_ended_well, records)),
                 ),
                 ("a candidate was tried twice", len({str(record.params) for record in records}) == len(records)),
                 ("no trial was lost with the node", bool(_retried(records))),
                 (
-                    "started again were not the lost ones",
+                    "other trials than the lost ones were started again",
                     kind == "simulated" or _only_lost_ran_again(records, starts, lost),
                 ),
-                ("what ran on the dead node did not go", lost.gone_s is not None),
+                ("processes of the dead node did not end", lost.gone_s is not None),
                 (f"processes are left: {left}", not left),
             )
             if not holds

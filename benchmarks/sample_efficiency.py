@@ -181,12 +181,14 @@ def _figures(group: Group, runs: Sequence[Trials]) -> dict[str, float | None]:
     times = group.step_time_s
     figures: dict[str, float | None] = {}
     for percent in (5, 2, 0):
+        # Runs that never got there count as infinite, which medians and quantiles handle without a special case.
         needed = [trials_to(run.order, times, percent / 100) for run in runs]
         figures[f"median_trials_to_{percent}pct"] = quantile(needed, 0.5)
         figures[f"p90_trials_to_{percent}pct"] = quantile(needed, 0.9)
     for num_trials in (1, 3, 5, 10):
         regrets = [regret_at(run.order, times, num_trials) for run in runs]
         figures[f"mean_regret_at_{num_trials}"] = float(np.mean(regrets))
+    # Peers never stop by themselves, so their columns about stops stay empty.
     stops = [run for run in runs if run.num_at_stop is not None]
     figures |= {
         "median_trials_at_stop": _over(np.median, [run.num_at_stop for run in stops]),
@@ -202,6 +204,7 @@ def _figures(group: Group, runs: Sequence[Trials]) -> dict[str, float | None]:
 
 def _overall(groups: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
     """Summarise groups: medians of medians, means of means, and the 90th percentile over groups."""
+    # The first part of a figure's name says how it is summarised: median, p90, or mean otherwise.
     overall: dict[str, float | None] = {}
     for name in groups[0]:
         statistic, _, figure = name.partition("_")

@@ -166,6 +166,7 @@ class Figures:
         found = np.asarray(values, dtype=np.float64)
         self.count += found.size
         least, most = limits.get("least", -np.inf), limits.get("most", np.inf)
+        # NaN fails every comparison, so that finiteness need not be checked first.
         bad = ~(np.isfinite(found) & (found > above) & (found >= least) & (found <= most))
         if bad.any():
             row = int(np.argwhere(bad)[0][0]) if found.ndim else 0
@@ -262,6 +263,7 @@ def _look_at(variant: Variant, figures: Figures, sizes: list[int], is_deep: bool
     sizes[0] = len(grid)
     if not len(grid):
         return
+    # Neighbouring candidates are much alike; equal distances reach all parts of the space.
     grid = _spread(grid, most)
     sizes[1] = len(grid)
     look_at_predictions(setting, grid, figures)
@@ -286,6 +288,7 @@ def _spread(grid: ConfigGrid, most: int) -> ConfigGrid:
 def share_of_peak(setting: Setting, step_time_s: FloatArray) -> FloatArray:
     """Compute the MFU without the half of attention that causal kernels skip [n]."""
     model, length = setting.job.model, setting.job.sequence_length
+    # The operations that depend on the sequence length are those of attention; causal kernels skip half of them.
     attention = model.model_flops_per_token(length) - model.model_flops_per_token(0)
     needed = 1.0 - attention / 2 / model.model_flops_per_token(length)
     return needed * model_flops_utilisation(setting.job, setting.cluster, step_time_s)
@@ -302,6 +305,7 @@ def look_at_predictions(setting: Setting, grid: ConfigGrid, figures: Figures) ->
     figures.agree("memory's parts", np.sum(list(memory.parts_bytes.values()), axis=0), memory.peak_bytes, grid)
     chance = memory.probability_of_fit(HEADROOM, setting.runtime.memory_error)
     figures.look("probability of fit", chance, grid, least=0, most=1)
+    # With the memory given, the cost model slows down configurations that barely fit.
     for told in (memory, None):
         estimate = estimate_step(setting, grid, memory=told)
         figures.look("step time", estimate.step_time_s, grid, above=0)
@@ -343,12 +347,15 @@ def look_at_stages(setting: Setting, grid: ConfigGrid, figures: Figures) -> None
     for name in ("compute", "exposed", "host", "once_s"):
         figures.look(f"blocks' {name}", getattr(costs, name), least=0)
     for pp, vpp in sorted({(int(pp), int(vpp)) for pp, vpp in zip(grid.pp, grid.vpp, strict=True)})[:3]:
+        # Stage tables need equal numbers of stages in all configurations.
         rows = grid.take((grid.pp == pp) & (grid.vpp == vpp))
         tables = stage_tables(setting, rows)
         figures.look("stages' times", tables.time_s, least=0)
         figures.look("recomputed stages' times", tables.again_s, least=0)
         figures.look("stages' memory", tables.needed_bytes, above=0)
         figures.look("recomputed stages' memory", tables.again_bytes, above=0)
+        # Differences along the number of layers, relative to the longest time; rounding may make them slightly
+        # negative.
         figures.look("more layers take longer", np.diff(tables.time_s, axis=1) / tables.time_s.max(), least=-SAME)
 
 
@@ -378,6 +385,7 @@ def look_at_simulations(setting: Setting, grid: ConfigGrid, figures: Figures) ->
             done += 1
             what = f"simulated {schedule}"
             figures.look(f"{what}: step time", found.step_time_s, alone, above=0)
+            # Rounding can leave tiny negative parts.
             parts = np.array(list(found.breakdown_s.values()))
             figures.look(f"{what}: parts", parts, least=-SAME * found.step_time_s)
             figures.agree(f"{what}: sum of parts", np.array([parts.sum()]), np.array([found.step_time_s]), alone)

@@ -209,6 +209,7 @@ def _parse_studies(text: str) -> list[str]:
 def prepared(study: str) -> Prepared:
     """Prepare what all worlds of a study share; the runs of one study come one after the other."""
     config = load_study(STUDIES / f"{study}.yaml")
+    # The paper counts its space before memory pruning, so the unpruned grid is kept for the shares explored.
     full, _ = enumerate_space(config.setting, config.options)
     space = config.space()
     grid = space.grid
@@ -284,6 +285,7 @@ def true_step_s(world: SimulatedBackend, grid: ConfigGrid) -> FloatArray:
     """Return the noise-free step times of a world [n]; infinite where a configuration does not fit."""
     memory = world.hidden_memory(grid)
     fits = memory.needed_bytes <= memory.capacity_bytes
+    # An infinite time keeps configurations without memory out of every minimum.
     return np.where(fits, world.hidden_step(grid).step_time_s, np.inf)
 
 
@@ -291,6 +293,7 @@ def row_of(study: str, searches: Sequence[Search]) -> dict[str, Any]:
     """Summarise the searches of one study as a row of the table."""
     paper_trials, paper_grid = SEARCHED[study]
     first = searches[0]
+    # Sizes of the grid do not depend on the world, but the number of feasible configurations does.
     trials = float(np.median([search.num_trials for search in searches]))
     regrets = [search.regret for search in searches]
     return {
@@ -328,7 +331,9 @@ def feasible_counts() -> dict[str, float]:
     grid, removed = enumerate_space(setting, config.options)
     memory = estimate_memory(setting, grid)
     fits = memory.fits(headroom)
+    # The paper's and the current configuration are found in the grid by their degrees.
     needed_gib = memory.needed_bytes / 2**30
+    # Disjoint groups, taken off in this order, so that the counts of the table add up to those that fit.
     rings, ulysses, virtual = grid.cp > 1, (grid.cp == 1) & (grid.up > 1), (grid.cp * grid.up == 1) & (grid.vpp > 1)
     plain = ~(rings | ulysses | virtual)
     positions = grid.positions()

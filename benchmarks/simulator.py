@@ -65,13 +65,12 @@ CAUSES = ("unequal stages", "messages", "gathers", "gradients")
 """Effects that the two models count differently.
 
 - unequal stages: the head, and layers that virtual stages cannot share equally. The closed form charges the whole
-  imbalance once, as if the slowest stage were the last one. In the simulator a slow first stage still overlaps with
-  forward passes of others.
+  imbalance once, as for a slowest stage at the end. A slowest stage in front runs forward passes meanwhile.
 - messages between stages: they slow down the layers' collectives on the same links. The closed form adds up what is not
   hidden in each direction, although both directions are used at the same time.
 - gathers: the weights are gathered beside the first passes.
 - gradients: the last backward pass of every stage is slower while gradients are reduced, but the closed form charges
-  only one stage for it. Chunks that end early start their reduction sooner, which the closed form hides behind one
+  only one stage for it. Chunks that end early start their reduction sooner, whereas the closed form hides it behind one
   backward pass only.
 """
 
@@ -155,6 +154,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     """Measure agreement and speed."""
     tasks = list(_draw_tasks(given.studies, given.configs, given.seed))
     with threadpool_limits(1):
+        # Speed is measured before the workers start and compete for the cores.
         speed = [_speed_row(*case, given.repeats) for case in _speed_cases()]
     total = sum(len(task.positions) for task in tasks)
     begin_s = time.perf_counter()
@@ -169,6 +169,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 def agreement(found: Sequence[Compared]) -> dict[str, Any]:
     """Compute the statistics of the configurations that both models predicted."""
+    # Some configurations have no schedule in the simulator; they are counted but say nothing about agreement.
     known = [one for one in found if one.difference is not None]
     if not known:
         raise ConfigError("hold no configuration that can be simulated", key="--studies")
@@ -238,6 +239,7 @@ def _draw_tasks(studies: Sequence[Path], count: int, seed: int) -> Iterator[_Tas
             numbers[at] += more
             left -= more
     for number, (path, size) in enumerate(zip(studies, sizes, strict=True)):
+        # A generator of its own for each study keeps the draws independent.
         chosen = np.random.default_rng([seed, number]).choice(size, numbers[number], replace=False)
         for start in range(0, len(chosen), AT_ONCE):
             yield _Task(study=path, positions=tuple(chosen[start : start + AT_ONCE].tolist()))
@@ -294,6 +296,7 @@ def _both(
 ) -> tuple[float, float, dict[str, float]]:
     """Return the simulated step time [s], its relative difference, and the difference by part."""
     grid = ConfigGrid.from_configs([config])
+    # Both models get the same memory estimate, since a configuration that barely fits runs slowly.
     simulated = simulate_step(setting, config, collective_time=collective_time, memory=memory)
     estimate = estimate_step(setting, grid, collective_time=collective_time, memory=memory)
     estimated_s = float(estimate.step_time_s[0])

@@ -128,6 +128,7 @@ class Stopwatch:
     @contextmanager
     def on(self) -> Iterator[None]:
         """Time all storage calls inside the block."""
+        # Optuna's and SQLAlchemy's classes are patched themselves, so that calls from any place are timed.
         before = [
             (owner, name, member)
             for owner in TIMED
@@ -231,6 +232,7 @@ def _fill(config: StudyConfig, at: int) -> None:
     store, grid = open_store(config.storage), candidates_of(config).space.grid
     study = optuna.load_study(study_name=config.name, storage=store.storage)
     done = study.get_trials()
+    # A study does not try a candidate twice, so the copies get parameters of untried candidates.
     known = {tuple(trial.params.values()) for trial in done}
     pattern = done[-1]
     for position in range(len(grid)):
@@ -291,6 +293,7 @@ def _with(config: StudyConfig, max_trials: int) -> StudyConfig:
 
 def _row(loop: str, storage: str, at: int, stopwatch: Stopwatch) -> dict[str, Any]:
     """Summarise the trials except the first, which includes the time of opening the study."""
+    # The first trial is dropped: it includes opening the study.
     wall_s, cpu_s = zip(*stopwatch.taken[1:], strict=True)
     return {
         "loop": loop,

@@ -1,16 +1,16 @@
-"""Measures every candidate of a study that trains for real, several times, and judges predictions by it.
+"""Measure every candidate of a study with real training several times, and judge predictions by the measurements.
 
     python -m benchmarks.calibration.exhaustive configs/studies/cpu-gpt.yaml --out cpu-gpt.csv [--repeats 2] [--json]
 
-Each round measures all candidates once in an order of its own, so that a change of the machine hits no part of the
-space alone. Every trial is written to the CSV file (in the form of configs/measured) and its observation to a file of
-JSON lines beside it; run again, the program goes on where it was stopped. Clocks are the study's (`trial.clock`), and
-CPU seconds of all ranks and the wall clock stand in the notes.
+Each round measures all candidates once in an order of its own, so that a change of the machine does not affect only one
+part of the space. Every trial is appended to the CSV file (in the format of configs/measured), and its observation to a
+file of JSON lines beside it. A second call continues where the first one stopped. The clock is the study's
+(`trial.clock`); CPU seconds of all ranks and the wall clock are stored in the notes.
 
-Then the figures: how well the rounds agree on the ranking (Kendall's tau-b); tau and median error of the shipped
-profile's predictions, and of a profile whose constants were fitted to one half of the candidates, on the other half,
-each half in turn. A virtual clock takes its collectives from the same link model as the predictions: a tau against it
-is partly circular.
+The figures are: the agreement of the rounds on the ranking (Kendall's tau-b); tau and median error of the shipped
+profile's predictions; and the same for a profile whose constants were fitted to one half of the candidates, judged on
+the other half, each half in turn. A virtual clock takes its collectives from the same link model as the predictions, so
+a tau against it is partly circular.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tuner.study_file.config import StudyConfig, load_study
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures what is missing and prints the figures; returns the exit status."""
+    """Measure missing trials, print the figures and return the exit status."""
     return answer("exhaustive", _arguments(argv), _measure, _print)
 
 
@@ -55,11 +55,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("study", type=Path, help="study file with trial: {backend: torch}")
-    parser.add_argument("--out", type=Path, required=True, help="CSV file to write or to go on with")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="replaces a key of the study")
-    parser.add_argument("--repeats", type=count_at_least(1), default=2, help="rounds (2)")
-    parser.add_argument("--source", default="meshtune-cpu", help="the `source` of the rows (meshtune-cpu)")
-    parser.add_argument("--judge-only", action="store_true", help="measure nothing more")
+    parser.add_argument("--out", type=Path, required=True, help="CSV file to write or to continue")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="replace a key of the study")
+    parser.add_argument("--repeats", type=count_at_least(1), default=2, help="number of rounds (2)")
+    parser.add_argument("--source", default="meshtune-cpu", help="value of the column `source` (meshtune-cpu)")
+    parser.add_argument("--judge-only", action="store_true", help="judge the file without measuring missing trials")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(argv)
 
@@ -71,11 +71,12 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
     grid = config.space().grid
     if not given.judge_only:
         _measure_rounds(config, config.backend, grid, given)
-    return _judged(config, grid, given.out)
+    return _judge(config, grid, given.out)
 
 
 def _measure_rounds(config: StudyConfig, backend: TorchBackend, grid: ConfigGrid, given: argparse.Namespace) -> None:
     done = _done(given.out)
+    # Each round has a seeded order, so that a continued run measures exactly what is missing.
     todo = [
         (number, position)
         for number in range(given.repeats)
@@ -154,21 +155,21 @@ def _key(degrees: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _done(path: Path) -> dict[tuple[int, tuple[int, ...]], dict[str, str]]:
-    """The rows of the file, by round and degrees."""
+    """Read the rows of the file, by round and degrees."""
     if not path.exists():
         return {}
     with path.open(encoding="utf-8", newline="") as lines:
-        return {(int(_noted(row)["round"]), _key(row)): row for row in csv.DictReader(lines)}
+        return {(int(_parse_notes(row)["round"]), _key(row)): row for row in csv.DictReader(lines)}
 
 
-def _noted(row: Mapping[str, str]) -> dict[str, str]:
-    """The `name=value` entries of a row's notes."""
+def _parse_notes(row: Mapping[str, str]) -> dict[str, str]:
+    """Parse the `name=value` entries of a row's notes."""
     pairs = (entry.partition("=") for entry in row["notes"].split("; "))
     return {name: value for name, equals, value in pairs if equals}
 
 
-def _judged(config: StudyConfig, grid: ConfigGrid, path: Path) -> dict[str, Any]:
-    """All figures over the candidates that every round measured."""
+def _judge(config: StudyConfig, grid: ConfigGrid, path: Path) -> dict[str, Any]:
+    """Compute all figures over the candidates that every round measured."""
     rows = _done(path)
     rounds = sorted({number for number, _ in rows})
     keys = [_key(grid.config(position).values(DEGREES)) for position in range(len(grid))]
@@ -179,11 +180,12 @@ def _judged(config: StudyConfig, grid: ConfigGrid, path: Path) -> dict[str, Any]
     ]
     if not timed:
         raise ConfigError("holds no candidate that was measured in every round", key="--out", value=str(path))
+    # Rounds by candidates [rounds, n]; the median over rounds is the reference of all predictions.
     steps_s = np.array([[float(rows[number, keys[at]]["step_seconds"]) for at in timed] for number in rounds])
-    cpus_s = np.array([[float(_noted(rows[number, keys[at]])["cpu_s"]) for at in timed] for number in rounds])
+    cpus_s = np.array([[float(_parse_notes(rows[number, keys[at]])["cpu_s"]) for at in timed] for number in rounds])
     truth_s = np.median(steps_s, axis=0)
     predicted_s = predict(config.measured_setting, grid).step_time_s[timed]
-    others = [float(_noted(row).get("others_cpu_share", "nan")) for row in rows.values()]
+    others = [float(_parse_notes(row).get("others_cpu_share", "nan")) for row in rows.values()]
     figures: dict[str, Any] = {
         "clock": CLOCK_WORDS[config.backend.clock],
         "candidates": len(grid),
@@ -193,21 +195,22 @@ def _judged(config: StudyConfig, grid: ConfigGrid, path: Path) -> dict[str, Any]
         "median_others_cpu_share": statistics.median(others),
         "fastest_s": float(truth_s.min()),
         "slowest_s": float(truth_s.max()),
-        "prior": _against(predicted_s, truth_s),
-        "fitted_on_other_half": _fitted(config, path, grid.take(np.array(timed)), truth_s),
-        "cpu_seconds": _against(cpus_s.mean(axis=0), truth_s),
+        "prior": _compare(predicted_s, truth_s),
+        "fitted_on_other_half": _cross_validate(config, path, grid.take(np.array(timed)), truth_s),
+        "cpu_seconds": _compare(cpus_s.mean(axis=0), truth_s),
     }
     if len(rounds) > 1:
-        figures["repeatability"] = _against(steps_s[0], steps_s[1])
-        figures["repeatability_of_cpu_seconds"] = _against(cpus_s[0], cpus_s[1])
+        figures["repeatability"] = _compare(steps_s[0], steps_s[1])
+        figures["repeatability_of_cpu_seconds"] = _compare(cpus_s[0], cpus_s[1])
     return figures
 
 
-def _against(one_s: np.ndarray, other_s: np.ndarray) -> dict[str, float]:
-    """Kendall's tau-b, median absolute errors, and how much slower the first's best is than the best.
+def _compare(one_s: np.ndarray, other_s: np.ndarray) -> dict[str, float]:
+    """Compute Kendall's tau-b, median absolute errors, and the slowdown of the first's best choice.
 
-    The scaled error is what is left once the median ratio is taken out.
+    The scaled error is the error after division by the median ratio.
     """
+    # tau ignores a common factor; the scaled error removes it from the errors too.
     ratio = one_s / other_s
     return {
         "tau": float(kendalltau(one_s, other_s).statistic),
@@ -217,9 +220,10 @@ def _against(one_s: np.ndarray, other_s: np.ndarray) -> dict[str, float]:
     }
 
 
-def _fitted(config: StudyConfig, path: Path, grid: ConfigGrid, truth_s: np.ndarray) -> dict[str, float]:
-    """The same for predictions by constants that the other half of the candidates gave."""
+def _cross_validate(config: StudyConfig, path: Path, grid: ConfigGrid, truth_s: np.ndarray) -> dict[str, float]:
+    """Compare predictions by constants that were fitted to the other half of the candidates."""
     runs = [run for run in read_measured([path], {}, Path()) if run.step_time_s is not None]
+    # Cross-validation with two folds: no candidate is predicted by constants that saw it.
     half = np.random.default_rng(0).permutation(len(grid)) % 2
     keys = [_key(grid.config(position).values(DEGREES)) for position in range(len(grid))]
     in_half = {key: int(half[position]) for position, key in enumerate(keys)}
@@ -230,7 +234,7 @@ def _fitted(config: StudyConfig, path: Path, grid: ConfigGrid, truth_s: np.ndarr
         own = np.flatnonzero(half == fold)
         measured = replace(config.measured_setting, setting=replace(config.setting, runtime=profile))
         predicted_s[own] = predict(measured, grid.take(own)).step_time_s
-    return _against(predicted_s, truth_s)
+    return _compare(predicted_s, truth_s)
 
 
 def _print(figures: Mapping[str, Any]) -> None:

@@ -1,11 +1,14 @@
-"""Fits the constants of catalog/kernels/devices.yaml to measured kernels, and writes the tables of corrections.
+"""Fit the constants of catalog/kernels/devices.yaml to measured kernels, and write the tables of corrections.
 
-Usage: python -m benchmarks.calibration.fit_kernels OPS_DIR [--write]
+    python -m benchmarks.calibration.fit_kernels OPS_DIR [--write]
 
-OPS_DIR holds three CSV files of public measurements: aiconfigurator_gemm_bf16.csv, aiconfigurator_attention_prefill_
-bf16.csv (both ai-dynamo/aiconfigurator, Apache-2.0) and simumax_op_efficiency.csv (MooreThreads/SimuMax, Apache-2.0).
-Constants are fitted to one half of the shapes and judged on the other, the squares of the other colour on a
-chessboard of n and k. Prints constants and errors; --write writes the tables, from all shapes.
+OPS_DIR holds three CSV files of public measurements: aiconfigurator_gemm_bf16.csv and
+aiconfigurator_attention_prefill_bf16.csv (both ai-dynamo/aiconfigurator, Apache-2.0), and simumax_op_efficiency.csv
+(MooreThreads/SimuMax, Apache-2.0). Constants are fitted to one half of the shapes and judged on the other half; the
+halves are the colours of a chessboard of n and k. The program prints constants and errors. With --write it writes the
+tables, from all shapes.
+
+Letters: u measured shapes.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ MATMUL_UPPER = (1.0, 1.0, 1.0, 1.0, 2000.0, 1.0, 1.0, 20.0, 1.5e-5)
 
 
 def matmul_constants(x: FloatArray, group_latency_s: float = 0.0) -> MatmulConstants:
-    """The free numbers x [9] as constants."""
+    """Build the constants from the free parameters x [9]."""
     values = [float(value) for value in x]
     return MatmulConstants(
         peak_share=values[0],
@@ -63,7 +66,14 @@ def matmul_constants(x: FloatArray, group_latency_s: float = 0.0) -> MatmulConst
 def matmul_s(
     constants: MatmulConstants, device: Device, shapes: FloatArray, extra: FloatArray | float = 0.0
 ) -> FloatArray:
-    """Computed time of products (groups, m, k, n) [u, 4] with `extra` bytes beyond 16-bit operands and result."""
+    """Compute the time of products (groups, m, k, n) [u, 4] with 16-bit operands and results [s].
+
+    Args:
+        constants: Constants of the products.
+        device: Device that computes them.
+        shapes: Numbers of groups, and the sizes m, k and n of each product [u, 4].
+        extra: Bytes moved beyond 16-bit operands and results [u].
+    """
     groups, m, k, n = shapes.T
     return matmul_alone_s(
         constants,
@@ -85,7 +95,8 @@ def fitted(
     lower: tuple[float, ...],
     upper: tuple[float, ...],
 ) -> FloatArray:
-    """Least squares of logarithms, outliers damped; the result to three digits, as the catalog has it."""
+    """Fit by least squares of logarithms with damped outliers, and round to three digits as in the catalog."""
+    # soft_l1 limits the pull of outliers beyond 5%; scaling by the start puts all constants on one order of magnitude.
     result = least_squares(
         residual, start, bounds=(lower, upper), x_scale=np.maximum(start, 1e-9), loss="soft_l1", f_scale=0.05
     )
@@ -93,7 +104,7 @@ def fitted(
 
 
 def fit_matmul(device: Device, shapes: FloatArray, extra: FloatArray, measured_s: FloatArray) -> FloatArray:
-    """The free numbers [9] that describe these products best."""
+    """Fit the free parameters [9] to these products."""
     return fitted(
         lambda x: np.log(matmul_s(matmul_constants(x), device, shapes, extra) / measured_s),
         MATMUL_START,
@@ -103,13 +114,17 @@ def fit_matmul(device: Device, shapes: FloatArray, extra: FloatArray, measured_s
 
 
 def errors(computed_s: FloatArray, measured_s: FloatArray) -> str:
-    """Median and 90th percentile of the absolute relative error."""
+    """Format median and 90th percentile of the absolute relative error."""
     error = np.abs(computed_s / measured_s - 1)
     return f"median {np.median(error):.3f}, p90 {np.quantile(error, 0.9):.3f} of {len(error)}"
 
 
 def best_roofline(flop: FloatArray, moved_bytes: FloatArray, device: Device, measured_s: FloatArray) -> FloatArray:
-    """The flat roofline whose one efficiency fits these very shapes best; memory at 0.85 of its peak."""
+    """Compute the times of the flat roofline whose one efficiency fits these very shapes best.
+
+    Memory runs at 0.85 of its peak.
+    """
+    # The baseline: a roofline with one efficiency, chosen with hindsight on the judged shapes.
     memory_s = moved_bytes / (0.85 * device.memory_bandwidth_bytes_per_s)
     times = [
         np.maximum(flop / (share * device.peak_flop_per_s("bf16")), memory_s) for share in np.arange(0.05, 1, 0.01)
@@ -118,25 +133,28 @@ def best_roofline(flop: FloatArray, moved_bytes: FloatArray, device: Device, mea
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """Rows of one CSV file."""
+    """Read the rows of one CSV file."""
     with path.open(encoding="utf-8", newline="") as lines:
         return list(csv.DictReader(lines))
 
 
 def chessboard(n: FloatArray, k: FloatArray) -> NDArray[np.bool_]:
-    """The black squares of the grid of distinct n and k [u]."""
+    """Return whether each shape lies on a black square of the grid of distinct n and k [u]."""
     _, row = np.unique(n, return_inverse=True)
     _, column = np.unique(k, return_inverse=True)
     return np.asarray((row + column) % 2 == 0)
 
 
 def table_of(shapes: FloatArray, log_ratio: FloatArray) -> MatmulTable:
-    """Log ratios [u] on the grid of the distinct m, n and k; gaps take the mean of their neighbours on the grid."""
+    """Arrange log ratios [u] on the grid of the distinct m, n and k; gaps take the mean of their neighbours."""
     _, m, k, n = shapes.T
+    # Measured shapes lie on a grid; searchsorted gives the place of each on every axis.
     axes = [np.unique(size) for size in (m, n, k)]
     grid = np.full([len(axis) for axis in axes], np.nan)
     grid[tuple(np.searchsorted(axis, size) for axis, size in zip(axes, (m, n, k), strict=True))] = log_ratio
+    # Fill gaps from the known cells outwards: each pass gives every gap beside a known cell the mean of its neighbours.
     while np.isnan(grid).any():
+        # Neighbours in n and k at the same m; NaN at the border counts as unknown.
         padded = np.pad(grid, ((0, 0), (1, 1), (1, 1)), constant_values=np.nan)
         around = np.stack([padded[:, :-2, 1:-1], padded[:, 2:, 1:-1], padded[:, 1:-1, :-2], padded[:, 1:-1, 2:]])
         known = np.isfinite(around).any(axis=0) & np.isnan(grid)
@@ -145,7 +163,7 @@ def table_of(shapes: FloatArray, log_ratio: FloatArray) -> MatmulTable:
 
 
 def write_table(table: MatmulTable, path: Path) -> None:
-    """Rows m, n; log ratios in percent for each k."""
+    """Write rows of m and n, with log ratios in percent for each k."""
     m, n, k = (np.rint(2**axis).astype(int) for axis in (table.log2_m, table.log2_n, table.log2_k))
     with path.open("w", encoding="utf-8", newline="") as lines:
         writer = csv.writer(lines, lineterminator="\n")
@@ -156,7 +174,7 @@ def write_table(table: MatmulTable, path: Path) -> None:
 
 
 def fit_aiconfigurator_matmul(folder: Path, *, write: bool) -> None:
-    """Constants and tables of plain products."""
+    """Fit constants and tables of plain products."""
     everything = read(folder / "aiconfigurator_gemm_bf16.csv")
     for system, name in SYSTEMS.items():
         rows = [
@@ -165,8 +183,10 @@ def fit_aiconfigurator_matmul(folder: Path, *, write: bool) -> None:
             if r["system"] == system
         ]
         data = np.array(rows)
+        # The table holds m in multiples of TABLE_STEP_M, and n and k of at least SMALLEST.
         data = data[(data[:, 2] >= SMALLEST) & (data[:, 3] >= SMALLEST) & (data[:, 1] % TABLE_STEP_M == 0)]
         device, shapes, measured = find_device(name), data[:, :4], data[:, 4]
+        # Neighbours on the grid fall into different halves, so that the table is judged by interpolation.
         black = chessboard(shapes[:, 3], shapes[:, 2])
         x = fit_matmul(device, shapes[black], np.zeros(black.sum()), measured[black])
         constants = matmul_constants(x)
@@ -177,6 +197,7 @@ def fit_aiconfigurator_matmul(folder: Path, *, write: bool) -> None:
         print(f"{name}: {constants}")
         print(f"  roofline {errors(best_roofline(2 * m * k * n, moved, device, measured[~black]), measured[~black])}")
         print(f"  formula  {errors(computed[~black], measured[~black])}")
+        # The table was made from black shapes alone, so that its errors on white shapes are held-out errors.
         with_table = computed[~black] * half.correction(m, k, n)
         print(f"  + table  {errors(with_table, measured[~black])}; white shapes {len(white)}")
         if write:
@@ -184,7 +205,7 @@ def fit_aiconfigurator_matmul(folder: Path, *, write: bool) -> None:
 
 
 def simumax(folder: Path, device: str, operator: str) -> list[tuple[dict[str, str], float]]:
-    """Shape and share of the peak of every row."""
+    """Read the shape and the share of the peak of every row."""
     return [
         (dict(re.findall(r"(\w+)=(\w+)", r["shape"])), float(r["efficiency"]))
         for r in read(folder / "simumax_op_efficiency.csv")
@@ -193,17 +214,20 @@ def simumax(folder: Path, device: str, operator: str) -> list[tuple[dict[str, st
 
 
 def fit_simumax_matmul(folder: Path, name: str) -> None:
-    """Constants of plain and grouped products of one of its two devices."""
+    """Fit constants of plain and grouped products on one of SimuMax's two devices."""
     device = find_device(name)
     peak = device.peak_flop_per_s("bf16")
     shapes, extra, measured = [], [], []
     for shape, share in simumax(folder, name, "matmul"):
         m, k, n = (float(shape[letter]) for letter in "mkn")
+        # Accumulation reads and writes the result in its own precision, beyond a plain 16-bit write.
         width = {"False": 2, "True": {"bf16": 4, "fp32": 8}[shape["out_dtype"]]}[shape["accumulate"]]
         shapes.append((1.0, m, k, n))
         extra.append((width - 2) * m * n)
+        # SimuMax publishes efficiencies; the time follows from the operations and the peak.
         measured.append(2 * m * k * n / (share * peak))
     plain, more, time = np.array(shapes), np.array(extra), np.array(measured)
+    # Every second row is held out to judge the constants.
     half = np.arange(len(plain)) % 2 == 0
     x = fit_matmul(device, plain[half], more[half], time[half])
     constants = matmul_constants(x)
@@ -219,13 +243,14 @@ def fit_simumax_matmul(folder: Path, name: str) -> None:
 
 
 def fit_grouped(folder: Path, name: str, device: Device, constants: MatmulConstants, x: FloatArray) -> None:
-    """Latency of each further group, with the constants of plain products on the same machine."""
+    """Fit the latency of each further group, with the constants of plain products on the same machine."""
     shapes, extra, measured = [], [], []
     for shape, share in simumax(folder, name, "group_matmul"):
         groups, m, n, k = (float(shape[key]) for key in ("ng", "M", "N", "K"))
         weight = shape["stage"] == "bwd_grad_w"
         width = {"fp32": 8, "bf16": 4}[shape["main_grad_dtype"]]
         shapes.append(
+            # The three products of a grouped layer permute the roles of m, n and k.
             {"fwd": (groups, m, k, n), "bwd_grad_act": (groups, m, n, k), "bwd_grad_w": (groups, k, m, n)}[
                 shape["stage"]
             ]
@@ -238,6 +263,7 @@ def fit_grouped(folder: Path, name: str, device: Device, constants: MatmulConsta
     def computed(latency_s: float, rows: NDArray[np.bool_]) -> FloatArray:
         return matmul_s(matmul_constants(x, group_latency_s=latency_s), device, grouped[rows], more[rows])
 
+    # One free parameter with a bounded range: a search over a grid is robust against outliers.
     latencies = np.linspace(0, 8e-6, 41)
     errors_of = [np.median(np.abs(np.log(computed(latency, half) / time[half]))) for latency in latencies]
     best = float(latencies[int(np.argmin(errors_of))])
@@ -255,7 +281,7 @@ def fit_grouped(folder: Path, name: str, device: Device, constants: MatmulConsta
 
 
 def attention_s(constants: AttentionConstants, device: Device, shapes: FloatArray, flop: FloatArray) -> FloatArray:
-    """Computed time of (batch, heads, sequence, head size) [u, 4]."""
+    """Compute the time of attention shapes (batch, heads, sequence, head size) [u, 4] [s]."""
     batch, heads, length, head_size = shapes.T
     return attention_alone_s(
         constants,
@@ -272,7 +298,7 @@ def attention_s(constants: AttentionConstants, device: Device, shapes: FloatArra
 
 
 def attention_constants(x: FloatArray) -> AttentionConstants:
-    """The free numbers x [6]: share of the peak, at head sizes 64 and above 128, ramp, tail, latency."""
+    """Build the constants from x [6]: share of the peak, shares at head sizes 64 and above 128, ramp, tail, latency."""
     share, narrow, wide, ramp, tail, latency = (float(value) for value in x)
     return AttentionConstants(
         peak_share=share, head_shares=(narrow, 1.0, wide), ramp_tokens=ramp, tail_rows=tail, latency_s=latency
@@ -282,26 +308,29 @@ def attention_constants(x: FloatArray) -> AttentionConstants:
 def prefill_residual(
     device: Device, shapes: FloatArray, flop: FloatArray, copied_s: FloatArray, measured: FloatArray, x: FloatArray
 ) -> FloatArray:
-    """Log error of attention with x [7]: its constants [6], and the passes of a copy that the benchmark times too."""
+    """Compute the log error of attention with x [7]: its constants [6], and passes of a copy that is timed too."""
     return np.asarray(
         np.log((attention_s(attention_constants(x[:6]), device, shapes, flop) + x[6] * copied_s) / measured)
     )
 
 
 def core_constants(x: FloatArray) -> AttentionConstants:
-    """Constants of x [4]: share of the peak, at head sizes above 128, ramp, tail; the rest is not in the data."""
+    """Build the constants from x [4]: share of the peak, share at head sizes above 128, ramp, tail.
+
+    The data do not determine the other constants.
+    """
     return attention_constants(np.array([x[0], 0.9, x[1], x[2], x[3], 5e-6]))
 
 
 def core_residual(
     device: Device, shapes: FloatArray, flop: FloatArray, measured: FloatArray, x: FloatArray
 ) -> FloatArray:
-    """Log error of attention with x [4]."""
+    """Compute the log error of attention with x [4]."""
     return np.asarray(np.log(attention_s(core_constants(x), device, shapes, flop) / measured))
 
 
 def fit_aiconfigurator_attention(folder: Path) -> None:
-    """Forward attention; its benchmark also copies keys and values to a cache, which is fitted and left out."""
+    """Fit forward attention; the benchmark also copies keys and values to a cache, which is fitted and left out."""
     everything = read(folder / "aiconfigurator_attention_prefill_bf16.csv")
     keys = ("batch_size", "num_heads", "isl", "head_dim", "num_key_value_heads")
     for system, name in SYSTEMS.items():
@@ -314,10 +343,13 @@ def fit_aiconfigurator_attention(folder: Path) -> None:
         )
         device, shapes, measured = find_device(name), data[:, :4], data[:, 5]
         batch, heads, length, size = shapes.T
+        # Two products of 2 T^2 H operations each, half of them masked by causality.
         flop = 2 * batch * heads * length**2 * size
+        # Time of one pass over queries, keys and values in 16 bits at a share of the memory bandwidth.
         copied_s = (
             2 * batch * length * size * (heads + 2 * data[:, 4]) / (PREPASS_SHARE * device.memory_bandwidth_bytes_per_s)
         )
+        # Equal shapes with other numbers of key heads must fall into the same half.
         _, group = np.unique(shapes, axis=0, return_inverse=True)
         black = np.random.default_rng(0).random(group.max() + 1)[group.ravel()] < 0.5
         x = fitted(
@@ -335,7 +367,7 @@ def fit_aiconfigurator_attention(folder: Path) -> None:
 
 
 def fit_simumax_attention(folder: Path, name: str) -> None:
-    """Both passes; latency is fixed, because every row is long."""
+    """Fit forward and backward attention; the latency is fixed, because every row is long."""
     device = find_device(name)
     peak = device.peak_flop_per_s("bf16")
     for operator, products in (("sdp_fwd", 1.0), ("sdp_bwd", 2.5)):
@@ -345,12 +377,13 @@ def fit_simumax_attention(folder: Path, name: str) -> None:
                 float(shape[key]) for key in ("batch", "head_num", "seq_len", "qk_head_dim", "v_head_dim")
             )
             shapes.append((batch, heads, length, size))
-            # its shares count the masked half of the work too
+            # SimuMax's shares count the masked half of the work too
             flops.append(products * batch * heads * length**2 * (size + value))
             measured.append(2 * flops[-1] / (share * peak))
         data, flop, time = np.array(shapes), np.array(flops), np.array(measured)
         half = np.arange(len(data)) % 2 == 0
         limits = ((0.55, 0.85, 300.0, 50.0), (0.1, 0.3, 0.0, 0.0), (1.0, 1.3, 3000.0, 600.0))
+        # `seen` is fitted to one half and judged on the other; `final` uses all rows and goes to the catalog.
         seen = core_constants(fitted(partial(core_residual, device, data[half], flop[half], time[half]), *limits))
         final = core_constants(fitted(partial(core_residual, device, data, flop, time), *limits))
         flat = best_roofline(flop[~half], 0 * flop[~half], device, time[~half])
@@ -360,10 +393,10 @@ def fit_simumax_attention(folder: Path, name: str) -> None:
 
 
 def main() -> None:
-    """Fits everything."""
+    """Fit all kernels."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--write", action="store_true")
+    parser.add_argument("folder", type=Path, metavar="OPS_DIR", help="folder with the CSV files")
+    parser.add_argument("--write", action="store_true", help="write the tables of corrections")
     arguments = parser.parse_args()
     fit_aiconfigurator_matmul(arguments.folder, write=arguments.write)
     fit_aiconfigurator_attention(arguments.folder)

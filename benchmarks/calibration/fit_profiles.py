@@ -1,9 +1,10 @@
-"""Fits the shipped runtime profiles to measured runs, and rewrites costmodels/catalog/runtimes/*.yaml in place.
+"""Fit the shipped runtime profiles to measured runs, and rewrite costmodels/catalog/runtimes/*.yaml in place.
 
     python -m benchmarks.calibration.fit_profiles A.csv [B.csv ...] [--runtime NAME]
 
-Every runtime of which the files hold enough clean, timed runs is fitted; the others stay as they are. What a profile
-holds afterwards was fitted on all of these runs: quote figures from `benchmarks.fidelity --fit ... --quote ...`.
+Every runtime with enough clean, timed runs in the files is fitted; the other profiles stay unchanged. A new profile is
+fitted to all of these runs, so its errors on them are no test: quote figures from `benchmarks.fidelity --fit ...
+--quote ...`.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ USERS_MISTAKE = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Rewrites the profiles; returns the exit status."""
+    """Rewrite the profiles and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.calibration.fit_profiles", description=__doc__.split("\n", 1)[0]
     )
     parser.add_argument("measured", nargs="+", type=Path, metavar="CSV", help="measured runs")
-    parser.add_argument("--runtime", help="only this one's profile")
+    parser.add_argument("--runtime", help="fit only this runtime's profile")
     given = parser.parse_args(argv)
     try:
         if given.runtime is not None:
@@ -43,10 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def fit_profiles(measured: Sequence[Path], only: str | None) -> None:
-    """Fits every runtime of the files, or the one named `only`, and says what came of it.
+    """Fit every runtime of the files, or only the one named `only`, and print the results.
 
     Raises:
-        ConfigError: a file cannot be read or written.
+        ConfigError: A file cannot be read or written.
     """
     runs, _ = read_measured_and_skipped(measured, Path())
     clean = [run for run in runs if is_clean(run) and only in (None, source_of(run).runtime)]

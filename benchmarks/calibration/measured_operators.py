@@ -1,4 +1,4 @@
-"""The measured operators of configs/measured/ops, beside what the cost model says of each.
+"""Read the measured operators of configs/measured/ops, with the cost model's predictions of each.
 
 Letters: s measurements, d sizes of a shape.
 """
@@ -27,10 +27,10 @@ PASSES = {"gelu": (2.0, 3.0), "residual": (3.0, 3.0), "gated_activation": (3.0, 
 """Memory passes of elementwise operators, forward and backward; see `costmodels.operators.layer_operators`."""
 
 NORMS = ("layer_norm", "rms_norm")
-"""Two operators of one kind: a model has one of them."""
+"""Roles of one kind that stay apart, since a model has only one of them."""
 
 UNLISTED = "unlisted"
-"""A name that no device has: its kernels are predicted as those of a device that nobody measured."""
+"""Name of no device: its kernels are predicted as those of a device without measurements."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -38,14 +38,14 @@ class MeasuredOperators:
     """Operators of one kind and phase, measured by one source on one device.
 
     Attributes:
-        source: Who measured them.
-        device: Where.
-        kind: Their kind.
-        phase: Forward or backward.
-        shape: Their sizes [s, d].
-        measured_s: Their times [s].
-        predicted_s: The cost model's times [s].
-        unlisted_s: What it would say of a device of these peaks whose kernels nobody measured [s].
+        source: Name of the source of the measurements.
+        device: Name of the measured device.
+        kind: Kind of the operators.
+        phase: Phase of the operators, forward or backward.
+        shape: Sizes of the operators [s, d].
+        measured_s: Measured times [s].
+        predicted_s: Times predicted by the cost model [s].
+        unlisted_s: Times predicted for a device of these peaks without measured kernels [s].
     """
 
     source: str
@@ -59,7 +59,7 @@ class MeasuredOperators:
 
 
 def read_operators(folder: Path = OPERATORS) -> list[MeasuredOperators]:
-    """All operators of the folder's files."""
+    """Read all operators of the folder's files."""
     parts: dict[tuple[str, ...], list[MeasuredOperators]] = {}
     for (source, device, precision, kind, phase, role), rows in _by_role(folder).items():
         shape = np.array([[float(size) for size in row["shape"].split()] for row in rows])
@@ -73,8 +73,9 @@ def read_operators(folder: Path = OPERATORS) -> list[MeasuredOperators]:
             predicted_s=_predicted_s(device, precision, OpKind(kind), Phase(phase), role, shape),
             unlisted_s=_predicted_s(device, precision, OpKind(kind), Phase(phase), role, shape, as_unlisted=True),
         )
+        # A surrogate learns per kind and phase; the two norms stay apart, since a model has only one of them.
         parts.setdefault((source, device, kind, phase, role if role in NORMS else ""), []).append(measured)
-    return [_joined(each) for each in parts.values()]
+    return [_join(each) for each in parts.values()]
 
 
 def _by_role(folder: Path) -> dict[tuple[str, ...], list[dict[str, str]]]:
@@ -91,8 +92,8 @@ def _rows(folder: Path) -> Iterator[dict[str, str]]:
             yield from csv.DictReader(lines)
 
 
-def _joined(parts: Sequence[MeasuredOperators]) -> MeasuredOperators:
-    """Roles of one kind together, as a trial sees them."""
+def _join(parts: Sequence[MeasuredOperators]) -> MeasuredOperators:
+    """Join roles of one kind, as a trial sees them."""
     return replace(
         parts[0],
         shape=np.concatenate([part.shape for part in parts]),
@@ -112,7 +113,7 @@ def _predicted_s(
     *,
     as_unlisted: bool = False,
 ) -> FloatArray:
-    """Times alone, outside of any training step [s]."""
+    """Predict times of isolated operators, outside of any training step [s]."""
     if kind in COLLECTIVES:
         return np.array([_collective_s(device, kind, *sizes) for sizes in shape.tolist()])
     where = find_device(device)
@@ -122,7 +123,7 @@ def _predicted_s(
 
 
 def _collective_s(device: str, kind: OpKind, message_bytes: float, size: float, hosts: float) -> float:
-    """Time of one collective of all devices of some hosts."""
+    """Predict the time of one collective of all devices of some hosts [s]."""
     collective = Collective(
         name=kind,
         kind=kind,
@@ -140,7 +141,8 @@ def _group(device: str, size: int, hosts: int) -> GroupLinks:
 
 
 def _operator(kind: OpKind, phase: Phase, role: str, shape: FloatArray, precision: str) -> Operator:
-    """The operator as `costmodels.operators.layer_operators` would write it down."""
+    """Build the operator as `costmodels.operators.layer_operators` would."""
+    # Operations and bytes follow the same conventions as in a layer; backward attention has 2.5 times the products.
     is_forward = phase == Phase.FORWARD
     columns = shape.T
     flop = np.zeros(len(shape))
@@ -149,6 +151,7 @@ def _operator(kind: OpKind, phase: Phase, role: str, shape: FloatArray, precisio
         flop, elements = 2 * m * k * n, m * k + k * n + m * n
     elif kind == OpKind.GROUPED_MATMUL:
         groups, m, k, n = columns
+        # The gradient of the weights writes one matrix per group; forward and input gradient read one per group.
         weights = m * n if role == "weight_gradient" else k * n
         others = m * k + k * n if role == "weight_gradient" else m * k + m * n
         flop, elements = 2 * m * k * n, groups * weights + others

@@ -1,8 +1,8 @@
-"""What a perfect, noise-free model of step time would score on measurements that are noisy.
+"""Compute the scores of a perfect, noise-free model of step time on noisy measurements.
 
-The measured times stand in for the true ones, and an observation is a measured time with lognormal noise on top; the
-perfect model predicts the measured time. Measured times hold noise already, so configurations look a little farther
-apart than they are, and the floor of tau and regret is rather too good than too bad.
+The measured times replace the true ones. An observation is a measured time with additional lognormal noise, and the
+perfect model predicts the measured time. Measured times already contain noise, so configurations differ a little more
+than in truth, and the floor of tau and regret is slightly optimistic.
 
 Letters: d draws, n runs, c configurations.
 """
@@ -22,12 +22,12 @@ from hardware.arrays import FloatArray
 
 NUM_DRAWS = 200
 MAX_PAIRS = 4_000_000
-"""Pairs that are compared at once: 32 MB of float64."""
+"""Maximum number of pairs that are compared at once: 32 MB of float64."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoiseFloor:
-    """Means over the draws of the figures that `fidelity.judge` gives a model; None where no group can be ranked."""
+    """Means over the draws of the figures of `fidelity.judge`; None if no group can be ranked."""
 
     noise: float
     median_ape: float | None
@@ -38,17 +38,17 @@ class NoiseFloor:
     mean_regret: float | None
 
     def as_json(self) -> dict[str, Any]:
-        """The figures by name."""
+        """Return the figures by name."""
         return asdict(self)
 
 
 def noise_floor(runs: Sequence[MeasuredRun], noise: float, rng: np.random.Generator) -> NoiseFloor:
-    """The floor of every figure on the timed ones of `runs`, by Monte Carlo.
+    """Compute the floor of every figure on the timed runs by Monte Carlo.
 
     Args:
         runs: Measured runs of any number of groups.
         noise: Standard deviation of the logarithm of an observation.
-        rng: Where the noise comes from.
+        rng: Source of the noise.
     """
     timed = [run for run in runs if run.step_time_s is not None]
     if not timed:
@@ -61,9 +61,13 @@ def noise_floor(runs: Sequence[MeasuredRun], noise: float, rng: np.random.Genera
             median_regret=None,
             mean_regret=None,
         )
+    # Lognormal noise, independent for each run and draw [d, n].
     measured = np.array([run.step_time_s for run in timed])
     observed = measured * np.exp(noise * rng.standard_normal((NUM_DRAWS, len(timed))))
+    # Errors relative to the observation, as `fidelity.judge` computes them.
     ape = np.abs(measured / observed - 1)
+    # Ranking figures are computed per group and draw, and averaged over draws last, as a single measurement would
+    # score.
     orders = [_order(measured[at], observed[:, at], slots) for at, slots in _groups(timed)]
     ranked = [order for order in orders if order is not None]
     tau, regret = (np.stack(figures) for figures in zip(*ranked, strict=True)) if ranked else (None, None)
@@ -79,12 +83,13 @@ def noise_floor(runs: Sequence[MeasuredRun], noise: float, rng: np.random.Genera
 
 
 def _groups(runs: Sequence[MeasuredRun]) -> list[tuple[np.ndarray, list[list[int]]]]:
-    """The positions of each group's runs, and which of those [n] share each configuration [c]."""
+    """Return the positions of each group's runs, and the runs [n] that share each configuration [c]."""
     positions: dict[Any, list[int]] = defaultdict(list)
     for position, run in enumerate(runs):
         positions[group_key(run)].append(position)
     groups = []
     for at in positions.values():
+        # Repeated runs of a configuration are one entry of the ranking, by their median.
         slots: dict[Any, list[int]] = defaultdict(list)
         for slot, position in enumerate(at):
             slots[runs[position].config].append(slot)
@@ -95,17 +100,19 @@ def _groups(runs: Sequence[MeasuredRun]) -> list[tuple[np.ndarray, list[list[int
 def _order(
     measured: FloatArray, observed: FloatArray, slots: Sequence[Sequence[int]]
 ) -> tuple[FloatArray, FloatArray] | None:
-    """Tau-b and regret of every draw [d] in one group; None if it has too few configurations."""
+    """Compute tau-b and regret of every draw [d] in one group; None if it has too few configurations."""
     if len(slots) < MIN_CONFIGS_TO_RANK:
         return None
     believed = np.array([np.median(measured[list(own)]) for own in slots])
     seen = np.stack([np.median(observed[:, list(own)], axis=1) for own in slots], axis=1)
+    # The model chooses by its noise-free times, but the choice is judged by noisy observations.
     regret = seen[:, np.argmin(believed)] / seen.min(axis=1) - 1
     return _tau(believed, seen), regret
 
 
 def _tau(believed: FloatArray, seen: FloatArray) -> FloatArray:
-    """Kendall's tau-b [d] of one order [c] with the orders of the draws [d, c], which have no ties."""
+    """Compute Kendall's tau-b [d] of one order [c] and the orders of the draws [d, c], which have no ties."""
+    # tau-b = (concordant - discordant) / sqrt(pairs * pairs untied in `believed`), in blocks that limit the memory.
     first, second = np.triu_indices(len(believed), k=1)
     sign = np.sign(believed[first] - believed[second])
     size = max(1, MAX_PAIRS // len(first))

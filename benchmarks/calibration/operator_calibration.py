@@ -1,19 +1,22 @@
-"""Does the operators' surrogate know what it does not know? FlexParallel's Figure 7 as a table, by kind of operator.
+"""Measure the calibration of the operators' surrogate: FlexParallel's Figure 7 as a table, by kind of operator.
 
     python -m benchmarks.calibration.operator_calibration [--measured 64] [--seeds 5] [--trials 6] [--json]
 
-On public measurements, a surrogate sees up to `--measured` shapes of one source and device, and is asked for those of
-a third of a size's range that it saw nothing of: large products after small ones, groups of eight after two and four.
-Features and priors were chosen on some devices and are quoted on others, which were in sight (see
-configs/measured/README.md). The prior is quoted as shipped, whose constants and tables of kernels were made of some
-of these very rows, and as it would be for a device that nobody has measured. The paper's own form of the surrogate is
+On public measurements, a surrogate sees up to `--measured` shapes of one source and device. It then predicts the shapes
+in a third of a size's range of which it saw nothing: large products after small ones, groups of eight after two and
+four. Features and priors were chosen on some devices and are quoted on others, which were visible during the choice
+(see configs/measured/README.md). The prior is quoted twice: as shipped, with constants and tables of kernels that were
+made from some of these very rows, and as for a device without any measurements. The surrogate's form in the paper is
 compared on the same shapes.
 
-In simulated worlds, operators of some trials tell of those of all other configurations, and their composition of whole
-steps, one by one and in pairs.
+In simulated worlds, operators of some trials predict those of all other configurations, and their composition predicts
+whole steps, one by one and in pairs.
 
-coverage: share inside the 95% interval, 0.90 to 0.98 is the aim; prior, surrogate: median relative error; width: median
-width of the interval in units of the log; score: mean log density of log times, larger is better.
+Columns: coverage is the share inside the 95% interval, with 0.90 to 0.98 as the target. prior and surrogate are median
+relative errors. width is the median width of the interval in units of the log. score is the mean log density of log
+times; larger is better.
+
+Letters: s shapes, d sizes of a shape, h held-out operators, M draws, n configurations.
 """
 
 from __future__ import annotations
@@ -53,19 +56,19 @@ CHOSEN_ON = frozenset({"V100-SXM-32", "A100-SXM-40", "A100-SXM-80", "A100-PCIe-8
 """Devices on which features, priors and widths were chosen; the others are quoted."""
 
 FEWEST_MEASURED = 16
-"""Sources with fewer operators of a kind say little about any range of sizes."""
+"""Minimum number of operators of a kind; sources with fewer say little about any range of sizes."""
 
 NUM_RANGES = 3
 TIMING_VARIANCE = 0.01**2
-"""Of a published time, which is a mean over many executions (assumed)."""
+"""Variance of the log of a published time, which is a mean over many executions (assumed)."""
 
 IN_95_PERCENT = 1.96
 NUM_DRAWS = 400
 NUM_OTHERS = 40
-"""Configurations that were not tried whose operators are looked at; steps are looked at in all of them."""
+"""Number of untried configurations whose operators are evaluated; steps are evaluated in all of them."""
 
 NUM_PAIRS = 4000
-"""Pairs of configurations whose order the draws are asked for."""
+"""Number of pairs of configurations whose difference is predicted."""
 
 RANGES: dict[OpKind, dict[str, Callable[[FloatArray], FloatArray]]] = {
     OpKind.MATMUL: {"weights": lambda s: s[1] + s[2], "tokens": lambda s: s[0]},
@@ -75,7 +78,7 @@ RANGES: dict[OpKind, dict[str, Callable[[FloatArray], FloatArray]]] = {
     OpKind.ELEMENTWISE: {"elements": lambda s: s[0]},
     **{kind: {"message": lambda s: s[0], "group": lambda s: s[1]} for kind in COLLECTIVES},
 }
-"""The sizes whose ranges are held out, from the logarithms of a shape's sizes [d, s] -> [s]."""
+"""Sizes whose ranges are held out, as functions of the logarithms of a shape's sizes [d, s] -> [s]."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -83,12 +86,12 @@ class HeldOut:
     """Held-out operators of one kind and phase, h of them.
 
     Attributes:
-        device: Where they were measured.
-        key: Their kind and phase.
-        log_error: log(measured / predicted), what the prior misses [h].
-        mean: The surrogate's mean of that [h].
-        deviation: Its standard deviation, the measurement's own included [h].
-        form: What the surrogate learned.
+        device: Name of the measured device.
+        key: Kind and phase of the operators.
+        log_error: log(measured / predicted), the error of the prior [h].
+        mean: The surrogate's mean of the log error [h].
+        deviation: The surrogate's standard deviation, including that of the measurement [h].
+        form: Quantity that the surrogate learned.
     """
 
     device: str
@@ -100,7 +103,7 @@ class HeldOut:
 
     @property
     def errors(self) -> FloatArray:
-        """The surrogate's errors in its deviations, of what its form takes for normal [h]."""
+        """Errors of the surrogate in standard deviations, of the quantity that its form considers normal [h]."""
         if self.form is Form.LOG:
             return (self.log_error - self.mean) / self.deviation
         return np.asarray(np.expm1(self.log_error - self.mean) / self.deviation)
@@ -115,7 +118,7 @@ class HeldOut:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the tables; returns the exit status."""
+    """Print the tables and return the exit status."""
     given = _arguments(argv)
     found = measured_tables(given.measured) | simulated_tables(given.seeds, given.trials)
     if given.json:
@@ -131,15 +134,15 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.calibration.operator_calibration", description=__doc__.split("\n", 1)[0]
     )
-    parser.add_argument("--measured", type=int, default=64, help="most shapes that a surrogate sees (64)")
+    parser.add_argument("--measured", type=int, default=64, help="maximum number of shapes that a surrogate sees (64)")
     parser.add_argument("--seeds", type=int, default=5, help="simulated worlds (5)")
-    parser.add_argument("--trials", type=int, default=6, help="trials in each of them (6)")
+    parser.add_argument("--trials", type=int, default=6, help="trials in each simulated world (6)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(argv)
 
 
 def measured_tables(most_measured: int) -> dict[str, list[dict[str, Any]]]:
-    """Tables of held-out public measurements."""
+    """Compute the tables of held-out public measurements."""
     operators = [each for each in read_operators() if len(each.shape) >= FEWEST_MEASURED]
     chosen_on = [each for each in operators if each.device in CHOSEN_ON]
     quoted = [each for each in operators if each.device not in CHOSEN_ON]
@@ -160,12 +163,13 @@ def measured_tables(most_measured: int) -> dict[str, list[dict[str, Any]]]:
 def held_out(
     operators: Sequence[MeasuredOperators], most_measured: int, *, as_unlisted: bool, form: Form = Form.LOG
 ) -> list[HeldOut]:
-    """Every operator once for each range of sizes that it lies in, predicted from operators outside of that range."""
+    """Predict every operator once for each range of sizes in which it lies, from operators outside of that range."""
     found = []
     for each in operators:
         log_error = np.log(each.measured_s / (each.unlisted_s if as_unlisted else each.predicted_s))
         rng = np.random.default_rng(0)
         for held in ranges(each.kind, each.shape):
+            # A random subset covers all sizes that may be seen.
             seen = rng.permutation(np.flatnonzero(~held))[:most_measured]
             surrogate = fit_operators(
                 [
@@ -194,12 +198,13 @@ def held_out(
 
 
 def ranges(kind: OpKind, shape: FloatArray) -> Iterator[NDArray[np.bool_]]:
-    """For each size and each third of its range, which shapes [s, d] lie in it [s]; of two values, each by itself."""
+    """Yield for each size and each third of its range which shapes lie in it [s]; of two values, each is a range."""
     for size_of in RANGES[kind].values():
         size = size_of(np.log2(shape.T))
         if len(np.unique(size)) < NUM_RANGES:
             part = np.unique(size, return_inverse=True)[1]
         else:
+            # Equal numbers of shapes in each third, whatever the distribution of sizes.
             part = np.searchsorted(np.quantile(size, np.arange(1, NUM_RANGES) / NUM_RANGES), size, side="right")
         for index in np.unique(part):
             if not np.all(part == index):
@@ -207,7 +212,7 @@ def ranges(kind: OpKind, shape: FloatArray) -> Iterator[NDArray[np.bool_]]:
 
 
 def by_kind(found: Sequence[HeldOut]) -> list[dict[str, Any]]:
-    """One row of figures for each kind and phase, and one for all."""
+    """Compute one row of figures for each kind and phase, and one for all."""
     keys = sorted({each.key for each in found}, key=str)
     rows = [_row(key, [each for each in found if each.key == key]) for key in keys]
     return [*rows, {"kind": "all", "phase": "", **figures(found)}]
@@ -218,7 +223,8 @@ def _row(key: Key, found: Sequence[HeldOut]) -> dict[str, Any]:
 
 
 def figures(found: Sequence[HeldOut]) -> dict[str, Any]:
-    """What the table says of some held-out operators."""
+    """Summarise some held-out operators."""
+    # All held-out operators count alike, whatever their source and range.
     log_error, mean, deviation, errors, density = (
         np.concatenate([getattr(each, name) for each in found])
         for name in ("log_error", "mean", "deviation", "errors", "log_density")
@@ -234,7 +240,7 @@ def figures(found: Sequence[HeldOut]) -> dict[str, Any]:
 
 
 def simulated_tables(num_seeds: int, num_trials: int) -> dict[str, list[dict[str, Any]]]:
-    """Tables of held-out operators and steps of simulated worlds."""
+    """Compute the tables of held-out operators and steps of simulated worlds."""
     study = load_study(STUDY)
     space = study.space().grid
     found: list[HeldOut] = []
@@ -244,6 +250,7 @@ def simulated_tables(num_seeds: int, num_trials: int) -> dict[str, list[dict[str
         world = SimulatedBackend(
             job=study.setting.job, cluster=study.setting.cluster, runtime=study.setting.runtime, seed=seed
         )
+        # Only configurations that run in this world have operators to sample.
         grid = space.take(np.flatnonzero(world.hidden_memory(space).fits(0.0)))
         order = np.random.default_rng(seed).permutation(len(grid))
         trials, others = order[:num_trials], order[num_trials:]
@@ -262,7 +269,8 @@ def simulated_tables(num_seeds: int, num_trials: int) -> dict[str, list[dict[str
 
 
 def sampled(world: SimulatedBackend, config: ParallelConfig) -> list[OperatorErrors]:
-    """The operators of one trial beside their predictions, which are a world's without errors."""
+    """Return the operators of one trial with their errors, where predictions are those of a world without errors."""
+    # The cost model's predictions are those of the same world without its errors.
     believed = replace(world, operator_error=0.0, noise=0.0)
     pairs = zip(
         world.measure(config, trial_number=0).operator_samples,
@@ -287,7 +295,8 @@ def held_out_samples(
     errors: Sequence[OperatorErrors],
     others: Sequence[ParallelConfig],
 ) -> list[HeldOut]:
-    """Operators of other configurations, of shapes that no trial has run, without noise."""
+    """Predict noise-free operators of other configurations, of shapes that no trial has run."""
+    # A shape that a trial has run is known and would flatter the surrogate.
     seen = {(*key_of(some.kind, some.phase), tuple(some.shape[0])) for some in errors}
     unseen: dict[Key, dict[tuple[float, ...], float]] = {}
     for config in others:
@@ -311,33 +320,38 @@ def held_out_samples(
 
 
 def composed(world: SimulatedBackend, surrogate: OperatorSurrogate, grid: ConfigGrid, seed: int) -> dict[str, float]:
-    """How well the draws of whole steps hold what operators change of them in this world, one by one and in pairs."""
+    """Compare draws of whole steps with the change that operators cause in this world, one by one and in pairs."""
     believed = replace(world, operator_error=0.0)
     predicted, hidden = believed.hidden_step(grid), world.hidden_step(grid)
-    # what is no operator errs too in this world, and is no business of theirs
+    # other parts err too in this world, but operators cannot explain their errors
+    # A step with this world's errors in the operators' parts alone, so that only their effect is compared.
     moved_s = [
         predicted.breakdown_s[part] if part in ERRING_PARTS else seconds for part, seconds in hidden.breakdown_s.items()
     ]
     change = np.log(np.sum(moved_s, axis=0) / predicted.step_time_s)
     terms = step_terms(world.setting, grid, memory=world.hidden_memory(grid))
     rng = np.random.default_rng(seed)
+    # Draws of operators' errors are propagated through the elasticities of the step time to its terms.
     composition = compose(terms, surrogate, NUM_DRAWS, rng)
     drawn = composition.mean + composition.deviation
+    # A tuner compares configurations; errors common to both cancel in the difference.
     left, right = rng.integers(0, len(grid), (2, NUM_PAIRS))
     return {
         "prior": float(np.median(np.abs(np.expm1(change)))),
         "surrogate": float(np.median(np.abs(np.expm1(change - composition.mean)))),
-        **_held(drawn, change, ""),
-        **_held(drawn[:, left] - drawn[:, right], change[left] - change[right], "_of_pairs"),
+        **_cover(drawn, change, ""),
+        **_cover(drawn[:, left] - drawn[:, right], change[left] - change[right], "_of_pairs"),
     }
 
 
-def _held(drawn: NDArray[np.floating], truth: FloatArray, suffix: str) -> dict[str, float]:
-    """How well draws [M, n] hold the truth [n]; the density is that of a normal with their mean and deviation."""
+def _cover(drawn: NDArray[np.floating], truth: FloatArray, suffix: str) -> dict[str, float]:
+    """Measure how well draws [M, n] cover the truth [n]; the density is a normal's with their mean and deviation."""
+    # The interval comes from the draws themselves, so that it need not be symmetric.
     low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
     deviation = drawn.std(axis=0)
-    apart = deviation > 0  # a configuration is no pair with itself
+    apart = deviation > 0  # a configuration paired with itself has no deviation
     errors = (truth - drawn.mean(axis=0))[apart] / deviation[apart]
+    # Log density of a normal distribution.
     density = -0.5 * errors**2 - np.log(deviation[apart]) - 0.5 * np.log(2 * np.pi)
     return {
         f"coverage{suffix}": float(np.mean((truth >= low) & (truth <= high))),

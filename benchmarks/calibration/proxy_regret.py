@@ -1,20 +1,21 @@
-"""How good the answer at full size is when all trials but three ran on at most a quarter of the devices.
+"""Measure the regret at full size if all trials but three run on at most a quarter of the devices.
 
     python -m benchmarks.calibration.proxy_regret --measured A.csv [B.csv ...] [--seeds 10] [--json]
 
-A group is what was measured of one job on one cluster; its sibling is the same job on a quarter of the devices or
-fewer, the largest there is. A trial of a proxy is answered by the sibling's run with the candidate's tp, cp, up, ep,
-mbs, ZeRO stage and further dimensions and the nearest pp; dp follows. Layers and batch are those of the full job, as
-somebody measured them: only devices are fewer. As in a study, a proxy must probably fit; a candidate without such a run
-has none.
+A group contains the measured runs of one job on one cluster. Its sibling is the same job on at most a quarter of the
+devices, the largest such group. A trial of a proxy job is answered by the sibling's run with the candidate's tp, cp,
+up, ep, mbs, ZeRO stage and further dimensions and the nearest pp; dp follows. Layers and batch are those of the full
+job, as they were measured: only the number of devices is smaller. As in a study, a proxy must probably fit into memory.
+A candidate without such a run has no proxy.
 
-At most --proxies trials run so, fewer where the study is confident that they settled what they can, then three at full
-size. Beside the regret of these three stand: as many trials in all, each at full size; the prior's first three; three
-at random. Everything is known beforehand that a cold study knows: a shipped profile of another runtime, see
-problems.py. `NAME_failed.csv` beside `NAME.csv` is read too; what failed is a candidate and costs a trial.
+At most --proxies trials are proxies, fewer if the study is confident that further ones would not help. Then three
+trials run at full size. The regret of these three is compared with as many trials in total, all at full size; with the
+prior's first three; and with three at random. Before the first trial, the sampler knows as much as a study without
+history: a shipped profile of another runtime, see problems.py. `NAME_failed.csv` beside `NAME.csv` is read too; a
+failed configuration is a candidate and costs a trial.
 
-Regret is the slowdown of the best that was tried, and that of the slowest candidate while none has run. Figures are
-means over seeds, then over groups. Progress goes to stderr.
+Regret is the slowdown of the best tried candidate, and that of the slowest candidate as long as none has run. Figures
+are means over seeds, then over groups. Progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ from tuner.search.sampler import ThompsonSampler
 from tuner.space.enumeration import SpaceOptions
 
 AT_FULL_SIZE = 3
-"""Trials that may use all devices."""
+"""Number of trials that may use all devices."""
 
 SHARE = 4
-"""A sibling has at most the devices over this."""
+"""Minimum ratio of a group's devices to those of its sibling."""
 
 KEPT = ("tp", "cp", "up", "vpp", "ep", "mbs", *FURTHER_DIMENSIONS)
-"""What a proxy has in common with its candidate."""
+"""Dimensions that a proxy has in common with its candidate."""
 
 DEVICES = GROUP.index("devices")
 
@@ -66,10 +67,10 @@ class Pair:
     """A group and its sibling.
 
     Attributes:
-        group: The full job.
-        sibling: The same job on fewer devices.
-        proxies: What answers for each candidate [n].
-        outcomes: What a trial of each proxy finds.
+        group: Group of the full job.
+        sibling: Group of the same job on fewer devices.
+        proxies: Proxy of each candidate, None if it has none [n].
+        outcomes: Observation of a trial of each proxy.
     """
 
     group: Group
@@ -79,31 +80,33 @@ class Pair:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the figures; returns the exit status."""
+    """Print the figures and return the exit status."""
     return answer("proxy_regret", _arguments(argv), _measure, _print)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = searching("proxy_regret", __doc__)
+    parser = searching("calibration.proxy_regret", __doc__)
     parser.add_argument("--seeds", type=count_at_least(1), default=10, help="runs on each group (10)")
-    parser.add_argument("--proxies", type=count_at_least(1), default=12, help="trials of smaller jobs at most (12)")
-    parser.add_argument("--min-candidates", type=count_at_least(1), default=20, help="leave out smaller groups (20)")
+    parser.add_argument("--proxies", type=count_at_least(1), default=12, help="maximum number of proxy trials (12)")
+    parser.add_argument(
+        "--min-candidates", type=count_at_least(1), default=20, help="leave out groups with fewer candidates (20)"
+    )
     return parser.parse_args(argv)
 
 
 def _measure(given: argparse.Namespace) -> dict[str, Any]:
-    """All figures.
+    """Compute all figures.
 
     Raises:
-        ConfigError: what was given cannot be used.
+        ConfigError: The arguments cannot be used.
     """
     runs, skipped = read_runs(given.measured)
     groups, left_out = groups_of(runs, given.min_candidates)
     pairs = pairs_of(groups)
     if not pairs:
         raise ConfigError(
-            f"hold no two groups of one job of which one has a quarter of the other's devices, and "
-            f"{given.min_candidates} candidates each",
+            f"hold no two groups of one job, one on at most a quarter of the other's devices, with "
+            f"{given.min_candidates} candidates or more each",
             key=", ".join(map(str, given.measured)),
             nearest=f"--min-candidates takes smaller ones; {reasons(skipped + left_out)}",
         )
@@ -124,7 +127,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def pairs_of(groups: Sequence[Group]) -> list[Pair]:
-    """The groups that have a sibling, with it."""
+    """Return the groups that have a sibling, with the largest sibling of each."""
     pairs = []
     for group in groups:
         siblings = [other for other in groups if _is_sibling(group, other)]
@@ -134,7 +137,7 @@ def pairs_of(groups: Sequence[Group]) -> list[Pair]:
 
 
 def _is_sibling(group: Group, other: Group) -> bool:
-    """Whether the other is the same job on a quarter of the devices or fewer."""
+    """Return whether the other group is the same job on at most a quarter of the devices."""
     same = all(
         one == another for name, one, another in zip(GROUP, group.key, other.key, strict=True) if name != "devices"
     )
@@ -145,6 +148,7 @@ def _is_sibling(group: Group, other: Group) -> bool:
 def _pair(group: Group, sibling: Group) -> Pair:
     run = sibling.runs[0]
     devices_per_host = setting_of(group.runs[0], {}).setting.cluster.devices_per_host
+    # Measured siblings keep layers and batch, unlike the proxies of a study, which may reduce them too.
     reduction = Reduction(
         hosts=run.devices // devices_per_host,
         layers=run.model.num_layers,
@@ -160,20 +164,21 @@ def _pair(group: Group, sibling: Group) -> Pair:
 
 
 def _nearest(config: ParallelConfig, smaller: Sequence[Proxy]) -> Proxy | None:
-    """The proxy of a candidate: of those that keep what is to be kept, the one with the nearest pp."""
+    """Return the proxy with the nearest pp among those that agree with the candidate in KEPT, or None."""
+    # pp may differ, since fewer devices often leave no room for the candidate's own stages; the log makes 2x symmetric.
     alike = [proxy for proxy in smaller if proxy.config.values(KEPT) == config.values(KEPT)]
     return min(alike, key=lambda proxy: (abs(math.log(proxy.config.pp / config.pp)), proxy.config.pp), default=None)
 
 
 def that_fit(pair: Pair, problem: Problem) -> Pair:
-    """The pair with those proxies that probably fit into memory."""
+    """Return the pair with only those proxies that probably fit into memory."""
     setting = _setting(problem)
     fit = {proxy for proxy in pair.outcomes if probably_fits(proxy, setting, SpaceOptions())}
     return replace(pair, proxies=tuple(proxy if proxy in fit else None for proxy in pair.proxies))
 
 
 def _figures(pair: Pair, num_proxies: int, seeds: int) -> dict[str, Any]:
-    """Regrets on one group."""
+    """Compute the regrets on one group."""
     group = pair.group
     problem = problem_of(group, ())
     pair = that_fit(pair, problem)
@@ -185,10 +190,12 @@ def _figures(pair: Pair, num_proxies: int, seeds: int) -> dict[str, Any]:
         used.append(count)
         regrets["proxies"].append(regret_at(at_full_size, times, AT_FULL_SIZE))
         for name, (make, num_trials) in {
+            # The alternative gets the same number of trials, although each of them costs more devices.
             "all_at_full_size": (thompson, count + len(at_full_size)),
             "prior": (prior, AT_FULL_SIZE),
             "random": (uniform, AT_FULL_SIZE),
         }.items():
+            # All alternatives are judged by the same regret on the same group and seed.
             found = run_trials(make(problem, seed), group.outcomes, times, num_trials)
             regrets[name].append(regret_at(found.order, times, num_trials))
     return {
@@ -204,17 +211,19 @@ def _figures(pair: Pair, num_proxies: int, seeds: int) -> dict[str, Any]:
 
 
 def _regret_of_best_with_proxy(pair: Pair) -> float | None:
-    """Slowdown of the best candidate that has a proxy; None where none has."""
+    """Return the slowdown of the best candidate that has a proxy; None if no such candidate ran."""
     times = pair.group.step_time_s
+    # A lower bound on the regret of any choice that relies on proxies alone.
     with_proxy = [time_s for time_s, proxy in zip(times, pair.proxies, strict=True) if proxy is not None]
     best = min(with_proxy, default=math.inf)
     return float(best / times.min() - 1) if math.isfinite(best) else None
 
 
 def run_with_proxies(pair: Pair, problem: Problem, num_proxies: int, seed: int) -> tuple[int, list[int]]:
-    """One study with proxies: how many ran, and the positions of the candidates that ran at full size."""
+    """Run one study with proxies; return the number of proxies, and the candidates that ran at full size."""
     sampler = ThompsonSampler(problem.grid, problem.posterior, seed=seed, proxies=_plan(pair, problem, num_proxies))
     study = optuna.create_study(sampler=sampler)
+    # The loop of a study, with answers from the measured group and its sibling in place of trials.
     count, at_full_size = 0, []
     while len(at_full_size) < min(AT_FULL_SIZE, len(pair.proxies)):
         observations = sampler.observations(study.get_trials(deepcopy=False))
@@ -239,7 +248,7 @@ def run_with_proxies(pair: Pair, problem: Problem, num_proxies: int, seed: int) 
 
 
 def _plan(pair: Pair, problem: Problem, num_proxies: int) -> ProxyPlan:
-    """Proxies that are all known beforehand."""
+    """Build a plan of proxies that are all known beforehand."""
     return ProxyPlan(
         options=ProxyOptions(hosts=1, layers=None, full_trials=AT_FULL_SIZE),
         setting=_setting(problem),
@@ -252,7 +261,7 @@ def _plan(pair: Pair, problem: Problem, num_proxies: int) -> ProxyPlan:
 
 
 def _setting(problem: Problem) -> Setting:
-    """The full job of a group."""
+    """Return the setting of a group's full job."""
     assert problem.posterior.proxies is not None, "a group has one setting"
     return problem.posterior.proxies.measured.setting
 
@@ -262,14 +271,14 @@ def _print(result: Mapping[str, Any]) -> None:
         print(
             f"{row['model']} on {row['devices']} devices, proxies on {row['sibling_devices']}: "
             f"{row['num_with_proxy']} of {row['num_candidates']} candidates have one, "
-            f"{row['mean_proxies']:.1f} ran; regret {_shown(row['mean_regret'])}"
+            f"{row['mean_proxies']:.1f} ran; regret {_format_regrets(row['mean_regret'])}"
             + ("" if (best := row["regret_of_best_with_proxy"]) is None else f"; of the best with a proxy {best:.1%}")
         )
-    print(f"All {len(result['groups'])} groups: mean {_shown(result['overall']['mean_regret'])}")
-    print(f"  median {_shown(result['overall']['median_regret'])}")
+    print(f"All {len(result['groups'])} groups: mean {_format_regrets(result['overall']['mean_regret'])}")
+    print(f"  median {_format_regrets(result['overall']['median_regret'])}")
 
 
-def _shown(regrets: Mapping[str, float]) -> str:
+def _format_regrets(regrets: Mapping[str, float]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {value:.1%}" for name, value in regrets.items())
 
 

@@ -1,17 +1,17 @@
-"""Does the step-level surrogate know what it does not know? Measured step times against the intervals of its draws.
+"""Measure the calibration of the step-level surrogate: measured step times against the intervals of its draws.
 
     python -m benchmarks.calibration.step_calibration --measured C.csv [D.csv ...] [--history A.csv ...] [--seeds 5]
         [--trials 0,3,6,10] [--json]
 
-Groups of measured runs are problems as in benchmarks/sample_efficiency.py: without --history a shipped profile predicts
-them that was never fitted to their source; with one it is their own runtime's, and what the group itself measured is
-left out. After so many trials, chosen by Thompson sampling, 400 joint draws of all step times say of each candidate
-that was timed and not yet tried between which two values it lies with probability 0.95. Memory and crashes have no say
-in these draws: what did not run has no step time to compare.
+Groups of measured runs are problems as in benchmarks/sample_efficiency.py. Without --history they are predicted by a
+shipped profile that was never fitted to their source. With --history they are predicted by their own runtime, without
+the measurements of the group itself. After some trials, chosen by Thompson sampling, 400 joint draws of all step times
+give a 95% interval for each candidate that was timed and not yet tried. Memory and crashes do not enter these draws,
+since candidates that did not run have no step time to compare.
 
-coverage: share of the measured times inside their interval, 0.90 to 0.98 is the aim; worst tenth: the coverage that one
-group in ten is below; error: median relative error of the median draw; width: median width of the interval in units of
-the log. Figures are over the candidates and seeds of all groups together.
+Columns: coverage is the share of the measured times inside their interval, with 0.90 to 0.98 as the target. worst tenth
+is the coverage that one group in ten falls below. error is the median relative error of the median draw. width is the
+median width of the interval in units of the log. Figures are over the candidates and seeds of all groups together.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ INTERVAL = (0.025, 0.5, 0.975)
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class HeldOut:
-    """Timed candidates that were not tried, h of them, and what was drawn of them.
+    """Timed candidates that were not tried, h of them, compared with their draws.
 
     Attributes:
-        num_trials: Trials that the draws know of.
+        num_trials: Number of trials that the draws know.
         is_inside: Whether the measured time lies in the 95% interval of the draws [h].
         error: Relative error of the median draw [h].
         width: Width of the interval, in units of the log [h].
@@ -68,7 +68,7 @@ class _Task:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the tables; returns the exit status."""
+    """Print the tables and return the exit status."""
     return answer("step_calibration", _arguments(argv), _measure, _print)
 
 
@@ -81,30 +81,43 @@ def _print(result: Mapping[str, Any]) -> None:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = searching("step_calibration", __doc__)
-    parser.add_argument("--history", nargs="+", type=Path, default=[], metavar="CSV", help="runs that are known before")
+    parser = searching("calibration.step_calibration", __doc__)
+    parser.add_argument(
+        "--history",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="CSV",
+        help="measured runs that are known before the search",
+    )
     parser.add_argument("--seeds", type=count_at_least(1), default=5, help="runs of the sampler on each group (5)")
     parser.add_argument(
-        "--trials", type=_counts, default=(0, 3, 6, 10), help="after how many to look, with commas between (0,3,6,10)"
+        "--trials",
+        type=_parse_counts,
+        default=(0, 3, 6, 10),
+        help="comma-separated numbers of trials after which to compare (0,3,6,10)",
     )
     parser.add_argument(
-        "--min-candidates", type=count_at_least(2), default=10, help="leave out groups of fewer, timed or failed (10)"
+        "--min-candidates",
+        type=count_at_least(2),
+        default=10,
+        help="leave out groups with fewer candidates, timed or failed (10)",
     )
-    parser.add_argument("--runtime", help="the profile that predicts, whatever the source")
+    parser.add_argument("--runtime", help="runtime profile that predicts the runs of every source")
     return parser.parse_args(argv)
 
 
-def _counts(text: str) -> tuple[int, ...]:
-    """Numbers of trials, in order."""
+def _parse_counts(text: str) -> tuple[int, ...]:
+    """Parse numbers of trials and sort them."""
     count = count_at_least(0)
     return tuple(sorted({count(part) for part in text.split(",")}))
 
 
 def _measure(given: argparse.Namespace) -> dict[str, Any]:
-    """All figures.
+    """Compute all figures.
 
     Raises:
-        ConfigError: what was given cannot be used.
+        ConfigError: The arguments cannot be used.
     """
     if given.runtime is not None:
         find_runtime(given.runtime)
@@ -156,12 +169,13 @@ def _run(task: _Task) -> list[HeldOut]:
 
 
 def run_and_look(group: Group, problem: Problem, seed: int, num_trials: Sequence[int]) -> list[HeldOut]:
-    """What the draws of step times hold of the candidates not yet tried, after each number of trials in turn.
+    """Compare draws of step times with the untried candidates after each number of trials in turn.
 
-    It ends early where no timed candidate is left.
+    It ends early when no timed candidate is left.
     """
     searcher = thompson(problem, seed)
     left = np.isfinite(group.step_time_s)
+    # Failed candidates have infinite times and are masked out everywhere below.
     log_measured = np.log(group.step_time_s, where=left, out=np.zeros(len(left)))
     num_tried, found = 0, []
     for wanted in num_trials:
@@ -172,13 +186,15 @@ def run_and_look(group: Group, problem: Problem, seed: int, num_trials: Sequence
             num_tried += 1
         if not left.any():
             break
+        # Draws are reproducible per seed and number of trials, independent of the sampler's own draws.
         drawn = problem.posterior.draw_steps(searcher.observations, NUM_DRAWS, np.random.default_rng([seed, wanted]))
         found.append(held_out(drawn[:, left], log_measured[left], wanted))
     return found
 
 
 def held_out(drawn: NDArray[np.floating], log_measured: FloatArray, num_trials: int) -> HeldOut:
-    """How well draws [M, h] of log step times hold the measured ones [h]."""
+    """Compare draws of log step times [M, h] with the measured ones [h]."""
+    # Draws are float32; quantiles are taken in float64 to compare with measured times.
     low, middle, high = np.quantile(drawn.astype(np.float64), INTERVAL, axis=0)
     return HeldOut(
         num_trials=num_trials,
@@ -189,7 +205,8 @@ def held_out(drawn: NDArray[np.floating], log_measured: FloatArray, num_trials: 
 
 
 def figures(groups: Sequence[Sequence[HeldOut]]) -> list[dict[str, Any]]:
-    """One row for each number of trials, over the looks at some groups."""
+    """Compute one row for each number of trials, over all groups."""
+    # Coverage is computed per group as well: a good mean can hide groups with overconfident intervals.
     rows = []
     for num_trials in sorted({held.num_trials for group in groups for held in group}):
         looks = [[held for held in group if held.num_trials == num_trials] for group in groups]

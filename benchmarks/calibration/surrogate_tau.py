@@ -1,15 +1,15 @@
-"""How well the surrogate ranks all candidates of measured grids after a few trials, beside a published tuner's.
+"""Measure how well the surrogate ranks all candidates of measured grids after a few trials, beside a published tuner.
 
     python -m benchmarks.calibration.surrogate_tau --measured C.csv [D.csv ...] [--runtime NAME] [--trials 0 3 6 10]
     [--json]
 
 Each group of runs is a search space that is known completely, as in benchmarks/sample_efficiency.py. Meshtune's sampler
-tries candidates one by one; after some trials its surrogate's expected step times of all candidates that ran are held
-against the measured ones: Kendall's tau-b over all, over those that were not tried, and the median error of these.
-0 trials are the prior's. Figures are medians over seeds.
+tries candidates one by one. After some trials its surrogate's expected step times of all candidates that ran are
+compared with the measured ones: Kendall's tau-b over all, tau-b over the untried ones, and the median error of the
+latter. 0 trials give the prior's figures. Figures are medians over seeds.
 
-FlexParallel (appendix A.2) quotes tau 0.84 for its cost model on all 30 feasible configurations of one job on 8
-devices, and without the 6 that Calculon takes for infeasible 0.86, where Calculon has 0.76.
+FlexParallel (appendix A.2) reports tau 0.84 for its cost model on all 30 feasible configurations of one job on 8
+devices. Without the 6 that Calculon considers infeasible it reports 0.86, and 0.76 for Calculon.
 """
 
 from __future__ import annotations
@@ -37,15 +37,22 @@ PUBLISHED = {"Calculon, 24 configurations": 0.76, "FlexParallel, the same": 0.86
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the figures; returns the exit status."""
-    parser = searching("surrogate_tau", __doc__)
-    parser.add_argument("--runtime", help="the profile that predicts, whatever the source")
+    """Print the figures and return the exit status."""
+    parser = searching("calibration.surrogate_tau", __doc__)
+    parser.add_argument("--runtime", help="runtime profile that predicts the runs of every source")
     parser.add_argument(
-        "--trials", type=count_at_least(0), nargs="+", default=[0, 3, 6, 10], help="after how many (0 3 6 10)"
+        "--trials",
+        type=count_at_least(0),
+        nargs="+",
+        default=[0, 3, 6, 10],
+        help="numbers of trials after which to compare (0 3 6 10)",
     )
     parser.add_argument("--seeds", type=count_at_least(1), default=5, help="searches of each group (5)")
     parser.add_argument(
-        "--min-candidates", type=count_at_least(2), default=20, help="leave out groups of fewer, timed or failed (20)"
+        "--min-candidates",
+        type=count_at_least(2),
+        default=20,
+        help="leave out groups with fewer candidates, timed or failed (20)",
     )
     return answer("surrogate_tau", parser.parse_args(argv), _measure, _print)
 
@@ -61,7 +68,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
     ]
     found: dict[tuple[int, int], list[dict[str, float]]] = defaultdict(list)
     with mapper(given.workers) as each:
-        for number, by_trials in enumerate(each(_searched, tasks)):
+        for number, by_trials in enumerate(each(_search, tasks)):
             for trials, figures in by_trials.items():
                 found[id(tasks[number][0]), trials].append(figures)
             tell(f"{number + 1:,} of {len(tasks):,} searches")
@@ -82,8 +89,8 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
 _FIGURES = ("tau", "tau_untried", "median_error_untried")
 
 
-def _searched(task: tuple[Group, Problem, int, tuple[int, ...]]) -> dict[int, dict[str, float]]:
-    """One search; its figures after each of the numbers of trials, as far as there are candidates."""
+def _search(task: tuple[Group, Problem, int, tuple[int, ...]]) -> dict[int, dict[str, float]]:
+    """Run one search and return its figures after each of the numbers of trials that the candidates allow."""
     group, problem, seed, moments = task
     searcher = thompson(problem, seed)
     everywhere = np.arange(len(problem.grid))
@@ -95,14 +102,16 @@ def _searched(task: tuple[Group, Problem, int, tuple[int, ...]]) -> dict[int, di
         while len(tried) < moment:
             tried.append(searcher.ask())
             searcher.tell(tried[-1], group.outcomes[tried[-1]])
+        # The expectation over the posterior of the log step time, given the trials so far.
         log_step_s = problem.posterior.expected(searcher.observations, everywhere).log_step_s
-        found[moment] = _against(np.exp(log_step_s), group.step_time_s, tried)
+        found[moment] = _compare(np.exp(log_step_s), group.step_time_s, tried)
     return found
 
 
-def _against(expected_s: FloatArray, measured_s: FloatArray, tried: Sequence[int]) -> dict[str, float]:
-    """The figures over candidates that ran; nan where fewer than two are left."""
+def _compare(expected_s: FloatArray, measured_s: FloatArray, tried: Sequence[int]) -> dict[str, float]:
+    """Compute the figures over candidates that ran; nan if fewer than two are left."""
     ran = np.isfinite(measured_s)
+    # Tried candidates are nearly known; the untried ones show what the surrogate generalises.
     untried = ran.copy()
     untried[list(tried)] = False
     errors = np.abs(expected_s[untried] / measured_s[untried] - 1)
@@ -118,7 +127,7 @@ def _tau(one: FloatArray, other: FloatArray) -> float:
 
 
 def _median(values: Any) -> float | None:
-    """Of those that are numbers; None without one."""
+    """Return the median of the values that are numbers; None without any."""
     known = [value for value in values if not math.isnan(value)]
     return statistics.median(known) if known else None
 

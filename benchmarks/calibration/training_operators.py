@@ -1,14 +1,14 @@
-"""Operators in real training beside the same operators alone: FlexParallel's Figures 3 and 7 as tables.
+"""Compare operators in real training with the same operators in isolation: FlexParallel's Figures 3 and 7 as tables.
 
     python -m benchmarks.calibration.training_operators configs/studies/cpu-gpt.yaml [--configs 8] [--json]
 
-Some configurations of the study are trained with a profile, which gives the median time of each of their operators in
-training; then each of these operators is run alone on arbitrary data. Figure 3: how much less, or more, an operator
-takes alone, and how far the formula of the cost model is off. Figure 7: a surrogate of the operators in training sees
-all but a third of a size's range, and is asked for that third: the share inside its 95% interval, and its error; empty
-where no kind has operators enough.
+Some configurations of the study are trained with a profiler, which gives the median time of each of their operators in
+training. Then each of these operators is run in isolation on arbitrary data. Figure 3 compares the isolated time with
+the time in training, and gives the error of the cost model's formula. Figure 7 fits a surrogate to the operators in
+training, without a third of a size's range, and predicts that third: it gives the share inside the 95% interval, and
+the error. The second table is empty if no kind has enough operators.
 
-Operators that do not run alone (embedding, permutation) are left out, and so are collectives.
+Operators that cannot run in isolation (embedding, permutation) are left out, and so are collectives.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from trials.torch_training.rank_setup import TORCH_RANKS
 from tuner.study_file.config import StudyConfig, load_study
 
 MOST_SHAPES = 64
-"""That a surrogate sees."""
+"""Maximum number of shapes that a surrogate sees."""
 
 Times = dict[LoneCall, float]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints both tables; returns the exit status."""
+    """Print both tables and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.calibration.training_operators",
         description=__doc__,
@@ -60,9 +60,10 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
     if not isinstance(config.backend, TorchBackend):
         raise ConfigError("trains nothing for real", key="trial.backend", nearest="backend: torch")
     with RankProcesses(TORCH_RANKS) as ranks:
-        training_s = _in_training(config, OpenBackend(backend=config.backend, ranks=ranks), given.configs)
+        training_s = _time_in_training(config, OpenBackend(backend=config.backend, ranks=ranks), given.configs)
         tell(f"{len(training_s)} operators in training; running them alone")
-        alone_s = _alone(DeviceBenchmarks(processes=ranks, device=config.backend.device), list(training_s))
+        alone_s = _time_isolated(DeviceBenchmarks(processes=ranks, device=config.backend.device), list(training_s))
+    # Some operators fail in isolation; both columns use those with both times.
     calls = [call for call in training_s if call in alone_s]
     formula_s = {call: lone_call_s(call, config.setting.cluster) or np.nan for call in calls}
     unseen = held_out(
@@ -82,8 +83,8 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _in_training(config: StudyConfig, backend: OpenBackend, count: int) -> Times:
-    """The median time of each operator in the training of some configurations."""
+def _time_in_training(config: StudyConfig, backend: OpenBackend, count: int) -> Times:
+    """Return the median time of each operator in the training of some configurations."""
     grid, model, precision = config.space().grid, config.setting.job.model, config.setting.job.precision
     times: dict[LoneCall, list[float]] = defaultdict(list)
     for position in np.random.default_rng(0).permutation(len(grid))[:count].tolist():
@@ -100,7 +101,7 @@ def _in_training(config: StudyConfig, backend: OpenBackend, count: int) -> Times
     return {call: float(np.median(each)) for call, each in times.items()}
 
 
-def _alone(benchmarks: DeviceBenchmarks, calls: Sequence[LoneCall]) -> Times:
+def _time_isolated(benchmarks: DeviceBenchmarks, calls: Sequence[LoneCall]) -> Times:
     return {call: found.time_s for call, found in benchmarks.measure(calls) if isinstance(found, Timing)}
 
 
@@ -114,6 +115,7 @@ def _by_kind(calls: Sequence[LoneCall]) -> dict[tuple[OpKind, Phase], list[LoneC
 def _row(
     kind: OpKind, phase: Phase, calls: Sequence[LoneCall], training_s: Times, alone_s: Times, formula_s: Times
 ) -> dict[str, Any]:
+    # Ratios of the same operator, so that sizes cancel; quartiles show the spread over shapes.
     ratio = np.array([alone_s[call] / training_s[call] for call in calls])
     of_formula = np.array([formula_s[call] / training_s[call] for call in calls])
     return {

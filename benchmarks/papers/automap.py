@@ -1,14 +1,15 @@
-"""An AutoMap-like search: arguments are sharded, a compiler propagates, and the propagated program is priced.
+"""AutoMap-like search: it shards arguments, lets a compiler propagate the shardings, and prices the propagated program.
 
-As Schaarschmidt et al. (2021) and Alabed et al. (2022) tell it, which is published without code: an action shards one
-dim of one argument along one mesh axis, arguments of repeated layers together; after each the compiler's propagation
-runs over the whole program; a tree search looks for the cheapest. What decides between two ways to propagate is the
-compiler's, so that sharding the sequence in attention, for one, is out of reach.
+The method follows Schaarschmidt et al. (2021) and Alabed et al. (2022), which are published without code. An action
+shards one dim of one argument along one mesh axis, with the arguments of repeated layers together. After each action
+the compiler's propagation runs over the whole program. A tree search looks for the cheapest program. The compiler alone
+decides between alternative propagations, so that some plans, such as sharding the sequence in attention, are out of
+reach.
 
-It is handicapped nowhere else: arguments are grouped as TOAST groups their dims, also within a layer, and pruned as it
-prunes (`colour_actions`); tree search, options, costs and memory penalty are TOAST's own; a state costs one
-propagation, however many actions led there, and is known in all trees. Propagation is Shardy's, in the cheapest way it
-can run (`propagation`), and the plan is read from it by what sends the least (`propagated_plans`).
+In all other respects it has TOAST's advantages. Arguments are grouped as TOAST groups their dims, also within a layer,
+and pruned in the same way (`colour_actions`). Tree search, options, costs and memory penalty are TOAST's own. A state
+costs one propagation, however many actions led to it, and is remembered across trees. Shardy propagates in the cheapest
+way it can run (`propagation`), and the plan is the one that sends the fewest bytes (`propagated_plans`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from tuner.planners.toast.search import ColourGame, ToastOptions
 from tuner.planners.toast.tree_search import Tree, search
 
 State = tuple[Layout, ...]
-"""The layouts of all arguments as the actions shard them, before propagation."""
+"""Layouts of all arguments as the actions shard them, before propagation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,9 +46,9 @@ class ArgumentAction:
     """Dims of arguments that are cut together.
 
     Attributes:
-        group: Of colours, which these dims have.
-        dims: Of each argument, by its position among them, the dim that is cut.
-        axis: By which axis.
+        group: Group of colours of these dims.
+        dims: Pairs of an argument's position and its dim to cut.
+        axis: Index of the mesh axis that cuts them.
     """
 
     group: int
@@ -57,13 +58,13 @@ class ArgumentAction:
 
 @dataclass(slots=True)
 class Spent:
-    """What evaluations took, all CPU time.
+    """CPU time of the evaluations.
 
     Attributes:
-        evaluations: States that were propagated and priced.
-        propagation_s: In Shardy [s].
-        cost_s: In pricing [s].
-        reading_s: In reading shardings and plans back, which only the comparison needs [s].
+        evaluations: Number of states that were propagated and priced.
+        propagation_s: Time in Shardy [s].
+        cost_s: Time of pricing [s].
+        reading_s: Time of reading shardings and plans back, which only this comparison needs [s].
     """
 
     evaluations: int = 0
@@ -73,24 +74,24 @@ class Spent:
 
     @property
     def total_s(self) -> float:
-        """What all took, reading left out [s]."""
+        """Time of all evaluations without reading [s]."""
         return self.propagation_s + self.cost_s
 
     @property
     def evaluation_s(self) -> float:
-        """What one takes, reading left out [s]."""
+        """Mean time of one evaluation without reading [s]."""
         return self.total_s / max(self.evaluations, 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Automap:
-    """What the search ends with.
+    """Result of the search.
 
     Attributes:
-        plan: The best.
-        cost: C of it, as TOAST counts.
-        trees: The searches.
-        spent: What evaluations took.
+        plan: Best plan.
+        cost: Cost C of the best plan, as TOAST defines it.
+        trees: Trees of all searches.
+        spent: CPU time of the evaluations.
         prepared_s: CPU time of grouping, lowering and importing [s].
         search_s: CPU time of all trees, with the reading [s].
         pipeline_s: CPU time of Shardy's whole pipeline on the best state, of which an evaluation runs a part [s].
@@ -106,21 +107,21 @@ class Automap:
 
 
 class ArgumentGame:
-    """Arguments to shard, as a game: `mcts.AbstractGame`.
+    """Sharding of arguments as a game for the tree search (`tree_search.AbstractGame`).
 
     Attributes:
-        first: No argument is sharded.
-        actions: All of them.
-        spent: What evaluations took so far.
-        propagation: The compiler.
+        first: State in which no argument is sharded.
+        actions: All actions on the arguments.
+        spent: CPU time of the evaluations so far.
+        propagation: Compiler's propagation.
     """
 
     def __init__(self, propagation: Propagation, base: ColourGame) -> None:
-        """Prepares actions and costs.
+        """Prepare actions and costs.
 
         Args:
-            propagation: The compiler.
-            base: TOAST's game on the same graph and mesh: its groups, and its measure of time and memory.
+            propagation: Compiler's propagation.
+            base: TOAST's game on the same graph and mesh, for its groups and its measure of time and memory.
         """
         self.propagation = propagation
         self._base = base
@@ -136,16 +137,17 @@ class ArgumentGame:
 
     @property
     def num_actions(self) -> int:
-        """Those of the arguments on the mesh."""
+        """Number of actions."""
         return len(self.actions)
 
     def after(self, state: State, action: int) -> State:
-        """Where an action leads: an axis cuts one dim of an argument at most, into equal parts."""
+        """Return the state after an action; an axis cuts at most one dim of an argument, and only into equal parts."""
         chosen = self.actions[action]
         found = list(state)
         sizes = self.propagation.mesh.sizes
         for argument, dim in chosen.dims:
             layout = found[argument]
+            # All axes that would cut this dim together must divide it; otherwise the action does nothing.
             ways = sizes[chosen.axis]
             for size, cut in zip(sizes, layout, strict=True):
                 ways *= size if cut == dim else 1
@@ -154,7 +156,7 @@ class ArgumentGame:
         return tuple(found)
 
     def cost(self, state: State) -> float:
-        """C of a state."""
+        """Compute the cost C of a state."""
         if state not in self._known:
             rows = self._rows(state)
             began_s = time.process_time()
@@ -164,11 +166,11 @@ class ArgumentGame:
         return self._known[state]
 
     def plan(self, state: State) -> Plan:
-        """The plan that propagation makes of a state."""
+        """Return the plan that propagation makes of a state."""
         return self._reader.plan(self.propagation.layouts(self.layouts(state)).layouts)
 
     def layouts(self, state: State) -> dict[int, Layout]:
-        """Of the tensors of arguments that are sharded."""
+        """Return the layouts of the sharded arguments by tensor."""
         ops = self.propagation.graph.ops
         return {
             ops[number].results[0]: layout
@@ -180,6 +182,7 @@ class ArgumentGame:
         propagated = self.propagation.layouts(self.layouts(state))
         began_s = time.process_time()
         rows = self._reader.rows(propagated.layouts)
+        # Reading is counted apart: a compiler with a cost model of its own would not need it.
         self.spent.evaluations += 1
         self.spent.propagation_s += propagated.propagation_s
         self.spent.reading_s += propagated.reading_s + time.process_time() - began_s
@@ -187,7 +190,7 @@ class ArgumentGame:
 
 
 def argument_actions(colours: ColourActions, arguments: Sequence[int]) -> tuple[ArgumentAction, ...]:
-    """TOAST's actions on the dims of arguments; where an argument has several dims of a group, each is an action.
+    """Restrict TOAST's actions to the dims of arguments; several dims of a group in one argument are separate actions.
 
     Args:
         colours: TOAST's actions.
@@ -204,8 +207,10 @@ def argument_actions(colours: ColourActions, arguments: Sequence[int]) -> tuple[
             group = int(colours.found.colour_groups[names.colours[name]])
             dim = names.graph.ops[number].rule.result_dims[0][factor]
             assert dim is not None, "each dim of an argument is a factor"
+            # The n-th dim of a group in one argument is cut together with the n-th dims of that group in others.
             dims[group, seen[group]].append((position, dim))
             seen[group] += 1
+    # Only groups and axes that survive TOAST's pruning become actions; dict keys keep their order.
     groups = dict.fromkeys((action.group, action.axis) for action in colours.actions)
     return tuple(
         ArgumentAction(group=group, dims=tuple(cut), axis=axis)
@@ -223,14 +228,14 @@ def automap_plan(
     limits: Limits | None = None,
     graph: Graph | None = None,
 ) -> Automap:
-    """The plan of a traced JAX program.
+    """Plan a traced JAX program.
 
     Args:
-        program: What to shard.
-        mesh: Over what.
-        options: Those of TOAST that are about its unseeded search: trees, their options and seeds, pruning and memory.
-        limits: Seconds and states of each tree.
-        graph: `jax_graph.graph_of` the program, where that is known.
+        program: Program to shard.
+        mesh: Mesh over which to shard it.
+        options: TOAST's options for its unseeded search: number of trees, their options and seeds, pruning and memory.
+        limits: Limits on the seconds and states of each tree.
+        graph: Graph of the program from `frontends.jax.graph.graph_of`, if known.
     """
     options, limits = options or ToastOptions(), limits or Limits()
     began_s = time.process_time()
@@ -239,6 +244,7 @@ def automap_plan(
     if memory_bytes is None:
         memory_bytes = min(device.memory_bytes for device in mesh.cluster.devices)
     actions = ColourActions(compatibility(named_dims(graph)), mesh, least_dims=options.least_dims)
+    # TOAST's own game supplies groups and costs, so that the two searches differ only in their actions.
     game = ArgumentGame(Propagation(program, graph, mesh), ColourGame(actions, memory_bytes))
     prepared_s = time.process_time() - began_s
     began_s = time.process_time()

@@ -1,12 +1,14 @@
-"""Seconds until branch and bound has proven its optimum, beside HiGHS on the same problem in the same run.
+"""Measure the time until branch and bound has proven its optimum, beside HiGHS on the same problem in the same run.
 
-Three tables. Pipelines: two kinds of devices serve eight stages of 96 layers that are alike, or of 61 layers of which
-three are dense; with memory that forces recomputation; and with fewer bounds than usual, which shows what the search
-itself does. Operators: random graphs of one or two models on unlike devices, with links that exclude each other. The
-gap over time of the slowest of them, alone and with workers.
+    python -m benchmarks.papers.branch_and_bound [--workers N] [--limit SECONDS] [--json]
 
-What several processes gain depends on what else the machine does: how much of them it gives is measured at the start.
-All times and sizes are made up, in the proportions of H100 and A100 hosts (assumed).
+There are three tables. Pipelines: two kinds of devices serve eight stages of 96 equal layers, or of 61 layers of which
+three are dense; also with memory that forces recomputation, and with fewer bounds than usual, which shows the work of
+the search itself. Operators: random graphs of one or two models on unlike devices, with links that exclude each other.
+The third table shows the gap over time of the slowest operator graph, alone and with workers.
+
+The gain of several processes depends on the load of the machine, so the available parallel speed is measured at the
+start. All times and sizes are made up, in the proportions of H100 and A100 hosts (assumed).
 """
 
 from __future__ import annotations
@@ -35,23 +37,23 @@ from tuner.planners.scheduling.search import SchedulingProblem
 
 GIB = 2.0**30
 MOMENTS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
-"""When the gap is looked at."""
+"""Times at which the gap is reported [s]."""
 
 
 def main() -> int:
-    """Times the planners on both problems."""
+    """Time the planners on both problems and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--workers", type=count_at_least(1), default=2, help="processes (2)")
+    parser.add_argument("--workers", type=count_at_least(1), default=2, help="worker processes (2)")
     parser.add_argument("--limit", type=count_at_least(1), default=60, help="seconds per search (60)")
     return answer("branch_and_bound", parser.parse_args(), measure, show)
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """The rows of the three tables."""
+    """Compute the rows of the three tables."""
     limits = Limits(time_s=given.limit)
     with ProcessWorkers(given.workers) as workers:
-        workers.map(_spin, range(given.workers))  # their start is no part of a search
+        workers.map(_spin, range(given.workers))  # start the processes before any search is timed
         ceiling = _ceiling(workers)
         stages = [_stage_row(name, pipeline, caps, limits, workers) for name, pipeline, caps in _pipelines()]
         schedules, traces = [], []
@@ -71,8 +73,8 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(figures: dict[str, Any]) -> None:
-    """The tables, each below its title."""
-    together = f"together: {figures['workers']} processes, of which this machine makes {figures['ceiling']:.2f}"
+    """Print the tables, each below its title."""
+    together = f"together: {figures['workers']} processes, which do {figures['ceiling']:.2f} times the work of one"
     for title, key in (
         (f"Pipelines; {together}", "stages"),
         ("Operators", "schedules"),
@@ -84,12 +86,12 @@ def show(figures: dict[str, Any]) -> None:
 
 
 def _spin(_: int, __: AbstractBound) -> int:
-    """Some work of a fixed size that needs neither memory nor messages."""
+    """Do a fixed amount of work that needs neither memory nor messages."""
     return sum(number % 7 for number in range(10_000_000))
 
 
 def _ceiling(workers: AbstractWorkers) -> float:
-    """By how much this machine does more work in all workers than in one: no search gains more of them."""
+    """Return the parallel speed-up of independent work on this machine, an upper bound for every search."""
     times_s = []
     for count in (1, workers.num_workers):
         begin_s = time.perf_counter()
@@ -153,13 +155,13 @@ def _cost(outcome: Outcome[Any]) -> float:
 
 
 def _beside(highs: Outcome[Any], ours: Outcome[Any]) -> dict[str, Any]:
-    """What HiGHS needs, and its cost over ours."""
+    """Return HiGHS's status and time, and its cost over ours."""
     ratio = _cost(highs) / _cost(ours) if ours.best is not None else math.nan
     return {"highs": highs.known.name, "highs_s": highs.seconds, "highs_over_ours": ratio}
 
 
 def _gaps(name: str, alone: Outcome[Any], together: Outcome[Any]) -> Iterator[dict[str, Any]]:
-    """The gap of both searches at some moments, until both have ended."""
+    """Yield the gap of both searches at some moments, until both have ended."""
     for moment_s in MOMENTS_S:
         row: dict[str, Any] = {"problem": name, "seconds": moment_s}
         for who, outcome in (("alone", alone), ("together", together)):
@@ -170,7 +172,8 @@ def _gaps(name: str, alone: Outcome[Any], together: Outcome[Any]) -> Iterator[di
 
 
 def _pipelines() -> Iterator[tuple[str, Pipeline, int]]:
-    """Pipelines, and how many caps their bounds have."""
+    """Yield named pipelines with the number of caps of their bounds."""
+    # The factors of the memory below force recomputation.
     dense = _pipeline(np.zeros(96, dtype=np.int64))
     mixed = _pipeline(np.repeat([0, 1], [3, 58]))
     yield "96 layers, 2 kinds, 8 stages", dense, MOST_CAPS
@@ -185,7 +188,10 @@ def _pipelines() -> Iterator[tuple[str, Pipeline, int]]:
 
 
 def _pipeline(layer_type: np.ndarray) -> Pipeline:
-    """Four stages on each of two kinds, the second 2.3 times as slow and with less memory; 64 micro-batches."""
+    """Build a pipeline of four stages on each of two kinds of devices, with 64 micro-batches.
+
+    The second kind is 2.31 times as slow and has less memory.
+    """
     num_types = int(layer_type.max()) + 1
     own_s = np.array([[0.0100], [0.0231]])
     layer_s = own_s * np.array([1.0, 1.37, 0.81])[:num_types]
@@ -221,15 +227,20 @@ def _workloads() -> Iterator[tuple[str, Workload]]:
 
 
 def _workload(rng: np.random.Generator, num_ops: int, num_devices: int, num_models: int) -> Workload:
-    """Each operator takes the data of one or two before it; odd devices are 2.3 times as slow."""
+    """Draw a workload in which each operator takes the data of one or two before it.
+
+    Devices of odd numbers are 2.3 times as slow.
+    """
     model_of = np.arange(num_ops) % num_models
     edges = []
     for op in range(num_models, num_ops):
+        # Edges lead to later operators of the same model only, which keeps each graph acyclic.
         earlier = np.flatnonzero(model_of[:op] == model_of[op])
         edges += [(int(u), op) for u in rng.choice(earlier, min(len(earlier), int(rng.integers(1, 3))), replace=False)]
     slowness = np.where(np.arange(num_devices) % 2, 2.3, 1.0)
     links = []
     for source, target in np.argwhere(~np.eye(num_devices, dtype=bool)).tolist():
+        # Each pair of devices has two links of which one can be used at a time.
         for kind, bandwidth, latency_s in (("nvlink", 4.0, 0.05), ("pcie", 1.0, 0.1)):
             link = Link(kind=kind, bandwidth_bytes_per_s=bandwidth, latency_s=latency_s, exclusive_group="one of both")
             links.append(DeviceLink(source=source, target=target, link=link))

@@ -1,21 +1,24 @@
-"""Unlike devices and changing bandwidth, by simulation: the paper's Figure 6, and why its gains are what they are.
+"""Simulate unlike devices and changing bandwidth: a published Figure 6, and an explanation of its gains.
 
-Paper: "Rethinking Dynamic Networks and Heterogeneous Computing with Automatic Parallelization", section 4, where RTX
-4090D beside L20 gain 1.01 to 1.03 over Megatron's equal split, and 4090D beside V100 1.74 to 4.69 (figures 6a, 6b); on
-V100 with PCIe, doubling tp costs 25% to 52% at low bandwidth and 2% to 8% where it is plentiful (figure 6c).
+    python -m benchmarks.papers.heterogeneous [--models NAME ...] [--json]
 
-Of two kinds of devices in equal numbers, one r times as slow as the other, the slow half sets the pace of an equal
-split, and a perfect one would gain (1 + r) / 2. Equal layers are no equal work, since the last stage has the head
-besides, and an equal split has a bubble: `bound` is the gain if all work were divided perfectly and nothing waited,
-which no plan of the same degrees can pass. The paper states no batch, no degrees and no bandwidth; what is assumed
-here stands in the table or below:
+The paper is "Rethinking Dynamic Networks and Heterogeneous Computing with Automatic Parallelization", section 4. RTX
+4090D beside L20 gain 1.01 to 1.03 over Megatron's equal split, and 4090D beside V100 1.74 to 4.69 (figures 6a, 6b). On
+V100 with PCIe, doubling tp costs 25% to 52% at low bandwidth and 2% to 8% at high bandwidth (figure 6c).
 
-* hosts of eight devices, as the catalog has them; models and numbers of hosts as in the paper's figure, in its order;
-* Megatron's default: layers in equal shares, hosts of one kind after those of the other, no recomputation;
-* degrees: the best equal split that fits; the uneven one keeps these degrees, or takes its own.
+Take two kinds of devices in equal numbers, one r times as slow as the other. The slow half sets the pace of an equal
+split, and a perfect split would gain (1 + r) / 2. Equal layers are not equal work, since the last stage also has the
+head, and an equal split has a bubble. `bound` is the gain if all work were divided perfectly and nothing waited; no
+plan of the same degrees can exceed it. The paper states no batch, no degrees and no bandwidth. The assumptions here are
+in the table or below:
 
-Assumptions about V100, each a row: its catalog peaks in fp16; no fused attention, which FlashAttention-2 does not have
-for it; bf16 emulated at the rate of fp32, which is what a job in bf16 gets on a device without such units.
+* Hosts have eight devices, as in the catalog. Models and numbers of hosts are those of the paper's figure, in its
+order.
+* Megatron's defaults apply: equal shares of layers, hosts of one kind after those of the other, no recomputation.
+* Degrees are those of the best equal split that fits. The uneven split keeps these degrees, or takes its own.
+
+Assumptions about V100 are separate rows: its catalog peaks in fp16; no fused attention, which FlashAttention-2 lacks
+for it; bf16 emulated at the rate of fp32, as for any job in bf16 on a device without such units.
 """
 
 from __future__ import annotations
@@ -45,9 +48,9 @@ from tuner.planners.pipeline.uneven import PARTS, planned
 from tuner.space.enumeration import SpaceOptions, enumerate_space, setting_for
 
 PAIRS = (("llama-7b", 8), ("gpt-13b", 16), ("gpt-22b", 32), ("gpt-175b", 256))
-"""Models and hosts of figures 6a and 6b; half of the hosts are of either kind."""
+"""Models and numbers of hosts of figures 6a and 6b; half of the hosts are of either kind."""
 TP_PAIRS = (("llama-7b", 8, 2, 4), ("gpt-13b", 16, 4, 8), ("gpt-22b", 64, 8, 16), ("gpt-175b", 256, 16, 32))
-"""Models, devices and the two tensor parallel degrees of figure 6c."""
+"""Models, numbers of devices and the two tensor parallel degrees of figure 6c."""
 SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 16.0, 64.0)
 """Bandwidths of figure 6c, as multiples of the catalog's."""
 SEQUENCE_LENGTH = 2048
@@ -70,14 +73,14 @@ class Case:
     emulates_bf16: bool = False
 
     def cluster(self, hosts: int) -> Cluster:
-        """Half of the hosts are of either kind."""
+        """Build the cluster; half of the hosts are of either kind."""
         groups = [{"name": name, "hosts": hosts // 2} for name in self.kinds]
         cluster = cluster_from_mapping({"groups": groups}, Path())
         return replace(cluster, groups=tuple(map(self._group, cluster.groups))) if self.emulates_bf16 else cluster
 
     @staticmethod
     def _group(group: HostGroup) -> HostGroup:
-        """A device without bf16 computes it at the rate of fp32."""
+        """Give a device without bf16 units the rate of fp32."""
         device = group.device
         if device.bf16_flop_per_s is not None:
             return group
@@ -102,7 +105,7 @@ CASES = (
 
 
 def main() -> int:
-    """Prints the tables of figure 6."""
+    """Print the tables of figure 6 and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.papers.heterogeneous",
         description=__doc__,
@@ -110,13 +113,13 @@ def main() -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
-        "--models", nargs="+", default=[model for model, _ in PAIRS], metavar="NAME", help="of these alone"
+        "--models", nargs="+", default=[model for model, _ in PAIRS], metavar="NAME", help="names of the models (all)"
     )
     return answer("heterogeneous", parser.parse_args(), measure, show)
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """The rows of all tables."""
+    """Compute the rows of all tables."""
     ratios, splits, doubling = [], [], []
     for case in CASES:
         for model, hosts in PAIRS:
@@ -133,7 +136,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(figures: dict[str, Any]) -> None:
-    """The tables, each below its title."""
+    """Print the tables, each below its title."""
     titles = {
         "ratios": "r: time on the second kind over that on the first, of one layer's forward and backward pass",
         "unlike": "Unlike devices: gain over equal layers (paper: 4090D + L20 1.01 to 1.03, + V100 1.74 to 4.69)",
@@ -148,7 +151,7 @@ def show(figures: dict[str, Any]) -> None:
 
 
 def unlike(case: Case, model: str, hosts: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The gain of uneven layers over Megatron's equal split, and r per kind of operator."""
+    """Compute the gain of uneven layers over Megatron's equal split, and r for each kind of operator."""
     cluster = case.cluster(hosts)
     setting = setting_of(model, cluster, case.precision, fused_attention=case.fused_attention)
     grid, _ = enumerate_space(setting, SpaceOptions())
@@ -167,9 +170,11 @@ def unlike(case: Case, model: str, hosts: int) -> tuple[dict[str, Any], list[dic
         }, []
     even_s, best = quickest(setting, even)
     same = plan(setting, ConfigGrid.from_configs([best]), ("layers", "hosts")).config(0)
+    # Planning is slow, so only the configurations that are best with equal layers are planned anew.
     several = fastest(setting, grid, PLANNED)
     own, every = (fastest(setting, plan(setting, several, parts)) for parts in (("layers", "hosts"), PARTS))
     work_s = works_s(setting, best)
+    # r of the work of all stages at the chosen degrees.
     ratio = max(work_s) / min(work_s)
     return row | {
         "r": ratio,
@@ -185,14 +190,14 @@ def unlike(case: Case, model: str, hosts: int) -> tuple[dict[str, Any], list[dic
 
 
 def quickest(setting: Setting, grid: ConfigGrid) -> tuple[float, ParallelConfig]:
-    """The configuration with the shortest simulated step."""
+    """Return the shortest simulated step time and its configuration."""
     timed = [(simulated_s(setting, config), position, config) for position, config in enumerate(configs_of(grid))]
     seconds, _, config = min(timed)
     return seconds, config
 
 
 def setting_of(model: str, cluster: Cluster, precision: str, *, fused_attention: bool = True) -> Setting:
-    """The job as Megatron-LM would run it."""
+    """Build the setting of the job as Megatron-LM would run it."""
     job = TrainingJob(
         model=find_model(model),
         sequence_length=SEQUENCE_LENGTH,
@@ -204,7 +209,7 @@ def setting_of(model: str, cluster: Cluster, precision: str, *, fused_attention:
 
 
 def fastest(setting: Setting, grid: ConfigGrid, most: int = SIMULATED) -> ConfigGrid:
-    """The fastest configurations that fit, by the closed form."""
+    """Return the fastest configurations that fit, by the closed form."""
     memory = estimate_memory(setting, grid)
     fitting = np.flatnonzero(memory.fits(HEADROOM) & (grid.cp * grid.up == 1))
     kept = grid.take(fitting)
@@ -213,24 +218,25 @@ def fastest(setting: Setting, grid: ConfigGrid, most: int = SIMULATED) -> Config
 
 
 def plan(setting: Setting, grid: ConfigGrid, parts: Sequence[str]) -> ConfigGrid:
-    """Uneven work for every configuration."""
+    """Plan uneven work for every configuration."""
     return planned(setting, grid, parts, memory_headroom=HEADROOM)
 
 
 def configs_of(grid: ConfigGrid) -> Iterator[ParallelConfig]:
-    """The configurations of a grid."""
+    """Return the configurations of a grid."""
     return (grid.config(position) for position in range(len(grid)))
 
 
 def simulated_s(setting: Setting, config: ParallelConfig) -> float:
-    """The step in the event simulator."""
+    """Return the step time in the event simulator [s]."""
     return simulate_step(setting, config).step_time_s
 
 
 def works_s(setting: Setting, config: ParallelConfig) -> tuple[float, ...]:
-    """What one micro-batch takes all stages together on the hosts of either kind alone."""
+    """Return the work of one micro-batch over all stages on the hosts of either kind alone [s]."""
     found = []
     for group in setting.cluster.groups:
+        # All hosts become this kind, so that the same degrees fit without the other kind.
         cluster = Cluster(name=group.name, groups=(replace(group, hosts=group.hosts * 2),))
         alone = simulate_step(replace(setting, cluster=cluster), replace(config, assignment=Assignment()))
         found.append(sum(sum(work.parts_s().values()) for work in alone.stages[0]))
@@ -238,13 +244,15 @@ def works_s(setting: Setting, config: ParallelConfig) -> tuple[float, ...]:
 
 
 def undivided_s(setting: Setting, config: ParallelConfig, work_s: Sequence[float]) -> float:
-    """The step if both kinds of hosts were at work all the time, on whatever part of any micro-batch."""
+    """Return the step time if both kinds of hosts worked all the time on any part of any micro-batch [s]."""
+    # Each kind has this many groups of devices that compute a layer together.
     cells = config.num_devices // (config.tp * config.cp * config.up) / len(work_s)
     return setting.job.global_batch_size / config.mbs / sum(cells / seconds for seconds in work_s)
 
 
 def kernel_ratios(case: Case, setting: Setting, config: ParallelConfig, model: str) -> list[dict[str, Any]]:
-    """R of each kind of operator."""
+    """Return r for each kind of operator."""
+    # Times of all operators of one kind are summed, so that frequent operators weigh more.
     job, runtime = setting.job, setting.runtime
     grid = ConfigGrid.from_configs([config])
     first, second = (group.device for group in setting.cluster.groups)
@@ -260,7 +268,7 @@ def kernel_ratios(case: Case, setting: Setting, config: ParallelConfig, model: s
 
 
 def doubled(model: str, devices: int, low: int, high: int) -> list[dict[str, Any]]:
-    """The best step with either tp at every bandwidth; hosts do not limit tp here."""
+    """Compute the best step with either tp at every bandwidth; hosts do not limit tp here."""
     best: dict[float, dict[int, tuple[float, ParallelConfig]]] = {}
     settings = {share: setting_of(model, v100s(devices, share), "fp16") for share in SHARES}
     for share, setting in settings.items():
@@ -271,6 +279,7 @@ def doubled(model: str, devices: int, low: int, high: int) -> list[dict[str, Any
                 best.setdefault(share, {})[tp] = quickest(setting, found)
     if any(len(of_share) < 2 for of_share in best.values()) or not best:
         return []
+    # The nominal plan is the best one at the catalog's bandwidth; planning anew is judged against keeping it.
     _, nominal = min(best[1.0].values(), key=lambda timed: timed[0])
     rows = []
     for share, of_share in best.items():
@@ -293,14 +302,15 @@ def doubled(model: str, devices: int, low: int, high: int) -> list[dict[str, Any
 
 
 def v100s(devices: int, share: float) -> Cluster:
-    """So many V100 with PCIe, with a share of their bandwidth inside hosts and between them."""
+    """Build a cluster of V100 with PCIe, with a share of their bandwidth inside hosts and between them."""
     return slowed(find_cluster("v100-pcie", hosts=devices // 8), share)
 
 
 def slowed(cluster: Cluster, share: float) -> Cluster:
-    """The cluster with a share of its bandwidth, inside hosts and between them."""
+    """Return the cluster with a share of its bandwidth inside hosts and between them."""
 
     def scaled(group: HostGroup) -> HostGroup:
+        # Links inside hosts and network adapters change by the same factor.
         intra, nics = (
             tuple(replace(link, bandwidth_bytes_per_s=share * link.bandwidth_bytes_per_s) for link in links)
             for links in (group.intra_links, group.nic_links)
@@ -311,12 +321,13 @@ def slowed(cluster: Cluster, share: float) -> Cluster:
 
 
 def bands(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The bandwidths between which doubling tp costs what the paper says, and what planning anew gains at most.
+    """Find the bandwidths at which doubling tp costs as much as in the paper, and the largest gain of planning anew.
 
-    Between two bandwidths the cost is taken to change evenly with the logarithm.
+    Between two bandwidths the cost is interpolated linearly over the logarithm of the bandwidth.
     """
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model]
+        # np.interp needs increasing costs; the running minimum removes small rises with the bandwidth.
         cost = np.minimum.accumulate([row["cost"] for row in own])[::-1]
         log_share = np.log2([row["bandwidth"] for row in own])[::-1]
         inside = {}

@@ -1,4 +1,4 @@
-"""The rows of ManuMatic's tables: what each assumes, the plans that it may take, and the step of the best of them."""
+"""Rows of ManuMatic's tables: the assumptions of each table, the plans that each row may take, and the best step."""
 
 from __future__ import annotations
 
@@ -31,44 +31,44 @@ from tuner.planners.sharding.pins import Pin, pinned
 from tuner.planners.sharding.recursive import Level, Order, recursive_plan, refined
 
 PLANNED_LAYERS = 3
-"""A first, a last, and one between them that stands for all."""
+"""Number of planned layers: a first, a last, and one between them that stands for all others."""
 NPUS = 8
-"""Of a host."""
+"""Number of devices of a host."""
 PROOF = Limits(nodes=20_000)
-"""Of the best stages; nodes, so that the same is found on every machine."""
+"""Limit on the search for the best stages, in nodes so that the result is the same on every machine."""
 STACKED = frozenset({"gates"})
-"""The two inputs of a gated MLP are one product here and two in MindSpore, where nothing can cut between them."""
+"""Factors that MindSpore cannot cut: the two inputs of a gated MLP are one product here but two products there."""
 
 BATCH, HEADS = ("batch",), ("kv_heads", "heads")
 TENSOR = (*HEADS, "ffn", "expert_ffn", "vocabulary")
 ALONG = ("sequence", "queries", "chunks")
 EXPERT_OPS = tuple(f"*.moe_mlp.{role}" for role in ("up", "down", "activation"))
 BETWEEN = ("*norm", "*residual")
-"""What sequence parallelism cuts beside tensor parallelism (Korthikanti et al. 2022)."""
+"""Operators that sequence parallelism cuts beside tensor parallelism (Korthikanti et al. 2022)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
-    """What a table assumes.
+    """Assumptions of a table.
 
     Attributes:
-        table: Of the paper.
-        model: Of the catalog.
-        layers: Of it that are trained.
-        sequence_length: Tokens.
-        sequences: Of a step.
-        hosts: Of eight devices.
+        table: Number of the paper's table.
+        model: Name of the model in the catalog.
+        layers: Number of layers that are trained.
+        sequence_length: Number of tokens of a sequence.
+        sequences: Number of sequences of a step.
+        hosts: Number of hosts with eight devices.
         stages: Numbers of pipeline stages that a row may take.
-        order: Of D-Rec's visits.
-        reading: What D-Rec counts between operators.
+        order: Order of D-Rec's visits.
+        reading: Interpretation of D-Rec's volumes between operators.
         missing: Factors that D-Rec's vocabulary lacks.
         pinned_ops: Operators that the user pins.
-        pinned_dim: A dim of theirs.
-        pinned_ways: Into how many parts.
-        pinned_axis: By which axis of D-Rec's mesh, `host` or `npu`; None for whichever comes first.
+        pinned_dim: Dim of these operators that is pinned.
+        pinned_ways: Number of parts of the pinned dim.
+        pinned_axis: Axis of D-Rec's mesh that cuts it, `host` or `npu`; None for whichever comes first.
         flop_share: Share of the peak that products reach.
-        micro_batch: Sequences of one, of all replicas; None leaves it to each row.
-        overlaps: Whether what is sent once a step hides behind a micro-batch.
+        micro_batch: Sequences of one micro-batch over all replicas; None leaves it to each row.
+        overlaps: Whether collectives that run once a step hide behind a micro-batch.
         link_share: Bandwidth inside a host over half of 392 GB/s.
     """
 
@@ -93,16 +93,17 @@ class Scenario:
 
     @property
     def pins(self) -> tuple[Pin, ...]:
-        """The user's."""
+        """Pins of the user."""
         return tuple(
             Pin(op=op, dim=self.pinned_dim, ways=self.pinned_ways, axis=self.pinned_axis) for op in self.pinned_ops
         )
 
     @property
     def cluster(self) -> Cluster:
-        """Hosts of eight 910B: 392 GB/s to seven peers, in and out together, and 25 GB/s to other hosts."""
+        """Hosts of eight 910B: 392 GB/s to seven peers, both directions together, and 25 GB/s to other hosts."""
         cluster = find_cluster("ascend-910b", hosts=self.hosts)
         (group,) = cluster.groups
+        # A sweep changes these two assumptions; the factor 1 leaves the catalog's figures.
         peak = group.device.peak_flop_per_s("bf16") * self.flop_share
         (link,) = group.intra_links
         link = replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * self.link_share)
@@ -150,12 +151,12 @@ SCENARIOS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Candidate:
-    """A plan of one row.
+    """One plan of a row.
 
     Attributes:
-        plan: Of a training step of PLANNED_LAYERS layers.
-        in_words: Its degrees, for plans by hand.
-        zero_stage: Which; None where the planner has placed the states itself.
+        plan: Plan of a training step of PLANNED_LAYERS layers.
+        in_words: Degrees of a plan by hand, or the planner's mesh.
+        zero_stage: Stage of ZeRO; None if the planner has placed the states itself.
     """
 
     plan: Plan
@@ -165,15 +166,15 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scored:
-    """The best step of a row.
+    """Best step of a row.
 
     Attributes:
-        score: Of all layers.
+        score: Step time and memory of all layers.
         in_words: Degrees of a plan by hand, or the planner's mesh.
-        pp: Stages.
-        micro_batch: Sequences of all replicas.
-        zero_stage: Which; None where the planner has placed the states itself.
-        tokens_per_s: Of all devices.
+        pp: Number of pipeline stages.
+        micro_batch: Sequences of one micro-batch over all replicas.
+        zero_stage: Stage of ZeRO; None if the planner has placed the states itself.
+        tokens_per_s: Throughput of all devices [tokens/s].
     """
 
     score: PipelineScore
@@ -191,7 +192,7 @@ PLANNED_STAGES = " + bmpipe"
 
 
 def rows_of(scenario: Scenario) -> dict[str, Scored]:
-    """Every row's best; with several hosts each also with planned stages."""
+    """Compute the best step of every row; with several hosts, some rows also with planned stages."""
     found = {row: best_of(scenario, row) for row in ROWS}
     if scenario.hosts > 1:
         for row in (D_REC, FULL, PIN):
@@ -200,16 +201,18 @@ def rows_of(scenario: Scenario) -> dict[str, Scored]:
 
 
 def best_of(scenario: Scenario, row: str, *, plans_stages: bool = False) -> Scored:
-    """The fastest that fits over stages, micro-batches and ZeRO's stages; if none fits, the fastest."""
+    """Return the fastest fitting step over stages, micro-batches and ZeRO's stages, or the fastest if none fits."""
     scored = _all_scored(scenario, row, plans_stages=plans_stages)
     return min(scored, key=lambda each: (not each.score.fits, each.score.step_s))
 
 
 def _all_scored(scenario: Scenario, row: str, *, plans_stages: bool) -> Iterator[Scored]:
+    # The paper states no micro-batch, so each row takes the best of all that divide the batch.
     sizes = _divisors(scenario.sequences) if scenario.micro_batch is None else [scenario.micro_batch]
     for pp, micro_batch in itertools.product(scenario.stages, sizes):
         num_micro_batches = scenario.sequences // micro_batch
         for candidate in candidates(scenario, row, pp, micro_batch):
+            # The figures of one layer extend to all layers and stages without planning again.
             figures = _figures(candidate.plan)
             for score in _scores(scenario, figures, pp, num_micro_batches, plans_stages=plans_stages):
                 yield Scored(
@@ -223,10 +226,10 @@ def _all_scored(scenario: Scenario, row: str, *, plans_stages: bool) -> Iterator
 
 
 def candidates(scenario: Scenario, row: str, pp: int, micro_batch: int) -> Iterator[Candidate]:
-    """The plans that a row may take with so many stages and sequences of a micro-batch."""
+    """Yield the plans of a row for a number of stages and of sequences in a micro-batch."""
     step = step_of(scenario.model, scenario.sequence_length, micro_batch)
     if row == IN_SECONDS:
-        mesh, fine, levels = _halved(scenario, pp)
+        mesh, fine, levels = _refine_stage_mesh(scenario, pp)
         plan = recursive_plan(restricted(step, STACKED), fine, levels, order=scenario.order)
         yield Candidate(plan=plan, in_words=mesh.in_words, zero_stage=None)
         return
@@ -239,37 +242,39 @@ def candidates(scenario: Scenario, row: str, pp: int, micro_batch: int) -> Itera
 
 
 def forward_plans(scenario: Scenario, row: str, forward: Graph, pp: int) -> Iterator[tuple[str, Plan]]:
-    """Plans of the forward pass on the devices of one stage, by a row's way to find them."""
+    """Yield plans of the forward pass on the devices of one stage, found in the row's way."""
     if row in (MEGATRON, EXPERT, WIDE):
-        yield from _by_hand(scenario, row, forward, pp)
+        yield from _plans_by_hand(scenario, row, forward, pp)
         return
     pins = scenario.pins if row == PIN else ()
     graph = restricted(forward, STACKED if row == FULL else STACKED | scenario.missing, pins)
-    mesh, fine, levels = _halved(scenario, pp)
+    mesh, fine, levels = _refine_stage_mesh(scenario, pp)
     found = pinned(pins, graph, mesh, levels)
     prices = Volumes(reading=scenario.reading)
     plan = recursive_plan(graph, fine, levels, order=scenario.order, closed=found.closed, prices=prices)
     yield mesh.in_words, plan
 
 
-def _halved(scenario: Scenario, pp: int) -> tuple[DeviceMesh, DeviceMesh, tuple[Level, ...]]:
-    """The devices of a stage, and the levels that D-Rec cuts them into."""
+def _refine_stage_mesh(scenario: Scenario, pp: int) -> tuple[DeviceMesh, DeviceMesh, tuple[Level, ...]]:
+    """Return the mesh of one stage's devices, the refined mesh, and the levels into which D-Rec cuts it."""
     devices = scenario.hosts * NPUS // pp
+    # A stage within one host has a single axis of NPUs.
     axes = {"host": devices // NPUS, "npu": NPUS} if devices > NPUS else {"npu": devices}
     mesh = DeviceMesh(names=tuple(axes), sizes=tuple(axes.values()), cluster=scenario.cluster)
     return mesh, *refined(mesh)
 
 
-def _by_hand(scenario: Scenario, row: str, forward: Graph, pp: int) -> Iterator[tuple[str, Plan]]:
-    """Every split of a stage's devices into data, context or expert, and tensor parallelism.
+def _plans_by_hand(scenario: Scenario, row: str, forward: Graph, pp: int) -> Iterator[tuple[str, Plan]]:
+    """Yield every split of a stage's devices into data, context or expert, and tensor parallelism.
 
-    Megatron has data and tensor parallelism alone. The expert adds what Megatron lacks: expert parallelism over the
-    data parallel devices, or sequence parallelism beside tensor parallelism. The wide one also has context parallelism,
-    and experts over the tensor parallel devices.
+    Megatron has data and tensor parallelism only. The row `expert` is the paper's hand-tuned plan: it adds expert
+    parallelism over the data parallel devices, or sequence parallelism beside tensor parallelism. The wide row adds
+    context parallelism, and experts over the tensor parallel devices.
     """
     devices = scenario.hosts * NPUS // pp
     batch = _size_of(forward, "batch")
     for dp, cp in itertools.product(_divisors(devices), _divisors(devices)):
+        # All devices of the stage are used; the remaining degree follows.
         tp = devices // (dp * cp)
         if devices % (dp * cp) or batch % dp or (cp > 1 and row != WIDE):
             continue
@@ -281,10 +286,11 @@ def _by_hand(scenario: Scenario, row: str, forward: Graph, pp: int) -> Iterator[
 
 
 def _axes(scenario: Scenario, row: str) -> Iterator[tuple[str, Mapping[str, ByName]]]:
-    """What each axis cuts."""
+    """Yield the factors that each axis cuts, with a suffix for the plan's name."""
     everything = "*"
     data, along, tensor = [(everything, BATCH)], [(everything, ALONG)], [(everything, TENSOR)]
     between = [(op, ALONG) for op in BETWEEN]
+    # The first rule that matches an operator applies, so special rules stand before general ones.
     experts = [(op, ("experts",)) for op in EXPERT_OPS]
     if row == MEGATRON:
         yield "", {"dp": data, "cp": along, "tp": tensor}
@@ -298,20 +304,21 @@ def _axes(scenario: Scenario, row: str) -> Iterator[tuple[str, Mapping[str, ByNa
 
 
 def _uses_all(plan: Plan) -> bool:
-    """Whether every axis cuts every product of the layers: degrees that a model can't take are no plan."""
+    """Return whether every axis cuts every product of the layers; degrees that a model cannot take give no plan."""
     sizes = plan.mesh.sizes
     products = [
         number
         for number, op in enumerate(plan.graph.ops)
         if op.precision and op.name.endswith((".qkv", ".up", ".down"))
     ]
+    # A negative entry marks an axis that serves no factor of the operator, which would leave devices idle.
     return all(plan.served[number, axis] >= 0 for number in products for axis, size in enumerate(sizes) if size > 1)
 
 
 def _scores(
     scenario: Scenario, figures: LayerFigures, pp: int, num_micro_batches: int, *, plans_stages: bool
 ) -> Iterator[PipelineScore]:
-    """Equal stages that recompute nothing or everything; or the best stages."""
+    """Yield the scores of equal stages that recompute nothing or everything, and of the best stages if asked for."""
     (device,) = scenario.cluster.devices
 
     def pipeline(*, may_recompute: bool) -> Pipeline:
@@ -336,7 +343,7 @@ def _scores(
 
 @cache
 def step_of(model: str, sequence_length: int, micro_batch: int) -> Graph:
-    """The training step of PLANNED_LAYERS layers."""
+    """Build the graph of a training step of PLANNED_LAYERS layers."""
     job = TrainingJob(model=find_model(model), sequence_length=sequence_length, global_batch_size=micro_batch)
     return transformer_graph(job, micro_batch_size=micro_batch, num_layers=PLANNED_LAYERS)
 
@@ -351,7 +358,7 @@ def _figures(plan: Plan) -> LayerFigures:
 
 
 def _size_of(graph: Graph, name: str) -> int:
-    """Of the factor of that name."""
+    """Return the size of the factor of that name."""
     return next(factor.size for op in graph.ops for factor in op.rule.factors if factor.name == name)
 
 

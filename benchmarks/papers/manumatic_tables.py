@@ -1,16 +1,16 @@
-"""Tables 1 to 3 of ManuMatic by simulation: planners that count volumes, and an evaluator that knows links and devices.
+"""Repeat Tables 1 to 3 of ManuMatic by simulation: planners count volumes, the evaluation uses links and devices.
 
     python -m benchmarks.papers.manumatic_tables [--table 1 2 3] [--order price reverse] [--sweep] [--json]
 
-Every row is a way to find a plan of the forward pass; the rest of the step follows from it, the same way for all
-(`tuner.planners.sharding.forward_plans`). D-Rec counts volumes (`symbolic_prices`); who scores the plans is
-`plan.cost_of` on links and rooflines of the paper's cluster, layer by layer (`costmodels.sharding.layer_figures`), in a
-pipeline where there is one. What the paper leaves open and no planner of its rows decides is given to each row as suits
-it best: the micro-batch, the stages, ZeRO's stage 1 or 3, and whether all layers are recomputed or none. A plan that
-does not fit counts only where none fits.
+Every row is one way to find a plan of the forward pass. The rest of the step follows from it in the same way for all
+rows (`tuner.planners.sharding.forward_plans`). D-Rec counts volumes (`symbolic_prices`). Plans are scored by
+`plan.cost_of` on links and rooflines of the paper's cluster, layer by layer (`costmodels.sharding.layer_figures`), and
+in a pipeline if there is one. Choices that the paper leaves open and no planner of its rows makes are optimised for
+each row: the micro-batch, the stages, ZeRO's stage 1 or 3, and whether all layers are recomputed or none. A plan that
+does not fit counts only if none fits.
 
-`price` is the order of visits that the paper has, `reverse` the one that MindSpore ships. `--sweep` changes one
-assumption at a time. Progress goes to stderr.
+`price` is the order of visits in the paper, `reverse` the one that MindSpore ships. `--sweep` changes one assumption at
+a time. Progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PAPER: dict[int, dict[str, float]] = {
 }
 """Speed-ups over D-Rec, the slowest first (ManuMatic, Tables 1 to 3)."""
 TIE = 0.01
-"""Rows this close count as equal."""
+"""Relative difference up to which rows count as equal."""
 
 ANY: dict[str, dict[str, Any]] = {
     "collectives once a step overlap": {"overlaps": True},
@@ -73,25 +73,33 @@ CHANGES: dict[int, dict[str, dict[str, Any]]] = {
         **ANY,
     },
 }
-"""What a sweep changes, one at a time."""
+"""Assumptions that a sweep changes one at a time, by table."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the tables; returns the exit status."""
+    """Print the tables and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.papers.manumatic_tables",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--table", type=int, choices=tuple(SCENARIOS), nargs="+", default=list(SCENARIOS), help="(all)")
-    parser.add_argument("--order", choices=ORDERS, nargs="+", default=["price", "reverse"], help="(price reverse)")
+    parser.add_argument(
+        "--table", type=int, choices=tuple(SCENARIOS), nargs="+", default=list(SCENARIOS), help="tables (all)"
+    )
+    parser.add_argument(
+        "--order",
+        choices=ORDERS,
+        nargs="+",
+        default=["price", "reverse"],
+        help="orders of D-Rec's visits (price reverse)",
+    )
     parser.add_argument("--sweep", action="store_true", help="change one assumption at a time; takes minutes")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("manumatic_tables", parser.parse_args(argv), measure, show)
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """The rows of every table and order, and of every changed assumption."""
+    """Compute the rows of every table and order, and of every changed assumption."""
     rows, changed = [], []
     for table in given.table:
         for order in given.order:
@@ -108,7 +116,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(figures: dict[str, Any]) -> None:
-    """Prints them as tables."""
+    """Print the rows and the assumptions as tables."""
     publish(figures["rows"], as_json=False)
     for table in sorted({row["table"] for row in figures["assumptions"]}):
         print()
@@ -116,7 +124,7 @@ def show(figures: dict[str, Any]) -> None:
 
 
 def shown(scenario: Scenario, found: dict[str, Scored]) -> list[dict[str, Any]]:
-    """The rows of one table beside the paper's."""
+    """Return the rows of one table beside the paper's."""
     base_s = found[D_REC].score.step_s
     return [
         {
@@ -140,7 +148,7 @@ def shown(scenario: Scenario, found: dict[str, Scored]) -> list[dict[str, Any]]:
 
 
 def summary(scenario: Scenario, label: str, found: dict[str, Scored]) -> dict[str, Any]:
-    """Speed-ups under one set of assumptions, and which of the paper's rows change places."""
+    """Return the speed-ups under one set of assumptions, and the paper's rows that change places."""
     base_s = found[D_REC].score.step_s
     speed_up = {row: base_s / each.score.step_s for row, each in found.items()}
     return {
@@ -154,7 +162,7 @@ def summary(scenario: Scenario, label: str, found: dict[str, Scored]) -> dict[st
 
 
 def swapped(table: int, speed_up: dict[str, float]) -> list[str]:
-    """Pairs of the paper's rows of which the first should be slower and is faster, by more than TIE."""
+    """Return the pairs of the paper's rows of which the first should be slower but is faster by more than TIE."""
     rows = list(PAPER[table])
     return [
         f"{slow} > {fast}"

@@ -1,12 +1,13 @@
 """Turn propagated shardings into a plan, so that `costmodels.sharding.plan` prices them like any other.
 
-A propagation says how tensors lie, a plan which factors the axes serve. An axis may serve, in an operator, what it cuts
-of an operand or a result, or nothing; where that leaves a choice, the operator takes what sends the fewest bytes, from
-the operands' layouts to its own and on to those of its results, and of several the one that most devices share. Where
-all are cut alike there is no choice, and XLA sends the same. Elsewhere this is kinder than XLA, which moves more
-between layouts in conflict; see docs/search-time.md.
+A propagation states the layouts of tensors, but a plan states which factor each axis serves in each operator. An axis
+may serve a factor that it cuts in an operand or a result, or no factor. If that leaves a choice, the operator takes the
+factors that send the fewest bytes, from the operands' layouts to its own and on to those of its results, and among
+equals the ones that share the work among most devices. If all tensors are cut alike there is no choice, and XLA sends
+the same bytes. Elsewhere this is kinder than XLA, which moves more between conflicting layouts; see
+docs/search-time.md.
 
-Axes that don't divide a dim don't cut it, as in every plan. Constants are made as their first reader wants them.
+Axes that do not divide a dim do not cut it, as in every plan. Constants are made in the layout of their first reader.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ Row = tuple[int, ...]
 
 
 class PlanReader:
-    """Reads plans from layouts of tensors; what was read once of equal operators is known.
+    """Reader of plans from layouts of tensors; it remembers the result for each kind of operator.
 
     Attributes:
-        graph: Of what.
-        mesh: Over what.
+        graph: Graph of the plans.
+        mesh: Mesh of the plans.
     """
 
     def __init__(self, graph: Graph, mesh: DeviceMesh) -> None:
@@ -43,10 +44,10 @@ class PlanReader:
         self._bytes = [tensor.num_bytes for tensor in graph.tensors]
 
     def rows(self, layouts: Sequence[Layout | None]) -> list[Row]:
-        """The factors that the axes serve in each operator.
+        """Return the factors that the axes serve in each operator.
 
         Args:
-            layouts: Of each tensor; None where nobody knows.
+            layouts: Layout of each tensor; None where it is unknown.
         """
         graph = self.graph
         found: list[Row] = []
@@ -56,6 +57,7 @@ class PlanReader:
                 continue
             reads = () if op.begins else tuple([layouts[tensor] for tensor in op.operands])
             writes = tuple([layouts[tensor] for tensor in op.results])
+            # Repeated layers have equal rules, layouts and sizes, so most operators are found in the memo.
             sizes = tuple([self._bytes[tensor] for tensor in (*op.operands, *op.results)])
             key = (id(op.rule), reads, writes, sizes)
             if key not in self._rows:
@@ -67,7 +69,7 @@ class PlanReader:
         return found
 
     def plan(self, layouts: Sequence[Layout | None]) -> Plan:
-        """The plan of layouts."""
+        """Return the plan for layouts of all tensors."""
         return Plan(graph=self.graph, mesh=self.mesh, served=np.array(self.rows(layouts), dtype=np.int64))
 
     def _row(
@@ -77,8 +79,9 @@ class PlanReader:
         writes: Sequence[Layout | None],
         num_bytes: Sequence[float],
     ) -> Row:
-        """What sends the least."""
+        """Return the factors of one operator that send the fewest bytes."""
         axes = range(len(self.mesh.sizes))
+        # Each axis may serve nothing, or a factor whose dim it cuts in some operand or result.
         places = [*zip(rule.operand_dims, reads, strict=False), *zip(rule.result_dims, writes, strict=True)]
         choices = [
             (
@@ -94,6 +97,7 @@ class PlanReader:
             )
             for axis in axes
         ]
+        # The product over axes is small: a tensor is cut by few axes, each with few choices.
         rows = [row for row in itertools.product(*choices) if self._divides(rule, row)]
         return min(rows, key=lambda row: (self._sent_bytes(rule, row, reads, writes, num_bytes), -self._shared_by(row)))
 
@@ -113,6 +117,7 @@ class PlanReader:
         writes: Sequence[Layout | None],
         num_bytes: Sequence[float],
     ) -> float:
+        # Moves from the given layouts to the wanted ones of operands, and from the written ones to those of results.
         sent_bytes = 0.0
         for slot, layout in enumerate(reads):
             if layout is not None:
@@ -133,7 +138,10 @@ class PlanReader:
         return self._sent[key]
 
     def _ring_bytes(self, move: Move) -> float:
-        """What a device sends in a ring: 2 (n-1)/n of the message for an all-reduce, half of that for all else."""
+        """Return the bytes that a device sends in a ring.
+
+        An all-reduce sends 2 (n-1)/n of the message, any other collective half of that.
+        """
         group = math.prod(self.mesh.sizes[axis] for axis in move.axes)
         return (2 if move.kind is OpKind.ALL_REDUCE else 1) * move.message_bytes * (group - 1) / group
 
@@ -141,7 +149,7 @@ class PlanReader:
         return math.prod(size for size, factor in zip(self.mesh.sizes, row, strict=True) if factor != NONE)
 
     def _constant(self, number: int, rows: Sequence[Row]) -> Row:
-        """A constant in the layout that its first reader wants."""
+        """Return the factors of a constant in the layout of its first reader."""
         graph = self.graph
         op = graph.ops[number]
         (result,) = op.results
@@ -149,6 +157,7 @@ class PlanReader:
         nothing = (NONE,) * len(self.mesh.sizes)
         if use is None or not rows[use.op]:
             return nothing
+        # A constant exists on every device, so making it in the reader's layout costs nothing.
         wanted = wanted_layout(graph.ops[use.op].rule, use.operand, rows[use.op])
         dims = op.rule.result_dims[0]
         return tuple(

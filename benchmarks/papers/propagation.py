@@ -1,11 +1,11 @@
-"""Shardy's propagation of argument shardings through a JAX program, read back tensor by tensor.
+"""Propagate argument shardings through a JAX program with Shardy, and read the result back tensor by tensor.
 
-The program is lowered from its jaxpr with every call inlined, each equation in a scope of its own, so that the location
-of an operator tells which tensor of the graph it makes; nothing else is added. Its import into Shardy is made once.
-Then each evaluation copies that module, shards arguments (dims stay open), runs `sdy-user-priority-propagate`, and
-reads what every operator has. Programs with loops are refused.
+The program is lowered from its jaxpr with every call inlined and each equation in a scope of its own, so that the
+location of an operator identifies the tensor of the graph that it makes. Nothing else is added. The module is imported
+into Shardy once. Each evaluation copies that module, shards arguments (their dims stay open), runs
+`sdy-user-priority-propagate`, and reads the sharding of every operator. Programs with loops are refused.
 
-Needs JAX 0.10 with its MLIR bindings. Source: Shardy's docs/propagation.md.
+Requires JAX 0.10 with its MLIR bindings. Source: Shardy's docs/propagation.md.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ SHARDING = "sdy.sharding"
 IMPORT = "builtin.module(sdy-import-pipeline)"
 PROPAGATE = "builtin.module(sdy-user-priority-propagate)"
 WHOLE = "builtin.module(sdy-propagation-pipeline)"
-"""Import, propagation and export: what XLA runs, of which `IMPORT` is the same every time."""
+"""Import, propagation and export as XLA runs them; the part `IMPORT` is the same every time."""
 
 MESH = "mesh"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Propagated:
-    """What a propagation ended with.
+    """Result of a propagation.
 
     Attributes:
-        layouts: Of each tensor of the graph; None for one that no operator of the program makes, as a constant.
-        propagation_s: CPU time of the copy, its arguments' shardings and the pass [s].
+        layouts: Layout of each tensor of the graph; None for tensors that no operator of the program makes, such as
+            constants.
+        propagation_s: CPU time of the copy, the shardings of its arguments and the pass [s].
         reading_s: CPU time of reading the shardings back [s].
     """
 
@@ -57,7 +58,7 @@ class Propagated:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Made:
-    """Where a tensor is made: a result of an operator of the module, or else an argument."""
+    """Origin of a tensor: a result of an operator of the module."""
 
     tensor: int
     op: int
@@ -65,21 +66,21 @@ class _Made:
 
 
 class Propagation:
-    """A program that is propagated through many times.
+    """Program through which shardings are propagated many times.
 
     Attributes:
-        graph: The program's.
-        mesh: Its axes are Shardy's.
-        import_s: CPU time of lowering and importing it [s].
+        graph: Graph of the program.
+        mesh: Mesh with the same axes as Shardy's.
+        import_s: CPU time of lowering and importing the program [s].
     """
 
     def __init__(self, program: Program, graph: Graph, mesh: DeviceMesh) -> None:
-        """Lowers the program.
+        """Lower the program.
 
         Args:
             program: A traced function.
-            graph: `jax_graph.graph_of` it.
-            mesh: Over what it is sharded.
+            graph: Graph of the program, as made by `frontends.jax.graph.graph_of`.
+            mesh: Mesh over which it is sharded.
 
         Raises:
             ConfigError: The program has a loop.
@@ -90,26 +91,27 @@ class Propagation:
         lowered = jax.jit(self._inlined, keep_unused=True).trace(*self._inlined.shapes).lower()
         self._module = lowered.compiler_ir()
         with self._module.context, ir.Location.unknown():
+            # The mesh must be declared in the module before shardings can name its axes.
             axes = [sdy.MeshAxisAttr.get(name, size) for name, size in zip(mesh.names, mesh.sizes, strict=True)]
             with ir.InsertionPoint.at_block_begin(self._module.body):
                 sdy.MeshOp(MESH, sdy.MeshAttr.get(axes))
             self._plain = self._module.operation.clone()
             PassManager.parse(IMPORT).run(self._module.operation)
             self._pass = PassManager.parse(PROPAGATE)
-            self._pass.run(self._module.operation)  # nothing is sharded yet; what nobody reads is gone then
+            self._pass.run(self._module.operation)  # nothing is sharded yet; this removes operators that nobody reads
             self.import_s = time.process_time() - began_s
-            self._num_ops, self._made, self._same = self._places()
+            self._num_ops, self._made, self._same = self._locate_tensors()
         self._known: dict[Any, tuple[Layout, ...]] = {}
         tensors = {tensor.name: number for number, tensor in enumerate(graph.tensors)}
         flat = self._inlined.flat
         self._arguments = [tensors.get(flat.values[number].name) for number in self._inlined.arguments]
 
     def layouts(self, arguments: Mapping[int, Layout]) -> Propagated:
-        """What propagation makes of the layouts of some arguments, named by their tensors; others are open."""
+        """Propagate the layouts of some arguments, given by tensor; the other arguments are open."""
         began_s = time.process_time()
         with self._module.context, ir.Location.unknown():
             module = self._module.operation.clone()
-            main = self._sharded(module, arguments)
+            main = self._shard_arguments(module, arguments)
             self._pass.run(module)
             propagated_s = time.process_time()
             found = self._read(main)
@@ -117,16 +119,16 @@ class Propagation:
         return Propagated(layouts=found, propagation_s=propagated_s - began_s, reading_s=done_s - propagated_s)
 
     def pipeline_s(self, arguments: Mapping[int, Layout]) -> float:
-        """CPU time of XLA's whole pipeline on the plain module [s]."""
+        """Measure the CPU time of XLA's whole pipeline on the plain module [s]."""
         with self._module.context, ir.Location.unknown():
             module = self._plain.clone()
-            self._sharded(module, arguments)
+            self._shard_arguments(module, arguments)
             began_s = time.process_time()
             PassManager.parse(WHOLE).run(module)
             return time.process_time() - began_s
 
-    def _sharded(self, module: Any, arguments: Mapping[int, Layout]) -> Any:
-        """Gives arguments of a module their shardings; its main function."""
+    def _shard_arguments(self, module: Any, arguments: Mapping[int, Layout]) -> Any:
+        """Set the shardings of a module's arguments, and return its main function."""
         main = _main(module)
         attributes = []
         for tensor in self._arguments:
@@ -151,6 +153,7 @@ class Propagation:
         return main
 
     def _read(self, main: Any) -> list[Layout | None]:
+        # The pass changes attributes only, so the operators are still in the order in which they were located.
         ops = list(main.regions[0].blocks[0].operations)
         assert len(ops) == self._num_ops, "propagation makes no operators"
         found: list[Layout | None] = [None] * len(self.graph.tensors)
@@ -158,16 +161,19 @@ class Propagation:
         for tensor, given in zip(self._arguments, main.attributes["arg_attrs"], strict=True):
             if tensor is not None:
                 attributes = ir.DictAttr(given)
-                found[tensor] = self._parsed(attributes[SHARDING])[0] if SHARDING in attributes else whole
+                found[tensor] = self._parse_sharding(attributes[SHARDING])[0] if SHARDING in attributes else whole
         for each in self._made:
             attributes = ops[each.op].operation.attributes
-            found[each.tensor] = self._parsed(attributes[SHARDING])[each.result] if SHARDING in attributes else whole
+            found[each.tensor] = (
+                self._parse_sharding(attributes[SHARDING])[each.result] if SHARDING in attributes else whole
+            )
+        # Tensors that only rename another one were lowered to no operator and share its layout.
         for tensor, source in self._same:
             found[tensor] = found[source]
         return found
 
-    def _parsed(self, attribute: Any) -> tuple[Layout, ...]:
-        """The layouts that an attribute tells, of one tensor or of each result; sub-axes count as no cut."""
+    def _parse_sharding(self, attribute: Any) -> tuple[Layout, ...]:
+        """Return the layouts in an attribute, of one tensor or of each result; sub-axes count as no cut."""
         if attribute not in self._known:
             if sdy.TensorShardingPerValueAttr.isinstance(attribute):
                 several = [sdy.TensorShardingAttr(each) for each in sdy.TensorShardingPerValueAttr(attribute).shardings]
@@ -177,6 +183,7 @@ class Propagation:
         return self._known[attribute]
 
     def _layout(self, sharding: Any) -> Layout:
+        # Shardy lists axes by dim, our layouts list the cut dim by axis.
         found = [REPLICATED] * len(self.mesh.names)
         for dim, each in enumerate(sharding.dimension_shardings):
             for axis in sdy.DimensionShardingAttr(each).axes:
@@ -185,10 +192,16 @@ class Propagation:
                     found[self.mesh.names.index(reference.name)] = dim
         return tuple(found)
 
-    def _places(self) -> tuple[int, list[_Made], list[tuple[int, int]]]:
-        """How many operators the module has, where tensors are made, and which are others under a new name."""
+    def _locate_tensors(self) -> tuple[int, list[_Made], list[tuple[int, int]]]:
+        """Locate the tensors of the graph in the module.
+
+        Returns:
+            The number of operators of the module, the origin of each tensor, and pairs of a tensor and another one that
+            it renames.
+        """
         flat = self._inlined.flat
         ops = list(_main(self._module.operation).regions[0].blocks[0].operations)
+        # A step may lower to several operators. Its tensors are matched from the last operator on, by their shapes.
         results: dict[int, list[tuple[int, int, tuple[int, ...]]]] = {}
         for number, op in enumerate(ops):
             step = re.search(r"/step_(\d+)/", str(op.location))
@@ -216,7 +229,7 @@ class Propagation:
     def _source(
         self, step: Step, shape: tuple[int, ...], tensor: int, tensors: Mapping[str, int]
     ) -> list[tuple[int, int]]:
-        """A step for which no operator was lowered hands on its operand, if that has the same shape."""
+        """Return the operand that a step without a lowered operator passes on, if it has the same shape."""
         flat = self._inlined.flat
         sources = [flat.values[operand] for operand in step.operands]
         named = [tensors[each.name] for each in sources if each.name in tensors and each.shape == shape]
@@ -224,12 +237,12 @@ class Propagation:
 
 
 class _Inlined:
-    """The function of a program, its calls inlined, every step of the flat program in a scope that tells its number.
+    """Function of a program with its calls inlined, and each step of the flat program in a scope with its number.
 
     Attributes:
-        flat: The flat program.
-        arguments: Numbers of its arguments.
-        shapes: Of these.
+        flat: Flat program.
+        arguments: Numbers of the arguments' values in the flat program.
+        shapes: Shapes of the arguments.
     """
 
     def __init__(self, program: Program) -> None:
@@ -244,7 +257,7 @@ class _Inlined:
         return [value for value, _ in self._run(self._jaxpr, given)]
 
     def _run(self, jaxpr: Jaxpr | ClosedJaxpr, arguments: Sequence[tuple[Any, bool]]) -> list[tuple[Any, bool]]:
-        """Values, and whether each depends on an argument."""
+        """Evaluate a jaxpr; return its values, and for each whether it depends on an argument."""
         closed = jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, [])
         consts = [(const, False) for const in closed.consts]
         known: dict[Var, tuple[Any, bool]] = dict(
@@ -264,7 +277,7 @@ class _Inlined:
         values = [value for value, _ in operands]
         is_empty = all(0 in shape_of(var.aval) for var in equation.outvars)
         if is_empty or not any(varies for _, varies in operands):
-            return [(value, False) for value in _computed(equation, values)]
+            return [(value, False) for value in _evaluate(equation, values)]
         if name in INLINED:
             return self._run(next(equation.params[key] for key in INLINED[name] if key in equation.params), operands)
         if name == "scan":
@@ -277,12 +290,12 @@ class _Inlined:
         step = self.flat.steps[self._position]
         assert step.primitive == name, f"{step.name!r} stands where the jaxpr has {name}"
         with jax.named_scope(f"step_{self._position}"):
-            found = _computed(equation, values)
+            found = _evaluate(equation, values)
         self._position += 1
         return [(value, True) for value in found]
 
 
-def _computed(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+def _evaluate(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     given = equation.primitive.get_bind_params(equation.params)  # type: ignore[no-untyped-call] # JAX has no types there
     functions, params = given if isinstance(given, tuple) else ((), given)  # older versions of JAX tell both
     found = equation.primitive.bind(*functions, *operands, **params)  # type: ignore[no-untyped-call] # JAX has no types there

@@ -1,9 +1,9 @@
-"""What Shardy's own passes make of a planned JAX program: the collectives that they insert, by kind and axes.
+"""Count the collectives that Shardy's own passes insert into a planned JAX program, by kind and axes.
 
-Nothing is compiled. Shardy, the partitioner's successor to GSPMD, spreads the program's shardings over all values,
-puts a reshard wherever an operator needs another one, and writes each reshard as collectives, on whole types with the
-names of axes. XLA partitions afterwards by code of its own, so that both are judges apart from each other. Loops
-count as often as they run. The passes are registered in the MLIR bindings that come with JAX.
+Nothing is compiled. Shardy, the partitioner's successor to GSPMD, propagates the program's shardings to all values,
+inserts a reshard wherever an operator needs another sharding, and writes each reshard as collectives on whole types
+with the names of axes. XLA partitions later with code of its own, so that the two judges are independent. Loops count
+as often as they run. The passes are registered in the MLIR bindings that come with JAX.
 
 Source: the pass pipelines of openxla/shardy (propagation, export), as jaxlib 0.10 names them.
 """
@@ -32,19 +32,19 @@ KIND_OF = {
     "sdy.collective_permute": EXCHANGED,
 }
 FREE = ("sdy.all_slice", "sdy.constant", "sdy.return", "sdy.sharding_constraint")
-"""What moves nothing."""
+"""Operations that move nothing between devices."""
 
 AXIS = re.compile(r'"([^"]+)"(?::\((\d+)\)(\d+))?')
 ELEMENT_BITS = re.compile(r"[a-z]+(\d+)$")
 
 
 def shardy_bytes(lowered: Any, mesh: Mapping[str, int]) -> Sent:
-    """What each device sends in what `jax.jit(...).lower(...)` gives, by kind and axes [bytes].
+    """Count the bytes that each device sends in the result of `jax.jit(...).lower(...)`, by kind and axes [bytes].
 
     Raises:
-        ValueError: the passes leave something that can't be read.
+        ValueError: The passes leave an operation that cannot be parsed.
     """
-    # JAX may be missing, and its bindings take their time
+    # JAX is optional, and its bindings are slow to import
     from jax._src.interpreters import mlir  # noqa: PLC0415 # the dialects' context has no public maker
     from jaxlib.mlir import ir, passmanager  # noqa: PLC0415
 
@@ -87,7 +87,7 @@ def _sent(module: Any, mesh: Mapping[str, int]) -> Sent:
 
 
 def _inside(operation: Any) -> Iterator[Any]:
-    """The operations of a function, or of a block of it."""
+    """Yield the operations of a function, or of a block."""
     if hasattr(operation, "operations"):
         yield from operation.operations
         return
@@ -103,7 +103,7 @@ def _everything(operation: Any) -> Iterator[Any]:
 
 
 def _trip_count(loop: Any) -> int:
-    """The constant that a scan's counter must stay below."""
+    """Return the constant below which a scan's counter must stay."""
     text = str(loop.operation.regions[0].blocks[0])
     compared = re.search(r"stablehlo\.compare\s+LT, %\w+, %(\w+),", text)
     constant = re.search(rf"%{compared[1]} = \S+ dense<(\d+)>", text) if compared else None
@@ -113,14 +113,16 @@ def _trip_count(loop: Any) -> int:
 
 
 def _collective(op: Any, mesh: Mapping[str, int]) -> tuple[str, Axes, float]:
-    """Kind, axes and bytes that a device sends."""
+    """Return kind, axes and the bytes that a device sends."""
     text = str(op).split(" loc(", maxsplit=1)[0]
+    # The axes stand before the output sharding in the text, and its type behind it.
     before, arrow, after = text.partition(" out_sharding=<@")
     shape = re.search(r": tensor<([^>]*)>", after)
     if not arrow or shape is None:
         raise ValueError(f"can't read {text[:200]}")
     name = op.operation.name
     kind = KIND_OF[name]
+    # Types are global: the size on a device is that of the whole tensor over the parts of its output sharding.
     local_bytes = _num_bytes(shape[1], text) / _ways(after.partition(" : ")[0].partition("[")[2], mesh)
     if name == "sdy.collective_permute":
         return kind, PERMUTED, local_bytes
@@ -135,7 +137,7 @@ def _collective(op: Any, mesh: Mapping[str, int]) -> tuple[str, Axes, float]:
 
 
 def _ways(sharding: str, mesh: Mapping[str, int]) -> int:
-    """Into how many parts a sharding cuts; what is named as replicated or unreduced does not."""
+    """Count the parts into which a sharding cuts a tensor; replicated and unreduced axes do not cut."""
     dims = sharding.partition("replicated=")[0].partition("unreduced=")[0]
     return math.prod(int(size) if size else mesh[axis] for axis, _, size in AXIS.findall(dims))
 

@@ -1,6 +1,7 @@
-"""The planners that TOAST is held against, each as a function of a problem: a graph on a mesh of whole axes.
+"""Planners with which TOAST is compared, each as a function of a problem: a graph on a mesh of whole axes.
 
-All are judged by `costmodels.sharding.plan.cost_of` alone. PLANNERS is the table; who adds a planner adds a line there.
+All plans are priced by `costmodels.sharding.plan.cost_of` alone. PLANNERS is the table; a new planner needs one line
+there.
 """
 
 from __future__ import annotations
@@ -27,26 +28,26 @@ from tuner.planners.toast.named_dims import named_dims
 from tuner.planners.toast.search import ColourGame, ToastOptions, toast_plan
 
 MOST_SCRIPTS = 100_000
-"""Of the manual plans: all of them, with three axes and two resolutions about 14,000."""
+"""Maximum number of manual plans; three axes and two resolutions give about 14,000."""
 
 MOST_EXCHANGED = 60
-"""Of a decoder's manual plans those that are also tried with multi-query attention by the batch, the cheapest first."""
+"""Number of a decoder's cheapest manual plans that are also tried with multi-query attention by the batch."""
 
 MOST_OPS = 1500
-"""Operators of a graph that HiGHS is asked about: of larger ones it proves nothing in minutes."""
+"""Maximum number of operators of a graph for HiGHS, which proves nothing about larger ones within minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What is planned.
+    """A planning problem.
 
     Attributes:
-        graph: Of a step.
-        mesh: Its axes cut one dim each.
-        seed: Of random numbers.
-        prove_s: Seconds for HiGHS; 0 for none.
-        factory: Of the JAX program in the zoo, for planners that ask Shardy.
-        automap_states: Evaluations of the AutoMap-like search; 0 for none.
+        graph: Graph of one step.
+        mesh: Mesh each of whose axes cuts one dim of a tensor.
+        seed: Seed of random numbers.
+        prove_s: Time limit of HiGHS [s]; 0 leaves HiGHS out.
+        factory: Name of the JAX program in the zoo, for planners that call Shardy.
+        automap_states: Maximum number of evaluations of the AutoMap-like search; 0 leaves it out.
     """
 
     graph: Graph
@@ -58,17 +59,17 @@ class Problem:
 
     @cached_property
     def memory_bytes(self) -> float:
-        """Of a device."""
+        """Memory of the smallest device [bytes]."""
         return min(device.memory_bytes for device in self.mesh.cluster.devices)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """What a planner ends with.
+    """Result of a planner.
 
     Attributes:
-        plan: Its plan; None if it has none.
-        told: What else it tells.
+        plan: Plan of the graph; None if the planner has none.
+        told: Further entries of the table's cell.
     """
 
     plan: Plan | None
@@ -76,9 +77,10 @@ class Found:
 
 
 def manual(problem: Problem) -> Found:
-    """The best of all combinations of what people write: of those that fit, if any does."""
+    """Find the best of all combinations of hand-written actions, preferring plans that fit."""
     actions = ColourActions(compatibility(named_dims(problem.graph)), problem.mesh, least_dims=0)
     game = ColourGame(actions, problem.memory_bytes)
+    # Many scripts lead to the same state; each state is priced once.
     reached: dict[State, tuple[int, ...]] = {}
     for script in hand_written(actions, most=MOST_SCRIPTS):
         state = game.first
@@ -86,6 +88,7 @@ def manual(problem: Problem) -> Found:
             state = game.after(state, action)
         reached.setdefault(state, tuple(script))
     costs = {state: game.cost(state) for state in reached}
+    # Sharding multi-query attention by the batch pays only sometimes, so it is tried on the cheapest plans alone.
     ranked = sorted(costs, key=lambda state: costs[state])
     best, cost, plan = ranked[0], costs[ranked[0]], actions.plan(ranked[0])
     by_the_batch = ""
@@ -102,19 +105,19 @@ def manual(problem: Problem) -> Found:
 
 
 def figures_of(plan: Plan) -> Figures:
-    """Time and memory of any plan."""
+    """Return time and memory of any plan."""
     cost = cost_of(plan)
     return Figures(step_time_s=cost.step_time_s, peak_memory_bytes=cost.peak_memory_bytes)
 
 
 def d_rec(problem: Problem) -> Found:
-    """D-Rec's cheapest plan of all orders, which minds no memory."""
+    """Find D-Rec's cheapest plan over all orders, which ignores memory."""
     found = planned(problem.graph, problem.mesh, PlannerOptions(planner="recursive", whole_axes=True))
     return Found(plan=found.plan, told={"order": found.order})
 
 
 def descent(problem: Problem) -> Found:
-    """Axis descent from D-Rec's plan, within the memory of a device if that is found."""
+    """Run axis descent from D-Rec's plan, within the memory of a device if such a plan is found."""
     options = PlannerOptions(whole_axes=True, memory_bytes=problem.memory_bytes)
     try:
         found = planned(problem.graph, problem.mesh, options)
@@ -124,7 +127,7 @@ def descent(problem: Problem) -> Found:
 
 
 def unseeded(problem: Problem) -> Found:
-    """TOAST with nothing but colours: tree searches, and small changes of their ends; nothing that people write."""
+    """Run TOAST on colours alone: tree searches and small edits of their results, without hand-written plans."""
     options = ToastOptions(seed=problem.seed, is_seeded=False, is_polished=False)
     toast = toast_plan(problem.graph, problem.mesh, options)
     steps = {step.name: step.cost for step in toast.steps}
@@ -139,7 +142,7 @@ def unseeded(problem: Problem) -> Found:
 
 
 def seeded(problem: Problem) -> Found:
-    """TOAST with all that is added here: from what people write and D-Rec's plan, and polished."""
+    """Run TOAST with all extensions: seeds from hand-written plans and D-Rec's plan, and polishing."""
     given = d_rec(problem).plan
     assert given is not None, "D-Rec always has a plan"
     toast = toast_plan(problem.graph, problem.mesh, ToastOptions(seed=problem.seed), given=[given])
@@ -149,7 +152,7 @@ def seeded(problem: Problem) -> Found:
 
 
 def milp(problem: Problem) -> Found:
-    """HiGHS, within the memory of a device, where graph and time allow."""
+    """Run HiGHS within the memory of a device, if graph and time limit allow it."""
     if not problem.prove_s or len(problem.graph.ops) > MOST_OPS:
         return Found(plan=None, told={})
     outcome = shard_by_milp(
@@ -160,7 +163,7 @@ def milp(problem: Problem) -> Found:
 
 
 def automap(problem: Problem) -> Found:
-    """A tree search over arguments alone that asks Shardy about all else (automap.py), cut off early."""
+    """Run a tree search over arguments that leaves everything else to Shardy (automap.py), with few states."""
     if not problem.automap_states:
         return Found(plan=None, told={})
     from benchmarks.papers.automap import automap_plan  # noqa: PLC0415 # JAX may be missing
@@ -187,14 +190,14 @@ PLANNERS: Mapping[str, Callable[[Problem], Found]] = {
     "unseeded": unseeded,
     "seeded": seeded,
 }
-"""The columns, in their order."""
+"""Planners of the table's columns, in their order."""
 
 OURS = ("unseeded", "seeded")
-"""TOAST's columns."""
+"""Columns of TOAST."""
 
 
 def cell_of(planner: str, problem: Problem) -> dict[str, Any] | None:
-    """What a planner makes of a problem, as its cell of the table; None where it has no plan."""
+    """Run a planner and return its cell of the table; None without a plan."""
     began_s = time.process_time()
     found = PLANNERS[planner](problem)
     search_s = time.process_time() - began_s

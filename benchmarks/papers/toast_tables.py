@@ -1,19 +1,19 @@
-"""The tables of TOAST's evaluation (Alabed et al. 2025, figures 8 and 10), estimated.
+"""Repeat the tables of TOAST's evaluation (Alabed et al. 2025, figures 8 and 10) with estimated step times.
 
     python -m benchmarks.papers.toast_tables [--quick] [--models T2B ...] [--clusters A100 ...] [--devices 8 ...]
-    [--jobs 2]
-        [--planners manual unseeded ...] [--seeds 3] [--prove SECONDS] [--automap STATES] [--json]
+        [--jobs 2] [--planners manual unseeded ...] [--seeds 3] [--prove SECONDS] [--automap STATES] [--json]
 
-A row for each model of section 5.1, cluster and number of devices: step time and memory of plans by TOAST, by people
-and by other planners. Meshes have two axes, data and model; for long sequences three, batch, seq and model, as figure
-10 has them: 2x32x2 for 32k tokens on 128 devices. Every axis cuts one dim of a tensor.
-`unseeded` begins with nothing, and is held against `manual`, the best of all hand-written combinations; `seeded` has
-all that is added here. The time of every plan is what `costmodels.sharding.plan.cost_of` estimates, in seconds, with
-GiB of a device; a star stands where this is more than the device has. With several seeds, `unseeded` is that of the
-median cost. `automap` is cut off after the states that `--automap` allows: each takes a propagation by Shardy, 0.1 to
-0.3 s.
+Each model of section 5.1, cluster and number of devices gives one row: step time and memory of plans by TOAST, by
+people and by other planners. Meshes have two axes, data and model. For long sequences they have three, batch, seq and
+model, as in figure 10: 2x32x2 for 32k tokens on 128 devices. Every axis cuts one dim of a tensor.
 
-Products of float32 are those of bf16 on TPUs, as XLA multiplies them there unless told otherwise. Needs JAX. Progress
+`unseeded` begins with nothing and is compared with `manual`, the best of all hand-written combinations. `seeded` has
+all extensions that are added here. The time of every plan is the estimate of `costmodels.sharding.plan.cost_of` in
+seconds. Memory is in GiB of a device, with a star if it exceeds the device's. With several seeds, `unseeded` is the run
+with the median cost. `automap` stops after the number of states in `--automap`: each state takes a propagation by
+Shardy, 0.1 to 0.3 s.
+
+Products of float32 are priced as bf16 on TPUs, as XLA multiplies them there by default. JAX must be installed. Progress
 goes to stderr.
 """
 
@@ -37,11 +37,11 @@ from hardware.io.errors import ConfigError, did_you_mean
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
-    """A program of the zoo.
+    """One program of the zoo.
 
     Attributes:
-        factory: Its name there.
-        texts: Of a step, where the sequence is long enough for an axis of its own; 0 for two axes.
+        factory: Name of its factory in the zoo.
+        texts: Number of texts in a step if the sequence is long enough for an axis of its own; 0 for two axes.
     """
 
     factory: str
@@ -63,20 +63,20 @@ MODELS: Mapping[str, Model] = {
     "MoE": Model(factory="moe"),
     "Mixtral": Model(factory="mixtral"),
 }
-"""By the paper's names, and the mixture of experts."""
+"""Models by the paper's names, and the mixture of experts."""
 
 CLUSTERS: Mapping[str, str] = {"A100": "dgx-a100", "P100": "dgx-1-p100", "TPUv3": "tpu-v3"}
-"""By the paper's names."""
+"""Clusters of the catalog by the paper's names."""
 
 MODEL_WAYS = {8: 2, 32: 4, 128: 8}
-"""Devices of the model axis where there are two."""
+"""Number of devices along the model axis of a mesh of two axes, by the number of devices."""
 
 QUICK: Mapping[str, Sequence[Any]] = {"models": ("T2B-scan", "MoE", "ITX"), "clusters": ("A100",), "devices": (8,)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """A row to make."""
+    """Inputs of one row."""
 
     model: str
     cluster: str
@@ -88,27 +88,33 @@ class Task:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the table; returns the exit status."""
+    """Print the table and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.papers.toast_tables",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--models", nargs="+", help=f"by name ({' '.join(MODELS)})")
-    parser.add_argument("--clusters", nargs="+", help=f"by name ({' '.join(CLUSTERS)})")
-    parser.add_argument("--devices", nargs="+", type=int, help=f"of each mesh ({' '.join(map(str, MODEL_WAYS))})")
-    parser.add_argument("--planners", nargs="+", default=list(PLANNERS), help=f"by name ({' '.join(PLANNERS)})")
+    parser.add_argument("--models", nargs="+", help=f"names of models ({' '.join(MODELS)})")
+    parser.add_argument("--clusters", nargs="+", help=f"names of clusters ({' '.join(CLUSTERS)})")
+    parser.add_argument(
+        "--devices", nargs="+", type=int, help=f"devices of each mesh ({' '.join(map(str, MODEL_WAYS))})"
+    )
+    parser.add_argument(
+        "--planners", nargs="+", default=list(PLANNERS), help=f"names of planners ({' '.join(PLANNERS)})"
+    )
     parser.add_argument("--seeds", type=count_at_least(1), default=1, help="unseeded searches of each row (1)")
-    parser.add_argument("--prove", type=int, default=0, metavar="SECONDS", help="for HiGHS and each small graph (0)")
+    parser.add_argument(
+        "--prove", type=int, default=0, metavar="SECONDS", help="time limit of HiGHS for each small graph (0)"
+    )
     parser.add_argument("--automap", type=count_at_least(0), default=0, help="states of the AutoMap-like search (0)")
-    parser.add_argument("--jobs", type=count_at_least(1), default=1, help="processes (1)")
-    parser.add_argument("--quick", action="store_true", help="three small graphs on eight A100")
+    parser.add_argument("--jobs", type=count_at_least(1), default=1, help="worker processes (1)")
+    parser.add_argument("--quick", action="store_true", help="plan three small graphs on eight A100")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("toast_tables", parser.parse_args(argv), measure, show)
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """A row of figures for each model, cluster and number of devices."""
+    """Compute a row for each model, cluster and number of devices."""
     asked = QUICK if given.quick else {"models": MODELS, "clusters": CLUSTERS, "devices": MODEL_WAYS}
     models, clusters, devices = (
         _known(getattr(given, option) or list(asked[option]), known, f"--{option}")
@@ -133,19 +139,19 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     with mapper(given.jobs) as mapped:
         for row in mapped(row_of, tasks):
             rows.append(row)
-            tell(" ".join(f"{name}={text}" for name, text in _shown(row).items()))
+            tell(" ".join(f"{name}={text}" for name, text in _format_row(row).items()))
     return {"settings": {name: value for name, value in vars(given).items() if name != "json"}, "rows": rows}
 
 
 def show(figures: dict[str, Any]) -> None:
-    """Prints them as a table."""
-    publish([_shown(row) for row in figures["rows"]], as_json=False)
+    """Print the rows as a table."""
+    publish([_format_row(row) for row in figures["rows"]], as_json=False)
 
 
 def row_of(task: Task) -> dict[str, Any]:
-    """What every planner makes of one model on one mesh."""
+    """Plan one model on one mesh with every planner."""
     cluster = _cluster(task.cluster, task.devices)
-    graph = _on(cluster, _graph(MODELS[task.model].factory))
+    graph = _with_units_of(cluster, _graph(MODELS[task.model].factory))
     mesh = mesh_for(MODELS[task.model], cluster, task.devices)
     problem = Problem(
         graph=graph,
@@ -156,10 +162,12 @@ def row_of(task: Task) -> dict[str, Any]:
     )
     cells = {name: cell_of(name, problem) for name in task.planners if name != "unseeded"}
     if "unseeded" in task.planners:
+        # The search is random: the median run represents it, and all times stay in the JSON output.
         runs = [cell_of("unseeded", replace(problem, seed=seed)) for seed in range(task.seeds)]
         found = sorted((run for run in runs if run is not None), key=_rank)
         times = [run["step_time_s"] for run in found]
         cells["unseeded"] = {**found[len(found) // 2], "runs_s": times, "fitting_runs": sum(r["fits"] for r in found)}
+    # The last column marks rows where people's and other planners' plans all run out of memory.
     fitting = {name for name, cell in cells.items() if cell is not None and cell["fits"]}
     return {
         "model": task.model,
@@ -174,17 +182,24 @@ def row_of(task: Task) -> dict[str, Any]:
 
 
 def mesh_for(model: Model, cluster: Cluster, devices: int) -> DeviceMesh:
-    """Two axes, or three for long sequences: two for the model and of the rest the batch at most the root."""
+    """Build a mesh of two axes, or of three for long sequences.
+
+    Of three axes the model axis has 2 devices. The batch axis has at most the square root of the rest.
+    """
     if not model.texts:
         ways = MODEL_WAYS[devices]
         return DeviceMesh(names=("data", "model"), sizes=(devices // ways, ways), cluster=cluster)
     rest = devices // 2
+    # A power of two close to the square root shares the rest evenly between batch and sequence.
     batch = min(model.texts, 2 ** round(math.log2(rest) / 2))
     return DeviceMesh(names=("batch", "seq", "model"), sizes=(batch, rest // batch, 2), cluster=cluster)
 
 
 def over_manual(row: Mapping[str, Any], ours_is: str = "unseeded") -> float | None:
-    """A plan's time over the best manual one's; infinite where only the manual one fits, 0 the other way."""
+    """Return a plan's time over the best manual plan's.
+
+    It is infinite if only the manual plan fits, and 0 in the opposite case.
+    """
     cells = row["cells"]
     ours, theirs = cells.get(ours_is), cells.get("manual")
     if ours is None or theirs is None:
@@ -195,11 +210,11 @@ def over_manual(row: Mapping[str, Any], ours_is: str = "unseeded") -> float | No
 
 
 def _rank(cell: Mapping[str, Any]) -> tuple[bool, float]:
-    """What fits comes first."""
+    """Return the sort key of a cell: fitting plans first, then by step time."""
     return not cell["fits"], cell["step_time_s"]
 
 
-def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
     cells = {name: _cell_text(cell) for name, cell in row["cells"].items()}
     ratios = {name: over_manual(row, name) for name in ("unseeded", "seeded")}
     seeded = row["cells"].get("seeded")
@@ -214,7 +229,7 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cell_text(cell: Mapping[str, Any] | None) -> str:
-    """Seconds and GiB, as `0.584,53`; a star after what does not fit."""
+    """Format seconds and GiB as `0.584,53`, followed by a star if the plan does not fit."""
     return "-" if cell is None else f"{cell['step_time_s']:.4g},{cell['gib']:.3g}{'' if cell['fits'] else '*'}"
 
 
@@ -228,8 +243,8 @@ def _graph(factory: str) -> Graph:
     return graph_of(traced(function, *shapes, donated=donated))
 
 
-def _on(cluster: Cluster, graph: Graph) -> Graph:
-    """The graph with float32 as bf16 where the devices have no unit for it."""
+def _with_units_of(cluster: Cluster, graph: Graph) -> Graph:
+    """Return the graph with float32 as bf16 if the devices have no unit for float32."""
     try:
         cluster.devices[0].peak_flop_per_s("fp32")
     except ConfigError:
@@ -246,9 +261,7 @@ def _cluster(name: str, devices: int) -> Cluster:
 def _known(chosen: Sequence[Any], known: Mapping[Any, Any], option: str) -> list[Any]:
     for one in chosen:
         if one not in known:
-            raise ConfigError(
-                "is nothing that the tables have", key=option, value=one, nearest=did_you_mean(one, map(str, known))
-            )
+            raise ConfigError("is not in the tables", key=option, value=one, nearest=did_you_mean(one, map(str, known)))
     return list(chosen)
 
 

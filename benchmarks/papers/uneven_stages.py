@@ -1,17 +1,17 @@
-"""Layers and recomputation per stage, chosen together, beside even stages that recompute alike.
+"""Compare jointly planned layers and recomputation per stage with even stages that all recompute alike.
 
     python -m benchmarks.papers.uneven_stages [--json]
 
-BMPipe's part of ManuMatic's Table 3: qwen2.5-72b on 64 Ascend 910B at sequences of 32K, in every layout with more than
-one stage. Even stages recompute nothing where that fits, else everything; the others are those that branch and bound
-proves to be the best under the same limit of memory (`tuner.planners.pipeline.stage_problem.best_stages`), or the even
-ones where these are predicted to be no slower. Both are predicted by the closed form, and simulated.
+This is BMPipe's part of ManuMatic's Table 3: qwen2.5-72b on 64 Ascend 910B at sequences of 32K, in every layout with
+more than one stage. Even stages recompute nothing if that fits, else everything. The other stages are those that branch
+and bound proves to be the best under the same limit of memory (`tuner.planners.pipeline.stage_problem.best_stages`), or
+the even ones if these are predicted to be no slower. Both are predicted by the closed form, and simulated.
 
-The paper prints one figure for BMPipe and a pinned sharding of matrix products together: 225 tokens/s beside 173 of an
-expert and 155 of D-Rec. It states neither batch nor degrees; the batch here is assumed.
+The paper prints one figure for BMPipe together with a pinned sharding of matrix products: 225 tokens/s, beside 173 of a
+hand-tuned plan and 155 of D-Rec. It states neither batch nor degrees; the batch here is assumed.
 
-Exactness: the same problem of shortened models, with memory between what full and no recomputation need, against a
-mixed integer program, and against every plan there is where these are few; and the problem of the best layouts.
+Exactness: the same problem for shortened models, with memory between the needs of full and of no recomputation, is
+solved by a mixed integer program too, and by trying every plan if these are few. So is the problem of the best layouts.
 Progress goes to stderr.
 """
 
@@ -49,24 +49,27 @@ from tuner.space.enumeration import SpaceOptions, enumerate_space, setting_for
 
 HEADROOM = 0.08
 PAPER = {"ManuMatic + BMPipe": 225, "Expert-Fine-tuned": 173, "D-Rec (auto)": 155}
-"""Tokens per second in ManuMatic's Table 3, of one device as it seems: of 64 it would be a 60th of what they can do."""
+"""Throughput in ManuMatic's Table 3 [tokens/s].
+
+The figures apparently count one device: 64 devices together can do sixty times as much.
+"""
 AT_ONCE = 16
 NUM_SHOWN = 10
 FEW_PLANS = 8
-"""Layers of which all plans are tried."""
+"""Number of layers up to which all plans are tried."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compared:
-    """One layout with even stages and with its best ones.
+    """One layout with even stages and with its best stages.
 
     Attributes:
-        config: The layout, even and without recomputation.
-        even: It as it fits, or None where it does not.
-        best: With its best stages, or `even`; None where nothing fits.
-        known: Of the best stages.
-        even_s: Predicted and simulated step time of `even`; inf where it is None.
-        best_s: Of `best`.
+        config: Layout with even stages and without recomputation.
+        even: Layout with even stages as it fits, or None if it does not.
+        best: Layout with its best stages, or `even`; None if nothing fits.
+        known: Proof status of the best stages.
+        even_s: Predicted and simulated step time of `even` [s]; inf if it is None.
+        best_s: Predicted and simulated step time of `best` [s]; inf if it is None.
     """
 
     config: ParallelConfig
@@ -77,12 +80,12 @@ class Compared:
     best_s: tuple[float, float]
 
     def gain(self, simulated: bool) -> float:
-        """By how much more a layout trains with its best stages; inf where only these fit."""
+        """Return the gain in throughput by the best stages; inf if only these fit."""
         return self.even_s[simulated] / self.best_s[simulated] - 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the tables; returns the exit status."""
+    """Print the tables and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.papers.uneven_stages",
         description=__doc__,
@@ -90,14 +93,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--batch", type=count_at_least(1), default=32, help="sequences of a step (32, assumed)")
     parser.add_argument("--hosts", type=count_at_least(1), default=8, help="hosts of eight devices (8)")
-    parser.add_argument("--pp", type=count_at_least(2), nargs="+", help="numbers of stages (all that there are)")
-    parser.add_argument("--workers", type=count_at_least(1), default=2, help="processes (2)")
+    parser.add_argument("--pp", type=count_at_least(2), nargs="+", help="numbers of stages (all that are possible)")
+    parser.add_argument("--workers", type=count_at_least(1), default=2, help="worker processes (2)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("uneven_stages", parser.parse_args(argv), measure, show)
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """The figures of all layouts, and those of exactness."""
+    """Compute the figures of all layouts, and those of exactness."""
     setting, layouts = _layouts(given.batch, given.hosts, given.pp)
     tell(f"{len(layouts):,} layouts")
     tasks = [layouts[at : at + AT_ONCE] for at in range(0, len(layouts), AT_ONCE)]
@@ -115,7 +118,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _layouts(batch: int, hosts: int, stages: Sequence[int] | None) -> tuple[Setting, list[ParallelConfig]]:
-    """Everything with more than one stage that the runtime can launch."""
+    """Enumerate all layouts with more than one stage that the runtime can launch."""
     job = TrainingJob(
         model=find_model("qwen2.5-72b"),
         sequence_length=32768,
@@ -135,7 +138,8 @@ def _compare_all(setting: Setting, layouts: Sequence[ParallelConfig]) -> list[Co
 
 
 def compared(setting: Setting, layout: ParallelConfig) -> Compared:
-    """A layout with even stages and with its best ones."""
+    """Evaluate a layout with even stages and with its best ones."""
+    # Recomputation costs time, so even stages use it only if they do not fit without it.
     candidates = (layout, replace(layout, recompute="full"))
     even = next((config for config in candidates if _fits(setting, config)), None)
     planned, outcome = best_stages(setting, layout, memory_headroom=HEADROOM, may_reorder=False)
@@ -164,7 +168,7 @@ def _predicted_s(setting: Setting, config: ParallelConfig) -> float:
 
 
 def _both_s(setting: Setting, config: ParallelConfig | None) -> tuple[float, float]:
-    """Predicted by the closed form, and simulated."""
+    """Return the step times by the closed form and by the simulator [s]."""
     if config is None:
         return math.inf, math.inf
     grid = ConfigGrid.from_configs([config])
@@ -174,15 +178,17 @@ def _both_s(setting: Setting, config: ParallelConfig | None) -> tuple[float, flo
 
 
 def summary(found: Sequence[Compared], tokens: float) -> dict[str, Any]:
-    """Gains of layouts, and of the best of all.
+    """Summarise the gains of layouts, and that of the fastest layout.
 
     Args:
-        found: The layouts.
-        tokens: Of one step, per device.
+        found: Compared layouts.
+        tokens: Number of tokens of one step per device.
     """
+    # Gains need both times; layouts where only uneven stages fit are counted separately.
     both = [one for one in found if one.even is not None and one.best is not None]
     if not both:
         raise ConfigError("leaves no layout whose even stages fit", key="--pp")
+    # Predicted and simulated times are pairs, indexed by False and True.
     ways = {"closed_form": False, "simulator": True}
     fastest = {
         way: {
@@ -224,18 +230,18 @@ def _fastest_row(one: Compared, tokens: float, simulated: bool, *, of_best: bool
 
 
 def _config_json(config: ParallelConfig) -> dict[str, Any]:
-    """The degrees, and the layers and recomputed layers of each stage in the order of its chunks."""
+    """Return the degrees, and the layers and recomputed layers of each stage, summed over its chunks."""
     given = config.assignment
     return {
         "config": config.values(DEGREES),
         "recompute": config.recompute,
-        "layers": _of_stages(given.layers, config.pp),
-        "recomputed": _of_stages(given.recomputed, config.pp),
+        "layers": _sum_by_stage(given.layers, config.pp),
+        "recomputed": _sum_by_stage(given.recomputed, config.pp),
     }
 
 
-def _of_stages(of_virtual: Sequence[int], pp: int) -> list[int]:
-    """The sums over the chunks of each stage."""
+def _sum_by_stage(of_virtual: Sequence[int], pp: int) -> list[int]:
+    """Sum values of virtual stages over the chunks of each stage."""
     return np.array(of_virtual, dtype=np.int64).reshape(-1, pp).sum(axis=0).tolist() if of_virtual else []
 
 
@@ -254,11 +260,13 @@ def _top_row(one: Compared, tokens: float) -> dict[str, Any]:
 
 
 def _exactness(setting: Setting, found: Sequence[Compared]) -> Iterator[dict[str, Any]]:
-    """Our optimum beside HiGHS's, and beside the best of all plans where these are few."""
+    """Compare our optimum with that of HiGHS, and with the best of all plans if these are few."""
     fastest = min((one for one in found if one.best is not None), key=lambda one: one.best_s[False])
     for num_layers, pp in ((FEW_PLANS, 2), (FEW_PLANS, 4), (12, 4), (16, 2), (16, 4)):
         job = replace(setting.job, model=replace(setting.job.model, num_layers=num_layers))
+        # The shortened models use tp=8 and fill the devices with context parallelism.
         layout = replace(fastest.config, pp=pp, vpp=1, tp=8, cp=setting.cluster.num_devices // (8 * pp), up=1, dp=1)
+        # From memory that forces full recomputation to memory that needs none.
         for share in (0.0, 0.3, 0.7, 1.0):
             pipeline = _pipeline(replace(setting, job=job), layout, share)
             yield _exact_row(f"{num_layers} layers on {pp} stages, {share:.0%}", pipeline, num_layers <= FEW_PLANS)
@@ -268,8 +276,9 @@ def _exactness(setting: Setting, found: Sequence[Compared]) -> Iterator[dict[str
 
 
 def _pipeline(setting: Setting, layout: ParallelConfig, share: float) -> Pipeline:
-    """A problem with so much of the memory between what even stages need with and without recomputation."""
+    """Build a problem whose memory lies between the needs of even stages with (0) and without (1) recomputation."""
     pipeline = pipeline_of(setting, layout, memory_headroom=0.0, may_recompute=True)
+    # Even stages hold the layers rounded up; the fullest stage determines the memory needed.
     each = -(-pipeline.num_layers // pipeline.num_stages)
     kept, again = (
         max(
@@ -302,7 +311,7 @@ def _exact_row(name: str, pipeline: Pipeline, is_small: bool) -> dict[str, Any]:
 
 
 def show(figures: dict[str, Any]) -> None:
-    """The tables, each below its title."""
+    """Print the tables, each below its title."""
     settings = figures["settings"]
     print(f"qwen2.5-72b on {settings['devices']} Ascend 910B, 32K tokens, batch {settings['batch']} (assumed)\n")
     for name in ("layouts", "even_fit", "even_without_recomputation", "only_uneven_fit", "proven", "even_kept"):
@@ -321,21 +330,21 @@ def show(figures: dict[str, Any]) -> None:
     print("\nThe fastest\n")
     publish(
         [
-            {"by": way, "stages": name} | _shown(own)
+            {"by": way, "stages": name} | _format_row(own)
             for way, both in figures["fastest"].items()
             for name, own in both.items()
         ],
         as_json=False,
     )
     print("\nThe ten layouts that are fastest with their best stages\n")
-    publish([_shown(row) for row in figures["top"]], as_json=False)
+    publish([_format_row(row) for row in figures["top"]], as_json=False)
     paper = ", ".join(f"{name} {rate}" for name, rate in figures["paper"].items())
     print(f"\nManuMatic's Table 3, tokens/s: {paper}\n\nExactness\n")
     publish(figures["exactness"], as_json=False)
 
 
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """A row in words."""
+def _format_row(row: dict[str, Any]) -> dict[str, Any]:
+    """Format a row."""
     cells: dict[str, Any] = {}
     for name, value in row.items():
         if name == "config":
@@ -348,7 +357,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _degrees(config: dict[str, Any]) -> str:
-    """The degrees beyond 1."""
+    """Format the degrees that are larger than 1."""
     return " ".join(f"{name}{value}" for name, value in config.items() if value != 1)
 
 

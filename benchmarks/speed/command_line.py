@@ -1,4 +1,6 @@
-"""The command line as a user waits for it: each command in a process of its own, start included.
+"""Time the command line as a user experiences it: each command runs in a process of its own, start included.
+
+    python -m benchmarks.speed.command_line [--help_repeats 10] [--repeats 3] [--json]
 
 Target: `--help` under 0.5 s on 2 cores (median of 10).
 """
@@ -27,7 +29,7 @@ COMMANDS = (
 
 
 def main() -> None:
-    """Times the help, and the commands that run no trial on a small and a large study."""
+    """Time the help, and the commands that run no trial, on a small and a large study."""
     options = arguments(__doc__ or "", help_repeats=10, repeats=3)
     timed = [(command, options.help_repeats) for command in QUICK] + [
         (command, options.repeats) for command in COMMANDS

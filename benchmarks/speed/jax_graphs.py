@@ -1,6 +1,9 @@
-"""Programs of the JAX zoo: trace them, and make the planners' graphs of the traces.
+"""Time the frontend for JAX on the zoo: tracing the programs, and making the planners' graphs of the traces.
 
-Target: under 2 s on 2 cores for a Gemma 2B training step of 18 layers, tracing aside (median of 3). Needs JAX.
+    python -m benchmarks.speed.jax_graphs [--repeats 3] [--json]
+
+Target: under 2 s on 2 cores for a Gemma 2B training step of 18 layers, without tracing (median of 3). JAX must be
+installed.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from benchmarks.support.timing import arguments, median_s, publish
 
 
 def main() -> None:
-    """Times every full-size program."""
+    """Time every full-size program."""
     options = arguments(__doc__ or "", repeats=3)
     if importlib.util.find_spec("jax") is None:
         print("JAX is not installed: pip install 'meshtune[jax]'", file=sys.stderr)
@@ -29,7 +32,7 @@ def main() -> None:
         start = time.perf_counter()
         function, shapes, donated = factory()
         program = traced(function, *shapes, donated=donated)
-        trace_s = time.perf_counter() - start  # once: JAX remembers traces
+        trace_s = time.perf_counter() - start  # timed once, since JAX caches traces
         graph = graph_of(program)
         rows.append(
             {

@@ -1,10 +1,10 @@
-"""What planning a Gemma 2B training step takes, by its layers and by the devices of the mesh.
+"""Measure the time to plan a Gemma 2B training step, by its number of layers and by the devices of the mesh.
 
     python -m benchmarks.speed.planning_time [--layers 9 18 36] [--meshes data=4,model=2 ...] [--json]
 
-A row for each number of layers on the first mesh, and for each further mesh at the number nearest to 18: making the
-graph of the traced step, D-Rec by compromise price, and descent from its plan. Target: D-Rec under 1 s for 18 layers
-(about 7,500 operators) on 2 cores, linear in layers and flat in devices. Needs JAX.
+There is a row for each number of layers on the first mesh, and for each further mesh at the number nearest to 18. It
+times the graph of the traced step, D-Rec by compromise price, and descent from its plan. Target: D-Rec under 1 s for 18
+layers (about 7,500 operators) on 2 cores, linear in layers and flat in devices. JAX must be installed.
 
 Progress goes to stderr.
 """
@@ -31,23 +31,27 @@ MESHES = ("data=4,model=2", "data=16,model=8", "data=64,model=8")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the table; returns the exit status."""
+    """Print the table and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.speed.planning_time",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--layers", type=count_at_least(1), nargs="+", default=[9, 18, 36], help="of the step (9 18 36)"
+        "--layers",
+        type=count_at_least(1),
+        nargs="+",
+        default=[9, 18, 36],
+        help="numbers of layers of the step (9 18 36)",
     )
-    parser.add_argument("--meshes", nargs="+", default=list(MESHES), help=f"their axes ({' '.join(MESHES)})")
+    parser.add_argument("--meshes", nargs="+", default=list(MESHES), help=f"axes of each mesh ({' '.join(MESHES)})")
     parser.add_argument("--repeats", type=count_at_least(1), default=3, help="timings of D-Rec (3)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("planning_time", parser.parse_args(argv), measure, show)
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """The rows."""
+    """Compute the rows."""
     first, *others = given.meshes
     typical = min(given.layers, key=lambda layers: abs(layers - 18))
     rows = []
@@ -60,12 +64,12 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(figures: dict[str, Any]) -> None:
-    """Prints them as a table."""
+    """Print the rows as a table."""
     publish(figures["rows"], as_json=False)
 
 
 def _graph(layers: int) -> tuple[Graph, float, float]:
-    """The graph of so many layers, and the seconds of its trace and its own."""
+    """Build the graph of a number of layers; return it with the seconds of tracing and of making the graph."""
     from benchmarks.zoo import GEMMA_2B  # noqa: PLC0415 # JAX may be missing
     from costmodels.sharding.frontends.jax.graph import graph_of  # noqa: PLC0415 # as above
     from costmodels.sharding.frontends.jax.program import traced  # noqa: PLC0415 # as above
@@ -80,7 +84,7 @@ def _graph(layers: int) -> tuple[Graph, float, float]:
 
 
 def _row(graph: Graph, text: str, repeats: int) -> dict[str, Any]:
-    """One graph on one mesh, of hosts of eight."""
+    """Plan one graph on one mesh of hosts with eight devices."""
     devices = math.prod(int(part.partition("=")[2]) for part in text.split(","))
     mesh, levels = whole(mesh_of(text, find_cluster("dgx-a100", max(devices // 8, 1)), option="--meshes"))
     d_rec_s = median_s(lambda: recursive_plan(graph, mesh, levels), repeats)

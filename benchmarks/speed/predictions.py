@@ -1,12 +1,14 @@
-"""Predictions per second on the two grids of Pangu-135B, before anything is pruned by memory.
+"""Count predictions per second on the two grids of Pangu-135B, before anything is pruned by memory.
+
+    python -m benchmarks.speed.predictions [--repeats 15] [--json]
 
 A prediction is the step time of one configuration with its breakdown, and its peak memory by part. Target: 500,000 per
 second on two cores on the 58,205 configurations for 6,144 devices.
 
-Each core is a process with one thread. With two, each predicts one half of the grid, both at the same time, and the
-time runs from the question to the answer of the slower; a process keeps the arrays that it computed. Not counted are
-the start of the processes, the enumeration of the grid, and the first call, which looks up groups of ranks that later
-calls find again (`first_s`). Medians of the repeats; `per_cpu_second` is what other work on the machine slows less.
+Each core runs a process with one thread. With two cores, each predicts one half of the grid at the same time, and the
+time ends with the answer of the slower one. The computed arrays stay in the processes. The time excludes the start of
+the processes, the enumeration of the grid, and the first call, which looks up groups of ranks that later calls reuse
+(`first_s`). Figures are medians of the repeats. `per_cpu_second` suffers less from other load on the machine.
 
 Published tools, in configurations per CPU second on such a machine: llm-analysis 3,200 (without a pipeline's bubble),
 Calculon 72 to 475, SimuMax 4 to 24.
@@ -36,11 +38,11 @@ STUDIES = Path(__file__).parents[2] / "configs" / "studies" / "flexparallel"
 NAMES = ("pangu-135b-6144", "pangu-135b-8192")
 
 _share: tuple[Setting, ConfigGrid] | None = None
-"""What this process predicts."""
+"""Part of the grid that this process predicts, with its setting."""
 
 
 def take_share(name: str, part: int, parts: int) -> None:
-    """Makes one of `parts` equal parts of a study's grid this process's share."""
+    """Give this process one of `parts` equal parts of a study's grid."""
     global _share  # noqa: PLW0603 # a process's initializer has no other place to leave it
     threadpool_limits(limits=1)
     config = load_study(STUDIES / f"{name}.yaml")
@@ -49,7 +51,7 @@ def take_share(name: str, part: int, parts: int) -> None:
 
 
 def predict() -> tuple[int, float]:
-    """Predicts all of this process's share: how many configurations, and the CPU time that they took [s]."""
+    """Predict this process's share; return its number of configurations and the CPU time [s]."""
     assert _share is not None, "a share is taken before it is predicted"
     setting, grid = _share
     start = time.process_time()
@@ -59,7 +61,7 @@ def predict() -> tuple[int, float]:
 
 
 def timed(pools: list[ProcessPoolExecutor]) -> tuple[int, float, float]:
-    """How many configurations the processes predict together, in what time, and in what CPU time [s]."""
+    """Let all processes predict; return the number of configurations, the wall time [s] and the CPU time [s]."""
     start = time.perf_counter()
     answers = [answer.result() for answer in [pool.submit(predict) for pool in pools]]
     seconds = time.perf_counter() - start
@@ -67,7 +69,7 @@ def timed(pools: list[ProcessPoolExecutor]) -> tuple[int, float, float]:
 
 
 def row_of(name: str, cores: int, repeats: int) -> dict[str, Any]:
-    """One study on so many cores."""
+    """Time one study on a number of cores."""
     pools = [
         ProcessPoolExecutor(1, get_context("spawn"), initializer=take_share, initargs=(name, part, cores))
         for part in range(cores)
@@ -75,6 +77,7 @@ def row_of(name: str, cores: int, repeats: int) -> dict[str, Any]:
     try:
         for started in [pool.submit(int) for pool in pools]:
             started.result()
+        # The first call fills the caches and is reported separately.
         number, first_s, _ = timed(pools)
         times = [timed(pools) for _ in range(repeats)]
     finally:
@@ -93,7 +96,7 @@ def row_of(name: str, cores: int, repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Times both studies on one core and on two."""
+    """Time both studies on one core and on two."""
     options = arguments(__doc__ or "", repeats=15)
     rows = [row_of(name, cores, options.repeats) for name in NAMES for cores in (1, 2)]
     publish(rows, as_json=options.json)

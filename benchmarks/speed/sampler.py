@@ -1,7 +1,9 @@
-"""One suggestion of the sampler: refit, 100 joint draws of all candidates, and the choice, beside Optuna's GPSampler.
+"""Time one suggestion of the sampler: refit, 100 joint draws of all candidates, and the choice.
 
-Targets on 2 cores: under 0.2 s at 3,000 candidates and 50 trials, under 1.5 s on all 58,205 of Pangu-135B and
-200 trials. The peer is asked for a trial after as many trials of the same degrees.
+    python -m benchmarks.speed.sampler [--repeats 5] [--sizes 2] [--json]
+
+Optuna's GPSampler is timed for comparison: it suggests a trial after as many trials of the same degrees. Targets on 2
+cores: under 0.2 s at 3,000 candidates and 50 trials, under 1.5 s on all 58,205 of Pangu-135B and 200 trials.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ STUDIES = Path(__file__).parents[2] / "configs" / "studies" / "flexparallel"
 
 
 def main() -> None:
-    """Times both spaces; the large one keeps what memory would drop."""
+    """Time both spaces; the large one includes candidates that memory pruning would drop."""
     options = arguments(__doc__ or "", repeats=5, sizes=2)
     config = load_study(STUDIES / "pangu-135b-6144.yaml")
     grid, _ = enumerate_space(config.setting, config.options)
@@ -42,13 +44,14 @@ def main() -> None:
 
 
 def _sampler_s(posterior: Posterior, grid: ConfigGrid, num_trials: int, repeats: int) -> float:
-    """Median time of one refit, 100 draws and the choice; every fifth trial ran out of memory."""
+    """Measure the median time of one refit, 100 draws and the choice [s]; every fifth trial ran out of memory."""
     sampler, predicted = ThompsonSampler(grid, posterior), posterior.predicted
     rng = np.random.default_rng(0)
 
     def step() -> int:
         tried = rng.choice(len(grid), num_trials, replace=False)
         measured, misfits = tried[num_trials // 5 :], tried[: num_trials // 5]
+        # A smooth error of 20% that the surrogate can learn, and 2% noise.
         error = 0.2 * np.sin(3 * predicted.features[measured, 0]) + 0.02 * rng.standard_normal(len(measured))
         return sampler.choose(
             Observations(
@@ -73,7 +76,7 @@ def _sampler_s(posterior: Posterior, grid: ConfigGrid, num_trials: int, repeats:
 
 
 def _peer_s(predicted: Predicted, grid: ConfigGrid, num_trials: int, repeats: int) -> float:
-    """Median time in which Optuna's GPSampler suggests the degrees of one trial."""
+    """Measure the median time in which Optuna's GPSampler suggests the degrees of one trial [s]."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     distributions: dict[str, optuna.distributions.BaseDistribution] = {
         name: optuna.distributions.IntDistribution(1, int(getattr(grid, name).max()), log=True) for name in DEGREES

@@ -1,24 +1,25 @@
-"""How long planners search for a sharding, as TOAST's figure 9 has it.
+"""Measure the search time of sharding planners, as in TOAST's figure 9.
 
     python -m benchmarks.speed.search_time [--tables steps ended devices axes layers milp] [--steps gemma_2b unet ...]
         [--automap-states 40] [--milp-s 300] [--repeats 3] [--quick] [--json]
 
-    steps     each step on data=4,model=2: TOAST's analysis, its unseeded search (four trees), all of it with seeds and
-              polishing, D-Rec by compromise price, descent from that, and the AutoMap-like search
-    ended     one tree of TOAST and one of the AutoMap-like search, each until it finds nothing better, on shallow steps
+    steps     each step on data=4,model=2: TOAST's analysis, its unseeded search (four trees), its search with seeds
+              and polishing, D-Rec by compromise price, descent from that, and the AutoMap-like search
+    ended     one tree of TOAST and one of the AutoMap-like search on shallow steps, each until it finds nothing better
     devices   TOAST's unseeded search of Gemma 2B on 8, 32, 128 and 512 devices of two axes
-    axes      the same on 8 devices of one, two and three axes
-    layers    the same with 9, 18 and 36 layers on data=4,model=2
+    axes      the same search on 8 devices of one, two and three axes
+    layers    the same search with 9, 18 and 36 layers on data=4,model=2
     milp      TOAST beside HiGHS on the same graph, of Gemma 2B with few layers, until HiGHS has proved the optimum or
               its time is over
 
-The AutoMap-like search (`automap`) grows one tree until so many states were seen, or it finds nothing better. What it
-would take for as many states as TOAST saw is projected from the CPU seconds of one: those of propagation, in the
-cheapest form that Shardy can run, and of pricing; reading plans back is left out, which only this comparison needs.
+The AutoMap-like search (`automap`) grows one tree until it has seen a number of states or finds nothing better. Its
+time for as many states as TOAST saw is projected from the CPU seconds of one state: those of propagation, in the
+cheapest form that Shardy can run, and of pricing. Reading plans back is left out, because only this comparison needs
+it.
 
-CPU seconds of this process are compared, medians of `--repeats`, for other programs change wall times; both are told.
-Then come the targets, which are about full steps; --quick measures small ones in a
-minute. Needs JAX. Progress goes to stderr.
+CPU seconds of this process are compared, as medians of `--repeats`, since other programs change wall times; both are
+printed. The last table lists the targets, which are about full steps; --quick measures small steps in a minute. JAX
+must be installed. Progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -62,17 +63,17 @@ MOST_ANALYSIS_S = 2.0
 LEAST_OVER_AUTOMAP = 25.0
 LEAST_OVER_MILP = 10.0
 FLAT = 1.5
-"""What is flat grows by no more over all devices."""
+"""Largest growth over all numbers of devices that still counts as flat."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timed(Generic[Result]):
-    """What something made and took, medians of some runs.
+    """Result and median times of some runs.
 
     Attributes:
-        result: What the last run made.
+        result: Result of the last run.
         cpu_s: CPU time of this process [s].
-        wall_s: Wall time [s].
+        wall_s: Wall time of the run [s].
     """
 
     result: Result
@@ -82,12 +83,12 @@ class Timed(Generic[Result]):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Traced:
-    """A step to plan.
+    """One step to plan.
 
     Attributes:
-        name: What it is called.
-        program: Its trace; only JAX knows its type.
-        graph: Its graph.
+        name: Name of the step in the tables.
+        program: Trace of the step; only JAX knows its type.
+        graph: Graph of the step.
         trace_s: CPU time of tracing and of making the graph [s].
     """
 
@@ -98,26 +99,35 @@ class Traced:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the tables; returns the exit status."""
+    """Print the tables and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.speed.search_time",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES), help=f"({' '.join(TABLES)})")
+    parser.add_argument(
+        "--tables", nargs="+", choices=TABLES, default=list(TABLES), help=f"tables to compute ({' '.join(TABLES)})"
+    )
     parser.add_argument("--steps", nargs="+", help=f"programs of the zoo ({' '.join(STEPS)})")
-    parser.add_argument("--layers", type=count_at_least(1), nargs="+", help=f"of Gemma 2B {LAYERS}")
-    parser.add_argument("--milp-layers", type=count_at_least(1), nargs="+", help=f"of Gemma 2B {MILP_LAYERS}")
-    parser.add_argument("--milp-s", type=count_at_least(1), default=300, help="seconds for HiGHS (300)")
-    parser.add_argument("--automap-states", type=count_at_least(1), default=40, help="measured at most (40)")
+    parser.add_argument("--layers", type=count_at_least(1), nargs="+", help=f"numbers of layers of Gemma 2B {LAYERS}")
+    parser.add_argument(
+        "--milp-layers", type=count_at_least(1), nargs="+", help=f"numbers of layers for HiGHS {MILP_LAYERS}"
+    )
+    parser.add_argument("--milp-s", type=count_at_least(1), default=300, help="time limit of HiGHS in seconds (300)")
+    parser.add_argument(
+        "--automap-states",
+        type=count_at_least(1),
+        default=40,
+        help="maximum number of states of the AutoMap-like search (40)",
+    )
     parser.add_argument("--repeats", type=count_at_least(1), default=3, help="timings of TOAST and D-Rec (3)")
-    parser.add_argument("--quick", action="store_true", help="small steps")
+    parser.add_argument("--quick", action="store_true", help="measure small steps")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("search_time", parser.parse_args(argv), measure, show)
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """The tables and the targets."""
+    """Compute the tables and the targets."""
     given.steps = given.steps or list(QUICK_STEPS if given.quick else STEPS)
     given.layers = given.layers or list(QUICK_LAYERS if given.quick else LAYERS)
     given.milp_layers = given.milp_layers or list(QUICK_MILP_LAYERS if given.quick else MILP_LAYERS)
@@ -146,7 +156,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(figures: dict[str, Any]) -> None:
-    """Prints them as tables."""
+    """Print the tables and the targets."""
     for name in (*TABLES, "targets"):
         if figures.get(name):
             print(f"{name}:")
@@ -155,7 +165,7 @@ def show(figures: dict[str, Any]) -> None:
 
 
 def targets(tables: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """What is asked for, what was measured, and whether that is enough; only what was measured."""
+    """Compare each target with its measurement; targets without a measurement are left out."""
     found: list[dict[str, Any]] = []
 
     def ask(what: str, measured: float, *, least: float = -math.inf, most: float = math.inf) -> None:
@@ -177,7 +187,9 @@ def targets(tables: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     for table, scale in (("axes", "axes"), ("layers", "layers")):
         rows = tables.get(table, [])
         if len(rows) > 1:
+            # Rows are in increasing order of the scale.
             first, last = rows[0], rows[-1]
+            # At most linear growth is asked for.
             growth = last["search_s"] / first["search_s"]
             ask(f"{table}: seconds over those of the fewest", growth, most=last[scale] / first[scale])
     for row in tables.get("milp", []):
@@ -186,7 +198,7 @@ def targets(tables: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def timed(work: Callable[[], Result], repeats: int = 1) -> Timed[Result]:
-    """Runs something and takes its time."""
+    """Run a function several times; return its last result and the median times."""
     cpu_s, wall_s = [], []
     for _ in range(repeats):
         began = time.process_time(), time.perf_counter()
@@ -197,35 +209,35 @@ def timed(work: Callable[[], Result], repeats: int = 1) -> Timed[Result]:
 
 
 def traced_step(name: str) -> Traced:
-    """A program of the zoo."""
+    """Trace a program of the zoo."""
     from benchmarks.zoo import FACTORIES  # noqa: PLC0415 # JAX may be missing
 
-    return _traced(name, FACTORIES[name])
+    return _trace(name, FACTORIES[name])
 
 
 def gemma(layers: int, *, is_small: bool = False) -> Traced:
-    """Gemma 2B with so many layers."""
+    """Trace Gemma 2B with a number of layers."""
     from benchmarks.zoo import GEMMA_2B, SMALL_GEMMA  # noqa: PLC0415 # JAX may be missing
 
     sizes = SMALL_GEMMA if is_small else GEMMA_2B
-    return _traced(f"{layers} layers", replace(sizes, layers=layers).train_program)
+    return _trace(f"{layers} layers", replace(sizes, layers=layers).train_program)
 
 
 def shallow(*, is_small: bool = False) -> Iterator[Traced]:
-    """Full widths, few layers: what a search sees of a step hardly depends on its depth, for layers are cut alike."""
+    """Yield steps with full widths and few layers, since a search hardly depends on depth when layers are cut alike."""
     from benchmarks.zoo import GEMMA_2B, SMALL_GEMMA, GraphNetwork, UNet  # noqa: PLC0415 # JAX may be missing
 
     if is_small:
-        yield _traced("small layer", SMALL_GEMMA.train_program)
+        yield _trace("small layer", SMALL_GEMMA.train_program)
         return
-    yield _traced("Gemma 2B, 2 layers", replace(GEMMA_2B, layers=2).train_program)
+    yield _trace("Gemma 2B, 2 layers", replace(GEMMA_2B, layers=2).train_program)
     network = GraphNetwork(nodes=2048, edges=65_536, features=128, latent=2048, hidden=1024, hidden_layers=3, steps=2)
-    yield _traced("graph network, 2 steps", network.train_program)
+    yield _trace("graph network, 2 steps", network.train_program)
     images = UNet(batch=64, side=64, channels=(256, 512), blocks=1, groups=32, heads=32)
-    yield _traced("U-Net, 2 levels of a block", images.train_program)
+    yield _trace("U-Net, 2 levels of a block", images.train_program)
 
 
-def _traced(name: str, factory: Callable[[], Any]) -> Traced:
+def _trace(name: str, factory: Callable[[], Any]) -> Traced:
     from costmodels.sharding.frontends.jax.graph import graph_of  # noqa: PLC0415 # JAX may be missing
     from costmodels.sharding.frontends.jax.program import traced  # noqa: PLC0415 # as above
 
@@ -237,19 +249,19 @@ def _traced(name: str, factory: Callable[[], Any]) -> Traced:
 
 
 def _mesh(text: str) -> DeviceMesh:
-    """Whole axes on hosts of eight."""
+    """Build a mesh of whole axes on hosts of eight devices."""
     devices = math.prod(int(part.partition("=")[2]) for part in text.split(","))
     return whole(mesh_of(text, find_cluster("dgx-a100", max(devices // 8, 1)), option="--meshes"))[0]
 
 
 def _step_row(step: Traced, given: argparse.Namespace) -> dict[str, Any]:
-    """Everything about one step."""
+    """Time every planner on one step."""
     from benchmarks.papers.automap import automap_plan  # noqa: PLC0415 # JAX may be missing
 
     graph, mesh = step.graph, _mesh(MESH)
     analysis = timed(lambda: compatibility(named_dims(graph)), given.repeats)
     search = timed(lambda: toast_plan(graph, mesh, UNSEEDED), given.repeats)
-    tell(f"{step.name}: TOAST {search.cpu_s:.2f} s, {_states(search.result):,} states")
+    tell(f"{step.name}: TOAST {search.cpu_s:.2f} s, {_count_states(search.result):,} states")
     levels = whole(mesh)[1]
     d_rec = timed(lambda: recursive_plan(graph, mesh, levels), given.repeats)
     descent = timed(lambda: descended(d_rec.result, ShardingTerms(graph, mesh)))
@@ -257,10 +269,12 @@ def _step_row(step: Traced, given: argparse.Namespace) -> dict[str, Any]:
     tell(f"{step.name}: with seeds {seeded.cpu_s:.2f} s")
     options = replace(UNSEEDED, searches=1)
     limits = Limits(nodes=given.automap_states)
+    # The peer is timed once, since each of its states takes a propagation by Shardy.
     peer = timed(lambda: automap_plan(step.program, mesh, options, limits=limits, graph=graph)).result
     spent, (tree,) = peer.spent, peer.trees
     tell(f"{step.name}: AutoMap-like {spent.evaluation_s:.3f} s a state, {spent.evaluations} states")
-    num_states = _states(search.result)
+    # The comparison projects the peer's cost of one state to TOAST's number of states.
+    num_states = _count_states(search.result)
     return {
         "step": step.name,
         "operators": len(graph.ops),
@@ -287,7 +301,7 @@ def _step_row(step: Traced, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _ended_row(step: Traced) -> dict[str, Any]:
-    """One tree of each search to its end, the same seed for both."""
+    """Grow one tree of each search to its end, with the same seed."""
     from benchmarks.papers.automap import automap_plan  # noqa: PLC0415 # JAX may be missing
 
     graph, mesh, options = step.graph, _mesh(MESH), replace(UNSEEDED, searches=1)
@@ -300,7 +314,7 @@ def _ended_row(step: Traced) -> dict[str, Any]:
         "step": step.name,
         "operators": len(graph.ops),
         "search_s": search.cpu_s,
-        "states": _states(search.result),
+        "states": _count_states(search.result),
         "automap_s": automap_s,
         "automap_states": peer.spent.evaluations,
         "automap_reading_s": peer.spent.reading_s,
@@ -315,7 +329,7 @@ def _ended_row(step: Traced) -> dict[str, Any]:
 
 
 def _search_row(graph: Graph, layers: int, text: str, repeats: int) -> dict[str, Any]:
-    """TOAST's unseeded search of one graph on one mesh."""
+    """Time TOAST's unseeded search of one graph on one mesh."""
     mesh = _mesh(text)
     analysis = timed(lambda: compatibility(named_dims(graph)), repeats)
     search = timed(lambda: toast_plan(graph, mesh, UNSEEDED), repeats)
@@ -328,14 +342,14 @@ def _search_row(graph: Graph, layers: int, text: str, repeats: int) -> dict[str,
         "analysis_s": analysis.cpu_s,
         "search_s": search.cpu_s,
         "search_wall_s": search.wall_s,
-        "states": _states(search.result),
-        "states_per_s": _states(search.result) / search.cpu_s,
+        "states": _count_states(search.result),
+        "states_per_s": _count_states(search.result) / search.cpu_s,
         "step_s": search.result.steps[-1].figures.step_time_s,
     }
 
 
 def _milp_row(graph: Graph, layers: int, given: argparse.Namespace) -> dict[str, Any]:
-    """TOAST and HiGHS on one graph."""
+    """Time TOAST and HiGHS on one graph."""
     mesh = _mesh(MESH)
     search = timed(lambda: toast_plan(graph, mesh, UNSEEDED), given.repeats)
     milp = timed(lambda: shard_by_milp(graph, mesh, limits=Limits(time_s=given.milp_s)))
@@ -354,7 +368,7 @@ def _milp_row(graph: Graph, layers: int, given: argparse.Namespace) -> dict[str,
     }
 
 
-def _states(found: Toast) -> int:
+def _count_states(found: Toast) -> int:
     return sum(len(tree.nodes) for tree in found.trees)
 
 

@@ -1,6 +1,9 @@
-"""Pangu-135B on 6,144 devices: enumerate, prune and predict every candidate.
+"""Time the preparation of studies: enumerate, prune and predict every candidate.
 
-Target: under 2 s on 2 cores (median of 5, process start excluded), peak resident memory under 1 GiB.
+    python -m benchmarks.speed.space [--repeats 5] [--json]
+
+Target: for Pangu-135B on 6,144 devices under 2 s on 2 cores (median of 5, process start excluded), and peak resident
+memory under 1 GiB.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ STUDIES = Path(__file__).parents[2] / "configs" / "studies" / "flexparallel"
 
 
 def main() -> None:
-    """Times every study of FlexParallel's Table 2."""
+    """Time every study of FlexParallel's Table 2."""
     options = arguments(__doc__ or "", repeats=5)
     rows = []
     for file in sorted(STUDIES.glob("*.yaml")):

@@ -1,7 +1,9 @@
-"""Modules of the torch zoo: trace them, make the planners' graphs of the traces, and plan these by D-Rec.
+"""Time the frontend for torch on the zoo: tracing modules, making the planners' graphs, and planning these by D-Rec.
 
-Target: under 2 s on 2 cores for the graph of 18 layers of Llama's size, tracing aside, and under 1 s to plan it in one
-order (medians of 3). Plans are for one DGX H100 as `data=2,model=4`. Needs torch.
+    python -m benchmarks.speed.torch_graphs [--repeats 3] [--json]
+
+Target: under 2 s on 2 cores for the graph of 18 layers of Llama's size without tracing, and under 1 s to plan it in one
+order (medians of 3). Plans are for one DGX H100 as `data=2,model=4`. torch must be installed.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from tuner.planners.sharding.recursive import recursive_plan, refined
 
 
 def main() -> None:
-    """Times every full-size module but the largest, whose graph is the same in more layers."""
+    """Time every full-size module except the largest, whose graph only has more layers."""
     options = arguments(__doc__ or "", repeats=3)
     if importlib.util.find_spec("torch") is None:
         print("torch is not installed: pip install 'meshtune[torch]'", file=sys.stderr)

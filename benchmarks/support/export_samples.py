@@ -77,6 +77,7 @@ def samples(target: str, count: int, seed: int) -> Iterator[tuple[Setting, Paral
 def _draw_config(grid: ConfigGrid, rng: np.random.Generator) -> ParallelConfig:
     """Draw a configuration: first a dimension, then one of its values, so that rare values are frequent too."""
     name = rng.choice(["pp", "tp", "cp", "up", "vpp", "ep", "dp_shard", "expert_tp", "zero_stage", "recompute"])
+    # Uniform draws from the grid would give mostly configurations of a few common degrees.
     column = getattr(grid, name)
     kept = np.flatnonzero(column == rng.choice(np.unique(column)))
     return grid.config(int(rng.choice(kept)))
@@ -352,6 +353,7 @@ def mutants(target: str, export: Export, values: Values, setting: Setting) -> It
 def _write_export(target: str, export: Export, values: Mapping[str, Any]) -> Export:
     """Write values in the format of the target's exports."""
     if target in ("deepspeed", "nanotron"):
+        # Dotted keys become nested mappings, as the JSON and YAML files have them.
         content: dict[str, Any] = {}
         for key, value in values.items():
             *path, name = key.split(".")

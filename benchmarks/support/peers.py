@@ -76,6 +76,7 @@ class Points:
 
     def nearest(self, point: FloatArray, closed: set[int], rng: np.random.Generator) -> int:
         """Return the candidate nearest to `point` [d] that is not in `closed`."""
+        # The tolerance treats distances that differ only by rounding as ties, which are broken at random.
         squared = ((self.coordinates - point) ** 2).sum(axis=1)
         squared[list(closed)] = np.inf
         return int(rng.choice(np.flatnonzero(squared <= squared.min() + 1e-9)))
@@ -85,6 +86,7 @@ def points_of(grid: ConfigGrid) -> Points:
     """Build the points of a grid with at least two candidates."""
     columns = {name: getattr(grid, name).astype(np.int64) for name in grid.dimensions if name != "dp"}
     varying = {name: column for name, column in columns.items() if column.min() < column.max()}
+    # Levels index the distinct values; samplers propose levels, distances use coordinates.
     pairs = [np.unique(column, return_inverse=True) for column in varying.values()]
     values = tuple(tuple(distinct.tolist()) for distinct, _ in pairs)
     scaled = [_scale(name, own)[levels] for name, own, (_, levels) in zip(varying, values, pairs, strict=True)]
@@ -98,6 +100,7 @@ def points_of(grid: ConfigGrid) -> Points:
 
 def _scale(name: str, values: tuple[int, ...]) -> FloatArray:
     """Scale the values of a dimension to 0 to 1: degrees by their logarithms, all others by their order."""
+    # Doubling a degree is one step whatever its size; all other values are evenly spaced.
     places = np.log2(values) if name in DEGREES else np.arange(len(values), dtype=np.float64)
     return np.asarray((places - places[0]) / (places[-1] - places[0]))
 
@@ -136,6 +139,7 @@ class OptunaPeer(AbstractSearcher):
         self._slowest_s = max(self._slowest_s, outcome.step_time_s or 0.0)
         if not self._slowest_s:
             return
+        # The proposal was told as failed; its result is added as a trial at the point that was really tried.
         for number, at, seconds in self._untold:
             self.study.add_trial(
                 create_trial(

@@ -128,6 +128,7 @@ def groups_of(runs: Sequence[MeasuredRun], min_candidates: int) -> tuple[list[Gr
     Runs of one group whose models differ in size are separate jobs.
     """
     known, _, skipped = settings_of(runs, {})
+    # Two models of one name can differ in size between sources; the model's fields are part of the key.
     by_job: dict[Hashable, list[MeasuredRun]] = defaultdict(list)
     for run in known:
         if run.is_failed or run.step_time_s is not None:
@@ -189,9 +190,11 @@ def problem_of(group: Group, history: Sequence[MeasuredRun], runtime: str | None
     others = tuple(run for run in history if group_key(run) != group.key)
     if history:
         name = runtime or source.runtime
+        # With a history the profile starts before any fit, so that the history is not counted twice.
         profiles = {name: find_prior(name)}
     else:
         name, profiles = runtime or stranger_to(source.runtime, group.runs[0].source), {}
+    # Runs of one group may differ in their settings, so each has its own.
     settings = [setting_of(run, profiles, name) for run in group.runs]
     if not history:  # the table of sources contains facts that were learned from the source's own runs
         settings = [

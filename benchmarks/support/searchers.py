@@ -66,8 +66,7 @@ class Thompson(AbstractSearcher):
     @property
     def is_confident(self) -> bool:
         """Whether the confidence reaches the default threshold, or all candidates have been tried."""
-        observations = self.observations
-        return self._sampler.is_confident(observations) or self._sampler.is_exhausted(observations)
+        return self._sampler.decide(self.observations).settled is not None
 
     @property
     def observations(self) -> Observations:
@@ -135,6 +134,7 @@ def run_trials(
         searcher.tell(position, outcomes[position])
         sampler_s += clock() - start
         is_confident = searcher.is_confident
+        # A space smaller than the budget ends the run when all candidates are tried.
         is_last = number >= min(max_trials, len(outcomes))
         # Record the first stop; a searcher that can stop but never did counts as stopped by its last trial.
         if num_at_stop is None and (is_confident or (is_last and is_confident is not None)):

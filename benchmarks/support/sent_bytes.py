@@ -50,6 +50,7 @@ def planned_bytes(cost: PlanCost, mesh: DeviceMesh) -> Sent:
     """Count the bytes that each device sends by a plan [bytes]."""
     found: Sent = Counter()
     for each in cost.collectives:
+        # A collective along several axes runs among the devices of all of them.
         group = math.prod(mesh.sizes[axis] for axis in each.move.axes)
         kind = OF_PLAN[each.move.kind]
         axes = tuple(mesh.names[axis] for axis in sorted(each.move.axes))

@@ -44,7 +44,12 @@ def arguments(description: str, **options: int) -> argparse.Namespace:
 
 
 def searching(program: str, description: str | None) -> argparse.ArgumentParser:
-    """Make the parser of a benchmark that searches measured groups: `--measured`, `--workers` and `--json`."""
+    """Make the parser of a benchmark that searches measured groups: `--measured`, `--workers` and `--json`.
+
+    Args:
+        program: Module of the benchmark below `benchmarks`.
+        description: Text of its help, usually the module's docstring.
+    """
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{program}",
         description=description,

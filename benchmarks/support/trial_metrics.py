@@ -50,6 +50,7 @@ def regret_at(order: Sequence[int], step_time_s: FloatArray, num_trials: int) ->
     As long as nothing has been timed, it is the slowdown of the slowest candidate: a user who must train now may have
     to take any configuration that runs.
     """
+    # Failed trials cost a trial but offer no configuration to train with.
     timed = [float(step_time_s[position]) for position in order[:num_trials] if math.isfinite(step_time_s[position])]
     slowest = float(step_time_s[np.isfinite(step_time_s)].max())
     return min(timed, default=slowest) / float(step_time_s.min()) - 1
@@ -73,6 +74,7 @@ def share_explored(trials: Trials, step_time_s: FloatArray, *, of_feasible: bool
 def quantile(values: Sequence[float], share: float) -> float:
     """Compute a quantile of values that may be infinite, interpolated between neighbours as in numpy."""
     ordered = sorted(values)
+    # Equal neighbours return at once: the difference of two infinities would be NaN.
     place = share * (len(ordered) - 1)
     low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
     return low if low == high else low + (place - math.floor(place)) * (high - low)

@@ -48,6 +48,7 @@ def axes_of(groups: Groups, mesh: Mapping[str, int]) -> Axes:
         for axis, places in enumerate(np.unravel_index(np.array(group), shape))
         if len(set(places.tolist())) > 1
     }
+    # Groups along whole axes contain every combination of places on these axes.
     count = math.prod(shape[axis] for axis in differ)
     if any(len(group) != count for group in groups):
         return ODD_GROUPS
@@ -85,6 +86,7 @@ def _of_axes(axes: str, dims: str | None, order: str | None, chosen: str, line: 
 
 def _devices(dims: str, order: str | None) -> Any:
     shape = _numbers(dims)
+    # XLA's iota: numbers in row-major order, optionally transposed before they are cut into groups.
     found = np.arange(math.prod(shape)).reshape(shape)
     return (found if order is None else found.transpose(_numbers(order))).reshape(-1)
 

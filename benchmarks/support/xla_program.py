@@ -254,6 +254,7 @@ def _dims(text: str) -> tuple[int, ...]:
 
 def _flop(instructions: list[Instruction]) -> float:
     """Count the operations of the products in one execution, a multiplication and an addition as two."""
+    # Operands are named only; their shapes come from the lines that made them.
     shapes: dict[str, tuple[int, ...]] = defaultdict(tuple)
     total = 0.0
     for each in instructions:

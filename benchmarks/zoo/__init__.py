@@ -1,8 +1,8 @@
 """Programs in JAX whose graphs planners shard: training steps and a decoding step, at full size and small.
 
-A factory takes nothing and returns (function, abstract arguments, names of the donated ones); nothing is allocated.
-FACTORIES names them all. The full sizes follow published models where the name says so; the small ones have every
-primitive of the large, in dims that two devices can halve.
+A factory takes no arguments and returns (function, abstract arguments, names of the donated arguments). Nothing is
+allocated. FACTORIES names all factories. The full sizes follow published models if the name says so. The small programs
+have every primitive of the large ones, in dims that two devices can halve.
 """
 
 from benchmarks.zoo.decoders import ITX, Decoder, decode, decode_small, itx

@@ -1,4 +1,4 @@
-"""A transformer that writes one more token for each of a batch of texts, with what it keeps of those before.
+"""Decoding step of a transformer: one more token for each text of a batch, with the cached keys and values.
 
 Shape letters: B batch, T tokens (one), S cached tokens, D model, N heads, H head, V vocabulary.
 """
@@ -18,15 +18,16 @@ from benchmarks.zoo.programs import Program, Tree, shape_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decoder:
-    """Sizes of a transformer that writes one token for each of a batch of texts."""
+    """Sizes of a transformer that writes one token for each text of a batch."""
 
     base: Gemma
     cached: int
 
     def decode(self, params: Tree, cache: Tree, tokens: Array, position: Array) -> tuple[Array, Tree]:
-        """The likeliest tokens, and the cache with the new keys and values."""
+        """Return the most likely tokens, and the cache with the new keys and values."""
         x_btd = params["embedding"][tokens][:, None, :]
         positions = position[None]
+        # Cache entries after the current position are not written yet.
         mask = (jnp.arange(self.cached) <= position)[None]
         found = {}
         for name, layer in params["layers"].items():
@@ -42,7 +43,7 @@ class Decoder:
         return jnp.argmax(self.base.logits(params, x_btd)[:, 0, :], axis=-1), found
 
     def program(self) -> Program:
-        """One step of decoding."""
+        """Build one decoding step."""
         base = self.base
         cached = shape_of(base.batch, self.cached, base.head)
         cache = {str(number): {"keys": cached, "values": cached} for number in range(base.layers)}
@@ -51,7 +52,7 @@ class Decoder:
 
 
 def decode() -> Program:
-    """Gemma 2B with 2,048 cached tokens of 64 texts."""
+    """Build Gemma 2B with 2,048 cached tokens of 64 texts."""
     return Decoder(base=replace(GEMMA_2B, batch=64, tokens=1), cached=2048).program()
 
 
@@ -61,15 +62,18 @@ ITX = Decoder(
     ),
     cached=2048,
 )
-"""The sizes that TOAST, section 5.1, lists for its transformer for inference, with a prompt and an answer of 1,024
-tokens each and one head of keys and values. They make 1.29 B parameters, where the paper says 5 B."""
+"""Sizes that TOAST, section 5.1, lists for its transformer for inference.
+
+Prompt and answer have 1,024 tokens each, and there is one head of keys and values. They give 1.29 B parameters, while
+the paper states 5 B.
+"""
 
 
 def itx() -> Program:
-    """One token more for each of 256 texts."""
+    """Build a decoding step of 256 texts."""
     return ITX.program()
 
 
 def decode_small() -> Program:
-    """One small layer."""
+    """Build one small layer."""
     return Decoder(base=replace(SMALL_GEMMA, tokens=1), cached=6).program()

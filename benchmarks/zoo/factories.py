@@ -1,4 +1,4 @@
-"""Every program of the zoo by its name."""
+"""Factories of all programs of the zoo by name."""
 
 from __future__ import annotations
 
@@ -47,4 +47,4 @@ FACTORIES: dict[str, Callable[[], Program]] = {
         itx,
     )
 }
-"""Every program by its name."""
+"""Factories of all programs by name."""

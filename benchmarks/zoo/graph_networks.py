@@ -1,4 +1,4 @@
-"""A network that passes messages along the edges of a graph, trained."""
+"""Training step of a network that passes messages along the edges of a graph."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class GraphNetwork:
     steps: int
 
     def params(self) -> Tree:
-        """All parameters."""
+        """Return the shapes of all parameters."""
         return {
             "encoder": self.layers(self.features, self.latent),
             "steps": {
@@ -40,7 +40,7 @@ class GraphNetwork:
         }
 
     def layers(self, into: int, out: int) -> Tree:
-        """Of a perceptron."""
+        """Return the shapes of a perceptron's parameters."""
         sizes = [into, *[self.hidden] * self.hidden_layers, out]
         return {
             str(number): {"weight": shape_of(*pair, dtype=jnp.float32), "bias": shape_of(pair[1], dtype=jnp.float32)}
@@ -48,19 +48,21 @@ class GraphNetwork:
         }
 
     def loss(self, params: Tree, batch: Tree) -> Array:
-        """Squared error of what the nodes become."""
+        """Compute the squared error of the nodes' new features."""
         nodes = perceptron(params["encoder"], batch["nodes"])
         edges = perceptron(params["edge_encoder"], batch["edges"])
         for name, step in params["steps"].items():
             with jax.named_scope(f"steps.{name}"):
+                # Each edge sees the states of both its ends (gathers), and each step adds residuals.
                 ends = [nodes[batch["senders"]], nodes[batch["receivers"]]]
                 edges = edges + perceptron(step["edge"], jnp.concatenate([edges, *ends], axis=-1))
+                # Each node sums the messages of its incoming edges.
                 heard = jax.ops.segment_sum(edges, batch["receivers"], num_segments=self.nodes)
                 nodes = nodes + perceptron(step["node"], jnp.concatenate([nodes, heard], axis=-1))
         return jnp.mean(jnp.square(perceptron(params["decoder"], nodes) - batch["targets"]))
 
     def train_program(self) -> Program:
-        """One training step."""
+        """Build one training step."""
         nodes = shape_of(self.nodes, self.features, dtype=jnp.float32)
         ends = shape_of(self.edges, dtype=jnp.int32)
         edges = shape_of(self.edges, self.features, dtype=jnp.float32)
@@ -69,27 +71,29 @@ class GraphNetwork:
 
 
 def perceptron(layers: Tree, x: Array) -> Array:
-    """Linear layers with rectifiers between them."""
+    """Apply linear layers with rectifiers between them."""
     for number, layer in enumerate(layers.values()):
         x = (x if number == 0 else jax.nn.relu(x)) @ layer["weight"] + layer["bias"]
     return x
 
 
 GNS = GraphNetwork(nodes=2048, edges=65_536, features=128, latent=2048, hidden=1024, hidden_layers=3, steps=24)
-"""The sizes that TOAST, section 5.1, lists for its simulator of physical systems, with the edges of its largest graphs.
-They make 466 M parameters, where the paper says 875 M."""
+"""Sizes that TOAST, section 5.1, lists for its simulator of physical systems, with the edges of its largest graphs.
+
+They give 466 M parameters, while the paper states 875 M.
+"""
 
 
 def graph_network() -> Program:
-    """24 steps of messages with perceptrons of three layers of 1,024."""
+    """Build 24 steps of messages with perceptrons of three layers of 1,024."""
     return GNS.train_program()
 
 
 def graph_network_8k() -> Program:
-    """The same with 8,192 edges, as the paper's smallest graphs have."""
+    """Build 24 steps of messages with 8,192 edges, as in the paper's smallest graphs."""
     return replace(GNS, edges=8192).train_program()
 
 
 def graph_network_small() -> Program:
-    """Two small steps."""
+    """Build two small steps."""
     return GraphNetwork(nodes=10, edges=12, features=6, latent=8, hidden=14, hidden_layers=1, steps=2).train_program()

@@ -14,20 +14,22 @@ from jax import Array, lax
 
 
 def rms_norm(x: Array, scale: Array) -> Array:
-    """Divided by the root of the mean square over the last dim."""
+    """Divide by the root mean square over the last dim, and scale."""
+    # Squares of bfloat16 would lose too many digits.
     wide = x.astype(jnp.float32)
     return (wide * lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + 1e-6) * (1 + scale)).astype(x.dtype)
 
 
 def cross_entropy(logits_btv: Array, targets_bt: Array) -> Array:
-    """The mean over all tokens."""
+    """Compute the mean cross entropy over all tokens."""
     log_btv = jax.nn.log_softmax(logits_btv.astype(jnp.float32), axis=-1)
     return -jnp.mean(jnp.take_along_axis(log_btv, targets_bt[..., None], axis=-1))
 
 
 def rotated(x: Array, positions: Array) -> Array:
-    """Rotary position embedding of [B, T, ..., H] (Su et al. 2021), halves of H as the pairs."""
+    """Apply rotary position embedding to [B, T, ..., H] (Su et al. 2021), with the halves of H as pairs."""
     half = x.shape[-1] // 2
+    # Each pair rotates at its own frequency, from 1 down to nearly 1/10,000 per position.
     speeds = 10_000.0 ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angles = positions[:, *(None,) * (x.ndim - 2)].astype(jnp.float32) * speeds
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
@@ -36,16 +38,17 @@ def rotated(x: Array, positions: Array) -> Array:
 
 
 def attention(queries: Array, keys: Array, values: Array, mask: Array) -> Array:
-    """What heads read, where a mask [T, S] allows it.
+    """Apply attention under a mask [T, S].
 
     Args:
-        queries: [B, T, N, H], or [B, T, K, G, H] where several heads share keys.
-        keys: Of one head for all [B, S, H], or with a dim of heads, N or K.
-        values: As the keys.
-        mask: Which tokens attend to which.
+        queries: Queries [B, T, N, H], or [B, T, K, G, H] if several heads share keys.
+        keys: Keys of one head for all [B, S, H], or with a dim of heads, N or K.
+        values: Values in the shape of the keys.
+        mask: Whether each token attends to each other one [T, S].
     """
     heads = "n" if queries.ndim == 4 else "kg"
     of_keys = heads[: keys.ndim - 3]
+    # Scores are widened to float32 for the softmax; its weights return to the values' type.
     scores = jnp.einsum(f"bt{heads}h,bs{of_keys}h->b{heads}ts", queries, keys).astype(jnp.float32)
     scores = scores / math.sqrt(queries.shape[-1])
     weights = jax.nn.softmax(jnp.where(mask, scores, -1e30), axis=-1).astype(values.dtype)

@@ -1,4 +1,4 @@
-"""A mixture of experts, trained.
+"""Training step of a mixture of experts.
 
 Shape letters: B batch, T tokens, D model, F hidden, V vocabulary, E experts, C an expert's capacity, K the experts of a
 token, G gate or up.
@@ -26,7 +26,7 @@ class Mixture:
     capacity: int
 
     def params(self) -> Tree:
-        """All parameters."""
+        """Return the shapes of all parameters."""
         found = self.base.params()
         for layer in found["layers"].values():
             layer["router"] = shape_of(self.base.model, self.experts)
@@ -35,16 +35,20 @@ class Mixture:
         return found
 
     def hide(self, layer: Tree, x_btd: Array) -> Array:
-        """What the experts add: tokens are sent to their places and back by products (GShard, algorithm 1)."""
+        """Apply the experts; products send tokens to their places and back (GShard, algorithm 1)."""
         normed = rms_norm(x_btd, layer["hidden_norm"])
         chances_bte = jax.nn.softmax(jnp.einsum("btd,de->bte", normed, layer["router"]).astype(jnp.float32), axis=-1)
+        # The weights of the two chosen experts are normalised to sum up to 1.
         weights_btk, chosen_btk = lax.top_k(chances_bte, 2)
         weights_btk = weights_btk / jnp.sum(weights_btk, axis=-1, keepdims=True)
         chosen_btke = jax.nn.one_hot(chosen_btk, self.experts, dtype=jnp.float32)
+        # A token's place in an expert is the number of earlier tokens of that expert; beyond the capacity one_hot drops
+        # it.
         taken_bte = jnp.sum(chosen_btke, axis=2)
         places_bte = jnp.cumsum(taken_bte, axis=1) - taken_bte
         slots_btec = jax.nn.one_hot(places_bte.astype(jnp.int32), self.capacity, dtype=jnp.float32)
         sent_btec = slots_btec * taken_bte[..., None]
+        # The same slots bring results back, weighted by the router.
         combined_btec = jnp.einsum("btk,btke->bte", weights_btk, chosen_btke)[..., None] * slots_btec
         inside_ebcd = jnp.einsum("btec,btd->ebcd", sent_btec.astype(x_btd.dtype), normed)
         gate, up = jnp.einsum("ebcd,gedf->gebcf", inside_ebcd, layer["gate_up"])
@@ -52,7 +56,7 @@ class Mixture:
         return jnp.einsum("btec,ebcd->btd", combined_btec.astype(x_btd.dtype), done_ebcd)
 
     def loss(self, params: Tree, batch: Tree) -> Array:
-        """Cross entropy of the next tokens."""
+        """Compute the cross entropy of the next tokens."""
         base = self.base
         positions = jnp.arange(base.tokens)
         mask = jnp.tril(jnp.ones((base.tokens, base.tokens), dtype=bool))
@@ -66,7 +70,7 @@ class Mixture:
             return cross_entropy(base.logits(params, x_btd), batch["targets"])
 
     def train_program(self) -> Program:
-        """One training step."""
+        """Build one training step."""
         tokens = shape_of(self.base.batch, self.base.tokens, dtype=jnp.int32)
         return train_program(self.loss, self.params(), {"tokens": tokens, "targets": tokens})
 
@@ -76,22 +80,22 @@ FOUR_LAYERS = Mixture(
     experts=8,
     capacity=512,
 )
-"""An expert has room for as many tokens as it gets where all get as many."""
+"""Four layers of Mixtral's sizes; an expert's capacity is its number of tokens under equal load."""
 
 MIXTRAL = replace(FOUR_LAYERS, base=replace(FOUR_LAYERS.base, layers=32, key_heads=8, is_tied=False))
-"""The sizes of Mixtral 8x7B (Jiang et al. 2024, table 1), 46.7 B parameters."""
+"""Sizes of Mixtral 8x7B (Jiang et al. 2024, table 1), 46.7 B parameters."""
 
 
 def mixtral() -> Program:
-    """Mixtral 8x7B, with a capacity instead of its dispatch without one."""
+    """Build Mixtral 8x7B, with a capacity although its own dispatch has none."""
     return MIXTRAL.train_program()
 
 
 def moe() -> Program:
-    """Four layers of the size of Mixtral 8x7B's, with one head of keys and values."""
+    """Build four layers of the size of Mixtral 8x7B's, with one head of keys and values."""
     return FOUR_LAYERS.train_program()
 
 
 def moe_small() -> Program:
-    """One small layer of four experts."""
+    """Build one small layer of four experts."""
     return Mixture(base=SMALL_GEMMA, experts=4, capacity=10).train_program()

@@ -1,4 +1,4 @@
-"""What a program of the zoo is, and how a loss becomes a training step."""
+"""Type of the zoo's programs, and the conversion of a loss to a training step."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ Tree = Any
 """Nested dicts of arrays, or of their shapes."""
 
 Program = tuple[Callable[..., Any], tuple[Tree, ...], tuple[str, ...]]
-"""A function, its abstract arguments, and the names of those that it may overwrite."""
+"""Function, its abstract arguments, and the names of the arguments that it may overwrite."""
 
 
 def shape_of(*shape: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
-    """An array that isn't allocated."""
+    """Return an abstract array, which is not allocated."""
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def train_program(loss_of: Callable[[Tree, Tree], Array], params: Tree, batch: Tree) -> Program:
-    """One step of Adam on a loss of (parameters, batch); its moments are float32 whatever the parameters are."""
+    """Build one step of Adam on a loss of (parameters, batch), with float32 moments for any type of parameters."""
 
     def train_step(params: Tree, optimizer: Tree, batch: Tree) -> tuple[Tree, Tree, Array]:
         loss, grads = jax.value_and_grad(loss_of)(params, batch)
@@ -36,7 +36,7 @@ def train_program(loss_of: Callable[[Tree, Tree], Array], params: Tree, batch: T
 
 
 def adam(params: Tree, grads: Tree, optimizer: Tree, rate: float = 1e-3) -> tuple[Tree, Tree]:
-    """Parameters and moments after one step (Kingma and Ba 2015, algorithm 1)."""
+    """Return parameters and moments after one step (Kingma and Ba 2015, algorithm 1)."""
     count = optimizer["count"] + 1
     steps = count.astype(jnp.float32)
     mean = jax.tree.map(lambda old, grad: 0.9 * old + 0.1 * grad.astype(jnp.float32), optimizer["mean"], grads)
@@ -45,6 +45,7 @@ def adam(params: Tree, grads: Tree, optimizer: Tree, rate: float = 1e-3) -> tupl
     )
 
     def updated(param: Array, mean: Array, square: Array) -> Array:
+        # Both moments are corrected for their start at zero.
         change = mean / (1 - 0.9**steps) / (jnp.sqrt(square / (1 - 0.999**steps)) + 1e-8)
         return (param.astype(jnp.float32) - rate * change).astype(param.dtype)
 

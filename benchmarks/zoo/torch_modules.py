@@ -1,8 +1,8 @@
 """Modules in torch whose training steps planners shard, at full size and small.
 
-A factory takes nothing and returns (module, inputs) or (module, inputs, loss); all lie on the device `meta`, so that
-nothing is allocated. FACTORIES names them all. The full sizes follow published models where the name says so; the small
-ones have every operator of the large, in dims that two devices can halve.
+A factory takes no arguments and returns (module, inputs) or (module, inputs, loss). All tensors are on the device
+`meta`, so that nothing is allocated. FACTORIES names all factories. The full sizes follow published models if the name
+says so. The small modules have every operator of the large ones, in dims that two devices can halve.
 
 Shape letters: B batch, T tokens, D model, N heads, K heads of keys, H head, F hidden, V vocabulary, E experts, C an
 expert's capacity; of images also C channels, H height, W width.
@@ -16,16 +16,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812  # as everybody calls it
+import torch.nn.functional as F  # noqa: N812  # the usual name of the module
 from torch import Tensor, nn
 
 Program = tuple[Any, ...]
-"""A module, its inputs, and perhaps the loss of both."""
+"""Module, its inputs, and optionally a loss function of both."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
-    """Of a decoder with grouped queries, rotary positions and gated hidden layers; of experts, if it has some."""
+    """Sizes of a decoder with grouped queries, rotary positions and gated hidden layers, optionally with experts."""
 
     layers: int
     model: int
@@ -42,7 +42,7 @@ class Sizes:
 
 
 class Attention(nn.Module):
-    """Causal attention with rotary positions (Su et al. 2021), halves of a head as the pairs."""
+    """Causal attention with rotary positions (Su et al. 2021), with the halves of a head as pairs."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -52,23 +52,25 @@ class Attention(nn.Module):
         self.value = nn.Linear(sizes.model, sizes.key_heads * sizes.head, bias=False)
         self.out = nn.Linear(sizes.heads * sizes.head, sizes.model, bias=False)
         speeds = 10_000.0 ** (-torch.arange(0, sizes.head, 2, dtype=torch.float32) / sizes.head)
+        # The angles are buffers, since an optimizer must not update them.
         angles = torch.arange(sizes.tokens, dtype=torch.float32)[:, None] * speeds
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def heads_of(self, x_btd: Tensor, layer: nn.Linear) -> Tensor:
-        """[B, N, T, H] of a linear layer's results."""
+        """Apply a linear layer and split its results into heads [B, N, T, H]."""
+        # Heads move before tokens, as scaled_dot_product_attention expects them.
         batch, tokens, _ = x_btd.shape
         return layer(x_btd).view(batch, tokens, -1, self.sizes.head).transpose(1, 2)
 
     def rotated(self, x_bnth: Tensor) -> Tensor:
-        """Pairs turned by the angles of their places."""
+        """Rotate pairs by the angles of their positions."""
         first, second = x_bnth.float().chunk(2, dim=-1)
         turned = (first * self.cos - second * self.sin, second * self.cos + first * self.sin)
         return torch.cat(turned, dim=-1).to(x_bnth.dtype)
 
     def forward(self, x_btd: Tensor) -> Tensor:
-        """What attention adds."""
+        """Apply attention without the residual."""
         queries, keys = (self.rotated(self.heads_of(x_btd, layer)) for layer in (self.query, self.key))
         y_bnth = F.scaled_dot_product_attention(
             queries, keys, self.heads_of(x_btd, self.value), is_causal=True, enable_gqa=True
@@ -77,7 +79,7 @@ class Attention(nn.Module):
 
 
 class GatedMlp(nn.Module):
-    """Two products and their gate."""
+    """Gated hidden layer of three linear layers."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -86,12 +88,12 @@ class GatedMlp(nn.Module):
         self.down = nn.Linear(sizes.hidden, sizes.model, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the hidden layer adds."""
+        """Apply the hidden layer without the residual."""
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
 class Experts(nn.Module):
-    """Gated layers of which each token takes `top_k`, sent there and back by products (GShard, algorithm 1)."""
+    """Gated layers of which each token takes `top_k`; products send tokens there and back (GShard, algorithm 1)."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -102,11 +104,15 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(sizes.experts, sizes.hidden, sizes.model))
 
     def forward(self, x_btd: Tensor) -> Tensor:
-        """What the experts add."""
+        """Apply the experts without the residual."""
         chances_bte = self.router(x_btd).float().softmax(dim=-1)
         weights_btk, chosen_btk = chances_bte.topk(self.sizes.top_k, dim=-1)
+        # The weights of the chosen experts are normalised to sum up to 1.
         weights_btk = weights_btk / weights_btk.sum(dim=-1, keepdim=True)
+        # The comparison makes one-hot vectors, and works on tensors without values.
         chosen_btke = (chosen_btk[..., None] == torch.arange(self.sizes.experts, device=x_btd.device)).float()
+        # A token's place in an expert is the number of earlier tokens of that expert; beyond the capacity it gets no
+        # slot.
         taken_bte = chosen_btke.sum(dim=2)
         places_bte = taken_bte.cumsum(dim=1) - taken_bte
         slots_btec = (places_bte[..., None] == torch.arange(self.sizes.capacity, device=x_btd.device)).float()
@@ -130,13 +136,13 @@ class Layer(nn.Module):
         self.mlp = Experts(sizes) if sizes.experts else GatedMlp(sizes)
 
     def forward(self, x_btd: Tensor) -> Tensor:
-        """The layer's results."""
+        """Apply the layer."""
         x_btd = x_btd + self.attention(self.attention_norm(x_btd))
         return x_btd + self.mlp(self.mlp_norm(x_btd))
 
 
 class Decoder(nn.Module):
-    """From tokens to the logits of the next ones."""
+    """Transformer from tokens to the logits of the next tokens."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -146,7 +152,7 @@ class Decoder(nn.Module):
         self.head = nn.Linear(sizes.model, sizes.vocabulary, bias=False)
 
     def forward(self, tokens_bt: Tensor) -> Tensor:
-        """[B, T, V]."""
+        """Return the logits [B, T, V]."""
         x_btd = self.embedding(tokens_bt)
         for layer in self.layers:
             x_btd = layer(x_btd)
@@ -154,13 +160,13 @@ class Decoder(nn.Module):
 
 
 def next_token_loss(decoder: nn.Module, tokens_bt: Tensor, targets_bt: Tensor) -> Tensor:
-    """Cross entropy, the mean over all tokens."""
+    """Compute the mean cross entropy over all tokens."""
     logits_btv = decoder(tokens_bt).float()
     return F.cross_entropy(logits_btv.flatten(0, 1), targets_bt.flatten())
 
 
 def decoder_program(sizes: Sizes, *, dtype: torch.dtype = torch.bfloat16) -> Program:
-    """One training step of a decoder."""
+    """Build one training step of a decoder."""
     with torch.device("meta"):
         tokens = torch.empty(sizes.batch, sizes.tokens, dtype=torch.int64)
         return Decoder(sizes).to(dtype), (tokens, tokens), next_token_loss
@@ -173,23 +179,23 @@ SMALL = Sizes(layers=1, model=16, heads=4, key_heads=2, head=8, hidden=20, vocab
 
 
 def llama_two_layers() -> Program:
-    """Two layers of Llama 3 8B."""
+    """Build two layers of Llama 3 8B."""
     return decoder_program(replace(LLAMA_3_8B, layers=2))
 
 
 def llama_18_layers() -> Program:
-    """18 layers of its size."""
+    """Build 18 layers of Llama 3 8B's size."""
     return decoder_program(replace(LLAMA_3_8B, layers=18))
 
 
 def llama_70b() -> Program:
-    """Llama 3 70B, whose parameters alone are 140 GB."""
+    """Build Llama 3 70B, whose parameters alone are 140 GB."""
     sizes = replace(LLAMA_3_8B, layers=80, model=8192, heads=64, hidden=28_672)
     return decoder_program(sizes)
 
 
 def llama_small() -> Program:
-    """One small layer."""
+    """Build one small layer."""
     return decoder_program(SMALL)
 
 
@@ -197,17 +203,17 @@ MIXTRAL_8X7B = replace(LLAMA_3_8B, vocabulary=32_000, experts=8, capacity=1024)
 
 
 def mixtral_four_layers() -> Program:
-    """Four layers of Mixtral 8x7B."""
+    """Build four layers of Mixtral 8x7B."""
     return decoder_program(replace(MIXTRAL_8X7B, layers=4))
 
 
 def mixtral_small() -> Program:
-    """One small layer of four experts."""
+    """Build one small layer of four experts."""
     return decoder_program(replace(SMALL, experts=4, capacity=10))
 
 
 class Perceptron(nn.Module):
-    """Linear layers, a layer norm and a dropout between them."""
+    """Linear layers, each followed by an activation, a layer norm and a dropout."""
 
     def __init__(self, widths: tuple[int, ...]) -> None:
         super().__init__()
@@ -217,17 +223,17 @@ class Perceptron(nn.Module):
         self.parts = nn.Sequential(*parts)
 
     def forward(self, x_bd: Tensor, targets_bd: Tensor) -> Tensor:
-        """The squared error."""
+        """Compute the squared error."""
         return F.mse_loss(self.parts(x_bd), targets_bd)
 
 
 def perceptron() -> Program:
-    """Eight layers of 8,192."""
+    """Build eight layers of 8,192."""
     return _perceptron((8192,) * 9, batch=4096)
 
 
 def perceptron_small() -> Program:
-    """Two small layers."""
+    """Build two small layers."""
     return _perceptron((6, 8, 10), batch=4)
 
 
@@ -237,7 +243,7 @@ def _perceptron(widths: tuple[int, ...], *, batch: int) -> Program:
 
 
 class Residual(nn.Module):
-    """Two convolutions behind group norms (Wu and He 2018), beside one without a window."""
+    """Two convolutions behind norms (group norm: Wu and He 2018), beside one of width 1."""
 
     def __init__(self, into: int, out: int, groups: int) -> None:
         super().__init__()
@@ -246,12 +252,12 @@ class Residual(nn.Module):
         self.skip = nn.Conv2d(into, out, 1)
 
     def forward(self, x_bchw: Tensor) -> Tensor:
-        """The block's results."""
+        """Apply the block."""
         return self.skip(x_bchw) + self.second(self.first(x_bchw))
 
 
 class UNet(nn.Module):
-    """A convolutional network that halves and doubles its images (Ronneberger et al. 2015), with attention between."""
+    """Convolutional network that halves and doubles its images (Ronneberger et al. 2015), with attention between."""
 
     def __init__(self, channels: tuple[int, ...], groups: int, heads: int) -> None:
         super().__init__()
@@ -268,21 +274,23 @@ class UNet(nn.Module):
         self.last = nn.Conv2d(channels[0], 4, 1)
 
     def attend(self, x_bchw: Tensor) -> Tensor:
-        """What attention between all places adds."""
+        """Apply attention between all places of an image."""
         batch, channels, height, width = x_bchw.shape
         x_btc = x_bchw.flatten(2).transpose(1, 2)
         parts = self.query_key_value(x_btc).view(batch, height * width, 3, self.heads, -1).unbind(2)
+        # Written out, unlike in `Attention`: the graph gets two products and a softmax.
         queries, keys, values = (part.transpose(1, 2) for part in parts)
         weights = (queries @ keys.transpose(-1, -2) * queries.shape[-1] ** -0.5).softmax(dim=-1)
         return (weights @ values).permute(0, 1, 3, 2).reshape(batch, channels, height, width)
 
     def forward(self, x_bchw: Tensor, targets_bchw: Tensor) -> Tensor:
-        """The squared error of the image."""
+        """Compute the squared error of the image."""
         x_bchw = self.stem(x_bchw)
         x_bchw = x_bchw + self.depthwise(x_bchw)
         kept = []
         for block in self.down:
             x_bchw = block(x_bchw)
+            # Skip connections take the result before pooling.
             kept.append(x_bchw)
             x_bchw = self.pool(x_bchw)
         x_bchw = self.enlarge(self.halve(x_bchw))
@@ -293,12 +301,12 @@ class UNet(nn.Module):
 
 
 def unet() -> Program:
-    """Four levels on images of 64 by 64."""
+    """Build four levels on images of 64 by 64."""
     return _unet((256, 512, 1024, 1024), groups=32, heads=16, batch=64, side=64)
 
 
 def unet_small() -> Program:
-    """Two levels on images of 16 by 16."""
+    """Build two levels on images of 16 by 16."""
     return _unet((8, 12), groups=4, heads=2, batch=2, side=16)
 
 
@@ -323,4 +331,4 @@ FACTORIES: dict[str, Callable[[], Program]] = {
         unet_small,
     )
 }
-"""Every program by its name."""
+"""Factories of all programs by name."""

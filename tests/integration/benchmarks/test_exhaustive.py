@@ -36,7 +36,7 @@ def judged(answered, tmp_path):
 @pytest.fixture
 def unfitted(monkeypatch):
     """Saves the time of the fits where a test does not look at them."""
-    monkeypatch.setattr(exhaustive, "_fitted", lambda *_: {})
+    monkeypatch.setattr(exhaustive, "_cross_validate", lambda *_: {})
 
 
 def _written(folder, rows):

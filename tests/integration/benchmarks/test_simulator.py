@@ -105,7 +105,7 @@ def test_the_tables_in_words(capsys):
 
     out = capsys.readouterr().out
     assert out.startswith("2 configurations (seed 0)")
-    assert all(title in out for title in ("By class", "The largest differences", "Speed on one thread", "vpp > 1"))
+    assert all(title in out for title in ("By class", "Largest differences", "Speed on one thread", "vpp > 1"))
 
 
 def test_a_study_that_is_not_there_is_one_message():

@@ -155,7 +155,7 @@ def test_it_starts_from_the_root_of_the_project(told, write):
     """`python -m benchmarks.calibration.step_calibration` works as documented, and says the same each time."""
     path = write("runs.csv", *RUNS)
     arguments = ["--measured", str(path), "--seeds", "1", "--trials", "0,2", "--min-candidates", "2"]
-    done = run_from_root("step_calibration", *arguments, "--workers", "1", "--json")
+    done = run_from_root("calibration.step_calibration", *arguments, "--workers", "1", "--json")
 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == told(*arguments)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from benchmarks.calibration import surrogate_tau
-from benchmarks.calibration.surrogate_tau import _against
+from benchmarks.calibration.surrogate_tau import _compare
 from tests.support.benchmark_runs import RUNS, TIMES_S
 
 
@@ -18,12 +18,12 @@ def test_ranks_are_held_against_what_ran():
     """What failed has no rank; what was tried counts among all, and is left out of what was not tried."""
     expected, measured = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 2.0, np.inf, 3.0])
 
-    found = _against(expected, measured, [1])
+    found = _compare(expected, measured, [1])
 
     assert (found["tau"], found["tau_untried"]) == (1.0, 1.0)
     assert found["median_error_untried"] == pytest.approx(1 / 6)
-    assert _against(-expected, measured, [])["tau"] == -1.0
-    assert np.isnan(_against(expected, measured, [0, 1, 3])["tau_untried"])
+    assert _compare(-expected, measured, [])["tau"] == -1.0
+    assert np.isnan(_compare(expected, measured, [0, 1, 3])["tau_untried"])
 
 
 def test_a_group_that_was_tried_whole_is_ranked_right(told):

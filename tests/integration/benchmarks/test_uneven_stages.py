@@ -92,7 +92,7 @@ def test_the_figures_in_json_and_in_words(figures, capsys):
 
 def test_no_layout_that_fits_is_one_message():
     """`python -m benchmarks.papers.uneven_stages` works as documented, and says so where nothing fits."""
-    done = run_from_root("uneven_stages", "--pp", "80", "--hosts", "10", "--workers", "1")
+    done = run_from_root("papers.uneven_stages", "--pp", "80", "--hosts", "10", "--workers", "1")
 
     assert (done.returncode, done.stdout) == (2, "")
     assert "--pp" in done.stderr
