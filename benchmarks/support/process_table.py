@@ -17,7 +17,7 @@ def ranks_by_server() -> dict[int, frozenset[int]]:
         process
         for process, parent in parents.items()
         # a rank is a fork of its server and has its command line
-        if b"rank_server" in _command(process)
+        if b"trials.ranks.server" in _command(process)
         and b"ray::" in _command(parent)
         and _is_below(os.getpid(), parent, parents)
     ]

@@ -17,6 +17,7 @@ EXCEPTIONS = {
     # who calls what: why that is no door
     ("trials/command/process_tree.py", "subprocess.Popen"): "the user's command, as a list of arguments",
     ("trials/ranks/processes.py", "subprocess.Popen"): "our own module, as a list of arguments",
+    ("tuner/__init__.py", "importlib.import_module"): "modules of ours, from a table of names that stands beside it",
     ("tuner/cli/main.py", "os.execv"): "this very process again, without secrets in its command line",
     ("trials/ranks/processes.py", "multiprocessing.connection"): OUR_PROCESSES,
     ("trials/ranks/server.py", "multiprocessing.connection"): OUR_PROCESSES,

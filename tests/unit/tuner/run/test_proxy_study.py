@@ -160,7 +160,7 @@ def test_a_later_study_learns_from_proxies(finished):
     """In a history every proxy is an earlier run of its own job, and its operator times count."""
     config, result, _ = finished
 
-    learned = learn(read_past([config.storage], base_dir=Path()), config.measured_setting)
+    learned = learn(read_past([config.storage], base_dir=Path()), config.setting)
 
     assert sum(len(group.step_time_s) for group in learned.groups) == len(result.records)
     assert {errors.kind for errors in learned.operators} >= {OpKind.MATMUL, OpKind.ATTENTION}
