@@ -48,7 +48,8 @@ class Dimension:
     @property
     def is_switch(self) -> bool:
         """Whether the values are False and True."""
-        return self.choices == (False, True)
+        # (0, 1) == (False, True) in Python, so the type decides
+        return self.choices == (False, True) and isinstance(self.choices[0], bool)
 
     def check(self, value: object) -> None:
         """Refuse a value that is not of this dimension.

@@ -35,7 +35,7 @@ def export_megatron(setting: Setting, config: ParallelConfig) -> Export:
         head=head_comments(config),
         usage=f'torchrun ... pretrain_gpt.py "${{{ARRAY}[@]}}" ...',
         environment=environment(config, sharded=_sharded_stage(setting, config) >= 2),
-        notes=runtime_note(setting, "Megatron-LM", ("megatron-core", "mindspeed")),
+        notes=runtime_note(setting, "Megatron-LM", ("megatron", "mindspeed")),
     )
 
 

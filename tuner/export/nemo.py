@@ -71,7 +71,7 @@ def export_nemo(setting: Setting, config: ParallelConfig) -> Export:
     parts = megatron_parts(setting, config)
     given = read_flags([word for part in parts for flag in part.flags for word in shlex.split(flag)], MEGATRON_FLAGS)
     notes = [*(note for part in parts for note in part.notes), *_notes(setting, config)]
-    notes += runtime_note(setting, "NeMo", ("megatron-core", "mindspeed"))
+    notes += runtime_note(setting, "NeMo", ("megatron", "mindspeed"))
     lines = [f"{path} = {value}" for path, value in _assignments(setting, ALWAYS | given).items()]
     text = "\n".join(
         [

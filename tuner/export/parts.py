@@ -85,9 +85,12 @@ def layers_of_parts(setting: Setting, config: ParallelConfig) -> tuple[int, ...]
     return tuple(int(count) for count in held.dense + held.moe)
 
 
-def runtime_note(setting: Setting, framework: str, runtimes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a note if the study models a runtime other than this framework's."""
-    if setting.runtime.name in runtimes:
+def runtime_note(setting: Setting, framework: str, rule_sets: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a note if the study models a runtime other than this framework's.
+
+    A profile fitted to a user's own steps has a name of its own and keeps the rule set of its framework.
+    """
+    if setting.runtime.rule_set in rule_sets:
         return ()
     return (
         f"runtime: the study models {setting.runtime.name}; this export is for {framework}, where another "

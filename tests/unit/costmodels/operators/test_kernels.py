@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.resources import files
 from time import perf_counter
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,6 +101,13 @@ def test_more_bytes_never_take_less_time(small, factor, name):
 def test_no_attention_beats_its_device(heads, length, size, phase, name):
     """Attention takes at least its work under the mask at the device's peak."""
     assert 0 < share_of_peak(attention(1, heads, length, size, phase=phase), find_device(name)) < 1
+
+
+def test_every_device_has_kernel_constants():
+    """No device of the catalog falls back to the default constants, which predict another best configuration."""
+    named = yaml.safe_load(files("costmodels").joinpath("catalog/kernels/devices.yaml").read_text("utf-8"))["devices"]
+
+    assert set(device_names()) - set(named) == set()
 
 
 @pytest.mark.parametrize("name", device_names())
