@@ -215,6 +215,14 @@ def test_a_layout_holds_every_layer_once():
         assert (unrolled[0], unrolled[-1]) == ("E", "L")
 
 
+def test_a_profile_of_the_users_own_is_of_its_framework():
+    """A profile that was fitted to a user's steps exports to its framework without a word about another runtime."""
+    setting = setting_of()
+    own = replace(setting, runtime=replace(setting.runtime, name="ours"))
+
+    assert not [note for note in megatron(own, tp=8, dp=8).notes if note.startswith("runtime:")]
+
+
 def test_what_megatron_refuses_is_noted():
     """Sequences that do not divide, experts in fp16, and sharding for another optimizer than Adam are each one note."""
     odd = megatron(setting_of(sequence_length=8190), up=4, dp=16)
