@@ -24,7 +24,7 @@ from tuner.planners.planning import PlannerOptions
 
 
 def run(name):
-    """Plan and run one program, and return the figures of the comparison."""
+    """Plan and run one program; return its largest error, and counts of sharded, donated and constrained arrays."""
     function, arguments, donated = FACTORIES[name]()
     arguments = jax.tree.map(_widened, arguments)
     mesh = jax.make_mesh((2, 2, 2), ("a", "b", "c"))
@@ -72,7 +72,7 @@ def _missing(plan):
 
 
 def _pins(operation):
-    """List all constraints of a text: whether each changes an earlier one, its shape, and its sharding."""
+    """Yield all constraints of a text: `read` if it changes an earlier one, else `written`; shape; sharding."""
     for region in operation.regions:
         for block in region.blocks:
             for op in block.operations:

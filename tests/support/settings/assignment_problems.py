@@ -28,7 +28,7 @@ EXAMPLE = {
 
 @st.composite
 def problems(draw, *, most_nodes=6):
-    """Draw nodes with up to four strategies, edges of which some are matchings, and a limit that may or may not bind."""
+    """Draw nodes with up to four strategies, edges (some are matchings), and a limit that may or may not bind."""
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=most_nodes))
     rng = np.random.default_rng(draw(st.integers(0, 10**6)))
     return random_problem(sizes, rng, num_edges=draw(st.integers(0, 2 * len(sizes))), tightness=draw(st.floats(0, 1)))
