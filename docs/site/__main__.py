@@ -1,4 +1,4 @@
-"""Writes the generated parts of the reference pages: `python -m docs.site`."""
+"""Write the generated parts of the reference pages and the schema of study files: `python -m docs.site`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the site's builder does beside its own: pages keep the places that they have in the repository.
+"""MkDocs hook that gives every page of the site the same path as in the repository.
 
-So links between pages, and from pages to other files, are the same on a code host and on the site. Files that are no
-pages become texts that a browser shows.
+Links between pages, and from pages to other files, then work both on a code host and on the site. Linked files that
+are not pages, such as programs and CSV files, are added as plain text, which a browser shows.
 """
 
 from __future__ import annotations
@@ -14,22 +14,30 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
 OTHER_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "configs/*/README.md")
-"""Pages that do not lie in docs/."""
+"""Patterns of the pages outside docs/, relative to the repository's root."""
 
 _LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Moves docs/ to where it is in the repository, and adds the other pages and what pages link to."""
+    """Return the site's files: pages at their repository paths, the theme's files, and all files that pages link to.
+
+    MkDocs calls this function by its name, after it has collected docs/ and before it renders pages.
+
+    Args:
+        files: Files that MkDocs has collected from docs/ and from the theme.
+        config: Configuration of the site, as MkDocs has loaded it from mkdocs.yml.
+    """
     moved = Files([])
     for file in files:
         if file.abs_src_path is None or not Path(file.abs_src_path).is_relative_to(ROOT / "docs"):
-            moved.append(file)  # the theme's
+            moved.append(file)  # belongs to the theme
         elif not file.inclusion.is_excluded():
             moved.append(_repository_file(Path(file.abs_src_path), config))
     for pattern in OTHER_PAGES:
         for path in sorted(ROOT.glob(pattern)):
             moved.append(_repository_file(path, config))
+    # The list is built before the loop, because linked files are appended to `moved` inside it.
     for page in [file for file in moved if file.is_documentation_page()]:
         folder = Path(str(page.abs_src_path)).parent
         for link in _LINK.findall(page.content_string):
@@ -42,8 +50,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def _repository_file(path: Path, config: Any) -> File:
+    """Return the site's entry for a file of the repository, at its path from the repository's root."""
     place = path.relative_to(ROOT).as_posix()
     file = File.generated(config, place, abs_src_path=str(path))
     if path.suffix in {".py", ".sh", ".yaml", ".csv"}:
-        file.dest_uri += ".txt"  # which every browser shows
+        file.dest_uri += ".txt"  # browsers show .txt, but download the other types
     return file

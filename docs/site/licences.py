@@ -1,6 +1,7 @@
-"""Licences of all that Meshtune installs: `python -m docs.site.licences` writes them into docs/licences.md.
+"""Licences of all packages that Meshtune installs: `python -m docs.site.licences` writes them into docs/licences.md.
 
-They are read from what is installed here, so it is run where all extras are; a package that is missing keeps its row.
+The licences are read from the metadata of the installed packages, so run it in an environment with all extras. A
+package that is not installed keeps the licence that the page already states.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from docs.site.regions import filled
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "licences.md"
 FOR_USERS = ("torch", "jax", "dashboard", "postgresql")
-"""Extras that add to what Meshtune can do; the others are for its developers."""
+"""Extras that add features for users; the other extras serve development."""
 
 COPYLEFT = re.compile(r"\b(A|L)?GPL|GNU|MPL|Mozilla|EPL|Eclipse|CDDL|EUPL|SSPL", re.IGNORECASE)
 STRONG = re.compile(r"(?<!L)(?<!Lesser )\b(A?GPL|SSPL)|Affero|GNU General", re.IGNORECASE)
@@ -27,7 +28,7 @@ _ROW = re.compile(r"^\| `([^`]+)` \| (.+?) \| (.+?) \|$", re.MULTILINE)
 
 
 def direct() -> Mapping[str, tuple[str, ...]]:
-    """The names of what pyproject.toml asks for, by extra; the core's under an empty name."""
+    """Return the names of the direct dependencies in pyproject.toml, by extra; the core's have an empty key."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = {name: project["optional-dependencies"][name] for name in FOR_USERS}
     return {
@@ -37,7 +38,7 @@ def direct() -> Mapping[str, tuple[str, ...]]:
 
 
 def installed(name: str) -> Distribution | None:
-    """A package that is here."""
+    """Return the metadata of an installed package, or None if it is not installed."""
     try:
         return distribution(name)
     except PackageNotFoundError:
@@ -45,7 +46,7 @@ def installed(name: str) -> Distribution | None:
 
 
 def closure(names: Iterable[str]) -> Iterator[str]:
-    """Packages, and all that these need here, by their canonical names."""
+    """Yield the canonical names of packages and of all their dependencies on this platform, each name once."""
     seen, open_ = set(), list(names)
     while open_:
         name = canonicalize_name(open_.pop())
@@ -56,12 +57,17 @@ def closure(names: Iterable[str]) -> Iterator[str]:
         yield name
         for text in (found.requires if found else None) or ():
             needed = Requirement(text)
+            # An empty extra skips optional dependencies; the rest of a marker is evaluated for this platform.
             if needed.marker is None or needed.marker.evaluate({"extra": ""}):
                 open_.append(needed.name)
 
 
 def licence_of(found: Distribution) -> str:
-    """What a package says of its licence, in a few words."""
+    """Return the licence that a package states in its metadata, or "not told".
+
+    The newest field wins: the SPDX expression, then the classifiers, then the first line of the free text, of which
+    at most 60 characters are kept, because some packages put the whole licence there.
+    """
     told = found.metadata
     if told.get("License-Expression"):
         return str(told["License-Expression"])
@@ -76,14 +82,18 @@ def licence_of(found: Distribution) -> str:
 
 
 def rows_of(page: str) -> dict[str, tuple[str, str]]:
-    """The licences that a page tells, by package, with what each is needed for."""
+    """Return the rows of a page's table: licence and requiring part of Meshtune, by package."""
     return {name: (licence, needed) for name, licence, needed in _ROW.findall(page)}
 
 
 def table(before: Mapping[str, tuple[str, str]]) -> str:
-    """All packages with their licences; those of `before` that are not here keep theirs."""
+    """Return the table of all packages with their licences, in Markdown.
+
+    Args:
+        before: Rows of the present page by package, which supply the licences of packages that are not installed.
+    """
     rows = {}
-    for extra, names in reversed(direct().items()):  # what the core needs is told as the core's
+    for extra, names in reversed(direct().items()):  # the core comes last and overwrites shared rows
         for name in closure(names):
             found = installed(name)
             licence = licence_of(found) if found else before.get(name, ("not told", ""))[0]

@@ -1,4 +1,4 @@
-"""The pages that hold generated parts, as they should be."""
+"""Pages with generated regions, the functions that generate these regions, and the schema file."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ PAGES: Mapping[Path, Callable[[], Mapping[str, str]]] = {
     DOCS / "commands.md": command_reference,
     DOCS / "study-file.md": key_tables,
 }
-"""What the regions of each page hold."""
+"""Function that generates the regions of each page, by name of the region."""
 
 
 def written(page: Path) -> str:
-    """A page's text with its regions as they should be."""
+    """Return the text of a page with all its regions generated anew."""
     return filled(page.read_text(encoding="utf-8"), PAGES[page]())
 
 
 def schema_text() -> str:
-    """The schema of study files for editors."""
+    """Return the text of the JSON schema of study files that editors use."""
     return json.dumps(plain_schema(), indent=2, ensure_ascii=False) + "\n"

@@ -1,4 +1,4 @@
-"""A small measured group, and benchmarks that are started as their users start them."""
+"""Measured runs of a small group, and a helper that starts benchmarks as users do."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 LAYOUTS = ((8, 1, 1), (8, 1, 2), (4, 2, 1), (4, 2, 2), (4, 2, 4), (2, 4, 1), (2, 4, 2), (2, 4, 4))
-"""tp, dp and mbs of the runs."""
+"""Degrees tp and dp, and micro-batch size mbs, of the runs."""
 
 TIMES_S = (1.5, 1.4, 1.2, 1.1, 1.15, 1.0, 0.95, 1.3)
 RUNS = tuple(
@@ -22,7 +22,7 @@ FAILED = tuple(
 
 
 def run_from_root(program, *arguments):
-    """Runs `python -m benchmarks.PROGRAM` from the root of the project."""
+    """Run `python -m benchmarks.PROGRAM` from the root of the project."""
     return subprocess.run(
         [sys.executable, "-m", f"benchmarks.{program}", *map(str, arguments)],
         cwd=ROOT,

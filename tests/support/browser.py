@@ -1,4 +1,4 @@
-"""Pages as a browser has them: Chromium without a window, where it is installed (Debian: chromium)."""
+"""Pages as a browser renders them: headless Chromium, where it is installed (Debian: chromium)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 DRAWN_MS = 8_000
-"""Virtual time that a page's scripts get; it passes at once where they only wait."""
+"""Virtual time for the scripts of a page [ms]; it passes at once while they only wait."""
 
 FLAGS = (
     "--headless",
@@ -26,12 +26,12 @@ FLAGS = (
 
 
 def rendered_dom(url: str) -> str:
-    """The page's HTML when its scripts have run."""
+    """Return the HTML of a page after its scripts have run."""
     return _chromium("--dump-dom", url)
 
 
 def screenshot(url: str, path: Path, width: int, height: int) -> Path:
-    """The page as a PNG file of this size, in pixels, when its scripts have run."""
+    """Save a page as a PNG file of this size [pixels], after its scripts have run."""
     _chromium(f"--window-size={width},{height}", f"--screenshot={path}", url)
     return path
 

@@ -1,4 +1,4 @@
-"""Meshtune as users get it: the checkout copied away, and the wheel and source distribution built of the copy."""
+"""Meshtune as users get it: a copy of the checkout, and the wheel and source distribution built from it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ build_meta.build_sdist(out)
 
 
 def copied_checkout(folder: Path) -> Path:
-    """A copy of the project as a checkout holds it, in which building leaves its products."""
+    """Copy the files of the checkout, so that build products do not end up in the checkout itself."""
     return Path(shutil.copytree(ROOT, folder / "meshtune", ignore=LEFT_BEHIND))
 
 
 def wheel_and_sdist(checkout: Path, out: Path) -> tuple[Path, Path]:
-    """What the project's own build backend makes of a checkout."""
+    """Build the wheel and the source distribution of a checkout with the project's own build backend."""
     subprocess.run([sys.executable, "-c", BACKEND, out], cwd=checkout, capture_output=True, check=True)
     (wheel,), (sdist,) = out.glob("*.whl"), out.glob("*.tar.gz")
     return wheel, sdist

@@ -1,4 +1,4 @@
-"""What the documentation shows: its code blocks, with their languages and what is said of running them."""
+"""Code blocks of the documentation, with their languages and the remarks that exempt them from running."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _FENCE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One code block.
+    """Code block of a page.
 
     Attributes:
-        page: The file it stands in.
-        line: Where it begins.
-        language: What follows its fence.
-        text: What it holds.
-        reason: Why it, or some of it, is not run; empty if it is.
-        not_run: The commands of `meshtune` that the reason is about; empty for all.
+        page: File that contains the block.
+        line: Line number at which the block begins.
+        language: Language named after the opening fence.
+        text: Content of the block.
+        reason: Reason why the block, or a part of it, is not run; empty if all of it is run.
+        not_run: Commands of `meshtune` that the reason is about; empty for all commands.
     """
 
     page: Path
@@ -42,12 +42,12 @@ class Block:
     not_run: tuple[str, ...]
 
     def runs(self, words: list[str]) -> bool:
-        """Whether a command line of the block is to be run."""
+        """Check whether a command line of the block is to be run."""
         return not self.reason or (bool(self.not_run) and words[1] not in self.not_run)
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """The code blocks of a page, in their order."""
+    """Return the code blocks of a page in their order."""
     text = page.read_text(encoding="utf-8")
     return [
         Block(
@@ -63,13 +63,13 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def command_lines(text: str) -> list[list[str]]:
-    """The commands of a shell block as words: comments left out, continued lines joined."""
+    """Split a shell block into commands, each a list of words, without comments and with continued lines joined."""
     lines = re.sub(r"\\\n\s*", "", text).splitlines()
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
 def quoted_commands(page: Path) -> list[list[str]]:
-    """Commands that stand in a line of prose, as words."""
+    """Return the commands quoted in the prose of a page, each as a list of words."""
     text = _FENCE.sub("", page.read_text(encoding="utf-8"))
     spans = re.findall(r"(?<!`)`((?:meshtune|python -m) [^`]+)`", text)
     return [shlex.split(" ".join(span.split())) for span in spans]

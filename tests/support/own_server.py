@@ -13,7 +13,7 @@ PASSWORD = "canary-7f3a"  # noqa: S105 # of a server that lives for this test ru
 
 @contextmanager
 def own_server(password):
-    """The server, started; the test is skipped where there is no program for it, or nothing to talk to it."""
+    """Start a PostgreSQL server; skip the test if the server or its driver is not installed."""
     if server_programs() is None:
         pytest.skip("PostgreSQL's server is not installed (Debian: postgresql)")
     pytest.importorskip("psycopg2", reason="psycopg2 is not installed")
@@ -26,7 +26,7 @@ def own_server(password):
 
 
 def new_storage(kind, request, folder):
-    """The URL of an empty storage: in the folder, or in a schema of its own on the server of this test run."""
+    """Return the URL of an empty storage: in the folder, or in its own schema on the server of this test run."""
     if kind != "postgresql":
         return f"{kind}:///{folder / f'study.{kind}'}"
     server, name = request.getfixturevalue("postgresql"), f"test_{uuid.uuid4().hex}"

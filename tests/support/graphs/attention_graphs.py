@@ -1,4 +1,4 @@
-"""The simplified attention of figure 5 of TOAST as a graph, in one layer or in several."""
+"""Graph of the simplified attention in figure 5 of TOAST, with one layer or several."""
 
 from costmodels.sharding.dims import rule_of
 from costmodels.sharding.graph import CONSTANT, INPUT, STATE, Graph, GraphBuilder, TensorKind
@@ -7,12 +7,12 @@ SIZES = {"s": 64, "t": 64, "d": 32, "h": 16, "v": 16}
 
 
 def attention(num_layers: int = 1, *, masks: str = "none", sizes: dict[str, int] | None = None) -> Graph:
-    """Layers of figure 5a; between two of them the result is brought back to the width of x.
+    """Build layers of figure 5a; between two layers the result is projected back to the width of x.
 
     Args:
-        num_layers: How many.
-        masks: Scores are multiplied by a constant: `shared` by all layers, `own` of each; or `none`.
-        sizes: Of the dims: s and t of the sequence, d of the model, h of keys, v of values.
+        num_layers: Number of attention layers.
+        masks: Constant that multiplies the scores: `shared` by all layers, `own` of each layer, or `none`.
+        sizes: Sizes of the dims: s and t of the sequence, d of the model, h of keys, v of values.
     """
     graph = GraphBuilder(name="attention")
     sizes = sizes or SIZES

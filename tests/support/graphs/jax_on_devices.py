@@ -1,7 +1,7 @@
-"""Plans programs of the zoo on eight virtual devices, runs them, and prints what came out as JSON.
+"""Program that plans zoo programs on eight virtual devices, runs them, and prints the results as JSON.
 
-A process of its own: the number of devices is fixed when JAX starts. Arguments: programs of the zoo. Little is
-optimised, so that compiling is quick.
+It needs its own process, because the number of devices is fixed when JAX starts. Its arguments are programs of the
+zoo. XLA's optimisation is mostly off, so that compiling is quick.
 """
 
 import json
@@ -24,7 +24,7 @@ from tuner.planners.planning import PlannerOptions
 
 
 def run(name):
-    """What became of one program."""
+    """Plan and run one program; return its largest error, and counts of sharded, donated and constrained arrays."""
     function, arguments, donated = FACTORIES[name]()
     arguments = jax.tree.map(_widened, arguments)
     mesh = jax.make_mesh((2, 2, 2), ("a", "b", "c"))
@@ -58,9 +58,9 @@ def run(name):
 
 
 def _missing(plan):
-    """The constraints that the annotated text has no place for.
+    """Return the constraints that have no place in the annotated text.
 
-    A tensor that is read otherwise than it lies is pinned twice, one behind the other; one that is added up once.
+    A tensor that is read in another layout than it is stored is pinned twice in sequence; one that is reduced, once.
     """
     shapes = {tensor.name: tensor.shape for tensor in plan.planned.plan.graph.tensors}
     wanted = {(each.at, each.tensor, str(each.spec)): each for each in plan.constraints}
@@ -72,7 +72,7 @@ def _missing(plan):
 
 
 def _pins(operation):
-    """Every constraint of a text: whether it changes what another one has pinned, the shape, and the sharding."""
+    """Yield all constraints of a text: `read` if it changes an earlier one, else `written`; shape; sharding."""
     for region in operation.regions:
         for block in region.blocks:
             for op in block.operations:
@@ -85,7 +85,7 @@ def _pins(operation):
 
 
 def _pinned_before(value):
-    """The sharding that a value was pinned to before; None where it was not."""
+    """Return the sharding of an earlier constraint on the same value, or None."""
     if isinstance(value.owner, ir.Block):
         return None  # what a loop gets
     owner = value.owner
@@ -100,7 +100,7 @@ def _axes(spec):
 
 
 def _parsed(sharding):
-    """The axes of each dim of `#sdy.sharding<@mesh, [{"a", "b"}, {}]>`."""
+    """Parse the axes of each dim of `#sdy.sharding<@mesh, [{"a", "b"}, {}]>`."""
     dims = sharding[sharding.index("[") + 1 : sharding.rindex("]")]
     return tuple(
         tuple(axis.strip().strip('"') for axis in dim.strip("{} ").split(",") if axis.strip())
@@ -109,12 +109,12 @@ def _parsed(sharding):
 
 
 def _widened(leaf):
-    """bfloat16 as float32, so that another order of additions changes little."""
+    """Convert bfloat16 to float32, so that another order of additions changes little."""
     return jax.ShapeDtypeStruct(leaf.shape, jnp.float32 if leaf.dtype == jnp.bfloat16 else leaf.dtype)
 
 
 def _random(leaf, rng):
-    """Moments stay away from zero, where Adam's first step is the sign of a gradient."""
+    """Draw random arguments; moments stay away from zero, where Adam's first step is the sign of a gradient."""
     if np.issubdtype(leaf.dtype, np.integer):
         return rng.integers(0, 5, leaf.shape).astype(leaf.dtype)
     return rng.uniform(0.02, 0.2, leaf.shape).astype(leaf.dtype)

@@ -1,4 +1,4 @@
-"""Primitives in forms that no program of the zoo has."""
+"""JAX primitives in forms that no program of the zoo contains."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ PLACE = jax.ShapeDtypeStruct((), jnp.int32)
 
 
 def several(x):
-    """Elementwise with scalars between, cumulative, ordered, and reversed."""
+    """Apply elementwise operators with scalars, and cumulative, sorting and reversing ones."""
     return (
         lax.clamp(0.2, x, 0.8),
         lax.cummax(x, axis=1, reverse=True),
@@ -37,7 +37,7 @@ def several(x):
 
 
 def reshaped(x):
-    """Merged, split, crossed, and without anything in common."""
+    """Apply reshapes that merge, split, and cross dims, and one whose dims have nothing in common."""
     return [
         x.reshape(shape)
         for shape in (
@@ -55,7 +55,7 @@ def reshaped(x):
 
 
 def windowed(x):
-    """Pooled with and without strides and overlap, and the gradient of that."""
+    """Pool with and without strides and overlap, and compute the gradients of pooling."""
 
     def pooled(x):
         return lax.reduce_window(x, -np.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
@@ -69,7 +69,7 @@ def windowed(x):
 
 
 def looked_up(x, indices):
-    """Gathered and scattered along one dim, with slices that are whole, and short ones."""
+    """Gather and scatter along one dim, with whole slices and with short ones."""
     rows = x[:, indices]
     short = lax.gather(
         x,
@@ -87,13 +87,13 @@ def looked_up(x, indices):
 
 
 def written(x, place):
-    """Cut out and written at a place that is known only then."""
+    """Slice and update at an index that is known only at run time."""
     part = lax.dynamic_slice(x, (0, place, 0), (4, 2, 8))
     return part, lax.dynamic_update_slice(x, part * 2, (0, place, 0))
 
 
 def convolved(x):
-    """In groups of features, whose gradient is one in groups of the batch, and without a window."""
+    """Convolve with feature groups (gradients have batch groups) and without a window."""
     weight = jnp.ones((3, 3, 3, 8))
 
     def conv(x, weight):

@@ -1,4 +1,4 @@
-"""Changes of layers, made up: of any configuration's shape."""
+"""Synthetic layer changes that fit the shape of any configuration."""
 
 from dataclasses import replace
 
@@ -25,13 +25,13 @@ NEUTRAL = LayerChange(
 
 
 def change_for(config, **values):
-    """A change of the shape of a configuration; arrays as LayerChange has them, what isn't given changes nothing."""
+    """Build a change with the shape of a configuration from arrays as in LayerChange; omitted ones change nothing."""
     shape = {name: getattr(config, name) for name in KEYS}
     return replace(NEUTRAL, **shape, **{name: _frozen(np.asarray(value).tolist()) for name, value in values.items()})
 
 
 def random_change(config, seed, *, seconds=1e-4):
-    """Any: compute from 0.3 to 1.5 times, communication from nothing to what it was, and some seconds more."""
+    """Draw a random change: 0.3 to 1.5 times the compute, reduced communication, and some additional seconds."""
     rng, blocks, parts = np.random.default_rng(seed), len(BLOCKS), len(EXPOSED_PARTS)
     return change_for(
         config,
@@ -43,7 +43,7 @@ def random_change(config, seed, *, seconds=1e-4):
 
 
 def at(*places, shape, value):
-    """An array of zeros with one value."""
+    """Return an array of zeros with one value set."""
     found = np.zeros(shape)
     found[places] = value
     return found

@@ -1,4 +1,4 @@
-"""Plans by name: which factor a mesh axis serves, by patterns of the operators' names."""
+"""Plans defined by name patterns of operators, which give the factor that a mesh axis shards."""
 
 import numpy as np
 
@@ -9,21 +9,21 @@ from hardware.cluster import find_cluster
 
 
 def mesh_of(**axes):
-    """A mesh with these axes over as many hosts of eight A100 as it needs."""
+    """Build a mesh with these axes, over as many hosts of eight A100 as it needs."""
     sizes = tuple(axes.values())
     hosts = int(np.prod(sizes)) // 8
     return DeviceMesh(names=tuple(axes), sizes=sizes, cluster=find_cluster("dgx-a100", hosts=hosts))
 
 
 def served_by_name(graph, mesh, **axes):
-    """The plan in which every axis serves the factors that `axes` names for it, which must be one that can run."""
+    """Return the plan in which every axis shards the factors that `axes` names for it; assert that it can run."""
     plan = named_plans.served_by_name(graph, mesh, axes)
     assert violations(plan) == ()
     return plan
 
 
 def collectives(plan):
-    """What a plan communicates, sorted: (kind, tensor, message bytes)."""
+    """Return the collectives of a plan, sorted, as (kind, tensor, message bytes)."""
     return sorted(
         (str(each.move.kind), plan.graph.tensors[each.tensor].name, each.move.message_bytes)
         for each in cost_of(plan).collectives

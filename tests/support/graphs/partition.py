@@ -1,4 +1,4 @@
-"""A small problem with weak bounds: numbers are put into bins, and the fullest bin should hold little."""
+"""Small bin packing problem with weak bounds: minimise the sum of the fullest bin."""
 
 import itertools
 import math
@@ -11,14 +11,14 @@ from tuner.planners.engine.outcome import Incumbent
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Partition(AbstractProblem):
-    """Puts `numbers` into bins that hold at most `capacity`.
+    """Assignment of `numbers` to bins that hold at most `capacity`.
 
     Attributes:
-        numbers: What is put somewhere.
-        num_bins: Bins.
-        capacity: Of each.
-        has_dominance: Whether nodes may be compared.
-        has_greedy: Whether there is a heuristic.
+        numbers: Numbers that are assigned to bins.
+        num_bins: Number of available bins.
+        capacity: Largest sum of each bin.
+        has_dominance: Whether nodes may be compared with each other.
+        has_greedy: Whether the problem offers a heuristic.
     """
 
     numbers: tuple[int, ...]
@@ -28,35 +28,35 @@ class Partition(AbstractProblem):
     has_greedy: bool = True
 
     def root(self):
-        """No number has a place."""
+        """Return the node in which no number is assigned."""
         return ()
 
     def sums(self, node):
-        """What each bin holds."""
+        """Compute the sum of each bin."""
         return tuple(
             sum(number for number, place in zip(self.numbers, node, strict=False) if place == bin_)
             for bin_ in range(self.num_bins)
         )
 
     def children(self, node, _):
-        """The next number in every bin up to the first empty one, for empty bins are alike."""
+        """Put the next number into every bin up to the first empty one, because empty bins are interchangeable."""
         if len(node) < len(self.numbers):
             for place in range(min(self.num_bins, max(node, default=-1) + 2)):
                 yield (*node, place)
 
     def lower_bound(self, node):
-        """The fullest bin, or what all hold on average."""
+        """Return the larger of the fullest bin and the average of all bins."""
         fullest = max(*self.sums(node), sum(self.numbers) / self.num_bins)
         return math.inf if fullest > self.capacity else fullest
 
     def complete(self, node):
-        """All numbers have a place."""
+        """Check whether all numbers are assigned."""
         if len(node) < len(self.numbers):
             return None
         return Incumbent(cost=float(max(self.sums(node))), solution=node)
 
     def greedy(self, node):
-        """Puts each number where least is."""
+        """Put each number into the bin with the smallest sum."""
         if not self.has_greedy:
             return None
         while len(node) < len(self.numbers):
@@ -65,12 +65,12 @@ class Partition(AbstractProblem):
         return None if max(self.sums(node)) > self.capacity else self.complete(node)
 
     def merit(self, node):
-        """Bins are alike, so their sums in order decide."""
+        """Return the sorted sums of the bins, because bins are interchangeable."""
         key = len(node) if self.has_dominance else node
         return Merit(key, tuple(sorted(self.sums(node))))
 
     def least(self):
-        """The optimum, by trying everything; None if nothing fits."""
+        """Find the optimum by exhaustive search; None if nothing fits."""
         costs = [max(self.sums(node)) for node in itertools.product(range(self.num_bins), repeat=len(self.numbers))]
         return min((cost for cost in costs if cost <= self.capacity), default=None)
 

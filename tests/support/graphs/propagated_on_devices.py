@@ -1,7 +1,7 @@
-"""Compiles a step for eight virtual devices with its arguments sharded, and prints what is sent as JSON.
+"""Program that compiles a step for eight virtual devices with sharded arguments, and prints the traffic as JSON.
 
-A process of its own: the number of devices is fixed when JAX starts. Arguments: names of SHARDED. Beside what XLA sends
-with these arguments alone stands what the plan sends that is read from Shardy's propagation of them.
+It needs its own process, because the number of devices is fixed when JAX starts. Its arguments are names of SHARDED.
+The output compares the traffic of XLA with that of the plan read from Shardy's propagation of these arguments.
 """
 
 import json
@@ -32,11 +32,11 @@ SHARDED = {
     "data on both axes": {"batch.": (0, 0)},
     "data and Megatron": DATA | HIDDEN | {".query": (-1, 1), ".0.out": (-1, 0)},
 }
-"""Of arguments by a part of their names the dim that each axis cuts."""
+"""Dim that each axis shards, for arguments selected by a part of their names."""
 
 
 def sent(name):
-    """Bytes by the plan and by XLA."""
+    """Return the bytes sent by the plan and by XLA."""
     function, arguments, donated = WIDE.train_program()
     program = traced(function, *arguments, donated=donated)
     graph, mesh = graph_of(program), mesh_of("data=4,model=2", find_cluster("dgx-a100"))

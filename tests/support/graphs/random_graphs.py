@@ -1,4 +1,4 @@
-"""Random small graphs, meshes and plans for hypothesis: anything that the array IR can say."""
+"""Hypothesis strategies for small graphs, meshes and plans that cover all features of the array IR."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ MESHES = tuple(
 
 
 def cluster_of(num_devices: int, devices_per_host: int | None = None) -> Cluster:
-    """So many devices, on one host where nothing else is said."""
+    """Build a cluster of this number of devices, on one host by default."""
     per_host = devices_per_host or num_devices
     hosts = num_devices // per_host
     return cluster_from_mapping({"name": "gb200-nvl72", "hosts": hosts, "devices_per_host": per_host}, Path())
 
 
 def mesh_of(*sizes: int, devices_per_host: int | None = None) -> DeviceMesh:
-    """A mesh of so many devices along each axis."""
+    """Build a mesh with this number of devices along each axis."""
     return DeviceMesh(names=AXES[: len(sizes)], sizes=sizes, cluster=cluster_of(math.prod(sizes), devices_per_host))
 
 
 @st.composite
 def meshes(draw, max_axes: int = 3) -> DeviceMesh:
-    """Up to `max_axes` axes, on one host or on several."""
+    """Draw a mesh of up to `max_axes` axes, on one host or several."""
     sizes = draw(st.sampled_from([sizes for sizes in MESHES if len(sizes) <= max_axes]))
     count = math.prod(sizes)
     per_host = draw(st.sampled_from([size for size in range(1, count + 1) if count % size == 0]))
@@ -50,7 +50,7 @@ def meshes(draw, max_axes: int = 3) -> DeviceMesh:
 
 @st.composite
 def graphs(draw, min_ops: int = 1, max_ops: int = 6) -> Graph:
-    """A step of up to `max_ops` operators beside its sources; some have a backward pass, some states are kept."""
+    """Draw a step of up to `max_ops` operators beside its sources; some have a backward pass or persistent states."""
     graph = GraphBuilder(name="random")
     known: list[int] = []
     states = []
@@ -93,7 +93,7 @@ def graphs(draw, min_ops: int = 1, max_ops: int = 6) -> Graph:
 
 @st.composite
 def rules(draw, shapes) -> Rule:
-    """A rule with operands of these shapes, and one result or two."""
+    """Draw a rule with operands of these shapes and one or two results."""
     sizes: list[int] = []
 
     def factor_of(size, taken):
@@ -134,7 +134,7 @@ def rules(draw, shapes) -> Rule:
 
 @st.composite
 def _result(draw, count):
-    """Some of the factors in any order, now and then two of them in one dim; no more than three."""
+    """Draw at most three factors in any order, sometimes two of them in one dim."""
     order = draw(st.permutations(range(count)))[: draw(st.integers(0, min(count, 3)))]
     if len(order) > 1 and not draw(st.integers(0, 3)):
         return ((order[0], order[1]), *((factor,) for factor in order[2:]))
@@ -142,7 +142,7 @@ def _result(draw, count):
 
 
 def choices(op: Op, sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Everything that axes of these sizes can serve in an operator [axes]; an axis of one device serves nothing."""
+    """List all factors that axes of these sizes can shard in an operator [axes]; an axis of one device shards none."""
     rows = itertools.product(*((NONE, *(op.rule.cuttable if size > 1 else ())) for size in sizes))
     return [row for row in rows if _divides(op, row, sizes)]
 
@@ -156,24 +156,24 @@ def _divides(op: Op, row: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
 
 
 def all_plans(graph: Graph, mesh: DeviceMesh):
-    """Every plan there is."""
+    """Enumerate all plans of a graph on a mesh."""
     for rows in itertools.product(*(choices(op, mesh.sizes) for op in graph.ops)):
         yield plan_of(graph, mesh, rows)
 
 
 def num_plans(graph: Graph, mesh: DeviceMesh) -> int:
-    """How many these are."""
+    """Count all plans of a graph on a mesh."""
     return math.prod(len(choices(op, mesh.sizes)) for op in graph.ops)
 
 
 def plan_of(graph: Graph, mesh: DeviceMesh, rows) -> Plan:
-    """A plan from the factors of each operator."""
+    """Build a plan from the factors of each operator."""
     served = np.array(rows, dtype=np.int64).reshape(len(graph.ops), len(mesh.sizes))
     return Plan(graph=graph, mesh=mesh, served=served)
 
 
 @st.composite
 def plans(draw, max_ops: int = 6) -> Plan:
-    """Any plan of a random graph on a random mesh that can run."""
+    """Draw any runnable plan of a random graph on a random mesh."""
     graph, mesh = draw(graphs(max_ops=max_ops)), draw(meshes())
     return plan_of(graph, mesh, [draw(st.sampled_from(choices(op, mesh.sizes))) for op in graph.ops])

@@ -1,7 +1,7 @@
-"""Asks Shardy, the partitioner that JAX brings along, for its rule of a primitive.
+"""Sharding rules of primitives according to Shardy, the partitioner that JAX includes.
 
-A primitive may be lowered to several operators, each with a rule: factors that share a dim of a value in between are
-one. What any operator needs whole, or has no factor for, is whole.
+A primitive may be lowered to several operators, each with a rule. Factors that share a dim of an intermediate value
+are then merged. A factor is whole if any of the operators needs it whole or has no factor for it.
 """
 
 import re
@@ -25,9 +25,9 @@ RULE = "sdy.sharding_rule"
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class Loop:
-    """A factor as it can be compared: its kind, its size, and where it lies.
+    """Factor in a comparable form: its kind, its size, and its positions.
 
-    A position is (operand or result, which of them, dim, place among the dim's factors).
+    A position is (operand or result, its index, dim, place among the factors of the dim).
     """
 
     kind: FactorKind
@@ -36,7 +36,7 @@ class Loop:
 
 
 def loops_of(rule):
-    """The factors of one of our rules."""
+    """Return the factors of one of Meshtune's rules."""
     found = defaultdict(list)
     for side, tensors in (("operand", rule.operands), ("result", rule.results)):
         for slot, place in enumerate(tensors):
@@ -51,7 +51,7 @@ def loops_of(rule):
 
 
 def shardy_loops(equation):
-    """The factors of what a primitive is lowered to."""
+    """Return the factors of the operators that a primitive is lowered to."""
     primitive, params = equation.primitive, equation.params
     arguments = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in equation.invars]
     lowered = jax.jit(lambda *operands: primitive.bind(*operands, **params), keep_unused=True).lower(*arguments)
@@ -66,9 +66,9 @@ def _shape(value):
 
 
 class _Joined:
-    """The factors of all operators of a module, those joined that meet on a dim of a value.
+    """Factors of all operators of a module, merged where they meet on a dim of a value.
 
-    An element is (value, dim, place among the dim's factors).
+    An element is (value, dim, place among the factors of the dim).
     """
 
     def __init__(self, module):
@@ -82,7 +82,7 @@ class _Joined:
                 self.add(op, functions)
 
     def add(self, op, functions):
-        """Joins what one operator ties together."""
+        """Merge the elements that one operator's factors connect."""
         if op.name in ("func.return", "stablehlo.constant", "stablehlo.iota"):
             return
         if op.name == "func.call":
@@ -110,13 +110,13 @@ class _Joined:
             self.kinds[self.root(found[0])].add(factors[name][0])
 
     def root(self, element):
-        """Stands for all that an element is joined with."""
+        """Return the representative of all elements merged with an element."""
         while self.parent.setdefault(element, element) != element:
             element = self.parent[element]
         return element
 
     def join(self, elements, size):
-        """Makes elements one."""
+        """Merge elements."""
         self.sizes |= dict.fromkeys(elements, size)
         for element in elements[1:]:
             one, other = self.root(elements[0]), self.root(element)
@@ -125,7 +125,7 @@ class _Joined:
                 self.kinds[one] |= self.kinds.pop(other, set())
 
     def loops(self):
-        """What the function's arguments and results have in common."""
+        """Return the factors of the function's arguments and results."""
         found, sizes = defaultdict(set), {}
         returned = list(self.main.operations)[-1].operands
         for side, values in (("operand", self.main.arguments), ("result", returned)):

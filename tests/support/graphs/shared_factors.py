@@ -1,4 +1,4 @@
-"""Plans by name in which several axes may serve one factor."""
+"""Plans defined by name patterns, in which several axes may shard one factor."""
 
 from fnmatch import fnmatch
 
@@ -8,7 +8,7 @@ from costmodels.sharding.plan import NONE, Plan, violations
 
 
 def served_together(graph, mesh, **axes):
-    """As `named_plans.served_by_name`, but an axis may serve what another serves already."""
+    """Return a plan as `named_plans.served_by_name` does, but let several axes shard the same factor."""
     served = np.full((len(graph.ops), len(mesh.sizes)), NONE)
     for number, op in enumerate(graph.ops):
         free = {op.rule.factors[factor].name: factor for factor in op.rule.cuttable}

@@ -1,4 +1,4 @@
-"""Small training steps as graphs, written out by hand."""
+"""Graphs of small training steps, written by hand."""
 
 from costmodels.sharding.dims import rule_of
 from costmodels.sharding.graph import INPUT, STATE, GraphBuilder, TensorKind
@@ -7,7 +7,7 @@ PARAMETER, ACTIVATION, GRADIENT = TensorKind.PARAMETER, TensorKind.ACTIVATION, T
 
 
 def mlp(batch=4096, hidden=4096, ffn=16384, num_layers=1):
-    """Layers of two products each, forward and backward, with one moment of the optimizer."""
+    """Build layers of two matrix products each, forward and backward, with one moment of the optimizer."""
     graph = GraphBuilder(name="mlp")
     sizes = {"batch": batch, "hidden": hidden, "ffn": ffn}
     product = {"flop": 2.0 * batch * hidden * ffn, "precision": "bf16"}

@@ -1,4 +1,4 @@
-"""Models of a few hundred parameters that between them have everything that a transformer's graph can have."""
+"""Models of a few hundred parameters that together have all features of a transformer graph."""
 
 from costmodels.job.model_spec import ModelSpec
 from costmodels.job.training_job import TrainingJob
@@ -75,5 +75,5 @@ SMALL = {
 
 
 def small_job(name):
-    """Sequences of eight tokens, two of them, in single precision."""
+    """Build a job with two sequences of eight tokens in single precision."""
     return TrainingJob(model=SMALL[name], sequence_length=8, global_batch_size=2, precision="fp32")

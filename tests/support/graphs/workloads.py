@@ -9,7 +9,7 @@ from tuner.planners.scheduling.problem import DeviceLink, Fusion, Split, Workloa
 
 
 def link(source, target, *, bandwidth=1.0, latency_s=0.0, group=None):
-    """A link of so many bytes per second."""
+    """Build a link with this bandwidth [bytes/s]."""
     return DeviceLink(
         source=source,
         target=target,
@@ -18,7 +18,7 @@ def link(source, target, *, bandwidth=1.0, latency_s=0.0, group=None):
 
 
 def workload(exec_s, edges=(), **changes):
-    """One model of operators with these times [V, D], sending one byte along each edge, with room for everything."""
+    """Build one model of operators with these times [V, D], one byte on each edge, and ample memory."""
     exec_s = np.array(exec_s, dtype=np.float64)
     num_ops, num_devices = exec_s.shape
     fields = {
@@ -33,15 +33,15 @@ def workload(exec_s, edges=(), **changes):
 
 
 def changed(of, **changes):
-    """The same workload with other values in some fields."""
+    """Return a copy of the workload with other values in some fields."""
     fields = {field.name: getattr(of, field.name) for field in dataclasses.fields(of)}
     return Workload(**(fields | changes))
 
 
 def random_workload(rng, *, num_ops, num_devices=2, num_splits=0, num_fusions=0):
-    """A workload of one or two models with random dependencies, times, sizes and links.
+    """Draw a workload of one or two models with random dependencies, times, sizes and links.
 
-    Devices are alike in one of three, and memory is short in one of three.
+    In a third of the workloads the devices are alike, and in a third memory is short.
     """
     num_models = int(rng.integers(1, min(2, num_ops) + 1))
     are_alike, is_tight = rng.random(2) < 1 / 3

@@ -1,4 +1,4 @@
-"""What ranks run in the tests of split attention; a module of its own, because ranks import it by name."""
+"""Functions that ranks run in the tests of split attention; a separate module, because ranks import it by name."""
 
 from dataclasses import dataclass
 from unittest import mock
@@ -6,7 +6,7 @@ from unittest import mock
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One attention, and how it is split over cp * up ranks."""
+    """Attention problem, and its division over cp * up ranks."""
 
     cp: int = 1
     up: int = 1
@@ -20,7 +20,7 @@ class Case:
 
 
 def whole_tensors(case):
-    """q, k, v and the gradient of the result, each for the whole sequence: [b, s, h or g, d]."""
+    """Build q, k, v and the gradient of the result for the whole sequence [b, s, h or g, d]."""
     import torch
 
     generator = torch.Generator().manual_seed(7)
@@ -30,7 +30,7 @@ def whole_tensors(case):
 
 
 def attend_to_local_positions(place, case):
-    """Tells the positions of this rank, its result, and its gradients of q, k and v, as float32 arrays."""
+    """Report this rank's positions, its result, and its gradients of q, k and v, as float32 arrays."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.utils.checkpoint import checkpoint
@@ -62,7 +62,7 @@ def attend_to_local_positions(place, case):
 
 
 def count_bytes_on_ring(place, case):
-    """Tells the same, and then how many bytes this rank has sent by point-to-point messages."""
+    """Report the local attention, and then the bytes that this rank has sent by point-to-point messages."""
     import torch.distributed as dist
 
     start = dist.batch_isend_irecv

@@ -1,4 +1,4 @@
-"""What every backend must keep; a backend's test file subclasses `BackendContract` and gives two fixtures."""
+"""Contract of all backends; the test file of a backend subclasses `BackendContract` and gives two fixtures."""
 
 import math
 import pickle
@@ -8,7 +8,7 @@ from trials.backend import MAX_LOG_TAIL, Observation, Status
 
 
 class BackendContract:
-    """Every backend passes these. Subclass and give the fixtures `backend` and `grid` (valid candidates)."""
+    """Tests that every backend passes. Subclass it and give the fixtures `backend` and `grid` (valid candidates)."""
 
     def test_observes_every_valid_candidate(self, backend, grid):
         """A valid candidate never raises: each gives an observation of the backend's own origin."""
@@ -58,7 +58,7 @@ class BackendContract:
 
 
 class RepeatableBackendContract(BackendContract):
-    """Backends that invent or repeat their times pass this too; real ones measure anew each time."""
+    """Further tests for backends that simulate or replay times; real backends measure anew each time."""
 
     def test_the_same_candidate_gives_the_same_observation(self, backend, grid):
         """Neither the trial's number nor the process changes what a configuration gives."""

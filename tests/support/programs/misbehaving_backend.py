@@ -1,6 +1,6 @@
-"""A backend whose trials do what the configuration tells them: end well, raise, die, or hang.
+"""Backend whose trials behave as the configuration says: end well, raise, die, or hang.
 
-The degrees stand for the deed, since they are all that reaches a worker: see DEEDS.
+The micro-batch size encodes the behaviour, because only the configuration reaches a worker; see DEEDS.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ STEPS_S = {
     "step_and_die": (1.5, 2.5),
     "report_nonsense": (math.nan,),
 }
-"""What a trial reports before it does the rest of its deed."""
+"""Step times that a trial reports before the rest of its behaviour [s]."""
 NUM_STEPS = 1000
-"""Steps of a trial that steps on: more than any test waits for."""
+"""Number of steps of a trial that keeps stepping: more than any test waits for."""
 
 
 def config_that(deed: str) -> ParallelConfig:
-    """The configuration that makes a trial do `deed`."""
+    """Return the configuration whose trial behaves as `deed` says."""
     return ParallelConfig(mbs=DEEDS.index(deed) + 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MisbehavingBackend(AbstractBackend):
-    """Does the deed that the micro-batch size names; `folder` tells a second attempt from the first."""
+    """Backend with the behaviour that the micro-batch size encodes; `folder` marks a first attempt."""
 
     folder: str
     seconds_per_trial: float = 0.0
 
     @property
     def origin(self) -> Origin:
-        """Invented."""
+        """Origin of simulated times."""
         return "synthetic"
 
     def expected_steps(self, config: ParallelConfig) -> int | None:
-        """Many where the trial steps on; elsewhere it can't tell."""
+        """Return many steps for a trial that keeps stepping, else None for unknown."""
         return NUM_STEPS if DEEDS[config.mbs - 1] == "step_on" else None
 
     def reduced(self, to: Reduction) -> None:
-        """It has no job."""
+        """Return None, because this backend has no job to reduce."""
 
     def measure(self, config: ParallelConfig, *, trial_number: int, on_step: OnStep = ignore_step) -> Observation:
-        """Does the deed."""
+        """Behave as the configuration says."""
         time.sleep(self.seconds_per_trial)
         print("a backend must not print, but some program below it may")  # noqa: T201 # see the test of stdout
         deed = DEEDS[config.mbs - 1]
@@ -96,10 +96,10 @@ class MisbehavingBackend(AbstractBackend):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DriversBackend(MisbehavingBackend):
-    """One that no worker can read, as if its module stood only where the driver runs; `folder` counts who tried."""
+    """Backend that no worker can unpickle, as if only the driver had its module; `folder` counts the attempts."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickles what only raises."""
+        """Pickle an object that raises when it is unpickled."""
         return _not_here, (self.folder,)
 
 

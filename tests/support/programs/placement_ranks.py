@@ -1,8 +1,8 @@
-"""What ranks run in the tests of exported placements; a module of its own, because ranks import it by name."""
+"""Functions that ranks run in the tests of exported placements; a separate module, because ranks import it by name."""
 
 
 def distribute(place, mesh, shape, placements):
-    """Distributes a tensor of its elements' numbers, and tells what this rank holds of it; and of the whole again."""
+    """Distribute a tensor of element numbers; report this rank's part, and the tensor gathered again."""
     import torch
     from torch.distributed import tensor as dtensor
     from torch.distributed.device_mesh import init_device_mesh

@@ -1,8 +1,8 @@
-"""What ranks run in the tests of planned torch modules; a module of its own, because ranks import it by name."""
+"""Functions that ranks run in the tests of planned torch modules; they are a module so that ranks can import them."""
 
 
 def perceptron(device="cpu"):
-    """A perceptron whose two biases are one parameter, its inputs and its loss."""
+    """Build a perceptron whose two biases are one parameter, its inputs and its loss."""
     import torch
     from torch import nn
 
@@ -16,12 +16,12 @@ def perceptron(device="cpu"):
 
 
 def squared_error(module, batch, factor):
-    """The loss of the perceptron."""
+    """Compute the loss of the perceptron."""
     return factor * ((module(batch["x"]) * module.scale - batch["y"]) ** 2).mean()
 
 
 def planned_step(place, mesh, pins):
-    """Tells the largest error of loss and gradients under a plan, and how much of the module this rank has."""
+    """Report the largest error of loss and gradients under a plan, and this rank's share of the module."""
     import torch
     from torch.distributed.tensor import DTensor
 
@@ -63,7 +63,7 @@ def planned_step(place, mesh, pins):
 
 
 def other_mesh(place):
-    """Tells what is said of a mesh that isn't the plan's, and of a module that isn't."""
+    """Report the errors for a mesh that is not the plan's, and for a module that is not."""
     from torch import nn
     from torch.distributed.device_mesh import init_device_mesh
 

@@ -1,6 +1,6 @@
-"""Trains a block of a transformer on the CPU for some steps, and profiles one of its warm-up as frameworks do.
+"""Program that trains a transformer block on the CPU and profiles a step of its warm-up as frameworks do.
 
-Its arguments: the folder of the trace, the steps, and `--packed` for a trace that is packed.
+Arguments: folder of the trace, number of steps, and `--packed` for a compressed trace.
 """
 
 import sys
@@ -17,7 +17,7 @@ PROFILED = 3
 
 
 class Block(nn.Module):
-    """Attention and an MLP that is computed again."""
+    """Attention and an MLP with recomputation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * HIDDEN, HIDDEN, bias=False)
 
     def forward(self, hidden):
-        """One pass."""
+        """Run one forward pass."""
         parts = self.qkv(self.norm(hidden)).view(SEQUENCES, POSITIONS, 3, HEADS, HIDDEN // HEADS)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
         context = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -36,7 +36,7 @@ class Block(nn.Module):
 
 
 def main() -> None:
-    """Prints one line a step."""
+    """Train, and print one line per step."""
     folder, num_steps = sys.argv[1], int(sys.argv[2])
     torch.set_num_threads(1)
     model = Block()

@@ -1,8 +1,8 @@
-"""What ranks run in the tests of profiles; a module of its own, because ranks import it by name."""
+"""Functions that ranks run in the tests of profiles; a separate module, because ranks import it by name."""
 
 
 def profile(place, job, runtime, config):
-    """Tells the profile of the second and third step."""
+    """Report the profile of the second and third step."""
     from trials.torch_training.process_group import process_group
     from trials.torch_training.profiling.step_profiler import profile_steps
     from trials.torch_training.training import Trainer

@@ -1,4 +1,4 @@
-"""What ranks run in the tests of their processes; a module of its own, because ranks import it by name."""
+"""Functions that ranks run in the tests of rank processes; a separate module, because ranks import it by name."""
 
 import os
 import resource
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def add_up(place):
-    """Adds up the numbers of the ranks."""
+    """Add up the numbers of the ranks."""
     import torch
     import torch.distributed as dist
 
@@ -22,31 +22,31 @@ def add_up(place):
 
 
 def raise_on_rank_1(place):
-    """Raises on one rank."""
+    """Raise on rank 1 only."""
     if place.rank == 1:
         raise ValueError("rank 1 has had enough")
 
 
 def kill_itself(place):
-    """Says something and dies by SIGKILL."""
+    """Print a line and die by SIGKILL."""
     place.tell("before")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def hang(place):
-    """Tells its process, and sleeps for ever."""
+    """Report the process number, and sleep for ever."""
     place.tell(os.getpid())
     time.sleep(3600)
 
 
 def stop_itself(place):
-    """Tells its process, and stops it."""
+    """Report the process number, and stop the process."""
     place.tell(os.getpid())
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def fill(place, size):
-    """Fills some memory."""
+    """Allocate some memory."""
     import torch
 
     place.tell(float(torch.ones(size // 4).sum()))
@@ -57,17 +57,20 @@ FILLED_BYTES = 64 * 2**20
 
 
 def end_speaking_of_memory(place, plan, line, is_aborted):
-    """Rank 1 prints a line and ends without telling why, as C++ or the C library end a process; rank 0 waits for it."""
+    """Let rank 1 print a line about memory and end without an exception, while rank 0 waits for it.
+
+    C++ and the C library end a process in this way.
+    """
     _train(place, plan, lambda: _end(place, line, is_aborted))
 
 
 def start_a_thread_without_memory(place, plan):
-    """The memory of rank 1 is taken away, and a thread that it starts finds no room for its stack."""
+    """Limit the memory of rank 1, so that a thread finds no room for its stack."""
     _train(place, plan, lambda: _start_a_thread(place))
 
 
 def fail_with_memory(place, plan):
-    """Rank 1 says what a thread says that finds no room for its stack, but has room."""
+    """Let rank 1 raise the error of a thread without room for its stack, although memory is free."""
     _train(place, plan, lambda: _fail(place))
 
 

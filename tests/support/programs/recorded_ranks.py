@@ -1,4 +1,4 @@
-"""What ranks run in the tests of recording; a module of its own, because ranks import it by name."""
+"""Functions that ranks run in the tests of recording; a separate module, because ranks import it by name."""
 
 import contextlib
 import threading
@@ -7,7 +7,7 @@ import time
 
 @contextlib.contextmanager
 def _groups(place):
-    """Forms a recorded group of all ranks; its recorder, and a group of the same ranks on plain gloo."""
+    """Create a recorded group of all ranks; return its recorder, and a plain gloo group of the same ranks."""
     import torch.distributed as dist
 
     from trials.torch_training.process_group import process_group
@@ -19,7 +19,7 @@ def _groups(place):
 
 
 def _compare(place, function):
-    """Runs `function(place, group)` on both groups; tells its recording and whether its results are equal."""
+    """Run `function(place, group)` on both groups; report the recording and whether the results are equal."""
     import torch
 
     with _groups(place) as (recorder, plain):
@@ -36,7 +36,7 @@ def _compare(place, function):
 
 
 def reductions(place):
-    """Everything that adds up."""
+    """Run all reducing collectives."""
     _compare(place, _reductions)
 
 
@@ -61,7 +61,7 @@ def _reductions(place, group):
 
 
 def exchanges(place):
-    """Everything that moves data between all of two ranks."""
+    """Run all collectives that move data between two ranks."""
     _compare(place, _exchanges)
 
 
@@ -88,7 +88,7 @@ def _exchanges(place, group):
 
 
 def ring(place):
-    """Every rank sends to the next one, then rank 0 to rank 1."""
+    """Send from every rank to the next one, then from rank 0 to rank 1."""
     _compare(place, _ring)
 
 
@@ -114,7 +114,7 @@ def _ring(place, group):
 
 
 def functional(place):
-    """Functional collectives, and their gradients."""
+    """Run functional collectives and their gradients."""
     _compare(place, _functional)
 
 
@@ -135,7 +135,7 @@ def _functional(place, group):
 
 
 def redistribute(place):
-    """A DTensor on a mesh of 2 by n ranks, from placement to placement."""
+    """Redistribute a DTensor on a mesh of 2 by n ranks through several placements."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -161,7 +161,7 @@ def redistribute(place):
 
 
 def sharded(place, name):
-    """Two layers under FSDP2 on one of the groups; tells two steady steps, and the gradients."""
+    """Train two layers under FSDP2 on one of the groups; report two steady steps, and the gradients."""
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
@@ -191,7 +191,7 @@ def sharded(place, name):
 
 
 def pipelined(place, name):
-    """A layer on each of two stages under 1F1B on one of the groups; tells two steady steps, and the gradient."""
+    """Train two stages of one layer under 1F1B on one of the groups; report two steady steps, and the gradient."""
     import torch
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
@@ -220,7 +220,7 @@ def pipelined(place, name):
 
 
 def subgroups(place):
-    """Two groups of the same two of three ranks, with messages inside one."""
+    """Create two groups of the same two of three ranks, and send messages inside one."""
     import torch
     import torch.distributed as dist
 
@@ -238,7 +238,7 @@ def subgroups(place):
 
 
 def ways_to_wait(place):
-    """Calls that are waited for at once, by their future, or never."""
+    """Wait for calls at once, by their future, or never."""
     import torch
     import torch.distributed as dist
 
@@ -258,7 +258,7 @@ def ways_to_wait(place):
 
 
 def what_can_not_be_recorded(place):
-    """Receives from anybody, and a call of another thread; tells what is said of that."""
+    """Receive from any rank, and call from another thread; report the errors."""
     import torch
     import torch.distributed as dist
 
@@ -282,7 +282,7 @@ def what_can_not_be_recorded(place):
 
 
 def times(place):
-    """Computes, communicates and sleeps; tells what its thread computed by its own clock, too."""
+    """Compute, communicate and sleep; report also the compute time by this thread's own clock."""
     import torch
     import torch.distributed as dist
 

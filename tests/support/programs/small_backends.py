@@ -13,12 +13,12 @@ PP = ParallelConfig(pp=2, mbs=2, sequence_parallel=False)
 
 
 def cluster_of(devices, hosts=1):
-    """Hosts of some cores."""
+    """Build a cluster of hosts with some cores."""
     return described_cluster({"name": "cpu-host", "hosts": hosts, "devices_per_host": devices}, Path()).cluster
 
 
 def backend_of(model=LLAMA, devices=2, **changes):
-    """Three steps on two cores, unless told otherwise."""
+    """Build a backend with three steps on two cores by default."""
     options = {"warmup_steps": 1, "min_steps": 3, "max_steps": 3, "profiles": False, "hang_limit_s": 20.0} | changes
     return TorchBackend(
         job=job_of(model),

@@ -16,7 +16,7 @@ JOB = TrainingJob(model=load_model("gpt-small.yaml", MODELS), sequence_length=12
 
 
 def backend_of(mode="well", *arguments, **changes):
-    """Three steps after two of warm-up, on two cores, unless told otherwise."""
+    """Build a backend with three steps after two of warm-up, on two cores by default."""
     command = (
         sys.executable,
         str(PROGRAM),

@@ -1,16 +1,15 @@
-"""Prints what a training program prints, at the times and with the ends that its arguments say.
+"""Program that prints the lines of a training program, with the timing and the end that its arguments select.
 
-It is started as a command of its own. With `listen-at` it listens there first, as a launcher does; `mode` is how it
-ends:
+It runs as a separate command. With `listen-at` it first listens there, as a launcher does. `mode` selects its end:
 
     well       after its steps
-    forever    never: it goes on training
+    forever    never: it continues to train
     silent     never: it stops printing
     memory     like torch when a GPU is full
     fault      with a traceback
     status     with exit status 255, as ssh and srun do
     killed     by SIGKILL, as by the kernel when a machine lacks memory
-    child      well, but leaves a child in a session of its own that sleeps for an hour
+    child      well, but leaves a child in a separate session that sleeps for an hour
 """
 
 import argparse
@@ -23,7 +22,7 @@ import time
 
 
 def main() -> None:
-    """Prints one line a step."""
+    """Print one line per step."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--tensor-model-parallel-size", type=int, default=1)
     parser.add_argument("--micro-batch-size", type=int, default=1)
@@ -61,13 +60,13 @@ def main() -> None:
 
 
 def say(line: str) -> None:
-    """Prints at once."""
+    """Print a line and flush it."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def end(mode: str, pids: str | None) -> None:
-    """Ends as it was told to, if it was."""
+    """End as `mode` says, if it selects an end."""
     if mode == "silent":
         time.sleep(3600)
     if mode == "memory":

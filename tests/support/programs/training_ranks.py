@@ -1,4 +1,4 @@
-"""What ranks run in the tests of the trainer; a module of its own, because ranks import it by name."""
+"""Functions that ranks run in the tests of the trainer; a separate module, because ranks import it by name."""
 
 import dataclasses
 
@@ -48,19 +48,19 @@ QWEN = dataclasses.replace(
 
 
 def job_of(model, **changes):
-    """A small job in single precision."""
+    """Build a small job in single precision."""
     return TrainingJob(model=model, **({"sequence_length": 64, "global_batch_size": 8, "precision": "fp32"} | changes))
 
 
 def train(place, job, runtime, config, capacity_factor=None):
-    """Trains some steps and tells their losses and gradient norms."""
+    """Train some steps; report their losses and gradient norms."""
     from trials.torch_training.model.experts import keep_all, keep_up_to
 
     _train(place, job, runtime, config, keep_all if capacity_factor is None else keep_up_to(capacity_factor))
 
 
 def train_alone_dropping_like(place, job, runtime, config, capacity_factor):
-    """The same in one process, whose experts drop what those of the ranks of `config` would."""
+    """Train in one process, whose experts drop the same tokens as those of the ranks of `config`."""
     from trials.torch_training.model.experts import keep_up_to
 
     keep_of_rank = keep_up_to(capacity_factor)
@@ -79,7 +79,7 @@ def train_alone_dropping_like(place, job, runtime, config, capacity_factor):
 
 
 def train_recorded(place, job, runtime, config):
-    """Trains some steps on recorded groups and tells the recordings of all but the first."""
+    """Train some steps on recorded groups; report the recordings of all but the first."""
     from trials.torch_training.process_group import process_group
     from trials.torch_training.profiling.recording import BACKEND, register_recorded_backend
     from trials.torch_training.training import Trainer
@@ -95,7 +95,7 @@ def train_recorded(place, job, runtime, config):
 
 
 def routed_together(job, config):
-    """The tokens of a micro-batch [mbs * sequence_length] that each rank routes, one tensor for each rank."""
+    """Return the tokens of a micro-batch [mbs * sequence_length] that each rank routes, one tensor per rank."""
     import torch
 
     from trials.torch_training.model.attention import local_positions

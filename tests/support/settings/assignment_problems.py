@@ -1,4 +1,4 @@
-"""Assignment problems small enough to try all assignments of, and two oracles for them."""
+"""Strategy assignment problems small enough for exhaustive search, and two oracles for them."""
 
 import itertools
 import math
@@ -28,14 +28,14 @@ EXAMPLE = {
 
 @st.composite
 def problems(draw, *, most_nodes=6):
-    """Nodes with up to four strategies, edges of which some are matchings, and a limit that may bind or not hold."""
+    """Draw nodes with up to four strategies, edges (some are matchings), and a limit that may or may not bind."""
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=most_nodes))
     rng = np.random.default_rng(draw(st.integers(0, 10**6)))
     return random_problem(sizes, rng, num_edges=draw(st.integers(0, 2 * len(sizes))), tightness=draw(st.floats(0, 1)))
 
 
 def random_problem(sizes, rng, *, num_edges, tightness):
-    """A problem; the limit lies between what the leanest and the most wasteful strategies hold, or just below it."""
+    """Draw a problem with a memory limit between the leanest and the largest assignment, or just below the leanest."""
     begins = rng.integers(0, 8, len(sizes))
     intervals = np.stack([begins, begins + rng.integers(0, 6, len(sizes))], axis=1)
     costs = [_with_forbidden(rng.integers(0, 30, size).astype(float), rng, 0.05) for size in sizes]
@@ -53,7 +53,7 @@ def random_problem(sizes, rng, *, num_edges, tightness):
 
 
 def least_by_trying_all(problem):
-    """The least cost of all feasible assignments, by the definition; inf if there is none."""
+    """Return the least cost of all feasible assignments by exhaustive search; inf if there is none."""
     sizes = np.diff(problem.starts)
     return min(
         (problem.cost_of(each) for each in itertools.product(*map(range, sizes)) if _holds(problem, each)),
@@ -62,7 +62,7 @@ def least_by_trying_all(problem):
 
 
 def least_by_milp(problem):
-    """The least cost that HiGHS proves, with one binary of each strategy and one variable of each pair on an edge."""
+    """Return the least cost that HiGHS proves, with a binary per strategy and a variable per pair on an edge."""
     program = MixedInteger()
     starts = problem.starts.tolist()
     allowed, pair_allowed = problem.costs < FORBIDDEN, problem.edge_costs < FORBIDDEN
@@ -104,7 +104,7 @@ def least_by_milp(problem):
 
 
 def _holds(problem, strategies):
-    """Whether an assignment is feasible: every time is looked at by itself."""
+    """Check whether an assignment is feasible, separately at every time."""
     for time in range(int(problem.intervals.max(initial=0))):
         held = sum(
             problem.usages[problem.starts[node] + strategy]

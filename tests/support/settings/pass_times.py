@@ -1,4 +1,4 @@
-"""When the passes of an order run where nothing shares anything: the event simulator's oracle."""
+"""Start and end times of passes without shared resources: the oracle of the event simulator."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hardware.arrays import FloatArray, IntArray
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PassTimes:
-    """When the passes of an order run.
+    """Times at which the passes of an order run.
 
     Attributes:
-        start_s: [n]
-        end_s: [n]
+        start_s: Start of each pass [n] [s].
+        end_s: End of each pass [n] [s].
     """
 
     start_s: FloatArray
@@ -24,24 +24,24 @@ class PassTimes:
 
     @property
     def makespan_s(self) -> float:
-        """From the first start to the last end."""
+        """Time from the first start to the last end [s]."""
         return float(self.end_s.max())
 
 
 def pass_times(order: PassOrder, pass_s: FloatArray, transfer_s: FloatArray) -> PassTimes:
-    """When every pass runs: as soon as its stage has ended the one before, and what it needs has arrived.
+    """Compute the times of all passes: each starts when its stage is free and its inputs have arrived.
 
-    A forward pass needs the activations of the virtual stage before, a backward pass the gradients of the one after,
-    or its own forward pass at the last; a pass of weight gradients needs its backward pass. Transfers run beside
-    compute, and do not wait for each other.
+    A forward pass needs the activations of the previous virtual stage. A backward pass needs the gradients of the next
+    one, or, on the last stage, its own forward pass. A pass of weight gradients needs its backward pass. Transfers
+    overlap with compute, and do not wait for each other.
 
     Args:
-        order: Passes, n of them.
-        pass_s: What a pass of each kind takes on each virtual stage [3, v].
-        transfer_s: Forward and backward, from one virtual stage to the next, or back [2, v - 1].
+        order: Order of the n passes.
+        pass_s: Time of a pass of each kind on each virtual stage [3, v] [s].
+        transfer_s: Time of a forward or backward transfer between adjacent virtual stages [2, v - 1] [s].
 
     Raises:
-        ValueError: the passes wait for each other.
+        ValueError: If the passes wait for each other.
     """
     last = order.pp * order.vpp - 1
     virtual = order.virtual_stage
@@ -75,7 +75,7 @@ def pass_times(order: PassOrder, pass_s: FloatArray, transfer_s: FloatArray) -> 
 
 
 def _needs(order: PassOrder, virtual: IntArray, last: int, transfer_s: FloatArray) -> tuple[list[int], list[float]]:
-    """The pass that each one waits for, -1 for none [n], and how long after its end that is there [n]."""
+    """Return the pass that each pass waits for, or -1 [n], and the delay after its end [n] [s]."""
     is_forward, is_backward = order.kind == Kind.FORWARD, order.kind == Kind.BACKWARD
     place = np.full((len(Kind), order.num_micro_batches, last + 1), -1)
     place[order.kind, order.micro_batch, virtual] = np.arange(len(virtual))

@@ -6,15 +6,15 @@ from tuner.planners.pipeline.stages import Pipeline
 
 
 def random_pipeline(rng, *, num_layers, num_stages, num_kinds=2, num_types=1, room=1.3):
-    """A pipeline with random times and sizes.
+    """Draw a pipeline with random times and sizes.
 
     Args:
-        rng: Source of all numbers.
-        num_layers: L.
-        num_stages: S.
-        num_kinds: K.
-        num_types: T.
-        room: Memory of a device over what a stage needs on average if nothing is recomputed.
+        rng: Source of all random numbers.
+        num_layers: Number of layers, L.
+        num_stages: Number of stages, S.
+        num_kinds: Number of layer kinds, K.
+        num_types: Number of device types, T.
+        room: Memory of a device, relative to the average need of a stage without recomputation.
     """
     num_micro_batches = int(rng.integers(1, 9))
     layer_type = rng.integers(0, num_types, num_layers)
@@ -47,6 +47,6 @@ def random_pipeline(rng, *, num_layers, num_stages, num_kinds=2, num_types=1, ro
 
 
 def changed(pipeline, **changes):
-    """The same pipeline with other values in some fields."""
+    """Return a copy of the pipeline with other values in some fields."""
     fields = {name: getattr(pipeline, name) for name in Pipeline.__dataclass_fields__}
     return Pipeline(**(fields | changes))

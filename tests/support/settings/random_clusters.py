@@ -1,4 +1,4 @@
-"""Random clusters, and random things that happen to them."""
+"""Hypothesis strategies for clusters and for events on them."""
 
 import itertools
 from dataclasses import replace
@@ -40,7 +40,7 @@ clusters = st.builds(
 
 @st.composite
 def slowed_clusters(draw):
-    """A cluster with slow pairs, some groups of which are in one network."""
+    """Draw a cluster with slow pairs, in which some groups share a network."""
     cluster = draw(clusters)
     pairs = list(itertools.combinations(range(cluster.num_hosts), 2))
     slow = draw(st.lists(st.sampled_from(pairs), max_size=3, unique=True)) if pairs else []
@@ -56,7 +56,7 @@ def slowed_clusters(draw):
 
 @st.composite
 def traces(draw, cluster):
-    """What happens to a cluster, one event at a time, from 1 s on; some host is always there."""
+    """Draw a trace with one event at a time, from 1 s on; at least one host is always present."""
     hosts = range(cluster.num_hosts)
     pairs = list(itertools.combinations(hosts, 2))
     kinds = {link.kind for group in cluster.groups for link in group.intra_links + group.nic_links}
@@ -74,6 +74,6 @@ def traces(draw, cluster):
 
 @st.composite
 def changing_clusters(draw):
-    """A cluster, and what happens to it."""
+    """Draw a cluster and a trace of events on it."""
     cluster = draw(clusters)
     return cluster, draw(traces(cluster))

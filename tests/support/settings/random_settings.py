@@ -1,4 +1,4 @@
-"""Random jobs, clusters, runtimes and configurations for hypothesis: anything that the cost model has a price for."""
+"""Hypothesis strategies for all jobs, clusters, runtimes and configurations that the cost model supports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CLUSTERS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One job on one cluster, and configurations for it."""
+    """Setting of one job on one cluster, and configurations for it."""
 
     job: TrainingJob
     cluster: Cluster
@@ -46,12 +46,12 @@ class Case:
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors, ascending."""
+    """Return all divisors in ascending order."""
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
 def meshes(num_devices: int) -> list[tuple[int, ...]]:
-    """All (pp, tp, dp, cp, up) with that product."""
+    """Enumerate all (pp, tp, dp, cp, up) with this product."""
     return [mesh for mesh in itertools.product(divisors(num_devices), repeat=5) if math.prod(mesh) == num_devices]
 
 
@@ -60,7 +60,7 @@ MESHES = {cluster.num_devices: meshes(cluster.num_devices) for cluster in CLUSTE
 
 @st.composite
 def cases(draw, max_configs: int = 12) -> Case:
-    """A model of the catalog on a cluster, under a runtime, with up to `max_configs` configurations."""
+    """Draw a catalog model on a cluster, under a runtime, with up to `max_configs` configurations."""
     model = find_model(draw(st.sampled_from(model_names())))
     cluster = draw(st.sampled_from(list(CLUSTERS.values())))
     runtime = find_runtime(draw(st.sampled_from(runtime_names())))
@@ -99,11 +99,11 @@ def cases(draw, max_configs: int = 12) -> Case:
 
 
 def job_of(model: str = "llama3-8b", *, sequence_length: int = 4096, batch: int = 64, **fields) -> TrainingJob:
-    """A job of a catalog model, some of whose fields may be replaced."""
+    """Build a job of a catalog model, with replaced fields."""
     spec = replace(find_model(model), **fields) if fields else find_model(model)
     return TrainingJob(model=spec, sequence_length=sequence_length, global_batch_size=batch)
 
 
 def grid_of(*configs: ParallelConfig) -> ConfigGrid:
-    """The configurations as a grid."""
+    """Return the configurations as a grid."""
     return ConfigGrid.from_configs(configs)

@@ -1,4 +1,4 @@
-"""Small jobs on small clusters, and every combination of their degrees, for the tests of rules and space."""
+"""Small jobs on small clusters and all combinations of their degrees, for the tests of rules and space."""
 
 import itertools
 import math
@@ -41,7 +41,7 @@ OPENED = ("recompute", "zero_stage", "sequence_parallel")
 def setting_of(
     rule_set, *, hosts=1, devices_per_host=8, sequence_length=4096, batch=16, job=None, runtime=None, **model
 ) -> tuple[Setting, SpaceOptions]:
-    """A small job on a small cluster under `rule_set`; `model` replaces fields of llama3-8b."""
+    """Build a small job on a small cluster under `rule_set`; `model` replaces fields of llama3-8b."""
     cluster = cluster_from_mapping(
         {"device": "H100-SXM-80", "hosts": hosts, "devices_per_host": devices_per_host}, Path()
     )
@@ -55,12 +55,12 @@ def setting_of(
 
 
 def rows_of(grid) -> list[tuple]:
-    """Every configuration as a tuple, in the grid's order."""
+    """Return every configuration as a tuple, in the order of the grid."""
     return [tuple(row) for row in grid.matrix(DEGREES + OPENED).tolist()]
 
 
 def raw_product(setting, opened=()) -> ConfigGrid:
-    """Every combination before any rule, built with itertools."""
+    """Enumerate all combinations before any rule, with itertools."""
     job, runtime = setting.job, setting.runtime
     meshes = [
         mesh
@@ -91,7 +91,7 @@ def raw_product(setting, opened=()) -> ConfigGrid:
 
 
 def rules_broken_by_row(setting, options, grid) -> list[frozenset]:
-    """For every row, the names of the rules in force that it breaks."""
+    """Return the names of the active rules that each row breaks."""
     columns = {name: grid.matrix([name])[:, 0] for name in DEGREES + FURTHER_DIMENSIONS}
     rules = active_rules(setting, options)
     broken = np.stack([np.broadcast_to(~rule.keep(setting, columns), len(grid)) for rule in rules], axis=1)

@@ -1,33 +1,33 @@
-"""What workers are asked to do in the tests: functions of a module, so that other processes find them."""
+"""Tasks of worker processes in the tests; they are functions of a module so that other processes can import them."""
 
 import time
 
 
 def squared(task, _):
-    """The task's square; the bound plays no part."""
+    """Return the square of the task, and ignore the bound."""
     return task * task
 
 
 def failing(task, _):
-    """Fails on the number 2."""
+    """Fail on the number 2."""
     if task == 2:
         raise ValueError("two is one too many")
     return task
 
 
 def bound_seen(_, bound):
-    """The bound with which a task begins."""
+    """Return the bound that is known when a task begins."""
     return bound.get()
 
 
 def lowered(task, bound):
-    """Offers the task's cost; what it knows of the bound then."""
+    """Offer the task's cost, and return the bound known afterwards."""
     bound.offer(task)
     return bound.get()
 
 
 def offer_or_wait(task, bound):
-    """Task 0 offers 7; the others wait for it, up to 30 s, and return what they see."""
+    """Offer 7 in task 0; in all other tasks wait for this bound, up to 30 s, and return the bound seen."""
     if task == 0:
         bound.offer(7.0)
     deadline_s = time.monotonic() + 30.0

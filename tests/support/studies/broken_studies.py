@@ -1,4 +1,4 @@
-"""Study files that cannot work, each with the words that its one message must hold.
+"""Invalid study files, each with the words that its error message must contain.
 
 `CASES` is shared by the tests of `load_study` and of the command line.
 """
@@ -62,13 +62,13 @@ CONFIG_JSON = (
 
 @dataclass(frozen=True, kw_only=True)
 class BrokenStudy:
-    """One mistake.
+    """Study file with one mistake.
 
     Attributes:
-        id: What the mistake is.
-        text: The study file, or MISSING or DIRECTORY.
-        words: What the message holds: the file, the key with the value seen, the rule, the nearest valid choice.
-        files: Other files beside it, by name.
+        id: Name of the mistake in test reports.
+        text: Content of the study file, or MISSING or DIRECTORY.
+        words: Required words of the message: the file, the key with its value, the rule, the nearest valid choice.
+        files: Content of other files beside the study, by name.
     """
 
     id: str
@@ -77,7 +77,7 @@ class BrokenStudy:
     files: dict[str, str] = field(default_factory=dict)
 
     def write(self, folder: Path) -> Path:
-        """Writes the study and what it names into `folder`; the path of the study."""
+        """Write the study and the files that it names into `folder`, and return the path of the study."""
         for name, text in self.files.items():
             (folder / name).write_text(text, encoding="utf-8")
         path = folder / "study.yaml"
@@ -89,30 +89,30 @@ class BrokenStudy:
 
 
 def study(keys: dict[str, str] = GOOD, **changes: str | None) -> str:
-    """The text of a study file: `keys` with `changes`, where None leaves a key out."""
+    """Return the text of a study file: `keys` with `changes`, where None removes a key."""
     lines = {**keys, **changes}
     return "".join(f"{key}: {value}\n" for key, value in lines.items() if value is not None)
 
 
 def proxies(keys: str, **changes: str) -> str:
-    """The text of a study on four hosts whose proxies have such keys."""
+    """Return the text of a study on four hosts with these keys in `proxy`."""
     four_hosts = {"cluster": "{name: dgx-h100, hosts: 4}"}
     return study(trial=f"{{backend: simulated, proxy: {keys}}}", **{**four_hosts, **changes})
 
 
 def rows(*changes: dict[str, object], columns: tuple[str, ...] = COLUMNS) -> str:
-    """A CSV file of measured runs: ROW with each of `changes`."""
+    """Return a CSV file of measured runs: ROW with each of `changes`."""
     lines = [",".join(str({**ROW, **change}.get(column, "")) for column in columns) for change in changes]
     return "\n".join([",".join(columns), *lines]) + "\n"
 
 
 def broken(name: str, text: str | bytes, *words: str, **files: str) -> BrokenStudy:
-    """A mistake in study.yaml itself."""
+    """Build a case with a mistake in study.yaml itself."""
     return BrokenStudy(id=name, text=text, words=("study.yaml", *words), files=files)
 
 
 def replayed(name: str, csv: str, *words: str, **changes: str | None) -> BrokenStudy:
-    """A mistake in, or about, the measured rows of a replay."""
+    """Build a case with a mistake in the measured rows of a replay, or in the keys about them."""
     return BrokenStudy(id=name, text=study(REPLAY, **changes), words=words, files={"rows.csv": csv})
 
 

@@ -1,4 +1,4 @@
-"""The command line as tests start it, in this process or in one of its own, and the studies that they give to it."""
+"""Helpers that start the command line, in this process or in a separate one, and the studies they pass to it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ FASTEST = {"pp": 1, "tp": 2, "dp": 4, "cp": 1, "up": 1, "vpp": 1, "ep": 1, "mbs"
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """How a command ended."""
+    """Result of a command that has ended."""
 
     status: int
     out: str
@@ -91,14 +91,14 @@ class Done:
 
     @property
     def json(self) -> dict:
-        """What stdout holds: one JSON object, and nothing else."""
+        """JSON object that is the whole content of stdout."""
         content = json.loads(self.out)
         assert isinstance(content, dict)
         return content
 
 
 def measured_rows(measured=MEASURED) -> str:
-    """A CSV file of runs, failed ones included."""
+    """Return a CSV file of runs, failed ones included."""
     return rows(
         *(
             {
@@ -116,7 +116,7 @@ def measured_rows(measured=MEASURED) -> str:
 
 
 def write_replay(folder: Path, measured=MEASURED, **changes: str) -> Path:
-    """A study that replays `measured`, with its rows beside it."""
+    """Write a study that replays `measured`, with its rows in a file beside it."""
     (folder / "rows.csv").write_text(measured_rows(measured), encoding="utf-8")
     path = folder / "replay.yaml"
     path.write_text(study(REPLAY, name="replayed", **changes), encoding="utf-8")
@@ -124,13 +124,13 @@ def write_replay(folder: Path, measured=MEASURED, **changes: str) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """The environment of a command that nobody has configured."""
+    """Return the environment of a command without any Meshtune configuration."""
     kept = {name: value for name, value in os.environ.items() if name not in {"MESHTUNE_STORAGE", "RAY_ADDRESS"}}
     return kept | {"PYTHONPATH": str(ROOT)}
 
 
 def in_process(*arguments: object, cwd: Path, timeout_s: float = 60) -> Done:
-    """The command as a user starts it, in a process of its own."""
+    """Run the command in a separate process, as a user does."""
     done = subprocess.run(
         [sys.executable, "-m", "tuner", *map(str, arguments)],
         cwd=cwd,
@@ -144,7 +144,7 @@ def in_process(*arguments: object, cwd: Path, timeout_s: float = 60) -> Done:
 
 
 def assert_users_mistake(done: Done, *words: str) -> None:
-    """Status 2, one line on stderr that holds `words`, and nothing on stdout."""
+    """Assert exit status 2, one line on stderr that contains `words`, and an empty stdout."""
     assert done.status == 2
     assert done.out == ""
     assert done.err.startswith("meshtune: ")

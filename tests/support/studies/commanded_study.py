@@ -1,4 +1,4 @@
-"""A study whose trials run a command of a few milliseconds: some end well, those with large micro-batches do not."""
+"""Study whose trials run a command of a few milliseconds, which fails for large micro-batches."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ storage: {storage}
 
 
 def write_study(folder: Path, *, trials: int, storage: str = "") -> Path:
-    """The study file, with its program beside it."""
+    """Write the study file, with its program beside it."""
     (folder / "train.py").write_text(PROGRAM, encoding="utf-8")
     path = folder / "study.yaml"
     storage = storage or f"sqlite:///{folder / 'study.db'}"
@@ -52,7 +52,7 @@ def write_study(folder: Path, *, trials: int, storage: str = "") -> Path:
 
 
 def run_here(file: Path, *overrides: str) -> StudyConfig:
-    """Runs the study in this process; what its file says."""
+    """Run the study of a file in this process, and return its configuration."""
     config = load_study(file, overrides=overrides)
     run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend))
     return config

@@ -1,4 +1,4 @@
-"""Copies of a database as it stands before each commit: what a driver leaves that is killed at that moment."""
+"""Copies of a database before each commit: the states that a driver leaves if it is killed at that moment."""
 
 import sqlite3
 from contextlib import closing, contextmanager
@@ -8,7 +8,7 @@ from sqlalchemy import Engine, event
 
 @contextmanager
 def before_each_commit(act):
-    """Calls `act` before every commit that changes a database."""
+    """Call `act` before every commit that changes a database."""
     changing = set()
 
     def note(connection, _cursor, statement, *_):
@@ -31,7 +31,7 @@ def before_each_commit(act):
 
 @contextmanager
 def kept_at_each_commit(live, moments):
-    """Puts a copy of the database `live` into `moments` as it stands before each commit that changes it."""
+    """Copy the database `live` into `moments` before each commit that changes it."""
 
     def keep():
         moment = live.with_name(f"moment-{len(moments)}.db")

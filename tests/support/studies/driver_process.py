@@ -1,4 +1,4 @@
-"""`meshtune run` as a process of its own, which tests kill and interrupt."""
+"""Separate process of `meshtune run`, which tests kill and interrupt."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ LIMIT_S = 120.0
 
 
 class DriverProcess:
-    """One `meshtune run --json STUDY`.
+    """Process of one `meshtune run --json STUDY`.
 
-    Its processes, the children of Ray included, are found by a mark in their environment.
+    All its processes, children of Ray included, are found by a mark in their environment.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class DriverProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leaves nothing behind, whatever the test has found."""
+        """Kill all remaining processes, whatever the result of the test."""
         self.process.kill()
         self.process.wait()
         for pid in self.processes():
@@ -60,11 +60,11 @@ class DriverProcess:
 
     @property
     def told(self) -> str:
-        """Its stderr so far."""
+        """Standard error so far."""
         return self._told["stderr"]
 
     def wait_for(self, text: str) -> None:
-        """Waits until stderr holds `text`."""
+        """Wait until stderr contains `text`."""
         deadline_s = time.monotonic() + LIMIT_S
         while text not in self._told["stderr"]:
             assert self.process.poll() is None, f"ended with {self.process.returncode}: {self._told}"
@@ -72,7 +72,7 @@ class DriverProcess:
             time.sleep(0.01)
 
     def end(self, number: int | None = None) -> tuple[int, str, str]:
-        """Sends a signal, if one is given, and waits for the end; exit status, stdout, stderr."""
+        """Send a signal, if one is given, wait for the end, and return exit status, stdout and stderr."""
         if number is not None:
             self.process.send_signal(number)
         status = self.process.wait(LIMIT_S)
@@ -81,13 +81,13 @@ class DriverProcess:
         return status, self._told["stdout"], self._told["stderr"]
 
     def processes(self) -> dict[int, str]:
-        """Living processes of this run, the one itself excluded, with their command lines."""
+        """Return the living processes of this run, except the driver itself, with their command lines."""
         found = marked_processes(self.mark)
         found.pop(self.process.pid, None)
         return found
 
     def processes_after(self, limit_s: float, *, besides: str | None = None) -> list[str]:
-        """Command lines of the processes that still live after `limit_s`, those that hold `besides` excluded."""
+        """Return the command lines of processes that live after `limit_s`, except those that contain `besides`."""
         deadline_s = time.monotonic() + limit_s
         while True:
             left = [c for c in self.processes().values() if besides is None or besides not in c.lower()]

@@ -1,4 +1,4 @@
-"""Runs the trials of a study in the test's own process, one per poll, so that a loop takes milliseconds."""
+"""Executor that runs trials in the test's own process, one per poll, so that a loop takes milliseconds."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from trials.backend import AbstractBackend, Observation
 
 @dataclass
 class InProcessExecutor:
-    """Measures what was submitted, first come first served.
+    """Executor that measures submitted trials in the order of submission.
 
     Attributes:
-        backend: Measures.
-        slots: Trials that may be pending.
-        entered: How often it was entered.
-        seen: Every trial that was measured, in order.
-        reductions: The smaller job of each trial that ran one.
+        backend: Backend that measures the trials.
+        slots: Largest number of pending trials.
+        entered: Number of times the context was entered.
+        seen: All measured trials, in order.
+        reductions: Proxy job of each trial that ran one.
     """
 
     backend: AbstractBackend
@@ -37,30 +37,30 @@ class InProcessExecutor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Forgets what is pending, as killed workers would."""
+        """Drop the pending trials, as killed workers would."""
         self.waiting = []
 
     @property
     def num_free_slots(self) -> int:
-        """As the loop asks for it."""
+        """Number of trials that may still be submitted."""
         return self.slots - len(self.waiting)
 
     @property
     def reported(self) -> dict[int, tuple[float, ...]]:
-        """As the loop asks for it: a trial that is measured in one go reports nothing before it ends."""
+        """Empty reports, because each trial is measured in a single poll."""
         return {}
 
     def stop(self, trial_number: int, _reason: str, /) -> None:
-        """As the loop calls it."""
+        """Fail, because the loop must not stop a trial without reports."""
         raise AssertionError(f"stopped trial {trial_number}, which has reported nothing")
 
     @property
     def pending(self) -> tuple[int, ...]:
-        """As the loop asks for it."""
+        """Numbers of the trials that have not been measured."""
         return tuple(number for number, _ in self.waiting)
 
     def submit(self, trial_number: int, config: ParallelConfig, reduction: Reduction | None = None, /) -> None:
-        """As the loop calls it."""
+        """Queue a trial."""
         assert self.num_free_slots, "submitted more trials than there are slots"
         assert trial_number not in self.pending, "submitted a trial that is pending"
         self.waiting.append((trial_number, config))
@@ -68,7 +68,7 @@ class InProcessExecutor:
             self.reductions[trial_number] = reduction
 
     def poll(self, _timeout_s: float, /) -> list[tuple[int, Observation]]:
-        """As the loop calls it."""
+        """Measure the oldest pending trial, and return its result."""
         if not self.waiting:
             return []
         number, config = self.waiting.pop(0)
@@ -76,7 +76,7 @@ class InProcessExecutor:
         return [(number, self.backend_of(number).measure(config, trial_number=number))]
 
     def backend_of(self, number: int) -> AbstractBackend:
-        """What measures a trial."""
+        """Return the backend that measures a trial, for its proxy job if it has one."""
         if number not in self.reductions:
             return self.backend
         reduced = self.backend.reduced(self.reductions[number])

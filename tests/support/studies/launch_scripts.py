@@ -1,4 +1,4 @@
-"""Launch scripts in the forms that people keep them in, and other files that `meshtune init` reads."""
+"""Launch scripts in common forms, and other files that `meshtune init` reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small study whose layers are planned: three shapes, a few candidates."""
+"""Small study with planned layers: three shapes and a few candidates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NUM_SHAPES = 3
 
 
 def planned_study_text(planner: str | None = "{name: descent}", **changes: str) -> str:
-    """Its file, with the `planner:` key unless that is None."""
+    """Return the text of the study, with the `planner:` key unless it is None."""
     keys = {
         "name": "planned",
         "cluster": "{name: dgx-h100, hosts: 2}",

@@ -1,9 +1,9 @@
-"""Searches and plans from one seed, and what each of them did, as one JSON object: what repeats must be equal.
+"""Program that runs searches and plans from one seed and prints their decisions, which must repeat, as one JSON object.
 
     python -m tests.support.studies.repeated_searches FOLDER [--impatient]
 
-FOLDER is empty. With `--impatient` every look at a clock finds an hour gone: a machine on which everything takes long.
-The trials are measured in the process itself, one or two in flight, so that their ends come in one order.
+FOLDER must be empty. With `--impatient`, the clock advances by an hour at every reading, as on a very slow machine.
+Trials are measured in this process, with one or two pending, so that they always end in the same order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DEGREES = [(tp, mbs) for tp in (8, 4, 2, 1) for mbs in (1, 2)]
 
 
 def replayed(folder: Path) -> Path:
-    """A study of eight measured rows, one of which ran out of memory."""
+    """Return a study of eight measured rows, one of which ran out of memory."""
     from tests.support.studies.broken_studies import rows
 
     steps_s = [None if (tp, mbs) == (1, 2) else 1 + tp / 10 + mbs / 100 for tp, mbs in DEGREES]
@@ -55,14 +55,14 @@ def replayed(folder: Path) -> Path:
 
 
 def simulated(folder: Path, history: str) -> Path:
-    """A study of an invented world, with the runs of an earlier study."""
+    """Return a study of a simulated world, with the runs of an earlier study."""
     file = folder / "simulated.yaml"
     file.write_text(SIMULATED.replace("HISTORY", f'"{history}"'), encoding="utf-8")
     return file
 
 
 def searched(file: Path, storage: str, *, dies_at: int | None = None, overrides: tuple[str, ...] = ()) -> list[object]:
-    """What the study's trials were, in their order; the driver is killed in the trial of that number."""
+    """Run a study and return its trials in order; the process is killed in trial `dies_at`, if given."""
     from tests.support.studies.in_process_executor import InProcessExecutor
     from tuner.run.loop import run_study
     from tuner.study_file.config import load_study
@@ -74,26 +74,26 @@ def searched(file: Path, storage: str, *, dies_at: int | None = None, overrides:
 
 
 def sequence(records: list[object]) -> list[object]:
-    """Trials as JSON: their parameters in order, how they ended, and what was believed then, to the last digit."""
+    """Convert trials to JSON: ordered parameters, result, and posterior at that time, with all digits."""
     told = [(list(one.params.items()), one.status, one.step_time_s, one.p_star, one.prediction) for one in records]
     return json.loads(json.dumps(told))
 
 
 class Deadly:
-    """Measures as a backend does, and kills this process in the middle of one trial."""
+    """Backend that measures as another one does, and kills this process in the middle of one trial."""
 
     def __init__(self, backend: object, dies_at: int) -> None:
         self.backend, self.dies_at = backend, dies_at
 
     def measure(self, config: object, *, trial_number: int) -> object:
-        """As the executor calls it."""
+        """Measure a trial as the executor requests."""
         if trial_number == self.dies_at:
             os.kill(os.getpid(), signal.SIGKILL)
         return self.backend.measure(config, trial_number=trial_number)
 
 
 def plans() -> dict[str, object]:
-    """What each planner makes of two layers of a perceptron on four devices."""
+    """Return the plans of all planners for a perceptron of two layers on four devices."""
     from tests.support.graphs.random_graphs import mesh_of
     from tests.support.graphs.small_graphs import mlp
     from tuner.planners.planning import PlannerOptions, planned
@@ -109,13 +109,13 @@ def plans() -> dict[str, object]:
 
 
 def become_impatient() -> None:
-    """Lets an hour go by between any two looks at a clock, for what is imported from now on."""
+    """Advance the clock by an hour at each reading, in all modules that are imported from now on."""
     hours = itertools.count()
     time.perf_counter = time.monotonic = lambda: 3600.0 * next(hours)
 
 
 def main(arguments: list[str]) -> None:
-    """Runs everything and prints it."""
+    """Run all searches and plans, and print their decisions."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--impatient", action="store_true")

@@ -1,4 +1,4 @@
-"""Small studies with trials, and the pages of their reports as tests read them."""
+"""Small studies with trials, and parsers for the pages of their reports."""
 
 import json
 import re
@@ -29,14 +29,14 @@ OUT_OF_MEMORY = Observation(status=Status.OUT_OF_MEMORY, peak_memory_bytes=90 * 
 
 
 def study_of(folder, *, text=STUDY + CURRENT):
-    """The study of a file in `folder`, stored beside it."""
+    """Load the study of a file in `folder`, with its storage beside it."""
     file = folder / "study.yaml"
     file.write_text(text)
     return load_study(file, storage=f"sqlite:///{folder / 'study.db'}")
 
 
 def run(config, num_trials, failures=None, *, stop_reason="max_trials"):
-    """Trials as the ask/tell loop stores them, `failures` by their number in place of the backend's answer."""
+    """Run trials as the ask/tell loop stores them; `failures` by trial number replace results of the backend."""
     candidates = candidates_of(config)
     sampler = make_sampler(config, candidates)
     study = open_study(config, sampler)
@@ -60,37 +60,37 @@ def run(config, num_trials, failures=None, *, stop_reason="max_trials"):
 
 
 def page_of(config, folder):
-    """The text of the written report."""
+    """Return the text of the written report."""
     return write_report(config, folder / "report.html").read_text(encoding="utf-8")
 
 
 def visible(page):
-    """The page without scripts and styles, which hold no text of the study but the pictures' numbers."""
+    """Return the page without scripts and styles, which contain only the data of the pictures."""
     return SCRIPT_OR_STYLE.sub("", page)
 
 
 class Balance(HTMLParser):
-    """Collects elements that close in another order than they opened, and every element and attribute."""
+    """Parser that collects all elements and attributes, and elements that are closed out of order."""
 
     def __init__(self):
         super().__init__()
         self.open, self.wrong, self.elements, self.attributes = [], [], set(), set()
 
     def handle_starttag(self, tag, attrs):
-        """Called by the parser."""
+        """Record an element that opens."""
         self.elements.add(tag)
         self.attributes |= {name for name, _ in attrs}
         if tag != "meta":
             self.open.append(tag)
 
     def handle_endtag(self, tag):
-        """Called by the parser."""
+        """Record an element that closes."""
         if not self.open or self.open.pop() != tag:
             self.wrong.append(tag)
 
 
 def structure_of(page):
-    """The page as a browser reads its elements."""
+    """Parse the elements of a page as a browser does."""
     parser = Balance()
     parser.feed(page)
     parser.close()
@@ -98,12 +98,12 @@ def structure_of(page):
 
 
 def figure_of(page, identity):
-    """The traces and the layout of one picture, as the page hands them to plotly."""
+    """Return the traces and the layout of one picture, as the page passes them to plotly."""
     drawn = re.search(rf'id="figure-{identity}"[^>]*></div><script class="figure"[^>]*>(.*?)</script>', page, re.DOTALL)
     figure = json.loads(drawn[1])
     return figure["data"], figure["layout"]
 
 
 def section_of(page, identity):
-    """One section of the page."""
+    """Return one section of the page."""
     return re.search(rf'<section id="{identity}">.*?</section>', page, re.DOTALL)[0]

@@ -1,4 +1,4 @@
-"""The pages of a study: `meshtune dashboard` in a process of its own, and how tests ask it."""
+"""Pages of a study served by `meshtune dashboard` in a separate process, and requests to them."""
 
 import json
 import signal
@@ -12,14 +12,14 @@ from tests.support.studies.command_line import environment
 
 
 class Served:
-    """A study whose pages are served."""
+    """Study with a running dashboard."""
 
     def __init__(self, told, folder):
         self.url, self.page, self.folder = told["url"], told["study_url"], folder
         self.id = int(self.page.rpartition("/")[2])
 
     def ask(self, path, method="GET", body=None):
-        """Status and content of an answer."""
+        """Send a request, and return status and content of the answer."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(  # noqa: S310 # our own server
             f"{self.url}{path}", data=data, method=method, headers={"Content-Type": "application/json"}
@@ -32,24 +32,24 @@ class Served:
                 return error.code, error.read()
 
     def study(self):
-        """What the study's pages are drawn from."""
+        """Return the data of the study's pages."""
         status, content = self.ask(f"api/studies/{self.id}")
         assert status == 200, content
         return json.loads(content)
 
     def trial(self, number):
-        """Of one trial."""
+        """Return the data of one trial."""
         return next(trial for trial in self.study()["trials"] if trial["number"] == number)
 
     def put_note(self, version, body, trial_id=""):
-        """Saves a note as the page's editor does."""
+        """Save a note as the page's editor does."""
         path = "/".join(filter(None, (f"api/studies/{self.id}", str(trial_id), "note")))
         return self.ask(path, "PUT", {"version": version, "body": body})[0]
 
 
 @contextmanager
 def serving(file, *options):
-    """The command while it runs; it ends as Ctrl-C ends it."""
+    """Run the command, and end it with Ctrl-C's signal."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tuner", "dashboard", str(file), "--port", "0", "--json", *options],
         env=environment(),

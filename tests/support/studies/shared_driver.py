@@ -1,8 +1,8 @@
-"""A driver of a study as a process of its own, as on another host: its trials take a moment, and it notes each start.
+"""Program that drives a study as a process on another host would; its trials are short, and it records each start.
 
     python -m tests.support.studies.shared_driver STUDY STORAGE HOST BUDGET NOTES
 
-It says `ready`, waits for a line, and drives. Its lease is short, so that tests need not wait for long.
+It prints `ready`, waits for a line, and then drives the study. Its lease is short, so that tests wait only briefly.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ TRIAL_S = 0.5
 
 
 class Noting:
-    """Measures as a backend does, after it has noted what and who, and slept."""
+    """Backend that records trial and driver, sleeps, and then measures as another backend does."""
 
     def __init__(self, backend, host, notes):
         self.backend, self.host, self.notes = backend, host, notes
 
     def measure(self, config, *, trial_number):
-        """As the executor calls it."""
+        """Measure a trial as the executor requests."""
         with self.notes.open("a", encoding="utf-8") as file:
             file.write(json.dumps([self.host, trial_number, str(config)]) + "\n")
         time.sleep(TRIAL_S)
@@ -38,7 +38,7 @@ class Noting:
 
 
 def main(study, storage, host, budget, notes):
-    """Exit status 2 where another process drives the study, or has taken it over."""
+    """Drive the study; exit with status 2 if another process drives it, or has taken it over."""
     socket.gethostname = lambda: host
     driver.STALE_AFTER_S, driver.RENEW_AFTER_S, driver.WATCHED_S = LEASE_S, LEASE_S / 4, LEASE_S
     overrides = ["search.confidence=1.0", "search.draws=10", f"search.max_trials={budget}"]

@@ -1,4 +1,4 @@
-"""Runs the trials of a study in the test's own process, step by step, so that they can be stopped half-way."""
+"""Executor that runs trials in the test's own process step by step, so that they can be stopped half-way."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from trials.backend import Observation, Status
 
 @dataclass
 class SteppingExecutor(InProcessExecutor):
-    """Each poll is one more measured step of every trial; a trial ends a poll after its last step.
+    """Executor that adds one measured step to every trial at each poll; a trial ends one poll after its last step.
 
     Attributes:
-        running: What each running trial will have found, and how many of its steps have ended, by its number.
-        ended: What the next poll returns.
+        running: Final result and number of completed steps of each running trial, by its number.
+        ended: Results that the next poll returns.
     """
 
     running: dict[int, tuple[Observation, int]] = field(default_factory=dict)
@@ -22,16 +22,16 @@ class SteppingExecutor(InProcessExecutor):
 
     @property
     def pending(self) -> tuple[int, ...]:
-        """As the loop asks for it: a stopped trial is pending till it was returned."""
+        """Pending trials; a stopped trial is pending until it has been returned."""
         return (*InProcessExecutor.pending.fget(self), *(number for number, _ in self.ended))
 
     @property
     def reported(self) -> dict[int, tuple[float, ...]]:
-        """As the loop asks for it."""
+        """Step times that each running trial has reported so far [s], by its number."""
         return {number: found.step_times_s[:done] for number, (found, done) in self.running.items()}
 
     def stop(self, trial_number: int, reason: str, /) -> None:
-        """As the loop calls it."""
+        """Stop a trial, and keep its reported steps as a pruned observation."""
         found, _ = self.running[trial_number]
         steps_s = self.reported[trial_number]
         pruned = Observation(
@@ -44,7 +44,7 @@ class SteppingExecutor(InProcessExecutor):
         self._end(trial_number, pruned)
 
     def poll(self, _timeout_s: float, /) -> list[tuple[int, Observation]]:
-        """As the loop calls it."""
+        """Advance every trial by one step, and return the ended ones."""
         for number, config in list(self.waiting):
             if number not in self.running:
                 self.seen.append((number, config))
