@@ -66,7 +66,7 @@ def _figures(data: ReportData) -> Html:
             "MFU", percent(data.mfu(best_s)) if best_s else MISSING, "of the devices' peak, counting model FLOPs only"
         ),
         _card(
-            f"over the {role}",
+            "over the current configuration" if role == "current" else f"over the {role}",
             f"{reference_s / best_s:.2f}\N{MULTIPLICATION SIGN}" if reference_s and best_s else MISSING,
             _reference_words(data),
         ),
