@@ -66,9 +66,16 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         "workers": given.workers,
         "limit_s": given.limit,
         "ceiling": ceiling,
-        "stages": stages,
-        "schedules": schedules,
-        "gap_over_time": [gap for gap in traces if gap["problem"] == slowest],
+        "stages": [_finite(row) for row in stages],
+        "schedules": [_finite(row) for row in schedules],
+        "gap_over_time": [_finite(gap) for gap in traces if gap["problem"] == slowest],
+    }
+
+
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with None for infinite gaps and costs, where nothing was found in time."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
     }
 
 

@@ -12,7 +12,7 @@ from tests.support.benchmark_runs import ROOT, run_from_root
 
 TESTED = Path(__file__).parents[2]
 SMALL = {
-    "papers.branch_and_bound": ("--limit", 10, "--workers", 1),
+    "papers.branch_and_bound": ("--limit", 2, "--workers", 1),
     "papers.flexparallel": (),
     "speed.command_line": ("--help_repeats", 1, "--repeats", 1),
     "speed.jax_graphs": ("--repeats", 1),
