@@ -6,8 +6,8 @@ import sys
 import pytest
 from hypothesis import settings
 
-from benchmarks.support.postgresql_server import postgresql_server, server_programs
-from tests.support.own_server import PASSWORD, new_storage
+from benchmarks.support.postgresql_server import postgresql_server
+from tests.support.own_server import PASSWORD, new_storage, skip_without_postgresql
 from tests.support.studies.broken_studies import rows
 from tuner.cli.main import main
 
@@ -76,9 +76,7 @@ def answered(capsys):
 @pytest.fixture(scope="session")
 def postgresql():
     """The URL of a PostgreSQL server that runs as long as the tests do."""
-    if server_programs() is None:
-        pytest.skip("PostgreSQL's server is not installed (Debian: postgresql)")
-    pytest.importorskip("psycopg2", reason="psycopg2 is not installed")
+    skip_without_postgresql()
     with postgresql_server(PASSWORD) as url:
         yield url
 

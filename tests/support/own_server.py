@@ -11,12 +11,17 @@ from benchmarks.support.postgresql_server import PostgresqlServer, server_progra
 PASSWORD = "canary-7f3a"  # noqa: S105 # of a server that lives for this test run; tests look for it in messages
 
 
-@contextmanager
-def own_server(password):
-    """Start a PostgreSQL server; skip the test if the server or its driver is not installed."""
+def skip_without_postgresql():
+    """Skip the test where PostgreSQL's server or its driver is missing; continuous integration installs both."""
     if server_programs() is None:
         pytest.skip("PostgreSQL's server is not installed (Debian: postgresql)")
     pytest.importorskip("psycopg2", reason="psycopg2 is not installed")
+
+
+@contextmanager
+def own_server(password):
+    """Start a PostgreSQL server; skip the test if the server or its driver is not installed."""
+    skip_without_postgresql()
     own = PostgresqlServer(password)
     try:
         own.start()
