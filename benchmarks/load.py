@@ -542,9 +542,7 @@ def _show(figures: dict[str, Any]) -> None:
 def main() -> int:
     """Measure, print the tables and return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.load",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m benchmarks.load", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     usual = [name for name in STORAGES if name != "postgresql" or server_programs() is not None]
     parser.add_argument("--trials", type=count_at_least(1), default=10000, help="trials of the study (10000)")

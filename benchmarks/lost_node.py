@@ -69,9 +69,7 @@ GONE_LIMIT_S = 30.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Run all rounds and return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.lost_node",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m benchmarks.lost_node", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=count_at_least(1), default=5, help="rounds, each with fresh nodes (5)")
     parser.add_argument("--trials", type=count_at_least(4), default=6, help="trials of each study (6)")

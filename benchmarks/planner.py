@@ -45,18 +45,13 @@ Found = TypeVar("Found")
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables and return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.planner",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m benchmarks.planner", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", nargs="+", default=list(model_names()), help="models of the catalog (all)")
     parser.add_argument("--meshes", nargs="+", default=list(MESHES), help=f"axes of each mesh ({' '.join(MESHES)})")
     parser.add_argument("--layers", type=count_at_least(1), help="layers of each model (as few as show every kind)")
     parser.add_argument(
-        "--sequences",
-        type=count_at_least(1),
-        default=16,
-        help="sequences of a step, of at most 4096 tokens each (16)",
+        "--sequences", type=count_at_least(1), default=16, help="sequences of a step, of at most 4096 tokens each (16)"
     )
     parser.add_argument("--parts", action="store_true", help="split axes into their prime factors")
     parser.add_argument(

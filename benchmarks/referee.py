@@ -98,10 +98,7 @@ def judged(program: Any, mesh: Any, planner: str, *, judge: str = "both", runs: 
     cost, axes = cost_of(plan), dict(zip(mesh.names, mesh.sizes, strict=True))
     inputs, outputs = shardings(function, plan, *arguments)
     lowered = jax.jit(
-        apply_plan(function, plan),
-        in_shardings=inputs,
-        out_shardings=outputs,
-        donate_argnames=donated,
+        apply_plan(function, plan), in_shardings=inputs, out_shardings=outputs, donate_argnames=donated
     ).lower(*arguments)
     # A framework deals contiguous parts in one order of axes, so that some tensors are permuted beyond the plan.
     orders = axis_orders(plan)

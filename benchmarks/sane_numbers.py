@@ -320,11 +320,7 @@ def look_at_predictions(setting: Setting, grid: ConfigGrid, figures: Figures) ->
 def look_at_errors(setting: Setting, grid: ConfigGrid, figures: Figures) -> None:
     """Check all inputs of the surrogates for configurations [n]: errors, features, shares and error terms."""
     memory = estimate_memory(setting, grid)
-    told = predict(
-        MeasuredSetting(setting=setting, memory="device", stage="fullest"),
-        grid,
-        memory=memory,
-    )
+    told = predict(MeasuredSetting(setting=setting, memory="device", stage="fullest"), grid, memory=memory)
     figures.look("constants' effects", told.constant_effects, grid)
     figures.look("features", told.features, grid)
     figures.look("memory's shares", told.memory_shares, grid, least=0)

@@ -130,9 +130,7 @@ class _Feasible:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables and return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.simulator",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m benchmarks.simulator", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--configs", type=count_at_least(1), default=1000, help="configurations to compare (1000)")
     parser.add_argument("--seed", type=count_at_least(0), default=0, help="seed of the draw (0)")
@@ -289,10 +287,7 @@ def compared(study: str, setting: Setting, config: ParallelConfig, memory: Memor
 
 
 def _both(
-    setting: Setting,
-    config: ParallelConfig,
-    memory: MemoryEstimate,
-    collective_time: CollectiveTime,
+    setting: Setting, config: ParallelConfig, memory: MemoryEstimate, collective_time: CollectiveTime
 ) -> tuple[float, float, dict[str, float]]:
     """Return the simulated step time [s], its relative difference, and the difference by part."""
     grid = ConfigGrid.from_configs([config])

@@ -215,8 +215,7 @@ def _scale_links(links: tuple[Link, ...], shares: _Shares, share: float) -> tupl
     """Multiply the bandwidths of links by `share` and by the shares of their kinds."""
     return tuple(
         replace(
-            link,
-            bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * share * shares.get(spelling_key(link.kind), 1.0),
+            link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * share * shares.get(spelling_key(link.kind), 1.0)
         )
         for link in links
     )

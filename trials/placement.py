@@ -41,8 +41,7 @@ class Machine:
     def times(self, needs: HostNeeds) -> int:
         """Return how many trials find these resources at once."""
         return min(
-            self.cpus // needs.cpus if needs.cpus else self.gpus,
-            self.gpus // needs.gpus if needs.gpus else self.cpus,
+            self.cpus // needs.cpus if needs.cpus else self.gpus, self.gpus // needs.gpus if needs.gpus else self.cpus
         )
 
 

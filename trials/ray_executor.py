@@ -58,7 +58,7 @@ _SHARING = "search.share_hosts: true lets trials share hosts"
 MAX_DEATHS = 2
 """Number of lost workers after which a trial is given up: the first loss may be bad luck."""
 
-MAIL_LIMIT_S = 1.0
+MAIL_LIMIT_S = 5.0
 """Time that the mailbox may take to hand over the last steps of a trial that is given up [s]."""
 
 MAIL_EVERY_S = 0.5

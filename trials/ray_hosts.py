@@ -98,13 +98,7 @@ class RayRanks(AbstractRanks):
         """Ranks whose end `events` has not reported yet."""
         return frozenset().union(*self._of_host.values())
 
-    def launch(
-        self,
-        function: str,
-        *arguments: Any,
-        num_ranks: int,
-        memory_limit_bytes: int | None = None,
-    ) -> None:
+    def launch(self, function: str, *arguments: Any, num_ranks: int, memory_limit_bytes: int | None = None) -> None:
         """Start the ranks, filling host after host; a proxy job leaves the last hosts idle."""
         assert not self.running, "one trial after the other"
         sizes = [needs.num_ranks for needs in self._needs]

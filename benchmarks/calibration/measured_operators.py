@@ -104,14 +104,7 @@ def _join(parts: Sequence[MeasuredOperators]) -> MeasuredOperators:
 
 
 def _predicted_s(
-    device: str,
-    precision: str,
-    kind: OpKind,
-    phase: Phase,
-    role: str,
-    shape: FloatArray,
-    *,
-    as_unlisted: bool = False,
+    device: str, precision: str, kind: OpKind, phase: Phase, role: str, shape: FloatArray, *, as_unlisted: bool = False
 ) -> FloatArray:
     """Predict times of isolated operators, outside of any training step [s]."""
     if kind in COLLECTIVES:

@@ -150,9 +150,7 @@ def _pair(group: Group, sibling: Group) -> Pair:
     devices_per_host = setting_of(group.runs[0], {}).setting.cluster.devices_per_host
     # Measured siblings keep layers and batch, unlike the proxies of a study, which may reduce them too.
     reduction = Reduction(
-        hosts=run.devices // devices_per_host,
-        layers=run.model.num_layers,
-        global_batch_size=run.global_batch_size,
+        hosts=run.devices // devices_per_host, layers=run.model.num_layers, global_batch_size=run.global_batch_size
     )
     smaller = [Proxy(reduction=reduction, config=run.config) for run in sibling.runs]
     return Pair(

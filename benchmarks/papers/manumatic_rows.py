@@ -7,12 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from benchmarks.papers.layer_pipelines import (
-    PipelineScore,
-    pipeline_of_figures,
-    with_best_stages,
-    with_equal_shares,
-)
+from benchmarks.papers.layer_pipelines import PipelineScore, pipeline_of_figures, with_best_stages, with_equal_shares
 from benchmarks.papers.symbolic_prices import Reading, Volumes
 from benchmarks.papers.vocabulary import EXPERTS, SEQUENCE, restricted
 from costmodels.job.model_catalog import find_model

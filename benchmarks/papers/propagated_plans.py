@@ -73,11 +73,7 @@ class PlanReader:
         return Plan(graph=self.graph, mesh=self.mesh, served=np.array(self.rows(layouts), dtype=np.int64))
 
     def _row(
-        self,
-        rule: Rule,
-        reads: Sequence[Layout | None],
-        writes: Sequence[Layout | None],
-        num_bytes: Sequence[float],
+        self, rule: Rule, reads: Sequence[Layout | None], writes: Sequence[Layout | None], num_bytes: Sequence[float]
     ) -> Row:
         """Return the factors of one operator that send the fewest bytes."""
         axes = range(len(self.mesh.sizes))

@@ -62,14 +62,7 @@ def decode_medium() -> Program:
 
 MEDIUM: Mapping[str, Callable[[], Program]] = {
     factory.__name__: factory
-    for factory in (
-        gemma_medium,
-        gemma_medium_scan,
-        moe_medium,
-        graph_network_medium,
-        unet_medium,
-        decode_medium,
-    )
+    for factory in (gemma_medium, gemma_medium_scan, moe_medium, graph_network_medium, unet_medium, decode_medium)
 }
 MODELS: Mapping[str, Callable[[], Program]] = {**FACTORIES, **MEDIUM}
 """Factories of all programs by name."""

@@ -131,12 +131,7 @@ class UNet:
 def conv(x_bhwc: Array, weight: Array, *, stride: int = 1, groups: int = 1) -> Array:
     """Apply a convolution that keeps the size of images except for its stride."""
     return lax.conv_general_dilated(
-        x_bhwc,
-        weight,
-        (stride, stride),
-        "SAME",
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        feature_group_count=groups,
+        x_bhwc, weight, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups
     )
 
 

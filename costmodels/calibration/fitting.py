@@ -241,10 +241,7 @@ class _Problem:
 
 
 def calibrate(
-    runs: Sequence[MeasuredRun],
-    profile: RuntimeProfile,
-    *,
-    on_progress: Callable[[str], None] = lambda _: None,
+    runs: Sequence[MeasuredRun], profile: RuntimeProfile, *, on_progress: Callable[[str], None] = lambda _: None
 ) -> Calibration:
     """Fit the constants of `profile` to those of `runs` that are timed.
 
@@ -260,11 +257,7 @@ def calibrate(
     kept, settings, skipped = settings_of(timed, {profile.name: profile}, profile.name)
     own = [
         TimedRun(
-            group=group_key(run),
-            source=run.source,
-            measured=measured,
-            config=run.config,
-            step_time_s=run.step_time_s,
+            group=group_key(run), source=run.source, measured=measured, config=run.config, step_time_s=run.step_time_s
         )
         for run, measured in zip(kept, settings, strict=True)
         if run.step_time_s is not None

@@ -298,11 +298,7 @@ class _Builder:
                 model.kv_lora_rank + model.qk_rope_head_dim,
             )
             operators += self._matmul(
-                "attention.kv_up",
-                block,
-                self.tokens,
-                model.kv_lora_rank,
-                heads * (model.qk_nope_head_dim + value_size),
+                "attention.kv_up", block, self.tokens, model.kv_lora_rank, heads * (model.qk_nope_head_dim + value_size)
             )
             qk_elements = 2 * heads * qk_size  # every head has its own key
         else:

@@ -130,11 +130,7 @@ class Rule:
 
 
 def rule_of(
-    pattern: str,
-    sizes: Mapping[str, int],
-    *,
-    blocked: Collection[str] = (),
-    permuted: Collection[str] = (),
+    pattern: str, sizes: Mapping[str, int], *, blocked: Collection[str] = (), permuted: Collection[str] = ()
 ) -> Rule:
     """Parse a rule: `rule_of("batch q, q out -> batch out", sizes)` is a product that reduces over q.
 

@@ -55,11 +55,7 @@ class TaskGraph:
     after: list[list[int]] = field(default_factory=list)
 
     def add(
-        self,
-        *routes: Route,
-        after: Iterable[int] = (),
-        latency_s: float = 0.0,
-        devices: tuple[int, ...] = (),
+        self, *routes: Route, after: Iterable[int] = (), latency_s: float = 0.0, devices: tuple[int, ...] = ()
     ) -> int:
         """Add a task that waits for the tasks numbered `after`, ignoring NOTHING, and return its number."""
         assert routes, "every task has a route"

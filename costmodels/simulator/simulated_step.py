@@ -511,10 +511,7 @@ class _Writer:
 
 
 def _breakdown(
-    timeline: Timeline,
-    writer: _Writer,
-    stages: tuple[tuple[StageWork, ...], ...],
-    orders: Sequence[PassOrder],
+    timeline: Timeline, writer: _Writer, stages: tuple[tuple[StageWork, ...], ...], orders: Sequence[PassOrder]
 ) -> dict[str, float]:
     """Break the critical path down by BREAKDOWN.
 

@@ -133,10 +133,7 @@ class BlockCosts:
 
 
 def block_costs(
-    setting: Setting,
-    shapes: ConfigGrid,
-    kernel_time: KernelTime,
-    collective_time: CollectiveTime,
+    setting: Setting, shapes: ConfigGrid, kernel_time: KernelTime, collective_time: CollectiveTime
 ) -> BlockCosts:
     """Compute the costs of every shape row.
 

@@ -46,16 +46,7 @@ from costmodels.step.placement import (
 from costmodels.step.schedules import stage_in_flight
 from hardware.arrays import FloatArray, IntArray
 
-MEMORY_PARTS = (
-    "weights",
-    "gradients",
-    "optimizer",
-    "activations",
-    "logits",
-    "buffers",
-    "fragmentation",
-    "overhead",
-)
+MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "fragmentation", "overhead")
 MemoryMeaning = Literal["allocated", "reserved", "device"]
 WhichStage = Literal["fullest", "first", "last"]
 
@@ -336,11 +327,7 @@ class _LayerTally:
 
 
 def estimate_memory(
-    setting: Setting,
-    grid: ConfigGrid,
-    *,
-    stage: WhichStage = "fullest",
-    schedule: str = "1f1b",
+    setting: Setting, grid: ConfigGrid, *, stage: WhichStage = "fullest", schedule: str = "1f1b"
 ) -> MemoryEstimate:
     """Estimate the peak memory of every configuration, by part.
 

@@ -17,11 +17,7 @@ from hardware.cluster import Cluster
 
 
 def overhead_s(
-    setting: Setting,
-    grid: ConfigGrid,
-    pipeline_hosts: IntArray,
-    memory: MemoryEstimate | None,
-    passes_s: FloatArray,
+    setting: Setting, grid: ConfigGrid, pipeline_hosts: IntArray, memory: MemoryEstimate | None, passes_s: FloatArray
 ) -> FloatArray:
     """Compute the overheads of every configuration [n].
 

@@ -289,11 +289,7 @@ class Pipelines:
     weights_of: IntArray
 
 
-def pipelines(
-    setting: Setting,
-    grid: ConfigGrid,
-    has_device: NDArray[np.bool_] | None = None,
-) -> Pipelines:
+def pipelines(setting: Setting, grid: ConfigGrid, has_device: NDArray[np.bool_] | None = None) -> Pipelines:
     """Group the configurations by layout; chunks per stage make another layout only if layers fall differently.
 
     Args:

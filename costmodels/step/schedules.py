@@ -180,11 +180,7 @@ def bubble_s(stage_s: FloatArray, count: IntArray, vpp: IntArray | int) -> Float
 
 
 def stage_in_flight(
-    stage: IntArray,
-    pp: IntArray | int,
-    vpp: IntArray | int,
-    num_micro_batches: IntArray,
-    schedule: str = "1f1b",
+    stage: IntArray, pp: IntArray | int, vpp: IntArray | int, num_micro_batches: IntArray, schedule: str = "1f1b"
 ) -> FloatArray:
     """Return the peak number of micro-batches whose activations a stage holds, in units of all its layers.
 

@@ -45,11 +45,7 @@ class StageTables:
     capacity_bytes: FloatArray
 
 
-def stage_tables(
-    setting: Setting,
-    grid: ConfigGrid,
-    has_device: NDArray[np.bool_] | None = None,
-) -> StageTables:
+def stage_tables(setting: Setting, grid: ConfigGrid, has_device: NDArray[np.bool_] | None = None) -> StageTables:
     """Tabulate the stages of configurations of one pp and vpp, all their work in equal shares.
 
     Args:

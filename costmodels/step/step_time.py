@@ -24,13 +24,7 @@ from costmodels.step.launches import beyond_device_s, hops_launch_s, issue_s
 from costmodels.step.layer_residuals import layer_residual
 from costmodels.step.memory import MemoryEstimate
 from costmodels.step.overheads import overhead_s
-from costmodels.step.placement import (
-    Groups,
-    Pipeline,
-    local_parameters,
-    pipelines,
-    place,
-)
+from costmodels.step.placement import Groups, Pipeline, local_parameters, pipelines, place
 from costmodels.step.replicas import ReplicaRows, even_rows, replica_rows
 from costmodels.step.schedules import bubble_s
 from costmodels.step.transfers import exposed_transfers_s
@@ -159,13 +153,7 @@ def model_flops_utilisation(job: TrainingJob, cluster: Cluster, step_time_s: Flo
 class StagePricing:
     """Pricing of configurations of one layout [k]; costs of weights are computed once per row of weights [w]."""
 
-    def __init__(
-        self,
-        setting: Setting,
-        pipeline: Pipeline,
-        groups: Groups,
-        collective_time: CollectiveTime,
-    ) -> None:
+    def __init__(self, setting: Setting, pipeline: Pipeline, groups: Groups, collective_time: CollectiveTime) -> None:
         runtime = setting.runtime
         self.runtime, self.pp, self.stages, self.row = runtime, pipeline.pp, pipeline.stages, pipeline.weights_of
         self.layers = max(setting.job.model.num_layers // self.pp, 1)

@@ -84,12 +84,7 @@ class WeightTraffic:
         return self.each_gather + after
 
     def per_step_s(
-        self,
-        runtime: RuntimeProfile,
-        forward: FloatArray,
-        backward: FloatArray,
-        head_start: FloatArray,
-        layers: int,
+        self, runtime: RuntimeProfile, forward: FloatArray, backward: FloatArray, head_start: FloatArray, layers: int
     ) -> tuple[FloatArray, FloatArray]:
         """Compute the time that a step waits once, and the additional wait for a tied table [k].
 

@@ -194,19 +194,11 @@ class _Bundle:
     collective_time: CollectiveTime = collective_s
 
 
-def step_terms(
-    setting: Setting,
-    grid: ConfigGrid,
-    *,
-    memory: MemoryEstimate | None = None,
-) -> StepTerms:
+def step_terms(setting: Setting, grid: ConfigGrid, *, memory: MemoryEstimate | None = None) -> StepTerms:
     """Compute the error terms of every candidate's step [n]; see `estimate_step` for the arguments."""
     kernel_time = remembered_kernel_s()
     base_s = estimate_step(setting, grid, kernel_time=kernel_time, memory=memory).step_time_s
-    bundles = chain(
-        _operator_bundles(setting, grid),
-        _collective_bundles(setting, grid),
-    )
+    bundles = chain(_operator_bundles(setting, grid), _collective_bundles(setting, grid))
 
     def elasticity_at(
         at: IntArray, is_longer: Callable[[Operator, Device], bool], collective_time: CollectiveTime
@@ -285,10 +277,7 @@ def _operator_bundles(setting: Setting, grid: ConfigGrid) -> Iterator[_Bundle]:
     shapes, shape_of = unique_shapes(grid)
     tokens, token_of = unique_tokens(job, shapes)
     outside = [operator for operator in step_operators(job, runtime, tokens) if not is_core(operator)]
-    parts = (
-        (outside, tokens, token_of[shape_of]),
-        (attention_core(job, runtime, shapes), shapes, shape_of),
-    )
+    parts = ((outside, tokens, token_of[shape_of]), (attention_core(job, runtime, shapes), shapes, shape_of))
     everywhere = np.arange(len(grid))
     for device in setting.cluster.devices:
         for operators, rows, row in parts:

@@ -393,12 +393,7 @@ def _fit_hyperparameters(kind: OpKind, shape: bytes, values: bytes, variance: by
     distinct, mean, left = _average_repetitions(sizes, np.frombuffer(values), np.frombuffer(variance))
     prior = replace(PRIOR, length_scale=tuple(feature.length for feature in features_of(kind)))
     found = fit(
-        points_of(kind, distinct),
-        mean,
-        prior=prior,
-        variance=left,
-        num_scaled=NUM_SCALED,
-        min_to_learn=FEWEST_LEARNED,
+        points_of(kind, distinct), mean, prior=prior, variance=left, num_scaled=NUM_SCALED, min_to_learn=FEWEST_LEARNED
     )
     return _widen(found)
 

@@ -363,11 +363,7 @@ class Surrogate:
     probabilities: FloatArray
 
     def draw(
-        self,
-        num_draws: int,
-        rng: np.random.Generator,
-        *,
-        beside: Sequence[NDArray[np.float32] | None] | None = None,
+        self, num_draws: int, rng: np.random.Generator, *, beside: Sequence[NDArray[np.float32] | None] | None = None
     ) -> NDArray[np.float32]:
         """Return joint draws of the log quantity [M, n].
 

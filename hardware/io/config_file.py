@@ -130,8 +130,7 @@ _CoreLoader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, None)
 _CoreLoader.add_constructor("tag:yaml.org,2002:bool", lambda loader, node: _parse_bool(_scalar(loader, node)))
 _CoreLoader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(_scalar(loader, node)))
 _CoreLoader.add_constructor(
-    "tag:yaml.org,2002:float",
-    lambda loader, node: float(re.sub(r"\.(inf|nan)$", r"\1", _scalar(loader, node).lower())),
+    "tag:yaml.org,2002:float", lambda loader, node: float(re.sub(r"\.(inf|nan)$", r"\1", _scalar(loader, node).lower()))
 )
 
 

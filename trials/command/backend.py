@@ -152,12 +152,7 @@ class CommandBackend(AbstractRankBackend):
         job = self.job
         flags = self.flags(config) if self.flags is not None else Flags()
         values = values_of(
-            job,
-            self.cluster,
-            config,
-            trial_number=trial_number,
-            warmup_steps=self.warmup_steps,
-            steps=self.steps,
+            job, self.cluster, config, trial_number=trial_number, warmup_steps=self.warmup_steps, steps=self.steps
         )
         samples = job.global_batch_size
         return HostPlan(

@@ -28,13 +28,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 _SECONDS = {"step_s": 1.0, "step_ms": 1e-3, "step_us": 1e-6}
 _RATES = ("steps_per_s", "samples_per_s", "tokens_per_s", "tokens_per_s_per_device")
-_BYTES = {
-    "memory_bytes": 1.0,
-    "memory_mb": 1e6,
-    "memory_gb": 1e9,
-    "memory_mib": 2.0**20,
-    "memory_gib": 2.0**30,
-}
+_BYTES = {"memory_bytes": 1.0, "memory_mb": 1e6, "memory_gb": 1e9, "memory_mib": 2.0**20, "memory_gib": 2.0**30}
 GROUPS = ("iteration", *_SECONDS, *_RATES, *_BYTES)
 """Names that the groups of a pattern may have."""
 
@@ -119,9 +113,7 @@ class LogPattern:
             return None
         iteration = _number(found.get("iteration"))
         return Reading(
-            step_time_s=seconds,
-            iteration=None if iteration is None else int(iteration),
-            memory_bytes=memory_bytes,
+            step_time_s=seconds, iteration=None if iteration is None else int(iteration), memory_bytes=memory_bytes
         )
 
 

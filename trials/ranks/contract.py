@@ -47,13 +47,7 @@ class AbstractRanks(ABC):
         """Ranks whose end `events` has not reported yet."""
 
     @abstractmethod
-    def launch(
-        self,
-        function: str,
-        *arguments: Any,
-        num_ranks: int,
-        memory_limit_bytes: int | None = None,
-    ) -> None:
+    def launch(self, function: str, *arguments: Any, num_ranks: int, memory_limit_bytes: int | None = None) -> None:
         """Start one process per rank, each of which runs `function(place, *arguments)`.
 
         Args:

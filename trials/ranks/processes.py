@@ -119,13 +119,7 @@ class RankProcesses(AbstractRanks):
         assert isinstance(answer, Reserved), answer
         return answer.port
 
-    def launch(
-        self,
-        function: str,
-        *arguments: Any,
-        num_ranks: int,
-        memory_limit_bytes: int | None = None,
-    ) -> None:
+    def launch(self, function: str, *arguments: Any, num_ranks: int, memory_limit_bytes: int | None = None) -> None:
         """Start all ranks of a trial on this host."""
         self.launch_part(
             Launch(

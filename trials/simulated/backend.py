@@ -294,12 +294,7 @@ class SimulatedBackend(AbstractBackend):
         times_s = seconds.flat[executed] * np.exp(spread * rng.standard_normal(len(executed)))
         return [
             OperatorSample(
-                kind=call.kind,
-                phase=phase,
-                shape=tuple(sizes),
-                time_s=time_s,
-                count=round(times),
-                name=call.name,
+                kind=call.kind, phase=phase, shape=tuple(sizes), time_s=time_s, count=round(times), name=call.name
             )
             for sizes, time_s, times in zip(
                 shape.reshape(-1, shape.shape[-1])[executed].tolist(),

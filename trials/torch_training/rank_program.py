@@ -46,11 +46,7 @@ def run_rank(place: Place, plan: RankPlan) -> None:
             gc.collect()
             gc.freeze()  # all objects so far stay, and collections inside of steps need not look at them
             place.tell(
-                Ready(
-                    group_s=grouped_s - began_s,
-                    build_s=built_s - grouped_s,
-                    warmup_s=time.perf_counter() - built_s,
-                )
+                Ready(group_s=grouped_s - began_s, build_s=built_s - grouped_s, warmup_s=time.perf_counter() - built_s)
             )
             _measure_steps(place, plan, trainer, recorder if plan.clock == "virtual" else None, device)
             began_s = time.perf_counter()
@@ -58,10 +54,7 @@ def run_rank(place: Place, plan: RankPlan) -> None:
             profile, recording = _profile_step(trainer, recorder, device) if plan.profiles else (None, None)
             place.tell(
                 Finished(
-                    peak_bytes=peak_bytes,
-                    profile_s=time.perf_counter() - began_s,
-                    profile=profile,
-                    recording=recording,
+                    peak_bytes=peak_bytes, profile_s=time.perf_counter() - began_s, profile=profile, recording=recording
                 )
             )
     except Exception as error:  # noqa: BLE001 # the rank's boundary: a failure is a result
@@ -91,15 +84,7 @@ def _measure_steps(
         wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
         recording = recorder.stop() if recorder else None
         walls, cpus = _gather([wall_s, cpu_s], device)
-        place.tell(
-            StepTaken(
-                number=number,
-                wall_s=max(walls),
-                cpu_s=sum(cpus),
-                loss=result.loss,
-                recording=recording,
-            )
-        )
+        place.tell(StepTaken(number=number, wall_s=max(walls), cpu_s=sum(cpus), loss=result.loss, recording=recording))
         seconds.append(max(walls) if plan.clock == "wall" else sum(cpus))
         if len(seconds) >= plan.min_steps and median_error(seconds) <= plan.precision:
             return

@@ -43,13 +43,7 @@ _LOST_PEER = (
 
 
 def watch_ranks(
-    ranks: AbstractRanks,
-    plan: RankPlan,
-    cluster: Cluster,
-    *,
-    cores: int | None,
-    hang_limit_s: float,
-    on_step: OnStep,
+    ranks: AbstractRanks, plan: RankPlan, cluster: Cluster, *, cores: int | None, hang_limit_s: float, on_step: OnStep
 ) -> Observation:
     """Watch the ranks that were just launched, and return their observation; the caller ends those that still run.
 

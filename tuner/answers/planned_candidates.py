@@ -188,12 +188,7 @@ def _with_plans(
     runtime = replace(config.setting.runtime, layer_changes=tuple(changes))
     backend = config.backend.with_layer_changes(runtime.layer_changes)
     assert backend is not None, "the study file refuses other trials, which run the plan by hand"
-    return replace(
-        config,
-        setting=replace(config.setting, runtime=runtime),
-        backend=backend,
-        layer_plans=plans,
-    )
+    return replace(config, setting=replace(config.setting, runtime=runtime), backend=backend, layer_plans=plans)
 
 
 def _change_of(stored: Mapping[str, Any]) -> LayerChange:

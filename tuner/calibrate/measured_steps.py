@@ -54,12 +54,7 @@ class CalibratedFile:
 
 
 def calibrate_file(
-    measured: Sequence[Path],
-    out: Path,
-    *,
-    runtime: str | None,
-    overwrite: bool,
-    on_progress: Callable[[str], None],
+    measured: Sequence[Path], out: Path, *, runtime: str | None, overwrite: bool, on_progress: Callable[[str], None]
 ) -> CalibratedFile:
     """Fit one runtime's profile to the clean runs of the files and write it.
 

@@ -172,8 +172,7 @@ def meshtune(
 def run(
     study: StudyFile,
     trials: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="Maximum number of trials; replaces search.max_trials."),
+        str | None, typer.Option(metavar="N", help="Maximum number of trials; replaces search.max_trials.")
     ] = None,
     storage: Storage = None,
     seed: Annotated[str | None, typer.Option(metavar="N", help="Random seed; replaces search.seed.")] = None,

@@ -31,9 +31,7 @@ Storage = Annotated[
 Config = Annotated[
     str,
     typer.Option(
-        "--config",
-        metavar="pp=4,tp=2,...",
-        help="Configuration; a dimension not named is 1 or has the job's value.",
+        "--config", metavar="pp=4,tp=2,...", help="Configuration; a dimension not named is 1 or has the job's value."
     ),
 ]
 

@@ -47,8 +47,7 @@ def plan(
         ),
     ] = None,
     mesh: Annotated[
-        str | None,
-        typer.Option(metavar="data=2,model=4", help="Mesh for --jax or --torch, slowest axis first."),
+        str | None, typer.Option(metavar="data=2,model=4", help="Mesh for --jax or --torch, slowest axis first.")
     ] = None,
     cluster: Annotated[
         str,
@@ -60,8 +59,7 @@ def plan(
     layers: Annotated[
         str | None,
         typer.Option(
-            metavar="N",
-            help="Number of layers to plan; by default the fewest that include every kind of layer.",
+            metavar="N", help="Number of layers to plan; by default the fewest that include every kind of layer."
         ),
     ] = None,
     planner: Annotated[

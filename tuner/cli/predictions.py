@@ -60,11 +60,7 @@ def space(
     found = config.space()
     if chosen is None:
         warn(found.warnings)
-    payload: dict[str, Any] = {
-        "grid": found.num_before_memory,
-        "feasible": len(found.grid),
-        "removed": found.removed,
-    }
+    payload: dict[str, Any] = {"grid": found.num_before_memory, "feasible": len(found.grid), "removed": found.removed}
     configs = [found.grid.values(position) for position in range(len(found.grid))] if list_configs else []
     reasons = reasons_against(config, found, chosen) if chosen is not None else {}
     if as_json:
@@ -155,8 +151,7 @@ def simulate(
     study: StudyFile,
     chosen: Config,
     schedule: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="Pipeline schedule: 1f1b, gpipe, zero-bubble."),
+        str, typer.Option(metavar="NAME", help="Pipeline schedule: 1f1b, gpipe, zero-bubble.")
     ] = "1f1b",
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Perfetto trace to write; compressed if the name ends in .gz.")
@@ -197,8 +192,7 @@ def simulate(
 def rank(
     study: StudyFile,
     top: Annotated[
-        str | None,
-        typer.Option(metavar="K", help="Number of configurations to print; 10 by default."),
+        str | None, typer.Option(metavar="K", help="Number of configurations to print; 10 by default.")
     ] = None,
     hosts: Annotated[
         str | None,

@@ -29,8 +29,7 @@ def replan(
         typer.Option(metavar="TRACE", help="CSV trace of cluster changes, used instead of cluster.trace."),
     ] = None,
     until: Annotated[
-        str | None,
-        typer.Option(metavar="SECONDS", help="End of the plan; by default an hour after the last event."),
+        str | None, typer.Option(metavar="SECONDS", help="End of the plan; by default an hour after the last event.")
     ] = None,
     robust: Annotated[
         str | None,

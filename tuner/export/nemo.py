@@ -100,10 +100,7 @@ def _assignments(setting: Setting, given: Values) -> dict[str, str]:
             found[path] = _as_python(flag, given[flag])
     found["trainer.strategy.pipeline_dtype"] = DTYPES.get(setting.job.precision, "torch.float32")
     if given["--use-megatron-fsdp"]:
-        found |= {
-            "trainer.strategy.fsdp": repr("megatron"),
-            "trainer.strategy.save_ckpt_format": repr("fsdp_dtensor"),
-        }
+        found |= {"trainer.strategy.fsdp": repr("megatron"), "trainer.strategy.save_ckpt_format": repr("fsdp_dtensor")}
     else:
         found["trainer.strategy.fsdp"] = "None"
     found["trainer.strategy.ddp.use_distributed_optimizer"] = found["optim.config.use_distributed_optimizer"]

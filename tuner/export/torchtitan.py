@@ -197,6 +197,5 @@ def _recompute(setting: Setting, config: ParallelConfig) -> Part:
         f"recomputes everything else; it cannot select {', '.join(setting.job.recompute_modules)}"
     )
     return Part(
-        flags=(f"activation-checkpoint:{config.recompute}",),
-        notes=(note,) if config.recompute == "selective" else (),
+        flags=(f"activation-checkpoint:{config.recompute}",), notes=(note,) if config.recompute == "selective" else ()
     )

@@ -336,10 +336,7 @@ def _devices(text: str, launch: Launch | None, unread: list[Unread]) -> tuple[in
     launcher = Flags(launch.launcher_flags if launch else [])
     slurm = dict(re.findall(r"^#SBATCH[ \t]+--([a-z-]+)[= ](?:[a-z0-9]+:)?([0-9]{1,6})[ \t]*(?:#.*)?$", text, re.M))
     found: list[int | None] = []
-    for flag, keys in (
-        ("--nnodes", ("nodes",)),
-        ("--nproc-per-node", ("gpus-per-node", "gres", "ntasks-per-node")),
-    ):
+    for flag, keys in (("--nnodes", ("nodes",)), ("--nproc-per-node", ("gpus-per-node", "gres", "ntasks-per-node"))):
         value = launcher.text(flag)
         number = int(value) if value and re.fullmatch(r"[1-9][0-9]{0,5}", value) else None
         if value is not None and number is None:

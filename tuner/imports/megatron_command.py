@@ -86,13 +86,7 @@ LEFT_OUT = frozenset(
 """Flags that a trial must not have. The exporter adds --no-gradient-accumulation-fusion itself for sharded weights."""
 
 OF_MINDSPEED = frozenset(
-    [
-        "--num-layers",
-        "--noop-layers",
-        "--context-parallel-algo",
-        "--ulysses-degree-in-cp",
-        "--moe-tp-extend-ep",
-    ]
+    ["--num-layers", "--noop-layers", "--context-parallel-algo", "--ulysses-degree-in-cp", "--moe-tp-extend-ep"]
 )
 """Further flags that `{flags}` sets for MindSpeed (tuner/export/mindspeed.py), or that would change their meaning."""
 

@@ -183,12 +183,7 @@ def _run_toast(graph: Graph, mesh: DeviceMesh, options: PlannerOptions, workers:
     # Without a limit TOAST still keeps to the memory of the smallest device, but a plan above that is accepted.
     least_bytes = min(device.memory_bytes for device in mesh.cluster.devices) if limit_bytes is None else limit_bytes
     toast = toast_plan(
-        graph,
-        d_rec.plan.mesh,
-        ToastOptions(memory_bytes=least_bytes),
-        given=[d_rec.plan],
-        pins=pins,
-        workers=workers,
+        graph, d_rec.plan.mesh, ToastOptions(memory_bytes=least_bytes), given=[d_rec.plan], pins=pins, workers=workers
     )
     plan, cost, steps = toast.plan, cost_of(toast.plan), toast.steps
     if cost.peak_memory_bytes > least_bytes:

@@ -75,10 +75,7 @@ def find_plan_exporter(target: str) -> Callable[[PlanSource], PlanExport]:
     """
     if target not in PLAN_EXPORTERS:
         raise ConfigError(
-            "is no export target for plans",
-            key="--export",
-            value=target,
-            nearest=did_you_mean(target, PLAN_EXPORTERS),
+            "is no export target for plans", key="--export", value=target, nearest=did_you_mean(target, PLAN_EXPORTERS)
         )
     return PLAN_EXPORTERS[target]
 
@@ -230,10 +227,7 @@ def _export_megatron(source: PlanSource) -> PlanExport:
         target="megatron",
         content={"format": "megatron", "roles": roles, "text": exported.text},
         text=exported.text,
-        lines=(
-            *(f"# {name}: {words}" for name, words in roles.items()),
-            *exported.text.rstrip("\n").splitlines(),
-        ),
+        lines=(*(f"# {name}: {words}" for name, words in roles.items()), *exported.text.rstrip("\n").splitlines()),
         notes=(*_megatron_notes(found), *exported.notes),
     )
 

@@ -34,15 +34,7 @@ from costmodels.job.parallel_config import ParallelConfig
 from hardware.dynamics import Trace, intervals
 from hardware.io.errors import ConfigError
 from tuner.answers.best import best_known
-from tuner.replan.cluster_states import (
-    Course,
-    Figures,
-    Options,
-    Pricing,
-    Setup,
-    cluster_of,
-    options_over,
-)
+from tuner.replan.cluster_states import Course, Figures, Options, Pricing, Setup, cluster_of, options_over
 from tuner.replan.network import hosts_named
 from tuner.replan.timeline import Choices, best_timeline, steps_of, unforeseen_timeline
 from tuner.run.loop import check_meaning

@@ -94,11 +94,7 @@ def _scatter(
             y=[height(sample) for sample in own],
             mode="markers",
             name=f"{kind} {'' if own[0].call.is_collective else phase}".strip(),
-            marker={
-                "color": _COLOURS[kind],
-                "symbol": _SYMBOLS[phase],
-                "size": 8,
-            },
+            marker={"color": _COLOURS[kind], "symbol": _SYMBOLS[phase], "size": 8},
             text=[_in_words(sample) for sample in own],
             hovertemplate="%{text}<br>%{y:.3s}<extra></extra>",
         )

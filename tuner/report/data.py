@@ -19,13 +19,7 @@ from tuner.search.population import Moment, read_moments
 from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
 from tuner.search.stopping import StopReason
 from tuner.space.enumeration import active_rules
-from tuner.storage.record import (
-    ORIGIN,
-    STOP_REASON,
-    TrialRecord,
-    best_record,
-    read_records,
-)
+from tuner.storage.record import ORIGIN, STOP_REASON, TrialRecord, best_record, read_records
 from tuner.study_file.config import StudyConfig
 
 

@@ -53,15 +53,7 @@ from tuner.search.sampler import ThompsonSampler
 from tuner.search.stopping import Budgets, StopReason
 from tuner.storage.history import Past, keep_run, make_tables, past_of
 from tuner.storage.opening import find_study, open_store, storage_errors
-from tuner.storage.record import (
-    HISTORY,
-    MEANING,
-    ORIGIN,
-    PREDICTION,
-    SPENT_S,
-    STOP_REASON,
-    TrialRecord,
-)
+from tuner.storage.record import HISTORY, MEANING, ORIGIN, PREDICTION, SPENT_S, STOP_REASON, TrialRecord
 from tuner.storage.store import AbstractStore
 from tuner.study_file.config import StudyConfig
 from tuner.study_file.meaning import first_difference
@@ -201,10 +193,7 @@ def run_study(
         if config.layer_plans.keys() > study.user_attrs.get(LAYER_PLANS, {"plans": {}})["plans"].keys():
             study.set_user_attr(LAYER_PLANS, as_stored(config))
         held = claim(
-            store,
-            config.name,
-            now_s=wall_clock(),
-            on_note=lambda note: on_progress(_initial_progress(config, note)),
+            store, config.name, now_s=wall_clock(), on_note=lambda note: on_progress(_initial_progress(config, note))
         )
         # past Optuna's cache, which would keep all that was ever read
         trials = OwnTrials(store.storage.get_all_trials(study._study_id, deepcopy=False), config.dimensions, sampler)
@@ -561,10 +550,7 @@ class _Run:
         assert position is not None, "the sampler names candidates only"
         proxy = self.sampler.proxy_for(observations, position)
         trial = create_trial(
-            state=TrialState.RUNNING,
-            params=params,
-            distributions=space,
-            user_attrs=self._describe(position, proxy),
+            state=TrialState.RUNNING, params=params, distributions=space, user_attrs=self._describe(position, proxy)
         )
         with self.held.together():
             trial_id = self.store.storage.create_new_trial(self.study._study_id, trial)

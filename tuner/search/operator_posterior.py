@@ -82,12 +82,7 @@ class OperatorPosterior:
         return predicted_times(self.terms)
 
     def compose(
-        self,
-        timings: Sequence[Timing],
-        num_draws: int,
-        rng: np.random.Generator,
-        *,
-        aside: Sequence[StepTerms] = (),
+        self, timings: Sequence[Timing], num_draws: int, rng: np.random.Generator, *, aside: Sequence[StepTerms] = ()
     ) -> tuple[Composition, frozenset[str]] | None:
         """Return the change of every candidate's step by measured times, and the constants that these tell.
 

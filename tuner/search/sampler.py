@@ -134,11 +134,7 @@ class ThompsonSampler(BaseSampler):
         self._stop_when_confident = stop_when_confident
         self._proxies = proxies
         self._stop_rule = StopRule(
-            num_candidates=len(candidates),
-            confidence=confidence,
-            tolerance=tolerance,
-            repeats=repeats,
-            proxies=proxies,
+            num_candidates=len(candidates), confidence=confidence, tolerance=tolerance, repeats=repeats, proxies=proxies
         )
         dimensions = candidates.dimensions
         # a trial names its candidate by parameters, so positions are looked up by their values

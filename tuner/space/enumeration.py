@@ -18,13 +18,7 @@ from itertools import repeat
 
 import numpy as np
 
-from costmodels.job.parallel_config import (
-    DEGREES,
-    ENUMERATED_DIMENSIONS,
-    ConfigGrid,
-    ParallelConfig,
-    concatenate,
-)
+from costmodels.job.parallel_config import DEGREES, ENUMERATED_DIMENSIONS, ConfigGrid, ParallelConfig, concatenate
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
@@ -410,11 +404,7 @@ def build_space(
     if grid is not predicted:
         memory = estimate_memory(setting, grid)
     return Space(
-        grid=grid,
-        memory=memory,
-        num_before_memory=num_before_memory,
-        removed=removed,
-        warnings=tuple(warnings),
+        grid=grid, memory=memory, num_before_memory=num_before_memory, removed=removed, warnings=tuple(warnings)
     )
 
 

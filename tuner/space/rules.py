@@ -469,16 +469,7 @@ _SETS: dict[str, tuple[str, ...]] = {
         *("layers" if rule == "layers_or_layout" else rule for rule in _MEGATRON if rule != "kv_heads_ulysses"),
     ),
     # nanotron parallel/context.py, config/parallelism_config.py: contiguous blocks, no interleaving
-    "nanotron": (
-        *_EVERY_RUNTIME,
-        "kv_heads",
-        "ffn",
-        "sequence",
-        "no_vpp",
-        "experts",
-        "ep_within_dp",
-        *_FURTHER,
-    ),
+    "nanotron": (*_EVERY_RUNTIME, "kv_heads", "ffn", "sequence", "no_vpp", "experts", "ep_within_dp", *_FURTHER),
     # Megatron-LM v2 megatron/arguments.py (interleaving from 3 stages on), megatron/model/transformer.py (heads and
     # layers divide), megatron/schedules.py (micro-batches); no expert, context or sequence parallelism yet
     "megatron-2021": (*_MEGATRON_2021, "no_sequence_parallel"),

@@ -237,12 +237,7 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths) -> St
 
 
 def _study_parts(setting: Setting, group: MeasuredGroup | None, base_dir: Path) -> StudyParts:
-    return StudyParts(
-        setting=setting,
-        base_dir=base_dir,
-        measured=group,
-        flag_exporters=flag_exporters(setting),
-    )
+    return StudyParts(setting=setting, base_dir=base_dir, measured=group, flag_exporters=flag_exporters(setting))
 
 
 def _check_written(trial: AbstractTrialKeys, storage: str, paths: StudyPaths) -> None:

@@ -37,9 +37,6 @@ class ExportedFlags:
 def flag_exporters(setting: Setting) -> dict[str, FlagExporter]:
     """Return the exporters of all frameworks that take flags, by name."""
     return {
-        name: FlagExporter(
-            write=ExportedFlags(setting=setting, target=name),
-            ends_command=name in ENDS_COMMAND,
-        )
+        name: FlagExporter(write=ExportedFlags(setting=setting, target=name), ends_command=name in ENDS_COMMAND)
         for name in WITH_FLAGS
     }

@@ -128,12 +128,7 @@ def new_study(imported: Imported, added: Added, *, file: Path, folder: Path, mod
     own_file = "" if reference else f"{name}-model.yaml"
     return NewStudy(
         text=study_text(
-            imported,
-            present,
-            name=name,
-            model=reference or model_at or own_file,
-            cluster=cluster_keys,
-            file=file,
+            imported, present, name=name, model=reference or model_at or own_file, cluster=cluster_keys, file=file
         ),
         model_file=own_file,
         model_text="" if reference else model_text(model, file),

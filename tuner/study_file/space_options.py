@@ -102,10 +102,7 @@ def check_possible_values(setting: Setting, options: SpaceOptions) -> None:
     for dimension, (wrong, demand, valid) in impossible_values(setting, options).items():
         if set(wrong) == set(allowed[dimension]):
             raise ConfigError(
-                demand,
-                key=f"space.{dimension}",
-                value=list(wrong),
-                nearest=f"valid: {', '.join(map(str, valid))}",
+                demand, key=f"space.{dimension}", value=list(wrong), nearest=f"valid: {', '.join(map(str, valid))}"
             )
 
 

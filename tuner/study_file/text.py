@@ -19,13 +19,7 @@ _NO_TEXT = ("true", "false", "null", "yes", "no", "on", "off")
 
 
 def study_text(
-    imported: Imported,
-    present: Present,
-    *,
-    name: str,
-    model: str,
-    cluster: Mapping[str, Any],
-    file: Path,
+    imported: Imported, present: Present, *, name: str, model: str, cluster: Mapping[str, Any], file: Path
 ) -> str:
     """Return the text of the study file.
 

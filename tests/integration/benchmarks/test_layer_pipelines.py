@@ -30,12 +30,7 @@ FIGURES = LayerFigures(
 def pipeline(*, pp=1, m=1, capacity=math.inf, may_recompute=False, figures=FIGURES):
     """Eight layers."""
     return pipeline_of_figures(
-        figures,
-        num_layers=8,
-        pp=pp,
-        num_micro_batches=m,
-        capacity_bytes=capacity,
-        may_recompute=may_recompute,
+        figures, num_layers=8, pp=pp, num_micro_batches=m, capacity_bytes=capacity, may_recompute=may_recompute
     )
 
 

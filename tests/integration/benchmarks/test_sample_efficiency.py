@@ -220,13 +220,7 @@ def problem_on(configs, predicted_s):
     """Candidates of which only a step time each is predicted."""
     grid = ConfigGrid.from_configs(configs)
     predicted = Predicted.of_times(np.asarray(predicted_s), peers.points_of(grid).coordinates)
-    return Problem(
-        grid=grid,
-        posterior=posterior_of(predicted, grid),
-        runtime="none",
-        num_history=0,
-        num_dropped=0,
-    )
+    return Problem(grid=grid, posterior=posterior_of(predicted, grid), runtime="none", num_history=0, num_dropped=0)
 
 
 BOWL = [

@@ -32,15 +32,7 @@ job: {sequence_length: 64, global_batch_size: 2, precision: fp32, zero_stage: 1}
 runtime: torch-reference
 trial: {backend: torch, clock: cpu, warmup_steps: 1, min_steps: 1, max_steps: 1}
 """
-COLUMNS = {
-    "kind",
-    "phase",
-    "operators",
-    "alone_over_training",
-    "lower_quartile",
-    "upper_quartile",
-    "formula_error",
-}
+COLUMNS = {"kind", "phase", "operators", "alone_over_training", "lower_quartile", "upper_quartile", "formula_error"}
 
 
 def calls_of(count):

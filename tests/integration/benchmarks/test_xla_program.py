@@ -38,8 +38,7 @@ def test_groups_are_read_in_every_form(groups, expected):
 
 
 @pytest.mark.parametrize(
-    ("groups", "axes"),
-    [(ALONG_DATA, ("data",)), (ALONG_MODEL, ("model",)), ((tuple(range(8)),), ("data", "model"))],
+    ("groups", "axes"), [(ALONG_DATA, ("data",)), (ALONG_MODEL, ("model",)), ((tuple(range(8)),), ("data", "model"))]
 )
 def test_groups_are_of_axes(groups, axes):
     """Groups are told by the axes along which their devices differ, and by none where these have more devices."""
@@ -58,11 +57,7 @@ def test_sums_of_sums_are_one_reduction():
     )
 
     both = ("data", "model")
-    assert +found.sent == {
-        ("reduced", both): 2 * 256 * 7 / 8,
-        ("gathered", both): 128 * 7 / 8,
-        ("exchanged", ()): 16,
-    }
+    assert +found.sent == {("reduced", both): 2 * 256 * 7 / 8, ("gathered", both): 128 * 7 / 8, ("exchanged", ()): 16}
 
 
 LOOP = """

@@ -213,10 +213,7 @@ def test_kept_logs_are_found_again(tmp_path):
 
     found = {number: [path.name for path in paths] for number, paths in backend.kept_logs().items()}
 
-    assert found == {
-        3: ["trial-0003-host-2.log", "trial-0003-host-10.log"],
-        12345: ["trial-12345-host-0.log"],
-    }
+    assert found == {3: ["trial-0003-host-2.log", "trial-0003-host-10.log"], 12345: ["trial-12345-host-0.log"]}
     assert backend_of().kept_logs() == backend_of(logs=tmp_path / "none").kept_logs() == {}
 
 

@@ -40,10 +40,7 @@ def array(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-ARGUMENTS = (
-    {"up": array(2048, 8192), "down": array(8192, 2048)},
-    {"x": array(8192, 2048), "y": array(8192, 2048)},
-)
+ARGUMENTS = ({"up": array(2048, 8192), "down": array(8192, 2048)}, {"x": array(8192, 2048), "y": array(8192, 2048)})
 
 
 def test_zoo():

@@ -76,9 +76,7 @@ def test_commands_in_prose_are_understood(page):
 
 
 @pytest.mark.parametrize(
-    "page",
-    [page for page in PAGES if any(block.language == "sh" for block in blocks_of(page))],
-    ids=name_of,
+    "page", [page for page in PAGES if any(block.language == "sh" for block in blocks_of(page))], ids=name_of
 )
 def test_commands_run(page, scene, capsys):
     """The commands of a page, one after the other in one folder, end with status 0; a search after three trials."""

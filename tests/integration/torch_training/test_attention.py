@@ -4,12 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tests.support.programs.attention_ranks import (
-    Case,
-    attend_to_local_positions,
-    count_bytes_on_ring,
-    whole_tensors,
-)
+from tests.support.programs.attention_ranks import Case, attend_to_local_positions, count_bytes_on_ring, whole_tensors
 from trials.torch_training.model.attention import attend, local_positions
 from trials.torch_training.model.attention_kernels import block_backward, block_forward
 

@@ -6,15 +6,7 @@ import pytest
 
 from costmodels.job.parallel_config import DEGREES, ParallelConfig, parse_config
 from costmodels.job.runtime import find_runtime
-from tests.support.programs.training_ranks import (
-    GPT,
-    LLAMA,
-    MIXTRAL,
-    QWEN,
-    job_of,
-    train,
-    train_alone_dropping_like,
-)
+from tests.support.programs.training_ranks import GPT, LLAMA, MIXTRAL, QWEN, job_of, train, train_alone_dropping_like
 
 RUNTIME = find_runtime("torch-reference")
 RELATIVE = 1e-4

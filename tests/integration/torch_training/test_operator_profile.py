@@ -9,13 +9,7 @@ from costmodels.step.executions import operator_executions
 from tests.support.programs import profiling_ranks
 from tests.support.programs.training_ranks import LLAMA, job_of
 from trials.backend import OperatorSample
-from trials.profiling.operator_profile import (
-    RankProfile,
-    Unexplained,
-    merge_pipeline,
-    mismatches,
-    unexplained_share,
-)
+from trials.profiling.operator_profile import RankProfile, Unexplained, merge_pipeline, mismatches, unexplained_share
 from trials.profiling.trace_events import TraceEvent
 from trials.torch_training.profiling.execution_samples import read_profile
 

@@ -11,11 +11,7 @@ BATCH = ({"op": "0.addmm", "dim": "result.0", "axis": "data"}, {"op": "2.addmm",
 
 @pytest.mark.parametrize(
     ("mesh", "pins", "share"),
-    [
-        ({"model": 2}, (), 0.6),
-        ({"data": 2, "model": 2}, (), 0.4),
-        ({"data": 2, "model": 2}, BATCH, 0.6),
-    ],
+    [({"model": 2}, (), 0.6), ({"data": 2, "model": 2}, (), 0.4), ({"data": 2, "model": 2}, BATCH, 0.6)],
     ids=["one axis", "two axes", "batch pinned"],
 )
 def test_a_distributed_module_computes_the_same(on_ranks, mesh, pins, share):

@@ -72,13 +72,7 @@ def test_the_peak_of_memory_is_that_of_the_trial(rank_processes):
 
 def test_a_memory_limit_is_felt_as_a_memory_error(rank_processes):
     """A rank that wants more data than its limit fails with what torch says of it."""
-    _launch(
-        rank_processes,
-        rank_functions.fill,
-        2**31,
-        num_ranks=1,
-        memory_limit_bytes=2**30,
-    )
+    _launch(rank_processes, rank_functions.fill, 2**31, num_ranks=1, memory_limit_bytes=2**30)
 
     assert [event.code for event in _until_ended(rank_processes) if isinstance(event, Exit)] == [1]
     assert "allocate" in rank_processes.printed()

@@ -50,10 +50,7 @@ def test_the_same_error_with_room_is_a_crash(observed):
     """Nobody guesses a lack of memory where there is some."""
     found = observed(rank_functions.fail_with_memory)
 
-    assert (found.status, found.reason) == (
-        Status.CRASHED,
-        "rank 1: RuntimeError: Resource temporarily unavailable",
-    )
+    assert (found.status, found.reason) == (Status.CRASHED, "rank 1: RuntimeError: Resource temporarily unavailable")
 
 
 @pytest.mark.parametrize(

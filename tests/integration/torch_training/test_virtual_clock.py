@@ -12,13 +12,7 @@ from hardware.cluster import Cluster, HostGroup
 from hardware.collectives import all_gather_s, all_reduce_s, send_recv_s
 from hardware.device import find_device
 from hardware.link import Link
-from trials.torch_training.profiling.rank_recording import (
-    Computed,
-    Issued,
-    RankGroup,
-    RankRecording,
-    Waited,
-)
+from trials.torch_training.profiling.rank_recording import Computed, Issued, RankGroup, RankRecording, Waited
 from trials.torch_training.profiling.virtual_clock import virtual_step
 
 GIGABYTE = 10**9
@@ -174,8 +168,7 @@ def test_calls_take_what_the_links_take():
 
 
 @pytest.mark.parametrize(
-    ("names", "collective_time", "expected_s"),
-    [("aa", _latency, 2.0), ("ab", _latency, 1.0), ("ab", _second, 2.0)],
+    ("names", "collective_time", "expected_s"), [("aa", _latency, 2.0), ("ab", _latency, 1.0), ("ab", _second, 2.0)]
 )
 def test_calls_on_one_group_run_one_after_the_other(names, collective_time, expected_s):
     """Two calls in flight on one group take twice the time of one; on two groups they share the links, no more."""

@@ -319,9 +319,7 @@ MEGATRON_RULES: tuple[PublishedRule, ...] = (
         holds=lambda v, _: "a2a+p2p" not in _words(v.get(COMM)) or v.get(LEVELS) is not None,
     ),
     all_to_all_rule(
-        COMM,
-        "TransformerEngine attention/dot_product_attention/context_parallel.py AttnFuncWithCPAndQKVOA2A",
-        _ulysses,
+        COMM, "TransformerEngine attention/dot_product_attention/context_parallel.py AttnFuncWithCPAndQKVOA2A", _ulysses
     ),
     PublishedRule(
         key=INSTANCES,

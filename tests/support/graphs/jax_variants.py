@@ -61,11 +61,7 @@ def windowed(x):
         return lax.reduce_window(x, -np.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
     halves, back = jax.vjp(pooled, x)
-    return (
-        halves,
-        back(halves),
-        lax.reduce_window(x, 0.0, lax.add, (1, 3, 3, 1), (1, 1, 1, 1), "SAME"),
-    )
+    return (halves, back(halves), lax.reduce_window(x, 0.0, lax.add, (1, 3, 3, 1), (1, 1, 1, 1), "SAME"))
 
 
 def looked_up(x, indices):

@@ -29,6 +29,9 @@ STEPS_S = {
     "report_nonsense": (math.nan,),
 }
 """Step times that a trial reports before the rest of its behaviour [s]."""
+SECONDS_AFTER_STEPS = 1.0
+"""Time between the last step and the death of a worker [s]. A report needs a moment to leave the process, and up to a
+second on a busy machine."""
 NUM_STEPS = 1000
 """Number of steps of a trial that keeps stepping: more than any test waits for."""
 
@@ -72,7 +75,7 @@ class MisbehavingBackend(AbstractBackend):
             case "die":
                 os._exit(1)
             case "step_and_die":
-                time.sleep(0.03)  # a report takes a moment to leave the process, and the mailbox gathers for longer
+                time.sleep(SECONDS_AFTER_STEPS)
                 os._exit(1)
             case "die_once":
                 flag = Path(self.folder) / f"died-{trial_number}"

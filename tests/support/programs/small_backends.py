@@ -21,9 +21,5 @@ def backend_of(model=LLAMA, devices=2, **changes):
     """Build a backend with three steps on two cores by default."""
     options = {"warmup_steps": 1, "min_steps": 3, "max_steps": 3, "profiles": False, "hang_limit_s": 20.0} | changes
     return TorchBackend(
-        job=job_of(model),
-        cluster=cluster_of(devices),
-        runtime=find_runtime("torch-reference"),
-        device="cpu",
-        **options,
+        job=job_of(model), cluster=cluster_of(devices), runtime=find_runtime("torch-reference"), device="cpu", **options
     )

@@ -27,9 +27,4 @@ def backend_of(mode="well", *arguments, **changes):
         *arguments,
     )
     options = {"arguments": command, "warmup_steps": 2, "steps": 3, "hang_limit_s": 20.0, "cluster": CLUSTER} | changes
-    return CommandBackend(
-        job=JOB,
-        directory=Path.cwd(),
-        pattern=named_pattern("megatron"),
-        **options,
-    )
+    return CommandBackend(job=JOB, directory=Path.cwd(), pattern=named_pattern("megatron"), **options)

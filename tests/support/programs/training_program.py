@@ -50,12 +50,12 @@ def main() -> None:
         shown_ms = step_ms * (5 if iteration == 1 else 1)
         say(
             f" [2026-11-22 10:00:00] iteration {iteration:8d}/{arguments.train_iters:8d} | consumed samples: "
-            f"{iteration * 8:12d} | elapsed time per iteration (ms): {shown_ms:.1f} | learning rate: 1.0E-04 |",
+            f"{iteration * 8:12d} | elapsed time per iteration (ms): {shown_ms:.1f} | learning rate: 1.0E-04 |"
         )
         if iteration == 1:
             say(
                 "[Rank 0] (after 1 iterations) memory (MB) | allocated: 900.5 | max allocated: 1500.0 | "
-                "reserved: 1800.0 | max reserved: 2048.0",
+                "reserved: 1800.0 | max reserved: 2048.0"
             )
 
 

@@ -16,10 +16,7 @@ from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster, cluster_from_mapping, find_cluster
 
-MIXED = cluster_from_mapping(
-    {"groups": [{"name": "dgx-a100", "hosts": 1}, {"name": "dgx-h100", "hosts": 1}]},
-    Path(),
-)
+MIXED = cluster_from_mapping({"groups": [{"name": "dgx-a100", "hosts": 1}, {"name": "dgx-h100", "hosts": 1}]}, Path())
 PRECISIONS_OF_ALL = ("bf16", "fp16")  # what every device below has units for
 CLUSTERS = {
     "one DGX H100": find_cluster("dgx-h100"),

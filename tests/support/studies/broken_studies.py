@@ -20,11 +20,7 @@ GOOD = {
     "job": "{sequence_length: 4096, global_batch_size: 16}",
 }
 
-REPLAY = {
-    "name": "broken",
-    "cluster": "{name: dgx-h100, hosts: 1}",
-    "trial": "{backend: replay, measured: [rows.csv]}",
-}
+REPLAY = {"name": "broken", "cluster": "{name: dgx-h100, hosts: 1}", "trial": "{backend: replay, measured: [rows.csv]}"}
 
 ROW = {
     "source": "made up",
@@ -172,9 +168,7 @@ CASES: list[BrokenStudy] = [
         "num_steps",
     ),
     broken(
-        "key of another backend",
-        study(trial="{backend: simulated, measured: [a.csv]}"),
-        "trial.measured: unknown key",
+        "key of another backend", study(trial="{backend: simulated, measured: [a.csv]}"), "trial.measured: unknown key"
     ),
     broken(
         "unknown degree of the current configuration",
@@ -330,10 +324,7 @@ CASES: list[BrokenStudy] = [
     broken("no trials", study(search="{max_trials: 0}"), "search.max_trials = 0", "greater than or equal to 1"),
     broken("negative seed", study(search="{seed: -1}"), "search.seed = -1", "greater than or equal to 0"),
     broken(
-        "no device-hours",
-        study(search="{budget_device_hours: 0}"),
-        "search.budget_device_hours = 0",
-        "greater than 0",
+        "no device-hours", study(search="{budget_device_hours: 0}"), "search.budget_device_hours = 0", "greater than 0"
     ),
     broken("no seconds", study(search="{max_seconds: 0}"), "search.max_seconds = 0", "greater than 0"),
     broken(
@@ -521,9 +512,7 @@ CASES: list[BrokenStudy] = [
         files={"tiny.yaml": "source: made up\nnum_layers: 2\n"},
     ),
     BrokenStudy(
-        id="missing cluster file",
-        text=study(cluster="{file: cluster.yaml}"),
-        words=("cluster.yaml", "no such file"),
+        id="missing cluster file", text=study(cluster="{file: cluster.yaml}"), words=("cluster.yaml", "no such file")
     ),
     # measured rows
     BrokenStudy(id="missing CSV", text=study(REPLAY), words=("rows.csv", "no such file")),

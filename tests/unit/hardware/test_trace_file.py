@@ -110,10 +110,7 @@ VALID = "(valid: infiniband, inter, intra, nvlink4), hosts h0 to h3, pairs such 
         ("\n# nothing\n", ": is empty; the first line is time_s,link,share"),
         ("zeit;höhe\n".encode("latin-1"), ": is not UTF-8 text"),
         ("1,inter,0.5\n", ":1: header = '1': is no column of a trace; the header is time_s,link,share"),
-        (
-            "time_s,link,share,note\n",
-            ":1: header = 'note': is no column of a trace; the header is time_s,link,share",
-        ),
+        ("time_s,link,share,note\n", ":1: header = 'note': is no column of a trace; the header is time_s,link,share"),
         ("time_s,link\n", ":1: share: is a missing column; the header is time_s,link,share"),
         ("time_s,link,link,share\n", ":1: link: appears twice in the header; the header is time_s,link,share"),
         (HEADER + "1,inter\n", ":2: has 2 cells where the header has 3"),

@@ -67,10 +67,7 @@ def _ring_hop(message: torch.Tensor) -> Callable[[], object]:
     n, rank = dist.get_world_size(), dist.get_rank()
     arriving = torch.empty_like(message)
     # Every rank sends and receives at the same time, as in ring attention.
-    hop = [
-        dist.P2POp(dist.isend, message, (rank + 1) % n),
-        dist.P2POp(dist.irecv, arriving, (rank - 1) % n),
-    ]
+    hop = [dist.P2POp(dist.isend, message, (rank + 1) % n), dist.P2POp(dist.irecv, arriving, (rank - 1) % n)]
 
     def run() -> None:
         for work in dist.batch_isend_irecv(hop):

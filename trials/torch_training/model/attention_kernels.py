@@ -20,11 +20,7 @@ LSE_ALIGNMENT = 32
 def attend_whole(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Compute causal attention of s_q = s_k positions with autograd; return [b, s, h, d]."""
     out = functional.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        is_causal=True,
-        enable_gqa=q.shape[2] != k.shape[2],
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=q.shape[2] != k.shape[2]
     )
     return out.transpose(1, 2)
 

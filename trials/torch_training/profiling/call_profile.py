@@ -135,11 +135,7 @@ def recorded_calls(recordings: Sequence[RankRecording], config: ParallelConfig) 
     return found
 
 
-def call_mismatches(
-    setting: Setting,
-    config: ParallelConfig,
-    recordings: Sequence[RankRecording],
-) -> tuple[str, ...]:
+def call_mismatches(setting: Setting, config: ParallelConfig, recordings: Sequence[RankRecording]) -> tuple[str, ...]:
     """Return the differences between recorded and predicted bytes, one sentence each; empty if they agree.
 
     Args:

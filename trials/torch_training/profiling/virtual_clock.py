@@ -29,13 +29,7 @@ from hardware.arrays import IntArray
 from hardware.cluster import Cluster
 from hardware.link import combined
 from hardware.sharing import Uses
-from trials.torch_training.profiling.rank_recording import (
-    Computed,
-    Issued,
-    RankGroup,
-    RankRecording,
-    Waited,
-)
+from trials.torch_training.profiling.rank_recording import Computed, Issued, RankGroup, RankRecording, Waited
 
 OUT, IN = "out", "in"
 

@@ -245,12 +245,7 @@ def branch_and_bound(
     """
     limits = limits or Limits()
     search = _Search(
-        problem=problem,
-        frontier=Frontier(),
-        known=LocalBound(),
-        clock=clock,
-        start_s=clock(),
-        on_progress=on_progress,
+        problem=problem, frontier=Frontier(), known=LocalBound(), clock=clock, start_s=clock(), on_progress=on_progress
     )
     root = problem.root()
     # A first solution lets the search drop nodes from the beginning.

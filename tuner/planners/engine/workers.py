@@ -40,11 +40,7 @@ class AbstractWorkers(Protocol):
         """Number of tasks that run at once."""
 
     def map(
-        self,
-        function: Callable[[Task, AbstractBound], Result],
-        tasks: Sequence[Task],
-        *,
-        best_known: float = math.inf,
+        self, function: Callable[[Task, AbstractBound], Result], tasks: Sequence[Task], *, best_known: float = math.inf
     ) -> list[Result]:
         """Return the function's result for each task, in the order of the tasks.
 
@@ -92,11 +88,7 @@ class InProcessWorkers:
         return 1
 
     def map(
-        self,
-        function: Callable[[Task, AbstractBound], Result],
-        tasks: Sequence[Task],
-        *,
-        best_known: float = math.inf,
+        self, function: Callable[[Task, AbstractBound], Result], tasks: Sequence[Task], *, best_known: float = math.inf
     ) -> list[Result]:
         """Run the tasks one after the other; see `AbstractWorkers.map`."""
         bound = LocalBound(best_known)
@@ -143,11 +135,7 @@ class ProcessWorkers:
         return self._num_workers
 
     def map(
-        self,
-        function: Callable[[Task, AbstractBound], Result],
-        tasks: Sequence[Task],
-        *,
-        best_known: float = math.inf,
+        self, function: Callable[[Task, AbstractBound], Result], tasks: Sequence[Task], *, best_known: float = math.inf
     ) -> list[Result]:
         """Run the tasks in the pool; see `AbstractWorkers.map`."""
         assert self._pool is not None, "workers run tasks inside their `with` block"

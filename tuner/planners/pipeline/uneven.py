@@ -54,13 +54,7 @@ With few micro-batches a longer slowest stage may pay off.
 """
 
 
-def planned(
-    setting: Setting,
-    grid: ConfigGrid,
-    parts: Sequence[str],
-    *,
-    memory_headroom: float,
-) -> ConfigGrid:
+def planned(setting: Setting, grid: ConfigGrid, parts: Sequence[str], *, memory_headroom: float) -> ConfigGrid:
     """Return every configuration with the uneven work that is predicted to be the fastest for it, or with its own [n].
 
     Args:
@@ -91,13 +85,7 @@ def planned(
     )
 
 
-def refined(
-    setting: Setting,
-    grid: ConfigGrid,
-    parts: Sequence[str],
-    *,
-    memory_headroom: float,
-) -> ConfigGrid:
+def refined(setting: Setting, grid: ConfigGrid, parts: Sequence[str], *, memory_headroom: float) -> ConfigGrid:
     """Return the configurations with stages from branch and bound, where these are predicted to be faster [n].
 
     With unlike layers, or stages of which some recompute, a cut by the bisection need not be the best.
@@ -165,10 +153,7 @@ def _predict_s(setting: Setting, grid: ConfigGrid, memory_headroom: float) -> Fl
 
 
 def _with_layers(
-    setting: Setting,
-    configs: Sequence[ParallelConfig],
-    may_recompute: bool,
-    memory_headroom: float,
+    setting: Setting, configs: Sequence[ParallelConfig], may_recompute: bool, memory_headroom: float
 ) -> list[ParallelConfig]:
     """Return the configurations with their layers cut, on hosts in the order of the ranks.
 
@@ -319,9 +304,7 @@ def _with_shares(setting: Setting, configs: Sequence[ParallelConfig]) -> list[Pa
 
 
 def _paces_s(
-    setting: Setting,
-    configs: Sequence[ParallelConfig],
-    kinds: Sequence[ReplicaKind],
+    setting: Setting, configs: Sequence[ParallelConfig], kinds: Sequence[ReplicaKind]
 ) -> tuple[FloatArray, FloatArray]:
     """Return a micro-batch's time on the slowest stage of each kind of replica, and on the others [kinds, k]."""
     layers = np.array([config.assignment.layers or _even_layers(setting.job, config) for config in configs])

@@ -94,12 +94,7 @@ class SchedulingProblem(AbstractProblem[ScheduleNode, Schedule]):
         times += self._ends_s(state)
         return Merit(
             (state.done, sent, homes),
-            (
-                state.last_s,
-                *(max(time, state.last_s) for time in times),
-                self._settled_s(state),
-                *state.used_bytes,
-            ),
+            (state.last_s, *(max(time, state.last_s) for time in times), self._settled_s(state), *state.used_bytes),
         )
 
     def _ends_s(self, state: ScheduleState) -> list[float]:

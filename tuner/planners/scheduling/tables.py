@@ -172,10 +172,7 @@ def _least_bytes(workload: Workload) -> FloatArray:
 
 
 def _to_end_s(
-    workload: Workload,
-    after: tuple[tuple[tuple[int, int], ...], ...],
-    transfer_s: FloatArray,
-    least_exec_s: FloatArray,
+    workload: Workload, after: tuple[tuple[tuple[int, int], ...], ...], transfer_s: FloatArray, least_exec_s: FloatArray
 ) -> FloatArray:
     """Compute the least time from the end of an operator to the end of all that follows it [V, D]."""
     to_end_s = np.zeros_like(workload.exec_s)

@@ -89,12 +89,7 @@ def _price(graph: Graph, tensor: int, lifetime: Lifetime | None, own_s: Table, u
 
 
 def price_table(
-    price: TensorPrice,
-    written: Any,
-    lies: Any,
-    wanted: Sequence[Any],
-    is_again: Sequence[bool],
-    mesh: DeviceMesh,
+    price: TensorPrice, written: Any, lies: Any, wanted: Sequence[Any], is_again: Sequence[bool], mesh: DeviceMesh
 ) -> Table:
     """Compute the price of a tensor of one byte, for arrays of layouts [..., axes] that broadcast [s per byte].
 

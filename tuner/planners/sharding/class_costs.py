@@ -147,10 +147,7 @@ class ClassCosts:
     def figures(self, codes: Sequence[int]) -> Figures:
         """Return the cost of a plan, given by the encoded rows of its classes [k]."""
         numbers = self._numbers(codes)
-        return Figures(
-            step_time_s=float(self._seconds[numbers].sum()),
-            peak_memory_bytes=self._peak_bytes(numbers),
-        )
+        return Figures(step_time_s=float(self._seconds[numbers].sum()), peak_memory_bytes=self._peak_bytes(numbers))
 
     def _numbers(self, codes: Sequence[int]) -> Any:
         """Return the number of each term's cost; only terms with a row changed since the last call are looked up."""

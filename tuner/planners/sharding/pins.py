@@ -454,12 +454,7 @@ def _distribute_levels(
 
 
 def _refusal(
-    wish: _Wish,
-    op: int,
-    own: Sequence[int],
-    pins: Sequence[Pin],
-    factors: Sequence[Mapping[int, int]],
-    graph: Graph,
+    wish: _Wish, op: int, own: Sequence[int], pins: Sequence[Pin], factors: Sequence[Mapping[int, int]], graph: Graph
 ) -> ConfigError:
     """Return the error for a pin that can't hold, with the pin that stands in its way."""
     pin = pins[wish.number]

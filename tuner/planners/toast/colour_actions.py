@@ -89,12 +89,7 @@ class ColourActions:
     """
 
     def __init__(
-        self,
-        found: Compatibility,
-        mesh: DeviceMesh,
-        *,
-        least_dims: int | None = None,
-        pins: Pinned | None = None,
+        self, found: Compatibility, mesh: DeviceMesh, *, least_dims: int | None = None, pins: Pinned | None = None
     ) -> None:
         """Find classes and actions.
 

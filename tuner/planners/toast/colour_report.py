@@ -37,7 +37,7 @@ def report_lines(found: Compatibility) -> list[str]:
     lines = [
         f"{len(names.ops):,} dims have {names.num_colours} colours in {found.num_groups} groups; "
         f"{len(names.conflicts)} conflicts form {len(found.sets)} compatibility sets, "
-        f"and there are {found.num_resolutions} ways to resolve them",
+        f"and there are {found.num_resolutions} ways to resolve them"
     ]
     groups = _by_names(found)
     rows = [_group(found, group) for group in groups[:MOST_LINES]]

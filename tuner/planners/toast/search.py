@@ -361,13 +361,7 @@ class _Task:
 
 def _grow(task: _Task, bound: AbstractBound) -> tuple[Tree[State], State]:
     """Grow a tree, and return it with its best state, after small changes if the task asks for them."""
-    tree = search(
-        task.game,
-        task.options,
-        np.random.default_rng(task.seed),
-        limits=task.limits,
-        scripts=task.scripts,
-    )
+    tree = search(task.game, task.options, np.random.default_rng(task.seed), limits=task.limits, scripts=task.scripts)
     state = tree.nodes[tree.best].state
     if task.is_edited:
         state, _ = edit_actions(task.game, tree.actions, most=min(task.limits.nodes, len(tree.nodes)))

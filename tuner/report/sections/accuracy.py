@@ -59,11 +59,7 @@ def accuracy_section(data: ReportData) -> Html:
     ends = [0.5 * min(sizes), 2 * max(sizes)]
     figure = go.Figure()
     figure.add_scatter(
-        x=ends,
-        y=ends,
-        mode="lines",
-        line={"dash": "dash", "width": 1.5, "color": CONFIDENCE},
-        hoverinfo="skip",
+        x=ends, y=ends, mode="lines", line={"dash": "dash", "width": 1.5, "color": CONFIDENCE}, hoverinfo="skip"
     )
     figure.add_scatter(
         x=[measured_s for _, _, measured_s, _ in known],
@@ -85,8 +81,7 @@ def accuracy_section(data: ReportData) -> Html:
         "(%{customdata[0]:.4g} to %{customdata[1]:.4g} s)<extra></extra>",
     )
     figure.update_layout(
-        xaxis=time_axis("measured step time [s]", sizes),
-        yaxis=time_axis("predicted before the trial [s]", sizes),
+        xaxis=time_axis("measured step time [s]", sizes), yaxis=time_axis("predicted before the trial [s]", sizes)
     )
     median = statistics.median(abs(error) for _, _, _, error in known)
     words = (

@@ -44,12 +44,7 @@ def time_section(data: ReportData) -> Html:
     """Render the exposed parts of the predicted step time as stacked bars."""
     worth = worth_showing(data)
     bars = [
-        Bar(
-            label=shown.label,
-            parts=shown.prediction["breakdown_s"],
-            measured=shown.step_time_s,
-        )
-        for shown in worth
+        Bar(label=shown.label, parts=shown.prediction["breakdown_s"], measured=shown.step_time_s) for shown in worth
     ]
     title = "Where the time goes"
     if not bars:

@@ -23,11 +23,7 @@ def memory_section(data: ReportData) -> Html:
     """Render the memory of the fullest device of each configuration by part, and of the best one's stages."""
     worth = worth_showing(data)
     bars = [
-        Bar(
-            label=shown.label,
-            parts=_in_gib(shown.prediction["memory_bytes"]),
-            measured=_measured_gib(shown.record),
-        )
+        Bar(label=shown.label, parts=_in_gib(shown.prediction["memory_bytes"]), measured=_measured_gib(shown.record))
         for shown in worth
     ]
     if not bars:
@@ -40,13 +36,7 @@ def memory_section(data: ReportData) -> Html:
         "measured peak."
     )
     figure = stacked_bars(bars, axis="memory [GiB]", unit="GiB", limits=dict([_limit(capacity, headroom)]))
-    return section(
-        "memory",
-        TITLE,
-        tag("p", words),
-        drawing(figure, "memory", height=bars_height(bars)),
-        _stages(data),
-    )
+    return section("memory", TITLE, tag("p", words), drawing(figure, "memory", height=bars_height(bars)), _stages(data))
 
 
 def _stages(data: ReportData) -> Html | None:

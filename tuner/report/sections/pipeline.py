@@ -72,13 +72,7 @@ def _idle(row: StageRow, until_s: float) -> list[Span]:
 
 _OF_MICRO_BATCH = "micro-batch %{customdata[0]}, chunk %{customdata[1]}"
 _LOOKS = (
-    _Look(
-        name="forward",
-        colour=FORWARD,
-        spans=_passes(Kind.FORWARD),
-        hover=f"forward, {_OF_MICRO_BATCH}",
-        text=INK,
-    ),
+    _Look(name="forward", colour=FORWARD, spans=_passes(Kind.FORWARD), hover=f"forward, {_OF_MICRO_BATCH}", text=INK),
     _Look(
         name="backward",
         colour=BACKWARD,
@@ -240,11 +234,7 @@ def _row_in_words(row: StageRow, *, unlike: bool) -> str:
 
 
 def _draw(
-    figure: go.Figure,
-    look: _Look,
-    spans: Sequence[Sequence[Span]],
-    window: tuple[float, float],
-    axis: str,
+    figure: go.Figure, look: _Look, spans: Sequence[Sequence[Span]], window: tuple[float, float], axis: str
 ) -> None:
     """Add the spans of all rows inside the window, except those too short to be visible."""
     is_thin = look.thickness == _THIN

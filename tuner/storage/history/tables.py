@@ -119,12 +119,7 @@ def make_tables(store: AbstractStore) -> None:
 
 
 def keep_run(
-    store: AbstractStore,
-    study: str,
-    trial: int,
-    setting: Setting,
-    config: ParallelConfig,
-    observation: Observation,
+    store: AbstractStore, study: str, trial: int, setting: Setting, config: ParallelConfig, observation: Observation
 ) -> None:
     """Keep the outcome of a trial, all or nothing; a trial that was kept before is replaced, not doubled.
 

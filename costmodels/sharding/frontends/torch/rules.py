@@ -550,10 +550,7 @@ RULES: Mapping[str, Callable[[Call], Rule]] = {
     **_repeat_rule("scatter scatter_add", _scatter),
     "index": _index,
     "index_put": _index_put,
-    **_repeat_rule(
-        "native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward",
-        _norm,
-    ),
+    **_repeat_rule("native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward", _norm),
     **_repeat_rule("native_group_norm native_group_norm_backward", _group_norm),
     **_repeat_rule(
         """

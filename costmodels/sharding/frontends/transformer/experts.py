@@ -39,12 +39,7 @@ def chunk_sizes(sequence_length: int, *, top_k: int, num_experts: int) -> dict[s
     slots = slots_per_expert(sequence_length, top_k=top_k, num_experts=num_experts)
     # Tokens and slots of a chunk must both be whole numbers, so the chunks are their greatest common divisor.
     chunks = math.gcd(sequence_length, slots)
-    return {
-        "slots": slots,
-        "chunks": chunks,
-        "chunk_tokens": sequence_length // chunks,
-        "chunk_slots": slots // chunks,
-    }
+    return {"slots": slots, "chunks": chunks, "chunk_tokens": sequence_length // chunks, "chunk_slots": slots // chunks}
 
 
 def routing(step: TrainingStep, name: str, logits: int) -> int:

@@ -84,10 +84,7 @@ def transformer_graph(
     if model.norms_per_layer > len(_NORMS):
         raise ConfigError(f"must be from 1 to {len(_NORMS)}", key="norms_per_layer", value=model.norms_per_layer)
     step = TrainingStep(
-        name=model.name,
-        sizes=_sizes(job, micro_batch_size),
-        dim_names=DIM_NAMES,
-        element_bytes=job.element_bytes,
+        name=model.name, sizes=_sizes(job, micro_batch_size), dim_names=DIM_NAMES, element_bytes=job.element_bytes
     )
     _Decoder(job=job, step=step).write(layers)
     step.backward()

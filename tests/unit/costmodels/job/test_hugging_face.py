@@ -131,12 +131,7 @@ def test_a_given_head_dim_needs_no_divisible_hidden_size():
 
 def test_gemma_3_reads_the_text_model_with_its_defaults():
     """A gemma3 file nests the text model and leaves out Gemma3TextConfig's defaults; gemma-3-4b has 3.88 billion."""
-    text = {
-        "hidden_size": 2560,
-        "intermediate_size": 10240,
-        "model_type": "gemma3_text",
-        "num_hidden_layers": 34,
-    }
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34}
     model = read({"model_type": "gemma3", "text_config": text})
 
     assert (model.num_heads, model.num_kv_heads, model.head_dim, model.norms_per_layer) == (8, 4, 256, 4)

@@ -51,14 +51,7 @@ def ratio(layers, hidden, heads, devices, batch, degrees, recompute, sequence_pa
     cluster = cluster_from_mapping({"device": "A100-SXM-80", "hosts": devices // 8}, None)
     job = TrainingJob(model=gpt(layers, hidden, heads), sequence_length=2048, global_batch_size=batch, precision="fp16")
     config = ParallelConfig(
-        tp=tp,
-        pp=pp,
-        dp=dp,
-        vpp=vpp,
-        mbs=mbs,
-        recompute=recompute,
-        zero_stage=0,
-        sequence_parallel=sequence_parallel,
+        tp=tp, pp=pp, dp=dp, vpp=vpp, mbs=mbs, recompute=recompute, zero_stage=0, sequence_parallel=sequence_parallel
     )
     return (
         estimate_step(

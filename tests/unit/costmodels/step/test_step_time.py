@@ -83,9 +83,7 @@ def test_no_step_beats_the_hardware(case):
 def test_every_collective_may_be_corrected(case):
     """All communication goes through `collective_time`: where it takes no time, no communication is left."""
     found = estimate_step(
-        case.setting,
-        case.grid,
-        collective_time=lambda collective: np.zeros(collective.messages.shape),
+        case.setting, case.grid, collective_time=lambda collective: np.zeros(collective.messages.shape)
     )
 
     for part in ("tp", "cp", "up", "ep", "dp", "pp"):
@@ -202,10 +200,7 @@ def test_stages_on_unlike_hosts_have_unlike_times():
 
     found = estimate(job, mixed, config, runtime=replace(MEGATRON, launch_s=0.0, collective_launch_s=0.0))
     slow = estimate(
-        job,
-        find_cluster("dgx-a100", hosts=2),
-        config,
-        runtime=replace(MEGATRON, launch_s=0.0, collective_launch_s=0.0),
+        job, find_cluster("dgx-a100", hosts=2), config, runtime=replace(MEGATRON, launch_s=0.0, collective_launch_s=0.0)
     )
 
     assert found.breakdown_s["bubble"][0] < 0.7 * slow.breakdown_s["bubble"][0]

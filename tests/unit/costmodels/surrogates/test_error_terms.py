@@ -19,14 +19,7 @@ from tests.support.settings.random_settings import MIXED, cases, grid_of, job_of
 
 HOST = find_cluster("dgx-h100")
 HOSTS = find_cluster("dgx-h100", hosts=4)
-OWN_CONSTANTS = (
-    "launch_s",
-    "collective_launch_s",
-    "pending_transfer_s",
-    "hop_launch_s",
-    "stall_s",
-    "step_overhead_s",
-)
+OWN_CONSTANTS = ("launch_s", "collective_launch_s", "pending_transfer_s", "hop_launch_s", "stall_s", "step_overhead_s")
 """Times of a runtime that are no operator's and no collective's."""
 
 

@@ -69,11 +69,7 @@ def process(rng):
     """A process of known hyperparameters after 25 observations of unlike noise."""
     points = random_points(rng, 25)
     return GaussianProcess(
-        at=points,
-        values=smooth_values(rng, points),
-        variance=rng.uniform(0, 0.02, 25),
-        hyper=HYPER,
-        num_scaled=1,
+        at=points, values=smooth_values(rng, points), variance=rng.uniform(0, 0.02, 25), hyper=HYPER, num_scaled=1
     )
 
 
@@ -383,11 +379,7 @@ def test_observations_without_noise_at_one_point(rng):
     """Equal observations of no noise at all, at one point, are one observation; rounding does not end the process."""
     point = random_points(rng, 1)
     process = GaussianProcess(
-        at=point,
-        values=np.array([0.3]),
-        variance=np.array([-(HYPER.noise**2)]),
-        hyper=HYPER,
-        num_scaled=1,
+        at=point, values=np.array([0.3]), variance=np.array([-(HYPER.noise**2)]), hyper=HYPER, num_scaled=1
     )
 
     twice = process.with_more(point, np.array([0.3]), np.array([0.0]))

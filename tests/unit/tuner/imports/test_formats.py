@@ -68,11 +68,7 @@ def test_its_command_is_that_of_a_trial():
 
 @pytest.mark.parametrize(
     ("move", "directory", "moves"),
-    [
-        ("cd /opt/Megatron-LM", "/opt/Megatron-LM", ""),
-        ("cd ../Megatron-LM", ".", "cd ../Megatron-LM"),
-        ("", ".", ""),
-    ],
+    [("cd /opt/Megatron-LM", "/opt/Megatron-LM", ""), ("cd ../Megatron-LM", ".", "cd ../Megatron-LM"), ("", ".", "")],
     ids=["absolute", "relative", "none"],
 )
 def test_a_trial_begins_where_the_script_does(move, directory, moves):

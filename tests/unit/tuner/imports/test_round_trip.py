@@ -16,12 +16,7 @@ from tuner.space.enumeration import SpaceOptions, enumerate_space, setting_for
 
 DEVICES = 64
 MODELS = ("llama3-8b", "llama2-34b", "qwen2.5-7b", "gpt-175b", "mixtral-8x7b", "deepseek-v3")
-OPENED = (
-    ("recompute", (0, 1, 2)),
-    ("zero_stage", (0, 1)),
-    ("expert_tp", (0, 1, 2)),
-    ("dp_shard", (0, 2, 4)),
-)
+OPENED = (("recompute", (0, 1, 2)), ("zero_stage", (0, 1)), ("expert_tp", (0, 1, 2)), ("dp_shard", (0, 2, 4)))
 
 
 def space_of(model, sequence_parallel):

@@ -303,11 +303,7 @@ def test_staying_after_a_loss_for_good_means_less_data_parallelism(config):
 @pytest.mark.parametrize("statistic", STATISTICS)
 def test_the_robust_choice_is_that_of_brute_force(config, statistic):
     """Among all configurations of all hosts none has a better statistic, each priced by itself on each trace."""
-    traces = [
-        trace(slow(100.0, 0.02)),
-        trace(lost(100.0), back(500.0)),
-        trace(slow(300.0, 0.3, link=(1,))),
-    ]
+    traces = [trace(slow(100.0, 0.02)), trace(lost(100.0), back(500.0)), trace(slow(300.0, 0.3, link=(1,)))]
     pricing = Pricing(config)
     courses = [course_of(config, one, 2000.0) for one in traces]
 

@@ -19,16 +19,7 @@ from tuner.search.observations import OBSERVATION
 from tuner.search.population import read_moments
 from tuner.search.pruning import MARGIN, MAX_REPORTS
 from tuner.storage.opening import find_study
-from tuner.storage.record import (
-    MEANING,
-    ORIGIN,
-    SPENT_S,
-    STOP_REASON,
-    num_failed,
-    num_pruned,
-    read_records,
-    saved_s,
-)
+from tuner.storage.record import MEANING, ORIGIN, SPENT_S, STOP_REASON, num_failed, num_pruned, read_records, saved_s
 from tuner.study_file.config import load_study
 
 SMALL = """
@@ -63,10 +54,7 @@ def after_one_trial(tmp_path_factory):
 @pytest.fixture
 def begun(study, after_one_trial, tmp_path):
     """The function `study`, where the small study has had one trial."""
-    with (
-        closing(sqlite3.connect(after_one_trial)) as source,
-        closing(sqlite3.connect(tmp_path / "study.db")) as target,
-    ):
+    with closing(sqlite3.connect(after_one_trial)) as source, closing(sqlite3.connect(tmp_path / "study.db")) as target:
         source.backup(target)
     return study
 

@@ -138,10 +138,7 @@ def test_the_lines_name_the_leaders_and_sum_up_the_rest():
 def test_nothing_is_said_of_others_where_there_are_none():
     """A population of one candidate is one line below the heading, which says that no trial has ended."""
     moment = Moment(
-        trial=None,
-        shares=(Share(config={"dp": 1}, probability=1.0, tried=False),),
-        rest_tried=0.0,
-        rest_untried=0.0,
+        trial=None, shares=(Share(config={"dp": 1}, probability=1.0, tried=False),), rest_tried=0.0, rest_untried=0.0
     )
 
     assert in_lines(moment, str)[0].endswith("before the first trial:")

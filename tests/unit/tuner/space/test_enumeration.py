@@ -279,8 +279,7 @@ def test_tightening_a_degree_keeps_exactly_those_values():
 
 
 @pytest.mark.parametrize(
-    ("dimension", "allowed"),
-    [("recompute", (0, 2)), ("zero_stage", (0, 1)), ("sequence_parallel", (0, 1))],
+    ("dimension", "allowed"), [("recompute", (0, 2)), ("zero_stage", (0, 1)), ("sequence_parallel", (0, 1))]
 )
 def test_an_opened_dimension_multiplies_the_candidates(dimension, allowed):
     """Each degree combination appears once per allowed value, less the duplicates that mean the same."""

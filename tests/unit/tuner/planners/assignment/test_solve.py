@@ -9,12 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hardware.io.errors import ConfigError
-from tests.support.settings.assignment_problems import (
-    least_by_milp,
-    least_by_trying_all,
-    problems,
-    random_problem,
-)
+from tests.support.settings.assignment_problems import least_by_milp, least_by_trying_all, problems, random_problem
 from tuner.planners.assignment.contraction import contract
 from tuner.planners.assignment.messages import Messages
 from tuner.planners.assignment.problem import problem_of

@@ -271,10 +271,7 @@ def test_a_broken_schedule_is_caught(change, message):
     """The checks that the other tests rely on see what is wrong with a schedule."""
     of = workload([[1.0, np.inf], [np.inf, 1.0]], [(0, 1)], links=(link(0, 1), link(1, 0)))
     sound = Schedule(
-        runs=(
-            Run(ops=(0,), devices=(0,), start_s=0.0, end_s=1.0),
-            Run(ops=(1,), devices=(1,), start_s=2.0, end_s=3.0),
-        ),
+        runs=(Run(ops=(0,), devices=(0,), start_s=0.0, end_s=1.0), Run(ops=(1,), devices=(1,), start_s=2.0, end_s=3.0)),
         transfers=(Transfer(edge=0, links=(0,), start_s=1.0, end_s=2.0),),
     )
 

@@ -210,12 +210,7 @@ def test_perturbed_pins_have_other_ways_and_dims():
     """Each pin is tried with half and twice its ways and with the other dims of its operators."""
     found = search_of(GRAPH).perturb([Pin(op="0.up", dim="ffn", ways=4)])
 
-    assert {(each.pin.dim, each.pin.ways) for each in found} == {
-        ("ffn", 2),
-        ("ffn", 8),
-        ("batch", 4),
-        ("hidden", 4),
-    }
+    assert {(each.pin.dim, each.pin.ways) for each in found} == {("ffn", 2), ("ffn", 8), ("batch", 4), ("hidden", 4)}
     assert all(each.number == 0 and each.step_time_s > 0 for each in found)
 
 

@@ -37,9 +37,7 @@ def test_a_perceptron_has_the_colours_of_figure_2():
 def test_the_conflict_of_a_product_with_itself():
     """A tensor times its transpose has both its dims of one colour: one conflict, of one tensor (section 3.3)."""
     graph = graph_of(
-        ("y", ("x",), "k m", "m k -> k m"),
-        ("z", ("x", "y"), "m n", "m k, k n -> m n"),
-        inputs=[("x", "m k")],
+        ("y", ("x",), "k m", "m k -> k m"), ("z", ("x", "y"), "m n", "m k, k n -> m n"), inputs=[("x", "m k")]
     )
     names = named_dims(graph)
 

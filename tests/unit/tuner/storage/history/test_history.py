@@ -333,13 +333,7 @@ def test_a_published_sweep_is_read(tmp_path):
     past = read_past(["sweep.csv"], base_dir=tmp_path)
 
     ok, oom, crashed, plain, outlier = past.runs
-    assert [run.status for run in past.runs] == [
-        Status.OK,
-        Status.OUT_OF_MEMORY,
-        Status.CRASHED,
-        Status.OK,
-        Status.OK,
-    ]
+    assert [run.status for run in past.runs] == [Status.OK, Status.OUT_OF_MEMORY, Status.CRASHED, Status.OK, Status.OK]
     assert (ok.step_time_s, ok.num_steps, ok.log_spread, ok.peak_memory_bytes) == (1.5, 1, 0.0, 10 * 2**30)
     assert (oom.step_time_s, oom.num_steps) == (None, 0)
     assert (ok.cluster.num_devices, ok.job.global_batch_size, ok.runtime) == (8, 16, "megatron-core")

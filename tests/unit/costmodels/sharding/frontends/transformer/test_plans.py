@@ -107,12 +107,7 @@ def test_tensor_parallelism_reduces_twice_in_each_pass():
 
     per_layer = [
         ("all_reduce", tensor, HIDDEN_BYTES)
-        for tensor in (
-            "attention.out",
-            "attention.qkv.data_gradient",
-            "dense_mlp.down",
-            "dense_mlp.up.data_gradient",
-        )
+        for tensor in ("attention.out", "attention.qkv.data_gradient", "dense_mlp.down", "dense_mlp.up.data_gradient")
     ]
     assert of_layer(found, 0) == of_layer(found, 1) == sorted(per_layer)
     assert [each for each in found if not each[1].startswith("layers.")] == sorted(
@@ -219,10 +214,7 @@ def test_expert_tensor_parallelism_needs_no_exchange():
     found = of_layer(collectives(planned(graph, ("*.moe_mlp.*", ("ffn", "expert_ffn")))), 0)
 
     slot_bytes = BATCH * TOKENS * 2 * 4096 * BYTES
-    assert found == [
-        ("all_reduce", "moe_mlp.down", slot_bytes),
-        ("all_reduce", "moe_mlp.up.data_gradient", slot_bytes),
-    ]
+    assert found == [("all_reduce", "moe_mlp.down", slot_bytes), ("all_reduce", "moe_mlp.up.data_gradient", slot_bytes)]
 
 
 def test_latent_attention_reduces_at_its_ranks():
