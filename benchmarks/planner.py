@@ -30,9 +30,9 @@ from costmodels.sharding.plan import Plan, cost_of
 from hardware.cluster import find_cluster
 from hardware.io.errors import ConfigError
 from tuner.planners.engine.outcome import Limits
-from tuner.planners.planning import PlannerOptions, planned
-from tuner.planners.sharding.axis_descent import descended
-from tuner.planners.sharding.recursive import ORDERS, recursive_plan, refined, whole
+from tuner.planners.planning import PlannerOptions, plan_graph
+from tuner.planners.sharding.axis_descent import descend
+from tuner.planners.sharding.recursive import ORDERS, recursive_plan, refine_mesh, whole
 from tuner.planners.sharding.sharding_milp import shard_by_milp
 from tuner.planners.sharding.sharding_terms import ShardingTerms
 
@@ -100,7 +100,7 @@ def graph_of(model: str, num_layers: int | None, sequences: int) -> Graph:
 
 def row_of(graph: Graph, mesh: DeviceMesh, given: argparse.Namespace) -> dict[str, Any]:
     """Plan one graph on one mesh with HiGHS and with every planner, and compare the plans with the proven bound."""
-    own_mesh, levels = (refined if given.parts else whole)(mesh)
+    own_mesh, levels = (refine_mesh if given.parts else whole)(mesh)
     outcome, highs_s = _time_call(lambda: shard_by_milp(graph, own_mesh, limits=Limits(time_s=given.time)))
     row: dict[str, Any] = {"HiGHS": outcome.known.name.lower(), "HiGHS_s": highs_s}
 
@@ -111,10 +111,10 @@ def row_of(graph: Graph, mesh: DeviceMesh, given: argparse.Namespace) -> dict[st
     for order in ORDERS:
         plan, halving_s = _time_call(lambda order=order: recursive_plan(graph, own_mesh, levels, order=order))  # type: ignore[misc] # mypy sees no default
         told(order, plan, halving_s)
-        found, descent_s = _time_call(lambda plan=plan: descended(plan, ShardingTerms(graph, own_mesh)).plan)  # type: ignore[misc] # mypy sees no default
+        found, descent_s = _time_call(lambda plan=plan: descend(plan, ShardingTerms(graph, own_mesh)).plan)  # type: ignore[misc] # mypy sees no default
         told(f"{order}+descent", found, halving_s + descent_s)
     options = PlannerOptions(whole_axes=not given.parts)
-    found, seconds = _time_call(lambda: planned(graph, mesh, options).plan)
+    found, seconds = _time_call(lambda: plan_graph(graph, mesh, options).plan)
     row["over_bound"] = cost_of(found).step_time_s / outcome.bound
     row["seconds"] = seconds
     return row

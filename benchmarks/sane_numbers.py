@@ -61,7 +61,7 @@ from hardware.cluster import Cluster, cluster_from_mapping, cluster_names, find_
 from hardware.device import device_names
 from hardware.dynamics import INTER, HostEvent, LinkEvent, Trace, cluster_at
 from hardware.io.errors import ConfigError, did_you_mean
-from tuner.planners.pipeline.uneven import planned
+from tuner.planners.pipeline.uneven import plan_uneven_work
 from tuner.search.proxy.proxy_trials import ProxyOptions, proxy_of
 from tuner.space.enumeration import SpaceOptions, enumerate_space
 
@@ -270,7 +270,7 @@ def _look_at(variant: Variant, figures: Figures, sizes: list[int], is_deep: bool
     few = _spread(grid, some)
     if setting.runtime.uneven:
         # uneven stages have code paths of their own, with and without unlike hosts
-        plans = planned(setting, few, setting.runtime.uneven, memory_headroom=HEADROOM)
+        plans = plan_uneven_work(setting, few, setting.runtime.uneven, memory_headroom=HEADROOM)
         look_at_predictions(setting, plans, figures)
     look_at_stages(setting, few, figures)
     look_at_proxies(setting, _spread(grid, 3), figures)

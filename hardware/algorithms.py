@@ -95,7 +95,7 @@ class CostLines:
     hop: FloatArray
 
 
-def joined_kinds(first: GroupKinds, second: GroupKinds) -> GroupKinds:
+def join_kinds(first: GroupKinds, second: GroupKinds) -> GroupKinds:
     """Append the kinds of groups of `second` to those of `first`."""
     return GroupKinds(
         size=np.append(first.size, second.size),
@@ -115,7 +115,7 @@ def _join_costs(first: CostArrays, second: CostArrays) -> CostArrays:
     return CostArrays(**{name: np.append(getattr(first, name), getattr(second, name)) for name in names})
 
 
-def joined_lines(first: CostLines, second: CostLines) -> CostLines:
+def join_lines(first: CostLines, second: CostLines) -> CostLines:
     """Append the lines of `second` to those of `first`."""
     names = [field.name for field in fields(CostLines)]
     return CostLines(**{name: np.concatenate([getattr(first, name), getattr(second, name)], axis=2) for name in names})

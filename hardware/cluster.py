@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hardware.algorithms import LINKS, CostArrays, CostLines, GroupKinds, cost_lines, joined_kinds, joined_lines
+from hardware.algorithms import LINKS, CostArrays, CostLines, GroupKinds, cost_lines, join_kinds, join_lines
 from hardware.arrays import FloatArray, IntArray
 from hardware.device import CATALOG, Device, LinkEntry, find_device, spelling_key
 from hardware.distinct import distinct_rows
-from hardware.io.config_file import DocumentedModel, SourcedNumber, StrictModel, checked, read_mapping
+from hardware.io.config_file import DocumentedModel, SourcedNumber, StrictModel, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
-from hardware.link import Link, LinkCost, combined
+from hardware.link import Link, LinkCost, combine_links
 
 MAX_DEVICES = 1_000_000
 
@@ -119,7 +119,7 @@ class GroupLinks:
 
     def where(self, chosen: NDArray[np.bool_], other: GroupLinks) -> GroupLinks:
         """Return these entries, replaced by those of `other` where `chosen` is true [g]."""
-        kinds, lines = joined_kinds(self.kinds, other.kinds), joined_lines(self.lines, other.lines)
+        kinds, lines = join_kinds(self.kinds, other.kinds), join_lines(self.lines, other.lines)
         row = np.where(chosen, other.row + len(self.kinds.size), self.row)
         return GroupLinks(kinds=kinds, lines=lines, row=row)
 
@@ -343,16 +343,16 @@ class _Fabric:
         self.intra_cost = np.zeros((len(groups), most + 1, len(LinkCost._fields)))
         for row, group in enumerate(groups):
             for members in range(2, group.devices_per_host + 1):
-                self.intra_cost[row, members] = combined(group.intra_links, members=members).cost(members)
+                self.intra_cost[row, members] = combine_links(group.intra_links, members=members).cost(members)
         # between hosts only the NICs count, whatever the number of members [host group, field of LinkCost]
-        self.nic_cost = np.array([combined(group.nic_links).cost() for group in groups])
-        nics = [combined(group.nic_links) for group in groups]
+        self.nic_cost = np.array([combine_links(group.nic_links).cost() for group in groups])
+        nics = [combine_links(group.nic_links) for group in groups]
         self.sharers = np.array([nic.sharers for nic in nics])
         self.nic_bandwidth = np.array([nic.bandwidth_bytes_per_s for nic in nics])
         self.devices = np.array([group.devices_per_host for group in groups])
         self.host_switch = np.array(cluster.switches or [0] * cluster.num_hosts)
         self.uplink = cluster.uplink_bytes_per_s or math.inf
-        self.between_groups = combined(cluster.inter_group_links) if cluster.inter_group_links else None
+        self.between_groups = combine_links(cluster.inter_group_links) if cluster.inter_group_links else None
         # number of neighbouring ranks that share a host, wherever they begin
         self.neighbours = math.gcd(*(group.devices_per_host for group in groups))
         self.pair_hosts, self.pair_cost = self._slow_pairs(cluster.slow_pairs)
@@ -659,11 +659,11 @@ class DescribedCluster:
 
 
 def cluster_from_mapping(mapping: Mapping[str, Any], base_dir: Path, file: str | None = None) -> Cluster:
-    """Return the nominal cluster of `described_cluster`, without its trace."""
-    return described_cluster(mapping, base_dir, file).cluster
+    """Return the nominal cluster of `read_described_cluster`, without its trace."""
+    return read_described_cluster(mapping, base_dir, file).cluster
 
 
-def described_cluster(mapping: Mapping[str, Any], base_dir: Path, file: str | None = None) -> DescribedCluster:
+def read_described_cluster(mapping: Mapping[str, Any], base_dir: Path, file: str | None = None) -> DescribedCluster:
     """Read the cluster that a configuration describes.
 
     It names a cluster of the catalog (`{name: dgx-h100, hosts: 8}`), a device (`{device: H100-SXM-80, hosts: 8}`),
@@ -683,20 +683,20 @@ def described_cluster(mapping: Mapping[str, Any], base_dir: Path, file: str | No
     """
     try:
         if "file" in mapping:
-            outer = checked(_FileForm, mapping)
+            outer = validate_mapping(_FileForm, mapping)
             path = base_dir / outer.file
             inner = read_mapping(path)
             if "file" in inner:
                 raise ConfigError("a cluster file can't name another file", key="file", value=inner["file"]).in_file(
                     str(path)
                 )
-            described = described_cluster(inner, path.parent, str(path))
+            described = read_described_cluster(inner, path.parent, str(path))
             return replace(described, trace=_resolve_path(base_dir, outer.trace) or described.trace)
         if "groups" in mapping:
-            mixed = checked(_GroupsForm, mapping)
+            mixed = validate_mapping(_GroupsForm, mapping)
             cluster = _add_switches(_mixed_cluster(mixed), mixed.switch)
             return DescribedCluster(cluster=cluster, trace=_resolve_path(base_dir, mixed.trace))
-        form = checked(_OneGroupForm, mapping)
+        form = validate_mapping(_OneGroupForm, mapping)
         group = _host_group(form)
         _check_total((group,), key="hosts")
         cluster = _add_switches(Cluster(name=group.name, groups=(group,)), form.switch)
@@ -789,4 +789,4 @@ def _check_total(groups: tuple[HostGroup, ...], key: str) -> None:
 @functools.cache
 def _catalog() -> _Catalog:
     path = CATALOG / "clusters.yaml"
-    return checked(_Catalog, read_mapping(path), file=str(path))
+    return validate_mapping(_Catalog, read_mapping(path), file=str(path))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from hardware.io.config_file import SourcedNumber, StrictModel, checked, read_mapping
+from hardware.io.config_file import SourcedNumber, StrictModel, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
 from hardware.link import Link
 
@@ -212,7 +212,7 @@ def device_names() -> tuple[str, ...]:
 @functools.cache
 def _catalog() -> _Catalog:
     path = CATALOG / "devices.yaml"
-    return checked(_Catalog, read_mapping(path), file=str(path))
+    return validate_mapping(_Catalog, read_mapping(path), file=str(path))
 
 
 @functools.cache

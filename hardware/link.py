@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from hardware.io.config_file import SourcedNumber, StrictModel, checked, read_mapping
+from hardware.io.config_file import SourcedNumber, StrictModel, read_mapping, validate_mapping
 
 _CATALOG = Path(__file__).parent / "catalog" / "links.yaml"
 WIDE_MEMBERS = 5
@@ -168,7 +168,7 @@ class Link:
         )
 
 
-def combined(links: tuple[Link, ...], *, members: int = 2) -> Link:
+def combine_links(links: tuple[Link, ...], *, members: int = 2) -> Link:
     """Combine parallel `links` into the one Link that each of a group of `members` devices gets of them at best.
 
     The widest link of every exclusive group and all links without a group work together. Their bandwidths add up, and
@@ -193,12 +193,12 @@ def combined(links: tuple[Link, ...], *, members: int = 2) -> Link:
 
 
 def detour(links: tuple[Link, ...], *, members: int = 2) -> Link | None:
-    """Combine the links that another transfer may use while one is on the `combined` links; None without any.
+    """Combine the links that another transfer may use while one is on the `combine_links` links; None without any.
 
-    Links exclude each other only within one transfer (the source of `combined`): two transfers may use one each.
+    Links exclude each other only within one transfer (the source of `combine_links`): two transfers may use one each.
     """
     _, excluded = _working_and_excluded(links, members)
-    return combined(tuple(excluded), members=members) if excluded else None
+    return combine_links(tuple(excluded), members=members) if excluded else None
 
 
 def _working_and_excluded(links: tuple[Link, ...], members: int) -> tuple[list[Link], list[Link]]:
@@ -275,7 +275,7 @@ def link_kind_names() -> tuple[str, ...]:
 
 @functools.cache
 def _catalog() -> _Catalog:
-    catalog = checked(_Catalog, read_mapping(_CATALOG), file=str(_CATALOG))
+    catalog = validate_mapping(_Catalog, read_mapping(_CATALOG), file=str(_CATALOG))
     for name, entry in catalog.kinds.items():
         for field in type(entry).model_fields:
             number = getattr(entry, field)

@@ -58,7 +58,7 @@ def machines_of(nodes: Iterable[Mapping[str, Any]]) -> tuple[Machine, ...]:
     )
 
 
-def reserved(hosts: tuple[HostNeeds, ...], machines: Sequence[Machine]) -> tuple[HostNeeds, ...]:
+def reserve_hosts(hosts: tuple[HostNeeds, ...], machines: Sequence[Machine]) -> tuple[HostNeeds, ...]:
     """Return needs that keep a second trial off the same hosts: more than half of the largest machine's resources.
 
     Args:

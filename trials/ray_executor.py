@@ -37,7 +37,7 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from hardware.io.errors import ConfigError
 from trials.backend import PROGRAM_SIGNALS, AbstractBackend, HostNeeds, Observation, Status, tail_of
-from trials.placement import in_words, machines_in_words, machines_of, no_room, reserved, room_for
+from trials.placement import in_words, machines_in_words, machines_of, no_room, reserve_hosts, room_for
 from trials.ranks.contract import AbstractRanks, RanksLostError
 from trials.ranks.processes import RankProcesses
 from trials.ray_cluster import first_line, join_cluster
@@ -476,7 +476,7 @@ class RayExecutor:
         self._take_turns_elsewhere()
         machines = machines_of(self._ray.nodes())
         if self._is_alone and hosts != (HostNeeds(),):
-            self._reserved = reserved(hosts, machines)
+            self._reserved = reserve_hosts(hosts, machines)
         room = room_for(self._reserved, machines)
         if room >= self._parallel_trials:
             return

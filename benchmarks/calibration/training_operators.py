@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.calibration.measured_operators import MeasuredOperators
 from benchmarks.calibration.operator_calibration import FEWEST_MEASURED, by_kind, held_out
 from benchmarks.support.timing import answer, count_at_least, publish, tell
-from costmodels.operators.isolated import LoneCall, lone_call_s, lone_role
+from costmodels.operators.isolated import IsolatedCall, isolated_call_s, isolated_role
 from costmodels.operators.layer_operators import OpKind, Phase
 from hardware.io.errors import ConfigError
 from trials.rank_backend import OpenBackend
@@ -39,7 +39,7 @@ from tuner.study_file.config import StudyConfig, load_study
 MOST_SHAPES = 64
 """Maximum number of shapes that a surrogate sees."""
 
-Times = dict[LoneCall, float]
+Times = dict[IsolatedCall, float]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +65,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
         alone_s = _time_isolated(DeviceBenchmarks(processes=ranks, device=config.backend.device), list(training_s))
     # Some operators fail in isolation; both columns use those with both times.
     calls = [call for call in training_s if call in alone_s]
-    formula_s = {call: lone_call_s(call, config.setting.cluster) or np.nan for call in calls}
+    formula_s = {call: isolated_call_s(call, config.setting.cluster) or np.nan for call in calls}
     unseen = held_out(
         [
             _measured(kind, phase, some, training_s, formula_s)
@@ -86,34 +86,34 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
 def _time_in_training(config: StudyConfig, backend: OpenBackend, count: int) -> Times:
     """Return the median time of each operator in the training of some configurations."""
     grid, model, precision = config.space().grid, config.setting.job.model, config.setting.job.precision
-    times: dict[LoneCall, list[float]] = defaultdict(list)
+    times: dict[IsolatedCall, list[float]] = defaultdict(list)
     for position in np.random.default_rng(0).permutation(len(grid))[:count].tolist():
         chosen = grid.config(position)
         observation = backend.measure(chosen, trial_number=position)
         tell(f"{chosen}: {observation.status}, {len(observation.operator_samples)} operators")
         for sample in observation.operator_samples:
-            role = lone_role(sample.name, sample.kind, model)
+            role = isolated_role(sample.name, sample.kind, model)
             if role is not None:
-                call = LoneCall(
+                call = IsolatedCall(
                     kind=sample.kind, phase=sample.phase, role=role, precision=precision, shape=sample.shape
                 )
                 times[call].append(sample.time_s)
     return {call: float(np.median(each)) for call, each in times.items()}
 
 
-def _time_isolated(benchmarks: DeviceBenchmarks, calls: Sequence[LoneCall]) -> Times:
+def _time_isolated(benchmarks: DeviceBenchmarks, calls: Sequence[IsolatedCall]) -> Times:
     return {call: found.time_s for call, found in benchmarks.measure(calls) if isinstance(found, Timing)}
 
 
-def _by_kind(calls: Sequence[LoneCall]) -> dict[tuple[OpKind, Phase], list[LoneCall]]:
-    found: dict[tuple[OpKind, Phase], list[LoneCall]] = defaultdict(list)
+def _by_kind(calls: Sequence[IsolatedCall]) -> dict[tuple[OpKind, Phase], list[IsolatedCall]]:
+    found: dict[tuple[OpKind, Phase], list[IsolatedCall]] = defaultdict(list)
     for call in calls:
         found[call.kind, call.phase].append(call)
     return found
 
 
 def _row(
-    kind: OpKind, phase: Phase, calls: Sequence[LoneCall], training_s: Times, alone_s: Times, formula_s: Times
+    kind: OpKind, phase: Phase, calls: Sequence[IsolatedCall], training_s: Times, alone_s: Times, formula_s: Times
 ) -> dict[str, Any]:
     # Ratios of the same operator, so that sizes cancel; quartiles show the spread over shapes.
     ratio = np.array([alone_s[call] / training_s[call] for call in calls])
@@ -130,7 +130,7 @@ def _row(
 
 
 def _measured(
-    kind: OpKind, phase: Phase, calls: Sequence[LoneCall], training_s: Times, formula_s: Times
+    kind: OpKind, phase: Phase, calls: Sequence[IsolatedCall], training_s: Times, formula_s: Times
 ) -> MeasuredOperators:
     return MeasuredOperators(
         source="training",

@@ -30,7 +30,7 @@ from costmodels.sharding.graph import INPUT, STATE, Graph
 from costmodels.sharding.layouts import REPLICATED, Layout
 from costmodels.sharding.plan import Plan
 from tuner.planners.engine.outcome import Limits
-from tuner.planners.sharding.class_costs import ClassCosts, coded
+from tuner.planners.sharding.class_costs import ClassCosts, encode_rows
 from tuner.planners.toast.colour_actions import ColourActions
 from tuner.planners.toast.compatibility import compatibility
 from tuner.planners.toast.named_dims import named_dims
@@ -160,7 +160,7 @@ class ArgumentGame:
         if state not in self._known:
             rows = self._rows(state)
             began_s = time.process_time()
-            figures = self._costs.figures([coded(row) for row in rows])
+            figures = self._costs.figures([encode_rows(row) for row in rows])
             self._known[state] = self._base.of_figures(figures)
             self.spent.cost_s += time.process_time() - began_s
         return self._known[state]

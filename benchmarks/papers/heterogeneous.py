@@ -44,7 +44,7 @@ from costmodels.simulator.simulated_step import simulate_step
 from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.cluster import Cluster, HostGroup, cluster_from_mapping, find_cluster
-from tuner.planners.pipeline.uneven import PARTS, planned
+from tuner.planners.pipeline.uneven import PARTS, plan_uneven_work
 from tuner.space.enumeration import SpaceOptions, enumerate_space, setting_for
 
 PAIRS = (("llama-7b", 8), ("gpt-13b", 16), ("gpt-22b", 32), ("gpt-175b", 256))
@@ -219,7 +219,7 @@ def fastest(setting: Setting, grid: ConfigGrid, most: int = SIMULATED) -> Config
 
 def plan(setting: Setting, grid: ConfigGrid, parts: Sequence[str]) -> ConfigGrid:
     """Plan uneven work for every configuration."""
-    return planned(setting, grid, parts, memory_headroom=HEADROOM)
+    return plan_uneven_work(setting, grid, parts, memory_headroom=HEADROOM)
 
 
 def configs_of(grid: ConfigGrid) -> Iterator[ParallelConfig]:

@@ -16,14 +16,14 @@ from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
 from costmodels.sharding.graph import Graph
 from costmodels.sharding.layer_figures import LayerFigures, layer_figures
-from costmodels.sharding.named_plans import ByName, served_by_name
+from costmodels.sharding.named_plans import ByName, plan_by_names
 from costmodels.sharding.plan import Plan, cost_of, violations
 from hardware.cluster import Cluster, find_cluster
 from tuner.planners.engine.outcome import Limits
 from tuner.planners.pipeline.stages import Pipeline
 from tuner.planners.sharding.forward_plans import forward_of, with_backward
-from tuner.planners.sharding.pins import Pin, pinned
-from tuner.planners.sharding.recursive import Level, Order, recursive_plan, refined
+from tuner.planners.sharding.pins import Pin, resolve_pins
+from tuner.planners.sharding.recursive import Level, Order, recursive_plan, refine_mesh
 
 PLANNED_LAYERS = 3
 """Number of planned layers: a first, a last, and one between them that stands for all others."""
@@ -244,7 +244,7 @@ def forward_plans(scenario: Scenario, row: str, forward: Graph, pp: int) -> Iter
     pins = scenario.pins if row == PIN else ()
     graph = restricted(forward, STACKED if row == FULL else STACKED | scenario.missing, pins)
     mesh, fine, levels = _refine_stage_mesh(scenario, pp)
-    found = pinned(pins, graph, mesh, levels)
+    found = resolve_pins(pins, graph, mesh, levels)
     prices = Volumes(reading=scenario.reading)
     plan = recursive_plan(graph, fine, levels, order=scenario.order, closed=found.closed, prices=prices)
     yield mesh.in_words, plan
@@ -256,7 +256,7 @@ def _refine_stage_mesh(scenario: Scenario, pp: int) -> tuple[DeviceMesh, DeviceM
     # A stage within one host has a single axis of NPUs.
     axes = {"host": devices // NPUS, "npu": NPUS} if devices > NPUS else {"npu": devices}
     mesh = DeviceMesh(names=tuple(axes), sizes=tuple(axes.values()), cluster=scenario.cluster)
-    return mesh, *refined(mesh)
+    return mesh, *refine_mesh(mesh)
 
 
 def _plans_by_hand(scenario: Scenario, row: str, forward: Graph, pp: int) -> Iterator[tuple[str, Plan]]:
@@ -275,7 +275,7 @@ def _plans_by_hand(scenario: Scenario, row: str, forward: Graph, pp: int) -> Ite
             continue
         mesh = DeviceMesh(names=("dp", "cp", "tp"), sizes=(dp, cp, tp), cluster=scenario.cluster)
         for in_words, axes in _axes(scenario, row):
-            plan = served_by_name(forward, mesh, axes)
+            plan = plan_by_names(forward, mesh, axes)
             if _uses_all(plan):
                 yield f"{mesh.in_words}{in_words}", plan
 

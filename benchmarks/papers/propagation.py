@@ -25,7 +25,7 @@ from jaxlib.mlir.passmanager import PassManager
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.frontends.flat_program import Step
 from costmodels.sharding.frontends.jax.flat import INLINED, shape_of
-from costmodels.sharding.frontends.jax.graph import flattened
+from costmodels.sharding.frontends.jax.graph import flatten_trace
 from costmodels.sharding.frontends.jax.program import Program
 from costmodels.sharding.graph import Graph
 from costmodels.sharding.layouts import REPLICATED, Layout
@@ -246,7 +246,7 @@ class _Inlined:
     """
 
     def __init__(self, program: Program) -> None:
-        self.flat, self.arguments, _ = flattened(program)
+        self.flat, self.arguments, _ = flatten_trace(program)
         self._jaxpr = program.jaxpr
         self.shapes = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in program.jaxpr.jaxpr.invars]
         self._position = 0

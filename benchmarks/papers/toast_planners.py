@@ -18,7 +18,7 @@ from costmodels.sharding.plan import Plan, cost_of
 from hardware.device import GIB
 from hardware.io.errors import ConfigError
 from tuner.planners.engine.outcome import Limits
-from tuner.planners.planning import PlannerOptions, planned
+from tuner.planners.planning import PlannerOptions, plan_graph
 from tuner.planners.sharding.class_costs import Figures
 from tuner.planners.sharding.sharding_milp import shard_by_milp
 from tuner.planners.toast.colour_actions import ColourActions, State
@@ -112,7 +112,7 @@ def figures_of(plan: Plan) -> Figures:
 
 def d_rec(problem: Problem) -> Found:
     """Find D-Rec's cheapest plan over all orders, which ignores memory."""
-    found = planned(problem.graph, problem.mesh, PlannerOptions(planner="recursive", whole_axes=True))
+    found = plan_graph(problem.graph, problem.mesh, PlannerOptions(planner="recursive", whole_axes=True))
     return Found(plan=found.plan, told={"order": found.order})
 
 
@@ -120,9 +120,9 @@ def descent(problem: Problem) -> Found:
     """Run axis descent from D-Rec's plan, within the memory of a device if such a plan is found."""
     options = PlannerOptions(whole_axes=True, memory_bytes=problem.memory_bytes)
     try:
-        found = planned(problem.graph, problem.mesh, options)
+        found = plan_graph(problem.graph, problem.mesh, options)
     except ConfigError:
-        found = planned(problem.graph, problem.mesh, replace(options, memory_bytes=None))
+        found = plan_graph(problem.graph, problem.mesh, replace(options, memory_bytes=None))
     return Found(plan=found.plan, told={"order": found.order})
 
 
@@ -168,11 +168,11 @@ def automap(problem: Problem) -> Found:
         return Found(plan=None, told={})
     from benchmarks.papers.automap import automap_plan  # noqa: PLC0415 # JAX may be missing
     from benchmarks.zoo import FACTORIES  # noqa: PLC0415 # as above
-    from costmodels.sharding.frontends.jax.program import traced  # noqa: PLC0415 # as above
+    from costmodels.sharding.frontends.jax.program import trace_function  # noqa: PLC0415 # as above
 
     function, shapes, donated = FACTORIES[problem.factory]()
     found = automap_plan(
-        traced(function, *shapes, donated=donated),
+        trace_function(function, *shapes, donated=donated),
         problem.mesh,
         ToastOptions(seed=problem.seed, searches=1),
         limits=Limits(nodes=problem.automap_states),

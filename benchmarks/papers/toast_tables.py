@@ -237,10 +237,10 @@ def _cell_text(cell: Mapping[str, Any] | None) -> str:
 def _graph(factory: str) -> Graph:
     from benchmarks.zoo import FACTORIES  # noqa: PLC0415 # JAX may be missing
     from costmodels.sharding.frontends.jax.graph import graph_of  # noqa: PLC0415 # as above
-    from costmodels.sharding.frontends.jax.program import traced  # noqa: PLC0415 # as above
+    from costmodels.sharding.frontends.jax.program import trace_function  # noqa: PLC0415 # as above
 
     function, shapes, donated = FACTORIES[factory]()
-    return graph_of(traced(function, *shapes, donated=donated))
+    return graph_of(trace_function(function, *shapes, donated=donated))
 
 
 def _with_units_of(cluster: Cluster, graph: Graph) -> Graph:

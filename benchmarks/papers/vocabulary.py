@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from costmodels.sharding.dims import FactorKind, Rule
 from costmodels.sharding.graph import Graph
-from tuner.planners.sharding.pins import Pin, matched
+from tuner.planners.sharding.pins import Pin, match_pin
 
 EXPERTS = frozenset({"experts"})
 """Factor of expert parallelism."""
@@ -36,7 +36,7 @@ def restricted(graph: Graph, names: Collection[str], pins: Sequence[Pin] = ()) -
     Raises:
         ConfigError: a pin matches no operator, or names no dim of one or one that can't be cut.
     """
-    given = {place for number, pin in enumerate(pins) for place in matched(number, pin, graph).items()}
+    given = {place for number, pin in enumerate(pins) for place in match_pin(number, pin, graph).items()}
     known = given | _followers(graph, names, given)
     rules: dict[tuple[int, frozenset[int]], Rule] = {}
     ops = []

@@ -23,7 +23,7 @@ def main() -> None:
         return
     from benchmarks.zoo import FACTORIES  # noqa: PLC0415  # without JAX this can't be imported
     from costmodels.sharding.frontends.jax.graph import graph_of  # noqa: PLC0415  # as above
-    from costmodels.sharding.frontends.jax.program import traced  # noqa: PLC0415  # as above
+    from costmodels.sharding.frontends.jax.program import trace_function  # noqa: PLC0415  # as above
 
     rows = []
     for name, factory in FACTORIES.items():
@@ -31,7 +31,7 @@ def main() -> None:
             continue
         start = time.perf_counter()
         function, shapes, donated = factory()
-        program = traced(function, *shapes, donated=donated)
+        program = trace_function(function, *shapes, donated=donated)
         trace_s = time.perf_counter() - start  # timed once, since JAX caches traces
         graph = graph_of(program)
         rows.append(

@@ -23,7 +23,7 @@ from costmodels.sharding.device_mesh import mesh_of
 from costmodels.sharding.graph import Graph
 from costmodels.sharding.plan import cost_of
 from hardware.cluster import find_cluster
-from tuner.planners.sharding.axis_descent import descended
+from tuner.planners.sharding.axis_descent import descend
 from tuner.planners.sharding.recursive import recursive_plan, whole
 from tuner.planners.sharding.sharding_terms import ShardingTerms
 
@@ -72,11 +72,11 @@ def _graph(layers: int) -> tuple[Graph, float, float]:
     """Build the graph of a number of layers; return it with the seconds of tracing and of making the graph."""
     from benchmarks.zoo import GEMMA_2B  # noqa: PLC0415 # JAX may be missing
     from costmodels.sharding.frontends.jax.graph import graph_of  # noqa: PLC0415 # as above
-    from costmodels.sharding.frontends.jax.program import traced  # noqa: PLC0415 # as above
+    from costmodels.sharding.frontends.jax.program import trace_function  # noqa: PLC0415 # as above
 
     began_s = time.perf_counter()
     function, shapes, donated = replace(GEMMA_2B, layers=layers).train_program()
-    program = traced(function, *shapes, donated=donated)
+    program = trace_function(function, *shapes, donated=donated)
     trace_s = time.perf_counter() - began_s
     began_s = time.perf_counter()
     graph = graph_of(program)
@@ -90,7 +90,7 @@ def _row(graph: Graph, text: str, repeats: int) -> dict[str, Any]:
     d_rec_s = median_s(lambda: recursive_plan(graph, mesh, levels), repeats)
     plan = recursive_plan(graph, mesh, levels)
     began_s = time.perf_counter()
-    found = descended(plan, ShardingTerms(graph, mesh)).plan
+    found = descend(plan, ShardingTerms(graph, mesh)).plan
     descent_s = time.perf_counter() - began_s
     return {
         "operators": len(graph.ops),

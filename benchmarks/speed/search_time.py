@@ -38,7 +38,7 @@ from costmodels.sharding.graph import Graph
 from costmodels.sharding.plan import cost_of
 from hardware.cluster import find_cluster
 from tuner.planners.engine.outcome import Limits, Stop
-from tuner.planners.sharding.axis_descent import descended
+from tuner.planners.sharding.axis_descent import descend
 from tuner.planners.sharding.recursive import recursive_plan, whole
 from tuner.planners.sharding.sharding_milp import shard_by_milp
 from tuner.planners.sharding.sharding_terms import ShardingTerms
@@ -239,11 +239,11 @@ def shallow(*, is_small: bool = False) -> Iterator[Traced]:
 
 def _trace(name: str, factory: Callable[[], Any]) -> Traced:
     from costmodels.sharding.frontends.jax.graph import graph_of  # noqa: PLC0415 # JAX may be missing
-    from costmodels.sharding.frontends.jax.program import traced  # noqa: PLC0415 # as above
+    from costmodels.sharding.frontends.jax.program import trace_function  # noqa: PLC0415 # as above
 
     began_s = time.process_time()
     function, shapes, donated = factory()
-    program = traced(function, *shapes, donated=donated)
+    program = trace_function(function, *shapes, donated=donated)
     graph = graph_of(program)
     return Traced(name=name, program=program, graph=graph, trace_s=time.process_time() - began_s)
 
@@ -264,7 +264,7 @@ def _step_row(step: Traced, given: argparse.Namespace) -> dict[str, Any]:
     tell(f"{step.name}: TOAST {search.cpu_s:.2f} s, {_count_states(search.result):,} states")
     levels = whole(mesh)[1]
     d_rec = timed(lambda: recursive_plan(graph, mesh, levels), given.repeats)
-    descent = timed(lambda: descended(d_rec.result, ShardingTerms(graph, mesh)))
+    descent = timed(lambda: descend(d_rec.result, ShardingTerms(graph, mesh)))
     seeded = timed(lambda: toast_plan(graph, mesh, given=[d_rec.result]))
     tell(f"{step.name}: with seeds {seeded.cpu_s:.2f} s")
     options = replace(UNSEEDED, searches=1)

@@ -15,7 +15,7 @@ import time
 from benchmarks.support.timing import arguments, median_s, publish
 from costmodels.sharding.device_mesh import mesh_of
 from hardware.cluster import find_cluster
-from tuner.planners.sharding.recursive import recursive_plan, refined
+from tuner.planners.sharding.recursive import recursive_plan, refine_mesh
 
 
 def main() -> None:
@@ -26,15 +26,15 @@ def main() -> None:
         return
     from benchmarks.zoo.torch_modules import FACTORIES  # noqa: PLC0415  # without torch this can't be imported
     from costmodels.sharding.frontends.torch.graph import graph_of  # noqa: PLC0415  # as above
-    from costmodels.sharding.frontends.torch.program import traced  # noqa: PLC0415  # as above
+    from costmodels.sharding.frontends.torch.program import trace_module  # noqa: PLC0415  # as above
 
-    mesh, levels = refined(mesh_of("data=2,model=4", find_cluster("dgx-h100")))
+    mesh, levels = refine_mesh(mesh_of("data=2,model=4", find_cluster("dgx-h100")))
     rows = []
     for name, factory in FACTORIES.items():
         if "small" in name or name == "llama_70b":
             continue
         start = time.perf_counter()
-        program = traced(*factory())
+        program = trace_module(*factory())
         trace_s = time.perf_counter() - start
         graph = graph_of(program)
         rows.append(

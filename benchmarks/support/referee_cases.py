@@ -20,7 +20,7 @@ from costmodels.sharding.frontends.jax.graph import graph_of_jax
 from costmodels.sharding.plan import Plan
 from hardware.cluster import find_cluster
 from hardware.io.errors import ConfigError, did_you_mean
-from tuner.planners.planning import PLANNERS, PlannerOptions, planned
+from tuner.planners.planning import PLANNERS, PlannerOptions, plan_graph
 
 __all__ = ["DEFAULT_MODELS", "MODELS", "PLANNERS", "mesh_of_text", "plan_of", "program_of", "widened"]
 
@@ -99,4 +99,4 @@ def plan_of(program: Program, mesh: DeviceMesh, planner: str) -> Plan:
     """Plan a program with a planner on whole axes, as in a framework's mesh."""
     function, arguments, donated = program
     graph = graph_of_jax(function, *arguments, donated=donated)
-    return planned(graph, mesh, PlannerOptions(planner=planner, whole_axes=True)).plan  # type: ignore[arg-type] # main checks it
+    return plan_graph(graph, mesh, PlannerOptions(planner=planner, whole_axes=True)).plan  # type: ignore[arg-type] # main checks it

@@ -23,7 +23,7 @@ from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, RECOMPUT
 from costmodels.job.training_job import RECOMPUTE_MODULES
 from costmodels.job.uneven_work import Assignment
 from hardware.io.config_file import read_text
-from hardware.io.errors import ConfigError, did_you_mean, shown
+from hardware.io.errors import ConfigError, did_you_mean, quote_value
 
 COLUMNS = (
     "source",
@@ -383,7 +383,7 @@ def _parse_number(text: str) -> float | None:
 def _list_values(values: Iterable[object], limit: int = 12) -> str:
     texts = [str(value) if value != "" else "(empty)" for value in values]
     more = f" and {len(texts) - limit} more" if len(texts) > limit else ""
-    return shown(", ".join(texts[:limit]) + more, limit=400)[1:-1]
+    return quote_value(", ".join(texts[:limit]) + more, limit=400)[1:-1]
 
 
 def _find_tied_embeddings(rows: list[_Row]) -> dict[tuple[str, str], bool]:
@@ -427,7 +427,7 @@ def _parse_run(row: _Row, tied: Mapping[tuple[str, str], bool]) -> MeasuredRun:
         raise _UnusableRow(f"impossible architecture: {error}") from None
     if model is None:
         raise _UnusableRow("incomplete architecture")
-    layers = stated_layers(row.cells["notes"], model.num_layers, config.pp) if config.vpp == 1 else ()
+    layers = find_stated_layers(row.cells["notes"], model.num_layers, config.pp) if config.vpp == 1 else ()
     config = replace(config, assignment=Assignment(layers=layers))
     step_time_s, tokens_per_s = row.number("step_seconds"), row.number("tokens_per_s_per_device")
     # throughput and step time are the same figure for a known batch
@@ -497,7 +497,7 @@ def _parse_config(row: _Row) -> ParallelConfig:
         raise error.in_file(row.place) from None
 
 
-def stated_layers(notes: str, num_layers: int, pp: int) -> tuple[int, ...]:
+def find_stated_layers(notes: str, num_layers: int, pp: int) -> tuple[int, ...]:
     """Return the layers of each stage that a run's remarks state; empty if they state none.
 
     There are two forms: `layers per stage incl. embedding(1)+head(1): 8/9/9`, and bounds in DeepSpeed's list of

@@ -19,7 +19,7 @@ from costmodels.calibration.fidelity import predict, settings_of
 from costmodels.calibration.fitting import Calibration, FittedConstant
 from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.job.runtime import CONSTANTS, NOT_FITTED, ProfileFile, RuntimeProfile, read_profile
-from hardware.io.config_file import checked, read_mapping
+from hardware.io.config_file import read_mapping, validate_mapping
 from hardware.io.errors import ConfigError
 
 DIGITS = 4
@@ -80,7 +80,7 @@ def profile_text(base: Path, fit: Calibration, memory_error: float | None) -> st
         "memory": mapping["errors"]["memory"] if memory_error is None else _round(memory_error),
     }
     # what is written must be readable, so it is validated before
-    checked(ProfileFile, mapping, file=str(base))
+    validate_mapping(ProfileFile, mapping, file=str(base))
     return "".join(
         _format_entry(key, mapping[key])
         for key in ProfileFile.model_fields

@@ -12,7 +12,7 @@ from pydantic import create_model
 
 from costmodels.job.hugging_face import model_from_hugging_face
 from costmodels.job.model_spec import ModelSpec
-from hardware.io.config_file import StrictModel, checked, read_mapping
+from hardware.io.config_file import StrictModel, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
 
 _CATALOG_DIR = Path(__file__).parents[1] / "catalog" / "models"
@@ -94,7 +94,7 @@ def read_model_file(path: Path) -> ModelSpec:
 
 
 def _model_from_yaml(mapping: Mapping[str, Any], *, name: str, file: str) -> ModelSpec:
-    read = checked(_ModelFile, {"name": name, **mapping}, file=file)
+    read = validate_mapping(_ModelFile, {"name": name, **mapping}, file=file)
     values = {key: getattr(read, key) for key in _ModelFile.model_fields}
     try:
         return ModelSpec(**{**values, "assumed": tuple(values["assumed"])})

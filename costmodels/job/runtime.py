@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from costmodels.job.layer_change import LayerChange
-from hardware.io.config_file import StrictModel, checked, read_mapping
+from hardware.io.config_file import StrictModel, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
 
 LayerSplit = Literal["even", "balanced", "least-bottleneck"]
@@ -435,7 +435,7 @@ def find_prior(name: str) -> RuntimeProfile:
         ConfigError: no profile has the name, or its file breaks the grammar.
     """
     path = catalog_path(name)
-    entry = checked(ProfileFile, read_mapping(path), file=str(path))
+    entry = validate_mapping(ProfileFile, read_mapping(path), file=str(path))
     profile = find_runtime(name)
     if entry.fitted_on.startswith(NOT_FITTED):
         return profile
@@ -457,7 +457,7 @@ def read_profile(path: Path) -> RuntimeProfile:
     Raises:
         ConfigError: the file breaks the grammar, or a constant is unknown, missing, or out of its bounds.
     """
-    entry = checked(ProfileFile, read_mapping(path), file=str(path))
+    entry = validate_mapping(ProfileFile, read_mapping(path), file=str(path))
     _check_constants(entry, str(path))
     constants: dict[str, Any] = {name: entry.constants[name].value for name in CONSTANTS}
     return RuntimeProfile(

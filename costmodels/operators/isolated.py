@@ -37,7 +37,7 @@ _NORMS = {"rms": "rms_norm", "layer": "layer_norm"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LoneCall:
+class IsolatedCall:
     """One isolated operator or collective.
 
     Attributes:
@@ -66,7 +66,7 @@ class LoneCall:
         return int(self.shape[1]) if self.is_collective else 1
 
 
-def lone_role(name: str, kind: OpKind, model: ModelSpec) -> str | None:
+def isolated_role(name: str, kind: OpKind, model: ModelSpec) -> str | None:
     """Return the role of the operator of that name in isolation; None where its shape doesn't determine the time.
 
     The shape is not enough for unfused attention's products, whose batch is in no shape, and for operators that move
@@ -86,18 +86,18 @@ def lone_role(name: str, kind: OpKind, model: ModelSpec) -> str | None:
     return role if role in PASSES else None
 
 
-def is_run_by(call: LoneCall, model: ModelSpec) -> bool:
+def is_run_by(call: IsolatedCall, model: ModelSpec) -> bool:
     """Check whether the model runs the call's kernel: its own activation and norm, and all other kinds."""
     unlike = {"gelu" if model.gated_ffn else "swiglu", *(norm for name, norm in _NORMS.items() if name != model.norm)}
     return call.role not in unlike
 
 
-def operator_role(call: LoneCall) -> str:
+def operator_role(call: IsolatedCall) -> str:
     """Return the last part of the name of an operator that has the role of a call."""
     return "activation" if call.role in ("swiglu", "gelu") else call.role
 
 
-def lone_operator(call: LoneCall) -> Operator:
+def isolated_operator(call: IsolatedCall) -> Operator:
     """Return the call as an operator with one shape [1]."""
     element_bytes = 4.0 if call.precision in ("fp32", "tf32") else 2.0
     assert call.precision not in NARROW_BYTES, "a benchmark of isolated operators has no narrow products"
@@ -114,10 +114,10 @@ def lone_operator(call: LoneCall) -> Operator:
     )
 
 
-def lone_call_s(call: LoneCall, cluster: Cluster) -> float | None:
+def isolated_call_s(call: IsolatedCall, cluster: Cluster) -> float | None:
     """Return t_hat of the call on the cluster's first kind of device [s]; None where it has no such group of ranks."""
     if not call.is_collective:
-        return float(alone_s(lone_operator(call), cluster.devices[0])[0])
+        return float(alone_s(isolated_operator(call), cluster.devices[0])[0])
     message_bytes, size, hosts = call.shape
     if cluster.num_devices % int(size) or hosts != 1 or size > cluster.devices_per_host:
         return None
@@ -125,7 +125,7 @@ def lone_call_s(call: LoneCall, cluster: Cluster) -> float | None:
     return float(collective_alone_s(call.kind, np.array([message_bytes]), group)[0])
 
 
-def _count_work(call: LoneCall) -> tuple[float, float]:
+def _count_work(call: IsolatedCall) -> tuple[float, float]:
     """Return the flop of a call, and the elements that it moves."""
     is_backward = call.phase is Phase.BACKWARD
     match call.kind:

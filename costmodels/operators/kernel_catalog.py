@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from costmodels.operators.attention import AttentionConstants
 from costmodels.operators.matmul import MatmulConstants, NotNegative, Share
 from hardware.arrays import FloatArray
-from hardware.io.config_file import StrictModel, checked, read_mapping
+from hardware.io.config_file import StrictModel, read_mapping, validate_mapping
 
 DEFAULT = "default"
 
@@ -130,7 +130,7 @@ def matmul_table(name: str) -> MatmulTable:
 @cache
 def _constants() -> dict[str, KernelConstants]:
     path = _folder() / "devices.yaml"
-    entries = checked(_File, read_mapping(path), file=str(path)).devices
+    entries = validate_mapping(_File, read_mapping(path), file=str(path)).devices
     found: dict[str, KernelConstants] = {}
     for name, entry in entries.items():
         own = {field: getattr(entry, field) for field in KernelConstants.model_fields}

@@ -52,7 +52,7 @@ def kernel_s(
     return alone_s(operator, device) / share_in_training(operator.kind, runtime)
 
 
-def remembered_kernel_s() -> KernelTime:
+def cached_kernel_s() -> KernelTime:
     """Return a `kernel_s` that caches the times of operators alone, for profiles that differ in constants only."""
     alone: dict[tuple[object, ...], FloatArray] = {}
 

@@ -15,7 +15,7 @@ ByName = Sequence[tuple[str, Sequence[str]]]
 """Pairs (pattern of operator names, names of factors); the first pattern that matches an operator counts."""
 
 
-def served_by_name(graph: Graph, mesh: DeviceMesh, axes: Mapping[str, ByName], *, shared: Container[str] = ()) -> Plan:
+def plan_by_names(graph: Graph, mesh: DeviceMesh, axes: Mapping[str, ByName], *, shared: Container[str] = ()) -> Plan:
     """Return the plan in which every axis serves the factors that `axes` names for it.
 
     The first pattern that matches an operator decides. The axis serves the first factor in its list that the operator

@@ -127,7 +127,7 @@ class Plan:
     @cached_property
     def _settled(self) -> tuple[Layout, ...]:
         return tuple(
-            settled(self.written(*self.graph.maker[tensor]), list(self.targets(tensor)))
+            reduce_partial_sums(self.written(*self.graph.maker[tensor]), list(self.targets(tensor)))
             for tensor in range(len(self.graph.tensors))
         )
 
@@ -193,7 +193,7 @@ def _replace_none(dim: int | None, otherwise: int) -> int:
     return otherwise if dim is None else dim
 
 
-def settled(written: Layout, targets: Sequence[Layout]) -> Layout:
+def reduce_partial_sums(written: Layout, targets: Sequence[Layout]) -> Layout:
     """Return a layout without partial sums.
 
     An axis with partial sums gets the dim that all readers want sharded by it (a reduce-scatter). If they disagree, the

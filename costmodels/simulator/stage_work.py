@@ -41,7 +41,7 @@ from costmodels.step.transfers import hop_collectives, transfer_collectives
 from costmodels.step.weight_passes import accumulation_s, optimizer_pass_s
 from costmodels.step.weight_traffic import weight_collectives, weight_traffic
 from hardware.arrays import FloatArray
-from hardware.link import combined, detour
+from hardware.link import combine_links, detour
 
 _BLOCKS_OF = {
     Piece.DENSE_LAYER: (Block.ATTENTION, Block.DENSE_MLP),
@@ -400,9 +400,9 @@ class _Builder:
         """Return the resources that the stage may share with others, as fields of its work."""
         group = self.cluster.groups[int(np.searchsorted(self.group_ends, self._host(kind, stage), side="right"))]
         # A host may have two kinds of internal links that exclude each other, such as NVLink and PCIe.
-        way, aside = combined(group.intra_links), detour(group.intra_links)
+        way, aside = combine_links(group.intra_links), detour(group.intra_links)
         return {
-            "shares_adapter": combined(group.nic_links).sharers > 1,
+            "shares_adapter": combine_links(group.nic_links).sharers > 1,
             "uplink_share": self.cluster.uplink_share(self.cells[stage].ravel()) if self.cluster.switches else 0.0,
             "detour": way.bandwidth_bytes_per_s / aside.bandwidth_bytes_per_s if aside else 0.0,
         }

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
-from costmodels.operators.kernels import collective_s, remembered_kernel_s
+from costmodels.operators.kernels import cached_kernel_s, collective_s
 from costmodels.operators.layer_operators import BLOCKS, Block, unique_shapes
 from costmodels.step.block_costs import block_costs
 from costmodels.step.memory import stage_needed_bytes
@@ -83,7 +83,7 @@ def stage_figures(setting: Setting, grid: ConfigGrid, stages: StageKinds) -> tup
     assert (grid.vpp == grid.vpp[0]).all(), "all configurations have one vpp"
     shapes, shape_of = unique_shapes(grid)
     full = np.full(len(shapes), RECOMPUTE_MODES.index("full"))
-    kernel_time = remembered_kernel_s()
+    kernel_time = cached_kernel_s()
     once = block_costs(setting, shapes, kernel_time, collective_s)
     again = block_costs(setting, replace(shapes, recompute=full), kernel_time, collective_s)
     # A pipeline of these stages is priced as if every configuration had weights of its own.

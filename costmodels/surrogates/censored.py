@@ -51,7 +51,7 @@ class Bounds:
         return len(self.edge)
 
 
-def bounded(process: GaussianProcess, bounds: Bounds) -> tuple[GaussianProcess, float]:
+def condition_on_bounds(process: GaussianProcess, bounds: Bounds) -> tuple[GaussianProcess, float]:
     """Return the process conditioned on `bounds` too, and the log probability that it gave them before."""
     if not len(bounds):
         return process, 0.0

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodels.job.parallel_config import DEGREES, DIMENSIONS, ConfigGrid
-from costmodels.surrogates.mixture import allotted, probabilities_of
+from costmodels.surrogates.mixture import allot_draws, probabilities_of
 from hardware.arrays import FloatArray, IntArray
 
 BROKEN = 0.02
@@ -79,7 +79,7 @@ class CrashSurrogate:
 
     def draw(self, num_draws: int, rng: np.random.Generator) -> NDArray[np.bool_]:
         """Draw jointly whether each candidate crashes because of a broken kind [M, n]."""
-        counts = allotted(self.probabilities, num_draws, rng)
+        counts = allot_draws(self.probabilities, num_draws, rng)
         drawn = self.broken[np.repeat(np.arange(len(counts)), counts)][rng.permutation(num_draws)]
         # the position -1 means no kind: it selects the extra last column, which no candidate has
         holds = np.concatenate([self.kinds.holds, np.zeros((len(self.kinds.holds), 1), dtype=np.bool_)], axis=1)

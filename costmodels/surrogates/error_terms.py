@@ -37,10 +37,10 @@ from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import (
     CollectiveTime,
     KernelTime,
+    cached_kernel_s,
     collective_s,
     execution_s,
     kernel_s,
-    remembered_kernel_s,
 )
 from costmodels.operators.layer_operators import (
     Block,
@@ -196,7 +196,7 @@ class _Bundle:
 
 def step_terms(setting: Setting, grid: ConfigGrid, *, memory: MemoryEstimate | None = None) -> StepTerms:
     """Compute the error terms of every candidate's step [n]; see `estimate_step` for the arguments."""
-    kernel_time = remembered_kernel_s()
+    kernel_time = cached_kernel_s()
     base_s = estimate_step(setting, grid, kernel_time=kernel_time, memory=memory).step_time_s
     bundles = chain(_operator_bundles(setting, grid), _collective_bundles(setting, grid))
 

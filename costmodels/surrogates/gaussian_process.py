@@ -196,7 +196,7 @@ class GaussianProcess:
         """Return the process with more observations [m], whose noise variance [m] includes the shared one."""
         return replace(
             self,
-            at=joined(self.at, at),
+            at=join_points(self.at, at),
             values=np.concatenate([self.values, values]),
             variance=np.concatenate([self.variance, variance - self.hyper.noise**2]),
         )
@@ -271,7 +271,7 @@ def _controller() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-def joined(left: Points, right: Points) -> Points:
+def join_points(left: Points, right: Points) -> Points:
     """Concatenate two sets of points."""
     return Points(
         features=np.concatenate([left.features, right.features]), linear=np.concatenate([left.linear, right.linear])

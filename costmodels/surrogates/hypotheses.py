@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 
 from costmodels.step.memory import MEMORY_PARTS
-from costmodels.surrogates.gaussian_process import Hyperparameters, HyperPrior, Points, fit, joined
+from costmodels.surrogates.gaussian_process import Hyperparameters, HyperPrior, Points, fit, join_points
 from costmodels.surrogates.predicted import Predicted
 from costmodels.surrogates.surrogate import Hypothesis, PastErrors
 from hardware.arrays import FloatArray, IntArray
@@ -90,7 +90,7 @@ class PastGroup:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Experience:
+class FittedHistory:
     """Earlier runs of a runtime, beside the predictions of the profile that was fitted to them.
 
     Attributes:
@@ -104,7 +104,7 @@ class Experience:
     trust: float = TRUST
 
 
-def step_hypotheses(predicted: Predicted, experience: Experience | None = None) -> tuple[Hypothesis, ...]:
+def step_hypotheses(predicted: Predicted, experience: FittedHistory | None = None) -> tuple[Hypothesis, ...]:
     """Return the hypotheses about errors of predicted step times [n]; earlier runs add one."""
     effects = predicted.constant_effects
     # the common effect of a constant on all candidates is part of the offset, so the effects are centred
@@ -132,7 +132,7 @@ def step_hypotheses(predicted: Predicted, experience: Experience | None = None) 
     return (cold, rough, warm) if warm else (cold, rough)
 
 
-def memory_hypotheses(predicted: Predicted, experience: Experience | None = None) -> tuple[Hypothesis, ...]:
+def memory_hypotheses(predicted: Predicted, experience: FittedHistory | None = None) -> tuple[Hypothesis, ...]:
     """Return the hypotheses about errors of predicted memory [n]; see `step_hypotheses`."""
     shared = predicted.memory_error
     placed = partial(_place_memory, shared=shared)
@@ -182,7 +182,7 @@ def _points(predicted: Predicted, columns: FloatArray, constants: Sequence[float
 
 
 def _learn_from_past(
-    experience: Experience,
+    experience: FittedHistory,
     *,
     placed: Callable[..., tuple[FloatArray, Points]],
     num_scaled: int,
@@ -206,7 +206,7 @@ def _learn_from_past(
         return None
     at = parts[0]
     for part in parts[1:]:
-        at = joined(at, part)
+        at = join_points(at, part)
     of_candidates = placed_in(num_groups - 1)
     log_predicted, candidates = of_candidates(experience.predicted)
     kept, hyper = _fit_without_outliers(at.take(known), values[known], prior, num_scaled)

@@ -14,7 +14,7 @@ def probabilities_of(log_weights: FloatArray) -> FloatArray:
     return np.asarray(weights / weights.sum())
 
 
-def allotted(probabilities: FloatArray, num_draws: int, rng: np.random.Generator) -> IntArray:
+def allot_draws(probabilities: FloatArray, num_draws: int, rng: np.random.Generator) -> IntArray:
     """Return the number of draws of each hypothesis [h]: its expectation, rounded by systematic resampling."""
     # one uniform offset decides every rounding, so each count is within one of its expectation
     edges = np.cumsum(probabilities) * num_draws

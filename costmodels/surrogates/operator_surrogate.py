@@ -48,7 +48,7 @@ from hardware.arrays import FloatArray, IntArray
 Key = tuple[OpKind, Phase | None]
 """Key of a process. A collective takes equally long in both phases and has one process for both."""
 
-LoneKey = tuple[OpKind, Phase | None, str]
+IsolatedKey = tuple[OpKind, Phase | None, str]
 """Key of a process of isolated operators, with the role of elementwise operators; empty for other kinds."""
 
 
@@ -200,7 +200,7 @@ class OperatorSurrogate:
     """
 
     processes: Mapping[Key, KindProcess]
-    alone: Mapping[LoneKey, KindProcess] = field(default_factory=dict)
+    alone: Mapping[IsolatedKey, KindProcess] = field(default_factory=dict)
 
     def knows(self, kind: OpKind, phase: Phase | None) -> bool:
         """Return whether a training step measured any operator of this kind and phase."""
@@ -261,7 +261,7 @@ def fit_operators(
         alone: Errors of isolated operators, each object of one role.
     """
     # isolated operators first: training steps then teach the difference from them
-    by_role: dict[LoneKey, list[OperatorErrors]] = {}
+    by_role: dict[IsolatedKey, list[OperatorErrors]] = {}
     for some in alone:
         role = some.roles[0] if some.roles else ""
         by_role.setdefault((*key_of(some.kind, some.phase), role), []).append(some)
@@ -351,7 +351,7 @@ def points_of(kind: OpKind, shape: FloatArray) -> Points:
     )
 
 
-def _subtract_isolated(errors: OperatorErrors, alone: Mapping[LoneKey, KindProcess]) -> OperatorErrors:
+def _subtract_isolated(errors: OperatorErrors, alone: Mapping[IsolatedKey, KindProcess]) -> OperatorErrors:
     """Subtract the expected errors of the isolated operators."""
     left = errors.log_error.copy()
     roles = np.array(errors.roles or [""] * len(left))

@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from costmodels.surrogates.censored import Bounds, bounded
-from costmodels.surrogates.gaussian_process import GaussianProcess, HyperPrior, Points, fit, joined
-from costmodels.surrogates.mixture import allotted, probabilities_of
+from costmodels.surrogates.censored import Bounds, condition_on_bounds
+from costmodels.surrogates.gaussian_process import GaussianProcess, HyperPrior, Points, fit, join_points
+from costmodels.surrogates.mixture import allot_draws, probabilities_of
 from costmodels.surrogates.predicted import Predicted
 from hardware.arrays import FloatArray, IntArray
 
@@ -156,7 +156,7 @@ class Hypothesis:
                 self,
                 chance=self.chance * likeness.chance,
                 log_predicted=np.concatenate([self.log_predicted, log_predicted]),
-                points=joined(_with_column(self.points, 0.0), _with_column(points, likeness.together)),
+                points=join_points(_with_column(self.points, 0.0), _with_column(points, likeness.together)),
                 past=self.past and replace(self.past, at=_with_column(self.past.at, 0.0)),
                 twins=twins,
                 aside_variance=likeness.each**2,
@@ -189,7 +189,7 @@ class Hypothesis:
             mishap=seen.mishap,
             blur=process.hyper.noise,
         )
-        process, log_bounds = bounded(process, bounds)
+        process, log_bounds = condition_on_bounds(process, bounds)
         log_chance = np.log(self.chance) + np.sum(surprise > 0) * np.log(SURPRISING)
         return Fitted(
             hypothesis=self,
@@ -374,7 +374,7 @@ class Surrogate:
                 only the remaining error.
         """
         # each hypothesis fills a random subset of the draws, as large as its probability
-        counts = allotted(self.probabilities, num_draws, rng)
+        counts = allot_draws(self.probabilities, num_draws, rng)
         order = rng.permutation(num_draws)
         drawn = np.empty((num_draws, len(self.fitted[0].hypothesis.log_predicted)), dtype=np.float32)
         ends = np.cumsum(counts)

@@ -20,7 +20,7 @@ import numpy as np
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import CONSTANTS, RuntimeProfile
 from costmodels.job.setting import Setting
-from costmodels.operators.kernels import remembered_kernel_s
+from costmodels.operators.kernels import cached_kernel_s
 from costmodels.step.memory import MemoryEstimate
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import FloatArray
@@ -61,7 +61,7 @@ def constant_effects(setting: Setting, grid: ConfigGrid, *, memory: MemoryEstima
     derivative would not see.
     """
     runtime = setting.runtime
-    kernel_time = remembered_kernel_s()
+    kernel_time = cached_kernel_s()
 
     def log_step(profile: RuntimeProfile) -> FloatArray:
         under_profile = replace(setting, runtime=profile)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hardware.io.errors import ConfigError, did_you_mean, shown
+from hardware.io.errors import ConfigError, did_you_mean, quote_value
 from hardware.io.input_file import read_input
 
 MAX_FILE_BYTES = 4_000_000
@@ -112,7 +112,7 @@ def _scalar(loader: Any, node: Any) -> str:
 
 def _parse_bool(text: str) -> bool:
     if text.lower() not in ("true", "false"):
-        raise ValueError(f"{shown(text)} is neither true nor false")
+        raise ValueError(f"{quote_value(text)} is neither true nor false")
     return text.lower() == "true"
 
 
@@ -218,7 +218,7 @@ def parse_json(text: str) -> Any:
         raise ConfigError(f"is not valid JSON ({error})") from None
 
 
-def checked(model: type[ModelT], mapping: Mapping[str, Any], *, file: str | None = None) -> ModelT:
+def validate_mapping(model: type[ModelT], mapping: Mapping[str, Any], *, file: str | None = None) -> ModelT:
     """Validate `mapping` as an object of `model`.
 
     Raises:

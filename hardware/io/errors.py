@@ -40,21 +40,21 @@ class ConfigError(Exception):
         return ConfigError(self.rule, key=key, value=self.value, nearest=self.nearest, file=self.file)
 
     def __str__(self) -> str:
-        parts = [shortened(self.file, 1_000)] if self.file else []
+        parts = [shorten(self.file, 1_000)] if self.file else []
         if self.key is not None:
-            key = shortened(self.key, 200)
-            parts.append(key if self.value is None else f"{key} = {shown(self.value)}")
-        parts.append(shortened(self.rule, 1_500))
+            key = shorten(self.key, 200)
+            parts.append(key if self.value is None else f"{key} = {quote_value(self.value)}")
+        parts.append(shorten(self.rule, 1_500))
         sentence = ": ".join(parts)
-        return f"{sentence}; {shortened(self.nearest, 1_500)}" if self.nearest else sentence
+        return f"{sentence}; {shorten(self.nearest, 1_500)}" if self.nearest else sentence
 
 
-def shown(value: object, limit: int = 120) -> str:
+def quote_value(value: object, limit: int = 120) -> str:
     """Print a value for messages: text is quoted, passwords of URLs are hidden, at most `limit` characters remain."""
-    return shortened(shown_url(repr(value)), limit)
+    return shorten(shown_url(repr(value)), limit)
 
 
-def shortened(text: str, limit: int) -> str:
+def shorten(text: str, limit: int) -> str:
     """Cut a text to at most `limit` characters."""
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 

@@ -42,7 +42,7 @@ def read_input(path: Path, *, most_bytes: int) -> bytes:
     return content
 
 
-def unpacked(content: bytes, *, most_bytes: int, path: Path) -> bytes:
+def unpack(content: bytes, *, most_bytes: int, path: Path) -> bytes:
     """Decompress the content of a file if gzip has compressed it.
 
     Raises:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from hardware.io.errors import shown
+from hardware.io.errors import quote_value
 from trials.command.log_pattern import LogPattern, StepSize
 from trials.command.patience import TooSlowError, at_most
 from trials.command.placeholders import fill_all, fill_text, without_wildcards
@@ -118,7 +118,7 @@ def run_host(place: Place, plan: HostPlan) -> None:
 
 
 def _too_slow(line: bytes) -> str:
-    seen = shown(line.decode(errors="replace").strip())
+    seen = quote_value(line.decode(errors="replace").strip())
     return f"trial.log.pattern takes more than {LINE_LIMIT_S:g} s for one line: {seen}"
 
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from hardware.io.config_file import DocumentedModel
 from hardware.io.errors import ConfigError, did_you_mean
 from trials.command.backend import CommandBackend, Launch
-from trials.command.log_pattern import LogPattern, named_pattern
+from trials.command.log_pattern import LogPattern, find_pattern
 from trials.command.placeholders import FLAGS, PROFILE, check_text, names_in, without_wildcards
 from trials.framework_flags import FlagExporter, WriteFlags
 from trials.trial_keys import AbstractTrialKeys, StudyParts
@@ -205,7 +205,7 @@ def _find_pattern(log: str | LogKeys) -> LogPattern:
     """Return the expressions that read the command's log."""
     if isinstance(log, str):
         with _errors_under("trial.log"):
-            return named_pattern(log)
+            return find_pattern(log)
     with _errors_under("trial.log.pattern"):
         return LogPattern(expressions=tuple(log.pattern))
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hardware.io.errors import ConfigError, shown
-from hardware.io.input_file import read_input, unpacked
+from hardware.io.errors import ConfigError, quote_value
+from hardware.io.input_file import read_input, unpack
 from trials.profiling.trace_events import Shape, TraceEvent
 
 MOST_BYTES = 1_000_000_000
@@ -71,7 +71,7 @@ def read_trace(path: Path) -> Trace:
         UnreadableTraceError: The file is no trace of torch.profiler.
     """
     try:
-        content = unpacked(read_input(path, most_bytes=MOST_BYTES), most_bytes=MOST_BYTES, path=path)
+        content = unpack(read_input(path, most_bytes=MOST_BYTES), most_bytes=MOST_BYTES, path=path)
         found = json.loads(content.decode(errors="replace"), strict=False)
     except ConfigError as error:
         advice = "profile one step, without stacks and memory" if "larger" in error.rule else error.nearest
@@ -86,7 +86,7 @@ def read_trace(path: Path) -> Trace:
     try:
         return build_trace([event for event in events if isinstance(event, dict) and event.get("ph") == "X"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise UnreadableTraceError(f"has an event that torch.profiler does not write ({shown(error)})") from None
+        raise UnreadableTraceError(f"has an event that torch.profiler does not write ({quote_value(error)})") from None
 
 
 def build_trace(events: Iterable[Mapping[str, Any]]) -> Trace:
@@ -187,7 +187,7 @@ def _us(event: Mapping[str, Any], key: str) -> float:
     """
     time_us = float(event[key])
     if not abs(time_us) < _LONGEST_US:
-        raise ValueError(f"{key} = {shown(event[key])}")
+        raise ValueError(f"{key} = {quote_value(event[key])}")
     return time_us
 
 

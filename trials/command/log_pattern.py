@@ -186,7 +186,7 @@ whose GB are 2**30 bytes; NeMo 2 logs of `nemo.lightning` progress printers with
 """
 
 
-def named_pattern(name: str) -> LogPattern:
+def find_pattern(name: str) -> LogPattern:
     """Return the pattern of a framework.
 
     Raises:

@@ -8,7 +8,7 @@ from optuna import Study
 
 from costmodels.job.parallel_config import ParallelConfig
 from trials.backend import Status
-from tuner.answers.candidates import candidates_of, predicted, ranking
+from tuner.answers.candidates import candidates_of, predict_candidate, ranking
 from tuner.answers.reference import Reference, gain_over, reference_among, reference_of
 from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
 from tuner.storage.opening import find_study
@@ -86,7 +86,7 @@ def best_known(config: StudyConfig, study: Study | None) -> Best | None:
         return None
     step_time_s = float(candidates.estimate.step_time_s[fastest])
     reference = reference or reference_among(config, candidates)
-    gain = predicted(config, reference.config)["step_time_s"] / step_time_s if reference else None
+    gain = predict_candidate(config, reference.config)["step_time_s"] / step_time_s if reference else None
     return Best(
         config=candidates.space.grid.config(fastest),
         step_time_s=step_time_s,

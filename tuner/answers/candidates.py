@@ -128,7 +128,7 @@ def prediction_json(
     }
 
 
-def predicted(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any]:
+def predict_candidate(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any]:
     """Return the prediction of one configuration, whether it is in the study's space or not."""
     setting = config.setting
     grid = ConfigGrid.from_configs([chosen], config.options.opened)

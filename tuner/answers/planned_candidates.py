@@ -24,7 +24,7 @@ from costmodels.step.step_time import estimate_step
 from hardware.io.errors import ConfigError
 from tuner.planners.engine.workers import AbstractBound, ProcessWorkers
 from tuner.plans.layer_planning import LayerPlanning, shape_text
-from tuner.plans.layer_plans import LayerTask, frozen, layer_tasks, planned_layer, summary_of
+from tuner.plans.layer_plans import LayerTask, freeze, layer_tasks, plan_layer, summary_of
 from tuner.study_file.config import StudyConfig
 from tuner.study_file.meaning import first_difference
 
@@ -53,7 +53,7 @@ class _Found:
     by_hand: dict[str, Any] | None = None
 
 
-def planned_study(
+def plan_study(
     config: StudyConfig,
     grid: ConfigGrid,
     *,
@@ -110,7 +110,7 @@ def plan_layers(config: StudyConfig, chosen: ParallelConfig | None = None) -> St
     if config.planning.name == "megatron" or config.layer_plans:
         return config
     grid = config.space().grid if chosen is None else ConfigGrid.from_configs([chosen], config.options.opened)
-    return planned_study(config, grid, stored=stored_plans(config))
+    return plan_study(config, grid, stored=stored_plans(config))
 
 
 def as_stored(config: StudyConfig) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def _with_plans(
 
 def _change_of(stored: Mapping[str, Any]) -> LayerChange:
     """Return a change as it was before JSON made lists of its tuples."""
-    return LayerChange(**{key: frozen(value) for key, value in stored.items()})
+    return LayerChange(**{key: freeze(value) for key, value in stored.items()})
 
 
 @contextmanager
@@ -208,7 +208,7 @@ def _start_planner(num_tasks: int) -> Iterator[Callable[[Sequence[LayerTask]], l
 
 def _plan(task: LayerTask, _: AbstractBound | None) -> _Found:
     """Plan one shape."""
-    planned = planned_layer(task)
+    planned = plan_layer(task)
     if planned is None:
         return _Found()
     same = replace(planned, found=planned.by_hand, cost=planned.by_hand_cost, change=None)

@@ -11,7 +11,7 @@ from hardware.io.errors import ConfigError
 from tuner.answers.candidates import (
     Candidates,
     candidates_of,
-    predicted,
+    predict_candidate,
     prediction_errors,
     ranking,
     tokens_per_s_per_device,
@@ -48,7 +48,7 @@ def predict(study: StudyConfig | Path | str, config: ParallelConfig | Mapping[st
             nearest="rank() lists configurations that can",
         )
     planned = plan_layers(loaded, chosen)
-    return predicted(planned, chosen) | prediction_errors(planned, chosen)
+    return predict_candidate(planned, chosen) | prediction_errors(planned, chosen)
 
 
 def rank(study: StudyConfig | Path | str, *, top: int | None = 10) -> list[dict[str, Any]]:
@@ -65,10 +65,10 @@ def rank(study: StudyConfig | Path | str, *, top: int | None = 10) -> list[dict[
         ConfigError: The study is wrong.
     """
     planned = plan_layers(_load(study))
-    return ranked(planned, candidates_of(planned), top)
+    return rank_candidates(planned, candidates_of(planned), top)
 
 
-def ranked(config: StudyConfig, candidates: Candidates, top: int | None = None) -> list[dict[str, Any]]:
+def rank_candidates(config: StudyConfig, candidates: Candidates, top: int | None = None) -> list[dict[str, Any]]:
     """Return the first `top` candidates of the ranking as plain values; all of them for None.
 
     Args:

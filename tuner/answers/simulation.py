@@ -16,14 +16,14 @@ from costmodels.simulator.trace import chrome_trace, operator_events
 from costmodels.step.memory import MemoryEstimate, estimate_memory
 from costmodels.step.step_time import StepEstimate
 from hardware.io.errors import ConfigError, did_you_mean
-from tuner.answers.candidates import predicted, prediction_json
+from tuner.answers.candidates import predict_candidate, prediction_json
 from tuner.study_file.config import StudyConfig
 
 SCHEDULE = "1f1b"
 """Schedule that all predictions assume; with chunks it is the interleaved one."""
 
 
-def simulated(config: StudyConfig, chosen: ParallelConfig, schedule: str = SCHEDULE) -> Simulation:
+def simulate_candidate(config: StudyConfig, chosen: ParallelConfig, schedule: str = SCHEDULE) -> Simulation:
     """Simulate one step of a configuration that can be launched, on the study's cluster.
 
     Raises:
@@ -44,7 +44,7 @@ def simulation_json(
         breakdown_s={part: np.array([seconds]) for part, seconds in simulation.breakdown_s.items()},
     )
     memory = _estimate_memory(config, chosen, schedule)
-    closed_form = predicted(config, chosen)
+    closed_form = predict_candidate(config, chosen)
     return prediction_json(config.setting, estimate, memory, 0, config.options.memory_headroom) | {
         "predicted_step_time_s": closed_form["step_time_s"],
         "predicted_breakdown_s": closed_form["breakdown_s"],

@@ -13,7 +13,7 @@ from costmodels.step.step_time import estimate_step
 from hardware.cluster import MAX_DEVICES
 from hardware.io.errors import ConfigError
 from tuner.answers.candidates import tokens_per_s_per_device
-from tuner.answers.planned_candidates import planned_study
+from tuner.answers.planned_candidates import plan_study
 from tuner.space.enumeration import Space, build_space
 from tuner.study_file.config import StudyConfig
 
@@ -112,7 +112,7 @@ def _predict_best(config: StudyConfig, hosts: int) -> Size:
     fitting = np.flatnonzero(space.memory.fits(config.options.memory_headroom))
     if not len(fitting):
         return Size(hosts=hosts, devices=devices, reason=_explain_none(space))
-    setting = planned_study(replace(config, setting=setting), space.grid.take(fitting)).setting
+    setting = plan_study(replace(config, setting=setting), space.grid.take(fitting)).setting
     estimate = estimate_step(setting, space.grid, memory=space.memory)
     best = int(fitting[np.argmin(estimate.step_time_s[fitting])])
     step_time_s = float(estimate.step_time_s[best])

@@ -16,7 +16,7 @@ import numpy as np
 
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.setting import Setting
-from costmodels.operators.isolated import LoneCall, lone_call_s, lone_role
+from costmodels.operators.isolated import IsolatedCall, isolated_call_s, isolated_role
 from costmodels.operators.layer_operators import OpKind, Phase
 from costmodels.step.memory import MemoryEstimate
 from costmodels.surrogates.error_terms import StepTerms, step_terms
@@ -47,7 +47,7 @@ class Wanted:
         predicted_s: Time predicted by the formula, t_hat [s].
     """
 
-    call: LoneCall
+    call: IsolatedCall
     share: float
     predicted_s: float
 
@@ -80,12 +80,12 @@ def calls_of(setting: Setting, grid: ConfigGrid, memory: MemoryEstimate | None =
         most_ranks: Size of the largest group of ranks that can be formed here.
     """
     terms = step_terms(setting, grid, memory=memory)
-    shares: dict[LoneCall, float] = {}
+    shares: dict[IsolatedCall, float] = {}
     left_out = 0.0
     for term, of_shapes in zip(terms.terms, _mean_shares(terms), strict=True):
-        role = lone_role(term.name, term.kind, setting.job.model)
+        role = isolated_role(term.name, term.kind, setting.job.model)
         for shape, share in zip(term.shape.tolist(), of_shapes.tolist(), strict=True):
-            call = LoneCall(
+            call = IsolatedCall(
                 kind=term.kind,
                 phase=term.phase or Phase.FORWARD,
                 role=role or "",
@@ -97,7 +97,7 @@ def calls_of(setting: Setting, grid: ConfigGrid, memory: MemoryEstimate | None =
                 left_out += share
             else:
                 shares[call] = shares.get(call, 0.0) + share
-    found = ((call, share, lone_call_s(call, setting.cluster)) for call, share in shares.items() if share > 0)
+    found = ((call, share, isolated_call_s(call, setting.cluster)) for call, share in shares.items() if share > 0)
     wanted = tuple(Wanted(call=call, share=share, predicted_s=time_s) for call, share, time_s in found if time_s)
     return Calls(wanted=wanted, left_out=left_out)
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 from functools import cache, partial
 
 from costmodels.job.training_job import NARROW_BYTES
-from costmodels.operators.isolated import LoneCall
+from costmodels.operators.isolated import IsolatedCall
 from hardware.device import Device, find_device
 from hardware.io.errors import ConfigError, shown_url
 from trials.ranks.contract import RanksLostError
@@ -20,8 +20,8 @@ from trials.torch_training.benchmarks.messages import Refusal, Timing
 from trials.torch_training.rank_setup import TORCH_RANKS
 from tuner.calibrate.calibration_plan import Wanted, calibration_plan, calls_of
 from tuner.calibrate.device_results import CalibrationProgress, DeviceCalibration, OnProgress
-from tuner.search.earlier_runs import LoneSample
-from tuner.storage.history.isolated import keep_lone, read_lone
+from tuner.search.earlier_runs import IsolatedSample
+from tuner.storage.history.isolated import keep_isolated, read_isolated
 from tuner.storage.history.tables import METADATA, make_tables
 from tuner.storage.opening import open_store, storage_errors
 from tuner.storage.store import AbstractStore
@@ -105,7 +105,7 @@ class _Run:
     def __init__(self, *, store: AbstractStore, device: Device) -> None:
         self.store = store
         self.device = device
-        self.measured: dict[LoneCall, LoneSample] = {}
+        self.measured: dict[IsolatedCall, IsolatedSample] = {}
         self.refused: dict[str, int] = {}
 
     def measure(
@@ -123,16 +123,16 @@ class _Run:
                     if time.monotonic() >= until_s:
                         break
 
-    def _keep(self, call: LoneCall, found: Timing | Refusal) -> None:
+    def _keep(self, call: IsolatedCall, found: Timing | Refusal) -> None:
         if isinstance(found, Refusal):
             self.refused[found.reason] = self.refused.get(found.reason, 0) + 1
             return
-        sample = LoneSample(device=self.device.name, call=call, time_s=found.time_s, count=found.runs)
-        keep_lone(self.store, sample)
+        sample = IsolatedSample(device=self.device.name, call=call, time_s=found.time_s, count=found.runs)
+        keep_isolated(self.store, sample)
         self.measured[call] = sample
 
 
-def _group_by_ranks(wanted: Sequence[Wanted]) -> list[list[LoneCall]]:
+def _group_by_ranks(wanted: Sequence[Wanted]) -> list[list[IsolatedCall]]:
     """Group the calls by the ranks they need, with the group that makes up most of the candidates' steps first."""
     by_ranks: dict[int, list[Wanted]] = {}
     for one in wanted:
@@ -142,10 +142,10 @@ def _group_by_ranks(wanted: Sequence[Wanted]) -> list[list[LoneCall]]:
     return [[one.call for one in some] for some in ordered]
 
 
-def _read_known(store: AbstractStore, device: Device) -> dict[LoneCall, LoneSample]:
+def _read_known(store: AbstractStore, device: Device) -> dict[IsolatedCall, IsolatedSample]:
     """Read the times that earlier calibrations of the device have stored."""
     with store.connection(METADATA) as connection:
-        return {sample.call: sample for sample in read_lone(connection) if sample.device == device.name}
+        return {sample.call: sample for sample in read_isolated(connection) if sample.device == device.name}
 
 
 def _device_of(config: StudyConfig) -> tuple[Device, DeviceType]:

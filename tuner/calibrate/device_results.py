@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from costmodels.operators.isolated import lone_call_s, lone_operator
+from costmodels.operators.isolated import isolated_call_s, isolated_operator
 from costmodels.operators.layer_operators import OpKind
 from hardware.cluster import Cluster
 from hardware.device import Device
-from tuner.search.earlier_runs import LoneSample
+from tuner.search.earlier_runs import IsolatedSample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +61,7 @@ class DeviceCalibration:
     refused: dict[str, int]
     left_out: float
     seconds: float
-    samples: tuple[LoneSample, ...]
+    samples: tuple[IsolatedSample, ...]
     notes: tuple[str, ...]
 
     @property
@@ -87,7 +87,7 @@ class DeviceCalibration:
 
     def kinds(self) -> dict[str, dict[str, Any]]:
         """Compute per kind the number of shapes and the medians of t_hat over time and of the share of the peak."""
-        by_kind: dict[OpKind, list[LoneSample]] = {}
+        by_kind: dict[OpKind, list[IsolatedSample]] = {}
         for sample in self.samples:
             by_kind.setdefault(sample.call.kind, []).append(sample)
         return {
@@ -95,7 +95,7 @@ class DeviceCalibration:
                 "shapes": len(some),
                 # A call without a formula gives NaN, which the median ignores.
                 "of_formula": _median(
-                    (lone_call_s(sample.call, self.cluster) or np.nan) / sample.time_s for sample in some
+                    (isolated_call_s(sample.call, self.cluster) or np.nan) / sample.time_s for sample in some
                 ),
                 "of_peak": _median(peak_share(sample, self.device) for sample in some),
             }
@@ -103,12 +103,12 @@ class DeviceCalibration:
         }
 
 
-def peak_share(sample: LoneSample, device: Device) -> float:
+def peak_share(sample: IsolatedSample, device: Device) -> float:
     """Compute the share of the device's peak that a call reached: of its arithmetic, memory or link bandwidth."""
     call = sample.call
     if call.is_collective:
         return call.shape[0] / sample.time_s / device.scale_up.bandwidth_bytes_per_s
-    operator = lone_operator(call)
+    operator = isolated_operator(call)
     # Operators without FLOPs, such as normalisations, are bound by memory: compare those with the bandwidth.
     if operator.flop[0]:
         return float(operator.flop[0]) / sample.time_s / device.peak_flop_per_s(call.precision)

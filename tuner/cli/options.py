@@ -105,15 +105,15 @@ def with_plans(config: StudyConfig, chosen: ParallelConfig | None = None) -> Stu
     if config.planning.name == "megatron":
         return config
     from costmodels.job.parallel_config import ConfigGrid
-    from tuner.answers.planned_candidates import planned_study, stored_plans, unused_pins
+    from tuner.answers.planned_candidates import plan_study, stored_plans, unused_pins
     from tuner.terminal.progress import PlanningLine
 
     stored = stored_plans(config)
     if chosen is not None:
         grid = ConfigGrid.from_configs([chosen], config.options.opened)
-        return planned_study(config, grid, stored=stored)
+        return plan_study(config, grid, stored=stored)
     with PlanningLine() as line:
-        planned = planned_study(config, config.space().grid, stored=stored, on_planned=line.show)
+        planned = plan_study(config, config.space().grid, stored=stored, on_planned=line.show)
     warn(unused_pins(planned))
     return planned
 

@@ -129,7 +129,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Shard one training step over a device mesh: choose the dims that every axis cuts, and show the communication."""
-    from tuner.planners.planning import planned
+    from tuner.planners.planning import plan_graph
     from tuner.plans.plan_export import PlanSource, named_lines
     from tuner.plans.sharding_plans import in_lines, of_candidate, plan_json, shardings_table
 
@@ -166,7 +166,7 @@ def plan(
     options = replace(options, memory_bytes=_parse_memory_bytes(memory_gib, found_mesh), prove_s=prove_s)
     try:
         with _start_workers(graph, options) as workers:
-            found = planned(graph, found_mesh, options, workers=workers)
+            found = plan_graph(graph, found_mesh, options, workers=workers)
     except ConfigError as error:
         raise _name_options(error) from None
     explained = _explain_dims(graph, drawing) if explain is not None else None
@@ -338,13 +338,13 @@ def _export(export: str | None, out: Path | None, source: PlanSource, jax: str |
         return None
     if export in ("jax", "shardy") and jax is not None:
         from costmodels.sharding.exports.jax_apply import outputs_of
-        from costmodels.sharding.exports.jax_shardy import annotated_stablehlo
+        from costmodels.sharding.exports.jax_shardy import annotate_stablehlo
         from costmodels.sharding.frontends.factories import step_of_factory
-        from costmodels.sharding.frontends.jax.program import traced
+        from costmodels.sharding.frontends.jax.program import trace_function
 
         function, arguments, donated = step_of_factory(jax)
-        program = traced(function, *arguments, donated=donated)
-        text = annotated_stablehlo(function, program, source.plan) if export == "shardy" else None
+        program = trace_function(function, *arguments, donated=donated)
+        text = annotate_stablehlo(function, program, source.plan) if export == "shardy" else None
         source = replace(source, outputs=outputs_of(program), stablehlo=text)
     exported = export_plan(export, source)
     if out is None:

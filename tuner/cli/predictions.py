@@ -90,13 +90,13 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Predict step time and memory of one configuration, inside the search space or outside it."""
-    from tuner.answers.candidates import predicted, prediction_errors
+    from tuner.answers.candidates import predict_candidate, prediction_errors
 
     config, missing = at_time(load(study, overrides), at, network)
     wanted, broken = launchable_config(config, chosen, missing)
     warn(tuple(f"{name}: {reason}" for name, reason in broken.items()))
     config = with_plans(config, wanted)
-    payload = predicted(config, wanted) | prediction_errors(config, wanted)
+    payload = predict_candidate(config, wanted) | prediction_errors(config, wanted)
     if plan:
         from tuner.answers.planned_candidates import by_hand
 
@@ -165,14 +165,14 @@ def simulate(
 
     The trace can be opened in ui.perfetto.dev.
     """
-    from tuner.answers.simulation import simulated, simulation_json, write_trace
+    from tuner.answers.simulation import simulate_candidate, simulation_json, write_trace
 
     if trace is not None:
         check_out(trace, "--trace")
     config, missing = at_time(load(study, overrides), at, network)
     wanted, broken = launchable_config(config, chosen, missing)
     config = with_plans(config, wanted)
-    simulation = simulated(config, wanted, schedule)
+    simulation = simulate_candidate(config, wanted, schedule)
     payload = simulation_json(config, wanted, schedule, simulation)
     if trace is not None:
         write_trace(simulation, trace)
@@ -205,7 +205,7 @@ def rank(
 ) -> None:
     """Print the configurations that the cost model predicts to be fastest; no trial is run."""
     from tuner.answers.candidates import candidates_of
-    from tuner.answers.predictions import ranked
+    from tuner.answers.predictions import rank_candidates
 
     num_rows = 10 if top is None else whole_number("--top", top, 1)
     if hosts is not None and top is not None:
@@ -220,7 +220,7 @@ def rank(
     candidates = candidates_of(config)
     warn(candidates.space.warnings)
     grid, memory = candidates.space.grid, candidates.space.memory
-    rows = ranked(config, candidates, num_rows)
+    rows = rank_candidates(config, candidates, num_rows)
     if as_json:
         print_json({"configs": rows})
     elif rows:

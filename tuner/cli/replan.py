@@ -87,7 +87,7 @@ def replan(
     config = with_plans(load(study, overrides, storage))
 
     from tuner.replan.network import trace_of
-    from tuner.replan.replanning import STATISTICS, Assumptions, plan_json, replanned
+    from tuner.replan.replanning import STATISTICS, Assumptions, plan_json, replan_trace
 
     if robust is not None and robust not in STATISTICS:
         raise ConfigError("is no statistic", key="--robust", value=robust, nearest=did_you_mean(robust, STATISTICS))
@@ -97,7 +97,7 @@ def replan(
         names = [str(file) for file in files] or ["cluster.trace"]
         _print_robust(config, traces, names, robust, until_s, assumptions, as_json)
         return
-    plan = replanned(
+    plan = replan_trace(
         config,
         traces[0],
         until_s=until_s,

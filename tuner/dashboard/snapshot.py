@@ -12,7 +12,7 @@ from costmodels.job.parallel_config import ConfigGrid, Value
 from costmodels.step.memory import estimate_memory
 from costmodels.surrogates.uncertainty import step_uncertainty
 from tuner.answers.reference import Reference, reference_of
-from tuner.search.failures import Lesson, lessons_of
+from tuner.search.failures import FailureConclusion, failure_conclusions
 from tuner.search.population import P_STAR, Moment, read_moments
 from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
 from tuner.search.stopping import StopReason
@@ -46,7 +46,7 @@ class Snapshot:
     extrapolated: Extrapolated | None
     reference: Reference | None
     moments: tuple[Moment, ...]
-    lessons: tuple[Lesson, ...]
+    lessons: tuple[FailureConclusion, ...]
     p_star: float | None
     stop_reason: StopReason | None
     history: str
@@ -94,7 +94,7 @@ def snapshot_of(config: StudyConfig, study: Study, attributes: Mapping[str, Any]
         extrapolated=None if best else extrapolated_of(attributes),
         reference=reference_of(config, study),
         moments=read_moments(study),
-        lessons=lessons_of(attributes),
+        lessons=failure_conclusions(attributes),
         p_star=attributes.get(P_STAR),
         stop_reason=stopped,
         history=attributes.get(HISTORY, ""),

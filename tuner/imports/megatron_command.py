@@ -10,7 +10,7 @@ from __future__ import annotations
 from tuner.imports.bash.script import Script
 from tuner.imports.bash.texts import Argument
 from tuner.imports.imported import LaunchCommand
-from tuner.imports.torchrun import Launch, braced, directory_of, environment_of
+from tuner.imports.torchrun import Launch, directory_of, environment_of, escape_braces
 
 REPLACED = frozenset(
     [
@@ -112,7 +112,7 @@ def command_of(launch: Launch, script: Script, *, is_mindspeed: bool) -> LaunchC
                 left_out.append(name)
         if keeps:
             kept.append(word)
-    words = [braced(word.text) for word in kept]
+    words = [escape_braces(word.text) for word in kept]
     own = ["--num-layers", "{num_layers}", *words, "{flags}"] if is_mindspeed else ["{flags}", *words]
     environment, not_copied = environment_of(script)
     directory, moves = directory_of(script, launch)

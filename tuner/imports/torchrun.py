@@ -61,7 +61,7 @@ class Launch:
     def begin(self) -> tuple[str, ...]:
         """Words of a trial's command up to and including the program."""
         texts = (word.text for word in (*self.launcher, *self.program))
-        launcher = tuple(map(braced, texts))
+        launcher = tuple(map(escape_braces, texts))
         at = len(self.launcher)
         return (*launcher[:at], *TORCHRUN, *launcher[at:])
 
@@ -102,7 +102,7 @@ def _begins_launcher(text: str) -> bool:
     return name == "torchrun" or re.fullmatch(r"python[0-9.]*", name) is not None
 
 
-def braced(text: str) -> str:
+def escape_braces(text: str) -> str:
     """Escape the braces of a text, so that it contains no placeholder."""
     return text.replace("{", "{{").replace("}", "}}")
 
@@ -119,7 +119,7 @@ def environment_of(script: Script) -> tuple[tuple[tuple[str, str], ...], tuple[s
         if name in _SET_BY_TRIALS:
             continue
         if words and not any(word.unknown for word in words) and not _SECRET.search(name):
-            found.append((name, braced(" ".join(word.text for word in words))))
+            found.append((name, escape_braces(" ".join(word.text for word in words))))
         else:
             not_copied.append(name)
     return tuple(found), tuple(not_copied)

@@ -13,7 +13,7 @@ from tuner.export.torchtitan_flags import POLICY, TORCHTITAN_FLAGS
 from tuner.imports.bash.script import Script
 from tuner.imports.bash.texts import Argument
 from tuner.imports.imported import LaunchCommand
-from tuner.imports.torchrun import Launch, braced, directory_of, environment_of
+from tuner.imports.torchrun import Launch, directory_of, environment_of, escape_braces
 
 FROM_FILE = "--job.config_file"
 """Flag that names the TOML file in versions before 0.3."""
@@ -47,7 +47,7 @@ def command_of(launch: Launch, script: Script) -> LaunchCommand:
     directory, moves = directory_of(script, launch)
     return LaunchCommand(
         framework="torchtitan",
-        arguments=(*launch.begin, *(braced(word.text) for word in kept), _EVERY_STEP, "1", "{flags}"),
+        arguments=(*launch.begin, *(escape_braces(word.text) for word in kept), _EVERY_STEP, "1", "{flags}"),
         environment=environment,
         unknown=unknown,
         left_out=tuple(dict.fromkeys(left_out)),

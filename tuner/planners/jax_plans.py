@@ -21,12 +21,12 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from costmodels.sharding.device_mesh import DeviceMesh, mesh_from
 from costmodels.sharding.exports.jax_apply import apply_plan, jax_mesh, on_mesh, outputs_of, partition_spec, specs_of
-from costmodels.sharding.exports.jax_shardy import annotated_stablehlo
+from costmodels.sharding.exports.jax_shardy import annotate_stablehlo
 from costmodels.sharding.exports.jax_specs import jax_specs
 from costmodels.sharding.frontends.jax.graph import graph_of
-from costmodels.sharding.frontends.jax.program import Program, traced
+from costmodels.sharding.frontends.jax.program import Program, trace_function
 from hardware.cluster import Cluster
-from tuner.planners.planning import Planned, PlannerOptions, planned
+from tuner.planners.planning import Planned, PlannerOptions, plan_graph
 
 WHOLE_AXES = PlannerOptions(whole_axes=True)
 """Default options, with which specs name the caller's own axes.
@@ -115,7 +115,7 @@ class JaxPlan:
         Raises:
             ConfigError: JAX is configured to run without Shardy.
         """
-        return annotated_stablehlo(self._original, self._program, self.planned.plan, platform=platform)
+        return annotate_stablehlo(self._original, self._program, self.planned.plan, platform=platform)
 
 
 def plan_jax(
@@ -143,8 +143,8 @@ def plan_jax(
     """
     # JAX is asked only to trace the function. The plan is made on the traced graph.
     own_mesh = mesh_from(dict(mesh.shape) if isinstance(mesh, (Mesh, AbstractMesh)) else mesh, cluster)
-    program = traced(function, *abstract_arguments, donated=donated)
-    found = planned(graph_of(program), own_mesh, options)
+    program = trace_function(function, *abstract_arguments, donated=donated)
+    found = plan_graph(graph_of(program), own_mesh, options)
     specs = jax_specs(found.plan, outputs_of(program))
     in_specs, out_specs = specs_of(program, found.plan)
     return JaxPlan(

@@ -15,8 +15,8 @@ from tuner.planners.engine.outcome import Known, Limits
 from tuner.planners.engine.workers import AbstractWorkers
 from tuner.planners.sharding.class_costs import Figures
 from tuner.planners.sharding.manumatic import MEMORY_KEY, Perturbed, PinnedPlan, PinnedSearch, report_of
-from tuner.planners.sharding.pins import Pin, pinned
-from tuner.planners.sharding.recursive import ORDERS, Order, refined, whole
+from tuner.planners.sharding.pins import Pin, resolve_pins
+from tuner.planners.sharding.recursive import ORDERS, Order, refine_mesh, whole
 from tuner.planners.sharding.sharding_milp import shard_by_milp
 from tuner.planners.sharding.sharding_terms import ShardingTerms
 from tuner.planners.toast.search import Step, ToastOptions, toast_plan
@@ -94,7 +94,7 @@ class Planned:
         return self.found.cost
 
 
-def planned(
+def plan_graph(
     graph: Graph, mesh: DeviceMesh, options: PlannerOptions, *, workers: AbstractWorkers | None = None
 ) -> Planned:
     """Plan a graph on a mesh, under pins if there are any.
@@ -132,7 +132,7 @@ def _run_d_rec(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Plann
         ConfigError: the pins can't hold, or no plan is found that fits into memory.
     """
     began_s = time.perf_counter()
-    own_mesh, levels = whole(mesh) if options.whole_axes else refined(mesh)
+    own_mesh, levels = whole(mesh) if options.whole_axes else refine_mesh(mesh)
     orders = ORDERS if options.order == "best" else (options.order,)
     terms = ShardingTerms(graph, own_mesh) if options.planner == "descent" else None
     search = PinnedSearch(graph=graph, mesh=mesh, refined_mesh=own_mesh, levels=levels, descent=terms)
@@ -177,8 +177,8 @@ def _run_toast(graph: Graph, mesh: DeviceMesh, options: PlannerOptions, workers:
         )
     began_s = time.perf_counter()
     d_rec = _run_d_rec(graph, mesh, replace(options, planner="recursive", memory_bytes=None))
-    levels = (whole if options.whole_axes else refined)(mesh)[1]
-    pins = pinned(options.pins, graph, mesh, levels) if options.pins else None
+    levels = (whole if options.whole_axes else refine_mesh)(mesh)[1]
+    pins = resolve_pins(options.pins, graph, mesh, levels) if options.pins else None
     limit_bytes = options.memory_bytes
     # Without a limit TOAST still keeps to the memory of the smallest device, but a plan above that is accepted.
     least_bytes = min(device.memory_bytes for device in mesh.cluster.devices) if limit_bytes is None else limit_bytes

@@ -24,12 +24,12 @@ from torch.utils import _pytree as pytree
 from costmodels.sharding.device_mesh import DeviceMesh, mesh_from
 from costmodels.sharding.exports.torch_placements import Redistribution, torch_placements
 from costmodels.sharding.frontends.torch.graph import MOMENTS, UPDATE, graph_of
-from costmodels.sharding.frontends.torch.program import Loss, input_names, traced
+from costmodels.sharding.frontends.torch.program import Loss, input_names, trace_module
 from costmodels.sharding.layouts import Layout
 from costmodels.sharding.plan import Plan
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
-from tuner.planners.planning import Planned, PlannerOptions, planned
+from tuner.planners.planning import Planned, PlannerOptions, plan_graph
 
 WHOLE_AXES = PlannerOptions(whole_axes=True)
 """Default options, with which a mesh dim shards at most one dim of a tensor.
@@ -192,7 +192,7 @@ def plan_torch(
             nearest="a function has no parameters to shard; give the module and loss=",
         )
     own_mesh = mesh_from(_axes_of(mesh) if isinstance(mesh, torch_meshes.DeviceMesh) else mesh, cluster)
-    found = planned(graph_of(traced(module, inputs, loss)), own_mesh, options)
+    found = plan_graph(graph_of(trace_module(module, inputs, loss)), own_mesh, options)
     plan, words = found.plan, torch_placements(found.plan)
     numbers = {tensor.name: number for number, tensor in enumerate(plan.graph.tensors)}
 

@@ -35,10 +35,10 @@ from costmodels.step.changed_layers import shape_keys
 from hardware.cluster import Cluster
 from hardware.device import GIB
 from tuner.planners.engine.outcome import ROUNDING
-from tuner.planners.sharding.axis_descent import descended
+from tuner.planners.sharding.axis_descent import descend
 from tuner.planners.sharding.hand_made import hand_made, layer_axes
 from tuner.planners.sharding.manumatic import PinnedSearch
-from tuner.planners.sharding.pins import Pin, Pinned, matched, pinned
+from tuner.planners.sharding.pins import Pin, Pinned, match_pin, resolve_pins
 from tuner.planners.sharding.recursive import whole
 from tuner.planners.sharding.sharding_terms import Charge, Row, ShardingTerms, together
 from tuner.plans.layer_planning import LayerPlanning
@@ -103,7 +103,7 @@ def layer_tasks(job: TrainingJob, cluster: Cluster, grid: ConfigGrid, planning: 
     return found
 
 
-def planned_layer(task: LayerTask) -> PlannedLayer | None:
+def plan_layer(task: LayerTask) -> PlannedLayer | None:
     """Plan one shape; None if there is no plan by hand to compare with.
 
     Raises:
@@ -171,11 +171,11 @@ def _find_cheapest(
     search = PinnedSearch(graph=graph, mesh=mesh, refined_mesh=own_mesh, levels=levels, descent=terms, charge=charge)
     # Two starting points: the planner's own plan, and the plan by hand with the pins applied (improved by descent).
     plans: list[Plan] = [search.plan(pins, counterfactuals=False).plan]
-    held = pinned(pins, graph, mesh, levels)
+    held = resolve_pins(pins, graph, mesh, levels)
     start = _with_pins(by_hand, held)
     if terms is not None:
         is_open = held.is_open if held.served else None
-        start = descended(start, terms, is_open=is_open, charge=together(held.charge, charge)).plan
+        start = descend(start, terms, is_open=is_open, charge=together(held.charge, charge)).plan
     plans.append(start)
     costs = [(plan, cost_of(plan)) for plan in plans]
     # No plan may hold more weights or gradients than the plan by hand. Among the rest, those without more memory
@@ -228,7 +228,7 @@ def _pins_of(pins: Sequence[Pin], graph: Graph, mesh: DeviceMesh) -> tuple[Pin, 
         ConfigError: A pin matches no operator, or names a dim that does not exist or cannot be cut on any mesh.
     """
     for number, pin in enumerate(pins):
-        matched(number, pin, graph)
+        match_pin(number, pin, graph)
     sizes = dict(zip(mesh.names, mesh.sizes, strict=True))
 
     # A pin without an axis may use the whole mesh; a pin on an absent axis has one device and becomes void.
@@ -261,7 +261,7 @@ def _void(pin: Pin) -> Pin:
 
 def _count_held(plan: Plan, pins: Sequence[Pin]) -> tuple[tuple[Pin, int, int], ...]:
     """Count for each effective pin the matching operators and those at which the plan satisfies it."""
-    found = pinned(pins, plan.graph, plan.mesh, whole(plan.mesh)[1])
+    found = resolve_pins(pins, plan.graph, plan.mesh, whole(plan.mesh)[1])
     rows = plan.served.tolist()
     return tuple(
         (pin, len(ops), sum(found.split(number, op, rows[op]) % ways == 0 for op in ops))
@@ -287,16 +287,16 @@ def _change_of(
         expert_tp=config.expert_tp,
         mbs=config.mbs,
         sequence_parallel=config.sequence_parallel,
-        compute=frozen(ratios(own.compute_s, other.compute_s).tolist()),
-        exposed=frozen(np.minimum(ratios(own_s, other_s), 1.0).tolist()),
-        added_s=frozen((more * own.exposed_s).tolist()),
+        compute=freeze(ratios(own.compute_s, other.compute_s).tolist()),
+        exposed=freeze(np.minimum(ratios(own_s, other_s), 1.0).tolist()),
+        added_s=freeze((more * own.exposed_s).tolist()),
         once_s=tuple((own.once_s - other.once_s).tolist()),
     )
 
 
-def frozen(value: Any) -> Any:
+def freeze(value: Any) -> Any:
     """Convert nested lists to nested tuples, as a LayerChange needs them."""
-    return tuple(map(frozen, value)) if isinstance(value, list | tuple) else value
+    return tuple(map(freeze, value)) if isinstance(value, list | tuple) else value
 
 
 def summary_of(task: LayerTask, planned: PlannedLayer) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def lost_hosts(trace: Trace, time_s: float) -> tuple[int, ...]:
     return tuple(sorted(lost))
 
 
-def hosts_named(hosts: Collection[int]) -> str:
+def name_hosts(hosts: Collection[int]) -> str:
     """Format hosts by their names in a trace."""
     return ", ".join(f"h{host}" for host in sorted(hosts))
 
@@ -65,4 +65,4 @@ def missing_in_words(cluster: Cluster, trace: Trace, time_s: float) -> str:
         return ""
     left = cluster_at(cluster, trace, time_s).num_devices
     verb = "is" if len(lost) == 1 else "are"
-    return f"at {time_s:g} s {hosts_named(lost)} {verb} lost, and {left} of {cluster.num_devices} devices are left"
+    return f"at {time_s:g} s {name_hosts(lost)} {verb} lost, and {left} of {cluster.num_devices} devices are left"

@@ -35,7 +35,7 @@ from hardware.dynamics import Trace, intervals
 from hardware.io.errors import ConfigError
 from tuner.answers.best import best_known
 from tuner.replan.cluster_states import Course, Figures, Options, Pricing, Setup, cluster_of, options_over
-from tuner.replan.network import hosts_named
+from tuner.replan.network import name_hosts
 from tuner.replan.timeline import Choices, best_timeline, steps_of, unforeseen_timeline
 from tuner.run.loop import check_meaning
 from tuner.search.prior import ignore_progress
@@ -210,7 +210,7 @@ def course_of(config: StudyConfig, trace: Trace, until_s: float | None) -> Cours
     return Course(trace=trace, intervals=intervals(config.setting.cluster, trace, end_of(trace, until_s)))
 
 
-def replanned(
+def replan_trace(
     config: StudyConfig,
     trace: Trace,
     *,
@@ -428,7 +428,7 @@ class _PricedCourse:
         # Hosts of the previous setup that this interval has lost: they explain waiting and forced changes.
         lost = set() if before in (None, self.wait) else {*self.setups[before].hosts} - {*interval.hosts}
         if option == self.wait:
-            what = f"waits for {hosts_named(lost)}" if lost else "waits"
+            what = f"waits for {name_hosts(lost)}" if lost else "waits"
             what = what if self.figures[at] else "nothing can run"
         elif before is None:
             what = "first setup"
@@ -460,7 +460,7 @@ class _PricedCourse:
         told = [f"{step_s:.4g} s per step instead of {old.step_time_s:.4g} s"] if old else []
         if lost:
             from_s = self.course.intervals[stops].from_s
-            told.append(f"{hosts_named(lost)} will be lost at {from_s:g} s, and changing before that loses no work")
+            told.append(f"{name_hosts(lost)} will be lost at {from_s:g} s, and changing before that loses no work")
         until_s = self.course.intervals[end - 1].to_s
         switch_s = sum(self.end_s(at, before)) + self.begin_s(at, option)
         return "; ".join([*told, f"{more:,.0f} more steps until {until_s:g} s outweigh {switch_s:.0f} s of change"])

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from costmodels.operators.isolated import LoneCall, lone_call_s, lone_operator
+from costmodels.operators.isolated import IsolatedCall, isolated_call_s, isolated_operator
 from costmodels.operators.layer_operators import OpKind, Phase
 from hardware.io.errors import ConfigError
 from tuner.calibrate.device_results import DeviceCalibration
 from tuner.report.figures import CANDIDATES, CONFIDENCE, DRAW_SCRIPT, INK, drawing
-from tuner.report.markup import Html, joined, section, tag
+from tuner.report.markup import Html, concatenate, section, tag
 from tuner.report.page import head_of
-from tuner.search.earlier_runs import LoneSample
+from tuner.search.earlier_runs import IsolatedSample
 
 HEIGHT = 380
 """Height of each figure [px]."""
@@ -60,8 +60,8 @@ def render_calibration_page(done: DeviceCalibration) -> str:
     )
     formula = _scatter(
         list(done.samples),
-        lambda call: lone_call_s(call, done.cluster) or 0.0,
-        lambda sample: sample.time_s / (lone_call_s(sample.call, done.cluster) or sample.time_s),
+        lambda call: isolated_call_s(call, done.cluster) or 0.0,
+        lambda sample: sample.time_s / (isolated_call_s(sample.call, done.cluster) or sample.time_s),
         "predicted time [s]",
         "measured over predicted",
     )
@@ -75,13 +75,13 @@ def render_calibration_page(done: DeviceCalibration) -> str:
         section("formula", "Measured over predicted", drawing(formula, "formula", height=HEIGHT)),
     )
     body = tag("body", tag("header", tag("h1", title), tag("p", words)), main, tag("script", DRAW_SCRIPT))
-    return joined(Html("<!DOCTYPE html>\n"), tag("html", head_of(title), body, lang="en"), "\n")
+    return concatenate(Html("<!DOCTYPE html>\n"), tag("html", head_of(title), body, lang="en"), "\n")
 
 
 def _scatter(
-    samples: list[LoneSample],
-    size: Callable[[LoneCall], float],
-    height: Callable[[LoneSample], float],
+    samples: list[IsolatedSample],
+    size: Callable[[IsolatedCall], float],
+    height: Callable[[IsolatedSample], float],
     size_title: str,
     height_title: str,
 ) -> go.Figure:
@@ -103,15 +103,15 @@ def _scatter(
     return figure
 
 
-def _in_words(sample: LoneSample) -> str:
+def _in_words(sample: IsolatedSample) -> str:
     call = sample.call
     sizes = " x ".join(f"{size:,.6g}" for size in call.shape)
     return f"{call.kind} {call.role} {sizes}: {sample.time_s * 1e6:,.4g} us"
 
 
-def _flop(call: LoneCall) -> float:
-    return 0.0 if call.is_collective else float(lone_operator(call).flop[0])
+def _flop(call: IsolatedCall) -> float:
+    return 0.0 if call.is_collective else float(isolated_operator(call).flop[0])
 
 
-def _moved_bytes(call: LoneCall) -> float:
-    return call.shape[0] if call.is_collective else float(lone_operator(call).moved_bytes[0])
+def _moved_bytes(call: IsolatedCall) -> float:
+    return call.shape[0] if call.is_collective else float(isolated_operator(call).moved_bytes[0])

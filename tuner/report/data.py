@@ -11,10 +11,10 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.step.step_time import model_flops_utilisation
 from trials.backend import Origin
 from tuner.answers.candidates import Candidates, candidates_of, ranking
-from tuner.answers.planned_candidates import LAYER_PLANS, planned_study
+from tuner.answers.planned_candidates import LAYER_PLANS, plan_study
 from tuner.answers.reference import Reference, reference_of
 from tuner.run.loop import is_running, stored_study
-from tuner.search.failures import Lesson, lessons_of
+from tuner.search.failures import FailureConclusion, failure_conclusions
 from tuner.search.population import Moment, read_moments
 from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
 from tuner.search.stopping import StopReason
@@ -49,7 +49,7 @@ class ReportData:
     origin: Origin
     reference: Reference | None
     moments: tuple[Moment, ...]
-    lessons: tuple[Lesson, ...]
+    lessons: tuple[FailureConclusion, ...]
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -137,7 +137,7 @@ def collect(config: StudyConfig) -> ReportData:
     """
     study = stored_study(config)
     if LAYER_PLANS in study.user_attrs:
-        config = planned_study(config, config.space().grid, stored=study.user_attrs[LAYER_PLANS])
+        config = plan_study(config, config.space().grid, stored=study.user_attrs[LAYER_PLANS])
     records = read_records(study)
     best = best_record(records)
     stored_reason = study.user_attrs.get(STOP_REASON)
@@ -152,5 +152,5 @@ def collect(config: StudyConfig) -> ReportData:
         origin=study.user_attrs.get(ORIGIN, config.backend.origin),
         reference=reference_of(config, study),
         moments=read_moments(study),
-        lessons=lessons_of(study.user_attrs),
+        lessons=failure_conclusions(study.user_attrs),
     )

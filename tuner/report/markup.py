@@ -24,7 +24,7 @@ def markup(content: Content) -> Html:
     return content if isinstance(content, Html) else Html(escape(str(content), quote=True))
 
 
-def joined(*contents: Content) -> Html:
+def concatenate(*contents: Content) -> Html:
     """Concatenate the contents."""
     return Html("".join(markup(content) for content in contents))
 
@@ -34,7 +34,7 @@ def tag(name: str, /, *contents: Content, **attributes: str) -> Html:
     given = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(value, quote=True)}"' for key, value in attributes.items()
     )
-    return Html(f"<{name}{given}>" if name in _VOID else f"<{name}{given}>{joined(*contents)}</{name}>")
+    return Html(f"<{name}{given}>" if name in _VOID else f"<{name}{given}>{concatenate(*contents)}</{name}>")
 
 
 def section(identity: str, title: str, *contents: Content) -> Html:

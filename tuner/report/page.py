@@ -10,7 +10,7 @@ from pathlib import Path
 from hardware.io.errors import ConfigError
 from tuner.report.data import ReportData, Section, collect
 from tuner.report.figures import DRAW_SCRIPT, plotly_script
-from tuner.report.markup import Html, joined, tag
+from tuner.report.markup import Html, concatenate, tag
 from tuner.report.sections.accuracy import accuracy_section
 from tuner.report.sections.breakdown import time_section
 from tuner.report.sections.calibration import calibration_section
@@ -69,7 +69,7 @@ def render_report(data: ReportData) -> str:
     sections = [Html(section(data)) for section in SECTIONS]
     scripts = tag("script", DRAW_SCRIPT), tag("script", COPY_SCRIPT)
     body = tag("body", _header(data), tag("main", *sections), _footer(data), *scripts)
-    return joined(Html("<!DOCTYPE html>\n"), tag("html", head_of(data.config.name), body, lang="en"), "\n")
+    return concatenate(Html("<!DOCTYPE html>\n"), tag("html", head_of(data.config.name), body, lang="en"), "\n")
 
 
 def head_of(title: str) -> Html:

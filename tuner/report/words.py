@@ -52,12 +52,12 @@ def after_trials(records: Sequence[TrialRecord], trial: int | None) -> str:
     return f"after {plural(count, 'trial')}"
 
 
-def shown(value: Value) -> str:
+def format_value(value: Value) -> str:
     """Format one dimension's value."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def in_short(values: Mapping[str, Value]) -> str:
     """Format a configuration without its degrees of 1, such as `tp 8 · dp 16 · zero_stage 1`."""
-    parts = [f"{name} {shown(value)}" for name, value in values.items() if name not in DEGREES or value != 1]
+    parts = [f"{name} {format_value(value)}" for name, value in values.items() if name not in DEGREES or value != 1]
     return SEPARATOR.join(parts) or "all degrees 1"

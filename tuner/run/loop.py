@@ -30,7 +30,7 @@ from optuna.trial import TrialState, create_trial
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
-from hardware.io.errors import ConfigError, shown
+from hardware.io.errors import ConfigError, quote_value
 from trials.backend import Observation, Status
 from trials.ray_executor import RayExecutor
 from tuner.answers.candidates import Candidates, candidates_of, plan_of, prediction_json
@@ -422,7 +422,7 @@ def check_meaning(config: StudyConfig, study: Study) -> None:
     if difference is not None:
         key, before, now = difference
         raise ConfigError(
-            f"the stored study {config.name!r} was measured with {shown(before)}; its trials would no longer mean the "
+            f"the stored study {config.name!r} was measured with {quote_value(before)}; its trials would no longer mean the "
             "same",
             file=config.file,
             key=key,

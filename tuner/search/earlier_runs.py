@@ -15,7 +15,7 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
-from costmodels.operators.isolated import LoneCall
+from costmodels.operators.isolated import IsolatedCall
 from costmodels.operators.layer_operators import OpKind, Phase
 from costmodels.step.memory import MemoryMeaning, WhichStage
 from hardware.cluster import Cluster
@@ -108,7 +108,7 @@ class PastSample:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LoneSample:
+class IsolatedSample:
     """Time of one operator or collective outside of any training step.
 
     Attributes:
@@ -119,7 +119,7 @@ class LoneSample:
     """
 
     device: str
-    call: LoneCall
+    call: IsolatedCall
     time_s: float
     count: int
 
@@ -138,7 +138,7 @@ class Past:
 
     runs: tuple[PastRun, ...] = ()
     samples: tuple[PastSample, ...] = ()
-    alone: tuple[LoneSample, ...] = ()
+    alone: tuple[IsolatedSample, ...] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 

@@ -11,7 +11,7 @@ LEARNED = "learned"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lesson:
+class FailureConclusion:
     """Conclusion from failed trials.
 
     Attributes:
@@ -27,6 +27,6 @@ class Lesson:
         return {"kind": self.kind, "text": self.text}
 
 
-def lessons_of(attributes: Mapping[str, Any]) -> tuple[Lesson, ...]:
+def failure_conclusions(attributes: Mapping[str, Any]) -> tuple[FailureConclusion, ...]:
     """Return the conclusions among a study's attributes."""
-    return tuple(Lesson(**entry) for entry in attributes.get(LEARNED, ()))
+    return tuple(FailureConclusion(**entry) for entry in attributes.get(LEARNED, ()))

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from costmodels.job.setting import Setting
-from costmodels.operators.isolated import is_run_by, lone_call_s, operator_role
+from costmodels.operators.isolated import is_run_by, isolated_call_s, operator_role
 from costmodels.operators.layer_operators import COLLECTIVES, OpKind, Phase
 from costmodels.surrogates.error_terms import StepTerms
 from costmodels.surrogates.operator_surrogate import (
@@ -23,7 +23,7 @@ from costmodels.surrogates.operator_surrogate import (
     timing_variance,
 )
 from trials.backend import OperatorSample
-from tuner.search.earlier_runs import LoneSample, PastSample
+from tuner.search.earlier_runs import IsolatedSample, PastSample
 
 Timing = OperatorSample | PastSample
 """Measured operator of a trial, of this study or of an earlier one."""
@@ -142,8 +142,8 @@ def errors_of(timings: Iterable[Timing], predicted_s: Mapping[Key, float]) -> tu
     return tuple(_as_errors(kind, phase, found) for (kind, phase), found in rows.items())
 
 
-def lone_errors(
-    samples: Iterable[LoneSample], setting: Setting, *, is_absorbed: bool = False
+def isolated_errors(
+    samples: Iterable[IsolatedSample], setting: Setting, *, is_absorbed: bool = False
 ) -> tuple[OperatorErrors, ...]:
     """Return the errors of isolated operators by kind, phase and role, on the study's device and in its precision.
 
@@ -163,7 +163,7 @@ def lone_errors(
         is_told = sample.device == device.name and call.precision == setting.job.precision
         if not is_told or not is_run_by(call, setting.job.model):
             continue
-        expected_s = lone_call_s(call, setting.cluster)
+        expected_s = isolated_call_s(call, setting.cluster)
         if expected_s:
             role = operator_role(call) if call.kind is OpKind.ELEMENTWISE else ""
             log_error = float(np.log(sample.time_s / expected_s))

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import CONSTANTS
 from costmodels.surrogates.crash_surrogate import OWN_CRASH, CrashSurrogate, Kinds, crash_surrogate, kinds_of
-from costmodels.surrogates.hypotheses import Experience, memory_hypotheses, step_hypotheses
+from costmodels.surrogates.hypotheses import FittedHistory, memory_hypotheses, step_hypotheses
 from costmodels.surrogates.predicted import Predicted, together
 from costmodels.surrogates.surrogate import Hypothesis, Seen, Surrogate, after
 from hardware.arrays import FloatArray, IntArray
-from tuner.search.failures import Lesson
+from tuner.search.failures import FailureConclusion
 from tuner.search.observations import Observations
 from tuner.search.operator_posterior import OperatorPosterior
 from tuner.search.proxy.proxy_posterior import ProxyPosterior, observations_with_proxies
@@ -305,7 +305,7 @@ class Posterior:
         # one that reached its limit before a step ended may not have run at all
         return crash_surrogate(self.kinds, observations.measured, crashed, misfit_probability)
 
-    def lessons(self, observations: Observations) -> tuple[Lesson, ...]:
+    def lessons(self, observations: Observations) -> tuple[FailureConclusion, ...]:
         """Return sentences on the failures of the trials."""
         if observations.proxies:
             wider, seen = self.with_proxies(observations)
@@ -330,7 +330,7 @@ class Posterior:
                     np.exp(np.median(memory.mean_and_deviation(everywhere)[0] - np.log(self.predicted.needed_bytes)))
                 )
                 lessons.append(
-                    Lesson(
+                    FailureConclusion(
                         kind="memory",
                         text=f"{_count_in_words(len(observations.misfits), 'trial')} ran out of memory; candidates "
                         f"need {factor:.2f} times the predicted memory in the median, and "
@@ -340,14 +340,14 @@ class Posterior:
         if len(crashed):
             found = self._fit_crashes(told, misfit_probability).broken_probability()
             lessons += [
-                Lesson(kind="crash", text=self._explain_broken_kind(name, probability, observations))
+                FailureConclusion(kind="crash", text=self._explain_broken_kind(name, probability, observations))
                 for name, probability in found.items()
                 if probability > TELLING
             ]
         if observations.limits_s:
             slowest_s = max(observations.limits_s.values())
             lessons.append(
-                Lesson(
+                FailureConclusion(
                     kind="timeout",
                     text=f"{_count_in_words(len(observations.limits_s), 'trial')} reached the limit of time before a "
                     f"step ended; their steps take more than up to {slowest_s:.3g} s.",
@@ -384,7 +384,7 @@ def posterior_of(
     predicted: Predicted,
     grid: ConfigGrid,
     *,
-    experience: Experience | None = None,
+    experience: FittedHistory | None = None,
     operators: OperatorPosterior | None = None,
     proxies: ProxyPosterior | None = None,
 ) -> Posterior:

@@ -21,14 +21,14 @@ from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import CONSTANTS, RuntimeProfile
 from costmodels.job.setting import Setting
 from costmodels.surrogates.error_terms import step_terms
-from costmodels.surrogates.hypotheses import FEWEST_PAST, FOREIGN_TRUST, TRUST, Experience, PastGroup
+from costmodels.surrogates.hypotheses import FEWEST_PAST, FOREIGN_TRUST, TRUST, FittedHistory, PastGroup
 from costmodels.surrogates.operator_surrogate import OperatorErrors
 from costmodels.surrogates.predicted import Predicted, predict, together
 from hardware.arrays import IntArray
 from hardware.cluster import Cluster
 from trials.backend import Status
 from tuner.search.earlier_runs import Past, PastRun, PastSample
-from tuner.search.operator_posterior import Key, OperatorPosterior, errors_of, lone_errors, predicted_times
+from tuner.search.operator_posterior import Key, OperatorPosterior, errors_of, isolated_errors, predicted_times
 from tuner.search.posterior import Posterior, posterior_of
 from tuner.search.proxy.proxy_posterior import ProxyPosterior
 
@@ -67,7 +67,7 @@ class Learned:
         runtime: Profile fitted to the history.
         groups: Runs of the history with the predictions of that profile.
         operators: Errors of that profile for the operator times of the history.
-        trust: Probability that the fitted profile holds; see `Experience`.
+        trust: Probability that the fitted profile holds; see `FittedHistory`.
     """
 
     runtime: RuntimeProfile
@@ -99,7 +99,7 @@ def initial_posterior(
     every = [*parts, *other_clusters]
     if learned:
         fitted = [(under(setting, learned.runtime), at) for setting, at in every]
-        experience = Experience(predicted=_predict_parts(fitted, grid), groups=learned.groups, trust=learned.trust)
+        experience = FittedHistory(predicted=_predict_parts(fitted, grid), groups=learned.groups, trust=learned.trust)
     # operators are composed in one setting on one kind of device only
     operators, proxies = None, None
     if len(parts) == 1 and len(parts[0][0].setting.cluster.devices) == 1:
@@ -109,7 +109,7 @@ def initial_posterior(
         operators = OperatorPosterior(
             terms_of=partial(step_terms, setting, grid.take(parts[0][1]) if other_clusters else grid),
             past=learned.operators if learned else (),
-            alone=lone_errors(past.alone, parts[0][0].setting, is_absorbed=bool(learned and learned.trust == TRUST))
+            alone=isolated_errors(past.alone, parts[0][0].setting, is_absorbed=bool(learned and learned.trust == TRUST))
             if past
             else (),
             other_clusters_of=tuple(

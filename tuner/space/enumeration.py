@@ -272,19 +272,19 @@ def with_plans(setting: Setting, options: SpaceOptions, grid: ConfigGrid) -> Con
     Of very many configurations, only the MOST_PLANNED that are predicted to be the fastest with even work are planned.
     Branch and bound then looks for better stages of the MOST_PROVEN fastest plans.
     """
-    from tuner.planners.pipeline.uneven import planned, refined  # noqa: PLC0415 # few studies ask for uneven work
+    from tuner.planners.pipeline.uneven import plan_uneven_work, refine_stages  # noqa: PLC0415 # few studies ask for uneven work
 
     headroom, parts = options.memory_headroom, options.uneven
     # planning costs far more than a prediction, so predictions with even work choose what is planned
     chosen = np.arange(len(grid))
     if len(grid) > MOST_PLANNED:
         chosen = np.sort(np.argsort(estimate_step(setting, grid).step_time_s)[:MOST_PLANNED])
-    found = planned(setting, grid.take(chosen), parts, memory_headroom=headroom)
+    found = plan_uneven_work(setting, grid.take(chosen), parts, memory_headroom=headroom)
     found = found.take(found.assignment > 0)  # nothing is gained in the others
     if not len(found):
         return grid
     order = np.argsort(estimate_step(setting, found).step_time_s)
-    best = refined(setting, found.take(order[:MOST_PROVEN]), parts, memory_headroom=headroom)
+    best = refine_stages(setting, found.take(order[:MOST_PROVEN]), parts, memory_headroom=headroom)
     return concatenate([grid, best, found.take(np.sort(order[MOST_PROVEN:]))])
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from optuna.storages.journal import BaseJournalBackend, JournalFileSymlinkLock
 
-from hardware.io.errors import shown
+from hardware.io.errors import quote_value
 from tuner.storage.store import Condition
 
 SET_STUDY_ATTRIBUTE = 2
@@ -270,7 +270,7 @@ def foreign_entries(path: Path) -> Iterator[None]:
         TypeError,
         ValueError,
     ) as error:
-        raise JournalError(f"{path} has an entry that is none of a journal: {shown(error)}") from None
+        raise JournalError(f"{path} has an entry that is none of a journal: {quote_value(error)}") from None
 
 
 @contextmanager

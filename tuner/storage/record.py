@@ -156,7 +156,7 @@ def fastest(records: Sequence[TrialRecord], count: int) -> list[TrialRecord]:
     return sorted(_candidates(records), key=lambda record: (record.step_time_s or 0.0, record.number))[:count]
 
 
-def repeated(records: Sequence[TrialRecord]) -> list[TrialRecord]:
+def repeated_trials(records: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Return the first completed trial of every candidate with several, in their order."""
     return [record for record in _candidates(records) if len(completed_times_s(records, record.params)) > 1]
 

@@ -19,9 +19,9 @@ from costmodels.job.parallel_config import DEGREES, DIMENSIONS, ParallelConfig, 
 from costmodels.job.runtime import RuntimeProfile, find_runtime, read_profile
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
-from hardware.cluster import described_cluster
+from hardware.cluster import read_described_cluster
 from hardware.dynamics import Trace
-from hardware.io.config_file import checked, parse_yaml, read_mapping
+from hardware.io.config_file import parse_yaml, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, shown_url
 from hardware.trace_file import read_trace
 from trials.backend import AbstractBackend
@@ -170,7 +170,7 @@ def load_study(path: Path | str, *, overrides: Sequence[str] = (), storage: str 
     try:
         for override in overrides:
             _apply_override(mapping, override)
-        keys = checked(StudyKeys, mapping)
+        keys = validate_mapping(StudyKeys, mapping)
         users = storage or os.environ.get("MESHTUNE_STORAGE")
         named = {override.partition("=")[0] for override in overrides} | ({"storage"} if users else set())
         paths = StudyPaths(folder=path.parent, named=frozenset(named))
@@ -190,7 +190,7 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths) -> St
     """Turn checked keys into a study."""
     base_dir = path.parent
     _check_no_nul(keys.model_dump())
-    described = under("cluster", lambda: described_cluster(keys.cluster, base_dir))
+    described = under("cluster", lambda: read_described_cluster(keys.cluster, base_dir))
     cluster = described.cluster
     runtime = under("runtime", lambda: _runtime(keys.runtime, base_dir))
     group = under("trial", lambda: keys.trial.measured_runs(base_dir))

@@ -59,7 +59,7 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
     """Print why a run stopped, its best configuration, and the flags for that configuration's framework."""
     from tuner.answers.candidates import notes_on_plan
     from tuner.export import exporter_for
-    from tuner.storage.record import completed_times_s, repeated
+    from tuner.storage.record import completed_times_s, repeated_trials
 
     if not payload["candidates"]:
         typer.echo(NOTHING_WORKS)
@@ -91,7 +91,7 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
     best_s = result.best.step_time_s
     typer.echo(f"Best: {in_words(result.best.params)}")
     typer.echo(f"  {best_s:.4g} s per step, {payload['tokens_per_s_per_device']:,.0f} tokens/s per device ({source})")
-    for rival in repeated(result.records):
+    for rival in repeated_trials(result.records):
         if rival.params != result.best.params and rival.step_time_s is not None:
             counts = [len(completed_times_s(result.records, each)) for each in (result.best.params, rival.params)]
             typer.echo(

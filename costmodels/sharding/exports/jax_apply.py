@@ -20,12 +20,12 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from costmodels.sharding.exports.axis_order import AxisOrders, axis_orders
-from costmodels.sharding.exports.jax_specs import Spec, named, returned
+from costmodels.sharding.exports.jax_specs import Spec, find_result_axes, name_axes
 from costmodels.sharding.exports.reorders import Orders, way
 from costmodels.sharding.frontends.flat_program import Step, operand_slots
 from costmodels.sharding.frontends.jax.flat import INLINED, Flat, shape_of, varying_carries
-from costmodels.sharding.frontends.jax.graph import flattened
-from costmodels.sharding.frontends.jax.program import Program, traced
+from costmodels.sharding.frontends.jax.graph import flatten_trace
+from costmodels.sharding.frontends.jax.program import Program, trace_function
 from costmodels.sharding.graph import CARRY, CONSTANT, NEXT, STACK, UNSTACK
 from costmodels.sharding.plan import Plan
 from hardware.io.errors import ConfigError
@@ -72,7 +72,7 @@ def apply_plan(function: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
 
     @functools.wraps(function)  # lets callers donate arguments by name
     def planned(*arguments: Any) -> Any:
-        program = traced(function, *arguments)
+        program = trace_function(function, *arguments)
         run = _Run.of(program, orders)
         return jax.tree_util.tree_unflatten(
             program.out_tree, run.outputs(program, jax.tree_util.tree_leaves(arguments))
@@ -101,14 +101,14 @@ def shardings(
     function: Callable[..., Any], plan: Plan, *arguments: Any, mesh: Mesh | None = None
 ) -> tuple[tuple[Any, ...], Any]:
     """Return `in_shardings` and `out_shardings` of a planned function for `jax.jit`."""
-    inputs, outputs = specs_of(traced(function, *arguments), plan)
+    inputs, outputs = specs_of(trace_function(function, *arguments), plan)
     own_mesh = jax_mesh(plan) if mesh is None else mesh
     return on_mesh(own_mesh, inputs), on_mesh(own_mesh, outputs)
 
 
 def outputs_of(program: Program) -> tuple[tuple[str, str | None], ...]:
     """Return the path of each output of a function, and the name of its tensor in the graph."""
-    flat, _, outputs = flattened(program)
+    flat, _, outputs = flatten_trace(program)
     return tuple(
         (path, flat.values[value].name if flat.values[value].varies else None)
         for path, value in zip(program.outputs, outputs, strict=True)
@@ -156,7 +156,7 @@ class _Run:
         Raises:
             ConfigError: The plan belongs to another program.
         """
-        flat, arguments, results = flattened(program)
+        flat, arguments, results = flatten_trace(program)
         graph = orders.plan.graph
         # The plan fits if every tensor of its graph has its name and shape in this program; constants have other names.
         shapes = {value.name: value.shape for value in flat.values if value.varies}
@@ -200,7 +200,7 @@ class _Run:
     def returned(self, value: int) -> Orders:
         """Return the axes on each dim of a returned value; empty if the graph lacks the value."""
         number = self.tensors.get(self.flat.values[value].name)
-        return () if number is None else returned(self.orders, number)
+        return () if number is None else find_result_axes(self.orders, number)
 
     def sharding(self, axes: Orders) -> NamedSharding:
         """Return a layout as a sharding on the mesh."""
@@ -208,7 +208,7 @@ class _Run:
 
     def spec(self, axes: Orders) -> PartitionSpec:
         """Return a layout as a PartitionSpec."""
-        return partition_spec(named(self.orders.plan, axes))
+        return partition_spec(name_axes(self.orders.plan, axes))
 
     def _pin(self, value: Any, axes: Orders) -> Any:
         return lax.with_sharding_constraint(value, self.sharding(axes))  # type: ignore[no-untyped-call] # JAX has no types there

@@ -22,7 +22,7 @@ from hardware.io.errors import ConfigError
 SWITCH = "jax_use_shardy_partitioner"
 
 
-def annotated_stablehlo(
+def annotate_stablehlo(
     function: Callable[..., Any], program: Program, plan: Plan, *, platform: str | None = None
 ) -> str:
     """Return the StableHLO text of a planned function.

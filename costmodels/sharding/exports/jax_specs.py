@@ -96,10 +96,12 @@ def jax_specs(plan: Plan, outputs: Sequence[tuple[str, str | None]] | None = Non
     return JaxSpecs(
         mesh=dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)),
         arguments={
-            op.name: named(plan, orders.lying(op.results[0])) for op in graph.ops if op.primitive in (STATE, INPUT)
+            op.name: name_axes(plan, orders.lying(op.results[0])) for op in graph.ops if op.primitive in (STATE, INPUT)
         },
         outputs={
-            path: () if tensor is None or tensor not in numbers else named(plan, returned(orders, numbers[tensor]))
+            path: ()
+            if tensor is None or tensor not in numbers
+            else name_axes(plan, find_result_axes(orders, numbers[tensor]))
             for path, tensor in outputs
         },
         constraints=tuple(
@@ -108,7 +110,9 @@ def jax_specs(plan: Plan, outputs: Sequence[tuple[str, str | None]] | None = Non
                 at=each.at,
                 slot=each.slot,
                 tensor=names[each.tensor],
-                spec=named(plan, orders.lying(each.tensor) if each.at == "def" else orders.read(each.op, each.slot)),
+                spec=name_axes(
+                    plan, orders.lying(each.tensor) if each.at == "def" else orders.read(each.op, each.slot)
+                ),
             )
             for each in relayouts(plan)
         ),
@@ -116,12 +120,12 @@ def jax_specs(plan: Plan, outputs: Sequence[tuple[str, str | None]] | None = Non
     )
 
 
-def named(plan: Plan, axes: Sequence[Sequence[int]]) -> Spec:
+def name_axes(plan: Plan, axes: Sequence[Sequence[int]]) -> Spec:
     """Return the axes of each dim by their names."""
     return tuple(tuple(plan.mesh.names[axis] for axis in each) for each in axes)
 
 
-def returned(orders: AxisOrders, tensor: int) -> tuple[tuple[int, ...], ...]:
+def find_result_axes(orders: AxisOrders, tensor: int) -> tuple[tuple[int, ...], ...]:
     """Return the axes of a tensor that the function returns.
 
     A tensor that replaces a state has the state's layout. Any other tensor has its own.

@@ -40,9 +40,9 @@ def graph_of_factory(name: str, *, option: str = "--jax") -> Graph:
 def program_of_factory(name: str, *, option: str = "--jax") -> Program:
     """Return the trace of the JAX step that `module:factory` returns; see `step_of_factory`."""
     function, arguments, donated = step_of_factory(name, option=option)
-    from costmodels.sharding.frontends.jax.program import traced  # noqa: PLC0415 # JAX may be missing
+    from costmodels.sharding.frontends.jax.program import trace_function  # noqa: PLC0415 # JAX may be missing
 
-    return traced(function, *arguments, donated=donated)
+    return trace_function(function, *arguments, donated=donated)
 
 
 def step_of_factory(name: str, *, option: str = "--jax") -> JaxStep:

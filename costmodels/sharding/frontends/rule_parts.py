@@ -55,7 +55,7 @@ class Loops:
         return Rule(factors=tuple(self.factors), operands=tuple(operands), results=tuple(results))
 
 
-def replaced(place: Place, changes: Mapping[int, tuple[int, ...]]) -> Place:
+def replace_factors(place: Place, changes: Mapping[int, tuple[int, ...]]) -> Place:
     """Return a place with the factors of some dims replaced."""
     return tuple(changes.get(dim, factors) for dim, factors in enumerate(place))
 
@@ -109,12 +109,12 @@ def along(call: Call, dim: int) -> Rule:
         size = shape[dim]
         if size not in known:
             known[size] = loops.dim(size, FactorKind.BLOCKED)
-        return replaced(place, {dim: known[size]})
+        return replace_factors(place, {dim: known[size]})
 
     return loops.rule([of(shape) for shape in call.operands], [of(shape) for shape in call.results])
 
 
-def changed(call: Call, dims: Collection[int]) -> Rule:
+def rearrange_rule(call: Call, dims: Collection[int]) -> Rule:
     """Return the rule of an operator that rearranges some dims of one operand; further operands are scalars.
 
     Elements move along such a dim if it keeps its size. Otherwise the operator needs the whole dim.
@@ -134,13 +134,13 @@ def changed(call: Call, dims: Collection[int]) -> Rule:
     return loops.rule([tuple(operand), *((),) * len(scalars)], [tuple(result)])
 
 
-def resized(call: Call) -> Rule:
+def slice_rule(call: Call) -> Rule:
     """Return the rule of a slice: dims that keep their size are maps."""
     sizes = zip(call.operands[0], call.results[0], strict=True)
-    return changed(call, [dim for dim, (size, new_size) in enumerate(sizes) if size != new_size])
+    return rearrange_rule(call, [dim for dim, (size, new_size) in enumerate(sizes) if size != new_size])
 
 
-def reshaped(before: Shape, after: Shape) -> Rule:
+def reshape_rule(before: Shape, after: Shape) -> Rule:
     """Return the rule of a reshape, under which a leading factor that both shapes share can be partitioned.
 
     Elements keep their order. Dims are walked from the slowest on both sides. The greatest common divisor of the two

@@ -23,7 +23,7 @@ from benchmarks.papers.propagation import Propagation
 from costmodels.operators.layer_operators import OpKind
 from costmodels.sharding.device_mesh import mesh_of
 from costmodels.sharding.frontends.jax.graph import graph_of
-from costmodels.sharding.frontends.jax.program import traced
+from costmodels.sharding.frontends.jax.program import trace_function
 from costmodels.sharding.plan import NONE, cost_of, violations
 from hardware.cluster import find_cluster
 from hardware.io.errors import ConfigError
@@ -56,7 +56,7 @@ def shapes(**sizes):
 def two_products():
     """The products of 256 by 32, 32 by 64 and 64 by 16, traced, and their graph."""
     weights = shapes(w1=(32, 64), w2=(64, 16))
-    program = traced(mlp, weights, jax.ShapeDtypeStruct((256, 32), jnp.float32))
+    program = trace_function(mlp, weights, jax.ShapeDtypeStruct((256, 32), jnp.float32))
     return program, graph_of(program)
 
 
@@ -64,7 +64,7 @@ def two_products():
 def wide():
     """A training step of one layer, traced, and its graph."""
     function, arguments, donated = WIDE.train_program()
-    program = traced(function, *arguments, donated=donated)
+    program = trace_function(function, *arguments, donated=donated)
     return program, graph_of(program)
 
 
@@ -166,7 +166,7 @@ def test_repeated_arguments_are_cut_together():
     games = []
     for layers in (2, 3):
         function, arguments, donated = replace(WIDE, layers=layers).train_program()
-        program = traced(function, *arguments, donated=donated)
+        program = trace_function(function, *arguments, donated=donated)
         games.append(game_of((program, graph_of(program)), ONE_AXIS)[0])
     fewer, more = ([len(action.dims) for action in game.actions] for game in games)
 
@@ -232,6 +232,6 @@ def test_loops_are_refused():
     def looped(x):
         return lax.scan(lambda carried, _: (carried * 2.0, None), x, None, length=3)[0]
 
-    program = traced(looped, jax.ShapeDtypeStruct((4,), jnp.float32))
+    program = trace_function(looped, jax.ShapeDtypeStruct((4,), jnp.float32))
     with pytest.raises(ConfigError, match="has a loop"):
         Propagation(program, graph_of(program), ONE_AXIS)

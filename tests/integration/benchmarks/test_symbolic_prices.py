@@ -9,7 +9,7 @@ from costmodels.sharding.graph import CONSTANT, INPUT, GraphBuilder, TensorKind
 from costmodels.sharding.plan import NONE
 from hardware.cluster import find_cluster
 from tests.support.graphs.random_graphs import mesh_of
-from tuner.planners.sharding.recursive import ORDERS, _Cut, _Progress, recursive_plan, refined
+from tuner.planners.sharding.recursive import ORDERS, _Cut, _Progress, recursive_plan, refine_mesh
 
 ROWS, INNER, COLUMNS = 8, 16, 6
 SIZES = {"i": ROWS, "k": INNER, "j": COLUMNS}
@@ -29,7 +29,7 @@ def product(*, flop=1.0):
 
 def of(graph, name, **prices):
     """The candidates of an operator and what each costs, before anything is visited, on two devices."""
-    mesh, (level,) = refined(mesh_of(2))
+    mesh, (level,) = refine_mesh(mesh_of(2))
     cut = _Cut(_Progress(graph, mesh, Volumes(**prices)), level)
     number = next(at for at, op in enumerate(graph.ops) if op.name == name)
     rule = graph.ops[number].rule
@@ -62,7 +62,7 @@ def test_what_does_no_arithmetic_may_stay_whole():
 
 def after(graph, chosen, **prices):
     """What the last operator's candidates cost once the product has been cut by a factor."""
-    mesh, (level,) = refined(mesh_of(2))
+    mesh, (level,) = refine_mesh(mesh_of(2))
     cut = _Cut(_Progress(graph, mesh, Volumes(**prices)), level)
     number = next(at for at, op in enumerate(graph.ops) if op.name == "product")
     factor = next(at for at, each in enumerate(graph.ops[number].rule.factors) if each.name == chosen)
@@ -100,7 +100,7 @@ def test_neither_links_nor_devices_count(order, reading):
     plans = []
     for cluster, flop in (("ascend-910b", 1.0), ("dgx-h100", 1.0), ("ascend-910b", 1e18)):
         mesh = DeviceMesh(names=("a",), sizes=(8,), cluster=find_cluster(cluster))
-        plan = recursive_plan(product(flop=flop), *refined(mesh), order=order, prices=Volumes(reading=reading))
+        plan = recursive_plan(product(flop=flop), *refine_mesh(mesh), order=order, prices=Volumes(reading=reading))
         plans.append(plan.served.tolist())
 
     assert plans[0] == plans[1] == plans[2]

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.calibration import training_operators
-from costmodels.operators.isolated import LoneCall
+from costmodels.operators.isolated import IsolatedCall
 from costmodels.operators.layer_operators import OpKind, Phase
 
 MODEL = """
@@ -38,7 +38,9 @@ COLUMNS = {"kind", "phase", "operators", "alone_over_training", "lower_quartile"
 def calls_of(count):
     """Some products of growing size."""
     return [
-        LoneCall(kind=OpKind.MATMUL, phase=Phase.FORWARD, role="mlp.up", precision="fp32", shape=(64.0, 64.0, 64.0 * n))
+        IsolatedCall(
+            kind=OpKind.MATMUL, phase=Phase.FORWARD, role="mlp.up", precision="fp32", shape=(64.0, 64.0, 64.0 * n)
+        )
         for n in range(1, count + 1)
     ]
 

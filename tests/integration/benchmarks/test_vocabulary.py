@@ -13,8 +13,8 @@ from costmodels.sharding.frontends.transformer.model_graph import transformer_gr
 from costmodels.sharding.plan import NONE
 from hardware.cluster import find_cluster
 from hardware.io.errors import ConfigError
-from tuner.planners.sharding.pins import Pin, pinned
-from tuner.planners.sharding.recursive import ORDERS, recursive_plan, refined
+from tuner.planners.sharding.pins import Pin, resolve_pins
+from tuner.planners.sharding.recursive import ORDERS, recursive_plan, refine_mesh
 
 MESH = DeviceMesh(names=("npu",), sizes=(8,), cluster=find_cluster("ascend-910b"))
 BMMS = (Pin(op="*.moe_mlp.up", dim="experts", ways=8), Pin(op="*.moe_mlp.down", dim="experts", ways=8))
@@ -28,8 +28,8 @@ def graph_of(name, *, batch=1):
 
 def planned(graph, *, pins=(), order="price", prices=None):
     """D-Rec's plan on eight devices."""
-    fine, levels = refined(MESH)
-    closed = pinned(pins, graph, MESH, levels).closed
+    fine, levels = refine_mesh(MESH)
+    closed = resolve_pins(pins, graph, MESH, levels).closed
     return recursive_plan(graph, fine, levels, order=order, closed=closed, prices=prices)
 
 

@@ -33,7 +33,7 @@ import sys
 from pathlib import Path
 
 from costmodels.job.parallel_config import ParallelConfig
-from hardware.cluster import described_cluster
+from hardware.cluster import read_described_cluster
 from tests.support.programs.small_commands import backend_of
 from trials.command.backend import COMMAND_RANKS
 from trials.ranks.contract import RanksLostError
@@ -45,7 +45,7 @@ ray = import_ray()
 from ray.cluster_utils import Cluster
 
 program, logs = sys.argv[1:3]
-hosts = described_cluster({"name": "cpu-host", "hosts": 2, "devices_per_host": 2}, Path()).cluster
+hosts = read_described_cluster({"name": "cpu-host", "hosts": 2, "devices_per_host": 2}, Path()).cluster
 log = f"{logs}/trial-000{{trial}}-host-0.log"
 told = ("{host_rank}", "{num_hosts}", "{master_address}", "{master_port}", "{num_devices}", log)
 command = (sys.executable, program, *told)

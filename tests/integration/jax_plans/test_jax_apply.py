@@ -12,7 +12,7 @@ from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.exports.jax_apply import apply_plan, jax_mesh, outputs_of
 from costmodels.sharding.exports.jax_specs import jax_specs
 from costmodels.sharding.frontends.jax.graph import graph_of_jax
-from costmodels.sharding.frontends.jax.program import traced
+from costmodels.sharding.frontends.jax.program import trace_function
 from costmodels.sharding.plan import NONE, Plan, cost_of
 from hardware.cluster import find_cluster
 from hardware.io.errors import ConfigError
@@ -42,7 +42,7 @@ def served(graph, mesh, **factor_of):
 def test_specs_of_a_product():
     """Rows along one axis and the sum along the other: what is read and written has its spec, the sum a constraint."""
     plan = served(graph_of_jax(product, *ARGUMENTS), mesh_of(data=2, model=4), data=8, model=16)
-    specs = jax_specs(plan, outputs_of(traced(product, *ARGUMENTS)))
+    specs = jax_specs(plan, outputs_of(trace_function(product, *ARGUMENTS)))
 
     assert specs.mesh == {"data": 2, "model": 4}
     assert specs.arguments == {"x": (("data",), ("model",)), "weight": (("model",), ())}

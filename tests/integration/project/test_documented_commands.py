@@ -16,7 +16,7 @@ import pytest
 import typer
 
 import tuner.run.loop
-from hardware.io.config_file import checked, parse_yaml
+from hardware.io.config_file import parse_yaml, validate_mapping
 from tests.support.documented import PAGES, ROOT, blocks_of, command_lines, quoted_commands
 from tests.support.studies.broken_studies import rows
 from tests.support.studies.in_process_executor import InProcessExecutor
@@ -103,7 +103,7 @@ def test_yaml_is_a_study(block):
     sections = parse_yaml(block.text)
     base = {"name": "a", "cluster": {"name": "dgx-h100"}}
 
-    checked(StudyKeys, base | sections)
+    validate_mapping(StudyKeys, base | sections)
 
 
 @of_language("python")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trials.backend import HostNeeds
-from trials.placement import Machine, machines_in_words, machines_of, no_room, reserved, room_for
+from trials.placement import Machine, machines_in_words, machines_of, no_room, reserve_hosts, room_for
 
 ROOT = Path(__file__).resolve().parents[3]
 BIG, SMALL, HEAD = Machine(cpus=64, gpus=8), Machine(cpus=32, gpus=4), Machine(cpus=4, gpus=0)
@@ -22,7 +22,7 @@ import signal
 import sys
 from pathlib import Path
 
-from hardware.cluster import described_cluster
+from hardware.cluster import read_described_cluster
 from hardware.io.errors import ConfigError
 from tests.support.programs.small_commands import backend_of
 from trials.ray_executor import RayExecutor
@@ -36,7 +36,7 @@ cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_
 
 def backend(hosts, gpus, **changes):
     described = {"device": "H100-SXM-80", "hosts": hosts, "devices_per_host": gpus}
-    return backend_of(cluster=described_cluster(described, Path()).cluster, **changes)
+    return backend_of(cluster=read_described_cluster(described, Path()).cluster, **changes)
 
 
 def tell(backend, slots, **options):
@@ -133,7 +133,7 @@ def test_a_cluster_is_asked_for_what_it_has():
 )
 def test_room_is_counted(hosts, machines, alone, shared):
     """A trial's hosts are machines of their own, and what is reserved keeps a second trial off each of them."""
-    assert room_for(reserved(hosts, machines), machines) == alone
+    assert room_for(reserve_hosts(hosts, machines), machines) == alone
     assert room_for(hosts, machines) == shared
 
 

@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau
 
-from costmodels.operators.isolated import lone_call_s, lone_operator
+from costmodels.operators.isolated import isolated_call_s, isolated_operator
 from costmodels.operators.kernels import alone_s
 from docs.site.json_keys import JSON_KEYS
 from trials.torch_training.benchmarks.device import DeviceBenchmarks
 from trials.torch_training.benchmarks.messages import Refusal, Timing
 from tuner.calibrate import device as calibration
 from tuner.calibrate.calibration_plan import calibration_plan, calls_of
-from tuner.search.earlier_runs import LoneSample
+from tuner.search.earlier_runs import IsolatedSample
 from tuner.search.observations import observations_of
 from tuner.search.prior import initial_posterior
 from tuner.storage.history import Past, past_of
-from tuner.storage.history.isolated import keep_lone
+from tuner.storage.history.isolated import keep_isolated
 from tuner.storage.history.tables import make_tables
 from tuner.storage.opening import open_store
 from tuner.study_file.config import load_study
@@ -253,8 +253,8 @@ def alone_in(config, call):
     """What a call takes alone in the study's world."""
     if call.is_collective:
         shape = np.log2(np.maximum(np.array([call.shape]), 1.0))
-        return lone_call_s(call, config.setting.cluster) * float(np.exp(config.backend._error(call.kind, shape))[0])
-    operator, (device,) = lone_operator(call), config.setting.cluster.devices
+        return isolated_call_s(call, config.setting.cluster) * float(np.exp(config.backend._error(call.kind, shape))[0])
+    operator, (device,) = isolated_operator(call), config.setting.cluster.devices
     label = f"{operator.kind} {operator.phase} {device.name}"
     error = config.backend._error(label, np.log2(np.maximum(operator.shape, 1.0)))
     return float((alone_s(operator, device) * np.exp(error))[0])
@@ -267,7 +267,7 @@ def keep_world(config, grid, seconds=20.0):
     make_tables(store)
     for one in calibration_plan(calls.wanted, seconds):
         time_s = alone_in(config, one.call)
-        keep_lone(store, LoneSample(device="cpu-core", call=one.call, time_s=time_s, count=100))
+        keep_isolated(store, IsolatedSample(device="cpu-core", call=one.call, time_s=time_s, count=100))
 
 
 def prior_of(config, grid, past):
@@ -329,7 +329,7 @@ def test_a_call_that_is_measured_again_replaces_its_row(study):
     keep_world(config, grid, seconds=1.0)
     before = past_of(config).alone
     store = open_store(config.storage)
-    keep_lone(store, LoneSample(device="cpu-core", call=before[0].call, time_s=7.0, count=5))
+    keep_isolated(store, IsolatedSample(device="cpu-core", call=before[0].call, time_s=7.0, count=5))
     after = past_of(config).alone
 
     assert len(after) == len(before)

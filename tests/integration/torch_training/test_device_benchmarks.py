@@ -2,7 +2,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the benchmarks need torch: pip install 'meshtune[torch]'")
 
-from costmodels.operators.isolated import LoneCall
+from costmodels.operators.isolated import IsolatedCall
 from costmodels.operators.layer_operators import COLLECTIVES, OpKind, Phase
 from trials.torch_training.benchmarks.device import DeviceBenchmarks
 from trials.torch_training.benchmarks.messages import Refusal, Timing
@@ -17,12 +17,12 @@ def benchmarks(rank_processes):
 def collective(kind, message_bytes, size=2):
     """A collective in single precision."""
     shape = (float(message_bytes), float(size), 1.0)
-    return LoneCall(kind=kind, phase=Phase.FORWARD, role="", precision="fp32", shape=shape)
+    return IsolatedCall(kind=kind, phase=Phase.FORWARD, role="", precision="fp32", shape=shape)
 
 
 def product(precision="fp32"):
     """A small product."""
-    return LoneCall(
+    return IsolatedCall(
         kind=OpKind.MATMUL, phase=Phase.FORWARD, role="forward", precision=precision, shape=(32.0, 32.0, 32.0)
     )
 
@@ -52,7 +52,7 @@ def test_a_call_that_ends_its_process_is_refused_alone(benchmarks):
 
 def test_what_torch_refuses_is_told_in_its_words(benchmarks):
     """A grouped product whose rows torch's kernel does not take is an answer, and no crash."""
-    odd = LoneCall(
+    odd = IsolatedCall(
         kind=OpKind.GROUPED_MATMUL, phase=Phase.FORWARD, role="forward", precision="fp32", shape=(2.0, 8.0, 3.0, 5.0)
     )
 

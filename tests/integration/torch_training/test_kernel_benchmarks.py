@@ -6,7 +6,7 @@ pytest.importorskip("torch", reason="the benchmarks need torch: pip install 'mes
 
 import torch
 
-from costmodels.operators.isolated import PASSES, LoneCall
+from costmodels.operators.isolated import PASSES, IsolatedCall
 from costmodels.operators.layer_operators import OpKind, Phase
 from trials.torch_training.benchmarks import kernels as kernel_benchmarks
 from trials.torch_training.benchmarks.kernels import time_call
@@ -19,7 +19,7 @@ PRODUCTS = (("forward", FORWARD), ("data_gradient", BACKWARD), ("weight_gradient
 
 def call(kind, phase, role, *shape, precision="fp32"):
     """A call of those sizes."""
-    return LoneCall(kind=kind, phase=phase, role=role, precision=precision, shape=tuple(map(float, shape)))
+    return IsolatedCall(kind=kind, phase=phase, role=role, precision=precision, shape=tuple(map(float, shape)))
 
 
 GROWING = [

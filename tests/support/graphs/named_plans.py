@@ -15,9 +15,9 @@ def mesh_of(**axes):
     return DeviceMesh(names=tuple(axes), sizes=sizes, cluster=find_cluster("dgx-a100", hosts=hosts))
 
 
-def served_by_name(graph, mesh, **axes):
+def plan_by_names(graph, mesh, **axes):
     """Return the plan in which every axis shards the factors that `axes` names for it; assert that it can run."""
-    plan = named_plans.served_by_name(graph, mesh, axes)
+    plan = named_plans.plan_by_names(graph, mesh, axes)
     assert violations(plan) == ()
     return plan
 

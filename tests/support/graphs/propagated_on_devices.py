@@ -21,7 +21,7 @@ from benchmarks.support.sent_bytes import by_kind, planned_bytes
 from benchmarks.support.xla_program import compiled
 from costmodels.sharding.device_mesh import mesh_of
 from costmodels.sharding.frontends.jax.graph import graph_of
-from costmodels.sharding.frontends.jax.program import traced
+from costmodels.sharding.frontends.jax.program import trace_function
 from costmodels.sharding.plan import cost_of, violations
 from hardware.cluster import find_cluster
 from tests.support.graphs.wide_step import WIDE
@@ -38,7 +38,7 @@ SHARDED = {
 def sent(name):
     """Return the bytes sent by the plan and by XLA."""
     function, arguments, donated = WIDE.train_program()
-    program = traced(function, *arguments, donated=donated)
+    program = trace_function(function, *arguments, donated=donated)
     graph, mesh = graph_of(program), mesh_of("data=4,model=2", find_cluster("dgx-a100"))
     given = {
         tensor: layout

@@ -8,7 +8,7 @@ from costmodels.sharding.plan import NONE, Plan, violations
 
 
 def served_together(graph, mesh, **axes):
-    """Return a plan as `named_plans.served_by_name` does, but let several axes shard the same factor."""
+    """Return a plan as `named_plans.plan_by_names` does, but let several axes shard the same factor."""
     served = np.full((len(graph.ops), len(mesh.sizes)), NONE)
     for number, op in enumerate(graph.ops):
         free = {op.rule.factors[factor].name: factor for factor in op.rule.cuttable}

@@ -13,7 +13,7 @@ from torch.fx import Interpreter
 
 from costmodels.sharding.dims import FactorKind
 from costmodels.sharding.frontends.rule_parts import Call, blocked_rule
-from costmodels.sharding.frontends.torch.program import traced
+from costmodels.sharding.frontends.torch.program import trace_module
 from costmodels.sharding.frontends.torch.rules import Operand, bound, name_of, rule_of_call
 
 COMBINED = {
@@ -57,7 +57,7 @@ class Case:
 
 def cases_of(module, inputs, loss=None):
     """The calls in the training step of a module of float32; floats are random, indices those that stand there."""
-    program = traced(module, inputs, loss)
+    program = trace_module(module, inputs, loss)
     found = []
 
     class Recorder(Interpreter):

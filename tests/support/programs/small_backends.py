@@ -4,7 +4,7 @@ from pathlib import Path
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
-from hardware.cluster import described_cluster
+from hardware.cluster import read_described_cluster
 from tests.support.programs.training_ranks import LLAMA, job_of
 from trials.torch_training.backend import TorchBackend
 
@@ -14,7 +14,7 @@ PP = ParallelConfig(pp=2, mbs=2, sequence_parallel=False)
 
 def cluster_of(devices, hosts=1):
     """Build a cluster of hosts with some cores."""
-    return described_cluster({"name": "cpu-host", "hosts": hosts, "devices_per_host": devices}, Path()).cluster
+    return read_described_cluster({"name": "cpu-host", "hosts": hosts, "devices_per_host": devices}, Path()).cluster
 
 
 def backend_of(model=LLAMA, devices=2, **changes):

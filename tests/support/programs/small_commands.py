@@ -5,13 +5,13 @@ from pathlib import Path
 
 from costmodels.job.model_catalog import load_model
 from costmodels.job.training_job import TrainingJob
-from hardware.cluster import described_cluster
+from hardware.cluster import read_described_cluster
 from trials.command.backend import CommandBackend
-from trials.command.log_pattern import named_pattern
+from trials.command.log_pattern import find_pattern
 
 MODELS = Path(__file__).resolve().parents[3] / "configs" / "models"
 PROGRAM = Path(__file__).with_name("training_program.py")
-CLUSTER = described_cluster({"name": "cpu-host", "hosts": 1, "devices_per_host": 2}, Path()).cluster
+CLUSTER = read_described_cluster({"name": "cpu-host", "hosts": 1, "devices_per_host": 2}, Path()).cluster
 JOB = TrainingJob(model=load_model("gpt-small.yaml", MODELS), sequence_length=128, global_batch_size=8)
 
 
@@ -27,4 +27,4 @@ def backend_of(mode="well", *arguments, **changes):
         *arguments,
     )
     options = {"arguments": command, "warmup_steps": 2, "steps": 3, "hang_limit_s": 20.0, "cluster": CLUSTER} | changes
-    return CommandBackend(job=JOB, directory=Path.cwd(), pattern=named_pattern("megatron"), **options)
+    return CommandBackend(job=JOB, directory=Path.cwd(), pattern=find_pattern("megatron"), **options)

@@ -96,13 +96,13 @@ def plans() -> dict[str, object]:
     """Return the plans of all planners for a perceptron of two layers on four devices."""
     from tests.support.graphs.random_graphs import mesh_of
     from tests.support.graphs.small_graphs import mlp
-    from tuner.planners.planning import PlannerOptions, planned
+    from tuner.planners.planning import PlannerOptions, plan_graph
     from tuner.planners.sharding.sharding_milp import shard_by_milp
 
     graph, mesh = mlp(num_layers=2), mesh_of(2, 2)
     found: dict[str, object] = {}
     for planner in ("recursive", "descent", "toast"):
-        one = planned(graph, mesh, PlannerOptions(planner=planner))
+        one = plan_graph(graph, mesh, PlannerOptions(planner=planner))
         found[planner] = [one.plan.served.tolist(), one.cost.step_time_s, one.bound_s, one.order]
     found["program"] = shard_by_milp(graph, mesh).best.solution.served.tolist()
     return json.loads(json.dumps(found))

@@ -12,13 +12,13 @@ from hardware.cluster import (
     SlowPair,
     cluster_from_mapping,
     cluster_names,
-    described_cluster,
     find_cluster,
+    read_described_cluster,
 )
 from hardware.collectives import send_recv_s
 from hardware.device import find_device
 from hardware.io.errors import ConfigError
-from hardware.link import LinkCost, combined, link_kind
+from hardware.link import LinkCost, combine_links, link_kind
 from tests.support.settings.random_clusters import clusters, slowed_clusters
 
 NO_COST = [0.0] * len(LinkCost._fields)
@@ -46,12 +46,12 @@ def brute_force(cluster: Cluster, stride: int, size: int) -> tuple[list[int], li
         counts += [len(kinds) for kinds in on_host.values()]
         for kinds in on_host.values():
             if len(kinds) > 1:
-                intra.append(combined(kinds[0].intra_links, members=len(kinds)).cost(len(kinds)))
-                pair.append(combined(kinds[0].intra_links, members=2).cost())
+                intra.append(combine_links(kinds[0].intra_links, members=len(kinds)).cost(len(kinds)))
+                pair.append(combine_links(kinds[0].intra_links, members=2).cost())
         if len(on_host) > 1:
-            links = [combined(kinds[0].nic_links) for kinds in on_host.values()]
+            links = [combine_links(kinds[0].nic_links) for kinds in on_host.values()]
             if len({index for index, _ in on_host}) > 1 and cluster.inter_group_links:
-                links.append(combined(cluster.inter_group_links))
+                links.append(combine_links(cluster.inter_group_links))
             inter += [link.cost() for link in links]
             inter += slow_costs(cluster, on_host)
     worst = [[max(column) for column in zip(*costs, strict=True)] or NO_COST for costs in (intra, pair, inter)]
@@ -61,13 +61,13 @@ def brute_force(cluster: Cluster, stride: int, size: int) -> tuple[list[int], li
 def slow_costs(cluster, on_host) -> list[list[float]]:
     """What each slow pair among these hosts costs between hosts."""
     network_of = {host: network for network, host in on_host}
-    nics = {host: combined(kinds[0].nic_links).cost() for (_, host), kinds in on_host.items()}
+    nics = {host: combine_links(kinds[0].nic_links).cost() for (_, host), kinds in on_host.items()}
     found = []
     for pair in cluster.slow_pairs:
         if nics.keys() >= {pair.first_host, pair.second_host}:
             links = [nics[pair.first_host], nics[pair.second_host]]
             if network_of[pair.first_host] != network_of[pair.second_host] and cluster.inter_group_links:
-                links.append(combined(cluster.inter_group_links).cost())
+                links.append(combine_links(cluster.inter_group_links).cost())
             worst = zip(LinkCost._fields, map(max, zip(*links, strict=True)), strict=True)
             found.append([cost / pair.share if "per_byte" in field else cost for field, cost in worst])
     return found
@@ -318,11 +318,11 @@ def test_a_cluster_may_name_a_trace(tmp_path):
         (inside, tmp_path / "inner" / "a.csv"),
         (inside | {"trace": "b.csv"}, tmp_path / "b.csv"),
     ):
-        described = described_cluster(mapping, tmp_path)
+        described = read_described_cluster(mapping, tmp_path)
         assert (described.cluster, described.trace) == (plain, trace)
         assert cluster_from_mapping(mapping, tmp_path) == plain
     groups = {"groups": [{"name": "dgx-a100"}], "trace": "a.csv"}
-    assert described_cluster(groups, tmp_path).trace == tmp_path / "a.csv"
+    assert read_described_cluster(groups, tmp_path).trace == tmp_path / "a.csv"
 
 
 LINK = {"kind": "ib", "bandwidth_gb_per_s": 25, "latency_us": 4}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hardware.cluster import SlowPair, cluster_from_mapping, find_cluster
 from hardware.dynamics import INTER, INTRA, HostEvent, LinkEvent, Trace, cluster_at, intervals
-from hardware.link import LinkCost, combined
+from hardware.link import LinkCost, combine_links
 from tests.support.settings.random_clusters import changing_clusters, clusters
 
 
@@ -164,7 +164,7 @@ def test_a_split_group_is_still_one_network():
     found = changed.group_links(np.array([8, 16]), np.array([2, 2]))
 
     assert changed.networks == (0, 0, 1)
-    slower_nic = combined(changed.groups[1].nic_links).cost().long_s_per_byte
+    slower_nic = combine_links(changed.groups[1].nic_links).cost().long_s_per_byte
     between = cluster.inter_group_links[0].cost().long_s_per_byte
     assert found.kinds.inter.long_s_per_byte[found.row].tolist() == [slower_nic, between]
     assert after(cluster, links_have(1, (1,), 0.5), lost(2, 0)).networks == ()
@@ -186,7 +186,9 @@ def test_another_link_works_where_the_widest_has_become_narrow():
     pcie = {"kind": "pcie", "bandwidth_gb_per_s": 50, "latency_us": 3, "exclusive_group": "fabric"}
     cluster = cluster_from_mapping({"device": "H100", "intra_links": [nvlink, pcie]}, Path())
 
-    working = [combined(after(cluster, links_have(1, "NVLink-4", share)).groups[0].intra_links) for share in (0.2, 0.1)]
+    working = [
+        combine_links(after(cluster, links_have(1, "NVLink-4", share)).groups[0].intra_links) for share in (0.2, 0.1)
+    ]
 
     assert [link.kind for link in working] == ["nvlink4", "pcie"]
     assert working[0].bandwidth_bytes_per_s == pytest.approx(80e9)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.link import Link, combined, link_kind, link_kind_names
+from hardware.link import Link, combine_links, link_kind, link_kind_names
 
 
 def link(bandwidth, *, latency_s=1e-6, exclusive_group=None, mesh_peers=None, kind="test", efficiency=None):
@@ -30,7 +30,7 @@ links = st.builds(
 
 def test_independent_links_add_up():
     """Links without an exclusive group carry one transfer together."""
-    assert combined((link(100e9), link(50e9))).bandwidth_bytes_per_s == pytest.approx(150e9)
+    assert combine_links((link(100e9), link(50e9))).bandwidth_bytes_per_s == pytest.approx(150e9)
 
 
 def test_exclusive_links_do_not_add_up():
@@ -38,7 +38,7 @@ def test_exclusive_links_do_not_add_up():
     nvlink = link(450e9, exclusive_group="peer", kind="nvlink4")
     pcie = link(64e9, exclusive_group="peer", kind="pcie5")
 
-    best = combined((pcie, nvlink))
+    best = combine_links((pcie, nvlink))
 
     assert best.bandwidth_bytes_per_s == 450e9
     assert best.kind == "nvlink4"
@@ -48,12 +48,12 @@ def test_the_best_of_each_group_adds_to_the_free_links():
     """Two exclusive groups and one free link give the best of each group and the free link."""
     parallel = (link(10e9, exclusive_group="a"), link(20e9, exclusive_group="a"), link(5e9, exclusive_group="b"))
 
-    assert combined((*parallel, link(1e9))).bandwidth_bytes_per_s == pytest.approx(26e9)
+    assert combine_links((*parallel, link(1e9))).bandwidth_bytes_per_s == pytest.approx(26e9)
 
 
 def test_a_short_message_takes_the_widest_link():
     """The latency of combined links is that of the widest one."""
-    assert combined((link(1e9, latency_s=9e-6), link(2e9, latency_s=3e-6))).latency_s == 3e-6
+    assert combine_links((link(1e9, latency_s=9e-6), link(2e9, latency_s=3e-6))).latency_s == 3e-6
 
 
 @pytest.mark.parametrize(("members", "share"), [(2, 1 / 7), (4, 3 / 7), (8, 1), (16, 1)])
@@ -65,8 +65,8 @@ def test_a_full_mesh_gives_small_groups_their_wires_only(members, share):
 @given(st.lists(links, min_size=1, max_size=6), links, st.integers(2, 16))
 def test_another_link_never_narrows_the_whole(parallel, extra, members):
     """Adding a link never lowers the bandwidth, and no set carries more than the sum of its links."""
-    before = combined(tuple(parallel), members=members).bandwidth_bytes_per_s
-    after = combined((*parallel, extra), members=members).bandwidth_bytes_per_s
+    before = combine_links(tuple(parallel), members=members).bandwidth_bytes_per_s
+    after = combine_links((*parallel, extra), members=members).bandwidth_bytes_per_s
 
     assert before * (1 - 1e-12) <= after
     assert after <= sum(one.bandwidth_bytes_per_s for one in (*parallel, extra)) * (1 + 1e-12)
@@ -104,7 +104,7 @@ def test_parallel_links_reach_what_each_reaches():
     """NVLink beside PCIe reaches the sum of what both reach alone, and waits like NVLink."""
     nvlink, pcie = link(450e9, kind="nvlink4"), link(64e9, kind="pcie5", latency_s=9e-6)
 
-    both = combined((pcie, nvlink))
+    both = combine_links((pcie, nvlink))
 
     assert 1 / both.cost().long_s_per_byte == pytest.approx(
         1 / nvlink.cost().long_s_per_byte + 1 / pcie.cost().long_s_per_byte

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from costmodels.operators.isolated import LoneCall
+from costmodels.operators.isolated import IsolatedCall
 from costmodels.operators.layer_operators import OpKind
 from trials.torch_training.benchmarks.messages import Timing
 
@@ -27,7 +27,7 @@ LEAST_S = 0.05
 """Target time of all batches together [s]; there are at least FEWEST_BATCHES."""
 
 
-def time_collective(call: LoneCall, device: torch.device) -> Timing:
+def time_collective(call: IsolatedCall, device: torch.device) -> Timing:
     """Measure one collective: the median over batches of the slowest rank's time, equal on every rank."""
     run = collective(call, device)
     # The first estimate includes the warm-up (connections, allocations), so the second one counts.
@@ -40,7 +40,7 @@ def time_collective(call: LoneCall, device: torch.device) -> Timing:
     return Timing(time_s=statistics.median(times_s), runs=batches * in_batch)
 
 
-def collective(call: LoneCall, device: torch.device) -> Callable[[], object]:
+def collective(call: IsolatedCall, device: torch.device) -> Callable[[], object]:
     """Return the collective on buffers of its message, in which every rank's part has at least one element."""
     dtype, n = DTYPES[call.precision], dist.get_world_size()
     # Round the message so that it divides evenly among the ranks.

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from costmodels.operators.isolated import LoneCall
+from costmodels.operators.isolated import IsolatedCall
 from trials.ranks.messages import Exit, Told
 from trials.ranks.processes import RankProcesses
 from trials.torch_training.benchmarks.messages import Accelerators, Refusal, Timing
@@ -20,7 +20,7 @@ RANKS = "trials.torch_training.benchmarks.ranks"
 LIMIT_S = 120.0
 """Maximum time of one call, including data and warm-up [s]."""
 
-Measured = tuple[LoneCall, Timing | Refusal]
+Measured = tuple[IsolatedCall, Timing | Refusal]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class DeviceBenchmarks:
         self.processes.kill()
         return found[0] if found else Accelerators(count=0, name="")
 
-    def measure(self, calls: Sequence[LoneCall]) -> Generator[Measured, None, None]:
+    def measure(self, calls: Sequence[IsolatedCall]) -> Generator[Measured, None, None]:
         """Yield each call with its time, or with the reason why it has none; the caller may stop at any point.
 
         Args:
@@ -55,7 +55,7 @@ class DeviceBenchmarks:
         finally:
             self.processes.kill()
 
-    def _measure_launch(self, left: list[LoneCall]) -> Iterator[Measured]:
+    def _measure_launch(self, left: list[IsolatedCall]) -> Iterator[Measured]:
         """Yield the results of one launch.
 
         Measured calls are removed from `left`, and so is the call that ended the launch, if any.

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from costmodels.operators.isolated import LoneCall, lone_operator
+from costmodels.operators.isolated import IsolatedCall, isolated_operator
 from costmodels.operators.layer_operators import OpKind, Phase
 from trials.torch_training.benchmarks.messages import Timing
 from trials.torch_training.benchmarks.timing import time_runs
 from trials.torch_training.model.attention_kernels import attend_whole, block_backward, block_forward
-from trials.torch_training.model.blocks import NORM_EPSILON, activated, rotated
+from trials.torch_training.model.blocks import NORM_EPSILON, apply_activation, rotate_pairs
 
 Run = Callable[[], object]
 
@@ -45,19 +45,19 @@ In training, inputs that a layer has kept for its backward pass and its weights 
 MOST_SETS = 8
 
 
-def time_call(call: LoneCall, device: torch.device) -> Timing:
+def time_call(call: IsolatedCall, device: torch.device) -> Timing:
     """Run the operator until its time is known."""
     torch.backends.cuda.matmul.allow_tf32 = call.precision == "tf32"
     make = _MAKERS[call.kind]
     sets = 1
     if device.type == "cpu":
         # Use as many data sets as fill ROTATED_BYTES.
-        moved_bytes = float(lone_operator(call).moved_bytes[0])
+        moved_bytes = float(isolated_operator(call).moved_bytes[0])
         sets = max(1, min(MOST_SETS, round(ROTATED_BYTES / moved_bytes)))
     return time_runs([make(call, device) for _ in range(sets)], device)
 
 
-def matmul(call: LoneCall, device: torch.device) -> Callable[[], Tensor]:
+def matmul(call: IsolatedCall, device: torch.device) -> Callable[[], Tensor]:
     """Return a product as `functional.linear` and its backward pass compute it."""
     m, k, n = _round_sizes(call.shape)
     dtype = DTYPES[call.precision]
@@ -74,7 +74,7 @@ def matmul(call: LoneCall, device: torch.device) -> Callable[[], Tensor]:
     raise AssertionError(f"unknown role of a product: {call.role}")
 
 
-def grouped_matmul(call: LoneCall, device: torch.device) -> Callable[[], Tensor]:
+def grouped_matmul(call: IsolatedCall, device: torch.device) -> Callable[[], Tensor]:
     """Return a product with several weights, each of which has an equal share of the tokens."""
     groups, m, k, n = _round_sizes(call.shape)
     dtype = DTYPES[call.precision]
@@ -100,7 +100,7 @@ def grouped_matmul(call: LoneCall, device: torch.device) -> Callable[[], Tensor]
     raise AssertionError(f"unknown role of a product: {call.role}")
 
 
-def attention(call: LoneCall, device: torch.device) -> Run:
+def attention(call: IsolatedCall, device: torch.device) -> Run:
     """Return causal attention; for a part of the queries in a ring, attention to all blocks of keys."""
     batch, heads, queries, keys, size = _round_sizes(call.shape)
     dtype = DTYPES[call.precision]
@@ -127,7 +127,7 @@ def attention(call: LoneCall, device: torch.device) -> Run:
     return forward if call.phase is Phase.FORWARD else backward
 
 
-def norm(call: LoneCall, device: torch.device) -> Run:
+def norm(call: IsolatedCall, device: torch.device) -> Run:
     """Return RMSNorm or LayerNorm over the columns."""
     rows, columns = _round_sizes(call.shape)
     dtype = DTYPES[call.precision]
@@ -143,7 +143,7 @@ def norm(call: LoneCall, device: torch.device) -> Run:
     return _choose_phase(call, forward, leaves)
 
 
-def elementwise(call: LoneCall, device: torch.device) -> Run:
+def elementwise(call: IsolatedCall, device: torch.device) -> Run:
     """Return an activation, the residual's addition, the rotary embedding or the loss."""
     (elements,) = _round_sizes(call.shape)
     dtype = DTYPES[call.precision]
@@ -154,7 +154,7 @@ def elementwise(call: LoneCall, device: torch.device) -> Run:
     x = _make_data(rows, gates * columns, dtype=dtype, device=device)
     match call.role:
         case "swiglu" | "gelu":
-            return _choose_phase(call, lambda: activated(x, gates), (x,))
+            return _choose_phase(call, lambda: apply_activation(x, gates), (x,))
         case "residual":  # its gradient is the output's gradient, added to that of the block
             y = _make_data(rows, columns, dtype=dtype, device=device)
             return lambda: x + y
@@ -163,14 +163,14 @@ def elementwise(call: LoneCall, device: torch.device) -> Run:
             heads = x.view(1, rows, -1, size)
             angles = _make_data(rows, 1, size // 2, dtype=torch.float32, device=device)
             cosine, sine = angles.cos(), angles.sin()
-            return _choose_phase(call, lambda: rotated(heads, cosine, sine), (heads,))
+            return _choose_phase(call, lambda: rotate_pairs(heads, cosine, sine), (heads,))
         case "cross_entropy":
             target = torch.arange(rows, device=device) % columns
             return _choose_phase(call, lambda: functional.cross_entropy(x.float(), target, reduction="sum"), (x,))
     raise AssertionError(f"unknown role of an elementwise operator: {call.role}")
 
 
-_MAKERS: dict[OpKind, Callable[[LoneCall, torch.device], Run]] = {
+_MAKERS: dict[OpKind, Callable[[IsolatedCall, torch.device], Run]] = {
     OpKind.MATMUL: matmul,
     OpKind.GROUPED_MATMUL: grouped_matmul,
     OpKind.ATTENTION: attention,
@@ -179,7 +179,7 @@ _MAKERS: dict[OpKind, Callable[[LoneCall, torch.device], Run]] = {
 }
 
 
-def _choose_phase(call: LoneCall, forward: Callable[[], Tensor], leaves: tuple[Tensor, ...]) -> Run:
+def _choose_phase(call: IsolatedCall, forward: Callable[[], Tensor], leaves: tuple[Tensor, ...]) -> Run:
     """Return the forward function, or the computation of its gradients with respect to the leaves."""
     if call.phase is Phase.FORWARD:
         return forward

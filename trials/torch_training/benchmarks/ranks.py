@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from costmodels.operators.isolated import LoneCall
+from costmodels.operators.isolated import IsolatedCall
 from trials.ranks.messages import Place
 from trials.torch_training.benchmarks.collectives import time_collective
 from trials.torch_training.benchmarks.kernels import time_call
@@ -22,7 +22,7 @@ def tell_accelerators(place: Place) -> None:
     place.tell(Accelerators(count=count, name=torch.cuda.get_device_name(0) if count else ""))
 
 
-def time_operators(place: Place, device: str, calls: Sequence[LoneCall]) -> None:
+def time_operators(place: Place, device: str, calls: Sequence[IsolatedCall]) -> None:
     """Send the time of each operator on one core or one GPU, or the reason why it cannot run."""
     torch.set_num_threads(1)
     for call in calls:
@@ -32,7 +32,7 @@ def time_operators(place: Place, device: str, calls: Sequence[LoneCall]) -> None
             place.tell(_refusal(error))
 
 
-def time_collectives(place: Place, device: str, calls: Sequence[LoneCall]) -> None:
+def time_collectives(place: Place, device: str, calls: Sequence[IsolatedCall]) -> None:
     """Run collectives among all ranks; the first rank sends their times."""
     with process_group(place, device) as found:
         for call in calls:

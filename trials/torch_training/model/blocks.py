@@ -160,7 +160,7 @@ class Attention(Block):
             q, k = self.q_norm(q), self.k_norm(k)
         if not model.learned_positions:
             with record_function("@attention.rotary"):
-                q, k = (rotated(each, self.cosine, self.sine) for each in (q, k))
+                q, k = (rotate_pairs(each, self.cosine, self.sine) for each in (q, k))
         if own.recomputes_attention:
             context = checkpoint(self._core, q, k, v, use_reentrant=False, preserve_rng_state=False)
         else:
@@ -204,7 +204,7 @@ class FeedForward(Block):
         with record_function(f"@{role}.up"):
             x = functional.linear(x, self.up, self.up_bias)
         with record_function(f"@{role}.activation"):
-            x = activated(x, self.gates)
+            x = apply_activation(x, self.gates)
         with record_function(f"@{role}.down"):
             x = functional.linear(x, self.down)
         x = self.own.layout.move(x, "mlp.output", "residual")
@@ -281,7 +281,7 @@ class Head(Block):
             return functional.linear(x, self.table)
 
 
-def activated(x: Tensor, gates: int) -> Tensor:
+def apply_activation(x: Tensor, gates: int) -> Tensor:
     """Apply the activation to x [..., gates * f]; return [..., f].
 
     With two gates it is the SiLU of the first half times the second half, otherwise GELU.
@@ -292,7 +292,7 @@ def activated(x: Tensor, gates: int) -> Tensor:
     return functional.silu(gate) * value
 
 
-def added(x: Tensor, block: Callable[[Tensor], Tensor], role: str) -> Tensor:
+def add_residual(x: Tensor, block: Callable[[Tensor], Tensor], role: str) -> Tensor:
     """Apply a block and add its residual."""
     y = block(x)
     with record_function(f"@{role}.residual"):
@@ -306,7 +306,7 @@ def _compute_rotary_angles(positions: Tensor, head_size: int) -> Tensor:
     return (positions[:, None].double() * ROTARY_BASE**-steps).float()[:, None]
 
 
-def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+def rotate_pairs(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotate x [b, s, heads, d], where the first half of d is paired with the second half."""
     first, second = x.chunk(2, dim=-1)
     cosine, sine = cosine.to(x.dtype), sine.to(x.dtype)

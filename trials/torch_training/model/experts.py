@@ -25,7 +25,7 @@ from torch.distributed._functional_collectives import (
 from torch.nn import functional
 from torch.profiler import record_function
 
-from trials.torch_training.model.blocks import Block, FeedForward, Norm, Surroundings, Weight, activated
+from trials.torch_training.model.blocks import Block, FeedForward, Norm, Surroundings, Weight, apply_activation
 from trials.torch_training.model.weights import Cut
 
 Keep = Callable[[Tensor, int], Tensor]
@@ -179,7 +179,7 @@ class Experts(nn.Module):
         with record_function("@moe_mlp.up"):
             y = _grouped_product(x, up, ends)
         with record_function("@moe_mlp.activation"):
-            y = activated(y, self.gates)
+            y = apply_activation(y, self.gates)
         with record_function("@moe_mlp.down"):
             return _grouped_product(y, down, ends)
 

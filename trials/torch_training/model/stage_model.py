@@ -13,7 +13,7 @@ from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
 from costmodels.step.schedules import chunk_of_layer
 from trials.torch_training.model.attention import local_positions
-from trials.torch_training.model.blocks import Attention, DenseMlp, Embedding, Head, Surroundings, added
+from trials.torch_training.model.blocks import Attention, DenseMlp, Embedding, Head, Surroundings, add_residual
 from trials.torch_training.model.experts import Keep, MoeMlp, keep_all
 from trials.torch_training.model.mesh import RankMesh
 from trials.torch_training.model.sharding import Layout, Sharding
@@ -36,8 +36,8 @@ class Layer(nn.Module):
         return self._forward(x)
 
     def _forward(self, x: Tensor) -> Tensor:
-        x = added(x, self.attention, "attention")
-        return added(x, self.mlp, "moe_mlp" if isinstance(self.mlp, MoeMlp) else "dense_mlp")
+        x = add_residual(x, self.attention, "attention")
+        return add_residual(x, self.mlp, "moe_mlp" if isinstance(self.mlp, MoeMlp) else "dense_mlp")
 
 
 class Chunk(nn.Module):

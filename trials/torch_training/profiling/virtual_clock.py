@@ -27,7 +27,7 @@ from costmodels.operators.layer_operators import Collective, OpKind
 from costmodels.simulator.events import NOTHING, Route, TaskGraph, Timeline, run
 from hardware.arrays import IntArray
 from hardware.cluster import Cluster
-from hardware.link import combined
+from hardware.link import combine_links
 from hardware.sharing import Uses
 from trials.torch_training.profiling.rank_recording import Computed, Issued, RankGroup, RankRecording, Waited
 
@@ -173,7 +173,8 @@ class _Links:
         # Rank of each host's first device, from the sorted hosts of all ranks.
         self.first_rank = np.searchsorted(self.rank_host, np.arange(cluster.num_hosts))
         self.sharers = np.repeat(
-            [combined(group.nic_links).sharers for group in cluster.groups], [group.hosts for group in cluster.groups]
+            [combine_links(group.nic_links).sharers for group in cluster.groups],
+            [group.hosts for group in cluster.groups],
         )
         self.known: dict[tuple[OpKind, int, tuple[int, ...]], tuple[float, Route]] = {}
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from hardware.arrays import FloatArray, IntArray
 from hardware.io.errors import ConfigError, did_you_mean
-from hardware.io.input_file import read_input, unpacked
+from hardware.io.input_file import read_input, unpack
 from tuner.planners.assignment.problem import AssignmentProblem, starts_of
 
 MAX_FILE_BYTES = 1_000_000_000
@@ -70,7 +70,7 @@ def _json_of(path: Path) -> Any:
     """Parse the JSON of a file."""
     content = read_input(path, most_bytes=MAX_FILE_BYTES)
     try:
-        return json.loads(unpacked(content, most_bytes=MAX_FILE_BYTES, path=path))
+        return json.loads(unpack(content, most_bytes=MAX_FILE_BYTES, path=path))
     except UnicodeDecodeError:
         raise ConfigError("is not UTF-8 text") from None
     except json.JSONDecodeError as error:

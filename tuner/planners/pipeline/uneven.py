@@ -54,7 +54,7 @@ With few micro-batches a longer slowest stage may pay off.
 """
 
 
-def planned(setting: Setting, grid: ConfigGrid, parts: Sequence[str], *, memory_headroom: float) -> ConfigGrid:
+def plan_uneven_work(setting: Setting, grid: ConfigGrid, parts: Sequence[str], *, memory_headroom: float) -> ConfigGrid:
     """Return every configuration with the uneven work that is predicted to be the fastest for it, or with its own [n].
 
     Args:
@@ -85,14 +85,14 @@ def planned(setting: Setting, grid: ConfigGrid, parts: Sequence[str], *, memory_
     )
 
 
-def refined(setting: Setting, grid: ConfigGrid, parts: Sequence[str], *, memory_headroom: float) -> ConfigGrid:
+def refine_stages(setting: Setting, grid: ConfigGrid, parts: Sequence[str], *, memory_headroom: float) -> ConfigGrid:
     """Return the configurations with stages from branch and bound, where these are predicted to be faster [n].
 
     With unlike layers, or stages of which some recompute, a cut by the bisection need not be the best.
 
     Args:
         setting: Job, cluster and runtime.
-        grid: Configurations with the work of `planned` [n].
+        grid: Configurations with the work of `plan_uneven_work` [n].
         parts: Parts of the work that may be uneven, of PARTS.
         memory_headroom: Fraction of the memory that must stay free, where that is possible.
     """

@@ -35,7 +35,7 @@ class Descent:
     is_optimum: bool
 
 
-def descended(
+def descend(
     plan: Plan, terms: ShardingTerms, *, is_open: IsOpen | None = None, charge: Charge | None = None
 ) -> Descent:
     """Improve a plan axis by axis until no axis improves it any more.

@@ -26,7 +26,7 @@ from scipy.sparse import coo_array
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.graph import CONSTANT, STATE, Graph
 from costmodels.sharding.layouts import Layout, local_share, moves
-from costmodels.sharding.plan import NONE, Roofline, lifetimes, settled, wanted_layout, written_layout
+from costmodels.sharding.plan import NONE, Roofline, lifetimes, reduce_partial_sums, wanted_layout, written_layout
 from hardware.arrays import FloatArray
 
 BASE = 64
@@ -36,7 +36,7 @@ Row = tuple[int, ...]
 """Factor that each axis serves in an operator, or NONE."""
 
 
-def coded(row: Sequence[int]) -> int:
+def encode_rows(row: Sequence[int]) -> int:
     """Encode a row as a number."""
     code = 0
     for factor in reversed(row):
@@ -44,7 +44,7 @@ def coded(row: Sequence[int]) -> int:
     return code
 
 
-def decoded(code: int, num_axes: int) -> Row:
+def decode_rows(code: int, num_axes: int) -> Row:
     """Decode a number to a row."""
     found = []
     for _ in range(num_axes):
@@ -167,7 +167,7 @@ class ClassCosts:
         term = self._terms[position]
         codes = key if len(term.classes) > 1 else (key,)
         num_axes = len(self.mesh.sizes)
-        charge = term.charge({own: decoded(code, num_axes) for own, code in zip(term.classes, codes, strict=False)})
+        charge = term.charge({own: decode_rows(code, num_axes) for own, code in zip(term.classes, codes, strict=False)})
         number = len(self._copies)
         # Double the arrays when they are full.
         if number == len(self._seconds):
@@ -301,7 +301,7 @@ class ClassCosts:
             """Charge the tensor for given rows of its classes."""
             written = written_layout(made_by.rule, slot, rows[own])
             wanted = [wanted_layout(graph.ops[use.op].rule, use.operand, rows[self._classes[use.op]]) for use in uses]
-            lies = settled(written, () if is_constant else list(dict.fromkeys(wanted)))
+            lies = reduce_partial_sums(written, () if is_constant else list(dict.fromkeys(wanted)))
             seconds = times * self._seconds_of(written, lies, num_bytes)
             # Readers of one layout share a copy, but a state is gathered again in the backward pass.
             readers: dict[tuple[Layout, bool], list[int]] = defaultdict(list)
@@ -357,6 +357,6 @@ class ClassCosts:
 
 def rows_served(codes: Sequence[int], classes: Sequence[int], num_axes: int) -> Any:
     """Decode the factors that the axes serve in each operator [o, axes]."""
-    rows = np.array([decoded(code, num_axes) for code in codes], dtype=np.int64).reshape(-1, num_axes)
+    rows = np.array([decode_rows(code, num_axes) for code in codes], dtype=np.int64).reshape(-1, num_axes)
     assert (rows >= NONE).all(), "a digit is a factor plus one"
     return rows[np.asarray(classes, dtype=np.int64)]

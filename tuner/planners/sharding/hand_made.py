@@ -20,7 +20,7 @@ from fnmatch import fnmatchcase
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.graph import Graph
-from costmodels.sharding.named_plans import ByName, served_by_name
+from costmodels.sharding.named_plans import ByName, plan_by_names
 from costmodels.sharding.plan import NONE, Plan
 from tuner.planners.sharding.forward_plans import forward_of, with_backward
 
@@ -78,7 +78,7 @@ def hand_made(graph: Graph, mesh: DeviceMesh, config: ParallelConfig) -> Plan | 
     axes = {
         name: [*((op, experts[name]) for op in EXPERT_OPS if name in experts), *by_degree[name]] for name in mesh.names
     }
-    forward = served_by_name(forward_of(graph), mesh, axes, shared=("experts", *HEADS, *ALONG))
+    forward = plan_by_names(forward_of(graph), mesh, axes, shared=("experts", *HEADS, *ALONG))
     if not all(_is_served(forward, number, axes) for number, op in enumerate(forward.graph.ops) if op.flop > 0):
         return None
     return with_backward(graph, forward, zero_stage=1)

@@ -16,9 +16,9 @@ from costmodels.sharding.plan import Plan, PlanCost, cost_of
 from hardware.device import GIB
 from hardware.io.errors import ConfigError
 from tuner.planners.engine.outcome import ROUNDING
-from tuner.planners.sharding.axis_descent import IsOpen, charged_s, descended
+from tuner.planners.sharding.axis_descent import IsOpen, charged_s, descend
 from tuner.planners.sharding.memory_prices import fit_to_memory
-from tuner.planners.sharding.pins import Pin, Pinned, deviation, pinned, words_of
+from tuner.planners.sharding.pins import Pin, Pinned, deviation, resolve_pins, words_of
 from tuner.planners.sharding.recursive import Level, Order, recursive_plan
 from tuner.planners.sharding.sharding_terms import Charge, ShardingTerms, together
 
@@ -166,7 +166,7 @@ class PinnedSearch:
         Raises:
             ConfigError: a pin can't be meant, or the pins can't hold together.
         """
-        return pinned(pins, self.graph, self.mesh, self.levels)
+        return resolve_pins(pins, self.graph, self.mesh, self.levels)
 
     def _plan_under(self, pins: Pinned) -> tuple[Plan, bool]:
         """Return the plan under checked pins, and whether it is proven that no other costs less.
@@ -204,7 +204,7 @@ class PinnedSearch:
         )
         if self.descent is None:
             return plan, False
-        found = descended(plan, self.descent, is_open=_is_open(pins), charge=together(pins.charge, self.charge))
+        found = descend(plan, self.descent, is_open=_is_open(pins), charge=together(pins.charge, self.charge))
         return found.plan, found.is_optimum
 
     def _harden(self, pins: Pinned) -> Pinned:

@@ -15,7 +15,7 @@ import numpy as np
 
 from costmodels.sharding.plan import Plan, live_bytes
 from tuner.planners.engine.outcome import ROUNDING
-from tuner.planners.sharding.axis_descent import IsOpen, charged_s, descended
+from tuner.planners.sharding.axis_descent import IsOpen, charged_s, descend
 from tuner.planners.sharding.sharding_terms import Charge, ShardingTerms
 
 FIRST = 0.05
@@ -124,7 +124,7 @@ class _Search:
 
     def descend(self, plan: Plan, byte_s: dict[int, float]) -> Plan:
         """Descend from a plan under prices, and see the plan that is found."""
-        found = descended(plan, self.terms.with_prices(byte_s), is_open=self.is_open, charge=self.charge).plan
+        found = descend(plan, self.terms.with_prices(byte_s), is_open=self.is_open, charge=self.charge).plan
         self.see(found)
         return found
 

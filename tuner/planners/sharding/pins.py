@@ -167,7 +167,7 @@ def deviation(split: int, target: int) -> float:
     return math.log(target / math.gcd(split, target))
 
 
-def pinned(pins: Sequence[Pin], graph: Graph, mesh: DeviceMesh, levels: Sequence[Level]) -> Pinned:
+def resolve_pins(pins: Sequence[Pin], graph: Graph, mesh: DeviceMesh, levels: Sequence[Level]) -> Pinned:
     """Check pins, and resolve them to a factor of every operator that they match.
 
     Args:
@@ -181,7 +181,7 @@ def pinned(pins: Sequence[Pin], graph: Graph, mesh: DeviceMesh, levels: Sequence
             together.
     """
     axes = tuple(mesh.names[level.of] for level in levels)
-    factors = tuple(matched(number, pin, graph) for number, pin in enumerate(pins))
+    factors = tuple(match_pin(number, pin, graph) for number, pin in enumerate(pins))
     ways = tuple(_ways(number, pin, mesh) for number, pin in enumerate(pins))
     served: dict[tuple[int, int], int] = {}
     for op in dict.fromkeys(op for found in factors for op in found):
@@ -193,7 +193,7 @@ def pinned(pins: Sequence[Pin], graph: Graph, mesh: DeviceMesh, levels: Sequence
     )
 
 
-def matched(number: int, pin: Pin, graph: Graph) -> dict[int, int]:
+def match_pin(number: int, pin: Pin, graph: Graph) -> dict[int, int]:
     """Return the factor that a pin means, for each operator that it matches.
 
     Raises:

@@ -35,7 +35,7 @@ from costmodels.operators.layer_operators import OpKind
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.graph import CONSTANT, Graph, Op
 from costmodels.sharding.layouts import PARTIAL, REPLICATED
-from costmodels.sharding.plan import NONE, Plan, settled
+from costmodels.sharding.plan import NONE, Plan, reduce_partial_sums
 
 Order = Literal["price", "weight", "topological", "reverse"]
 """Order of D-Rec's visits."""
@@ -164,7 +164,7 @@ class Seconds(AbstractPrices):
         )
 
 
-def refined(mesh: DeviceMesh) -> tuple[DeviceMesh, tuple[Level, ...]]:
+def refine_mesh(mesh: DeviceMesh) -> tuple[DeviceMesh, tuple[Level, ...]]:
     """Split every axis of a mesh into its prime factors, and return the new mesh with its levels.
 
     The slowest axis comes first: collectives along it use the slowest links.
@@ -215,7 +215,7 @@ def recursive_plan(
 
     Args:
         graph: Graph of the training step to shard.
-        mesh: Mesh that `refined` or `whole` returns.
+        mesh: Mesh that `refine_mesh` or `whole` returns.
         levels: Levels of that mesh, in the order of the cuts.
         order: Order of a level's visits to operators.
         closed: Restriction of operators, which are then visited first; None for no restriction.
@@ -279,7 +279,7 @@ class _Progress:
                 for use in self.graph.uses[tensor]
             ]
             written = _state(self.graph.ops[maker].rule.result_dims[slot], chosen[maker], PARTIAL)
-            if settled((written,), targets)[0] >= 0:
+            if reduce_partial_sums((written,), targets)[0] >= 0:
                 self.held_bytes[tensor] /= level.ways
 
 

@@ -30,7 +30,16 @@ import numpy as np
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.graph import CONSTANT, STATE, Graph, Op
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout, local_share, moves
-from costmodels.sharding.plan import NONE, Plan, Roofline, cost_of, lifetimes, settled, wanted_layout, written_layout
+from costmodels.sharding.plan import (
+    NONE,
+    Plan,
+    Roofline,
+    cost_of,
+    lifetimes,
+    reduce_partial_sums,
+    wanted_layout,
+    written_layout,
+)
 from tuner.planners.engine.mixed_integer import MixedInteger, Terms
 from tuner.planners.engine.outcome import Limits, Outcome
 
@@ -242,7 +251,9 @@ class _ShardingProgram:
     ) -> tuple[list[_State], list[list[_Flow]]]:
         """Add the variables e of each use, and return them with the states that follow from them."""
         if not wanted:
-            return [_State(written=each, lies=settled(each, []), is_so=terms) for each, terms in written.items()], []
+            return [
+                _State(written=each, lies=reduce_partial_sums(each, []), is_so=terms) for each, terms in written.items()
+            ], []
         pairs = [(each, lies) for each in written for lies in _possible_layouts(each, wanted)]
         flows: list[list[_Flow]] = []
         for targets in wanted:

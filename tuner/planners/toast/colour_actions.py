@@ -24,7 +24,7 @@ import numpy as np
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.dims import Rule
 from costmodels.sharding.plan import NONE, Plan
-from tuner.planners.sharding.class_costs import BASE, coded, decoded, rows_served
+from tuner.planners.sharding.class_costs import BASE, decode_rows, encode_rows, rows_served
 from tuner.planners.sharding.pins import Pinned
 from tuner.planners.toast.compatibility import Compatibility
 from tuner.planners.toast.named_dims import WHOLE
@@ -275,7 +275,7 @@ class _Classes:
                 known[key] = len(known)
                 self._rules.append(rule)
                 self._sides.append(sorted(sides[number]))
-                self.pinned.append(0 if mark is None else coded(mark.row))
+                self.pinned.append(0 if mark is None else encode_rows(mark.row))
                 if leaders:
                     self._followers.append((known[key], leaders))
                 elif not is_following:
@@ -305,13 +305,13 @@ class _Classes:
             # A follower takes the factors that its leaders serve, the first leader first, where they divide.
             row = [NONE] * len(sizes)
             for factor, leader, its_factor in leaders:
-                for axis, served in enumerate(decoded(codes[leader], len(sizes))):
+                for axis, served in enumerate(decode_rows(codes[leader], len(sizes))):
                     if served != its_factor or row[axis] != NONE:
                         continue
                     ways = math.prod(size for other, size in enumerate(sizes) if other == axis or row[other] == factor)
                     if self._rules[own].factors[factor].size % ways == 0:
                         row[axis] = factor
-            codes[own] = coded(row)
+            codes[own] = encode_rows(row)
 
     def _kept(self, own: int, factors: Sequence[int], bits: dict[int, int]) -> int:
         """Return the factor that wins most of its conflicts; of several the first."""

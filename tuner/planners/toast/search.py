@@ -24,8 +24,8 @@ from costmodels.sharding.graph import Graph
 from costmodels.sharding.plan import Plan, cost_of
 from tuner.planners.engine.outcome import ROUNDING, Incumbent, Known, Limits, Outcome, Progress, Stop
 from tuner.planners.engine.workers import AbstractBound, AbstractWorkers, InProcessWorkers
-from tuner.planners.sharding.axis_descent import descended
-from tuner.planners.sharding.class_costs import ClassCosts, Figures, decoded
+from tuner.planners.sharding.axis_descent import descend
+from tuner.planners.sharding.class_costs import ClassCosts, Figures, decode_rows
 from tuner.planners.sharding.memory_prices import fit_to_memory
 from tuner.planners.sharding.pins import Pinned
 from tuner.planners.sharding.plan_bounds import step_time_bound
@@ -158,7 +158,7 @@ class ColourGame:
         charge = pins.charge
         assert charge is not None, "soft pins charge"
         # Only operators that soft pins match can be charged.
-        charged_s = sum(charge(op, decoded(codes[self.actions.classes[op]], num_axes)) for op in self._charged)
+        charged_s = sum(charge(op, decode_rows(codes[self.actions.classes[op]], num_axes)) for op in self._charged)
         return cost + charged_s / self.whole.step_time_s
 
     def _find_soft_ops(self) -> tuple[int, ...]:
@@ -328,7 +328,7 @@ def _polish(tried: _Tried, terms: ShardingTerms, given: Sequence[Plan], bound_s:
     # A given plan may lead to a better local optimum than the best one.
     starts += [plan for plan in given if (plan.served != starts[0].served).any()]
     for start in starts:
-        tried.plan("polished", descended(start, terms, is_open=is_open, charge=charge).plan)
+        tried.plan("polished", descend(start, terms, is_open=is_open, charge=charge).plan)
         figures = tried.steps[tried.number + 1].figures
         if tried.fits(tried.number) and figures.step_time_s <= bound_s * (1 + ENOUGH):
             break

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from costmodels.job.parallel_config import ParallelConfig, Value
-from tuner.answers.candidates import predicted
+from tuner.answers.candidates import predict_candidate
 from tuner.report.data import ReportData
 from tuner.report.figures import Bar, drawing, stacked_bars
 from tuner.report.markup import Content, Html, section, table, tag
@@ -110,7 +110,7 @@ def worth_showing(data: ReportData) -> list[Shown]:
         Shown(
             roles=tuple(roles),
             values=config.values(data.dimensions),
-            prediction=predicted(data.config, config),
+            prediction=predict_candidate(data.config, config),
             record=_trial_of(data, config),
         )
         for roles, config in found.values()

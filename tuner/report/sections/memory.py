@@ -7,7 +7,7 @@ import numpy as np
 from costmodels.step.memory import MemoryEstimate, stage_memory
 from tuner.report.data import ReportData
 from tuner.report.figures import Bar, drawing, stacked_bars
-from tuner.report.markup import Content, Html, joined, section, table, tag
+from tuner.report.markup import Content, Html, concatenate, section, table, tag
 from tuner.report.sections.breakdown import bars_height, worth_showing
 from tuner.report.words import GIB, gibibytes, percent
 from tuner.space.enumeration import launchable
@@ -64,7 +64,7 @@ def _stages(data: ReportData) -> Html | None:
         f"Predicted peak of each pipeline stage of the best configuration{told}. Fragmentation may exceed the limit: "
         "the allocator can release it."
     )
-    return joined(
+    return concatenate(
         tag("h3", "Stage by stage"),
         tag("p", words),
         drawing(figure, "stages", height=100 + 26 * len(bars)),

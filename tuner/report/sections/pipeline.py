@@ -13,7 +13,7 @@ from costmodels.simulator.passes import Kind
 from costmodels.simulator.simulated_step import Role, Simulation
 from costmodels.simulator.stage_rows import Span, StageRow, idle_gaps, stage_rows
 from hardware.io.errors import ConfigError
-from tuner.answers.simulation import simulated
+from tuner.answers.simulation import simulate_candidate
 from tuner.report.data import ReportData
 from tuner.report.figures import BACKWARD, FORWARD, INK, WEIGHT_GRADIENTS, drawing, part_colour
 from tuner.report.markup import Html, section, tag
@@ -122,7 +122,7 @@ def pipeline_section(data: ReportData) -> Html:
     if refusal:
         return _empty(refusal)
     try:
-        simulation = simulated(data.config, data.best_config)
+        simulation = simulate_candidate(data.config, data.best_config)
     except ConfigError as error:
         return _empty(f"The event simulator cannot run {in_short(data.best_config.values())}: {error.rule}.")
     rows = stage_rows(simulation)

@@ -8,7 +8,7 @@ from typing import Any
 from tuner.answers.candidates import plan_of
 from tuner.plans.layer_plans import differences_in_words
 from tuner.report.data import ReportData
-from tuner.report.markup import Content, Html, joined, section, table, tag
+from tuner.report.markup import Content, Html, concatenate, section, table, tag
 from tuner.report.words import in_short, percent, seconds
 
 TITLE = "Sharding plan"
@@ -62,11 +62,11 @@ def _differences(plan: Mapping[str, Any]) -> Html | None:
     rows: list[list[Content]] = [list(row) for row in differences_in_words(plan)]
     if not rows:
         return None
-    return joined(tag("h3", "Differences from the plan by hand"), table(["operator", "planned", "by hand"], rows))
+    return concatenate(tag("h3", "Differences from the plan by hand"), table(["operator", "planned", "by hand"], rows))
 
 
 def _pins(plan: Mapping[str, Any]) -> Html | None:
     if not plan["pins"]:
         return None
     lines = (f"{each['pin']}: holds at {each['held']} of {each['ops']} operators" for each in plan["pins"])
-    return joined(tag("h3", "Pins"), tag("ul", *(tag("li", line) for line in lines)))
+    return concatenate(tag("h3", "Pins"), tag("ul", *(tag("li", line) for line in lines)))

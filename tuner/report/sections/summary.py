@@ -9,9 +9,9 @@ from trials.backend import CLOCK_WORDS, Status
 from tuner.answers.candidates import tokens_per_s_per_device
 from tuner.answers.device_time import device_time_of, duration, hours, payback_of
 from tuner.report.data import ReportData
-from tuner.report.markup import Content, Html, joined, section, tag
+from tuner.report.markup import Content, Html, concatenate, section, tag
 from tuner.report.sections.outcomes import outcomes_table
-from tuner.report.words import MISSING, in_short, percent, plural, seconds, shown
+from tuner.report.words import MISSING, format_value, in_short, percent, plural, seconds
 from tuner.storage.record import num_proxies, num_pruned, saved_s, step_time_of
 
 
@@ -45,7 +45,12 @@ def _headline(data: ReportData) -> Html:
         return tag("p", "No trial has completed yet, so there is no best configuration.", class_="empty")
     values = data.best_config.values(data.dimensions)
     chips = [
-        tag("span", tag("b", name), shown(value), class_="chip quiet" if name in DEGREES and value == 1 else "chip")
+        tag(
+            "span",
+            tag("b", name),
+            format_value(value),
+            class_="chip quiet" if name in DEGREES and value == 1 else "chip",
+        )
         for name, value in values.items()
     ]
     return tag("div", *chips, class_="chips")
@@ -186,4 +191,4 @@ def _funnel(data: ReportData) -> Html:
     if data.config.measured is not None:
         steps = [(len(space.grid), plural(len(space.grid), "measured row").partition(" ")[2]), (tried, "tried")]
     items: list[Content] = [tag("li", tag("b", f"{count:,}"), " ", words) for count, words in steps]
-    return joined(tag("ol", *items, class_="funnel"))
+    return concatenate(tag("ol", *items, class_="funnel"))

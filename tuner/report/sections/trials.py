@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from trials.backend import CLOCK_WORDS, Status
 from tuner.report.data import ReportData
-from tuner.report.markup import Content, Html, joined, section, table, tag
+from tuner.report.markup import Content, Html, concatenate, section, table, tag
 from tuner.report.sections.accuracy import relative_error
-from tuner.report.words import gibibytes, in_short, percent, plural, seconds, shown
+from tuner.report.words import format_value, gibibytes, in_short, percent, plural, seconds
 from tuner.storage.record import TrialRecord
 
 TITLE = "Trials"
@@ -39,8 +39,8 @@ def _row(data: ReportData, record: TrialRecord) -> list[Content]:
         else Html("")
     )
     return [
-        joined(Html(role), str(record.number)),
-        *(shown(record.params[name]) if name in record.params else None for name in data.dimensions),
+        concatenate(Html(role), str(record.number)),
+        *(format_value(record.params[name]) if name in record.params else None for name in data.dimensions),
         _status(record),
         seconds(record.step_time_s),
         seconds(record.predicted_s),
@@ -58,7 +58,7 @@ def _status(record: TrialRecord) -> Html:
     observation = record.observation
     reason = observation.reason if observation else ""
     log = observation.log_tail if observation else ""
-    return joined(
+    return concatenate(
         tag("span", record.status.value.replace("_", " "), class_=kind),
         tag("div", _proxy_words(record), class_="note") if record.is_proxy else None,
         tag("div", reason, class_="note") if reason else None,

@@ -8,8 +8,8 @@ from pathlib import Path
 from sqlalchemy.engine import URL, make_url
 
 from hardware.io.errors import ConfigError, shown_url
-from tuner.search.earlier_runs import LoneSample, Past, together
-from tuner.storage.history.isolated import read_lone
+from tuner.search.earlier_runs import IsolatedSample, Past, together
+from tuner.storage.history.isolated import read_isolated
 from tuner.storage.history.published import published_group, read_published
 from tuner.storage.history.stored import read_stored
 from tuner.storage.history.tables import METADATA, has_tables
@@ -75,13 +75,13 @@ def _read_database(url: str, own: tuple[str, str] | None) -> Past:
     return read_stored(url, shown_url(url), own[1] if own is not None and is_own else None)
 
 
-def _own_calibrations(url: str) -> tuple[LoneSample, ...]:
+def _own_calibrations(url: str) -> tuple[IsolatedSample, ...]:
     """Return the measurements of calibrations in a study's own storage, if it exists."""
     file = storage_file(url)
     if file is not None and not file.is_file():
         return ()
     with reading(url, METADATA) as connection:
-        return read_lone(connection) if has_tables(connection) else ()
+        return read_isolated(connection) if has_tables(connection) else ()
 
 
 def _place(url: str) -> tuple[object, ...]:

@@ -13,10 +13,10 @@ import math
 
 from sqlalchemy import Connection, select
 
-from costmodels.operators.isolated import LoneCall
+from costmodels.operators.isolated import IsolatedCall
 from costmodels.operators.layer_operators import OpKind, Phase
-from hardware.io.errors import shown
-from tuner.search.earlier_runs import LoneSample
+from hardware.io.errors import quote_value
+from tuner.search.earlier_runs import IsolatedSample
 from tuner.storage.history.tables import SAMPLES
 from tuner.storage.store import AbstractStore, Rows
 
@@ -26,7 +26,7 @@ ALONE = "(alone)"
 _C = SAMPLES.c
 
 
-def keep_lone(store: AbstractStore, sample: LoneSample) -> None:
+def keep_isolated(store: AbstractStore, sample: IsolatedSample) -> None:
     """Keep the time of one call in place of an earlier one; the tables must exist."""
     call = sample.call
     first, second = _place(call)
@@ -48,7 +48,7 @@ def keep_lone(store: AbstractStore, sample: LoneSample) -> None:
     store.replace_rows(Rows(table=SAMPLES, key=key, rows=[row]))
 
 
-def read_lone(connection: Connection) -> tuple[LoneSample, ...]:
+def read_isolated(connection: Connection) -> tuple[IsolatedSample, ...]:
     """Return all times that calibrations have kept; the tables must exist."""
     kinds, phases = set(OpKind), set(Phase)
     wanted = select(_C.device, _C.precision, _C.kind, _C.phase, _C.shape, _C.time_s, _C["count"], _C.name)
@@ -60,8 +60,8 @@ def read_lone(connection: Connection) -> tuple[LoneSample, ...]:
                 sizes = shape_of(shape)
             except (ArithmeticError, RecursionError, TypeError, ValueError):
                 continue  # somebody's hand has written it
-            call = LoneCall(kind=OpKind(kind), phase=Phase(phase), role=role, precision=precision, shape=sizes)
-            found.append(LoneSample(device=device, call=call, time_s=time_s, count=count))
+            call = IsolatedCall(kind=OpKind(kind), phase=Phase(phase), role=role, precision=precision, shape=sizes)
+            found.append(IsolatedSample(device=device, call=call, time_s=time_s, count=count))
     return tuple(found)
 
 
@@ -73,11 +73,11 @@ def shape_of(text: str) -> tuple[float, ...]:
     """
     sizes = tuple(map(float, json.loads(text)))
     if not all(map(math.isfinite, sizes)):
-        raise ValueError(f"{shown(text)} has sizes without end")
+        raise ValueError(f"{quote_value(text)} has sizes without end")
     return sizes
 
 
-def _place(call: LoneCall) -> tuple[int, int]:
+def _place(call: IsolatedCall) -> tuple[int, int]:
     """Return two numbers that identify the call; 62 bits, in which no two calls of a calibration will ever meet."""
     told = repr((str(call.kind), str(call.phase), call.role, call.precision, call.shape))
     digest = hashlib.blake2b(told.encode(), digest_size=8).digest()

@@ -22,11 +22,11 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.layer_operators import OpKind, Phase
 from hardware.cluster import Cluster
-from hardware.io.errors import ConfigError, shown
+from hardware.io.errors import ConfigError, quote_value
 from trials.backend import Observation, Status
 from tuner.search.earlier_runs import (
     Fact,
-    LoneSample,
+    IsolatedSample,
     Past,
     PastRun,
     PastSample,
@@ -37,7 +37,7 @@ from tuner.search.earlier_runs import (
 from tuner.search.observations import OBSERVATION
 from tuner.search.parameters import ASSIGNMENT
 from tuner.search.proxy.proxy_trials import PROXY
-from tuner.storage.history.isolated import ALONE, read_lone, shape_of
+from tuner.storage.history.isolated import ALONE, read_isolated, shape_of
 from tuner.storage.history.tables import METADATA, RUNS, SAMPLES, device_names, has_tables
 from tuner.storage.opening import reading
 from tuner.storage.record import MEANING
@@ -92,14 +92,14 @@ class _Reader:
         kept: _Kept = set()
         runs: list[PastRun] = []
         samples: list[PastSample] = []
-        alone: tuple[LoneSample, ...] = ()
+        alone: tuple[IsolatedSample, ...] = ()
         is_kept, is_optuna = has_tables(self.connection), inspect(self.connection).has_table(_STUDIES.name)
         if not is_kept and not is_optuna:
             raise ConfigError("holds no study")
         if is_kept:
             runs, kept = self.kept_runs()
             samples = self.kept_samples()
-            alone = read_lone(self.connection)
+            alone = read_isolated(self.connection)
         if is_optuna:
             older = self.older(kept)
             runs, samples = [*runs, *older.runs], [*samples, *older.samples]
@@ -337,7 +337,7 @@ def _check_number(value: Any, kind: type) -> Any:
     if value is None:
         return None
     if not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ValueError(f"{shown(value)} is not measured")
+        raise ValueError(f"{quote_value(value)} is not measured")
     return kind(value)
 
 

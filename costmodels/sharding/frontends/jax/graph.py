@@ -16,7 +16,7 @@ from typing import Any
 
 from costmodels.sharding.frontends.flat_program import FlatBuilder, Step, alive
 from costmodels.sharding.frontends.jax.flat import Flat, Place, shape_of
-from costmodels.sharding.frontends.jax.program import Program, traced
+from costmodels.sharding.frontends.jax.program import Program, trace_function
 from costmodels.sharding.frontends.jax.rules import rule_of_call
 from costmodels.sharding.frontends.rule_parts import Call, blocked_rule
 from costmodels.sharding.graph import CARRY, INPUT, STATE, Graph, GraphBuilder
@@ -30,10 +30,10 @@ def graph_of_jax(fn: Callable[..., Any], *arguments: Any, donated: Sequence[str 
         arguments: Trees of `jax.ShapeDtypeStruct`s or arrays.
         donated: Names or numbers of the arguments whose memory is donated to the outputs.
     """
-    return graph_of(traced(fn, *arguments, donated=donated))
+    return graph_of(trace_function(fn, *arguments, donated=donated))
 
 
-def flattened(program: Program) -> tuple[Flat, list[int], list[int]]:
+def flatten_trace(program: Program) -> tuple[Flat, list[int], list[int]]:
     """Return a traced function without calls, and the numbers of its arguments and outputs."""
     flat = Flat()
     jaxpr = program.jaxpr
@@ -47,7 +47,7 @@ def flattened(program: Program) -> tuple[Flat, list[int], list[int]]:
 
 def graph_of(program: Program) -> Graph:
     """Return the graph of a traced function."""
-    flat, arguments, outputs = flattened(program)
+    flat, arguments, outputs = flatten_trace(program)
     build = FlatBuilder(values=flat.values, builder=GraphBuilder(name=program.name))
     for argument, value in zip(program.arguments, arguments, strict=True):
         if flat.values[value].varies:

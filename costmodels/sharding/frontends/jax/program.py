@@ -59,7 +59,7 @@ class Program:
     donated: tuple[int, ...]
 
 
-def traced(fn: Callable[..., Any], *arguments: Any, donated: Sequence[str | int] = ()) -> Program:
+def trace_function(fn: Callable[..., Any], *arguments: Any, donated: Sequence[str | int] = ()) -> Program:
     """Return a function's trace with the names and states of its arguments; see `graph_of_jax`.
 
     Raises:

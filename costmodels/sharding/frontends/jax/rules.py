@@ -26,11 +26,11 @@ from costmodels.sharding.frontends.rule_parts import (
     Shape,
     along,
     blocked_rule,
-    changed,
     elementwise,
-    replaced,
-    reshaped,
-    resized,
+    rearrange_rule,
+    replace_factors,
+    reshape_rule,
+    slice_rule,
 )
 from costmodels.sharding.graph import CARRY, NEXT, STACK, UNSTACK
 
@@ -91,9 +91,9 @@ def _broadcast_in_dim(call: Call) -> Rule:
 
 def _reshape(call: Call) -> Rule:
     """Return the rule of a reshape, some of which transpose first."""
-    # `reshaped` sees the operand after the transposition; its factors are put back into the operand's own order.
+    # `reshape_rule` sees the operand after the transposition; its factors are put back into the operand's own order.
     order = call.params["dimensions"] or range(len(call.operands[0]))
-    rule = reshaped(tuple(call.operands[0][dim] for dim in order), call.results[0])
+    rule = reshape_rule(tuple(call.operands[0][dim] for dim in order), call.results[0])
     operand = dict(zip(order, rule.operands[0], strict=True))
     return Rule(
         factors=rule.factors, operands=(tuple(operand[dim] for dim in range(len(operand))),), results=rule.results
@@ -254,15 +254,15 @@ def _concatenate(call: Call) -> Rule:
 
 def _pad(call: Call) -> Rule:
     padding = call.params["padding_config"]
-    return changed(call, [dim for dim, (low, high, inner) in enumerate(padding) if low or high or inner])
+    return rearrange_rule(call, [dim for dim, (low, high, inner) in enumerate(padding) if low or high or inner])
 
 
 def _rev(call: Call) -> Rule:
-    return changed(call, call.params["dimensions"])
+    return rearrange_rule(call, call.params["dimensions"])
 
 
 def _reduce_window(call: Call) -> Rule:
-    return changed(call, _find_windowed(call))
+    return rearrange_rule(call, _find_windowed(call))
 
 
 def _find_windowed(call: Call) -> list[int]:
@@ -283,7 +283,7 @@ def _select_and_scatter_add(call: Call) -> Rule:
     windowed = _find_windowed(call)
     whole = loops.dims(call.operands[1], blocked=windowed)
     source = {dim: loops.dim(call.operands[0][dim], FactorKind.BLOCKED) for dim in windowed}
-    return loops.rule([replaced(whole, source), whole], [whole])
+    return loops.rule([replace_factors(whole, source), whole], [whole])
 
 
 def _dynamic_update_slice(call: Call) -> Rule:
@@ -423,7 +423,7 @@ RULES: Mapping[str, Callable[[Call], Rule]] = {
     "cumsum": _cumulative,
     "device_put": _pairwise,
     "dot_general": _dot_general,
-    "dynamic_slice": resized,
+    "dynamic_slice": slice_rule,
     "dynamic_update_slice": _dynamic_update_slice,
     "expand_dims": _expand_dims,
     "gather": _gather,
@@ -453,7 +453,7 @@ RULES: Mapping[str, Callable[[Call], Rule]] = {
     "scatter-min": _scatter,
     "scatter-mul": _scatter,
     "select_and_scatter_add": _select_and_scatter_add,
-    "slice": resized,
+    "slice": slice_rule,
     "sort": _sort,
     "split": _split,
     "squeeze": _squeeze,

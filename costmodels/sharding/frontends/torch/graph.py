@@ -16,9 +16,9 @@ import torch
 from costmodels.sharding.frontends.flat_program import FlatBuilder, alive
 from costmodels.sharding.frontends.rule_parts import Call, elementwise
 from costmodels.sharding.frontends.torch.flat import Flat
-from costmodels.sharding.frontends.torch.program import Argument, Loss, Program, traced
+from costmodels.sharding.frontends.torch.program import Argument, Loss, Program, trace_module
 from costmodels.sharding.frontends.torch.rules import VIEWS
-from costmodels.sharding.frontends.torch.view_folding import folded
+from costmodels.sharding.frontends.torch.view_folding import fold_views
 from costmodels.sharding.graph import INPUT, STATE, Graph, GraphBuilder, TensorKind
 
 MOMENTS = ("mean", "square")
@@ -37,7 +37,7 @@ def is_module(thing: object) -> bool:
 
 def graph_of_torch(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | None = None) -> Graph:
     """Return the graph of a module's training step; nothing is allocated or computed. See `program.traced`."""
-    return graph_of(traced(module, inputs, loss))
+    return graph_of(trace_module(module, inputs, loss))
 
 
 def graph_of(program: Program) -> Graph:
@@ -55,7 +55,7 @@ def graph_of(program: Program) -> Graph:
     wanted = {output for output in (outputs[0], *kept) if output is not None}
     steps = [kernel.step for kernel in flat.kernels]
     needed = alive(steps, wanted)
-    kernels = folded([kernel for number, kernel in enumerate(flat.kernels) if number in needed], wanted, VIEWS)
+    kernels = fold_views([kernel for number, kernel in enumerate(flat.kernels) if number in needed], wanted, VIEWS)
 
     build = FlatBuilder(values=flat.values, builder=GraphBuilder(name=program.name))
     for number, argument in zip(arguments, program.arguments, strict=True):

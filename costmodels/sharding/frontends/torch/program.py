@@ -69,7 +69,7 @@ class Program:
     arguments: tuple[Argument, ...]
 
 
-def traced(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | None = None) -> Program:
+def trace_module(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | None = None) -> Program:
     """Trace a module's forward and backward pass on inputs of the given shapes.
 
     Args:

@@ -34,11 +34,11 @@ from costmodels.sharding.frontends.rule_parts import (
     along,
     blocked_rule,
     broadcast,
-    changed,
     elementwise,
-    replaced,
-    reshaped,
-    resized,
+    rearrange_rule,
+    replace_factors,
+    reshape_rule,
+    slice_rule,
     without,
 )
 
@@ -148,7 +148,7 @@ def _product(call: Call) -> Rule:
 
 
 def _view(call: Call) -> Rule:
-    return reshaped(call.operands[0], call.results[0])
+    return reshape_rule(call.operands[0], call.results[0])
 
 
 def _permute(call: Call) -> Rule:
@@ -197,7 +197,7 @@ def _reduce_dims(call: Call, kind: FactorKind) -> Rule:
         loops.dim(size, kind if dim in dims else FactorKind.MAP) for dim, size in enumerate(call.operands[0])
     )
     is_kept = call.params.get("keepdim", False)
-    result = replaced(operand, dict.fromkeys(dims, ())) if is_kept else without(operand, dims)
+    result = replace_factors(operand, dict.fromkeys(dims, ())) if is_kept else without(operand, dims)
     return loops.rule([operand], [result] * len(call.results))
 
 
@@ -213,7 +213,7 @@ def _cat(call: Call) -> Rule:
     (dim,) = _dims(call, rank=len(call.results[0]))
     place = loops.dims(call.results[0], blocked=(dim,))
     operands: list[Place] = [
-        replaced(place, {dim: loops.dim(shape[dim], FactorKind.BLOCKED)}) if len(shape) == len(place) else ((),)
+        replace_factors(place, {dim: loops.dim(shape[dim], FactorKind.BLOCKED)}) if len(shape) == len(place) else ((),)
         for shape in call.operands
     ]
     return loops.rule(operands, [place])
@@ -242,7 +242,7 @@ def _select_scatter(call: Call) -> Rule:
 
 
 def _flip(call: Call) -> Rule:
-    return changed(call, _dims(call, "dims"))
+    return rearrange_rule(call, _dims(call, "dims"))
 
 
 def _pad(call: Call) -> Rule:
@@ -250,7 +250,7 @@ def _pad(call: Call) -> Rule:
     pads = call.params["pad"]
     pairs = [pads[one : one + 2] for one in range(0, len(pads), 2)]
     rank = len(call.operands[0])
-    return changed(call, [rank - 1 - one for one, pair in enumerate(pairs) if any(pair)])
+    return rearrange_rule(call, [rank - 1 - one for one, pair in enumerate(pairs) if any(pair)])
 
 
 def _embedding(call: Call) -> Rule:
@@ -541,7 +541,7 @@ RULES: Mapping[str, Callable[[Call], Rule]] = {
     "stack": _stack,
     **_repeat_rule("select unbind", _select),
     "select_scatter": _select_scatter,
-    "slice": resized,
+    "slice": slice_rule,
     "constant_pad_nd": _pad,
     "flip": _flip,
     "embedding": _embedding,

@@ -22,7 +22,7 @@ Pieces = list[tuple[int, int]]
 """Pieces of a factor: sizes, each with a number that it shares with a piece of the other rule."""
 
 
-def folded(kernels: Sequence[Kernel], outputs: Collection[int], views: Collection[str]) -> list[Kernel]:
+def fold_views(kernels: Sequence[Kernel], outputs: Collection[int], views: Collection[str]) -> list[Kernel]:
     """Return the operators with as many views removed as possible.
 
     Args:
@@ -103,7 +103,7 @@ def _merge_equal_views(kernels: list[Kernel], outputs: Collection[int], views: C
 
 def _fold_operand_view(kernel: Kernel, slot: int, view: Kernel) -> Kernel | None:
     """Return an operator that reads the operand of a view instead of its result; None if the factors do not fit."""
-    rule = composed(kernel.rule, kernel.rule.operands[slot], view.rule, view.rule.results[0], view.rule.operands[0])
+    rule = compose_rule(kernel.rule, kernel.rule.operands[slot], view.rule, view.rule.results[0], view.rule.operands[0])
     if rule is None:
         return None
     operands = list(kernel.step.operands)
@@ -125,7 +125,7 @@ def _fold_result_view(kernel: Kernel, slot: int, view: Kernel) -> Kernel | None:
     before, after = view.rule.operand_shape(0), view.rule.result_shape(0)
     if math.prod(before) != math.prod(after) or sum(size > 1 for size in before) > sum(size > 1 for size in after):
         return None
-    rule = composed(kernel.rule, kernel.rule.results[slot], view.rule, view.rule.operands[0], view.rule.results[0])
+    rule = compose_rule(kernel.rule, kernel.rule.results[slot], view.rule, view.rule.operands[0], view.rule.results[0])
     if rule is None:
         return None
     results = list(kernel.step.results)
@@ -150,7 +150,7 @@ class Composed:
     far: Place
 
 
-def composed(rule: Rule, near: Place, view: Rule, meets: Place, far: Place) -> Composed | None:
+def compose_rule(rule: Rule, near: Place, view: Rule, meets: Place, far: Place) -> Composed | None:
     """Return a rule seen through a view of one of its tensors; None if the factors of both have no common divisors.
 
     Args:

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.zoo import FACTORIES
 from costmodels.sharding.frontends.jax.graph import graph_of
-from costmodels.sharding.frontends.jax.program import traced
+from costmodels.sharding.frontends.jax.program import trace_function
 
 MILLION = 1_000_000
 
@@ -52,7 +52,7 @@ def test_models_of_toast_are_as_large_as_documented(name):
 def test_full_sizes_are_traced_without_allocating(name):
     """All arguments are shapes, every primitive has a rule, and the graph's parameters are the program's."""
     function, arguments, donated = FACTORIES[name]()
-    graph = graph_of(traced(function, *arguments, donated=donated))
+    graph = graph_of(trace_function(function, *arguments, donated=donated))
 
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(arguments))
     assert graph.unknown == ()

@@ -19,7 +19,7 @@ from costmodels.sharding.graph import CONSTANT, INPUT, STATE, TensorKind
 from hardware.cluster import find_cluster
 from hardware.io.errors import ConfigError
 from tests.support.graphs.torch_variants import VARIANTS, Varied
-from tuner.planners.planning import PlannerOptions, planned
+from tuner.planners.planning import PlannerOptions, plan_graph
 
 
 def computed(graph, *, backward=False):
@@ -209,7 +209,7 @@ def test_torch_and_the_transformer_frontend_are_planned_alike(beside_each_other,
     """
     mesh = mesh_of("data=2,model=4", find_cluster("dgx-h100"))
     costs = [
-        planned(graph, mesh, PlannerOptions(planner="recursive", whole_axes=whole_axes)).cost
+        plan_graph(graph, mesh, PlannerOptions(planner="recursive", whole_axes=whole_axes)).cost
         for graph in beside_each_other
     ]
     products_s = [

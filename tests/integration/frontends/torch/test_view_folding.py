@@ -10,7 +10,7 @@ from costmodels.sharding.dims import FactorKind
 from costmodels.sharding.frontends.rule_parts import Call
 from costmodels.sharding.frontends.torch.graph import graph_of_torch
 from costmodels.sharding.frontends.torch.rules import bound, name_of, rule_of_call
-from costmodels.sharding.frontends.torch.view_folding import composed
+from costmodels.sharding.frontends.torch.view_folding import compose_rule
 from tests.support.graphs.torch_variants import Varied
 
 aten = torch.ops.aten
@@ -61,7 +61,7 @@ def test_an_operator_seen_through_a_view_means_the_same(name):
     view_rule, seen = rule_for(view, behind, *how)
     rule, whole = rule_for(op, seen, *others)
 
-    found = composed(rule, rule.operands[0], view_rule, view_rule.results[0], view_rule.operands[0])
+    found = compose_rule(rule, rule.operands[0], view_rule, view_rule.results[0], view_rule.operands[0])
 
     refined, far = found.refined, found.far
     through = replace(refined, operands=(far, *refined.operands[1:]))
@@ -112,7 +112,7 @@ def test_dims_that_have_nothing_in_common_stay_apart():
     view_rule, seen = rule_for(aten.view.default, torch.rand(4, 9), (6, 6))
     rule, _ = rule_for(aten.exp.default, seen)
 
-    found = composed(rule, rule.operands[0], view_rule, view_rule.results[0], view_rule.operands[0])
+    found = compose_rule(rule, rule.operands[0], view_rule, view_rule.results[0], view_rule.operands[0])
 
     assert found is None
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from costmodels.calibration.measured_runs import stated_layers
+from costmodels.calibration.measured_runs import find_stated_layers
 from costmodels.calibration.sources import (
     FALLBACK_RUNTIME,
     FSDP_RUNTIME,
@@ -163,4 +163,4 @@ def test_a_source_is_known_by_a_part_of_its_name(name, known):
 )
 def test_the_layers_of_stages_that_a_run_states(notes, pp, layers):
     """Remarks that cut the whole model into the run's stages are believed; others leave the cut to the runtime."""
-    assert stated_layers(notes, PLAIN.model.num_layers, pp) == layers
+    assert find_stated_layers(notes, PLAIN.model.num_layers, pp) == layers

@@ -7,7 +7,7 @@ from costmodels.job.model_catalog import find_model
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
-from costmodels.operators.isolated import LoneCall, is_run_by, lone_call_s, lone_operator, lone_role
+from costmodels.operators.isolated import IsolatedCall, is_run_by, isolated_call_s, isolated_operator, isolated_role
 from costmodels.operators.kernels import alone_s, collective_alone_s
 from costmodels.operators.layer_operators import OpKind, Phase, step_operators, unique_shapes
 from hardware.cluster import find_cluster
@@ -30,13 +30,15 @@ def test_a_call_alone_is_what_an_unfused_step_runs(model):
     device = find_cluster("dgx-a100").devices[0]
     compared = 0
     for operator in step_operators(job, UNFUSED, shapes_of(*LAYOUTS)):
-        role = lone_role(operator.name, operator.kind, spec)
+        role = isolated_role(operator.name, operator.kind, spec)
         if role is None:
             assert operator.name.startswith(("embedding.lookup", "moe_mlp.permute"))
             continue
         for row, shape in enumerate(operator.shape.tolist()):
-            call = LoneCall(kind=operator.kind, phase=operator.phase, role=role, precision="bf16", shape=tuple(shape))
-            alone = lone_operator(call)
+            call = IsolatedCall(
+                kind=operator.kind, phase=operator.phase, role=role, precision="bf16", shape=tuple(shape)
+            )
+            alone = isolated_operator(call)
             assert alone.flop[0] == pytest.approx(operator.flop[row]), operator.name
             assert alone.moved_bytes[0] == pytest.approx(operator.moved_bytes[row]), operator.name
             assert alone_s(alone, device)[0] == pytest.approx(alone_s(operator, device)[row]), operator.name
@@ -56,14 +58,14 @@ def test_products_of_unfused_attention_have_no_role():
     ]
 
     assert core
-    assert {lone_role(operator.name, operator.kind, job.model) for operator in core} == {None}
+    assert {isolated_role(operator.name, operator.kind, job.model) for operator in core} == {None}
 
 
 def test_other_models_norms_and_activations_are_told_apart():
     """A LayerNorm and a GELU say nothing of a model with RMSNorm and SwiGLU."""
 
     def call(role):
-        return LoneCall(kind=OpKind.NORM, phase=Phase.FORWARD, role=role, precision="bf16", shape=(8.0, 8.0))
+        return IsolatedCall(kind=OpKind.NORM, phase=Phase.FORWARD, role=role, precision="bf16", shape=(8.0, 8.0))
 
     llama, gpt = find_model("llama-7b"), find_model("gpt-13b")
 
@@ -77,9 +79,9 @@ def test_a_collective_alone_has_its_links_time():
 
     def call(size, hosts=1):
         shape = (2.0**24, float(size), float(hosts))
-        return LoneCall(kind=OpKind.ALL_GATHER, phase=Phase.FORWARD, role="", precision="bf16", shape=shape)
+        return IsolatedCall(kind=OpKind.ALL_GATHER, phase=Phase.FORWARD, role="", precision="bf16", shape=shape)
 
     group = cluster.group_links(np.array([1]), np.array([4]))
 
-    assert lone_call_s(call(4), cluster) == collective_alone_s(OpKind.ALL_GATHER, np.array([2.0**24]), group)[0]
-    assert [lone_call_s(other, cluster) for other in (call(3), call(16), call(4, hosts=2))] == [None, None, None]
+    assert isolated_call_s(call(4), cluster) == collective_alone_s(OpKind.ALL_GATHER, np.array([2.0**24]), group)[0]
+    assert [isolated_call_s(other, cluster) for other in (call(3), call(16), call(4, hosts=2))] == [None, None, None]

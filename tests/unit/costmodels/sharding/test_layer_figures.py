@@ -7,7 +7,7 @@ from costmodels.job.training_job import TrainingJob
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
 from costmodels.sharding.layer_figures import layer_figures
 from costmodels.sharding.plan import cost_of
-from tests.support.graphs.named_plans import mesh_of, served_by_name
+from tests.support.graphs.named_plans import mesh_of, plan_by_names
 
 TENSOR = ("kv_heads", "heads", "ffn", "expert_ffn", "vocabulary")
 PLANS = {
@@ -27,7 +27,7 @@ def planned(name, rules, num_layers):
     """A step of so many layers by hand, and its cost."""
     job = TrainingJob(model=find_model(name), sequence_length=2048, global_batch_size=8)
     graph = transformer_graph(job, micro_batch_size=8, num_layers=num_layers)
-    plan = served_by_name(graph, MESH, axis=rules)
+    plan = plan_by_names(graph, MESH, axis=rules)
     return plan, cost_of(plan)
 
 

@@ -8,10 +8,10 @@ from costmodels.operators.layer_operators import OpKind
 from costmodels.sharding.dims import rule_of
 from costmodels.sharding.graph import CONSTANT, INPUT, STATE, GraphBuilder, TensorKind
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, as_printed, local_share
-from costmodels.sharding.plan import NONE, Plan, cost_of, settled, violations
+from costmodels.sharding.plan import NONE, Plan, cost_of, reduce_partial_sums, violations
 from tests.support.graphs.random_graphs import graphs, mesh_of, meshes, plan_of, plans
 from tests.support.graphs.small_graphs import mlp
-from tuner.planners.sharding.recursive import refined
+from tuner.planners.sharding.recursive import refine_mesh
 
 BATCH, HIDDEN, FFN = 512, 64, 256
 GRAPH = mlp(batch=BATCH, hidden=HIDDEN, ffn=FFN)
@@ -274,7 +274,7 @@ def test_a_move_runs_as_often_as_the_first_who_needs_it():
 )
 def test_partial_sums_settle_where_all_want_them(written, targets, expected):
     """Along each axis they are scattered to the dim that all want, and added up everywhere if not all want the same."""
-    assert settled(written, targets) == expected
+    assert reduce_partial_sums(written, targets) == expected
 
 
 def test_dims_name_their_axes():
@@ -335,7 +335,7 @@ def test_who_serves_nothing_sends_nothing(graph, mesh):
 @settings(max_examples=100, deadline=None)
 def test_parts_of_axes_cost_what_axes_cost(plan):
     """Serving a factor with an axis costs what serving it with all of the axis's prime parts costs."""
-    mesh, levels = refined(plan.mesh)
+    mesh, levels = refine_mesh(plan.mesh)
     parts = [level.of for level in levels]
     same = plan_of(plan.graph, mesh, plan.served[:, parts])
     serves_single = any(size == 1 and (plan.served[:, axis] != NONE).any() for axis, size in enumerate(plan.mesh.sizes))

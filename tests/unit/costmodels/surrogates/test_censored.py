@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from costmodels.surrogates.censored import Bounds, bounded
+from costmodels.surrogates.censored import Bounds, condition_on_bounds
 from costmodels.surrogates.gaussian_process import GaussianProcess, Hyperparameters, Points
 
 HYPER = Hyperparameters(amplitude=0.5, length_scale=np.array([1.0, 2.0]), noise=0.05, scale=1.0)
@@ -74,7 +74,7 @@ def test_it_agrees_with_sampling_from_the_exact_process(seed, mishap, num_false)
     side[:num_false] *= -1
     bounds = bounds_at(at, edge, side, mishap)
 
-    after, log_probability = bounded(process, bounds)
+    after, log_probability = condition_on_bounds(process, bounds)
 
     means, deviations, sampled = by_sampling(process, bounds, asked, rng)
     mean, deviation = after.mean_and_deviation(asked)
@@ -89,7 +89,7 @@ def test_one_bound_is_met_exactly(rng, edge, mishap):
     process, at = process_after(rng), random_points(rng, 1)
     bounds = bounds_at(at, edge, 1.0, mishap)
 
-    after, log_probability = bounded(process, bounds)
+    after, log_probability = condition_on_bounds(process, bounds)
 
     means, _, sampled = by_sampling(process, bounds, at, rng)
     assert after.mean_and_deviation(at)[0] == pytest.approx(means, abs=0.01)
@@ -103,7 +103,7 @@ def test_a_bound_narrows_and_never_widens(rng):
     process, at = process_after(rng), random_points(rng, 1)
     plausible, absurd = (bounds_at(at, edge, 1.0, 0.02) for edge in (0.0, 1.5))
 
-    found = [bounded(process, bounds)[0].mean_and_deviation(at)[1] for bounds in (plausible, absurd)]
+    found = [condition_on_bounds(process, bounds)[0].mean_and_deviation(at)[1] for bounds in (plausible, absurd)]
 
     assert found[0] == pytest.approx(by_sampling(process, plausible, at, rng)[1], abs=0.01)
     assert found[1] == pytest.approx(process.mean_and_deviation(at)[1], abs=1e-3)
@@ -113,7 +113,7 @@ def test_a_bound_that_would_be_seen_anyhow_says_nothing(rng):
     """With mishaps nearly certain the process stays what it was, and gave the bounds a probability near one."""
     process, at, asked = process_after(rng), random_points(rng, 5), random_points(rng, 20)
 
-    after, log_probability = bounded(process, bounds_at(at, 2.0, 1.0, 1 - 1e-9))
+    after, log_probability = condition_on_bounds(process, bounds_at(at, 2.0, 1.0, 1 - 1e-9))
 
     for found, expected in zip(after.mean_and_deviation(asked), process.mean_and_deviation(asked), strict=True):
         assert np.abs(found - expected).max() < 1e-3
@@ -124,7 +124,7 @@ def test_a_bound_that_holds_anyhow_says_nothing(rng):
     """What is ten deviations beyond its edge already is not moved by the bound."""
     process, at = process_after(rng), random_points(rng, 5)
 
-    after, log_probability = bounded(process, bounds_at(at, -8.0, 1.0, 0.02))
+    after, log_probability = condition_on_bounds(process, bounds_at(at, -8.0, 1.0, 0.02))
 
     assert np.abs(after.mean_and_deviation(at)[0] - process.mean_and_deviation(at)[0]).max() < 1e-3
     assert log_probability == pytest.approx(0.0, abs=1e-3)
@@ -137,7 +137,7 @@ def test_the_order_of_bounds_does_not_matter(rng):
     order = rng.permutation(8)
     shuffled = bounds_at(at.take(order), bounds.edge[order], bounds.side[order], bounds.mishap[order])
 
-    (one, log_one), (other, log_other) = bounded(process, bounds), bounded(process, shuffled)
+    (one, log_one), (other, log_other) = condition_on_bounds(process, bounds), condition_on_bounds(process, shuffled)
 
     assert np.allclose(one.mean_and_deviation(asked), other.mean_and_deviation(asked), atol=1e-6)
     assert log_one == pytest.approx(log_other, abs=1e-6)
@@ -150,7 +150,7 @@ def test_many_bounds_converge(rng):
     side = rng.choice([-1.0, 1.0], 200)
     bounds = bounds_at(at, truth - 0.1 * side, side, 0.02)
 
-    after, log_probability = bounded(process, bounds)
+    after, log_probability = condition_on_bounds(process, bounds)
 
     mean, deviation = after.mean_and_deviation(at)
     assert np.isfinite(log_probability)
@@ -164,7 +164,7 @@ def test_contradictory_bounds_are_put_down_to_mishaps(rng):
     ten = at.take(np.zeros(10, dtype=np.int64))
     edge = np.r_[np.full(9, 0.0), 30.0]
 
-    after, log_probability = bounded(process, bounds_at(ten, edge, np.r_[np.full(9, -1.0), 1.0], 0.02))
+    after, log_probability = condition_on_bounds(process, bounds_at(ten, edge, np.r_[np.full(9, -1.0), 1.0], 0.02))
 
     mean, _ = after.mean_and_deviation(at)
     assert mean[0] < 0.1
@@ -175,7 +175,7 @@ def test_without_bounds_the_process_is_the_same(rng):
     """No bound changes nothing, at probability one."""
     process = process_after(rng)
 
-    after, log_probability = bounded(process, bounds_at(random_points(rng, 0), 0.0, 1.0, 0.5))
+    after, log_probability = condition_on_bounds(process, bounds_at(random_points(rng, 0), 0.0, 1.0, 0.5))
 
     assert after is process
     assert log_probability == 0.0

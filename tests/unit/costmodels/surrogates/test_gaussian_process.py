@@ -17,7 +17,7 @@ from costmodels.surrogates.gaussian_process import (
     HyperPrior,
     Points,
     fit,
-    joined,
+    join_points,
 )
 from costmodels.surrogates.marginal_likelihood import LinearColumns
 
@@ -218,7 +218,7 @@ def test_more_observations_bring_all_their_noise(process, rng):
     all_noise = np.concatenate([HYPER.noise**2 + process.variance, noise])
     silent = dataclasses.replace(HYPER, noise=0.0)
     whole = GaussianProcess(
-        at=joined(process.at, more),
+        at=join_points(process.at, more),
         values=np.concatenate([process.values, values]),
         variance=all_noise,
         hyper=silent,
@@ -365,7 +365,7 @@ def test_any_finite_observations_give_a_finite_posterior(seed, num_distinct, num
     values = offset + 10.0**exponent * rng.choice([0.0, 1.0, -1.0], num_points)
 
     process = fit(points, values, prior=PRIOR, num_scaled=1)
-    mean, deviation = process.mean_and_deviation(joined(points, random_points(rng, 5)))
+    mean, deviation = process.mean_and_deviation(join_points(points, random_points(rng, 5)))
     drawn = process.draw(random_points(rng, 5), 7, rng)
 
     assert np.isfinite(process.log_likelihood())

@@ -8,7 +8,7 @@ from costmodels.surrogates.hypotheses import (
     FEWEST_PAST,
     MEMORY_MULTIPLES,
     TRUST,
-    Experience,
+    FittedHistory,
     PastGroup,
     memory_hypotheses,
     step_hypotheses,
@@ -107,7 +107,7 @@ def test_experience_is_a_further_hypothesis(rng):
     """With earlier runs there is one more for each, TRUST times as probable; it starts from what the fit predicts."""
     predicted = predicted_of(rng)
     fitted = replace(predicted, step_time_s=1.3 * predicted.step_time_s)
-    experience = Experience(predicted=fitted, groups=(group_of(rng, 8, rng.normal(0, 0.03, 8)),))
+    experience = FittedHistory(predicted=fitted, groups=(group_of(rng, 8, rng.normal(0, 0.03, 8)),))
 
     *cold, warm = step_hypotheses(predicted, experience)
     *of_memory, warm_memory = memory_hypotheses(predicted, experience)
@@ -122,7 +122,7 @@ def test_outliers_of_the_past_are_left_out(rng):
     """A run that took three times as long as all others explain is no observation, nor is one without a time."""
     errors = rng.normal(0, 0.02, 14)
     errors[5], errors[9] = np.log(3.0), np.nan
-    experience = Experience(predicted=predicted_of(rng), groups=(group_of(rng, 14, errors),))
+    experience = FittedHistory(predicted=predicted_of(rng), groups=(group_of(rng, 14, errors),))
 
     *_, warm = step_hypotheses(predicted_of(rng), experience)
 
@@ -141,7 +141,7 @@ def test_a_configuration_that_does_well_in_every_job_is_believed(rng, num_fast, 
         if number < num_fast:
             group.step_time_s[0] *= np.exp(-0.4)
 
-    *_, warm = step_hypotheses(predicted_of(rng), Experience(predicted=predicted_of(rng), groups=tuple(groups)))
+    *_, warm = step_hypotheses(predicted_of(rng), FittedHistory(predicted=predicted_of(rng), groups=tuple(groups)))
 
     assert warm.past is not None
     assert (np.count_nonzero(warm.past.values < -0.3) == num_fast) == is_kept
@@ -151,7 +151,7 @@ def test_a_configuration_that_does_well_in_every_job_is_believed(rng, num_fast, 
 def test_a_few_runs_are_no_history(rng, count, is_told):
     """Fewer than FEWEST_PAST runs with a time make no hypothesis, however many there are without one."""
     errors = np.r_[np.full(count, 0.1), np.full(6, np.nan)]
-    experience = Experience(predicted=predicted_of(rng), groups=(group_of(rng, count + 6, errors),))
+    experience = FittedHistory(predicted=predicted_of(rng), groups=(group_of(rng, count + 6, errors),))
 
     assert len(step_hypotheses(predicted_of(rng), experience)) == 2 + is_told
 
@@ -161,7 +161,7 @@ def test_each_earlier_job_has_an_error_of_its_own(rng):
     groups = tuple(group_of(rng, 8, offset + rng.normal(0, 0.01, 8)) for offset in (0.06, -0.06, 0.05, -0.05))
     predicted = predicted_of(rng)
 
-    *_, warm = step_hypotheses(predicted, Experience(predicted=predicted, groups=groups))
+    *_, warm = step_hypotheses(predicted, FittedHistory(predicted=predicted, groups=groups))
 
     mean, deviation = after((warm,), seen_at([], [])).mean_and_deviation(EVERYWHERE)
     assert np.abs(mean - warm.log_predicted).mean() < 0.04
@@ -175,7 +175,7 @@ def test_what_the_past_left_unexplained_is_expected_again(rng):
     group = replace(group, step_time_s=group.step_time_s * np.exp(slope))
     predicted = predicted_of(rng)
 
-    *_, warm = step_hypotheses(predicted, Experience(predicted=predicted, groups=(group,)))
+    *_, warm = step_hypotheses(predicted, FittedHistory(predicted=predicted, groups=(group,)))
 
     error = after((warm,), seen_at([], [])).mean_and_deviation(EVERYWHERE)[0] - warm.log_predicted
     assert np.corrcoef(error, predicted.features[:, 0])[0, 1] > 0.9

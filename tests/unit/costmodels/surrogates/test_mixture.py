@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodels.surrogates.mixture import allotted, probabilities_of
+from costmodels.surrogates.mixture import allot_draws, probabilities_of
 
 WEIGHTS = st.lists(st.floats(0, 1), min_size=1, max_size=8).filter(lambda weights: sum(weights) > 1e-3)
 
@@ -19,7 +19,7 @@ def test_every_draw_is_allotted_once(weights, num_draws, seed):
     """The shares sum to M, and each is its expectation rounded down or up."""
     probabilities = normal(weights)
 
-    counts = allotted(probabilities, num_draws, np.random.default_rng(seed))
+    counts = allot_draws(probabilities, num_draws, np.random.default_rng(seed))
 
     assert counts.sum() == num_draws
     assert (np.abs(counts - probabilities * num_draws) < 1 + 1e-6).all()
@@ -31,7 +31,7 @@ def test_shares_are_right_in_expectation(weights, num_draws):
     """Over 2,000 seeds every hypothesis gets its probability times M, within five standard errors."""
     probabilities = normal(weights)
 
-    counts = np.array([allotted(probabilities, num_draws, np.random.default_rng(seed)) for seed in range(2000)])
+    counts = np.array([allot_draws(probabilities, num_draws, np.random.default_rng(seed)) for seed in range(2000)])
 
     standard_error = 0.5 / np.sqrt(2000)  # of what varies by at most one
     assert np.abs(counts.mean(axis=0) - probabilities * num_draws).max() < 5 * standard_error
@@ -39,7 +39,9 @@ def test_shares_are_right_in_expectation(weights, num_draws):
 
 def test_what_is_impossible_gets_nothing():
     """A hypothesis of probability zero has no draw under any seed, wherever it stands."""
-    counts = np.array([allotted(np.array([0, 0.5, 0, 0.5, 0]), 7, np.random.default_rng(seed)) for seed in range(200)])
+    counts = np.array(
+        [allot_draws(np.array([0, 0.5, 0, 0.5, 0]), 7, np.random.default_rng(seed)) for seed in range(200)]
+    )
 
     assert (counts[:, [0, 2, 4]] == 0).all()
 

@@ -7,7 +7,7 @@ import pytest
 
 from hardware.io.config_file import MAX_DEPTH, MAX_VALUES, MAX_YAML_BYTES, parse_yaml, read_mapping
 from hardware.io.errors import ConfigError
-from hardware.io.input_file import read_input, unpacked
+from hardware.io.input_file import read_input, unpack
 from trials.command.patience import at_most
 
 
@@ -71,12 +71,12 @@ def test_a_packed_file_unpacks_to_no_more_than_is_allowed(tmp_path):
     bomb = gzip.compress(bytes(64_000_000), mtime=0)
     path = tmp_path / "x.gz"
 
-    assert unpacked(gzip.compress(b"small", mtime=0), most_bytes=5, path=path) == b"small"
-    assert unpacked(b"plain", most_bytes=1, path=path) == b"plain"
+    assert unpack(gzip.compress(b"small", mtime=0), most_bytes=5, path=path) == b"small"
+    assert unpack(b"plain", most_bytes=1, path=path) == b"plain"
     with pytest.raises(ConfigError, match="is larger than 1 MB"):
-        unpacked(bomb, most_bytes=1_000_000, path=path)
+        unpack(bomb, most_bytes=1_000_000, path=path)
     with pytest.raises(ConfigError, match="is damaged: it cannot be decompressed"):
-        unpacked(bomb[:-9], most_bytes=100_000_000, path=path)
+        unpack(bomb[:-9], most_bytes=100_000_000, path=path)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hardware.io.errors import ConfigError
-from trials.command.log_pattern import GROUPS, LOG_PATTERNS, LogPattern, Reading, StepSize, named_pattern
+from trials.command.log_pattern import GROUPS, LOG_PATTERNS, LogPattern, Reading, StepSize, find_pattern
 
 STEP = StepSize(samples=64, tokens=64 * 4096, devices=8)
 
@@ -54,7 +54,7 @@ LINES = {
 def test_a_frameworks_line_is_read(which):
     """A line as the framework prints it gives its step time, number and memory, in seconds and bytes."""
     line, expected = LINES[which]
-    reading = named_pattern(which.partition(",")[0]).reading(line, STEP)
+    reading = find_pattern(which.partition(",")[0]).reading(line, STEP)
 
     assert reading is not None
     assert reading.iteration == expected.iteration
@@ -66,7 +66,7 @@ def test_a_frameworks_line_is_read(which):
 def test_other_lines_say_nothing(which):
     """Lines without a step time or memory are no readings."""
     for line in ("", "> building GPT model ...", "validation loss at iteration 10 | lm loss value: 7.1E+00", "step: 3"):
-        assert named_pattern(which).reading(line, STEP) is None
+        assert find_pattern(which).reading(line, STEP) is None
 
 
 @pytest.mark.parametrize(
@@ -109,13 +109,13 @@ def test_a_pattern_that_reads_nothing_is_refused(expressions, message):
 def test_an_unknown_log_names_the_nearest():
     """A name nearly right is told."""
     with pytest.raises(ConfigError, match="did you mean 'megatron'"):
-        named_pattern("megatorn")
+        find_pattern("megatorn")
 
 
 @given(line=st.text(max_size=300), name=st.sampled_from(sorted(LOG_PATTERNS)))
 def test_no_line_breaks_the_reading(line, name):
     """Whatever a program prints, a reading is positive and finite, or there is none."""
-    reading = named_pattern(name).reading(line, STEP)
+    reading = find_pattern(name).reading(line, STEP)
 
     assert reading is None or reading.step_time_s is None or reading.step_time_s > 0
 

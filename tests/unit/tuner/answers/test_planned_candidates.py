@@ -8,8 +8,8 @@ import pytest
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from hardware.io.errors import ConfigError
 from tests.support.studies.planned_studies import NUM_SHAPES, planned_study_text
-from tuner.answers.candidates import predicted
-from tuner.answers.planned_candidates import as_stored, by_hand, planned_study, unused_pins
+from tuner.answers.candidates import predict_candidate
+from tuner.answers.planned_candidates import as_stored, by_hand, plan_study, unused_pins
 from tuner.answers.sizes import best_by_size
 from tuner.plans.layer_planning import shape_text
 from tuner.plans.layer_plans import plan_lines
@@ -35,7 +35,7 @@ def config(folder):
 @pytest.fixture(scope="module")
 def planned(config):
     """The same planned."""
-    return planned_study(config, config.space().grid)
+    return plan_study(config, config.space().grid)
 
 
 def config_with(folder, name, **changes):
@@ -47,7 +47,7 @@ def config_with(folder, name, **changes):
 def heard(config, grid, **options):
     """What planning tells while it goes on, and the study."""
     told = []
-    found = planned_study(config, grid, on_planned=lambda done, count: told.append((done, count)), **options)
+    found = plan_study(config, grid, on_planned=lambda done, count: told.append((done, count)), **options)
     return told, found
 
 
@@ -81,15 +81,15 @@ def test_predictions_and_trials_count_the_plan(config, planned):
     up, lone = (chosen_of(config, tp=1, up=degree) for degree in (2, 1))
     trial, trial_by_hand = (each.backend.measure(up, trial_number=0).step_time_s for each in (planned, config))
 
-    assert predicted(planned, up)["step_time_s"] < predicted(config, up)["step_time_s"]
+    assert predict_candidate(planned, up)["step_time_s"] < predict_candidate(config, up)["step_time_s"]
     assert trial < trial_by_hand
-    assert predicted(planned, lone) == predicted(config, lone)
+    assert predict_candidate(planned, lone) == predict_candidate(config, lone)
 
 
 def test_a_plan_that_gains_nothing_beside_compute_is_not_taken(folder):
     """Along cp a plan is found that is cheaper, but a ring is hidden: the plan by hand stands, and says why."""
     ring = config_with(folder, "ring", space="{pp: [1], tp: [1], cp: [2], up: [1], mbs: [1]}")
-    found = planned_study(ring, ring.space().grid)
+    found = plan_study(ring, ring.space().grid)
     (plan,) = found.layer_plans.values()
 
     assert found.setting.runtime.layer_changes == ()
@@ -104,7 +104,7 @@ def test_every_plan_that_is_taken_makes_its_fastest_candidate_faster(config, pla
     for plan in planned.layer_plans.values():
         if plan["differs"]:
             chosen = chosen_of(config, **{"tp": 1, "up": 1} | plan["mesh"])
-            ratio = predicted(planned, chosen)["step_time_s"] / predicted(config, chosen)["step_time_s"]
+            ratio = predict_candidate(planned, chosen)["step_time_s"] / predict_candidate(config, chosen)["step_time_s"]
             assert ratio == pytest.approx(plan["predicted_ratio"])
             assert ratio < 1
     assert any(plan["differs"] for plan in planned.layer_plans.values())
@@ -115,7 +115,7 @@ def test_a_prediction_has_its_plan(planned):
     grid = planned.space().grid
     for position in range(len(grid)):
         chosen = grid.config(position)
-        plan = predicted(planned, chosen).get("plan")
+        plan = predict_candidate(planned, chosen).get("plan")
         assert (plan is None) == (chosen.tp * chosen.up == 1)
         if plan is not None:
             assert plan == planned.layer_plans[shape_text(chosen)]
@@ -178,7 +178,7 @@ def test_the_planner_gives_trials_their_meaning(config, planned, folder):
 def test_pins_are_obeyed_where_a_shape_has_their_axis(folder):
     """With a pin on up the shapes that have it hold it, and that without is planned as if there were none."""
     pinned = config_with(folder, "obeyed", planner=f"{{name: descent, pins: [{PIN}]}}")
-    found = planned_study(pinned, pinned.space().grid)
+    found = plan_study(pinned, pinned.space().grid)
 
     pins = {tuple(plan["mesh"]): plan["pins"] for plan in found.layer_plans.values()}
     held = [{"pin": "*.dense_mlp.up ffn on up", "ops": 2, "held": 2}]
@@ -190,7 +190,7 @@ def test_a_pin_that_no_shape_has_devices_for_is_told(folder):
     """A pin on an axis that no candidate has, or into more parts than any has, is named by its number."""
     pins = f"[{PIN}, {{op: '*.core', dim: kv_heads, axis: cp}}, {{op: '*.core', dim: kv_heads, axis: tp, ways: 8}}]"
     pinned = config_with(folder, "unused", planner=f"{{name: recursive, pins: {pins}}}")
-    told = unused_pins(planned_study(pinned, pinned.space().grid))
+    told = unused_pins(plan_study(pinned, pinned.space().grid))
 
     assert told == (
         "planner.pins[1]: no candidate has the devices for *.core kv_heads on cp",
@@ -202,7 +202,7 @@ def test_a_pin_of_nothing_is_the_users_mistake(folder):
     """The message names the file, the key with its number, and operators that there are."""
     pinned = config_with(folder, "nothing", planner="{name: descent, pins: [{op: '*.mlp_up', dim: ffn, axis: tp}]}")
     with pytest.raises(ConfigError) as told:
-        planned_study(pinned, pinned.space().grid)
+        plan_study(pinned, pinned.space().grid)
 
     assert told.value.key == "planner.pins[0].op"
     assert "nothing.yaml" in str(told.value)

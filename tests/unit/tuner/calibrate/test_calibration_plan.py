@@ -3,7 +3,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from costmodels.operators.isolated import LoneCall
+from costmodels.operators.isolated import IsolatedCall
 from costmodels.operators.layer_operators import OpKind, Phase
 from tests.support.settings.small_spaces import setting_of
 from tuner.calibrate.calibration_plan import MOST_CALLS, Wanted, calibration_plan, calls_of
@@ -20,7 +20,7 @@ def calls():
 
 def product(m, share, predicted_s=1e-3):
     """A wanted product of m rows."""
-    call = LoneCall(
+    call = IsolatedCall(
         kind=OpKind.MATMUL, phase=Phase.FORWARD, role="forward", precision="bf16", shape=(float(m), 512.0, 512.0)
     )
     return Wanted(call=call, share=share, predicted_s=predicted_s)

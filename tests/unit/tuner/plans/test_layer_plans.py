@@ -20,7 +20,7 @@ from hardware.io.errors import ConfigError
 from tuner.planners.engine.outcome import ROUNDING
 from tuner.planners.sharding.pins import Pin
 from tuner.plans.layer_planning import LayerPlanning
-from tuner.plans.layer_plans import LayerTask, layer_tasks, plan_lines, planned_layer, summary_of
+from tuner.plans.layer_plans import LayerTask, layer_tasks, plan_layer, plan_lines, summary_of
 
 CLUSTER = find_cluster("dgx-h100")
 SHAPES = {
@@ -43,7 +43,7 @@ def task_of(model, config, planner, pins=()):
 @cache
 def found_for(shape, planner, pins=()):
     """What is planned for a shape, which takes up to a second."""
-    return planned_layer(task_of(*SHAPES[shape], planner, pins))
+    return plan_layer(task_of(*SHAPES[shape], planner, pins))
 
 
 def kept_bytes(plan):
@@ -93,7 +93,7 @@ def test_the_plan_by_hand_changes_nothing(shape):
 def test_the_same_shape_has_the_same_plan(shape):
     """Planned again, every operator is served alike, and the summary is the same."""
     task = task_of(*SHAPES[shape], "descent")
-    once, again = found_for(shape, "descent"), planned_layer(task)
+    once, again = found_for(shape, "descent"), plan_layer(task)
 
     assert (once.found.served == again.found.served).all()
     assert summary_of(task, once) == summary_of(task, again)
@@ -142,7 +142,7 @@ def test_a_shape_without_a_plan_by_hand_has_none():
     """With more ranks of tp than key heads there is nothing to compare with."""
     sixteen = replace(task_of("llama3-8b", ParallelConfig(tp=16), "descent"), cluster=CLUSTER.with_hosts(2))
 
-    assert planned_layer(sixteen) is None
+    assert plan_layer(sixteen) is None
 
 
 # Pins

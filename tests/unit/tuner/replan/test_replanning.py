@@ -23,7 +23,7 @@ from tuner.replan.replanning import (
     Course,
     course_of,
     on_trace,
-    replanned,
+    replan_trace,
     robust_choice,
     stays,
 )
@@ -154,7 +154,7 @@ def test_every_setup_occupies_its_hosts(config):
 
 def test_predictions_of_an_untried_study_are_those_of_the_cost_model(config):
     """Without a trial the step times are those that `predict` gives on the cluster of the time."""
-    from tuner.answers.candidates import predicted
+    from tuner.answers.candidates import predict_candidate
 
     events = trace(slow(10.0, 0.1))
     course = course_of(config, events, 20.0)
@@ -163,7 +163,7 @@ def test_predictions_of_an_untried_study_are_those_of_the_cost_model(config):
     for at, figures in enumerate(options.figures[0]):
         then = study_at(config, events, course.intervals[at].from_s)
         for option, told in figures.items():
-            expected = predicted(then, options.setups[option].config)["step_time_s"]
+            expected = predict_candidate(then, options.setups[option].config)["step_time_s"]
             assert told.step_time_s == pytest.approx(expected, rel=1e-9)
 
 
@@ -171,7 +171,7 @@ def test_predictions_of_an_untried_study_are_those_of_the_cost_model(config):
 def test_trials_correct_what_is_predicted_for_other_clusters(tuned):
     """What the trials measured is expected where they ran, and their common error also with a host less."""
     from tuner.answers.best import best_configuration
-    from tuner.answers.candidates import predicted
+    from tuner.answers.candidates import predict_candidate
     from tuner.storage.opening import find_study
 
     best = best_configuration(tuned)
@@ -185,11 +185,11 @@ def test_trials_correct_what_is_predicted_for_other_clusters(tuned):
     before, after = options.figures[0]
     assert options.num_trials == 5
     assert before[options.setups.index(whole)].step_time_s == pytest.approx(best.step_time_s, rel=0.02)
-    at_best = best.step_time_s / predicted(tuned, best.config)["step_time_s"]
+    at_best = best.step_time_s / predict_candidate(tuned, best.config)["step_time_s"]
     for option, told in after.items():
         setup = options.setups[option]
         smaller = replace(tuned, setting=replace(tuned.setting, cluster=pricing.base(setup.hosts)))
-        ratio = told.step_time_s / predicted(smaller, setup.config)["step_time_s"]
+        ratio = told.step_time_s / predict_candidate(smaller, setup.config)["step_time_s"]
         # nearer to what the trials found than to no correction
         assert abs(math.log(ratio / at_best)) < abs(math.log(at_best))
 
@@ -199,7 +199,7 @@ def test_trials_correct_what_is_predicted_for_other_clusters(tuned):
 
 def test_where_nothing_happens_the_fastest_runs(config):
     """Without an event the plan is the best configuration throughout, and gains nothing over staying."""
-    plan = replanned(config, trace(), until_s=1000.0)
+    plan = replan_trace(config, trace(), until_s=1000.0)
 
     (only,) = plan.best.stretches
     assert (only.from_s, only.to_s, only.switch_s) == (0.0, 1000.0, 0.0)
@@ -210,7 +210,7 @@ def test_where_nothing_happens_the_fastest_runs(config):
 
 def test_a_loss_leads_to_a_configuration_of_what_is_left(config):
     """After the loss of a host the plan goes on on the others, and pays for the change and the lost work."""
-    plan = replanned(config, trace(lost(3600.0)), until_s=36000.0)
+    plan = replan_trace(config, trace(lost(3600.0)), until_s=36000.0)
 
     before, after = plan.best.stretches
     assert before.setup.hosts == HOSTS
@@ -227,7 +227,7 @@ def test_a_loss_leads_to_a_configuration_of_what_is_left(config):
 def test_nobody_leaves_a_host_before_a_loss_that_is_not_foreseen(config):
     """Soon before a loss, one who knows of it is already on the other hosts; one who does not pays for the change."""
     foreseen, unforeseen = (
-        replanned(config, trace(lost(60.0)), until_s=7200.0, foresees=foresees) for foresees in (True, False)
+        replan_trace(config, trace(lost(60.0)), until_s=7200.0, foresees=foresees) for foresees in (True, False)
     )
 
     assert setups(foreseen.best)[0].hosts != HOSTS
@@ -238,7 +238,7 @@ def test_nobody_leaves_a_host_before_a_loss_that_is_not_foreseen(config):
 
 def test_a_trace_may_begin_with_the_loss(tuned):
     """What to do once a host is gone: the trials correct the plan though no setup of all hosts can run."""
-    plan = replanned(tuned, trace(lost(0.0)), until_s=3600.0)
+    plan = replan_trace(tuned, trace(lost(0.0)), until_s=3600.0)
 
     (only,) = plan.best.stretches
     (staying,) = plan.staying.stretches
@@ -251,7 +251,7 @@ def test_a_trace_may_begin_with_the_loss(tuned):
 
 def test_a_returned_host_leads_back(config):
     """When the host returns, so does the configuration of all hosts; who stays waits for it."""
-    plan = replanned(config, trace(lost(3600.0), back(40000.0)), until_s=80000.0)
+    plan = replan_trace(config, trace(lost(3600.0), back(40000.0)), until_s=80000.0)
 
     first, middle, last = setups(plan.best)
     assert first.hosts == last.hosts == HOSTS
@@ -265,7 +265,7 @@ def test_a_returned_host_leads_back(config):
 
 def test_a_short_loss_is_waited_for(config):
     """Nobody moves to other hosts for a loss that is shorter than the change."""
-    plan = replanned(config, trace(lost(3600.0), back(3660.0)), until_s=7200.0)
+    plan = replan_trace(config, trace(lost(3600.0), back(3660.0)), until_s=7200.0)
 
     assert [setup is None for setup in setups(plan.best)] == [False, True, False]
     assert plan.best.stretches[1].lost_work_s == 900.0
@@ -276,7 +276,7 @@ def test_a_slow_network_is_left_only_if_that_pays(config, restart_s, changes):
     """With a network that slows everything down the plan changes where that is cheap, and goes on where it is dear."""
     events = trace(slow(3600.0, 0.01, link=(3,)), slow(9000.0, 1.0, link=(3,)))
 
-    plan = replanned(config, events, until_s=12600.0, assumptions=replace(FREE, restart_s=restart_s))
+    plan = replan_trace(config, events, until_s=12600.0, assumptions=replace(FREE, restart_s=restart_s))
 
     assert (len(set(setups(plan.best))) > 1) == changes
     assert plan.gain_over_staying >= -1e-3
@@ -309,7 +309,7 @@ def test_the_robust_choice_is_that_of_brute_force(config, statistic):
 
     choice = robust_choice(config, traces, statistic, until_s=2000.0)
 
-    from tuner.answers.candidates import predicted
+    from tuner.answers.candidates import predict_candidate
 
     def time_per_token_s(one, course):
         steps, before = 0.0, None
@@ -318,7 +318,7 @@ def test_the_robust_choice_is_that_of_brute_force(config, statistic):
                 steps -= min(900.0, before[1]) / before[0]
                 waited = True
                 continue
-            step_s = predicted(study_at(config, course.trace, interval.from_s), one)["step_time_s"]
+            step_s = predict_candidate(study_at(config, course.trace, interval.from_s), one)["step_time_s"]
             seconds = interval.to_s - interval.from_s
             steps += seconds / step_s
             if before and waited:
@@ -351,7 +351,7 @@ def test_a_stored_study_that_means_something_else_is_refused(tuned):
     other = load_study(Path(tuned.file), storage=tuned.storage, overrides=["job.sequence_length=2048"])
 
     with pytest.raises(ConfigError, match="would no longer mean the same"):
-        replanned(other, trace(), until_s=10.0)
+        replan_trace(other, trace(), until_s=10.0)
 
 
 # The command

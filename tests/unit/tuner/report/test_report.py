@@ -20,7 +20,7 @@ from tests.support.studies.report_pages import (
 )
 from trials.backend import Observation, Status
 from tuner.answers.candidates import candidates_of
-from tuner.answers.planned_candidates import LAYER_PLANS, as_stored, planned_study
+from tuner.answers.planned_candidates import LAYER_PLANS, as_stored, plan_study
 from tuner.report import SECTIONS, collect, render_report, write_report
 from tuner.report.figures import part_colour, time_axis
 from tuner.report.sections.outcomes import outcomes_table
@@ -28,7 +28,7 @@ from tuner.report.sections.pipeline import pipeline_section
 from tuner.report.sections.population import ABOVE
 from tuner.report.words import in_short
 from tuner.run.loop import make_sampler
-from tuner.search.failures import LEARNED, Lesson
+from tuner.search.failures import LEARNED, FailureConclusion
 from tuner.storage.record import ORIGIN
 
 HOSTILE = "<script>alert('x')</script><img src=https://evil.example/x onerror=alert(1)>\"'&"
@@ -337,7 +337,7 @@ def test_what_the_failures_taught_is_told(tmp_path):
     config = study_of(tmp_path)
     study = run(config, 1)
     before = re.search(r'<section id="lessons">.*?</section>', page_of(config, tmp_path), re.DOTALL)[0]
-    study.set_user_attr(LEARNED, [Lesson(kind="crash", text=f"Schedules with {HOSTILE} crash.").as_json()])
+    study.set_user_attr(LEARNED, [FailureConclusion(kind="crash", text=f"Schedules with {HOSTILE} crash.").as_json()])
 
     after = re.search(r'<section id="lessons">.*?</section>', page_of(config, tmp_path), re.DOTALL)[0]
 
@@ -409,7 +409,7 @@ def planned_report(folder, *, planner, space, num_trials=1):
     text = STUDY.replace("llama-7b", "llama3-8b").replace("dgx-a100, hosts: 1", "dgx-h100, hosts: 2")
     text = text.replace("space: {recompute: [none, full]}", f"space: {space}") + f"planner: {planner}\n"
     config = study_of(folder, text=text)
-    planned = planned_study(config, config.space().grid)
+    planned = plan_study(config, config.space().grid)
     run(planned, num_trials).set_user_attr(LAYER_PLANS, as_stored(planned))
     data = collect(config)
     page = render_report(data)

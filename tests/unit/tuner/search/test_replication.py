@@ -12,7 +12,7 @@ from trials.backend import Observation, Status
 from tuner.run.loop import run_study
 from tuner.search.observations import LEAST_NOISE
 from tuner.search.replication import NUM_FINALISTS, finalists, next_replication
-from tuner.storage.record import completed_times_s, repeated
+from tuner.storage.record import completed_times_s, repeated_trials
 from tuner.study_file.config import USUAL_REPEATS, load_study
 
 TOLERANCE = 0.01
@@ -133,7 +133,7 @@ def test_a_study_ends_with_its_close_call(study, slots):
     assert [(config.pp, config.tp) for config in again] == [(1, 1), (1, 2), (1, 2), (1, 1)]
     assert result.best.params["tp"] == 2
     assert result.best.step_time_s == pytest.approx(np.exp(np.mean(np.log([1.001, 1.0, 0.999]))))
-    assert {record.params["tp"] for record in repeated(result.records)} == {1, 2}
+    assert {record.params["tp"] for record in repeated_trials(result.records)} == {1, 2}
     assert len(completed_times_s(result.records, result.best.params)) == 3
 
 

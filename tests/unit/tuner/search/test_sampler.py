@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.surrogates.predicted import Predicted
 from trials.backend import Status
-from tuner.search.failures import lessons_of
+from tuner.search.failures import failure_conclusions
 from tuner.search.observations import STATUS
 from tuner.search.population import P_STAR, read_moments
 from tuner.search.posterior import posterior_of
@@ -347,7 +347,7 @@ def test_failures_leave_their_lesson_on_the_study(grid):
         trial.set_user_attr(STATUS, Status.OUT_OF_MEMORY.value)
         study.tell(trial, state=TrialState.FAIL)
 
-    (lesson,) = lessons_of(study.user_attrs)
+    (lesson,) = failure_conclusions(study.user_attrs)
 
     assert lesson.kind == "memory"
     assert lesson.text.startswith("3 trials ran out of memory")

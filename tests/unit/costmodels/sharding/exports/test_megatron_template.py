@@ -11,7 +11,7 @@ from costmodels.sharding.exports.megatron_template import megatron_parallelism
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
 from costmodels.sharding.plan import NONE
 from hardware.io.errors import ConfigError
-from tests.support.graphs.named_plans import mesh_of, served_by_name
+from tests.support.graphs.named_plans import mesh_of, plan_by_names
 from tests.support.graphs.shared_factors import served_together
 from tests.support.graphs.small_graphs import mlp
 
@@ -47,12 +47,12 @@ WHOLE_STATES = tuple((pattern, ()) for pattern in STATES)
 
 def by_one_axis(graph, *rules):
     """A plan of one axis over eight devices."""
-    return served_by_name(graph, MESH, axis=list(rules))
+    return plan_by_names(graph, MESH, axis=list(rules))
 
 
 def by_two_axes(graph, data, model):
     """A plan of two axes over eight devices."""
-    return served_by_name(graph, mesh_of(data=2, model=4), data=list(data), model=list(model))
+    return plan_by_names(graph, mesh_of(data=2, model=4), data=list(data), model=list(model))
 
 
 PLANS = {
@@ -135,7 +135,7 @@ def test_another_program_is_refused():
     """A graph that no study's model has is told apart at once."""
     graph = mlp(batch=64, hidden=64, ffn=256)
     with pytest.raises(ConfigError, match="trains no other programs"):
-        megatron_parallelism(served_by_name(graph, MESH, axis=[("*", ("batch",))]))
+        megatron_parallelism(plan_by_names(graph, MESH, axis=[("*", ("batch",))]))
 
 
 def test_a_switch_for_all_axes_is_one():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from costmodels.sharding.exports.mindspore_strategies import mindspore_strategies, shape_errors
-from tests.support.graphs.named_plans import mesh_of, served_by_name
+from tests.support.graphs.named_plans import mesh_of, plan_by_names
 from tests.support.graphs.random_graphs import plans
 from tests.support.graphs.shared_factors import served_together
 from tests.support.graphs.small_graphs import mlp
@@ -17,7 +17,7 @@ GRAPH = mlp(batch=64, hidden=32, ffn=128)
 def data_and_tensor():
     """The batch along one axis and ffn along the other."""
     mesh = mesh_of(data=2, model=4)
-    return served_by_name(GRAPH, mesh, data=[("*", ("batch",))], model=[("*", ("ffn",))])
+    return plan_by_names(GRAPH, mesh, data=[("*", ("batch",))], model=[("*", ("ffn",))])
 
 
 @pytest.mark.slow

@@ -20,7 +20,14 @@ from hardware.cluster import cluster_from_mapping, find_cluster
 from tests.support.settings.random_settings import grid_of, job_of
 from tuner.planners.engine.outcome import Known
 from tuner.planners.pipeline.stage_problem import best_stages
-from tuner.planners.pipeline.uneven import PARTS, cut_layers, host_orders, planned, refined, share_micro_batches
+from tuner.planners.pipeline.uneven import (
+    PARTS,
+    cut_layers,
+    host_orders,
+    plan_uneven_work,
+    refine_stages,
+    share_micro_batches,
+)
 
 MEGATRON = find_runtime("megatron-core")
 TWO_KINDS = cluster_from_mapping(
@@ -150,7 +157,7 @@ def test_a_plan_is_never_slower_than_equal_shares():
             if vpp == 1 or pp > 1
         ]
     )
-    found = planned(Setting(job=job, cluster=TWO_KINDS, runtime=MEGATRON), grid, PARTS, memory_headroom=0.08)
+    found = plan_uneven_work(Setting(job=job, cluster=TWO_KINDS, runtime=MEGATRON), grid, PARTS, memory_headroom=0.08)
     before = estimate_step(Setting(job=job, cluster=TWO_KINDS, runtime=MEGATRON), grid).step_time_s
     after = estimate_step(Setting(job=job, cluster=TWO_KINDS, runtime=MEGATRON), found).step_time_s
     fitted = estimate_memory(Setting(job=job, cluster=TWO_KINDS, runtime=MEGATRON), grid).fits(0.08)
@@ -166,7 +173,7 @@ def test_a_plan_is_never_slower_than_equal_shares():
 def test_only_what_may_be_uneven_is():
     """A plan of hosts and layers alone leaves micro-batches and recomputation as they are."""
     grid = grid_of(ParallelConfig(tp=8, dp=4), ParallelConfig(pp=2, tp=8, dp=2))
-    found = planned(
+    found = plan_uneven_work(
         Setting(job=job_of(batch=64), cluster=TWO_KINDS, runtime=MEGATRON),
         grid,
         ("layers", "hosts"),
@@ -182,7 +189,7 @@ def test_recomputing_some_layers_makes_room():
     job = job_of("llama3-70b", batch=64)
     cluster = find_cluster("dgx-h100", hosts=4)
     grid = grid_of(ParallelConfig(pp=4, tp=8, mbs=2))
-    found = planned(
+    found = plan_uneven_work(
         Setting(job=job, cluster=cluster, runtime=MEGATRON), grid, ("layers", "recomputed"), memory_headroom=0.4
     )
     full = grid_of(replace(grid.config(0), recompute="full"))
@@ -203,8 +210,8 @@ def test_branch_and_bound_never_makes_a_plan_slower():
     cluster = find_cluster("dgx-h200", hosts=64)
     grid = grid_of(*[ParallelConfig(pp=pp, tp=2, dp=256 // pp, ep=16, mbs=1) for pp in (4, 8, 16)])
     parts = ("layers", "recomputed")
-    found = planned(Setting(job=job, cluster=cluster, runtime=MEGATRON), grid, parts, memory_headroom=0.08)
-    proven = refined(Setting(job=job, cluster=cluster, runtime=MEGATRON), found, parts, memory_headroom=0.08)
+    found = plan_uneven_work(Setting(job=job, cluster=cluster, runtime=MEGATRON), grid, parts, memory_headroom=0.08)
+    proven = refine_stages(Setting(job=job, cluster=cluster, runtime=MEGATRON), found, parts, memory_headroom=0.08)
     before, after = (
         estimate_step(Setting(job=job, cluster=cluster, runtime=MEGATRON), each).step_time_s for each in (found, proven)
     )

@@ -10,8 +10,8 @@ from costmodels.sharding.graph import INPUT, STATE, GraphBuilder, TensorKind
 from costmodels.sharding.plan import cost_of, violations
 from tests.support.graphs.random_graphs import all_plans, choices, graphs, mesh_of, meshes, num_plans, plan_of, plans
 from tests.support.graphs.small_graphs import mlp
-from tuner.planners.sharding.axis_descent import descended
-from tuner.planners.sharding.recursive import recursive_plan, refined, whole
+from tuner.planners.sharding.axis_descent import descend
+from tuner.planners.sharding.recursive import recursive_plan, refine_mesh, whole
 from tuner.planners.sharding.sharding_milp import shard_by_milp
 from tuner.planners.sharding.sharding_terms import MOST_READERS, ShardingTerms, rows_beside
 
@@ -53,11 +53,11 @@ def test_the_tables_hold_every_plan(graph, mesh):
 def test_no_plan_gets_worse(plan):
     """From anywhere, the plan at the end can run, costs no more, and a second descent leaves it alone."""
     terms = ShardingTerms(plan.graph, plan.mesh)
-    found = descended(plan, terms).plan
+    found = descend(plan, terms).plan
 
     assert violations(found) == ()
     assert cost_of(found).step_time_s <= cost_of(plan).step_time_s * (1 + 1e-9)
-    assert cost_of(descended(found, terms).plan).step_time_s == pytest.approx(cost_of(found).step_time_s, rel=1e-9)
+    assert cost_of(descend(found, terms).plan).step_time_s == pytest.approx(cost_of(found).step_time_s, rel=1e-9)
 
 
 @given(graph=graphs(max_ops=5), mesh=meshes(max_axes=1))
@@ -65,7 +65,7 @@ def test_no_plan_gets_worse(plan):
 def test_one_axis_ends_with_the_optimum(graph, mesh):
     """On a mesh of one axis the integer program finds nothing better."""
     own_mesh, levels = whole(mesh)
-    found = descended(recursive_plan(graph, own_mesh, levels), ShardingTerms(graph, own_mesh))
+    found = descend(recursive_plan(graph, own_mesh, levels), ShardingTerms(graph, own_mesh))
 
     assume(found.is_optimum)  # which it is unless very many read a tensor
     least_s = shard_by_milp(graph, own_mesh).best.cost
@@ -80,7 +80,7 @@ def test_what_is_closed_stays(plan, closed):
     def is_open(op, axis):
         return bool(closed >> ((3 * op + axis) % 16) & 1)
 
-    found = descended(plan, ShardingTerms(plan.graph, plan.mesh), is_open=is_open).plan
+    found = descend(plan, ShardingTerms(plan.graph, plan.mesh), is_open=is_open).plan
 
     for op, axis in np.argwhere(found.served != plan.served).tolist():
         assert is_open(op, axis)
@@ -104,10 +104,10 @@ def test_the_rows_beside_are_all_that_differ_in_one_axis(plan):
 def test_what_is_charged_beside_counts():
     """A charge that outweighs a step keeps every operator from what it is for."""
     graph, mesh = mlp(num_layers=1), mesh_of(8)
-    own_mesh, levels = refined(mesh)
+    own_mesh, levels = refine_mesh(mesh)
     plan = recursive_plan(graph, own_mesh, levels)
 
-    found = descended(plan, ShardingTerms(graph, own_mesh), charge=lambda _, row: 100.0 * sum(one != -1 for one in row))
+    found = descend(plan, ShardingTerms(graph, own_mesh), charge=lambda _, row: 100.0 * sum(one != -1 for one in row))
 
     assert (found.plan.served == -1).all()
 
@@ -122,7 +122,7 @@ def test_a_tensor_that_very_many_read_makes_no_plan_worse(data):
     plan, terms = plan_of(graph, mesh, rows), ShardingTerms(graph, mesh)
 
     assert not terms.is_exact
-    assert cost_of(descended(plan, terms).plan).step_time_s <= cost_of(plan).step_time_s
+    assert cost_of(descend(plan, terms).plan).step_time_s <= cost_of(plan).step_time_s
 
 
 def widely_read(num_readers):

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.papers.symbolic_prices import READINGS, Volumes
 from costmodels.sharding.graph import CONSTANT
 from costmodels.sharding.plan import NONE, violations
-from tests.support.graphs.named_plans import collectives, mesh_of, served_by_name
+from tests.support.graphs.named_plans import collectives, mesh_of, plan_by_names
 from tests.unit.costmodels.sharding.frontends.transformer.test_plans import (
     EXPERT_OPS,
     LLAMA,
@@ -18,7 +18,7 @@ from tests.unit.costmodels.sharding.frontends.transformer.test_plans import (
     sharded_states,
 )
 from tuner.planners.sharding.forward_plans import forward_of, with_backward
-from tuner.planners.sharding.recursive import ORDERS, recursive_plan, refined
+from tuner.planners.sharding.recursive import ORDERS, recursive_plan, refine_mesh
 
 MESH = mesh_of(axis=8)
 MIXTRAL = graph_of("mixtral-8x7b", num_layers=1)
@@ -26,7 +26,7 @@ MIXTRAL = graph_of("mixtral-8x7b", num_layers=1)
 
 def followed(graph, *rules, zero_stage=0):
     """The step that follows from a plan of the forward pass by hand."""
-    return with_backward(graph, served_by_name(forward_of(graph), MESH, axis=list(rules)), zero_stage=zero_stage)
+    return with_backward(graph, plan_by_names(forward_of(graph), MESH, axis=list(rules)), zero_stage=zero_stage)
 
 
 def test_the_forward_pass_is_all_before_the_turn():
@@ -56,7 +56,7 @@ def test_gradients_follow_as_by_hand(name):
     """What follows from the forward rules communicates what the same rules on all operators do."""
     graph, rules = HAND_MADE[name]
 
-    assert collectives(followed(graph, *rules)) == collectives(served_by_name(graph, MESH, axis=rules))
+    assert collectives(followed(graph, *rules)) == collectives(plan_by_names(graph, MESH, axis=rules))
 
 
 def test_sequence_parallelism_follows():
@@ -67,7 +67,7 @@ def test_sequence_parallelism_follows():
     def of_layers(plan):
         return [each for each in collectives(plan) if fnmatch(each[1], "layers.*") and "norm.gradient." not in each[1]]
 
-    assert of_layers(followed(LLAMA, *forward)) == of_layers(served_by_name(LLAMA, MESH, axis=by_hand))
+    assert of_layers(followed(LLAMA, *forward)) == of_layers(plan_by_names(LLAMA, MESH, axis=by_hand))
 
 
 @pytest.mark.parametrize(("zero_stage", "parameters"), [(1, False), (3, True)])
@@ -77,7 +77,7 @@ def test_zero_shards_states(zero_stage, parameters):
 
     found = collectives(followed(LLAMA, ("*", ("batch",)), zero_stage=zero_stage))
 
-    assert found == collectives(served_by_name(LLAMA, MESH, axis=rules))
+    assert found == collectives(plan_by_names(LLAMA, MESH, axis=rules))
 
 
 def test_a_gradient_that_its_operator_cannot_lead_goes_by_its_operands():
@@ -96,7 +96,7 @@ def test_a_gradient_that_its_operator_cannot_lead_goes_by_its_operands():
 def test_every_step_that_follows_can_run(graph, order, reading):
     """Whatever D-Rec plans for the forward pass, the whole step breaks no rule, with states sharded or not."""
     forward = forward_of(graph)
-    plan = recursive_plan(forward, *refined(mesh_of(data=4, model=4)), order=order, prices=Volumes(reading=reading))
+    plan = recursive_plan(forward, *refine_mesh(mesh_of(data=4, model=4)), order=order, prices=Volumes(reading=reading))
 
     for zero_stage in (0, 1, 3):
         assert violations(with_backward(graph, plan, zero_stage=zero_stage)) == ()

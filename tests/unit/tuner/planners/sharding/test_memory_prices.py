@@ -9,7 +9,7 @@ from costmodels.sharding.plan import cost_of, live_bytes, violations
 from tests.support.graphs.random_graphs import graphs, mesh_of, meshes, plans
 from tests.support.graphs.small_graphs import mlp
 from tuner.planners.engine.outcome import Known, Limits
-from tuner.planners.sharding.axis_descent import descended
+from tuner.planners.sharding.axis_descent import descend
 from tuner.planners.sharding.memory_prices import fit_to_memory
 from tuner.planners.sharding.recursive import recursive_plan, whole
 from tuner.planners.sharding.sharding_milp import shard_by_milp
@@ -23,7 +23,7 @@ def fastest(graph, mesh):
     """A plan without a limit, and the tables that it was found by."""
     own_mesh, levels = whole(mesh)
     terms = ShardingTerms(graph, own_mesh)
-    return descended(recursive_plan(graph, own_mesh, levels), terms).plan, terms
+    return descend(recursive_plan(graph, own_mesh, levels), terms).plan, terms
 
 
 @given(plan=plans(), prices=st.lists(st.sampled_from((0.0, 0.0, 1e-9, 3e-7)), min_size=30, max_size=30))
@@ -47,7 +47,7 @@ def test_prices_leave_the_tables_as_they_were(plan):
     """What is known without prices is the same after a descent with some."""
     terms, rows = ShardingTerms(plan.graph, plan.mesh), [tuple(row) for row in plan.served.tolist()]
     before = terms.least([(row,) for row in rows], rows).cost_s
-    descended(plan, terms.with_prices(dict.fromkeys(range(len(rows)), 1e-6)))
+    descend(plan, terms.with_prices(dict.fromkeys(range(len(rows)), 1e-6)))
 
     assert terms.least([(row,) for row in rows], rows).cost_s == before
 

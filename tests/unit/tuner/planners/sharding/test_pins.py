@@ -13,13 +13,13 @@ from hardware.cluster import find_cluster
 from hardware.io.errors import ConfigError
 from tests.support.graphs.small_graphs import mlp
 from tuner.planners.sharding.manumatic import PinnedSearch
-from tuner.planners.sharding.pins import Pin, deviation, pinned
-from tuner.planners.sharding.recursive import ORDERS, recursive_plan, refined, whole
+from tuner.planners.sharding.pins import Pin, deviation, resolve_pins
+from tuner.planners.sharding.recursive import ORDERS, recursive_plan, refine_mesh, whole
 from tuner.planners.sharding.sharding_terms import ShardingTerms
 
 GRAPH = mlp(batch=4096, hidden=1024, ffn=4096, num_layers=2)
 MESH = DeviceMesh(names=("data", "model"), sizes=(4, 2), cluster=find_cluster("dgx-a100"))
-REFINED, LEVELS = refined(MESH)
+REFINED, LEVELS = refine_mesh(MESH)
 
 
 def search_of(graph, mesh=MESH, refined_mesh=REFINED, levels=LEVELS, **options):
@@ -76,7 +76,7 @@ def test_hard_pins_hold(order, pin):
 
 def test_a_pin_is_found_by_the_name_of_a_dim_too():
     """A dim of a tensor stands for the first factor that it carries."""
-    found = pinned([Pin(op="0.up", dim="batch", ways=2)], GRAPH, MESH, LEVELS)
+    found = resolve_pins([Pin(op="0.up", dim="batch", ways=2)], GRAPH, MESH, LEVELS)
 
     (factors,) = found.factors
     ((op, factor),) = factors.items()
@@ -88,7 +88,7 @@ def test_a_pin_is_found_by_the_name_of_a_dim_too():
 )
 def test_a_pin_is_found_by_a_place_too(place, name):
     """Where a dim has no name, its place stands for the first factor that it carries."""
-    (factors,) = pinned([Pin(op="0.up", dim=place, ways=2)], GRAPH, MESH, LEVELS).factors
+    (factors,) = resolve_pins([Pin(op="0.up", dim=place, ways=2)], GRAPH, MESH, LEVELS).factors
 
     ((op, factor),) = factors.items()
     assert GRAPH.ops[op].rule.factors[factor].name == name
@@ -105,11 +105,11 @@ def test_places_of_a_dim_that_several_factors_share():
     )
     graph.op("split", "reshape", (x,), (made,), unnamed)
     joined = graph.done()
-    (factors,) = pinned([Pin(op="split", dim="operand.0", ways=8)], joined, MESH, LEVELS).factors
+    (factors,) = resolve_pins([Pin(op="split", dim="operand.0", ways=8)], joined, MESH, LEVELS).factors
 
     assert [rule.factors[factor].name for factor in factors.values()] == ["heads"]
     with pytest.raises(ConfigError, match=r"'result\.1': can't be cut: split needs it whole") as error:
-        pinned([Pin(op="split", dim="result.1", ways=8)], joined, MESH, LEVELS)
+        resolve_pins([Pin(op="split", dim="result.1", ways=8)], joined, MESH, LEVELS)
     assert error.value.nearest == "valid: result.0, operand.0"
 
 
@@ -131,7 +131,7 @@ def test_levels_that_do_not_divide_are_no_choice():
     odd = mlp(batch=4096, hidden=1026, ffn=4096)
 
     with pytest.raises(ConfigError, match=r"no level can cut hidden of 0\.up, which is 1026, into a multiple of 2"):
-        pinned([Pin(op="0.up", dim="hidden", ways=2)], odd, mesh, whole(mesh)[1])
+        resolve_pins([Pin(op="0.up", dim="hidden", ways=2)], odd, mesh, whole(mesh)[1])
 
 
 @pytest.mark.parametrize("descends", [False, True])
@@ -242,7 +242,7 @@ def test_whole_axes_serve_pins_too():
 def test_what_can_not_be_pinned_is_told(pins, key, told):
     """A pin that can't be meant, or can't hold beside another, is one message with the way out."""
     with pytest.raises(ConfigError) as error:
-        pinned(pins, GRAPH, MESH, LEVELS)
+        resolve_pins(pins, GRAPH, MESH, LEVELS)
 
     assert error.value.key == key
     assert told in error.value.nearest
@@ -253,7 +253,7 @@ def test_rivals_are_named():
     pins = [Pin(op="0.up", dim="ffn", axis="model"), Pin(op="*.up", dim="batch", axis="model")]
 
     with pytest.raises(ConfigError, match=r"batch of 0\.up .*pins\[0\]"):
-        pinned(pins, GRAPH, MESH, LEVELS)
+        resolve_pins(pins, GRAPH, MESH, LEVELS)
 
 
 def test_what_does_not_divide_is_told():
@@ -261,4 +261,4 @@ def test_what_does_not_divide_is_told():
     odd = mlp(batch=4096, hidden=1026, ffn=4096)
 
     with pytest.raises(ConfigError, match=r"hidden of 0\.up, which is 1026, into 4 parts"):
-        pinned([Pin(op="0.up", dim="hidden", ways=4)], odd, MESH, LEVELS)
+        resolve_pins([Pin(op="0.up", dim="hidden", ways=4)], odd, MESH, LEVELS)

@@ -10,10 +10,10 @@ from costmodels.sharding.plan import violations
 from hardware.io.errors import ConfigError
 from tests.support.graphs.random_graphs import choices, graphs, meshes
 from tuner.planners.engine.outcome import Limits
-from tuner.planners.planning import PlannerOptions, planned
+from tuner.planners.planning import PlannerOptions, plan_graph
 from tuner.planners.sharding.manumatic import PinnedSearch
-from tuner.planners.sharding.pins import Pin, deviation, pinned
-from tuner.planners.sharding.recursive import ORDERS, recursive_plan, refined, whole
+from tuner.planners.sharding.pins import Pin, deviation, resolve_pins
+from tuner.planners.sharding.recursive import ORDERS, recursive_plan, refine_mesh, whole
 from tuner.planners.sharding.sharding_milp import shard_by_milp
 from tuner.planners.sharding.sharding_terms import ShardingTerms
 
@@ -44,7 +44,7 @@ def that_hold(pins, graph, mesh, levels):
     found = []
     for pin in pins:
         try:
-            pinned([*found, pin], graph, mesh, levels)
+            resolve_pins([*found, pin], graph, mesh, levels)
         except ConfigError:
             continue
         found.append(pin)
@@ -75,7 +75,7 @@ def holds(pin, plan, mesh):
 @settings(max_examples=300, deadline=None)
 def test_hard_pins_hold_everywhere(data, graph, mesh, is_whole):
     """Pins that can hold together hold in every order and in a descent, in plans that can run and cost something."""
-    own_mesh, levels = (whole if is_whole else refined)(mesh)
+    own_mesh, levels = (whole if is_whole else refine_mesh)(mesh)
     pins = that_hold(data.draw(pins_of(graph, mesh)), graph, mesh, levels)
     terms = ShardingTerms(graph, own_mesh)
     ways = [(order, None) for order in ORDERS] + [(data.draw(st.sampled_from(ORDERS)), terms)]
@@ -97,9 +97,9 @@ def test_hard_pins_hold_everywhere(data, graph, mesh, is_whole):
 @settings(max_examples=50, deadline=None)
 def test_no_pins_are_d_rec_to_the_bit(graph, mesh, is_whole):
     """Without pins the planner `recursive` makes D-Rec's choice for every operator, in every order."""
-    own_mesh, levels = (whole if is_whole else refined)(mesh)
+    own_mesh, levels = (whole if is_whole else refine_mesh)(mesh)
     for order in ORDERS:
-        found = planned(graph, mesh, PlannerOptions(planner="recursive", order=order, whole_axes=is_whole))
+        found = plan_graph(graph, mesh, PlannerOptions(planner="recursive", order=order, whole_axes=is_whole))
 
         assert (found.plan.served == recursive_plan(graph, own_mesh, levels, order=order).served).all()
 
@@ -108,7 +108,7 @@ def test_no_pins_are_d_rec_to_the_bit(graph, mesh, is_whole):
 @settings(max_examples=100, deadline=None)
 def test_pins_of_an_operator_that_are_refused_can_not_hold(data, graph, mesh, is_whole):
     """What is refused of one operator's hard pins is served by none of its rows, and what is not refused by some."""
-    own_mesh, levels = (whole if is_whole else refined)(mesh)
+    own_mesh, levels = (whole if is_whole else refine_mesh)(mesh)
     pins = data.draw(pins_of(graph, mesh))
     assume(pins)
     pins = [pin for pin in pins if pin.op == pins[0].op]
@@ -125,7 +125,7 @@ def test_pins_of_an_operator_that_are_refused_can_not_hold(data, graph, mesh, is
 @settings(max_examples=40, deadline=None)
 def test_no_pinned_plan_is_below_the_bound(data, graph, mesh):
     """Pins only ever take plans away: none under them costs less than the integer program's bound without any."""
-    own_mesh, levels = refined(mesh)
+    own_mesh, levels = refine_mesh(mesh)
     pins = that_hold(data.draw(pins_of(graph, mesh)), graph, mesh, levels)
     bound = shard_by_milp(graph, own_mesh, limits=Limits(time_s=5.0)).bound
     for descent in (None, ShardingTerms(graph, own_mesh)):
@@ -139,7 +139,7 @@ def test_no_pinned_plan_is_below_the_bound(data, graph, mesh):
 @settings(max_examples=100, deadline=None)
 def test_a_soft_pin_of_great_weight_holds_where_a_hard_one_can(data, graph, mesh, is_whole, descends):
     """With weights that grow beyond any step, soft pins end in a plan that satisfies all that can hold together."""
-    own_mesh, levels = (whole if is_whole else refined)(mesh)
+    own_mesh, levels = (whole if is_whole else refine_mesh)(mesh)
     pins = that_hold(data.draw(pins_of(graph, mesh)), graph, mesh, levels)
     terms = ShardingTerms(graph, own_mesh) if descends else None
     search = PinnedSearch(graph=graph, mesh=mesh, refined_mesh=own_mesh, levels=levels, descent=terms)

@@ -13,11 +13,11 @@ from costmodels.sharding.plan import NONE, cost_of, violations
 from tests.support.graphs.random_graphs import graphs, mesh_of, meshes, plan_of
 from tests.support.graphs.small_graphs import mlp
 from tuner.planners.engine.outcome import Limits
-from tuner.planners.sharding.recursive import ORDERS, _Cut, _Progress, recursive_plan, refined, whole
+from tuner.planners.sharding.recursive import ORDERS, _Cut, _Progress, recursive_plan, refine_mesh, whole
 from tuner.planners.sharding.sharding_milp import shard_by_milp
 
 orders = st.sampled_from(ORDERS)
-ways_to_cut = st.sampled_from((refined, whole))
+ways_to_cut = st.sampled_from((refine_mesh, whole))
 
 
 def prime_factors(number):
@@ -54,7 +54,7 @@ def test_no_plan_beats_the_optimum(graph, mesh, cut):
 @settings(max_examples=50, deadline=None)
 def test_the_same_call_gives_the_same_plan(graph, mesh, order):
     """Nothing is left to chance."""
-    first, second = (recursive_plan(graph, *refined(mesh), order=order) for _ in range(2))
+    first, second = (recursive_plan(graph, *refine_mesh(mesh), order=order) for _ in range(2))
 
     assert first.served.tolist() == second.served.tolist()
 
@@ -63,7 +63,7 @@ def test_the_same_call_gives_the_same_plan(graph, mesh, order):
 @settings(max_examples=50, deadline=None)
 def test_there_is_a_level_for_every_prime_factor(mesh):
     """Levels are the prime factors of all axes, those of an axis in a row, and their parts make up the mesh."""
-    fine, levels = refined(mesh)
+    fine, levels = refine_mesh(mesh)
 
     assert sorted(level.ways for level in levels) == sorted(
         factor for size in mesh.sizes for factor in prime_factors(size)
@@ -77,7 +77,7 @@ def test_there_is_a_level_for_every_prime_factor(mesh):
 
 def test_levels_of_uneven_axes():
     """An axis of twelve is cut by three and twice by two, and one of a single device not at all."""
-    mesh, levels = refined(mesh_of(12, 1, 2))
+    mesh, levels = refine_mesh(mesh_of(12, 1, 2))
 
     assert mesh.names == ("data.0", "data.1", "data.2", "expert")
     assert [level.ways for level in levels] == [3, 2, 2, 2]
@@ -96,7 +96,7 @@ def test_whole_axes_are_a_level_each():
 @pytest.mark.parametrize("sizes", [(6,), (12,), (2, 3), (3, 4)])
 def test_meshes_need_be_no_power_of_two(sizes, order):
     """On 6 and 12 devices every level cuts half of an MLP's products at least, and the step is shorter than on one."""
-    graph, (mesh, levels) = mlp(batch=12 * 1024, hidden=12 * 256, ffn=12 * 1024), refined(mesh_of(*sizes))
+    graph, (mesh, levels) = mlp(batch=12 * 1024, hidden=12 * 256, ffn=12 * 1024), refine_mesh(mesh_of(*sizes))
     products = [number for number, op in enumerate(graph.ops) if op.precision]
     alone = plan_of(graph, mesh, [[NONE] * len(mesh.sizes) for _ in graph.ops])
 
@@ -119,7 +119,7 @@ def test_parts_of_an_axis_cut_what_the_axis_cannot():
     """Six rows can't be cut by an axis of four, but by one of its halves."""
     graph, mesh = elementwise(6), mesh_of(4)
 
-    by_axis, by_parts = (recursive_plan(graph, *cut(mesh)) for cut in (whole, refined))
+    by_axis, by_parts = (recursive_plan(graph, *cut(mesh)) for cut in (whole, refine_mesh))
 
     assert by_axis.served[1].tolist() == [NONE]
     assert by_parts.served[1].tolist() == [0, NONE]
@@ -127,7 +127,7 @@ def test_parts_of_an_axis_cut_what_the_axis_cannot():
 
 def test_levels_cut_what_earlier_ones_left():
     """Twelve rows are cut by three, two and two, and then no more."""
-    plan = recursive_plan(elementwise(12), *refined(mesh_of(2, 12)))
+    plan = recursive_plan(elementwise(12), *refine_mesh(mesh_of(2, 12)))
 
     assert sorted(plan.served[1].tolist()) == [NONE, 0, 0, 0]
 
@@ -147,7 +147,7 @@ def product(pattern, *, blocked=()):
 
 def price_s(graph):
     """The price of the last operator once the heavy one has been visited, on two devices; and their mesh."""
-    mesh, (level,) = refined(mesh_of(2))
+    mesh, (level,) = refine_mesh(mesh_of(2))
     cut = _Cut(_Progress(graph, mesh), level)
     cut.visit("weight")
     return cut._price_s(2), mesh

@@ -8,7 +8,7 @@ from costmodels.sharding.plan import NONE, cost_of, violations
 from tests.support.graphs.attention_graphs import attention
 from tests.support.graphs.random_graphs import graphs, mesh_of, meshes
 from tests.support.graphs.small_graphs import mlp
-from tuner.planners.sharding.class_costs import ClassCosts, coded, decoded
+from tuner.planners.sharding.class_costs import ClassCosts, decode_rows, encode_rows
 from tuner.planners.toast.colour_actions import ColourActions
 from tuner.planners.toast.colour_scripts import hand_written, roles
 from tuner.planners.toast.compatibility import compatibility
@@ -141,4 +141,4 @@ def test_roles_are_read_off_the_graph():
 @given(row=st.lists(st.integers(-1, 20), min_size=1, max_size=6))
 def test_a_row_is_a_number(row):
     """Every row comes back from its number."""
-    assert decoded(coded(row), len(row)) == tuple(row)
+    assert decode_rows(encode_rows(row), len(row)) == tuple(row)

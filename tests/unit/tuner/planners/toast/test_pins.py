@@ -10,9 +10,9 @@ from hardware.io.errors import ConfigError
 from tests.support.graphs.random_graphs import graphs, mesh_of, meshes
 from tests.support.graphs.small_graphs import mlp
 from tests.unit.tuner.planners.sharding.test_pins_on_random_graphs import holds, pins_of, that_hold
-from tuner.planners.planning import PlannerOptions, planned
-from tuner.planners.sharding.pins import Pin, pinned
-from tuner.planners.sharding.recursive import refined, whole
+from tuner.planners.planning import PlannerOptions, plan_graph
+from tuner.planners.sharding.pins import Pin, resolve_pins
+from tuner.planners.sharding.recursive import refine_mesh, whole
 from tuner.planners.toast.colour_actions import ColourActions
 from tuner.planners.toast.compatibility import compatibility
 from tuner.planners.toast.named_dims import named_dims
@@ -29,9 +29,9 @@ SMALL = ToastOptions(search=SearchOptions(trajectories=5), searches=1)
 @settings(max_examples=100, deadline=None)
 def test_hard_pins_hold_in_every_state(data, graph, mesh, is_whole):
     """Whatever actions are taken under hard pins, the state's plan can run and holds all of them."""
-    own_mesh, levels = (whole if is_whole else refined)(mesh)
+    own_mesh, levels = (whole if is_whole else refine_mesh)(mesh)
     pins = that_hold(data.draw(pins_of(graph, mesh)), graph, mesh, levels)
-    own = pinned(pins, graph, mesh, levels)
+    own = resolve_pins(pins, graph, mesh, levels)
     actions = ColourActions(compatibility(named_dims(graph)), own_mesh, pins=own)
     state = actions.first
     taken = data.draw(st.lists(st.sampled_from(actions.actions), max_size=6)) if actions.actions else []
@@ -47,9 +47,9 @@ def test_hard_pins_hold_in_every_state(data, graph, mesh, is_whole):
 @settings(max_examples=40, deadline=None)
 def test_hard_pins_hold_to_the_end(data, graph, mesh, is_whole):
     """Scripts, search, edits and polish keep hard pins, and the plan is no faster than the bound."""
-    own_mesh, levels = (whole if is_whole else refined)(mesh)
+    own_mesh, levels = (whole if is_whole else refine_mesh)(mesh)
     pins = that_hold(data.draw(pins_of(graph, mesh)), graph, mesh, levels)
-    own = pinned(pins, graph, mesh, levels)
+    own = resolve_pins(pins, graph, mesh, levels)
     found = toast_plan(graph, own_mesh, SMALL, pins=own)
 
     assert all(holds(pin, found.plan, mesh) for pin in pins)
@@ -64,7 +64,7 @@ def test_a_soft_pin_of_no_weight_changes_nothing(data, graph, mesh):
     own_mesh, levels = whole(mesh)
     pins = that_hold(data.draw(pins_of(graph, mesh)), graph, mesh, levels)
     soft = [Pin(op=pin.op, dim=pin.dim, axis=pin.axis, ways=pin.ways, weight_s=0.0) for pin in pins]
-    found = toast_plan(graph, own_mesh, SMALL, pins=pinned(soft, graph, mesh, levels))
+    found = toast_plan(graph, own_mesh, SMALL, pins=resolve_pins(soft, graph, mesh, levels))
     step_time_s = cost_of(found.plan).step_time_s
 
     assert violations(found.plan) == ()
@@ -78,7 +78,7 @@ def test_a_soft_pin_of_great_weight_holds():
     op = ops[0]
     word = op.rule.factors[op.rule.cuttable[-1]].name
     pin = Pin(op=op.name, dim=word, axis="model", weight_s=MUCH_S)
-    found = planned(graph, mesh, PlannerOptions(planner="toast", whole_axes=True, pins=(pin,)))
+    found = plan_graph(graph, mesh, PlannerOptions(planner="toast", whole_axes=True, pins=(pin,)))
 
     assert [report.is_held for report in found.found.reports] == [True]
     assert found.bound_s <= found.cost.step_time_s
@@ -88,14 +88,14 @@ def test_a_soft_pin_of_great_weight_holds():
 @settings(max_examples=25, deadline=None)
 def test_toast_fits_where_the_descent_fits(graph, mesh, share):
     """Below any limit where the descent finds a plan TOAST does, and what it finds is below the limit."""
-    needed = planned(graph, mesh, PlannerOptions(planner="descent")).cost.peak_memory_bytes
+    needed = plan_graph(graph, mesh, PlannerOptions(planner="descent")).cost.peak_memory_bytes
     assume(needed > 0)
     memory_bytes = share * needed
     plans = {}
     for planner in ("descent", "toast"):
         options = PlannerOptions(planner=planner, memory_bytes=memory_bytes)
         try:
-            plans[planner] = planned(graph, mesh, options)
+            plans[planner] = plan_graph(graph, mesh, options)
         except ConfigError:
             continue
 
@@ -106,7 +106,7 @@ def test_toast_fits_where_the_descent_fits(graph, mesh, share):
 def test_toast_says_what_fits():
     """Below what any plan needs the message names the limit and the least that was found."""
     with pytest.raises(ConfigError) as raised:
-        planned(mlp(), mesh_of(2, 2), PlannerOptions(planner="toast", memory_bytes=1.0))
+        plan_graph(mlp(), mesh_of(2, 2), PlannerOptions(planner="toast", memory_bytes=1.0))
 
     assert raised.value.key == "memory_gib"
     assert "least" in (raised.value.nearest or "")

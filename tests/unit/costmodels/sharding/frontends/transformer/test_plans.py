@@ -11,7 +11,7 @@ from costmodels.job.model_catalog import find_model
 from costmodels.job.training_job import TrainingJob
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
 from costmodels.sharding.plan import cost_of
-from tests.support.graphs.named_plans import collectives, mesh_of, served_by_name
+from tests.support.graphs.named_plans import collectives, mesh_of, plan_by_names
 
 TOKENS, BATCH, BYTES = 2048, 8, 2
 MESH = mesh_of(axis=8)
@@ -41,7 +41,7 @@ PARAMETERS = {
 
 def planned(graph, *rules):
     """A plan of one axis over eight devices."""
-    return served_by_name(graph, MESH, axis=list(rules))
+    return plan_by_names(graph, MESH, axis=list(rules))
 
 
 def sharded_states(*, parameters):
@@ -253,7 +253,7 @@ def test_queries_that_share_one_key_can_be_cut():
 def test_two_axes_combine():
     """Data and tensor parallelism on two axes: each sends what it sends alone, of the other's share."""
     mesh = mesh_of(data=2, model=4)
-    plan = served_by_name(LLAMA, mesh, data=[("*", ("batch",))], model=[("*", TENSOR)])
+    plan = plan_by_names(LLAMA, mesh, data=[("*", ("batch",))], model=[("*", TENSOR)])
     cost = cost_of(plan)
 
     by_axes = Counter()
