@@ -422,8 +422,8 @@ def check_meaning(config: StudyConfig, study: Study) -> None:
     if difference is not None:
         key, before, now = difference
         raise ConfigError(
-            f"the stored study {config.name!r} was measured with {quote_value(before)}; its trials would no longer mean the "
-            "same",
+            f"the stored study {config.name!r} was measured with {quote_value(before)}; its trials would no longer "
+            "mean the same",
             file=config.file,
             key=key,
             value=now,

@@ -381,7 +381,7 @@ class ShardingTerms:
 def _where_it_lies(kind: _Kind, written: Any, wanted: Sequence[Any]) -> list[Any]:
     """Return the layouts [..., axes] that a tensor may have once its partial sums are added up.
 
-    There is one, as `costmodels.sharding.plan.reduce_partial_sums` says, unless other readers have a say (`kind.is_least`). Then
+    There is one, as `reduce_partial_sums` says, unless other readers have a say (`kind.is_least`). Then
     each axis with partial sums may cut the dim that this reader wants, if all others want that too, or none. Both
     count, because the second is sometimes cheaper: for a short message, one all-reduce along two axes costs less
     latency than an all-reduce along the first and a reduce-scatter along the second.
