@@ -15,7 +15,7 @@ from botorch.utils.sampling import manual_seed
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch.quasirandom import SobolEngine
 
-from benchmarks.support.peers import FAILURE_SLOWDOWN, points_of
+from benchmarks.support.points import FAILURE_SLOWDOWN, points_of
 from benchmarks.support.problems import Problem
 from benchmarks.support.searchers import AbstractSearcher
 from trials.backend import Observation

@@ -1,10 +1,8 @@
 """General-purpose optimizers on the candidates of a measured group, each with the settings that suit it best.
 
-A candidate is a point with one coordinate for every dimension in which the candidates differ, except `dp`, which
-follows from the other degrees. A peer proposes points of the whole box. A point that is no candidate, or was tried
-before, is mapped without cost to the nearest candidate not yet tried, and the peer is told that candidate's result as
-if it had proposed it. Distances are Euclidean between coordinates scaled to 0 to 1: logarithms of degrees, and ranks of
-the values of all other dimensions. Ties are broken at random.
+A peer proposes points of the whole box of `points.py`. A point that is no candidate, or was tried before, is mapped
+without cost to the nearest candidate not yet tried, and the peer is told that candidate's result as if it had proposed
+it.
 
 Peers receive the logarithm of the step time, which suits a Gaussian process and preserves the order. They have no
 notion of a failing trial: a failure is reported as twice as slow as the slowest trial timed so far, and only after one
@@ -16,16 +14,13 @@ than categories (TPE 22.5 and 32.5, Optuna's GP 18 and 27). Reported failures se
 22.5 and 39). CMA-ES does best with margin, and when its stored point is moved to the candidate (44.5; with margin alone
 65, without margin 48). In five of the groups BoTorch's own kernel does better than its mixed kernel for categories (10
 and 14).
-
-Letters: n candidates, d dimensions.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,75 +29,16 @@ from optuna.distributions import BaseDistribution, IntDistribution
 from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, TPESampler
 from optuna.trial import TrialState, create_trial
 
+from benchmarks.support.points import FAILURE_SLOWDOWN, points_of
 from benchmarks.support.problems import Problem
 from benchmarks.support.searchers import AbstractSearcher
-from costmodels.job.parallel_config import DEGREES, ConfigGrid
-from hardware.arrays import FloatArray, IntArray
 from trials.backend import Observation
-
-FAILURE_SLOWDOWN = 2.0
-"""Factor by which a failed candidate is reported slower than the slowest timed one."""
 
 CMA_POINT = "x_for_tell"
 """Key under which Optuna's CMA-ES with margin keeps the point of a trial, each dimension between 0 and 1."""
 
 NEEDS: dict[str, tuple[str, ...]] = {"gp": ("torch",), "cmaes": ("cmaes",), "botorch": ("torch", "botorch")}
 """Modules that a peer needs beyond Meshtune's own; the extra `bench` installs them."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Points:
-    """Candidates as points of a box.
-
-    Attributes:
-        names: Dimensions in which the candidates differ, without dp.
-        values: Distinct values of each dimension, in rising order.
-        levels: Index into `values` for each candidate and dimension [n, d].
-        coordinates: Coordinates scaled to 0 to 1 [n, d].
-    """
-
-    names: tuple[str, ...]
-    values: tuple[tuple[int, ...], ...]
-    levels: IntArray
-    coordinates: FloatArray
-
-    def at(self, levels: Mapping[str, int]) -> FloatArray:
-        """Return the coordinates [d] of the point with these levels."""
-        return np.array([_scale(n, v)[levels[n]] for n, v in zip(self.names, self.values, strict=True)])
-
-    def levels_of(self, position: int) -> dict[str, int]:
-        """Return the levels of a candidate by dimension."""
-        return dict(zip(self.names, self.levels[position].tolist(), strict=True))
-
-    def nearest(self, point: FloatArray, closed: set[int], rng: np.random.Generator) -> int:
-        """Return the candidate nearest to `point` [d] that is not in `closed`."""
-        # The tolerance treats distances that differ only by rounding as ties, which are broken at random.
-        squared = ((self.coordinates - point) ** 2).sum(axis=1)
-        squared[list(closed)] = np.inf
-        return int(rng.choice(np.flatnonzero(squared <= squared.min() + 1e-9)))
-
-
-def points_of(grid: ConfigGrid) -> Points:
-    """Build the points of a grid with at least two candidates."""
-    columns = {name: getattr(grid, name).astype(np.int64) for name in grid.dimensions if name != "dp"}
-    varying = {name: column for name, column in columns.items() if column.min() < column.max()}
-    # Levels index the distinct values; samplers propose levels, distances use coordinates.
-    pairs = [np.unique(column, return_inverse=True) for column in varying.values()]
-    values = tuple(tuple(distinct.tolist()) for distinct, _ in pairs)
-    scaled = [_scale(name, own)[levels] for name, own, (_, levels) in zip(varying, values, pairs, strict=True)]
-    return Points(
-        names=tuple(varying),
-        values=values,
-        levels=np.stack([levels for _, levels in pairs], axis=1),
-        coordinates=np.stack(scaled, axis=1),
-    )
-
-
-def _scale(name: str, values: tuple[int, ...]) -> FloatArray:
-    """Scale the values of a dimension to 0 to 1: degrees by their logarithms, all others by their order."""
-    # Doubling a degree is one step whatever its size; all other values are evenly spaced.
-    places = np.log2(values) if name in DEGREES else np.arange(len(values), dtype=np.float64)
-    return np.asarray((places - places[0]) / (places[-1] - places[0]))
 
 
 class OptunaPeer(AbstractSearcher):
