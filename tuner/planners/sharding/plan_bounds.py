@@ -3,7 +3,7 @@
 All operators choose all axes at once, and a step costs no less than a sum of terms of two operators each
 (`ShardingTerms.pairwise`). Operators with at most two neighbours are eliminated, which loses nothing. Where repeated
 layers have the same tables, these are computed once. Between the remaining operators, messages are sent
-(`assignment.messages`); each sweep of messages ends with a bound that is no lower than the last.
+(`messages.py`); each sweep of messages ends with a bound that is no lower than the last.
 
 The bound ignores limits of memory and pins, so that it holds under all of them. It is below the optimum by what the
 shares of several readers and the messages lose.
@@ -17,9 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.planners.assignment.messages import Messages
-from tuner.planners.assignment.problem import starts_of
 from tuner.planners.engine.elimination import Table
+from tuner.planners.sharding.messages import Messages, starts_of
 from tuner.planners.sharding.sharding_milp import choices_of
 from tuner.planners.sharding.sharding_terms import Row, ShardingTerms
 

@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from hardware.arrays import FloatArray, IntArray
-from tuner.planners.assignment.contraction import Pair
-from tuner.planners.assignment.problem import starts_of
+
+Pair = tuple[int, int]
+"""Numbers of two variables."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -207,6 +208,11 @@ def first_least(values: FloatArray, begins: IntArray) -> IntArray:
     places = np.full(len(begins), len(values))
     np.minimum.at(places, part, hits)
     return places - begins
+
+
+def starts_of(sizes: ArrayLike) -> IntArray:
+    """Return the start of each part in a row of parts of these sizes, and the end of the last one [parts + 1]."""
+    return np.concatenate([[0], np.cumsum(np.asarray(sizes, dtype=np.int64))]).astype(np.int64)
 
 
 def _count_up(sizes: IntArray) -> IntArray:
