@@ -28,12 +28,10 @@ from costmodels.sharding.graph import CONSTANT, STATE, Graph
 from costmodels.sharding.layouts import Layout, local_share, moves
 from costmodels.sharding.plan import NONE, Roofline, lifetimes, reduce_partial_sums, wanted_layout, written_layout
 from hardware.arrays import FloatArray
+from tuner.planners.sharding.sharding_terms import MoveTimes, Row
 
 BASE = 64
 """Base of the encoded rows: more than the number of factors of any operator, plus one."""
-
-Row = tuple[int, ...]
-"""Factor that each axis serves in an operator, or NONE."""
 
 
 def encode_rows(row: Sequence[int]) -> int:
@@ -122,7 +120,7 @@ class ClassCosts:
         self.graph, self.mesh = graph, mesh
         self._classes = classes
         self._roofline = Roofline(graph, mesh)
-        self._move_s: dict[tuple[Layout, Layout, float], float] = {}
+        self._move_s = MoveTimes(mesh)
         self._terms: list[_Term] = []
         self._add_operators()
         first_tensor_term = len(self._terms)
@@ -302,7 +300,7 @@ class ClassCosts:
             written = written_layout(made_by.rule, slot, rows[own])
             wanted = [wanted_layout(graph.ops[use.op].rule, use.operand, rows[self._classes[use.op]]) for use in uses]
             lies = reduce_partial_sums(written, () if is_constant else list(dict.fromkeys(wanted)))
-            seconds = times * self._seconds_of(written, lies, num_bytes)
+            seconds = times * self._move_s[written, lies, num_bytes]
             # Readers of one layout share a copy, but a state is gathered again in the backward pass.
             readers: dict[tuple[Layout, bool], list[int]] = defaultdict(list)
             for number, (use, layout) in enumerate(zip(uses, wanted, strict=True)):
@@ -311,7 +309,7 @@ class ClassCosts:
             copies = []
             for (layout, _), numbers in readers.items():
                 if not is_constant:
-                    seconds += uses[numbers[0]].times * self._seconds_of(lies, layout, num_bytes)
+                    seconds += uses[numbers[0]].times * self._move_s[lies, layout, num_bytes]
                 held = [number for number in numbers if not uses[number].is_back]
                 is_kept = not is_constant and bool(moves(lies, layout, num_bytes, sizes))
                 if not is_kept:
@@ -328,17 +326,6 @@ class ClassCosts:
             )
 
         return charge
-
-    def _seconds_of(self, before: Layout, after: Layout, num_bytes: float) -> float:
-        """Return the time of a tensor's move between two layouts [s]."""
-        if before == after:
-            return 0.0
-        key = (before, after, num_bytes)
-        if key not in self._move_s:
-            self._move_s[key] = sum(
-                move.seconds(self.mesh) for move in moves(before, after, num_bytes, self.mesh.sizes)
-            )
-        return self._move_s[key]
 
     def _life_matrix(self) -> Any:
         """Return the sparse matrix that adds bytes as a lifetime begins and removes them behind its end [o + 1, t]."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -75,21 +74,6 @@ def step_time_bound(terms: ShardingTerms) -> float:
     return network.constant + found[-1]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _CachedTable:
-    """Cached table, with the tables it was computed from.
-
-    The cache goes by the identities of tables. Keeping the tables alive keeps these identities unique.
-
-    Attributes:
-        table: Table that was computed.
-        of: Tables from which it was computed.
-    """
-
-    table: Table
-    of: tuple[Table, ...]
-
-
 class Network:
     """Variables with a cost table each, and cost tables between pairs of variables.
 
@@ -107,7 +91,8 @@ class Network:
         zeros = {count: np.zeros(count) for count in set(counts)}
         self.own: list[Table] = [zeros[count] for count in counts]
         self.beside: list[dict[int, Table]] = [{} for _ in counts]
-        self._made: dict[tuple[object, ...], _CachedTable] = {}
+        # The cache goes by the identities of tables. It keeps the tables alive, so that these stay unique.
+        self._made: dict[tuple[object, ...], tuple[Table, tuple[Table, ...]]] = {}
         self.open = set(range(len(counts)))
 
     def add(self, scope: tuple[int, ...], table: Table) -> None:
@@ -176,8 +161,8 @@ class Network:
     def _make(self, key: tuple[object, ...], of: tuple[Table, ...], make: Callable[..., Table]) -> Table:
         """Return the table that `make` computes from others, computing it once for the same tables."""
         if key not in self._made:
-            self._made[key] = _CachedTable(table=make(*of), of=of)
-        return self._made[key].table
+            self._made[key] = make(*of), of
+        return self._made[key][0]
 
 
 def _least_of_end(own: Table, table: Table) -> Table:

@@ -25,6 +25,7 @@ from functools import cached_property
 from itertools import combinations
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
@@ -85,21 +86,6 @@ class NamedDims:
             found += [pair for pair in combinations(names, 2) if colours[pair[0]] == colours[pair[1]]]
         return tuple(found)
 
-    @cached_property
-    def ambiguous(self) -> tuple[int, ...]:
-        """Tensors with two dims of one colour where they are written: the conflicts that M shows."""
-        at_op: dict[int, list[Conflict]] = {}
-        for pair in self.conflicts:
-            at_op.setdefault(int(self.ops[pair[0]]), []).append(pair)
-        found = []
-        for number, pairs in at_op.items():
-            op = self.graph.ops[number]
-            for slot, tensor in enumerate(op.results):
-                dims = op.rule.result_dims[slot]
-                if any(all(dims[self.factors[name]] is not None for name in pair) for pair in pairs):
-                    found.append(tensor)
-        return tuple(sorted(found))
-
     def name_of(self, op: int, factor: int) -> int | None:
         """Return the name of a factor, or None if no axis can serve it."""
         cuttable = self.graph.ops[op].rule.cuttable
@@ -134,10 +120,7 @@ def named_dims(graph: Graph) -> NamedDims:
     ops_n = np.array(ops, dtype=np.int64)
     # Colours are the connected components of M without the entries that leave constants.
     ties = ~is_constant[ops_n[sources]] if len(sources) else np.zeros(0, dtype=bool)
-    # Undirected components: a cut spreads along M in both directions.
-    ones = np.ones(int(ties.sum()), dtype=np.int8)
-    links = coo_array((ones, (sources[ties], targets[ties])), shape=(len(ops), len(ops)))
-    colours = connected_components(links, directed=False)[1].astype(np.int64) if ops else np.zeros(0, dtype=np.int64)
+    colours = connect_pairs(len(ops), np.stack([sources[ties], targets[ties]], axis=1))
     # NumPy keeps the last of several values written to one place, so that readers are written in reverse order.
     followed = np.full(len(ops), -1, dtype=np.int64)
     late = np.flatnonzero(~ties)
@@ -157,6 +140,18 @@ def named_dims(graph: Graph) -> NamedDims:
         followed=followed,
         colours=colours,
     )
+
+
+def connect_pairs(count: int, pairs: ArrayLike) -> IntArray:
+    """Return the number of the connected component of each item; pairs connect in both directions [count].
+
+    Args:
+        count: Number of items.
+        pairs: Items that belong together [p, 2].
+    """
+    ends = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
+    links = coo_array((np.ones(len(ends), dtype=np.int8), (ends[:, 0], ends[:, 1])), shape=(count, count))
+    return connected_components(links, directed=False)[1].astype(np.int64) if count else np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from tuner.planners.sharding.class_costs import ClassCosts, Figures, decode_rows
 from tuner.planners.sharding.memory_prices import fit_to_memory
 from tuner.planners.sharding.pins import Pinned
 from tuner.planners.sharding.plan_bounds import step_time_bound
-from tuner.planners.sharding.sharding_terms import ShardingTerms
+from tuner.planners.sharding.sharding_terms import ShardingTerms, total_charge_s
 from tuner.planners.toast.colour_actions import ColourActions, State
 from tuner.planners.toast.colour_scripts import hand_written, nearest
 from tuner.planners.toast.compatibility import Compatibility, compatibility
@@ -222,18 +223,8 @@ def toast_plan(
     scripts: list[list[int]] = []
     if options.is_seeded:
         scripts = [*hand_written(actions), *(nearest(actions, plan) for plan in given)]
-    tasks = [
-        _Task(
-            game=game,
-            options=options.search,
-            limits=limits,
-            scripts=scripts if number == options.searches else (),
-            seed=(options.seed, number),
-            is_edited=options.is_edited,
-        )
-        for number in range(options.searches + options.is_seeded)
-    ]
-    grown = (workers or InProcessWorkers()).map(_grow, tasks)
+    grow = partial(_grow, game, options, limits, scripts)
+    grown = (workers or InProcessWorkers()).map(grow, range(options.searches + options.is_seeded))
     # The tree with seeds is the last one, and is reported by itself.
     trees = [tree for tree, _ in grown]
     tried = _Tried(game=game, memory_bytes=memory_bytes)
@@ -287,7 +278,8 @@ class _Tried:
         """Try a plan."""
         cost = cost_of(plan)
         figures = Figures(step_time_s=cost.step_time_s, peak_memory_bytes=cost.peak_memory_bytes)
-        charged_s = charged_s_of(plan, self.game.actions.pins)
+        pins = self.game.actions.pins
+        charged_s = 0.0 if pins is None else total_charge_s(plan, pins.charge)
         whole_s = self.game.whole.step_time_s
         more = charged_s / whole_s if whole_s > 0 else 0.0
         self.steps.append(Step(name=name, cost=self.game.of_figures(figures) + more, figures=figures))
@@ -306,14 +298,6 @@ class _Tried:
     def best(self) -> Incumbent[Plan]:
         """Best plan, with its cost."""
         return Incumbent(cost=self.steps[self.number + 1].cost, solution=self._plans[self.number])
-
-
-def charged_s_of(plan: Plan, pins: Pinned | None) -> float:
-    """Return the charge of soft pins for a plan [s]."""
-    charge = None if pins is None else pins.charge
-    if charge is None:
-        return 0.0
-    return sum(charge(op, tuple(row)) for op, row in enumerate(plan.served.tolist()))
 
 
 def _polish(tried: _Tried, terms: ShardingTerms, given: Sequence[Plan], bound_s: float) -> None:
@@ -338,34 +322,25 @@ def _polish(tried: _Tried, terms: ShardingTerms, given: Sequence[Plan], bound_s:
             tried.plan("polished for memory", below.plan)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Task:
-    """A tree to grow, in this process or another.
+def _grow(
+    game: ColourGame,
+    options: ToastOptions,
+    limits: Limits,
+    scripts: Sequence[Sequence[int]],
+    number: int,
+    bound: AbstractBound,
+) -> tuple[Tree[State], State]:
+    """Grow the tree of a number, and return it with its best state, after small changes if the options ask for them.
 
-    Attributes:
-        game: Game to search.
-        options: Options of the search.
-        limits: Limits of the search.
-        scripts: Trajectories to begin with.
-        seed: Seed of the tree's random numbers.
-        is_edited: Whether small changes of the best actions are tried.
+    The tree behind all others begins with the scripts.
     """
-
-    game: ColourGame
-    options: SearchOptions
-    limits: Limits
-    scripts: Sequence[Sequence[int]]
-    seed: tuple[int, int]
-    is_edited: bool
-
-
-def _grow(task: _Task, bound: AbstractBound) -> tuple[Tree[State], State]:
-    """Grow a tree, and return it with its best state, after small changes if the task asks for them."""
-    tree = search(task.game, task.options, np.random.default_rng(task.seed), limits=task.limits, scripts=task.scripts)
+    own = scripts if number == options.searches else ()
+    rng = np.random.default_rng((options.seed, number))
+    tree = search(game, options.search, rng, limits=limits, scripts=own)
     state = tree.nodes[tree.best].state
-    if task.is_edited:
-        state, _ = edit_actions(task.game, tree.actions, most=min(task.limits.nodes, len(tree.nodes)))
-    bound.offer(task.game.cost(state))
+    if options.is_edited:
+        state, _ = edit_actions(game, tree.actions, most=min(limits.nodes, len(tree.nodes)))
+    bound.offer(game.cost(state))
     return tree, state
 
 

@@ -80,25 +80,6 @@ class SearchOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Edge:
-    """An action that was taken in a node.
-
-    Attributes:
-        action: Number of the action.
-        node: Number of the node that it leads to.
-        visits: Number of trajectories that took it.
-        mean: Mean worth of these trajectories, as a cost.
-        best: Best worth of these trajectories, as a cost.
-    """
-
-    action: int
-    node: int
-    visits: int
-    mean: float
-    best: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Node(Generic[State]):
     """A state that was seen.
 
@@ -106,13 +87,11 @@ class Node(Generic[State]):
         state: State of the game.
         cost: Cost of the state.
         visits: Number of trajectories through the node.
-        edges: Actions taken from here, the most visited first.
     """
 
     state: State
     cost: float
     visits: int
-    edges: tuple[Edge, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,49 +142,6 @@ class Tree(Generic[State]):
                 found = (*found[: each.begin], *each.actions)
         return found
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the tree as data that can be stored and compared, without states and times."""
-        return {
-            "best": self.best,
-            "rounds": [
-                {
-                    "begin": each.begin,
-                    "trajectories": each.trajectories,
-                    "actions": list(each.actions),
-                    "cost": each.cost,
-                }
-                for each in self.rounds
-            ],
-            "nodes": [
-                {
-                    "cost": node.cost,
-                    "visits": node.visits,
-                    "edges": [[edge.action, edge.node, edge.visits, edge.mean, edge.best] for edge in node.edges],
-                }
-                for node in self.nodes
-            ],
-        }
-
-    def in_lines(self, called: Callable[[int], str] = str, *, most: int = 5, depth: int = 2) -> list[str]:
-        """Describe the most visited part of the tree.
-
-        Args:
-            called: Function that names an action.
-            most: Most edges of a node that are shown.
-            depth: Depth below the first state that is shown.
-        """
-        lines = [f"{self.nodes[0].cost:.4f} at the start, {len(self.nodes):,} states"]
-
-        def show(number: int, level: int) -> None:
-            """Append the lines below a node."""
-            for edge in self.nodes[number].edges[:most]:
-                lines.append(f"{'  ' * level}{edge.best:.4f} best of {edge.visits}: {called(edge.action)}")
-                if level < depth:
-                    show(edge.node, level + 1)
-
-        show(0, 1)
-        return lines
-
 
 @dataclass(slots=True, eq=False)
 class _Open(Generic[State]):
@@ -227,20 +163,13 @@ class _Open(Generic[State]):
     number: int
     state: State
     cost: float
-    visits: Any = None
-    total: Any = None
-    best: Any = None
-    closed: Any = None
+    visits: Any
+    total: Any
+    best: Any
+    closed: Any
     children: dict[int, _Open[State]] = field(default_factory=dict)
     num_visits: int = 0
     is_done: bool = False
-
-    def open(self, num_actions: int) -> None:
-        """Allocate the statistics of all actions."""
-        if self.visits is None:
-            self.visits, self.total = np.zeros(num_actions + 1), np.zeros(num_actions + 1)
-            self.best = np.full(num_actions + 1, math.inf)
-            self.closed = np.zeros(num_actions + 1, dtype=bool)
 
     def close(self, action: int) -> None:
         """Close an action, which is then never taken again."""
@@ -362,7 +291,7 @@ class _Search(Generic[State]):
         self.nodes: list[_Open[State]] = []
         self.trace: list[Progress] = []
         self.all_visits, self.all_ratios = np.zeros(game.num_actions + 1), np.zeros(game.num_actions + 1)
-        self.root = self.best = self.node_of(game.first)[0]
+        self.root = self.best = self.node_of(game.first)
         self.found = _Best(worth=self.root.cost, node=self.root)
         self.committed: list[tuple[_Open[State], int, _Open[State]]] = []
 
@@ -399,7 +328,7 @@ class _Search(Generic[State]):
             self.found = _Best(worth=root.cost, node=root)
         self.note()
         return Tree(
-            nodes=tuple(self.finish(node) for node in self.nodes),
+            nodes=tuple(Node(state=node.state, cost=node.cost, visits=node.num_visits) for node in self.nodes),
             rounds=tuple(rounds),
             best=self.best.number,
             stop=stop,
@@ -476,7 +405,7 @@ class _Search(Generic[State]):
                 if other != state:
                     state = other
                     actions.append(action)
-        return self.node_of(state)[0], tuple(actions)
+        return self.node_of(state), tuple(actions)
 
     def choose_action(self, node: _Open[State]) -> int:
         """Return the most promising action, or the number of actions for stopping."""
@@ -511,7 +440,6 @@ class _Search(Generic[State]):
         Returns:
             None, with the action closed, where it changes nothing or everything behind it was seen.
         """
-        node.open(self.game.num_actions)
         child = node.children.get(action)
         if child is None and not node.closed[action]:
             # Orders of actions that lead to the same state share a node.
@@ -519,7 +447,7 @@ class _Search(Generic[State]):
             if state == node.state:
                 node.close(action)
             else:
-                child = node.children[action] = self.node_of(state)[0]
+                child = node.children[action] = self.node_of(state)
         return child
 
     def learn(self, path: _Path[State], end: _Open[State] | None = None, further: tuple[int, ...] = ()) -> None:
@@ -531,9 +459,7 @@ class _Search(Generic[State]):
             further: Actions of that replay.
         """
         taken = tuple(action for _, action, _ in path)
-        worth = math.inf
-        if end is not None:
-            worth = self.worth(end, (*taken, *further))
+        worth = math.inf if end is None else self.worth(end, (*taken, *further))
         # From the end to the root, the worth is the best cost behind each action.
         for length in range(len(path), 0, -1):
             node, action, child = path[length - 1]
@@ -554,37 +480,28 @@ class _Search(Generic[State]):
             self.found = _Best(worth=own, node=node, actions=actions)
         return own
 
-    def node_of(self, state: State) -> tuple[_Open[State], bool]:
-        """Return the node of a state, and whether it is new."""
-        node = self.known.get(state)
-        if node is not None:
-            return node, False
-        node = _Open(number=len(self.nodes), state=state, cost=self.game.cost(state))
-        node.open(self.game.num_actions)
-        self.known[state] = node
+    def node_of(self, state: State) -> _Open[State]:
+        """Return the node of a state, which is new if the state was not seen before."""
+        if state in self.known:
+            return self.known[state]
+        entries = self.game.num_actions + 1
+        node = self.known[state] = _Open(
+            number=len(self.nodes),
+            state=state,
+            cost=self.game.cost(state),
+            visits=np.zeros(entries),
+            total=np.zeros(entries),
+            best=np.full(entries, math.inf),
+            closed=np.zeros(entries, dtype=bool),
+        )
         self.nodes.append(node)
         if node.number == 0 or node.cost < self.best.cost * (1 - ROUNDING):
             self.best = node
             self.note()
-        return node, True
+        return node
 
     def note(self) -> None:
         """Append the present state of the search to the trace."""
         self.trace.append(
             Progress(seconds=self.clock() - self.began_s, nodes=len(self.nodes), cost=self.best.cost, bound=-math.inf)
         )
-
-    def finish(self, node: _Open[State]) -> Node[State]:
-        """Return a node in its final form."""
-        edges = [
-            Edge(
-                action=action,
-                node=child.number,
-                visits=int(node.visits[action]),
-                mean=float(node.total[action] / max(node.visits[action], 1)),
-                best=float(node.best[action]),
-            )
-            for action, child in node.children.items()
-        ]
-        edges.sort(key=lambda edge: (-edge.visits, edge.action))
-        return Node(state=node.state, cost=node.cost, visits=node.num_visits, edges=tuple(edges))

