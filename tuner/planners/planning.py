@@ -211,5 +211,4 @@ def _run_toast(graph: Graph, mesh: DeviceMesh, options: PlannerOptions, workers:
 
 
 def _cheapest(plans: Mapping[Order, PinnedPlan]) -> Order:
-    """Return the order whose plan has the shortest step."""
     return min(plans, key=lambda order: plans[order].cost.step_time_s)

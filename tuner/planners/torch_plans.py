@@ -197,7 +197,6 @@ def plan_torch(
     numbers = {tensor.name: number for number, tensor in enumerate(plan.graph.tensors)}
 
     def placements_of(name: str) -> Placements:
-        """Return the placements of a tensor."""
         # buffers that no step changes are constants in the graph, which each device has
         return _placements(plan.layout(numbers[name])) if name in numbers else _placements((-1,) * len(plan.mesh.sizes))
 
@@ -254,7 +253,6 @@ def _input_tree(inputs: tuple[Any, ...], placements_of: Callable[[str], Placemen
 
 
 def _moments(name: str) -> list[str]:
-    """Return the names of a parameter's moments in the optimizer."""
     return [f"{name}.{moment}" for moment in MOMENTS]
 
 

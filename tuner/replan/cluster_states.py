@@ -455,7 +455,6 @@ def _distance(one: FloatArray, other: FloatArray) -> float:
 
 
 def _observations(trials: Sequence[FrozenTrial], grid: ConfigGrid) -> Observations:
-    """Convert the trials to observations of a grid's configurations."""
     positions = {
         tuple(params_of(dict(zip(grid.dimensions, key, strict=True))).values()): at
         for key, at in grid.positions().items()

@@ -189,7 +189,7 @@ class ObservationLog:
             return known[1]
         entry = _parse_trial((trial, trial.state, trial.values), self._position_of)
         if entry is None and trial.state == TrialState.RUNNING and trial.number in chosen:
-            return _pending_entry(trial.number, chosen[trial.number])
+            return _Entry(number=trial.number, position=chosen[trial.number])
         if trial.state.is_finished():
             self._parsed[trial.number] = trial, entry
         return entry
@@ -272,15 +272,15 @@ class _Entry:
 
     number: int
     position: int
-    status: Status | None
-    value_s: float | None
-    log_step_s: float | None
-    variance: float
-    startup_s: float | None
-    cut: Observation | None
-    peak_bytes: int | None
-    samples: tuple[OperatorSample, ...]
-    proxy: Proxy | None
+    status: Status | None = None
+    value_s: float | None = None
+    log_step_s: float | None = None
+    variance: float = STEP_NOISE**2
+    startup_s: float | None = None
+    cut: Observation | None = None
+    peak_bytes: int | None = None
+    samples: tuple[OperatorSample, ...] = ()
+    proxy: Proxy | None = None
 
 
 def of_trials(times_s: Sequence[float]) -> float:
@@ -337,23 +337,6 @@ def _parse_trial(ending: Ending, position_of: Callable[[Mapping[str, Any]], int 
         if observation
         else (),
         proxy=None if proxy is None else Proxy.from_json(proxy),
-    )
-
-
-def _pending_entry(number: int, position: int) -> _Entry:
-    """Return the entry of a trial that has a candidate and no parameters yet."""
-    return _Entry(
-        number=number,
-        position=position,
-        status=None,
-        value_s=None,
-        log_step_s=None,
-        variance=_median_variance(()),
-        startup_s=None,
-        cut=None,
-        peak_bytes=None,
-        samples=(),
-        proxy=None,
     )
 
 

@@ -331,7 +331,6 @@ class ThompsonSampler(BaseSampler):
         return self._log.observations(others, ending, chosen)
 
     def _describe_population(self, observations: Observations) -> dict[str, Any]:
-        """Return the population after these observations as JSON."""
         return as_json(shares(self.population(observations).fastest, self._candidates, observations.explored))
 
     # What it decides
@@ -351,7 +350,6 @@ class ThompsonSampler(BaseSampler):
         return self._now[1]
 
     def _renew_population(self, observations: Observations) -> Population:
-        """Return the latest population if it still serves, or else a new one."""
         latest = self._latest
         if latest is not None and _is_recent(latest.observations, observations):
             p_star = _p_star(latest.population.fastest, observations.explored)

@@ -147,7 +147,6 @@ class _Search(Generic[Node, Solution]):
         return max(before, min(self.frontier.least_bound, self.cost))
 
     def record(self) -> None:
-        """Append an entry to the trace."""
         self.trace.append(
             Progress(seconds=self.clock() - self.start_s, nodes=self.nodes, cost=self.cost, bound=self.bound)
         )
@@ -196,7 +195,6 @@ class _Search(Generic[Node, Solution]):
                 self.expand(entry)
 
     def expand(self, entry: OpenNode[Node]) -> None:
-        """Open the children of a node."""
         self.nodes += 1
         is_better = self.nodes % GREEDY_EVERY == 0 and self.offer(self.problem.greedy(entry.node))
         for child in self.problem.children(entry.node, self.cutoff):
@@ -205,7 +203,6 @@ class _Search(Generic[Node, Solution]):
             self.record()
 
     def outcome(self, stop: Stop) -> Outcome[Solution]:
-        """Return the result of the search."""
         if stop is Stop.EXHAUSTED:
             self.frontier.drop_from(self.cutoff)
         self.record()

@@ -171,5 +171,4 @@ def _keep(shared: Any) -> None:
 
 
 def _run(function: Callable[[Task, AbstractBound], Result], task: Task) -> Result:
-    """Run a task in a process of a pool."""
     return function(task, _kept[0])

@@ -201,7 +201,6 @@ class ClassCosts:
         count = len(uses)
 
         def join(parts: list[Any]) -> Any:
-            """Concatenate arrays of operators; return an empty array for none."""
             return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
         # Every tensor of the term has these copies, at its own operators.
@@ -227,7 +226,6 @@ class ClassCosts:
         return float((np.cumsum(change[:-1]) + own).max(initial=0.0))
 
     def _add(self, count: int, classes: set[int], charge: Callable[[dict[int, Row]], _Charge]) -> None:
-        """Add a term of some classes."""
         scope = tuple(sorted(classes))
         self._terms.append(_Term(count=count, classes=scope, of=itemgetter(*scope), charge=charge, known={}))
 
@@ -244,7 +242,6 @@ class ClassCosts:
             self._add(len(several), {self._classes[first]}, self._compute(first))
 
     def _compute(self, number: int) -> Callable[[dict[int, Row]], _Charge]:
-        """Return the function that charges an operator's compute."""
         own = self._classes[number]
         return lambda rows: _Charge(seconds=self._roofline.seconds(number, rows[own]))
 
@@ -296,7 +293,6 @@ class ClassCosts:
         turn, times = graph.first_backward, graph.sums[tensor]
 
         def charge(rows: dict[int, Row]) -> _Charge:
-            """Charge the tensor for given rows of its classes."""
             written = written_layout(made_by.rule, slot, rows[own])
             wanted = [wanted_layout(graph.ops[use.op].rule, use.operand, rows[self._classes[use.op]]) for use in uses]
             lies = reduce_partial_sums(written, () if is_constant else list(dict.fromkeys(wanted)))

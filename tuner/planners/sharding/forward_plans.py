@@ -114,7 +114,6 @@ class _Leader:
     """
 
     def __init__(self, op: Op, row: Sequence[int]) -> None:
-        """Read the names from an operator and its row."""
         self.known = {factor.name for factor in op.rule.factors}
         self.served = [None if factor == NONE else op.rule.factors[factor].name for factor in row]
 

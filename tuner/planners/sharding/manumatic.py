@@ -221,7 +221,6 @@ class PinnedSearch:
 
 
 def _is_open(pins: Pinned) -> IsOpen | None:
-    """Return the restriction of the descent by hard pins; None if there are none."""
     return pins.is_open if pins.served else None
 
 

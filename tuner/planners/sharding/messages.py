@@ -155,7 +155,6 @@ class Messages:
         tables: Sequence[FloatArray],
         at: tuple[IntArray, IntArray],
     ) -> _Visit:
-        """Lay out the indices of one visit."""
         sizes = self._sizes
         place = {variable: number for number, variable in enumerate(variables)}
         begins = starts_of(sizes[variables])

@@ -148,14 +148,12 @@ class Network:
         return Messages(starts, np.concatenate([self.own[variable] for variable in variables]), edges, order)
 
     def _join(self, first: int, second: int, table: Table) -> None:
-        """Add a table of costs between two variables."""
         if second in self.beside[first]:
             table = self._sum(self.beside[first][second], table)
         self.beside[first][second] = table
         self.beside[second][first] = self._make(("turned", id(table)), (table,), np.transpose)
 
     def _sum(self, one: Table, other: Table) -> Table:
-        """Add two tables; the sum of the same tables is computed once."""
         return self._make(("sum", id(one), id(other)), (one, other), np.add)
 
     def _make(self, key: tuple[object, ...], of: tuple[Table, ...], make: Callable[..., Table]) -> Table:

@@ -449,7 +449,6 @@ class _Cut:
         return min(compatible) - min(costs_s) if compatible else math.inf
 
     def _cuttable(self, number: int) -> list[int]:
-        """Return the factors that this level can cut."""
         rule, ways = self.known.graph.ops[number].rule, self.known.ways[number]
         return [factor for factor in rule.cuttable if rule.factors[factor].size % (ways[factor] * self.level.ways) == 0]
 
@@ -467,7 +466,6 @@ class _Cut:
         )
 
         def parts(sizes: Sequence[float], cuts: Sequence[bool]) -> list[float]:
-            """Return the bytes of each tensor after the level."""
             return [size / ways if is_part else size for size, is_part in zip(sizes, cuts, strict=True)]
 
         work = Work(
@@ -488,7 +486,6 @@ class _Cut:
         states: dict[tuple[int, bool, int, tuple[int, ...]], tuple[int, ...]] = {}
 
         def states_of(number: int, slot: int, *, is_maker: bool) -> tuple[int, ...]:
-            """Return the state of a tensor for each candidate of an operator."""
             rule, candidates = graph.ops[number].rule, self.candidates[number]
             key = (id(rule), is_maker, slot, candidates)
             if key not in states:

@@ -159,10 +159,7 @@ class _ShardingProgram:
             self._memory(memory_bytes)
 
     def solve(self, limits: Limits) -> Outcome[Plan]:
-        """Solve the program, and read the plan from its variables."""
-
         def read(values: np.ndarray) -> tuple[float, Plan]:
-            """Return the cost and the plan of the variables' values."""
             rows = [
                 choices[int(values[numbers].argmax())] for choices, numbers in zip(self.choices, self.x, strict=True)
             ]
@@ -196,7 +193,6 @@ class _ShardingProgram:
             self.x.append(variables)
 
     def _charge(self, terms: Iterable[tuple[int, float]]) -> None:
-        """Add seconds to the objective."""
         self.program.cost((var, seconds / self.unit_s) for var, seconds in terms if seconds > 0)
 
     def _tensor(self, tensor: int) -> None:
@@ -225,7 +221,6 @@ class _ShardingProgram:
             self._hold(tensor, states, flows)
 
     def _wanted(self, op: int, operand: int, choice: Row) -> Layout:
-        """Return the layout in which an operator reads an operand under a choice."""
         return wanted_layout(self.graph.ops[op].rule, operand, choice)
 
     def _group_by_layout(self, op: int, layout_of: Callable[[Row], Layout]) -> dict[Layout, Terms]:
@@ -423,7 +418,6 @@ class _ShardingProgram:
             self.changes[last + 1] += _scale(held, -1.0)
 
     def _memory(self, memory_bytes: float) -> None:
-        """Limit the memory at each operator."""
         # The memory at an operator is that at the operator before, plus the change in between.
         live: list[int] = self.program.variables((len(self.graph.ops),), upper=_BYTES).tolist()
         for number, var in enumerate(live):
@@ -461,5 +455,4 @@ def _sum_by(flows: Sequence[_Flow], key: Callable[[_Flow], Key]) -> dict[Key, Te
 
 
 def _scale(terms: Terms, by: float) -> Terms:
-    """Multiply a linear expression by a number."""
     return [(var, factor * by) for var, factor in terms]

@@ -416,7 +416,6 @@ def _where_it_lies(kind: _Kind, written: Any, wanted: Sequence[Any]) -> list[Any
 
 
 def _of_use(price: TensorPrice | None, number: int) -> TensorPrice | None:
-    """Return the price of a tensor of which only one use is seen."""
     return None if price is None else replace(price, uses=price.uses[number : number + 1])
 
 

@@ -210,7 +210,6 @@ class _Mark:
 
 
 def _marks(pins: Pinned, num_axes: int) -> dict[int, _Mark]:
-    """Return the marks of all operators that pins match."""
     found = {}
     for op in dict.fromkeys(op for factors in pins.factors for op in factors):
         row = [NONE] * num_axes

@@ -180,7 +180,6 @@ def _boxes(names: NamedDims) -> tuple[Box, ...]:
 
 
 def _order(one: int, other: int) -> Conflict:
-    """Return two names in ascending order."""
     return (one, other) if one < other else (other, one)
 
 
@@ -221,7 +220,6 @@ def _sets(conflicts: Sequence[Conflict], boxes: Sequence[Box]) -> list[list[Conf
         return pair, turned
 
     def tie(one: Conflict, other: Conflict, *, is_crossed: bool) -> None:
-        """Join the sets of two conflicts."""
         (one, one_turned), (other, other_turned) = root(one), root(other)
         if one != other:  # else it is known how they stand to each other
             parent[other] = one

@@ -174,11 +174,9 @@ class _Leads:
     """Places of rules, computed once per rule."""
 
     def __init__(self) -> None:
-        """Begin with no rule."""
         self._known: dict[int, _Places] = {}
 
     def of(self, rule: Rule) -> _Places:
-        """Return the places of one rule."""
         if id(rule) not in self._known:
             positions = {factor: position for position, factor in enumerate(rule.cuttable)}
 
@@ -218,7 +216,6 @@ def _build_map(
 
 
 def _constant_only(ops: Iterable[Op], graph: Graph) -> frozenset[int]:
-    """Find the operators that compute from constants alone."""
     found: set[int] = set()
     for number, op in enumerate(ops):
         reads = bool(op.operands) and op.primitive != STATE

@@ -270,12 +270,10 @@ class _Tried:
         self._plans: list[Plan] = []
 
     def state(self, name: str, state: State) -> None:
-        """Try a state of the game."""
         self.steps.append(Step(name=name, cost=self.game.cost(state), figures=self.game.figures(state)))
         self._plans.append(self.game.actions.plan(state))
 
     def plan(self, name: str, plan: Plan) -> None:
-        """Try a plan."""
         cost = cost_of(plan)
         figures = Figures(step_time_s=cost.step_time_s, peak_memory_bytes=cost.peak_memory_bytes)
         pins = self.game.actions.pins
@@ -286,7 +284,6 @@ class _Tried:
         self._plans.append(plan)
 
     def fits(self, number: int) -> bool:
-        """Return whether a plan fits into memory."""
         return self.steps[number + 1].figures.peak_memory_bytes <= self.memory_bytes
 
     @property
@@ -296,7 +293,6 @@ class _Tried:
 
     @property
     def best(self) -> Incumbent[Plan]:
-        """Best plan, with its cost."""
         return Incumbent(cost=self.steps[self.number + 1].cost, solution=self._plans[self.number])
 
 

@@ -215,7 +215,6 @@ def edit_actions(
     known: dict[State, float] = {}
 
     def reach(sequence: Sequence[int]) -> tuple[float, State]:
-        """Return the cost and the state after a sequence."""
         state = game.first
         for action in sequence:
             state = game.after(state, action)
@@ -284,7 +283,6 @@ class _Search(Generic[State]):
         limits: Limits,
         clock: Callable[[], float],
     ) -> None:
-        """Begin with the first state."""
         self.game, self.options, self.rng, self.limits, self.clock = game, options, rng, limits, clock
         self.began_s = clock()
         self.known: dict[State, _Open[State]] = {}
@@ -296,7 +294,6 @@ class _Search(Generic[State]):
         self.committed: list[tuple[_Open[State], int, _Open[State]]] = []
 
     def run(self, scripts: Sequence[Sequence[int]]) -> Tree[State]:
-        """Run all rounds."""
         rounds: list[Round] = []
         begin = 0
         stop = None
@@ -501,7 +498,6 @@ class _Search(Generic[State]):
         return node
 
     def note(self) -> None:
-        """Append the present state of the search to the trace."""
         self.trace.append(
             Progress(seconds=self.clock() - self.began_s, nodes=len(self.nodes), cost=self.best.cost, bound=-math.inf)
         )
