@@ -60,6 +60,13 @@ class PlannerOptions:
     prove_s: float | None = None
 
 
+WHOLE_AXES = PlannerOptions(whole_axes=True)
+"""Options with which plans name the caller's own axes, each of which cuts at most one dim of a tensor.
+
+Otherwise the plan's mesh has an axis for each prime factor of an axis, named as `model.0`.
+"""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Planned:
     """Plan of a graph, with all that is known of it.

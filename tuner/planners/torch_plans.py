@@ -29,13 +29,7 @@ from costmodels.sharding.layouts import Layout
 from costmodels.sharding.plan import Plan
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
-from tuner.planners.planning import Planned, PlannerOptions, plan_graph
-
-WHOLE_AXES = PlannerOptions(whole_axes=True)
-"""Default options, with which a mesh dim shards at most one dim of a tensor.
-
-Otherwise the plan's mesh has a dim for each prime factor, named as `model.0`.
-"""
+from tuner.planners.planning import WHOLE_AXES, Planned, PlannerOptions, plan_graph
 
 Placements = tuple[Placement, ...]
 """Placements of one tensor, by dims of the mesh."""

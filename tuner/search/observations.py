@@ -247,6 +247,7 @@ def _combine(own: list[_Entry]) -> Observations:
 def _select_samples(own: Sequence[_Entry]) -> tuple[OperatorSample, ...]:
     """Return the operator times of the first and of the last trials that have any; drop those of the others."""
     sampled = [entry for entry in own if entry.samples]
+    # samples in the middle are dropped from the entries too, to free their memory
     for entry in sampled[MOST_SAMPLED // 2 : -(MOST_SAMPLED // 2)]:
         entry.samples = ()
     return tuple(sample for entry in sampled for sample in entry.samples)

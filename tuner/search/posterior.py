@@ -344,6 +344,7 @@ class Posterior:
         holds = self.kinds.holds[:, self.kinds.names.index(name)]
         tried = sorted(observations.explored | observations.crashed)
         num_crashed = int(holds[sorted(observations.crashed)].sum())
+        # proxies stand behind the candidates, and are none of them
         num_held = int(holds[: len(holds) - len(self.aside)].sum())
         return (
             f"{name} crashed in {num_crashed} of {_count_in_words(int(holds[tried].sum()), 'trial')}: with probability "

@@ -16,7 +16,7 @@ from costmodels.sharding.plan import Plan, PlanCost, cost_of
 from hardware.device import GIB
 from hardware.io.errors import ConfigError
 from tuner.planners.engine.outcome import ROUNDING
-from tuner.planners.sharding.axis_descent import IsOpen, charged_s, descend
+from tuner.planners.sharding.axis_descent import charged_s, descend
 from tuner.planners.sharding.memory_prices import fit_to_memory
 from tuner.planners.sharding.pins import Pin, Pinned, deviation, resolve_pins, words_of
 from tuner.planners.sharding.recursive import Level, Order, recursive_plan
@@ -184,7 +184,7 @@ class PinnedSearch:
         peak_bytes = cost_of(plan).peak_memory_bytes
         if peak_bytes <= self.memory_bytes:
             return plan, is_optimum
-        below = fit_to_memory(plan, self.descent, self.memory_bytes, is_open=_is_open(pins), charge=charge)
+        below = fit_to_memory(plan, self.descent, self.memory_bytes, is_open=pins.restriction, charge=charge)
         if below.plan is None:
             raise ConfigError(
                 f"no plan was found that fits: without a limit {peak_bytes / GIB:.3g} are needed",
@@ -201,7 +201,7 @@ class PinnedSearch:
         )
         if self.descent is None:
             return plan, False
-        found = descend(plan, self.descent, is_open=_is_open(pins), charge=together(pins.charge, self.charge))
+        found = descend(plan, self.descent, is_open=pins.restriction, charge=together(pins.charge, self.charge))
         return found.plan, found.is_optimum
 
     def _harden(self, pins: Pinned) -> Pinned:
@@ -218,10 +218,6 @@ class PinnedSearch:
             except ConfigError:
                 continue
         return found
-
-
-def _is_open(pins: Pinned) -> IsOpen | None:
-    return pins.is_open if pins.served else None
 
 
 def _round_up(number: float) -> float:

@@ -18,7 +18,7 @@ import difflib
 import fnmatch
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from costmodels.sharding.device_mesh import DeviceMesh
@@ -95,6 +95,11 @@ class Pinned:
     def is_open(self, op: int, axis: int) -> bool:
         """Return whether hard pins leave open which factor an axis of the refined mesh serves in an operator."""
         return all((op, number) not in self.served for number, level in enumerate(self.levels) if level.axis == axis)
+
+    @property
+    def restriction(self) -> Callable[[int, int], bool] | None:
+        """Restriction of a descent by hard pins; None if there is none."""
+        return self.is_open if self.served else None
 
     @property
     def charge(self) -> Charge | None:

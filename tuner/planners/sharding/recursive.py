@@ -265,6 +265,7 @@ class _Progress:
             self.served[number, level.axis] = factor
             self.ways[number][factor] *= level.ways
             self.flop[number] /= level.ways
+            # Only tensors with the factor on one of their dims become smaller.
             for parts, dims in (
                 (self.read_bytes[number], op.rule.operand_dims),
                 (self.written_bytes[number], op.rule.result_dims),
@@ -369,6 +370,7 @@ class _Cut:
             if (only := closed(number, level, self.known.ways[number])) is not None:
                 kept = [position for position, factor in enumerate(candidates) if factor in only]
                 assert kept, f"{self.known.graph.ops[number].name} is restricted to what it can't take"
+                # Costs and conflicts stand in the order of the candidates.
                 self.candidates[number] = tuple(candidates[position] for position in kept)
                 self.cost_s[number] = [self.cost_s[number][position] for position in kept]
                 self.conflicts[number] = [0] * len(kept)

@@ -253,6 +253,7 @@ class ShardingTerms:
         """Return the term of an operator's compute, and of its charge if there is one."""
         op = self.graph.ops[number]
         num_bytes = [self.graph.tensors[tensor].num_bytes for tensor in (*op.operands, *op.results)]
+        # Operators of repeated layers have the same work and rows, and share one table.
         key = (id(op.rule), op.is_free, op.flop, op.times, op.precision, rows, *num_bytes)
         if key not in self._compute:
             self._compute[key] = np.array([self._roofline.seconds(number, row) for row in rows])

@@ -288,6 +288,7 @@ class _Classes:
         by_class: dict[int, list[int]] = defaultdict(list)
         for own, factor in self._members[group]:
             by_class[own].append(factor)
+        # An axis serves at most one factor of a class; the resolution chooses among several of one colour.
         chosen = {own: self._kept(own, factors, bits) for own, factors in by_class.items()}
         sizes = [self._rules[own].factors[factor].size for own, factor in chosen.items()]
         return _Effect(

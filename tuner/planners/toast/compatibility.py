@@ -343,6 +343,7 @@ def _dims_used_alike(names: NamedDims, kinds: Sequence[int]) -> list[list[int]]:
         if op.primitive != STATE:
             continue
         tensor = op.results[0]
+        # Parameters of repeated layers are read by operators of the same kinds, as the same operands.
         uses = sorted((kinds[use.op], use.operand) for use in graph.uses[tensor])
         for name in range(int(names.begins[number]), int(names.begins[number + 1])):
             found[kinds[number], tuple(uses), int(names.factors[name])].append(int(names.colours[name]))

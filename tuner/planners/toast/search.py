@@ -97,7 +97,6 @@ class Toast:
         actions: Actions of the search.
         trees: Trees of all searches.
         steps: Unsharded step, the trees' best plans, given plans and polished plans, in the order of their making.
-        analysis_s: Time of the analysis [s].
         bound_s: Lower bound of the step time of every plan, whatever memory it takes and whichever pins it keeps [s].
     """
 
@@ -106,7 +105,6 @@ class Toast:
     actions: ColourActions
     trees: tuple[Tree[State], ...]
     steps: tuple[Step, ...]
-    analysis_s: float
     bound_s: float
 
     @property
@@ -215,7 +213,6 @@ def toast_plan(
     began_s = time.perf_counter()
     found = compatibility(named_dims(graph))
     actions = ColourActions(found, mesh, least_dims=options.least_dims, pins=pins)
-    analysis_s = time.perf_counter() - began_s
     memory_bytes = options.memory_bytes
     if memory_bytes is None:
         memory_bytes = min(device.memory_bytes for device in mesh.cluster.devices)
@@ -223,6 +220,7 @@ def toast_plan(
     scripts: list[list[int]] = []
     if options.is_seeded:
         scripts = [*hand_written(actions), *(nearest(actions, plan) for plan in given)]
+    # One tree more than asked for begins with the scripts, if there are any.
     grow = partial(_grow, game, options, limits, scripts)
     grown = (workers or InProcessWorkers()).map(grow, range(options.searches + options.is_seeded))
     # The tree with seeds is the last one, and is reported by itself.
@@ -249,7 +247,6 @@ def toast_plan(
         actions=actions,
         trees=tuple(trees),
         steps=tuple(tried.steps),
-        analysis_s=analysis_s,
         bound_s=bound_s,
     )
 
@@ -284,6 +281,7 @@ class _Tried:
         self._plans.append(plan)
 
     def fits(self, number: int) -> bool:
+        # The first step is the unsharded one, which is none of the plans.
         return self.steps[number + 1].figures.peak_memory_bytes <= self.memory_bytes
 
     @property
@@ -302,8 +300,7 @@ def _polish(tried: _Tried, terms: ShardingTerms, given: Sequence[Plan], bound_s:
     Where nothing fits into memory, prices of memory lead to a plan that does.
     """
     pins = tried.game.actions.pins
-    is_open = pins.is_open if pins is not None and pins.served else None
-    charge = None if pins is None else pins.charge
+    is_open, charge = (None, None) if pins is None else (pins.restriction, pins.charge)
     starts = [tried.best.solution]
     # A given plan may lead to a better local optimum than the best one.
     starts += [plan for plan in given if (plan.served != starts[0].served).any()]

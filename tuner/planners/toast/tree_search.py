@@ -120,7 +120,6 @@ class Tree(Generic[State]):
         rounds: Rounds in their order.
         best: Number of the cheapest node.
         stop: Reason for the end; EXHAUSTED if everything reachable was seen or the last round found nothing better.
-        is_complete: Whether every reachable state was seen.
         seconds: Wall time [s].
         trace: Progress at the start, at every improvement and at the end.
     """
@@ -129,7 +128,6 @@ class Tree(Generic[State]):
     rounds: tuple[Round, ...]
     best: int
     stop: Stop
-    is_complete: bool
     seconds: float
     trace: tuple[Progress, ...]
 
@@ -253,7 +251,7 @@ def _changes(sequence: tuple[int, ...], num_actions: int) -> Iterator[tuple[int,
                 yield (*sequence[:at], action, *sequence[at + 1 :])
 
 
-_Path = Sequence[tuple[_Open[State], int, _Open[State]]]
+_Path = list[tuple[_Open[State], int, _Open[State]]]
 """States of a trajectory, each with the action that was taken there and the state that followed."""
 
 
@@ -291,7 +289,7 @@ class _Search(Generic[State]):
         self.all_visits, self.all_ratios = np.zeros(game.num_actions + 1), np.zeros(game.num_actions + 1)
         self.root = self.best = self.node_of(game.first)
         self.found = _Best(worth=self.root.cost, node=self.root)
-        self.committed: list[tuple[_Open[State], int, _Open[State]]] = []
+        self.committed: _Path[State] = []
 
     def run(self, scripts: Sequence[Sequence[int]]) -> Tree[State]:
         rounds: list[Round] = []
@@ -329,7 +327,6 @@ class _Search(Generic[State]):
             rounds=tuple(rounds),
             best=self.best.number,
             stop=stop,
-            is_complete=self.root.is_done,
             seconds=self.clock() - self.began_s,
             trace=tuple(self.trace),
         )
@@ -339,10 +336,7 @@ class _Search(Generic[State]):
         del self.committed[begin:]
         node = self.committed[-1][2] if begin else self.root
         for action in actions:
-            child = self.take_action(node, action)
-            assert child is not None, "actions of a trajectory change something"
-            self.committed.append((node, action, child))
-            node = child
+            node = self.advance(node, action, self.committed)
 
     def reason(self) -> Stop | None:
         """Return the limit that is reached; None if there is none."""
@@ -353,18 +347,15 @@ class _Search(Generic[State]):
     def follow(self, script: Sequence[int]) -> None:
         """Make a trajectory of given actions, leaving out those that change nothing."""
         node = self.root
-        path: list[tuple[_Open[State], int, _Open[State]]] = []
+        path: _Path[State] = []
         for action in script[: self.options.depth]:
-            child = self.take_action(node, action)
-            if child is not None:
-                path.append((node, action, child))
-                node = child
+            node = self.advance(node, action, path)
         self.learn(path)
 
     def trajectory(self, begin: _Open[State], before: _Path[State]) -> None:
         """Make one trajectory: by promise while states are known, then by replay of committed actions or at random."""
         node, most = begin, self.options.depth - len(before)
-        path: list[tuple[_Open[State], int, _Open[State]]] = []
+        path: _Path[State] = []
         num_seen = len(self.nodes)
         while len(path) < most and len(self.nodes) == num_seen and not node.is_done:
             # The last entry stands for stopping, which is tried once per node.
@@ -372,20 +363,13 @@ class _Search(Generic[State]):
             if action == self.game.num_actions:
                 node.close(action)
                 break
-            child = self.take_action(node, action)
-            if child is not None:
-                path.append((node, action, child))
-                node = child
+            node = self.advance(node, action, path)
         is_new = len(self.nodes) > num_seen
         if is_new and self.rng.random() < self.options.replay:
             self.learn(path, *self.replay(node, {action for _, action, _ in (*before, *path)}, most - len(path)))
             return
         while is_new and len(path) < most and self.rng.random() < self.options.going_on:
-            action = self.at_random()
-            child = self.take_action(node, action)
-            if child is not None:
-                path.append((node, action, child))
-                node = child
+            node = self.advance(node, self.at_random(), path)
         self.learn(path)
         begin.num_visits += not path
 
@@ -431,11 +415,10 @@ class _Search(Generic[State]):
         """Return the mean ratio of worth to cost of each action over all states; 1 where it was never taken [a + 1]."""
         return np.where(self.all_visits > 0, self.all_ratios / np.maximum(self.all_visits, 1.0), 1.0)
 
-    def take_action(self, node: _Open[State], action: int) -> _Open[State] | None:
-        """Return the node that an action leads to.
+    def advance(self, node: _Open[State], action: int, path: _Path[State]) -> _Open[State]:
+        """Return the node that an action leads to, and append the action to the path.
 
-        Returns:
-            None, with the action closed, where it changes nothing or everything behind it was seen.
+        Where it changes nothing, or everything behind it was seen, the action is closed and the node stays.
         """
         child = node.children.get(action)
         if child is None and not node.closed[action]:
@@ -445,6 +428,9 @@ class _Search(Generic[State]):
                 node.close(action)
             else:
                 child = node.children[action] = self.node_of(state)
+        if child is None:
+            return node
+        path.append((node, action, child))
         return child
 
     def learn(self, path: _Path[State], end: _Open[State] | None = None, further: tuple[int, ...] = ()) -> None:
@@ -481,6 +467,7 @@ class _Search(Generic[State]):
         """Return the node of a state, which is new if the state was not seen before."""
         if state in self.known:
             return self.known[state]
+        # The last entry of each array stands for stopping.
         entries = self.game.num_actions + 1
         node = self.known[state] = _Open(
             number=len(self.nodes),
