@@ -133,11 +133,7 @@ def plan_graph(
 
 
 def _run_d_rec(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
-    """Plan by D-Rec, followed by the descent where `options.planner` asks for it.
-
-    Raises:
-        ConfigError: the pins can't hold, or no plan is found that fits into memory.
-    """
+    """Plan by D-Rec, followed by the descent where `options.planner` asks for it."""
     began_s = time.perf_counter()
     own_mesh, levels = whole(mesh) if options.whole_axes else refine_mesh(mesh)
     orders = ORDERS if options.order == "best" else (options.order,)
@@ -174,9 +170,6 @@ def _run_toast(graph: Graph, mesh: DeviceMesh, options: PlannerOptions, workers:
     """Plan by TOAST, from D-Rec's plan and plans by hand, with its bound on the step time.
 
     Where TOAST's plan does not fit into the memory of a device, the descent looks for one that does.
-
-    Raises:
-        ConfigError: the pins can't hold, or no plan is found below the limit of memory.
     """
     if options.diagnose:
         raise ConfigError(

@@ -92,7 +92,7 @@ class PinnedSearch:
     Attributes:
         graph: Graph of the training step to shard.
         mesh: Mesh with the axes that pins name.
-        refined_mesh: The same devices with the axes that `recursive.refined` or `recursive.whole` returns.
+        refined_mesh: The same devices with the axes that `recursive.refine_mesh` or `recursive.whole` returns.
         levels: Levels that belong to `refined_mesh`.
         order: Order of D-Rec's visits to operators.
         descent: Cost tables for the descent from D-Rec's plan; None to keep D-Rec's plan.

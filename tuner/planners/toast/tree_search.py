@@ -94,30 +94,13 @@ class Node(Generic[State]):
     visits: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Round:
-    """One round of trajectories, with the actions that it committed.
-
-    Attributes:
-        begin: Number of earlier committed actions that stay.
-        trajectories: Number of trajectories that were made.
-        actions: Actions from the round's root to the best state that it found; empty without an improvement.
-        cost: Cost of the best state.
-    """
-
-    begin: int
-    trajectories: int
-    actions: tuple[int, ...]
-    cost: float
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Tree(Generic[State]):
     """Result of a search.
 
     Attributes:
         nodes: Every state that was seen, in the order of discovery; the search began in the first one.
-        rounds: Rounds in their order.
+        actions: All actions that were committed and not replaced, in their order.
         best: Number of the cheapest node.
         stop: Reason for the end; EXHAUSTED if everything reachable was seen or the last round found nothing better.
         seconds: Wall time [s].
@@ -125,20 +108,11 @@ class Tree(Generic[State]):
     """
 
     nodes: tuple[Node[State], ...]
-    rounds: tuple[Round, ...]
+    actions: tuple[int, ...]
     best: int
     stop: Stop
     seconds: float
     trace: tuple[Progress, ...]
-
-    @property
-    def actions(self) -> tuple[int, ...]:
-        """All actions that were committed and not replaced, in their order."""
-        found: tuple[int, ...] = ()
-        for each in self.rounds:
-            if each.actions:
-                found = (*found[: each.begin], *each.actions)
-        return found
 
 
 @dataclass(slots=True, eq=False)
@@ -292,8 +266,8 @@ class _Search(Generic[State]):
         self.committed: _Path[State] = []
 
     def run(self, scripts: Sequence[Sequence[int]]) -> Tree[State]:
-        rounds: list[Round] = []
         begin = 0
+        actions: tuple[int, ...] = ()
         stop = None
         for script in scripts:
             self.follow(script)
@@ -308,11 +282,9 @@ class _Search(Generic[State]):
             least = self.committed[-1][2].cost if self.committed else self.root.cost
             # Only an improvement on everything committed so far is committed.
             is_better = found.node.cost < least * (1 - ROUNDING)
-            actions = found.actions if is_better else ()
-            cost = found.node.cost if is_better else least
-            rounds.append(Round(begin=begin, trajectories=count, actions=actions, cost=cost))
             if is_better:
-                self.commit(begin, actions)
+                self.commit(begin, found.actions)
+                actions = (*actions[:begin], *found.actions) if found.actions else actions
                 begin = len(self.committed)
             elif begin:
                 # Go back to the middle of the committed actions, and look for something better from there.
@@ -324,7 +296,7 @@ class _Search(Generic[State]):
         self.note()
         return Tree(
             nodes=tuple(Node(state=node.state, cost=node.cost, visits=node.num_visits) for node in self.nodes),
-            rounds=tuple(rounds),
+            actions=actions,
             best=self.best.number,
             stop=stop,
             seconds=self.clock() - self.began_s,

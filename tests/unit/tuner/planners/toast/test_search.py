@@ -88,15 +88,14 @@ def test_a_search_crosses_a_ridge():
     tree = search(Row(), SearchOptions(), np.random.default_rng(0))
 
     assert tree.nodes[tree.best].state == 3
-    assert tree.rounds[-1].actions == ()
     assert tree.actions.count(2) == 3
 
 
 def test_a_round_without_gain_is_the_last():
-    """Where nothing is better than the begin there is one round, and no action."""
+    """Where nothing is better than the begin, no action is committed."""
     tree = search(Row(), SearchOptions(depth=2), np.random.default_rng(0))
 
-    assert [each.actions for each in tree.rounds] == [()]
+    assert tree.actions == ()
     assert tree.best == 0
 
 
@@ -107,7 +106,7 @@ def test_the_same_seed_grows_the_same_tree():
         for seed in (1, 1, 2)
     )
 
-    assert (once.nodes, once.rounds) == (again.nodes, again.rounds)
+    assert (once.nodes, once.actions) == (again.nodes, again.actions)
     assert once.nodes != other.nodes
 
 
