@@ -35,6 +35,7 @@ from benchmarks.support.workers import mapper
 from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.job.runtime import find_runtime
 from hardware.arrays import FloatArray
+from tuner.search.subset import select_subset
 
 NUM_DRAWS = 400
 INTERVAL = (0.025, 0.5, 0.975)
@@ -187,7 +188,9 @@ def run_and_look(group: Group, problem: Problem, seed: int, num_trials: Sequence
         if not left.any():
             break
         # Draws are reproducible per seed and number of trials, independent of the sampler's own draws.
-        drawn = problem.posterior.draw_steps(searcher.observations, NUM_DRAWS, np.random.default_rng([seed, wanted]))
+        seen, rng = searcher.observations, np.random.default_rng([seed, wanted])
+        told = select_subset(seen, problem.posterior.steps[0].points.features)
+        drawn = problem.posterior.draw_steps(seen, told, NUM_DRAWS, rng)
         found.append(held_out(drawn[:, left], log_measured[left], wanted))
     return found
 

@@ -6,6 +6,7 @@ there.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from tuner.planners.planning import PlannerOptions, plan_graph
 from tuner.planners.sharding.class_costs import Figures
 from tuner.planners.sharding.sharding_milp import shard_by_milp
 from tuner.planners.toast.colour_actions import ColourActions, State
-from tuner.planners.toast.colour_scripts import hand_written, multi_query, roles
+from tuner.planners.toast.colour_scripts import hand_written, roles
 from tuner.planners.toast.compatibility import compatibility
 from tuner.planners.toast.named_dims import named_dims
 from tuner.planners.toast.search import ColourGame, ToastOptions, toast_plan
@@ -102,6 +103,30 @@ def manual(problem: Problem) -> Found:
     if by_the_batch:
         words.append(f"attention by the batch by {by_the_batch}")
     return Found(plan=plan, told={"scripts": len(reached), "script": words})
+
+
+def multi_query(actions: ColourActions, plan: Plan, axis: int) -> Plan:
+    """Return a plan with the batch cut by an axis in all operators over past tokens, whatever it cuts elsewhere.
+
+    Where heads share keys, this is multi-query attention by the batch: each device reads a part of the keys, and
+    queries are exchanged from heads to the batch and back (Pope et al. 2022, section 3.3). Colours can't express it,
+    because heads have one colour in the products with parameters and over the past.
+    """
+    found, role = actions.found, roles(actions)
+    names = found.names
+    served = plan.served.copy()
+    groups = found.colour_groups[names.colours]
+    for number, op in enumerate(names.graph.ops):
+        own = range(int(names.begins[number]), int(names.begins[number + 1]))
+        batch = [int(names.factors[name]) for name in own if groups[name] in role.data]
+        if not batch or not any(groups[name] in role.along for name in own):
+            continue
+        others = [
+            size for each, size in enumerate(plan.mesh.sizes) if each != axis and served[number, each] == batch[0]
+        ]
+        if op.rule.factors[batch[0]].size % (math.prod(others) * plan.mesh.sizes[axis]) == 0:
+            served[number, axis] = batch[0]
+    return replace(plan, served=served)
 
 
 def figures_of(plan: Plan) -> Figures:

@@ -6,9 +6,9 @@ import gzip
 import json
 from pathlib import Path
 
+from benchmarks.assignment.contest_file import read_problem
 from tests.fuzz.mutation import of_bytes, of_json
 from tests.fuzz.target import Target
-from tuner.planners.assignment.contest_file import read_problem
 
 PROBLEM = {
     "problem": {

@@ -26,13 +26,7 @@ from costmodels.sharding.exports.jax_specs import jax_specs
 from costmodels.sharding.frontends.jax.graph import graph_of
 from costmodels.sharding.frontends.jax.program import Program, trace_function
 from hardware.cluster import Cluster
-from tuner.planners.planning import Planned, PlannerOptions, plan_graph
-
-WHOLE_AXES = PlannerOptions(whole_axes=True)
-"""Default options, with which specs name the caller's own axes.
-
-Otherwise the plan's mesh has an axis for each prime factor of an axis, named as `model.0`.
-"""
+from tuner.planners.planning import WHOLE_AXES, Planned, PlannerOptions, plan_graph
 
 At = Literal["written", "read"]
 """Side of an operator: its results or its operands."""

@@ -60,6 +60,13 @@ class PlannerOptions:
     prove_s: float | None = None
 
 
+WHOLE_AXES = PlannerOptions(whole_axes=True)
+"""Options with which plans name the caller's own axes, each of which cuts at most one dim of a tensor.
+
+Otherwise the plan's mesh has an axis for each prime factor of an axis, named as `model.0`.
+"""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Planned:
     """Plan of a graph, with all that is known of it.
@@ -126,11 +133,7 @@ def plan_graph(
 
 
 def _run_d_rec(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
-    """Plan by D-Rec, followed by the descent where `options.planner` asks for it.
-
-    Raises:
-        ConfigError: the pins can't hold, or no plan is found that fits into memory.
-    """
+    """Plan by D-Rec, followed by the descent where `options.planner` asks for it."""
     began_s = time.perf_counter()
     own_mesh, levels = whole(mesh) if options.whole_axes else refine_mesh(mesh)
     orders = ORDERS if options.order == "best" else (options.order,)
@@ -167,9 +170,6 @@ def _run_toast(graph: Graph, mesh: DeviceMesh, options: PlannerOptions, workers:
     """Plan by TOAST, from D-Rec's plan and plans by hand, with its bound on the step time.
 
     Where TOAST's plan does not fit into the memory of a device, the descent looks for one that does.
-
-    Raises:
-        ConfigError: the pins can't hold, or no plan is found below the limit of memory.
     """
     if options.diagnose:
         raise ConfigError(
@@ -211,5 +211,4 @@ def _run_toast(graph: Graph, mesh: DeviceMesh, options: PlannerOptions, workers:
 
 
 def _cheapest(plans: Mapping[Order, PinnedPlan]) -> Order:
-    """Return the order whose plan has the shortest step."""
     return min(plans, key=lambda order: plans[order].cost.step_time_s)

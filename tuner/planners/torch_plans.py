@@ -29,13 +29,7 @@ from costmodels.sharding.layouts import Layout
 from costmodels.sharding.plan import Plan
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
-from tuner.planners.planning import Planned, PlannerOptions, plan_graph
-
-WHOLE_AXES = PlannerOptions(whole_axes=True)
-"""Default options, with which a mesh dim shards at most one dim of a tensor.
-
-Otherwise the plan's mesh has a dim for each prime factor, named as `model.0`.
-"""
+from tuner.planners.planning import WHOLE_AXES, Planned, PlannerOptions, plan_graph
 
 Placements = tuple[Placement, ...]
 """Placements of one tensor, by dims of the mesh."""
@@ -197,7 +191,6 @@ def plan_torch(
     numbers = {tensor.name: number for number, tensor in enumerate(plan.graph.tensors)}
 
     def placements_of(name: str) -> Placements:
-        """Return the placements of a tensor."""
         # buffers that no step changes are constants in the graph, which each device has
         return _placements(plan.layout(numbers[name])) if name in numbers else _placements((-1,) * len(plan.mesh.sizes))
 
@@ -254,7 +247,6 @@ def _input_tree(inputs: tuple[Any, ...], placements_of: Callable[[str], Placemen
 
 
 def _moments(name: str) -> list[str]:
-    """Return the names of a parameter's moments in the optimizer."""
     return [f"{name}.{moment}" for moment in MOMENTS]
 
 

@@ -174,8 +174,7 @@ def _find_cheapest(
     held = resolve_pins(pins, graph, mesh, levels)
     start = _with_pins(by_hand, held)
     if terms is not None:
-        is_open = held.is_open if held.served else None
-        start = descend(start, terms, is_open=is_open, charge=together(held.charge, charge)).plan
+        start = descend(start, terms, is_open=held.restriction, charge=together(held.charge, charge)).plan
     plans.append(start)
     costs = [(plan, cost_of(plan)) for plan in plans]
     # No plan may hold more weights or gradients than the plan by hand. Among the rest, those without more memory

@@ -365,22 +365,17 @@ def _price_states(
     observations = _observations(trials, own_grid)
     # Without observations or history the posterior equals the predictions, so pricing skips the surrogate.
     knows = bool(own) and (observations.num_decisions > 0 or bool(config.history))
-    if not knows:
-        return {
-            state: _figures(
-                state[1],
-                list(pool[state[0]]),
-                estimate_step(replace(setting, cluster=state[1]), grid, memory=memory).step_time_s,
-                memory.fits(headroom),
-                memory,
-            )
-            for state, grid, memory in zip(states, grids, memories, strict=True)
-        }, 0
-    # Predictions by the cost model: to compare states, and to transfer corrections from a representative.
-    log_prior_s = [
-        np.log(estimate_step(replace(setting, cluster=cluster), grid, memory=memory).step_time_s)
+    predicted_s = [
+        estimate_step(replace(setting, cluster=cluster), grid, memory=memory).step_time_s
         for (_, cluster), grid, memory in zip(states, grids, memories, strict=True)
     ]
+    if not knows:
+        return {
+            state: _figures(state[1], list(pool[state[0]]), step_time_s, memory.fits(headroom), memory)
+            for state, step_time_s, memory in zip(states, predicted_s, memories, strict=True)
+        }, 0
+    # The logarithms compare states, and transfer corrections from a representative.
+    log_prior_s = list(map(np.log, predicted_s))
     stands_for = _representatives([base for base, _ in states], log_prior_s)
     corrected = sorted(set(stands_for))
     # Rows of the surrogate: the study's own candidates, then those of each corrected state but the nominal one.
@@ -455,7 +450,6 @@ def _distance(one: FloatArray, other: FloatArray) -> float:
 
 
 def _observations(trials: Sequence[FrozenTrial], grid: ConfigGrid) -> Observations:
-    """Convert the trials to observations of a grid's configurations."""
     positions = {
         tuple(params_of(dict(zip(grid.dimensions, key, strict=True))).values()): at
         for key, at in grid.positions().items()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 LEARNED = "learned"
-"""Study attribute with the conclusions, as a list of `Lesson.as_json`."""
+"""Study attribute with the conclusions, as a list of `FailureConclusion.as_json`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -189,7 +189,7 @@ class ObservationLog:
             return known[1]
         entry = _parse_trial((trial, trial.state, trial.values), self._position_of)
         if entry is None and trial.state == TrialState.RUNNING and trial.number in chosen:
-            return _pending_entry(trial.number, chosen[trial.number])
+            return _Entry(number=trial.number, position=chosen[trial.number])
         if trial.state.is_finished():
             self._parsed[trial.number] = trial, entry
         return entry
@@ -247,6 +247,7 @@ def _combine(own: list[_Entry]) -> Observations:
 def _select_samples(own: Sequence[_Entry]) -> tuple[OperatorSample, ...]:
     """Return the operator times of the first and of the last trials that have any; drop those of the others."""
     sampled = [entry for entry in own if entry.samples]
+    # samples in the middle are dropped from the entries too, to free their memory
     for entry in sampled[MOST_SAMPLED // 2 : -(MOST_SAMPLED // 2)]:
         entry.samples = ()
     return tuple(sample for entry in sampled for sample in entry.samples)
@@ -272,15 +273,15 @@ class _Entry:
 
     number: int
     position: int
-    status: Status | None
-    value_s: float | None
-    log_step_s: float | None
-    variance: float
-    startup_s: float | None
-    cut: Observation | None
-    peak_bytes: int | None
-    samples: tuple[OperatorSample, ...]
-    proxy: Proxy | None
+    status: Status | None = None
+    value_s: float | None = None
+    log_step_s: float | None = None
+    variance: float = STEP_NOISE**2
+    startup_s: float | None = None
+    cut: Observation | None = None
+    peak_bytes: int | None = None
+    samples: tuple[OperatorSample, ...] = ()
+    proxy: Proxy | None = None
 
 
 def of_trials(times_s: Sequence[float]) -> float:
@@ -337,23 +338,6 @@ def _parse_trial(ending: Ending, position_of: Callable[[Mapping[str, Any]], int 
         if observation
         else (),
         proxy=None if proxy is None else Proxy.from_json(proxy),
-    )
-
-
-def _pending_entry(number: int, position: int) -> _Entry:
-    """Return the entry of a trial that has a candidate and no parameters yet."""
-    return _Entry(
-        number=number,
-        position=position,
-        status=None,
-        value_s=None,
-        log_step_s=None,
-        variance=_median_variance(()),
-        startup_s=None,
-        cut=None,
-        peak_bytes=None,
-        samples=(),
-        proxy=None,
     )
 
 

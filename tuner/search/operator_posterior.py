@@ -186,7 +186,6 @@ _Row = tuple[tuple[float, ...], float, int, str]
 
 
 def _as_errors(kind: OpKind, phase: Phase | None, found: Sequence[_Row]) -> OperatorErrors:
-    """Return the measured operators of one kind and phase as arrays."""
     return OperatorErrors(
         kind=kind,
         phase=phase,

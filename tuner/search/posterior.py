@@ -124,7 +124,7 @@ class Posterior:
             return drawn[:, : len(self.predicted)]
         # steps and failures are drawn independently, given the subset that surrogates can afford
         told = self._select_subset(observations)
-        drawn = self._draw_steps(observations, told, num_draws, rng)
+        drawn = self.draw_steps(observations, told, num_draws, rng)
         fails = self._draw_failures(told, num_draws, rng)
         # trials say for certain what surrogates can only make probable
         fails[:, sorted(observations.explored)] = False
@@ -132,11 +132,7 @@ class Posterior:
         drawn[fails] = np.inf
         return drawn
 
-    def draw_steps(self, observations: Observations, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32]:
-        """Return joint draws of the log step time if every candidate could run [M, n]; without proxies."""
-        return self._draw_steps(observations, self._select_subset(observations), num_draws, rng)
-
-    def _draw_steps(
+    def draw_steps(
         self, observations: Observations, told: Observations, num_draws: int, rng: np.random.Generator
     ) -> NDArray[np.float32]:
         """Return joint draws of the log step time if every candidate could run [M, n].
@@ -160,7 +156,6 @@ class Posterior:
         return drawn
 
     def _select_subset(self, observations: Observations) -> Observations:
-        """Return the subset of the observations that the surrogates learn from."""
         return select_subset(observations, self.steps[0].points.features)
 
     def expected(self, observations: Observations, same_as: IntArray) -> Expected:
@@ -194,17 +189,12 @@ class Posterior:
             rest = (same_as >= 0) & (place[same_as] < 0) & np.isfinite(measured_s[same_as])
             log_step_s[rest] = measured_s[same_as[rest]]
         everywhere = np.arange(count)
-        crashed = np.array(sorted(told.crashed), dtype=np.int64)
-        misfit_probability = np.zeros(len(crashed))
-        log_needed = np.log(self.predicted.needed_bytes)
-        if self.memory:
-            memory = self._fit_memory(told)
-            log_needed, _ = memory.mean_and_deviation(everywhere)
-            misfit_probability = memory.probability_above(np.log(self.predicted.capacity_bytes[crashed]), crashed)
+        memory = self._fit_memory(told)
+        log_needed = np.log(self.predicted.needed_bytes) if memory is None else memory.mean_and_deviation(everywhere)[0]
         is_broken = np.zeros(count, dtype=np.bool_)
         # a kind is broken where crashes are more probable than not, given what memory explains of them
-        if len(crashed):
-            found_broken = self._fit_crashes(told, misfit_probability).broken_probability()
+        if told.crashed:
+            found_broken = self._fit_crashes(told, memory).broken_probability()
             broken = [self.kinds.names.index(name) for name, chance in found_broken.items() if chance > TELLING]
             is_broken |= self.kinds.holds[:, broken].any(axis=1)
         is_broken[np.isin(same_as, sorted(observations.explored))] = False
@@ -248,20 +238,19 @@ class Posterior:
     def _draw_failures(self, observations: Observations, num_draws: int, rng: np.random.Generator) -> NDArray[np.bool_]:
         """Draw which candidates do not fit or crash [M, n]."""
         log_capacity = np.log(self.predicted.capacity_bytes)
-        crashed = np.array(sorted(observations.crashed), dtype=np.int64)
         fails = np.zeros((num_draws, len(self.predicted)), dtype=np.bool_)
-        misfit_probability = np.zeros(len(crashed))
-        if self.memory:
-            memory = self._fit_memory(observations)
+        memory = self._fit_memory(observations)
+        if memory is not None:
             # a drawn need above the capacity is a misfit in that world
             fails |= memory.draw(num_draws, rng) > log_capacity.astype(np.float32)
-            misfit_probability = memory.probability_above(log_capacity[crashed], crashed)
-        if len(crashed):
-            fails |= self._fit_crashes(observations, misfit_probability).draw(num_draws, rng)
+        if observations.crashed:
+            fails |= self._fit_crashes(observations, memory).draw(num_draws, rng)
         return fails
 
-    def _fit_memory(self, observations: Observations) -> Surrogate:
-        """Return the surrogate of the needed memory after the trials."""
+    def _fit_memory(self, observations: Observations) -> Surrogate | None:
+        """Return the surrogate of the needed memory after the trials; None where memory is no issue."""
+        if not self.memory:
+            return None
         predicted = self.predicted
         peaks = np.array(list(observations.peaks_bytes), dtype=np.int64)
         # needed memory scales with the peak: both err by the same factor
@@ -288,22 +277,22 @@ class Posterior:
 
     def misfit_probability(self, observations: Observations, crashed: int) -> float:
         """Return the probability that a crashed candidate, no kind of which is broken, ran out of memory unnoticed."""
-        if not self.memory:
-            return 0.0
-        at = np.array([crashed])
-        misfit = float(
-            self._fit_memory(self._select_subset(observations)).probability_above(
-                np.log(self.predicted.capacity_bytes[at]), at
-            )[0]
-        )
+        memory = self._fit_memory(self._select_subset(observations))
+        misfit = float(self._explain_by_memory(np.array([crashed]), memory)[0])
         # Bayes: without a broken kind, a crash is a misfit or one of the candidate's own
         return misfit / (misfit + (1 - misfit) * OWN_CRASH)
 
-    def _fit_crashes(self, observations: Observations, misfit_probability: FloatArray) -> CrashSurrogate:
-        """Return the surrogate of crashes after the trials."""
+    def _explain_by_memory(self, positions: IntArray, memory: Surrogate | None) -> FloatArray:
+        """Return the probability of each of some candidates that its memory does not suffice."""
+        if memory is None:
+            return np.zeros(len(positions))
+        return memory.probability_above(np.log(self.predicted.capacity_bytes[positions]), positions)
+
+    def _fit_crashes(self, observations: Observations, memory: Surrogate | None) -> CrashSurrogate:
+        """Return the surrogate of crashes after the trials, as far as memory does not explain them."""
         crashed = np.array(sorted(observations.crashed), dtype=np.int64)
         # one that reached its limit before a step ended may not have run at all
-        return crash_surrogate(self.kinds, observations.measured, crashed, misfit_probability)
+        return crash_surrogate(self.kinds, observations.measured, crashed, self._explain_by_memory(crashed, memory))
 
     def lessons(self, observations: Observations) -> tuple[FailureConclusion, ...]:
         """Return sentences on the failures of the trials."""
@@ -313,32 +302,28 @@ class Posterior:
         lessons = []
         log_capacity = np.log(self.predicted.capacity_bytes)
         told = self._select_subset(observations)
-        crashed = np.array(sorted(told.crashed), dtype=np.int64)
-        misfit_probability = np.zeros(len(crashed))
-        if self.memory and (observations.misfits or len(crashed)):
-            memory = self._fit_memory(told)
+        memory = self._fit_memory(told) if observations.misfits or told.crashed else None
+        if memory is not None and observations.misfits:
             before = after(self.memory, NOTHING_SEEN)
             everywhere = np.arange(len(log_capacity))
-            probability = memory.probability_above(log_capacity, everywhere)
-            misfit_probability = probability[crashed]
             # candidates that fitted probably before any trial, and do not any more
-            newly = (probability > TELLING) & (before.probability_above(log_capacity, everywhere) <= TELLING)
+            newly = memory.probability_above(log_capacity, everywhere) > TELLING
+            newly &= before.probability_above(log_capacity, everywhere) <= TELLING
             newly[sorted(observations.explored | observations.impossible)] = False
-            if observations.misfits:
-                # factor of the posterior's needs over the predicted ones, in the median over candidates
-                factor = float(
-                    np.exp(np.median(memory.mean_and_deviation(everywhere)[0] - np.log(self.predicted.needed_bytes)))
+            # factor of the posterior's needs over the predicted ones, in the median over candidates
+            factor = float(
+                np.exp(np.median(memory.mean_and_deviation(everywhere)[0] - np.log(self.predicted.needed_bytes)))
+            )
+            lessons.append(
+                FailureConclusion(
+                    kind="memory",
+                    text=f"{_count_in_words(len(observations.misfits), 'trial')} ran out of memory; candidates "
+                    f"need {factor:.2f} times the predicted memory in the median, and "
+                    f"{_count_in_words(int(newly.sum()), 'more candidate')} probably won't fit.",
                 )
-                lessons.append(
-                    FailureConclusion(
-                        kind="memory",
-                        text=f"{_count_in_words(len(observations.misfits), 'trial')} ran out of memory; candidates "
-                        f"need {factor:.2f} times the predicted memory in the median, and "
-                        f"{_count_in_words(int(newly.sum()), 'more candidate')} probably won't fit.",
-                    )
-                )
-        if len(crashed):
-            found = self._fit_crashes(told, misfit_probability).broken_probability()
+            )
+        if told.crashed:
+            found = self._fit_crashes(told, memory).broken_probability()
             lessons += [
                 FailureConclusion(kind="crash", text=self._explain_broken_kind(name, probability, observations))
                 for name, probability in found.items()
@@ -356,10 +341,10 @@ class Posterior:
         return tuple(lessons)
 
     def _explain_broken_kind(self, name: str, probability: float, observations: Observations) -> str:
-        """Return one sentence on a kind that is probably broken."""
         holds = self.kinds.holds[:, self.kinds.names.index(name)]
         tried = sorted(observations.explored | observations.crashed)
         num_crashed = int(holds[sorted(observations.crashed)].sum())
+        # proxies stand behind the candidates, and are none of them
         num_held = int(holds[: len(holds) - len(self.aside)].sum())
         return (
             f"{name} crashed in {num_crashed} of {_count_in_words(int(holds[tried].sum()), 'trial')}: with probability "
@@ -409,5 +394,4 @@ def posterior_of(
 
 
 def _count_in_words(count: int, what: str) -> str:
-    """Return a count with its noun, in the plural where it is not 1."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"

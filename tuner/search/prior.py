@@ -190,7 +190,6 @@ def _distance(run: PastRun, setting: Setting) -> float:
 
 
 def _device_names_of(cluster: Cluster) -> frozenset[str]:
-    """Return the names of a cluster's devices."""
     return frozenset(device.name for device in cluster.devices)
 
 

@@ -207,7 +207,6 @@ class StepReports:
         return reasons
 
     def _report(self, trial: FrozenTrial, steps_s: Sequence[float]) -> None:
-        """Report the new steps of one trial to the study, at most MAX_REPORTS of them."""
         reported, _ = self.seen.get(trial.number, (0, 0.0))
         if len(steps_s) < reported:
             reported = 0  # it runs again

@@ -153,7 +153,6 @@ class ThompsonSampler(BaseSampler):
         self._log = ObservationLog(self.position_of)
         self._latest: _Drawn | None = None
         self._conclusions: tuple[_Drawn, list[dict[str, Any]]] | None = None
-        self._now: tuple[Observations, Population] | None = None
         self._chosen: dict[tuple[str, int], int] = {}
         self._lock = threading.RLock()
 
@@ -331,7 +330,6 @@ class ThompsonSampler(BaseSampler):
         return self._log.observations(others, ending, chosen)
 
     def _describe_population(self, observations: Observations) -> dict[str, Any]:
-        """Return the population after these observations as JSON."""
         return as_json(shares(self.population(observations).fastest, self._candidates, observations.explored))
 
     # What it decides
@@ -343,15 +341,9 @@ class ThompsonSampler(BaseSampler):
     def population(self, observations: Observations) -> Population:
         """Return M joint draws of all step times and the fastest candidate of each.
 
-        They are computed once per state of the study. With MANY ended trials the latest draws serve until RENEWED_BY
-        asks for new ones, or until they exceed the confidence: only draws that know every trial end a study.
+        They are drawn once per state of the study. With MANY ended trials the latest draws serve until RENEWED_BY asks
+        for new ones, or until they exceed the confidence: only draws that know every trial end a study.
         """
-        if self._now is None or self._now[0] is not observations:
-            self._now = observations, self._renew_population(observations)
-        return self._now[1]
-
-    def _renew_population(self, observations: Observations) -> Population:
-        """Return the latest population if it still serves, or else a new one."""
         latest = self._latest
         if latest is not None and _is_recent(latest.observations, observations):
             p_star = _p_star(latest.population.fastest, observations.explored)

@@ -211,6 +211,7 @@ def impossible_values(setting: Setting, options: SpaceOptions) -> dict[str, tupl
         if dimension.divided is None:
             continue
         divided = dimension.divided(setting)
+        # 0 stands for the value of another dimension, which may be any
         wrong = tuple(value for value in values if value and (value < 0 or divided.number % value))
         if wrong:
             found[name] = (wrong, divided.demand, divisors(divided.number))
@@ -257,6 +258,7 @@ def _list_values(dimension: str, values: tuple[int, ...]) -> str:
 
 def _factorisations(number: int, parts: int) -> IntArray:
     """Return all ordered ways [f, parts] to write `number` as a product of `parts` factors."""
+    # each part divides what the parts before it leave; the last part is the rest
     rows: list[tuple[int, ...]] = [()]
     rests = [number]
     for _ in range(parts - 1):
@@ -420,6 +422,7 @@ def _describe_need(memory: MemoryEstimate, position: int) -> str:
 
 def _describe_closest(grid: ConfigGrid, memory: MemoryEstimate, options: SpaceOptions) -> str:
     """Describe the configuration that comes closest to fitting, and suggest a remedy, where nothing fits."""
+    # devices of unlike hosts differ in their memory, so shares are compared
     closest = int(np.argmin(memory.needed_bytes / memory.capacity_bytes))
     told = (
         f"nothing fits: the closest, {grid.config(closest)}, {_describe_need(memory, closest)}, of which "

@@ -4,14 +4,14 @@ import pytest
 
 jax = pytest.importorskip("jax", reason="the zoo needs JAX: pip install 'meshtune[jax]'")
 
-from benchmarks.papers.toast_planners import Problem, cell_of  # noqa: E402 # only where JAX is
+from benchmarks.papers.toast_planners import Problem, cell_of, multi_query  # noqa: E402 # only where JAX is
 from benchmarks.zoo import FACTORIES  # noqa: E402 # as above
 from costmodels.sharding.frontends.jax.graph import graph_of_jax  # noqa: E402 # as above
 from costmodels.sharding.graph import STATE  # noqa: E402 # as above
 from costmodels.sharding.plan import NONE, cost_of, violations  # noqa: E402 # as above
 from tests.support.graphs.random_graphs import mesh_of  # noqa: E402 # as above
 from tuner.planners.toast.colour_actions import ColourActions  # noqa: E402 # as above
-from tuner.planners.toast.colour_scripts import hand_written, multi_query, roles  # noqa: E402 # as above
+from tuner.planners.toast.colour_scripts import hand_written, roles  # noqa: E402 # as above
 from tuner.planners.toast.compatibility import compatibility  # noqa: E402 # as above
 from tuner.planners.toast.named_dims import named_dims  # noqa: E402 # as above
 

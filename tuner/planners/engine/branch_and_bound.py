@@ -26,17 +26,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from tuner.planners.engine.frontier import Frontier, Merit, OpenNode
-from tuner.planners.engine.outcome import (
-    ROUNDING,
-    Incumbent,
-    Known,
-    Limits,
-    OnProgress,
-    Outcome,
-    Progress,
-    Stop,
-    gap_of,
-)
+from tuner.planners.engine.outcome import ROUNDING, Incumbent, Known, Limits, Outcome, Progress, Stop, gap_of
 from tuner.planners.engine.workers import AbstractBound, AbstractWorkers, LocalBound
 
 Node = TypeVar("Node")
@@ -116,7 +106,6 @@ class _Search(Generic[Node, Solution]):
         dominated: Number of nodes dropped by dominance in former frontiers.
         best: Best solution found in this process.
         trace: Progress so far.
-        on_progress: Function called with each new entry of the trace; None for no such function.
     """
 
     problem: AbstractProblem[Node, Solution]
@@ -128,7 +117,6 @@ class _Search(Generic[Node, Solution]):
     dominated: int = 0
     best: Incumbent[Solution] | None = None
     trace: list[Progress] = field(default_factory=list)
-    on_progress: OnProgress | None = None
 
     @property
     def cost(self) -> float:
@@ -147,12 +135,9 @@ class _Search(Generic[Node, Solution]):
         return max(before, min(self.frontier.least_bound, self.cost))
 
     def record(self) -> None:
-        """Append an entry to the trace."""
         self.trace.append(
             Progress(seconds=self.clock() - self.start_s, nodes=self.nodes, cost=self.cost, bound=self.bound)
         )
-        if self.on_progress is not None:
-            self.on_progress(self.trace[-1])
 
     def offer(self, found: Incumbent[Solution] | None) -> bool:
         """Keep a solution if it is the best; return whether it is."""
@@ -196,7 +181,6 @@ class _Search(Generic[Node, Solution]):
                 self.expand(entry)
 
     def expand(self, entry: OpenNode[Node]) -> None:
-        """Open the children of a node."""
         self.nodes += 1
         is_better = self.nodes % GREEDY_EVERY == 0 and self.offer(self.problem.greedy(entry.node))
         for child in self.problem.children(entry.node, self.cutoff):
@@ -205,7 +189,6 @@ class _Search(Generic[Node, Solution]):
             self.record()
 
     def outcome(self, stop: Stop) -> Outcome[Solution]:
-        """Return the result of the search."""
         if stop is Stop.EXHAUSTED:
             self.frontier.drop_from(self.cutoff)
         self.record()
@@ -232,7 +215,6 @@ def branch_and_bound(
     limits: Limits | None = None,
     workers: AbstractWorkers | None = None,
     clock: Callable[[], float] = time.monotonic,
-    on_progress: OnProgress | None = None,
 ) -> Outcome[Solution]:
     """Find the cheapest solution, with a proof if the limits allow for one.
 
@@ -241,12 +223,9 @@ def branch_and_bound(
         limits: Limits of the search; None to search until the optimum is proven.
         workers: Workers that search together; None to search in this process alone.
         clock: Clock in seconds; a function of a module if workers are other processes.
-        on_progress: Function called with every improvement, and regularly with the bound.
     """
     limits = limits or Limits()
-    search = _Search(
-        problem=problem, frontier=Frontier(), known=LocalBound(), clock=clock, start_s=clock(), on_progress=on_progress
-    )
+    search = _Search(problem=problem, frontier=Frontier(), known=LocalBound(), clock=clock, start_s=clock())
     root = problem.root()
     # A first solution lets the search drop nodes from the beginning.
     search.offer(problem.greedy(root))
@@ -258,19 +237,6 @@ def branch_and_bound(
     else:
         stop = _run_together(search, limits, workers)
     return search.outcome(stop)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Task(Generic[Node]):
-    """Nodes below which one worker searches.
-
-    Attributes:
-        nodes: Open nodes of the worker.
-        limits: Limits of its search.
-    """
-
-    nodes: tuple[OpenNode[Node], ...]
-    limits: Limits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -307,12 +273,9 @@ def _run_together(search: _Search[Node, Solution], limits: Limits, workers: Abst
             else math.inf,
             gap=0.0,
         )
-        tasks = [
-            _Task(nodes=tuple(dealt[first :: workers.num_workers]), limits=slice_limits)
-            for first in range(workers.num_workers)
-        ]
-        explore = partial(_explore, search.problem, search.clock)
-        reports = workers.map(explore, tasks, best_known=search.cost)
+        hands = [dealt[first :: workers.num_workers] for first in range(workers.num_workers)]
+        explore = partial(_explore, search.problem, search.clock, slice_limits)
+        reports = workers.map(explore, hands, best_known=search.cost)
         kept = search.frontier.take(len(search.frontier))
         search.dominated += search.frontier.dominated
         for report in reports:
@@ -327,11 +290,15 @@ def _run_together(search: _Search[Node, Solution], limits: Limits, workers: Abst
 
 
 def _explore(
-    problem: AbstractProblem[Node, Solution], clock: Callable[[], float], task: _Task[Node], known: AbstractBound
+    problem: AbstractProblem[Node, Solution],
+    clock: Callable[[], float],
+    limits: Limits,
+    nodes: list[OpenNode[Node]],
+    known: AbstractBound,
 ) -> _Report[Node, Solution]:
-    """Search below the nodes of one worker's task."""
-    search = _Search(problem=problem, frontier=Frontier.of(task.nodes), known=known, clock=clock, start_s=clock())
-    search.run(task.limits)
+    """Search below the nodes that one worker was dealt."""
+    search = _Search(problem=problem, frontier=Frontier.of(nodes), known=known, clock=clock, start_s=clock())
+    search.run(limits)
     search.frontier.drop_from(search.cutoff)
     left = search.frontier.take(len(search.frontier))
     return _Report(best=search.best, left=left, nodes=search.nodes, dominated=search.frontier.dominated)

@@ -87,7 +87,6 @@ def cheapest_order(
         others.discard(variable)
 
     def entries_of(variable: int) -> float:
-        """Return the entries of the table over a variable and all its neighbours."""
         return sizes[variable] * math.prod(sizes[other] for other in beside[variable])
 
     # Sizes in the heap may be outdated. `latest` holds the valid one of each variable that is left.

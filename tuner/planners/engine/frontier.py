@@ -48,7 +48,6 @@ class Frontier(Generic[Node]):
     """
 
     def __init__(self) -> None:
-        """Begin without any node."""
         self._heap: list[OpenNode[Node]] = []
         self._fronts: dict[Hashable, list[tuple[float, ...]]] = {}
         self._counter = itertools.count()

@@ -118,14 +118,12 @@ class MixedInteger:
 
 
 def _known(status: int, *, has_solution: bool, is_proven: bool) -> Known:
-    """Return what HiGHS's status proves."""
     if has_solution:
         return Known.OPTIMAL if is_proven else Known.FEASIBLE
     return Known.INFEASIBLE if status == _INFEASIBLE else Known.UNKNOWN
 
 
 def _stop(status: int, seconds: float, limits: Limits) -> Stop:
-    """Return why HiGHS stopped."""
     if status == _LIMIT:
         return Stop.TIME if seconds >= limits.time_s else Stop.NODES
     return Stop.GAP if status == _OPTIMAL and limits.gap > 0 else Stop.EXHAUSTED

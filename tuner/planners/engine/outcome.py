@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
@@ -110,10 +109,6 @@ class Outcome(Generic[Solution]):
     def gap(self) -> float:
         """Relative gap between the best solution and the bound; inf without a solution."""
         return gap_of(math.inf if self.best is None else self.best.cost, self.bound)
-
-
-OnProgress = Callable[[Progress], None]
-"""Function that is called with each new entry of a search's trace."""
 
 
 def gap_of(cost: float, bound: float) -> float:

@@ -11,7 +11,6 @@ import math
 import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from types import TracebackType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from hardware.io.errors import ConfigError
@@ -77,9 +76,7 @@ class InProcessWorkers:
         """Return the workers; nothing has to be started."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Return at once; nothing has to be ended."""
 
     @property
@@ -121,9 +118,7 @@ class ProcessWorkers:
         )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Wait for running tasks, and end the processes."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
@@ -171,5 +166,4 @@ def _keep(shared: Any) -> None:
 
 
 def _run(function: Callable[[Task, AbstractBound], Result], task: Task) -> Result:
-    """Run a task in a process of a pool."""
     return function(task, _kept[0])

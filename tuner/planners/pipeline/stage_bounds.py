@@ -148,5 +148,4 @@ def _to_go(
 
 
 def _of_root(tables: tuple[FloatArray, ...]) -> float:
-    """Return the entry of the state without stages."""
     return float(tables[0][0, 0, 0])

@@ -58,6 +58,7 @@ def best_stages(
     stages = outcome.best.solution.stages
     hosts = _hosts(setting.cluster, config, [stage.kind for stage in stages]) if supply is not None else ()
     recomputed = np.array([stage.num_recomputed for stage in stages])
+    # Parts of the work that are as without an assignment stay empty.
     assignment = Assignment(
         layers=over_chunks(np.array([stage.num_layers for stage in stages]), config.vpp),
         recomputed=over_chunks(recomputed, config.vpp) if recomputed.any() else (),

@@ -108,6 +108,7 @@ class StagesProblem(AbstractProblem[StageNode, StagePlan]):
         """Return the plan once all stages are placed."""
         if len(node.kinds) < self.pipeline.num_stages:
             return None
+        # Layers of each type on every stage are differences of the counts before its two boundaries.
         before = self.pipeline.layers_before()
         ends = np.cumsum(node.num_layers)
         counts = before[ends] - before[ends - np.array(node.num_layers)]

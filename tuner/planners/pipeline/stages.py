@@ -164,15 +164,13 @@ class Stage:
 
     Attributes:
         kind: Kind of the devices that serve the stage.
-        first_layer: Number of the first layer, from 0.
-        num_layers: Number of layers from there on.
+        num_layers: Number of layers.
         recomputed: Number of recomputed layers of each type [T].
         time_s: Time of one micro-batch, forward and backward [s].
         memory_bytes: Peak memory of a device of the stage [bytes].
     """
 
     kind: int
-    first_layer: int
     num_layers: int
     recomputed: tuple[int, ...]
     time_s: float
@@ -222,7 +220,6 @@ def plan_of(
         stages.append(
             Stage(
                 kind=kind,
-                first_layer=bounds[stage],
                 num_layers=count,
                 recomputed=tuple(int(number) for number in again),
                 time_s=float(time_s),

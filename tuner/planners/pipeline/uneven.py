@@ -167,6 +167,7 @@ def _with_layers(
         cut = cut_layers(tables, micro_batches, even[0].vpp, (1 - memory_headroom), may_recompute=may_recompute)
         for column, at in enumerate(positions):
             layers, again = cut.layers[:, column], cut.recomputed[:, column]
+            # A cut that leaves a stage empty, or layers over, is no plan.
             if (layers > 0).all() and layers.sum() == setting.job.model.num_layers:
                 own = replace(
                     configs[at].assignment,

@@ -16,7 +16,7 @@ import numpy as np
 
 from costmodels.sharding.plan import Plan, cost_of, live_bytes
 from tuner.planners.engine.outcome import ROUNDING
-from tuner.planners.sharding.sharding_terms import Charge, Row, ShardingTerms, rows_beside
+from tuner.planners.sharding.sharding_terms import Charge, Row, ShardingTerms, rows_beside, total_charge_s
 
 IsOpen = Callable[[int, int], bool]
 """Whether an operator, the first argument, may change the factor that an axis, the second, serves."""
@@ -71,10 +71,7 @@ def descend(
 
 def charged_s(plan: Plan, charge: Charge | None) -> float:
     """Return the step time of a plan, with a charge [s]."""
-    step_time_s = cost_of(plan).step_time_s
-    if charge is None:
-        return step_time_s
-    return step_time_s + sum(charge(number, tuple(row)) for number, row in enumerate(plan.served.tolist()))
+    return cost_of(plan).step_time_s + total_charge_s(plan, charge)
 
 
 def _priced_s(plan: Plan, terms: ShardingTerms, charge: Charge | None) -> float:

@@ -28,12 +28,10 @@ from costmodels.sharding.graph import CONSTANT, STATE, Graph
 from costmodels.sharding.layouts import Layout, local_share, moves
 from costmodels.sharding.plan import NONE, Roofline, lifetimes, reduce_partial_sums, wanted_layout, written_layout
 from hardware.arrays import FloatArray
+from tuner.planners.sharding.sharding_terms import MoveTimes, Row
 
 BASE = 64
 """Base of the encoded rows: more than the number of factors of any operator, plus one."""
-
-Row = tuple[int, ...]
-"""Factor that each axis serves in an operator, or NONE."""
 
 
 def encode_rows(row: Sequence[int]) -> int:
@@ -122,7 +120,7 @@ class ClassCosts:
         self.graph, self.mesh = graph, mesh
         self._classes = classes
         self._roofline = Roofline(graph, mesh)
-        self._move_s: dict[tuple[Layout, Layout, float], float] = {}
+        self._move_s = MoveTimes(mesh)
         self._terms: list[_Term] = []
         self._add_operators()
         first_tensor_term = len(self._terms)
@@ -130,11 +128,9 @@ class ClassCosts:
         self._uses: list[Any] = [None] * first_tensor_term
         self._add_tensors()
         self._lives = self._life_matrix()
-        makers = np.array([maker for maker, _ in graph.maker], dtype=np.int64)
-        self._makers = makers
-        self._seconds = np.zeros(1024)
-        self._held = np.zeros(1024)
-        self._own = np.zeros(1024)
+        self._makers = np.array([maker for maker, _ in graph.maker], dtype=np.int64)
+        # Rows are the seconds, the held bytes and the own bytes of all costs computed so far.
+        self._known = np.zeros((3, 1024))
         self._copies: list[tuple[FloatArray, ...] | None] = []
         self._terms_of: list[list[int]] = [[] for _ in range(max(classes, default=-1) + 1)]
         for position, term in enumerate(self._terms):
@@ -147,7 +143,7 @@ class ClassCosts:
     def figures(self, codes: Sequence[int]) -> Figures:
         """Return the cost of a plan, given by the encoded rows of its classes [k]."""
         numbers = self._numbers(codes)
-        return Figures(step_time_s=float(self._seconds[numbers].sum()), peak_memory_bytes=self._peak_bytes(numbers))
+        return Figures(step_time_s=float(self._known[0, numbers].sum()), peak_memory_bytes=self._peak_bytes(numbers))
 
     def _numbers(self, codes: Sequence[int]) -> Any:
         """Return the number of each term's cost; only terms with a row changed since the last call are looked up."""
@@ -169,13 +165,10 @@ class ClassCosts:
         num_axes = len(self.mesh.sizes)
         charge = term.charge({own: decode_rows(code, num_axes) for own, code in zip(term.classes, codes, strict=False)})
         number = len(self._copies)
-        # Double the arrays when they are full.
-        if number == len(self._seconds):
-            self._seconds, self._held, self._own = (
-                np.concatenate([each, np.zeros(number)]) for each in (self._seconds, self._held, self._own)
-            )
-        self._seconds[number] = term.count * charge.seconds
-        self._held[number], self._own[number] = charge.held_bytes, charge.own_bytes
+        # Double the table when it is full.
+        if number == self._known.shape[1]:
+            self._known = np.pad(self._known, ((0, 0), (0, number)))
+        self._known[:, number] = term.count * charge.seconds, charge.held_bytes, charge.own_bytes
         self._copies.append(self._place_copies(position, charge) if charge.copies else None)
         term.known[key] = number
         return number
@@ -187,31 +180,20 @@ class ClassCosts:
             Operators at which kept copies begin or end, the change of bytes there, operators that make a copy for
                 themselves, and the bytes of that copy.
         """
+        # Every tensor of the term has these copies, at its own operators: a row of `uses` for each tensor.
         uses = self._uses[position]
-        begun: list[Any] = []
-        ended: list[Any] = []
-        own: list[Any] = []
-        sizes: tuple[list[float], list[float]] = [], []
-        for num_bytes, readers, is_kept in charge.copies:
-            if is_kept:
-                begun.append(uses[:, readers[0]])
-                ended.append(uses[:, readers[-1]] + 1)
-                sizes[0].append(num_bytes)
-            else:
-                own += [uses[:, reader] for reader in readers]
-                sizes[1].extend([num_bytes] * len(readers))
-        count = len(uses)
-
-        def join(parts: list[Any]) -> Any:
-            """Concatenate arrays of operators; return an empty array for none."""
-            return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
-
-        # Every tensor of the term has these copies, at its own operators.
-        kept_bytes, own_bytes = (np.repeat(np.array(each, dtype=np.float64), count) for each in sizes)
+        kept = [(num_bytes, readers) for num_bytes, readers, is_kept in charge.copies if is_kept]
+        made = [(num_bytes, at) for num_bytes, readers, is_kept in charge.copies if not is_kept for at in readers]
+        begun = uses[:, [readers[0] for _, readers in kept]].T.ravel()
+        ended = uses[:, [readers[-1] for _, readers in kept]].T.ravel() + 1
+        own = uses[:, [at for _, at in made]].T.ravel()
+        kept_bytes, own_bytes = (
+            np.repeat(np.array([num_bytes for num_bytes, _ in copies], dtype=np.float64), len(uses))
+            for copies in (kept, made)
+        )
         # Kept copies add bytes at their first reader and remove them behind the last. Others count at their readers
         # only.
-        changes = np.concatenate([join(begun), join(ended)])
-        return changes, np.concatenate([kept_bytes, -kept_bytes]), join(own), own_bytes
+        return np.concatenate([begun, ended]), np.concatenate([kept_bytes, -kept_bytes]), own, own_bytes
 
     def _peak_bytes(self, numbers: Any) -> float:
         """Compute the peak of memory as `costmodels.sharding.plan.live_bytes` does [bytes]."""
@@ -219,17 +201,17 @@ class ClassCosts:
         # the operator needs for itself.
         of_tensors = numbers[self._term_of]
         num_ops = len(self.graph.ops)
-        change = self._lives @ self._held[of_tensors]
-        own = np.bincount(self._makers, weights=self._own[of_tensors], minlength=num_ops)
+        _, held_bytes, own_bytes = self._known[:, of_tensors]
+        change = self._lives @ held_bytes
+        own = np.bincount(self._makers, weights=own_bytes, minlength=num_ops)
         placed = [copies for copies in map(self._copies.__getitem__, numbers.tolist()) if copies is not None]
         if placed:
-            at, change_bytes, own_at, own_bytes = (np.concatenate(parts) for parts in zip(*placed, strict=True))
+            at, change_bytes, own_at, copy_bytes = (np.concatenate(parts) for parts in zip(*placed, strict=True))
             change += np.bincount(at, weights=change_bytes, minlength=num_ops + 1)
-            own += np.bincount(own_at, weights=own_bytes, minlength=num_ops)
+            own += np.bincount(own_at, weights=copy_bytes, minlength=num_ops)
         return float((np.cumsum(change[:-1]) + own).max(initial=0.0))
 
     def _add(self, count: int, classes: set[int], charge: Callable[[dict[int, Row]], _Charge]) -> None:
-        """Add a term of some classes."""
         scope = tuple(sorted(classes))
         self._terms.append(_Term(count=count, classes=scope, of=itemgetter(*scope), charge=charge, known={}))
 
@@ -246,7 +228,6 @@ class ClassCosts:
             self._add(len(several), {self._classes[first]}, self._compute(first))
 
     def _compute(self, number: int) -> Callable[[dict[int, Row]], _Charge]:
-        """Return the function that charges an operator's compute."""
         own = self._classes[number]
         return lambda rows: _Charge(seconds=self._roofline.seconds(number, rows[own]))
 
@@ -298,11 +279,10 @@ class ClassCosts:
         turn, times = graph.first_backward, graph.sums[tensor]
 
         def charge(rows: dict[int, Row]) -> _Charge:
-            """Charge the tensor for given rows of its classes."""
             written = written_layout(made_by.rule, slot, rows[own])
             wanted = [wanted_layout(graph.ops[use.op].rule, use.operand, rows[self._classes[use.op]]) for use in uses]
             lies = reduce_partial_sums(written, () if is_constant else list(dict.fromkeys(wanted)))
-            seconds = times * self._seconds_of(written, lies, num_bytes)
+            seconds = times * self._move_s[written, lies, num_bytes]
             # Readers of one layout share a copy, but a state is gathered again in the backward pass.
             readers: dict[tuple[Layout, bool], list[int]] = defaultdict(list)
             for number, (use, layout) in enumerate(zip(uses, wanted, strict=True)):
@@ -311,7 +291,7 @@ class ClassCosts:
             copies = []
             for (layout, _), numbers in readers.items():
                 if not is_constant:
-                    seconds += uses[numbers[0]].times * self._seconds_of(lies, layout, num_bytes)
+                    seconds += uses[numbers[0]].times * self._move_s[lies, layout, num_bytes]
                 held = [number for number in numbers if not uses[number].is_back]
                 is_kept = not is_constant and bool(moves(lies, layout, num_bytes, sizes))
                 if not is_kept:
@@ -328,17 +308,6 @@ class ClassCosts:
             )
 
         return charge
-
-    def _seconds_of(self, before: Layout, after: Layout, num_bytes: float) -> float:
-        """Return the time of a tensor's move between two layouts [s]."""
-        if before == after:
-            return 0.0
-        key = (before, after, num_bytes)
-        if key not in self._move_s:
-            self._move_s[key] = sum(
-                move.seconds(self.mesh) for move in moves(before, after, num_bytes, self.mesh.sizes)
-            )
-        return self._move_s[key]
 
     def _life_matrix(self) -> Any:
         """Return the sparse matrix that adds bytes as a lifetime begins and removes them behind its end [o + 1, t]."""

@@ -65,6 +65,7 @@ def with_backward(graph: Graph, forward: Plan, *, zero_stage: int = 1) -> Plan:
         for tensor, array in enumerate(graph.tensors)
         if array.kind is TensorKind.PARAMETER and graph.ops[graph.maker[tensor][0]].primitive == STATE
     }
+    # Backward operators are visited in order, since each may follow the cuts of its operands.
     for number in range(graph.first_backward, len(graph.ops)):
         if number not in updates:
             served[number] = _follow_forward(graph, served, number, leaders, mesh.sizes)
@@ -114,7 +115,6 @@ class _Leader:
     """
 
     def __init__(self, op: Op, row: Sequence[int]) -> None:
-        """Read the names from an operator and its row."""
         self.known = {factor.name for factor in op.rule.factors}
         self.served = [None if factor == NONE else op.rule.factors[factor].name for factor in row]
 

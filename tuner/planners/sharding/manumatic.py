@@ -16,11 +16,11 @@ from costmodels.sharding.plan import Plan, PlanCost, cost_of
 from hardware.device import GIB
 from hardware.io.errors import ConfigError
 from tuner.planners.engine.outcome import ROUNDING
-from tuner.planners.sharding.axis_descent import IsOpen, charged_s, descend
+from tuner.planners.sharding.axis_descent import charged_s, descend
 from tuner.planners.sharding.memory_prices import fit_to_memory
 from tuner.planners.sharding.pins import Pin, Pinned, deviation, resolve_pins, words_of
 from tuner.planners.sharding.recursive import Level, Order, recursive_plan
-from tuner.planners.sharding.sharding_terms import Charge, ShardingTerms, together
+from tuner.planners.sharding.sharding_terms import Charge, ShardingTerms, together, total_charge_s
 
 MEMORY_KEY = "memory_gib"
 """Key of the memory limit, as error messages name it."""
@@ -92,7 +92,7 @@ class PinnedSearch:
     Attributes:
         graph: Graph of the training step to shard.
         mesh: Mesh with the axes that pins name.
-        refined_mesh: The same devices with the axes that `recursive.refined` or `recursive.whole` returns.
+        refined_mesh: The same devices with the axes that `recursive.refine_mesh` or `recursive.whole` returns.
         levels: Levels that belong to `refined_mesh`.
         order: Order of D-Rec's visits to operators.
         descent: Cost tables for the descent from D-Rec's plan; None to keep D-Rec's plan.
@@ -126,13 +126,8 @@ class PinnedSearch:
         for number in range(len(pins)):
             report = report_of(checked, plan, number)
             if counterfactuals:
-                others = self._check([pin for at, pin in enumerate(pins) if at != number])
-                try:
-                    plan_without, _ = self._plan_under(others)
-                    saved_s = cost_of(plan_without).step_time_s - cost.step_time_s
-                except ConfigError:
-                    saved_s = math.inf
-                report = replace(report, saved_s=saved_s)
+                without_s = self._step_time_s([*pins[:number], *pins[number + 1 :]])
+                report = replace(report, saved_s=math.inf if without_s is None else without_s - cost.step_time_s)
             reports.append(report)
         return PinnedPlan(plan=plan, cost=cost, is_optimum=is_optimum, reports=tuple(reports))
 
@@ -149,16 +144,18 @@ class PinnedSearch:
                 words = words_of(rule)
                 names.update(words[factor] for factor in rule.cuttable if factor != pinned_factor)
             changed += [(number, replace(pin, dim=name)) for name in sorted(names)]
-        results = []
-        for number, pin in changed:
-            try:
-                own = self._check([pin if at == number else other for at, other in enumerate(pins)])
-                plan, _ = self._plan_under(own)
-                step_time_s = cost_of(plan).step_time_s
-            except ConfigError:
-                step_time_s = None
-            results.append(Perturbed(pin=pin, number=number, step_time_s=step_time_s))
-        return tuple(results)
+        return tuple(
+            Perturbed(pin=pin, number=number, step_time_s=self._step_time_s([*pins[:number], pin, *pins[number + 1 :]]))
+            for number, pin in changed
+        )
+
+    def _step_time_s(self, pins: Sequence[Pin]) -> float | None:
+        """Return the step time of the plan under pins [s]; None if they can't hold, or no plan fits into memory."""
+        try:
+            plan, _ = self._plan_under(self._check(pins))
+        except ConfigError:
+            return None
+        return cost_of(plan).step_time_s
 
     def _check(self, pins: Sequence[Pin]) -> Pinned:
         """Resolve pins to operators, factors and levels.
@@ -177,7 +174,7 @@ class PinnedSearch:
         plan, is_optimum = self._start_from(pins, pins)
         charge = together(pins.charge, self.charge)
         # D-Rec's early levels may use up the room of a soft pin. Where one is violated, start from hard pins instead.
-        if _charge_of(plan, pins.charge):
+        if total_charge_s(plan, pins.charge):
             other, _ = self._start_from(self._harden(pins), pins)
             if charged_s(other, charge) < charged_s(plan, charge) * (1 - ROUNDING):
                 plan, is_optimum = other, False
@@ -187,7 +184,7 @@ class PinnedSearch:
         peak_bytes = cost_of(plan).peak_memory_bytes
         if peak_bytes <= self.memory_bytes:
             return plan, is_optimum
-        below = fit_to_memory(plan, self.descent, self.memory_bytes, is_open=_is_open(pins), charge=charge)
+        below = fit_to_memory(plan, self.descent, self.memory_bytes, is_open=pins.restriction, charge=charge)
         if below.plan is None:
             raise ConfigError(
                 f"no plan was found that fits: without a limit {peak_bytes / GIB:.3g} are needed",
@@ -204,7 +201,7 @@ class PinnedSearch:
         )
         if self.descent is None:
             return plan, False
-        found = descend(plan, self.descent, is_open=_is_open(pins), charge=together(pins.charge, self.charge))
+        found = descend(plan, self.descent, is_open=pins.restriction, charge=together(pins.charge, self.charge))
         return found.plan, found.is_optimum
 
     def _harden(self, pins: Pinned) -> Pinned:
@@ -221,16 +218,6 @@ class PinnedSearch:
             except ConfigError:
                 continue
         return found
-
-
-def _is_open(pins: Pinned) -> IsOpen | None:
-    """Return the restriction of the descent by hard pins; None if there are none."""
-    return pins.is_open if pins.served else None
-
-
-def _charge_of(plan: Plan, charge: Charge | None) -> float:
-    """Sum a charge over all operators of a plan [s]."""
-    return 0.0 if charge is None else sum(charge(op, tuple(row)) for op, row in enumerate(plan.served.tolist()))
 
 
 def _round_up(number: float) -> float:

@@ -123,7 +123,6 @@ class _Search:
         return True
 
     def descend(self, plan: Plan, byte_s: dict[int, float]) -> Plan:
-        """Descend from a plan under prices, and see the plan that is found."""
         found = descend(plan, self.terms.with_prices(byte_s), is_open=self.is_open, charge=self.charge).plan
         self.see(found)
         return found
@@ -180,7 +179,6 @@ class _Search:
                 too_low = scale
 
     def fits(self, plan: Plan) -> bool:
-        """Return whether a plan is below the limit."""
         return peak_bytes(plan) <= self.memory_bytes
 
 

@@ -18,7 +18,7 @@ import difflib
 import fnmatch
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from costmodels.sharding.device_mesh import DeviceMesh
@@ -95,6 +95,11 @@ class Pinned:
     def is_open(self, op: int, axis: int) -> bool:
         """Return whether hard pins leave open which factor an axis of the refined mesh serves in an operator."""
         return all((op, number) not in self.served for number, level in enumerate(self.levels) if level.axis == axis)
+
+    @property
+    def restriction(self) -> Callable[[int, int], bool] | None:
+        """Restriction of a descent by hard pins; None if there is none."""
+        return self.is_open if self.served else None
 
     @property
     def charge(self) -> Charge | None:
@@ -185,9 +190,14 @@ def resolve_pins(pins: Sequence[Pin], graph: Graph, mesh: DeviceMesh, levels: Se
     ways = tuple(_ways(number, pin, mesh) for number, pin in enumerate(pins))
     served: dict[tuple[int, int], int] = {}
     for op in dict.fromkeys(op for found in factors for op in found):
-        own = [number for number, pin in enumerate(pins) if pin.is_hard and op in factors[number]]
-        _check_sizes(op, own, pins, factors, ways, graph)
-        served.update(_assign_levels(op, own, pins, factors, ways, graph, levels, axes))
+        wishes = [
+            _Wish(number=number, pin=pin, factor=factors[number][op], ways=ways[number])
+            for number, pin in enumerate(pins)
+            if pin.is_hard and op in factors[number]
+        ]
+        _check_sizes(graph.ops[op], wishes)
+        chosen = _LevelChoice(graph.ops[op], wishes, levels, axes).choose()
+        served.update({(op, level): factor for level, factor in chosen.items()})
     return Pinned(
         pins=tuple(pins), factors=factors, ways=ways, served=served, graph=graph, levels=tuple(levels), axes=axes
     )
@@ -270,7 +280,6 @@ def _first(rule: Rule, dim: Sequence[int]) -> int:
 
 
 def _ways(number: int, pin: Pin, mesh: DeviceMesh) -> int:
-    """Return the number of parts that a pin asks for."""
     key = f"{KEY}[{number}]"
     if pin.axis is not None and pin.axis not in mesh.names:
         raise ConfigError(
@@ -295,181 +304,134 @@ def _ways(number: int, pin: Pin, mesh: DeviceMesh) -> int:
     return ways
 
 
-def _check_sizes(
-    op: int,
-    own: Sequence[int],
-    pins: Sequence[Pin],
-    factors: Sequence[Mapping[int, int]],
-    ways: Sequence[int],
-    graph: Graph,
-) -> None:
-    """Check that the hard pins of an operator divide the factors that they cut.
-
-    Raises:
-        ConfigError: a factor's size is not divisible by the parts that its pins ask for together.
-    """
-    together: dict[int, list[int]] = {}
-    for number in own:
-        together.setdefault(factors[number][op], []).append(number)
-    for factor, numbers in together.items():
-        # All hard pins of a factor together must divide its size.
-        parts = math.prod(_needed_parts(numbers, pins, ways).values())
-        size = graph.ops[op].rule.factors[factor].size
-        if size % parts:
-            divisors = [divisor for divisor in range(1, parts + 1) if size % divisor == 0]
-            others = [f"{KEY}[{other}] ({pins[other].in_words})" for other in numbers[:-1]]
-            together_with = f"together with {' and '.join(others)} " if others else ""
-            raise ConfigError(
-                f"{together_with}cuts {pins[numbers[0]].dim} of {graph.ops[op].name}, which is {size}, into {parts} "
-                "parts, which do not divide it",
-                key=f"{KEY}[{numbers[-1]}]",
-                value=pins[numbers[-1]].in_words,
-                nearest=f"at most {divisors[-1]} ways, or weight_s for a soft pin",
-            )
-
-
-def _needed_parts(numbers: Sequence[int], pins: Sequence[Pin], ways: Sequence[int]) -> dict[str | None, int]:
-    """Return the parts that pins of one factor need, by axis.
-
-    Pins without an axis need what pins with an axis leave over.
-    """
-    needed: dict[str | None, int] = {}
-    for number in numbers:
-        axis = pins[number].axis
-        needed[axis] = math.lcm(needed.get(axis, 1), ways[number])
-    named = math.prod(parts for axis, parts in needed.items() if axis is not None)
-    if None in needed:
-        needed[None] //= math.gcd(needed[None], named)
-    return needed
-
-
-def _assign_levels(
-    op: int,
-    own: Sequence[int],
-    pins: Sequence[Pin],
-    factors: Sequence[Mapping[int, int]],
-    ways: Sequence[int],
-    graph: Graph,
-    levels: Sequence[Level],
-    axes: Sequence[str],
-) -> dict[tuple[int, int], int]:
-    """Choose the levels at which an operator takes the factors of its hard pins.
-
-    Pins that name an axis go first, and each takes the first levels that can serve it. Where that leaves a pin without
-    levels, every other distribution of the levels is tried.
-
-    Raises:
-        ConfigError: no distribution of the levels satisfies all pins.
-    """
-    # Pins without an axis take the levels that pins with an axis leave.
-    wishes = [
-        _Wish(number=number, factor=factors[number][op], axis=pins[number].axis, ways=ways[number])
-        for number in sorted(own, key=lambda number: (pins[number].axis is None, number))
-    ]
-    sizes = {wish.factor: graph.ops[op].rule.factors[wish.factor].size for wish in wishes}
-    taken: dict[int, int] = {}
-    for wish in wishes:
-        for level in range(len(levels)):
-            if level not in taken and _helps(wish, level, taken, sizes, levels, axes):
-                taken[level] = wish.factor
-    missed = [wish for wish in wishes if _missing(wish, taken, levels, axes) > 1]
-    if missed:
-        found = _distribute_levels(wishes, {}, 0, sizes, levels, axes, set())
-        if found is None:
-            raise _refusal(missed[0], op, own, pins, factors, graph)
-        taken = found
-    return {(op, level): factor for level, factor in taken.items()}
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Wish:
     """Request of a hard pin to an operator.
 
     Attributes:
         number: Index of the pin.
+        pin: Pin that makes the request.
         factor: Factor of the operator to cut.
-        axis: Mesh axis that must cut it; None for any.
         ways: Number of parts.
     """
 
     number: int
+    pin: Pin
     factor: int
-    axis: str | None
     ways: int
 
-
-def _missing(wish: _Wish, taken: Mapping[int, int], levels: Sequence[Level], axes: Sequence[str]) -> int:
-    """Return the parts that a wish still misses; 1 if it is met."""
-    done = math.prod(
-        levels[level].ways
-        for level, factor in taken.items()
-        if factor == wish.factor and wish.axis in (None, axes[level])
-    )
-    return wish.ways // math.gcd(done, wish.ways)
+    @property
+    def key(self) -> str:
+        return f"{KEY}[{self.number}]"
 
 
-def _helps(
-    wish: _Wish,
-    level: int,
-    taken: Mapping[int, int],
-    sizes: Mapping[int, int],
-    levels: Sequence[Level],
-    axes: Sequence[str],
-) -> bool:
-    """Return whether a level brings a wish nearer; it may cut further than needed where that divides."""
-    if wish.axis not in (None, axes[level]):
-        return False
-    parts = math.prod(levels[other].ways for other, factor in taken.items() if factor == wish.factor)
-    divides = sizes[wish.factor] % (parts * levels[level].ways) == 0
-    return divides and math.gcd(levels[level].ways, _missing(wish, taken, levels, axes)) > 1
+def _check_sizes(op: Op, wishes: Sequence[_Wish]) -> None:
+    """Check that the hard pins of an operator divide the factors that they cut.
 
-
-def _distribute_levels(
-    wishes: Sequence[_Wish],
-    taken: dict[int, int],
-    level: int,
-    sizes: Mapping[int, int],
-    levels: Sequence[Level],
-    axes: Sequence[str],
-    hopeless: set[tuple[object, ...]],
-) -> dict[int, int] | None:
-    """Distribute the levels from `level` on so that every wish is met; return None if that is impossible.
-
-    `hopeless` collects the states from which no distribution was found, so that each is searched once.
+    Raises:
+        ConfigError: a factor's size is not divisible by the parts that its pins ask for together.
     """
-    missing = tuple(_missing(wish, taken, levels, axes) for wish in wishes)
-    if max(missing) == 1:
-        return taken
-    cut = tuple(math.prod(levels[other].ways for other, factor in taken.items() if factor == own) for own in sizes)
-    if level == len(levels) or (level, missing, cut) in hopeless:
+    by_factor: dict[int, list[_Wish]] = {}
+    for wish in wishes:
+        by_factor.setdefault(wish.factor, []).append(wish)
+    for factor, (*others, last) in by_factor.items():
+        # Parts along different axes multiply. A pin without an axis needs what the others leave over.
+        needed: dict[str | None, int] = {}
+        for wish in (*others, last):
+            needed[wish.pin.axis] = math.lcm(needed.get(wish.pin.axis, 1), wish.ways)
+        parts = math.lcm(needed.pop(None, 1), math.prod(needed.values()))
+        size = op.rule.factors[factor].size
+        if size % parts:
+            divisors = [divisor for divisor in range(1, parts + 1) if size % divisor == 0]
+            words = " and ".join(f"{other.key} ({other.pin.in_words})" for other in others)
+            together_with = f"together with {words} " if others else ""
+            raise ConfigError(
+                f"{together_with}cuts {(*others, last)[0].pin.dim} of {op.name}, which is {size}, into {parts} parts, "
+                "which do not divide it",
+                key=last.key,
+                value=last.pin.in_words,
+                nearest=f"at most {divisors[-1]} ways, or weight_s for a soft pin",
+            )
+
+
+class _LevelChoice:
+    """Choice of the levels at which one operator takes the factors of its hard pins."""
+
+    def __init__(self, op: Op, wishes: Sequence[_Wish], levels: Sequence[Level], axes: Sequence[str]) -> None:
+        """Sort the wishes: pins without an axis take the levels that pins with an axis leave."""
+        self.op, self.levels, self.axes = op, levels, axes
+        self.wishes = sorted(wishes, key=lambda wish: (wish.pin.axis is None, wish.number))
+        self.sizes = {wish.factor: op.rule.factors[wish.factor].size for wish in self.wishes}
+        # States from which no distribution was found, so that each is searched once.
+        self.hopeless: set[tuple[object, ...]] = set()
+
+    def choose(self) -> dict[int, int]:
+        """Return the factor that each chosen level serves.
+
+        Every pin takes the first levels that can serve it. Where that leaves a pin without levels, every other
+        distribution of the levels is tried.
+
+        Raises:
+            ConfigError: no distribution of the levels satisfies all pins.
+        """
+        taken: dict[int, int] = {}
+        for wish in self.wishes:
+            for level in range(len(self.levels)):
+                if level not in taken and self._helps(wish, level, taken):
+                    taken[level] = wish.factor
+        missed = [wish for wish in self.wishes if self._missing(wish, taken) > 1]
+        if not missed:
+            return taken
+        found = self._distribute({}, 0)
+        if found is None:
+            raise self._refuse(missed[0])
+        return found
+
+    def _parts(self, factor: int, taken: Mapping[int, int]) -> int:
+        """Return the parts into which the taken levels cut a factor."""
+        return math.prod(self.levels[level].ways for level, other in taken.items() if other == factor)
+
+    def _missing(self, wish: _Wish, taken: Mapping[int, int]) -> int:
+        """Return the parts that a wish still misses; 1 if it is met."""
+        axis = wish.pin.axis
+        own = {level: factor for level, factor in taken.items() if axis in (None, self.axes[level])}
+        return wish.ways // math.gcd(self._parts(wish.factor, own), wish.ways)
+
+    def _helps(self, wish: _Wish, level: int, taken: Mapping[int, int]) -> bool:
+        """Return whether a level brings a wish nearer; it may cut further than needed where that divides."""
+        if wish.pin.axis not in (None, self.axes[level]):
+            return False
+        ways = self.levels[level].ways
+        divides = self.sizes[wish.factor] % (self._parts(wish.factor, taken) * ways) == 0
+        return divides and math.gcd(ways, self._missing(wish, taken)) > 1
+
+    def _distribute(self, taken: dict[int, int], level: int) -> dict[int, int] | None:
+        """Distribute the levels from `level` on so that every wish is met; return None if that is impossible."""
+        missing = tuple(self._missing(wish, taken) for wish in self.wishes)
+        if max(missing) == 1:
+            return taken
+        state = (level, missing, *(self._parts(factor, taken) for factor in self.sizes))
+        if level == len(self.levels) or state in self.hopeless:
+            return None
+        helped = dict.fromkeys(wish.factor for wish in self.wishes if self._helps(wish, level, taken))
+        for factor in (*helped, None):
+            found = self._distribute(taken if factor is None else {**taken, level: factor}, level + 1)
+            if found is not None:
+                return found
+        self.hopeless.add(state)
         return None
-    helped = dict.fromkeys(wish.factor for wish in wishes if _helps(wish, level, taken, sizes, levels, axes))
-    for factor in (*helped, None):
-        then = taken if factor is None else {**taken, level: factor}
-        found = _distribute_levels(wishes, then, level + 1, sizes, levels, axes, hopeless)
-        if found is not None:
-            return found
-    hopeless.add((level, missing, cut))
-    return None
 
-
-def _refusal(
-    wish: _Wish, op: int, own: Sequence[int], pins: Sequence[Pin], factors: Sequence[Mapping[int, int]], graph: Graph
-) -> ConfigError:
-    """Return the error for a pin that can't hold, with the pin that stands in its way."""
-    pin = pins[wish.number]
-    others = [other for other in own if other != wish.number]
-    rivals = [other for other in others if factors[other][op] != wish.factor] or others
-    size = graph.ops[op].rule.factors[wish.factor].size
-    rule = f"no level can cut {pin.dim} of {graph.ops[op].name}, which is {size}, into a multiple of {wish.ways} parts"
-    if rivals:
-        rule = (
-            f"no level is left to cut {pin.dim} of {graph.ops[op].name} into {wish.ways} parts; "
-            f"{KEY}[{rivals[0]}] ({pins[rivals[0]].in_words}) has taken them"
+    def _refuse(self, wish: _Wish) -> ConfigError:
+        """Return the error for a pin that can't hold, with the pin that stands in its way."""
+        others = sorted((other for other in self.wishes if other != wish), key=lambda other: other.number)
+        rivals = [other for other in others if other.factor != wish.factor] or others
+        name, dim, size = self.op.name, wish.pin.dim, self.sizes[wish.factor]
+        rule = f"no level can cut {dim} of {name}, which is {size}, into a multiple of {wish.ways} parts"
+        if rivals:
+            rule = (
+                f"no level is left to cut {dim} of {name} into {wish.ways} parts; "
+                f"{rivals[0].key} ({rivals[0].pin.in_words}) has taken them"
+            )
+        return ConfigError(
+            rule, key=wish.key, value=wish.pin.in_words, nearest="fewer ways, another axis, or weight_s for a soft pin"
         )
-    return ConfigError(
-        rule,
-        key=f"{KEY}[{wish.number}]",
-        value=pin.in_words,
-        nearest="fewer ways, another axis, or weight_s for a soft pin",
-    )

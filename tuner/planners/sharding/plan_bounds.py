@@ -3,7 +3,7 @@
 All operators choose all axes at once, and a step costs no less than a sum of terms of two operators each
 (`ShardingTerms.pairwise`). Operators with at most two neighbours are eliminated, which loses nothing. Where repeated
 layers have the same tables, these are computed once. Between the remaining operators, messages are sent
-(`assignment.messages`); each sweep of messages ends with a bound that is no lower than the last.
+(`messages.py`); each sweep of messages ends with a bound that is no lower than the last.
 
 The bound ignores limits of memory and pins, so that it holds under all of them. It is below the optimum by what the
 shares of several readers and the messages lose.
@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.planners.assignment.messages import Messages
-from tuner.planners.assignment.problem import starts_of
 from tuner.planners.engine.elimination import Table
+from tuner.planners.sharding.messages import Messages, starts_of
 from tuner.planners.sharding.sharding_milp import choices_of
 from tuner.planners.sharding.sharding_terms import Row, ShardingTerms
 
@@ -76,21 +74,6 @@ def step_time_bound(terms: ShardingTerms) -> float:
     return network.constant + found[-1]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _CachedTable:
-    """Cached table, with the tables it was computed from.
-
-    The cache goes by the identities of tables. Keeping the tables alive keeps these identities unique.
-
-    Attributes:
-        table: Table that was computed.
-        of: Tables from which it was computed.
-    """
-
-    table: Table
-    of: tuple[Table, ...]
-
-
 class Network:
     """Variables with a cost table each, and cost tables between pairs of variables.
 
@@ -108,7 +91,8 @@ class Network:
         zeros = {count: np.zeros(count) for count in set(counts)}
         self.own: list[Table] = [zeros[count] for count in counts]
         self.beside: list[dict[int, Table]] = [{} for _ in counts]
-        self._made: dict[tuple[object, ...], _CachedTable] = {}
+        # The cache goes by the identities of tables. It keeps the tables alive, so that these stay unique.
+        self._made: dict[tuple[object, ...], tuple[Table, tuple[Table, ...]]] = {}
         self.open = set(range(len(counts)))
 
     def add(self, scope: tuple[int, ...], table: Table) -> None:
@@ -164,21 +148,19 @@ class Network:
         return Messages(starts, np.concatenate([self.own[variable] for variable in variables]), edges, order)
 
     def _join(self, first: int, second: int, table: Table) -> None:
-        """Add a table of costs between two variables."""
         if second in self.beside[first]:
             table = self._sum(self.beside[first][second], table)
         self.beside[first][second] = table
         self.beside[second][first] = self._make(("turned", id(table)), (table,), np.transpose)
 
     def _sum(self, one: Table, other: Table) -> Table:
-        """Add two tables; the sum of the same tables is computed once."""
         return self._make(("sum", id(one), id(other)), (one, other), np.add)
 
     def _make(self, key: tuple[object, ...], of: tuple[Table, ...], make: Callable[..., Table]) -> Table:
         """Return the table that `make` computes from others, computing it once for the same tables."""
         if key not in self._made:
-            self._made[key] = _CachedTable(table=make(*of), of=of)
-        return self._made[key].table
+            self._made[key] = make(*of), of
+        return self._made[key][0]
 
 
 def _least_of_end(own: Table, table: Table) -> Table:

@@ -265,6 +265,7 @@ class _Progress:
             self.served[number, level.axis] = factor
             self.ways[number][factor] *= level.ways
             self.flop[number] /= level.ways
+            # Only tensors with the factor on one of their dims become smaller.
             for parts, dims in (
                 (self.read_bytes[number], op.rule.operand_dims),
                 (self.written_bytes[number], op.rule.result_dims),
@@ -369,6 +370,7 @@ class _Cut:
             if (only := closed(number, level, self.known.ways[number])) is not None:
                 kept = [position for position, factor in enumerate(candidates) if factor in only]
                 assert kept, f"{self.known.graph.ops[number].name} is restricted to what it can't take"
+                # Costs and conflicts stand in the order of the candidates.
                 self.candidates[number] = tuple(candidates[position] for position in kept)
                 self.cost_s[number] = [self.cost_s[number][position] for position in kept]
                 self.conflicts[number] = [0] * len(kept)
@@ -449,7 +451,6 @@ class _Cut:
         return min(compatible) - min(costs_s) if compatible else math.inf
 
     def _cuttable(self, number: int) -> list[int]:
-        """Return the factors that this level can cut."""
         rule, ways = self.known.graph.ops[number].rule, self.known.ways[number]
         return [factor for factor in rule.cuttable if rule.factors[factor].size % (ways[factor] * self.level.ways) == 0]
 
@@ -467,7 +468,6 @@ class _Cut:
         )
 
         def parts(sizes: Sequence[float], cuts: Sequence[bool]) -> list[float]:
-            """Return the bytes of each tensor after the level."""
             return [size / ways if is_part else size for size, is_part in zip(sizes, cuts, strict=True)]
 
         work = Work(
@@ -488,7 +488,6 @@ class _Cut:
         states: dict[tuple[int, bool, int, tuple[int, ...]], tuple[int, ...]] = {}
 
         def states_of(number: int, slot: int, *, is_maker: bool) -> tuple[int, ...]:
-            """Return the state of a tensor for each candidate of an operator."""
             rule, candidates = graph.ops[number].rule, self.candidates[number]
             key = (id(rule), is_maker, slot, candidates)
             if key not in states:

@@ -42,13 +42,11 @@ from costmodels.sharding.plan import (
 )
 from tuner.planners.engine.mixed_integer import MixedInteger, Terms
 from tuner.planners.engine.outcome import Limits, Outcome
+from tuner.planners.sharding.sharding_terms import MoveTimes, Row
 
 Key = TypeVar("Key")
 
-Choice = tuple[int, ...]
-"""Factor that each axis serves in an operator, or NONE."""
-
-Allowed = Callable[[int], Sequence[Choice] | None]
+Allowed = Callable[[int], Sequence[Row] | None]
 """Choices that an operator is restricted to; None for no restriction."""
 
 _COSTS = 1e3
@@ -81,9 +79,9 @@ def shard_by_milp(
     return _ShardingProgram(graph, mesh, memory_bytes, allowed or _everything).solve(limits or Limits())
 
 
-def choices_of(op: Op, sizes: Sequence[int]) -> tuple[Choice, ...]:
+def choices_of(op: Op, sizes: Sequence[int]) -> tuple[Row, ...]:
     """Enumerate everything that axes of these sizes can serve in an operator; an axis of one device serves nothing."""
-    found: list[tuple[Choice, tuple[int, ...]]] = [((), (1,) * len(op.rule.factors))]
+    found: list[tuple[Row, tuple[int, ...]]] = [((), (1,) * len(op.rule.factors))]
     for size in sizes:
         found = [
             ((*choice, factor), _cut(ways, factor, size))
@@ -148,9 +146,9 @@ class _ShardingProgram:
         """Add all variables and constraints."""
         self.graph, self.mesh, self.memory_bytes = graph, mesh, memory_bytes
         self.program = MixedInteger()
-        self.choices: list[tuple[Choice, ...]] = []
+        self.choices: list[tuple[Row, ...]] = []
         self.x: list[list[int]] = []
-        self.seconds: dict[tuple[Layout, Layout, float], float] = {}
+        self.move_s = MoveTimes(mesh)
         self.lifetimes = lifetimes(graph)
         self.changes: list[Terms] = [[] for _ in (*graph.ops, None)]
         self.unit_s = 1.0
@@ -161,10 +159,7 @@ class _ShardingProgram:
             self._memory(memory_bytes)
 
     def solve(self, limits: Limits) -> Outcome[Plan]:
-        """Solve the program, and read the plan from its variables."""
-
         def read(values: np.ndarray) -> tuple[float, Plan]:
-            """Return the cost and the plan of the variables' values."""
             rows = [
                 choices[int(values[numbers].argmax())] for choices, numbers in zip(self.choices, self.x, strict=True)
             ]
@@ -181,7 +176,7 @@ class _ShardingProgram:
         # Costs are scaled by the compute of one device, because HiGHS works with absolute tolerances.
         alone_s = sum(roofline.seconds(number, nothing) for number in range(len(self.graph.ops)))
         self.unit_s = alone_s / _COSTS or self.unit_s
-        known: dict[tuple[object, ...], tuple[tuple[Choice, ...], list[float]]] = {}
+        known: dict[tuple[object, ...], tuple[tuple[Row, ...], list[float]]] = {}
         for number, op in enumerate(self.graph.ops):
             num_bytes = [self.graph.tensors[tensor].num_bytes for tensor in (*op.operands, *op.results)]
             key = (op.rule, op.is_free, op.flop, op.times, op.precision, *num_bytes)
@@ -198,7 +193,6 @@ class _ShardingProgram:
             self.x.append(variables)
 
     def _charge(self, terms: Iterable[tuple[int, float]]) -> None:
-        """Add seconds to the objective."""
         self.program.cost((var, seconds / self.unit_s) for var, seconds in terms if seconds > 0)
 
     def _tensor(self, tensor: int) -> None:
@@ -220,31 +214,21 @@ class _ShardingProgram:
             times = self.graph.sums[tensor]
             for state in states:
                 # Adding up partial sums is the move from the written layout to where the tensor lies.
-                seconds = times * self._move_s(tensor, state.written, state.lies)
+                seconds = times * self.move_s[state.written, state.lies, self.graph.tensors[tensor].num_bytes]
                 self._charge((var, factor * seconds) for var, factor in state.is_so)
             self._moves(tensor, flows)
         if self.memory_bytes is not None:
             self._hold(tensor, states, flows)
 
-    def _wanted(self, op: int, operand: int, choice: Choice) -> Layout:
-        """Return the layout in which an operator reads an operand under a choice."""
+    def _wanted(self, op: int, operand: int, choice: Row) -> Layout:
         return wanted_layout(self.graph.ops[op].rule, operand, choice)
 
-    def _group_by_layout(self, op: int, layout_of: Callable[[Choice], Layout]) -> dict[Layout, Terms]:
+    def _group_by_layout(self, op: int, layout_of: Callable[[Row], Layout]) -> dict[Layout, Terms]:
         """Group an operator's choices by the layout that they make; a group's expression is 1 for that layout."""
         found: dict[Layout, Terms] = {}
         for choice, var in zip(self.choices[op], self.x[op], strict=True):
             found.setdefault(layout_of(choice), []).append((var, 1.0))
         return found
-
-    def _move_s(self, tensor: int, before: Layout, after: Layout) -> float:
-        """Return the time to move a tensor between two layouts [s]."""
-        num_bytes = self.graph.tensors[tensor].num_bytes
-        key = (before, after, num_bytes)
-        if key not in self.seconds:
-            changes = moves(before, after, num_bytes, self.mesh.sizes)
-            self.seconds[key] = sum(move.seconds(self.mesh) for move in changes)
-        return self.seconds[key]
 
     def _flows(
         self, written: dict[Layout, Terms], wanted: Sequence[dict[Layout, Terms]], *, is_constant: bool
@@ -321,7 +305,7 @@ class _ShardingProgram:
             for flow in found:
                 by_move.setdefault((flow.lies, flow.wanted, again), {}).setdefault(use, []).append((flow.var, 1.0))
         for (lies, target, _), readers in by_move.items():
-            seconds = self._move_s(tensor, lies, target)
+            seconds = self.move_s[lies, target, self.graph.tensors[tensor].num_bytes]
             if seconds <= 0:
                 continue
             often = {times[use] for use in readers}
@@ -434,7 +418,6 @@ class _ShardingProgram:
             self.changes[last + 1] += _scale(held, -1.0)
 
     def _memory(self, memory_bytes: float) -> None:
-        """Limit the memory at each operator."""
         # The memory at an operator is that at the operator before, plus the change in between.
         live: list[int] = self.program.variables((len(self.graph.ops),), upper=_BYTES).tolist()
         for number, var in enumerate(live):
@@ -472,5 +455,4 @@ def _sum_by(flows: Sequence[_Flow], key: Callable[[_Flow], Key]) -> dict[Key, Te
 
 
 def _scale(terms: Terms, by: float) -> Terms:
-    """Multiply a linear expression by a number."""
     return [(var, factor * by) for var, factor in terms]

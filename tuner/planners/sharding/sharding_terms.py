@@ -19,7 +19,7 @@ from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.dims import Rule
 from costmodels.sharding.graph import CONSTANT, STATE, Graph
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout, moves
-from costmodels.sharding.plan import NONE, Roofline, wanted_layout, written_layout
+from costmodels.sharding.plan import NONE, Plan, Roofline, wanted_layout, written_layout
 from tuner.planners.engine.elimination import Table, Term, cheapest_order, least
 from tuner.planners.sharding.byte_prices import BytePrices, TensorPrice, price_table, tensor_prices
 
@@ -44,6 +44,25 @@ def together(*charges: Charge | None) -> Charge | None:
     """Add up the charges that are not None; return None if all are."""
     there = [charge for charge in charges if charge is not None]
     return (lambda number, row: sum(charge(number, row) for charge in there)) if there else None
+
+
+def total_charge_s(plan: Plan, charge: Charge | None) -> float:
+    """Return the sum of a charge over all operators of a plan [s]."""
+    return 0.0 if charge is None else sum(charge(op, tuple(row)) for op, row in enumerate(plan.served.tolist()))
+
+
+class MoveTimes(dict[tuple[Layout, Layout, float], float]):
+    """Times of all collectives between two layouts of a tensor of some bytes [s], each computed once."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        """Begin with no times on a mesh."""
+        self._mesh = mesh
+
+    def __missing__(self, key: tuple[Layout, Layout, float]) -> float:
+        """Compute and keep the time for the layouts before and after, and the bytes of the whole tensor."""
+        before, after, num_bytes = key
+        found = self[key] = sum(move.seconds(self._mesh) for move in moves(before, after, num_bytes, self._mesh.sizes))
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +156,7 @@ class ShardingTerms:
         self._compute: dict[tuple[object, ...], Table] = {}
         self._layouts: dict[tuple[object, ...], tuple[Layout, ...]] = {}
         self._tables: dict[tuple[object, ...], Table] = {}
-        self._move_s: dict[tuple[Layout, Layout, float], float] = {}
+        self._move_s = MoveTimes(mesh)
 
     def with_prices(self, byte_s: BytePrices) -> ShardingTerms:
         """Return these tables with prices of the memory that a device holds; computed tables are reused."""
@@ -234,6 +253,7 @@ class ShardingTerms:
         """Return the term of an operator's compute, and of its charge if there is one."""
         op = self.graph.ops[number]
         num_bytes = [self.graph.tensors[tensor].num_bytes for tensor in (*op.operands, *op.results)]
+        # Operators of repeated layers have the same work and rows, and share one table.
         key = (id(op.rule), op.is_free, op.flop, op.times, op.precision, rows, *num_bytes)
         if key not in self._compute:
             self._compute[key] = np.array([self._roofline.seconds(number, row) for row in rows])
@@ -365,17 +385,9 @@ class ShardingTerms:
         shape = np.broadcast_shapes(before.shape, after.shape)
         old = np.broadcast_to(before, shape).reshape(-1, shape[-1])[first].tolist()
         new = np.broadcast_to(after, shape).reshape(-1, shape[-1])[first].tolist()
-        seconds = [self._of_move(tuple(one), tuple(other), kind.num_bytes) for one, other in zip(old, new, strict=True)]
+        seconds = [self._move_s[tuple(one), tuple(other), kind.num_bytes] for one, other in zip(old, new, strict=True)]
         found: Table = np.array(seconds)[inverse].reshape(pairs.shape)
         return found
-
-    def _of_move(self, before: Layout, after: Layout, num_bytes: float) -> float:
-        """Return the time of all collectives between two layouts [s]."""
-        key = (before, after, num_bytes)
-        if key not in self._move_s:
-            changes = moves(before, after, num_bytes, self.mesh.sizes)
-            self._move_s[key] = sum(move.seconds(self.mesh) for move in changes)
-        return self._move_s[key]
 
 
 def _where_it_lies(kind: _Kind, written: Any, wanted: Sequence[Any]) -> list[Any]:
@@ -405,7 +417,6 @@ def _where_it_lies(kind: _Kind, written: Any, wanted: Sequence[Any]) -> list[Any
 
 
 def _of_use(price: TensorPrice | None, number: int) -> TensorPrice | None:
-    """Return the price of a tensor of which only one use is seen."""
     return None if price is None else replace(price, uses=price.uses[number : number + 1])
 
 

@@ -210,7 +210,6 @@ class _Mark:
 
 
 def _marks(pins: Pinned, num_axes: int) -> dict[int, _Mark]:
-    """Return the marks of all operators that pins match."""
     found = {}
     for op in dict.fromkeys(op for factors in pins.factors for op in factors):
         row = [NONE] * num_axes
@@ -289,6 +288,7 @@ class _Classes:
         by_class: dict[int, list[int]] = defaultdict(list)
         for own, factor in self._members[group]:
             by_class[own].append(factor)
+        # An axis serves at most one factor of a class; the resolution chooses among several of one colour.
         chosen = {own: self._kept(own, factors, bits) for own, factors in by_class.items()}
         sizes = [self._rules[own].factors[factor].size for own, factor in chosen.items()]
         return _Effect(

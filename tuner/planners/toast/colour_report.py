@@ -85,7 +85,6 @@ def _by_names(found: Compatibility) -> list[int]:
 
 
 def _counts(found: Compatibility) -> list[int]:
-    """Count the names of each group of colours."""
     names = found.names
     own = (names.followed < 0) & (names.factors != WHOLE)
     counts: list[int] = np.bincount(
@@ -95,7 +94,6 @@ def _counts(found: Compatibility) -> list[int]:
 
 
 def _group(found: Compatibility, group: int) -> dict[str, Any]:
-    """Return the figures of one group of colours."""
     names = found.names
     colours = found.colours_of(group)
     members = set(colours.tolist())

@@ -21,10 +21,9 @@ All combinations of these over the axes of a mesh are written. TOAST's experts w
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -148,30 +147,6 @@ def hand_written(actions: ColourActions, *, most: int = MOST_SCRIPTS) -> list[li
         script = [*itertools.chain(*(now for now, _ in parts)), *itertools.chain(*(later for _, later in parts))]
         found[tuple(numbers[action] for action in script if action in numbers)] = None
     return [list(script) for script in found]
-
-
-def multi_query(actions: ColourActions, plan: Plan, axis: int) -> Plan:
-    """Return a plan with the batch cut by an axis in all operators over past tokens, whatever it cuts elsewhere.
-
-    Where heads share keys, this is multi-query attention by the batch: each device reads a part of the keys, and
-    queries are exchanged from heads to the batch and back (Pope et al. 2022, section 3.3). Colours can't express it,
-    because heads have one colour in the products with parameters and over the past.
-    """
-    found, role = actions.found, roles(actions)
-    names = found.names
-    served = plan.served.copy()
-    groups = found.colour_groups[names.colours]
-    for number, op in enumerate(names.graph.ops):
-        own = range(int(names.begins[number]), int(names.begins[number + 1]))
-        batch = [int(names.factors[name]) for name in own if groups[name] in role.data]
-        if not batch or not any(groups[name] in role.along for name in own):
-            continue
-        others = [
-            size for each, size in enumerate(plan.mesh.sizes) if each != axis and served[number, each] == batch[0]
-        ]
-        if op.rule.factors[batch[0]].size % (math.prod(others) * plan.mesh.sizes[axis]) == 0:
-            served[number, axis] = batch[0]
-    return replace(plan, served=served)
 
 
 def nearest(actions: ColourActions, plan: Plan) -> list[int]:

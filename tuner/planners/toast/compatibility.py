@@ -20,15 +20,14 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from costmodels.sharding.dims import Rule
 from costmodels.sharding.graph import STATE, Graph
 from hardware.arrays import IntArray
-from tuner.planners.toast.named_dims import WHOLE, Conflict, NamedDims
+from tuner.planners.toast.named_dims import WHOLE, Conflict, NamedDims, connect_pairs
 
 BACKWARD = "grad."
 """Prefix of operators of the backward pass, for a graph that does not say where that begins."""
@@ -133,15 +132,11 @@ def _kinds(graph: Graph) -> tuple[int, ...]:
     known: dict[Hashable, int] = {}
     found = []
     for op in graph.ops:
-        if id(op.rule) not in shapes:
-            shapes[id(op.rule)] = _shape(op.rule)
-        found.append(known.setdefault((op.primitive, shapes[id(op.rule)]), len(known)))
+        if id(rule := op.rule) not in shapes:
+            sizes = tuple((factor.size, factor.kind) for factor in rule.factors)
+            shapes[id(rule)] = (sizes, rule.operands, rule.results)
+        found.append(known.setdefault((op.primitive, shapes[id(rule)]), len(known)))
     return tuple(found)
-
-
-def _shape(rule: Rule) -> Hashable:
-    """Return a rule without the names of its factors."""
-    return tuple((factor.size, factor.kind) for factor in rule.factors), rule.operands, rule.results
 
 
 def _boxes(names: NamedDims) -> tuple[Box, ...]:
@@ -185,7 +180,6 @@ def _boxes(names: NamedDims) -> tuple[Box, ...]:
 
 
 def _order(one: int, other: int) -> Conflict:
-    """Return two names in ascending order."""
     return (one, other) if one < other else (other, one)
 
 
@@ -226,7 +220,6 @@ def _sets(conflicts: Sequence[Conflict], boxes: Sequence[Box]) -> list[list[Conf
         return pair, turned
 
     def tie(one: Conflict, other: Conflict, *, is_crossed: bool) -> None:
-        """Join the sets of two conflicts."""
         (one, one_turned), (other, other_turned) = root(one), root(other)
         if one != other:  # else it is known how they stand to each other
             parent[other] = one
@@ -315,17 +308,22 @@ def _colour_groups(names: NamedDims, kinds: Sequence[int]) -> tuple[IntArray, in
     ):
         places.setdefault(colour, Counter())[kinds[op], factor] += 1
         first.setdefault(colour, name)
-    together = _Together(places)
-    together.join(places, key=lambda colour: frozenset(places[colour].items()))
+    leaders: dict[Hashable, int] = {}
+    ties = [(colour, leaders.setdefault(frozenset(own.items()), colour)) for colour, own in places.items()]
     for dims in _dims_used_alike(names, kinds):
-        together.join([colour for colour in dims if colour in places], key=lambda _: None)
+        ties += itertools.pairwise(colour for colour in dims if colour in places)
+    # Colours are joined in the order of their first names, so that the groups come in that order too.
+    together: dict[int, list[int]] = defaultdict(list)
+    part_of = connect_pairs(num_colours, ties)
+    for colour in sorted(places, key=lambda colour: first[colour]):
+        together[part_of[colour]].append(colour)
     groups = np.full(num_colours, -1, dtype=np.int64)
     meeting = _colours_beside(names)
     count = 0
-    for several in sorted(together.groups(), key=lambda colours: min(first[colour] for colour in colours)):
+    for several in together.values():
         # Split a group so that no two colours of one part meet in an operator.
         parts: list[set[int]] = []
-        for colour in sorted(several, key=lambda colour: first[colour]):
+        for colour in several:
             part = next((part for part in parts if part.isdisjoint(meeting[colour])), None)
             if part is None:
                 part = set()
@@ -337,35 +335,6 @@ def _colour_groups(names: NamedDims, kinds: Sequence[int]) -> tuple[IntArray, in
     return groups, count
 
 
-class _Together:
-    """A partition of items that becomes coarser (union-find)."""
-
-    def __init__(self, items: Iterable[int]) -> None:
-        """Begin with every item in a part of its own."""
-        self._parent = {item: item for item in items}
-
-    def join(self, items: Iterable[int], *, key: Callable[[int], Hashable]) -> None:
-        """Join the parts of items with the same key."""
-        first: dict[Hashable, int] = {}
-        for item in items:
-            one, other = self._top(item), self._top(first.setdefault(key(item), item))
-            self._parent[max(one, other)] = min(one, other)
-
-    def groups(self) -> list[list[int]]:
-        """Return the parts."""
-        found: dict[int, list[int]] = defaultdict(list)
-        for item in self._parent:
-            found[self._top(item)].append(item)
-        return list(found.values())
-
-    def _top(self, item: int) -> int:
-        """Return the representative of an item's part."""
-        while self._parent[item] != item:
-            self._parent[item] = self._parent[self._parent[item]]
-            item = self._parent[item]
-        return item
-
-
 def _dims_used_alike(names: NamedDims, kinds: Sequence[int]) -> list[list[int]]:
     """Return the colours of each dim of parameters with the same uses (section 4.4)."""
     graph = names.graph
@@ -374,6 +343,7 @@ def _dims_used_alike(names: NamedDims, kinds: Sequence[int]) -> list[list[int]]:
         if op.primitive != STATE:
             continue
         tensor = op.results[0]
+        # Parameters of repeated layers are read by operators of the same kinds, as the same operands.
         uses = sorted((kinds[use.op], use.operand) for use in graph.uses[tensor])
         for name in range(int(names.begins[number]), int(names.begins[number + 1])):
             found[kinds[number], tuple(uses), int(names.factors[name])].append(int(names.colours[name]))

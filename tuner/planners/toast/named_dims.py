@@ -19,17 +19,18 @@ Sources: TOAST (Alabed et al. 2025), sections 3.1 to 3.4.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from costmodels.sharding.dims import Rule
-from costmodels.sharding.graph import CONSTANT, STATE, Graph, Op
+from costmodels.sharding.graph import CONSTANT, STATE, Graph
 from hardware.arrays import IntArray
 
 WHOLE = -1
@@ -85,21 +86,6 @@ class NamedDims:
             found += [pair for pair in combinations(names, 2) if colours[pair[0]] == colours[pair[1]]]
         return tuple(found)
 
-    @cached_property
-    def ambiguous(self) -> tuple[int, ...]:
-        """Tensors with two dims of one colour where they are written: the conflicts that M shows."""
-        at_op: dict[int, list[Conflict]] = {}
-        for pair in self.conflicts:
-            at_op.setdefault(int(self.ops[pair[0]]), []).append(pair)
-        found = []
-        for number, pairs in at_op.items():
-            op = self.graph.ops[number]
-            for slot, tensor in enumerate(op.results):
-                dims = op.rule.result_dims[slot]
-                if any(all(dims[self.factors[name]] is not None for name in pair) for pair in pairs):
-                    found.append(tensor)
-        return tuple(sorted(found))
-
     def name_of(self, op: int, factor: int) -> int | None:
         """Return the name of a factor, or None if no axis can serve it."""
         cuttable = self.graph.ops[op].rule.cuttable
@@ -112,7 +98,8 @@ class NamedDims:
 
 def named_dims(graph: Graph) -> NamedDims:
     """Analyse the named dims of a graph."""
-    leads = _Leads()
+    rules = {id(op.rule): op.rule for op in graph.ops}
+    places = {key: _place_factors(rule) for key, rule in rules.items()}
     begins = [0]
     ops: list[int] = []
     factors: list[int] = []
@@ -120,24 +107,21 @@ def named_dims(graph: Graph) -> NamedDims:
     for number, op in enumerate(graph.ops):
         ops += [number] * len(op.rule.cuttable)
         factors += op.rule.cuttable
-        for tensor, dims in zip(op.results, leads.of(op.rule).results, strict=True):
+        for tensor, dims in zip(op.results, places[id(op.rule)].results, strict=True):
             for dim, lead in enumerate(dims):
                 if lead == WHOLE:
                     whole[tensor, dim] = len(ops)
                     ops.append(number)
                     factors.append(WHOLE)
         begins.append(len(ops))
-    sources, targets, tensors = _build_map(graph, leads, begins, whole)
-    constants = _constant_only(graph.ops, graph)
+    sources, targets, tensors = _build_map(graph, places, begins, whole)
+    constants = _constant_only(graph)
     is_constant = np.zeros(len(graph.ops), dtype=bool)
     is_constant[list(constants)] = True
     ops_n = np.array(ops, dtype=np.int64)
     # Colours are the connected components of M without the entries that leave constants.
     ties = ~is_constant[ops_n[sources]] if len(sources) else np.zeros(0, dtype=bool)
-    # Undirected components: a cut spreads along M in both directions.
-    ones = np.ones(int(ties.sum()), dtype=np.int8)
-    links = coo_array((ones, (sources[ties], targets[ties])), shape=(len(ops), len(ops)))
-    colours = connected_components(links, directed=False)[1].astype(np.int64) if ops else np.zeros(0, dtype=np.int64)
+    colours = connect_pairs(len(ops), np.stack([sources[ties], targets[ties]], axis=1))
     # NumPy keeps the last of several values written to one place, so that readers are written in reverse order.
     followed = np.full(len(ops), -1, dtype=np.int64)
     late = np.flatnonzero(~ties)
@@ -159,6 +143,18 @@ def named_dims(graph: Graph) -> NamedDims:
     )
 
 
+def connect_pairs(count: int, pairs: ArrayLike) -> IntArray:
+    """Return the number of the connected component of each item; pairs connect in both directions [count].
+
+    Args:
+        count: Number of items.
+        pairs: Items that belong together [p, 2].
+    """
+    ends = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
+    links = coo_array((np.ones(len(ends), dtype=np.int8), (ends[:, 0], ends[:, 1])), shape=(count, count))
+    return connected_components(links, directed=False)[1].astype(np.int64) if count else np.zeros(0, dtype=np.int64)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Places:
     """Positions of the factors on the dims of a rule's tensors.
@@ -175,42 +171,33 @@ class _Places:
     results: tuple[tuple[int | None, ...], ...]
 
 
-class _Leads:
-    """Places of rules, computed once per rule."""
+def _place_factors(rule: Rule) -> _Places:
+    """Return the positions of a rule's factors on the dims of its tensors."""
+    positions = {factor: position for position, factor in enumerate(rule.cuttable)}
 
-    def __init__(self) -> None:
-        """Begin with no rule."""
-        self._known: dict[int, _Places] = {}
+    def lead(dim: Sequence[int]) -> int | None:
+        """Return the position of a dim's first factor of more than one iteration."""
+        first = next((factor for factor in dim if rule.factors[factor].size > 1), None)
+        return None if first is None else positions.get(first, WHOLE)
 
-    def of(self, rule: Rule) -> _Places:
-        """Return the places of one rule."""
-        if id(rule) not in self._known:
-            positions = {factor: position for position, factor in enumerate(rule.cuttable)}
-
-            def lead(dim: Sequence[int]) -> int | None:
-                """Return the position of a dim's first factor of more than one iteration."""
-                first = next((factor for factor in dim if rule.factors[factor].size > 1), None)
-                return None if first is None else positions.get(first, WHOLE)
-
-            self._known[id(rule)] = _Places(
-                operands=tuple(tuple(lead(dim) for dim in place) for place in rule.operands),
-                results=tuple(tuple(lead(dim) for dim in place) for place in rule.results),
-            )
-        return self._known[id(rule)]
+    return _Places(
+        operands=tuple(tuple(lead(dim) for dim in place) for place in rule.operands),
+        results=tuple(tuple(lead(dim) for dim in place) for place in rule.results),
+    )
 
 
 def _build_map(
-    graph: Graph, leads: _Leads, begins: Sequence[int], whole: dict[tuple[int, int], int]
+    graph: Graph, places: Mapping[int, _Places], begins: Sequence[int], whole: dict[tuple[int, int], int]
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Return the sources, targets and tensors of the entries of M."""
     found: list[tuple[int, int, int]] = []
     for tensor, (maker, slot) in enumerate(graph.maker):
         written = [
             whole[tensor, dim] if lead == WHOLE else (None if lead is None else begins[maker] + lead)
-            for dim, lead in enumerate(leads.of(graph.ops[maker].rule).results[slot])
+            for dim, lead in enumerate(places[id(graph.ops[maker].rule)].results[slot])
         ]
         for use in graph.uses[tensor]:
-            read = leads.of(graph.ops[use.op].rule).operands[use.operand]
+            read = places[id(graph.ops[use.op].rule)].operands[use.operand]
             begin = begins[use.op]
             found += [
                 (source, begin + lead, tensor)
@@ -222,10 +209,9 @@ def _build_map(
     return entries[:, 0], entries[:, 1], entries[:, 2]
 
 
-def _constant_only(ops: Iterable[Op], graph: Graph) -> frozenset[int]:
-    """Find the operators that compute from constants alone."""
+def _constant_only(graph: Graph) -> frozenset[int]:
     found: set[int] = set()
-    for number, op in enumerate(ops):
+    for number, op in enumerate(graph.ops):
         reads = bool(op.operands) and op.primitive != STATE
         if op.primitive == CONSTANT or (reads and all(graph.maker[tensor][0] in found for tensor in op.operands)):
             found.add(number)

@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from tuner.planners.sharding.class_costs import ClassCosts, Figures, decode_rows
 from tuner.planners.sharding.memory_prices import fit_to_memory
 from tuner.planners.sharding.pins import Pinned
 from tuner.planners.sharding.plan_bounds import step_time_bound
-from tuner.planners.sharding.sharding_terms import ShardingTerms
+from tuner.planners.sharding.sharding_terms import ShardingTerms, total_charge_s
 from tuner.planners.toast.colour_actions import ColourActions, State
 from tuner.planners.toast.colour_scripts import hand_written, nearest
 from tuner.planners.toast.compatibility import Compatibility, compatibility
@@ -96,7 +97,6 @@ class Toast:
         actions: Actions of the search.
         trees: Trees of all searches.
         steps: Unsharded step, the trees' best plans, given plans and polished plans, in the order of their making.
-        analysis_s: Time of the analysis [s].
         bound_s: Lower bound of the step time of every plan, whatever memory it takes and whichever pins it keeps [s].
     """
 
@@ -105,7 +105,6 @@ class Toast:
     actions: ColourActions
     trees: tuple[Tree[State], ...]
     steps: tuple[Step, ...]
-    analysis_s: float
     bound_s: float
 
     @property
@@ -203,7 +202,7 @@ def toast_plan(
     Args:
         graph: Graph of the training step to shard.
         mesh: Mesh of devices to shard it over. Every axis serves at most one factor of an operator, so that a mesh of
-            prime factors (`recursive.refined`) has more plans.
+            prime factors (`recursive.refine_mesh`) has more plans.
         options: Options of TOAST; None for the defaults.
         limits: Limits of seconds and states for each tree; None for MOST_STATES.
         given: Plans on this mesh to begin with, such as D-Rec's; used only if `is_seeded`.
@@ -214,106 +213,78 @@ def toast_plan(
     began_s = time.perf_counter()
     found = compatibility(named_dims(graph))
     actions = ColourActions(found, mesh, least_dims=options.least_dims, pins=pins)
-    analysis_s = time.perf_counter() - began_s
     memory_bytes = options.memory_bytes
     if memory_bytes is None:
         memory_bytes = min(device.memory_bytes for device in mesh.cluster.devices)
     game = ColourGame(actions, memory_bytes)
-    scripts: list[list[int]] = []
-    if options.is_seeded:
-        scripts = [*hand_written(actions), *(nearest(actions, plan) for plan in given)]
-    tasks = [
-        _Task(
-            game=game,
-            options=options.search,
-            limits=limits,
-            scripts=scripts if number == options.searches else (),
-            seed=(options.seed, number),
-            is_edited=options.is_edited,
-        )
-        for number in range(options.searches + options.is_seeded)
-    ]
-    grown = (workers or InProcessWorkers()).map(_grow, tasks)
+    given = given if options.is_seeded else ()
+    # One tree more than asked for begins with the scripts, if the options ask for seeds.
+    scripts = [*hand_written(actions), *(nearest(actions, plan) for plan in given)] if options.is_seeded else []
+    grow = partial(_grow, game, options, limits, scripts)
+    grown = (workers or InProcessWorkers()).map(grow, range(options.searches + options.is_seeded))
     # The tree with seeds is the last one, and is reported by itself.
     trees = [tree for tree, _ in grown]
     tried = _Tried(game=game, memory_bytes=memory_bytes)
     best = min(trees[: options.searches], key=lambda tree: tree.nodes[tree.best].cost)
-    tried.state("search", best.nodes[best.best].state)
+    tried.add_state("search", best.nodes[best.best].state)
     if options.is_seeded:
         seeded = trees[-1]
-        tried.state("seeded search", seeded.nodes[seeded.best].state)
+        tried.add_state("seeded search", seeded.nodes[seeded.best].state)
     if options.is_edited:
         # The best end of all trees, whichever tree it comes from.
-        tried.state("edited", min((end for _, end in grown), key=game.cost))
+        tried.add_state("edited", min((end for _, end in grown), key=game.cost))
     terms = ShardingTerms(graph, mesh)
     bound_s = step_time_bound(terms)
-    if options.is_seeded:
-        for plan in given:
-            tried.plan("given", plan)
+    for plan in given:
+        tried.add_plan("given", plan)
     if options.is_polished:
-        _polish(tried, terms, given if options.is_seeded else (), bound_s)
+        _polish(tried, terms, given, bound_s)
+    step, plan = tried.best
+    unsharded = Step(name="unsharded", cost=game.of_figures(game.whole), figures=game.whole)
     return Toast(
-        outcome=_outcome(game, trees, tried.best, bound_s, time.perf_counter() - began_s),
+        outcome=_outcome(game, trees, Incumbent(cost=step.cost, solution=plan), bound_s, time.perf_counter() - began_s),
         found=found,
         actions=actions,
         trees=tuple(trees),
-        steps=tuple(tried.steps),
-        analysis_s=analysis_s,
+        steps=(unsharded, *(step for step, _ in tried.tried)),
         bound_s=bound_s,
     )
 
 
 class _Tried:
-    """Plans that were tried, with the unsharded one.
+    """Plans that were tried.
 
     Attributes:
         game: Game that prices the plans.
         memory_bytes: Memory of a device.
-        steps: All plans as steps, the unsharded one first.
+        tried: All plans, each with its step.
     """
 
     def __init__(self, game: ColourGame, memory_bytes: float) -> None:
-        """Begin with the unsharded step."""
         self.game, self.memory_bytes = game, memory_bytes
-        self.steps = [Step(name="unsharded", cost=game.of_figures(game.whole), figures=game.whole)]
-        self._plans: list[Plan] = []
+        self.tried: list[tuple[Step, Plan]] = []
 
-    def state(self, name: str, state: State) -> None:
+    def add_state(self, name: str, state: State) -> None:
         """Try a state of the game."""
-        self.steps.append(Step(name=name, cost=self.game.cost(state), figures=self.game.figures(state)))
-        self._plans.append(self.game.actions.plan(state))
+        step = Step(name=name, cost=self.game.cost(state), figures=self.game.figures(state))
+        self.tried.append((step, self.game.actions.plan(state)))
 
-    def plan(self, name: str, plan: Plan) -> None:
-        """Try a plan."""
-        cost = cost_of(plan)
+    def add_plan(self, name: str, plan: Plan) -> None:
+        """Try a plan, whose cost includes the charge of soft pins."""
+        cost, pins, whole_s = cost_of(plan), self.game.actions.pins, self.game.whole.step_time_s
         figures = Figures(step_time_s=cost.step_time_s, peak_memory_bytes=cost.peak_memory_bytes)
-        charged_s = charged_s_of(plan, self.game.actions.pins)
-        whole_s = self.game.whole.step_time_s
+        charged_s = 0.0 if pins is None else total_charge_s(plan, pins.charge)
         more = charged_s / whole_s if whole_s > 0 else 0.0
-        self.steps.append(Step(name=name, cost=self.game.of_figures(figures) + more, figures=figures))
-        self._plans.append(plan)
+        self.tried.append((Step(name=name, cost=self.game.of_figures(figures) + more, figures=figures), plan))
 
-    def fits(self, number: int) -> bool:
+    def fits(self, step: Step) -> bool:
         """Return whether a plan fits into memory."""
-        return self.steps[number + 1].figures.peak_memory_bytes <= self.memory_bytes
+        return step.figures.peak_memory_bytes <= self.memory_bytes
 
     @property
-    def number(self) -> int:
-        """Number of the best plan: the cheapest of those that fit, or of all if none fits."""
-        return min(range(len(self._plans)), key=lambda at: (not self.fits(at), self.steps[at + 1].cost))
-
-    @property
-    def best(self) -> Incumbent[Plan]:
-        """Best plan, with its cost."""
-        return Incumbent(cost=self.steps[self.number + 1].cost, solution=self._plans[self.number])
-
-
-def charged_s_of(plan: Plan, pins: Pinned | None) -> float:
-    """Return the charge of soft pins for a plan [s]."""
-    charge = None if pins is None else pins.charge
-    if charge is None:
-        return 0.0
-    return sum(charge(op, tuple(row)) for op, row in enumerate(plan.served.tolist()))
+    def best(self) -> tuple[Step, Plan]:
+        """Best plan with its step: the cheapest of those that fit, or of all if none fits."""
+        return min(self.tried, key=lambda each: (not self.fits(each[0]), each[0].cost))
 
 
 def _polish(tried: _Tried, terms: ShardingTerms, given: Sequence[Plan], bound_s: float) -> None:
@@ -322,50 +293,40 @@ def _polish(tried: _Tried, terms: ShardingTerms, given: Sequence[Plan], bound_s:
     Where nothing fits into memory, prices of memory lead to a plan that does.
     """
     pins = tried.game.actions.pins
-    is_open = pins.is_open if pins is not None and pins.served else None
-    charge = None if pins is None else pins.charge
-    starts = [tried.best.solution]
+    is_open, charge = (None, None) if pins is None else (pins.restriction, pins.charge)
+    starts = [tried.best[1]]
     # A given plan may lead to a better local optimum than the best one.
     starts += [plan for plan in given if (plan.served != starts[0].served).any()]
     for start in starts:
-        tried.plan("polished", descend(start, terms, is_open=is_open, charge=charge).plan)
-        figures = tried.steps[tried.number + 1].figures
-        if tried.fits(tried.number) and figures.step_time_s <= bound_s * (1 + ENOUGH):
+        tried.add_plan("polished", descend(start, terms, is_open=is_open, charge=charge).plan)
+        step, plan = tried.best
+        if tried.fits(step) and step.figures.step_time_s <= bound_s * (1 + ENOUGH):
             break
-    if not tried.fits(tried.number):
-        below = fit_to_memory(tried.best.solution, terms, tried.memory_bytes, is_open=is_open, charge=charge)
+    if not tried.fits(step):
+        below = fit_to_memory(plan, terms, tried.memory_bytes, is_open=is_open, charge=charge)
         if below.plan is not None:
-            tried.plan("polished for memory", below.plan)
+            tried.add_plan("polished for memory", below.plan)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Task:
-    """A tree to grow, in this process or another.
+def _grow(
+    game: ColourGame,
+    options: ToastOptions,
+    limits: Limits,
+    scripts: Sequence[Sequence[int]],
+    number: int,
+    bound: AbstractBound,
+) -> tuple[Tree[State], State]:
+    """Grow the tree of a number, and return it with its best state, after small changes if the options ask for them.
 
-    Attributes:
-        game: Game to search.
-        options: Options of the search.
-        limits: Limits of the search.
-        scripts: Trajectories to begin with.
-        seed: Seed of the tree's random numbers.
-        is_edited: Whether small changes of the best actions are tried.
+    The tree behind all others begins with the scripts.
     """
-
-    game: ColourGame
-    options: SearchOptions
-    limits: Limits
-    scripts: Sequence[Sequence[int]]
-    seed: tuple[int, int]
-    is_edited: bool
-
-
-def _grow(task: _Task, bound: AbstractBound) -> tuple[Tree[State], State]:
-    """Grow a tree, and return it with its best state, after small changes if the task asks for them."""
-    tree = search(task.game, task.options, np.random.default_rng(task.seed), limits=task.limits, scripts=task.scripts)
+    own = scripts if number == options.searches else ()
+    rng = np.random.default_rng((options.seed, number))
+    tree = search(game, options.search, rng, limits=limits, scripts=own)
     state = tree.nodes[tree.best].state
-    if task.is_edited:
-        state, _ = edit_actions(task.game, tree.actions, most=min(task.limits.nodes, len(tree.nodes)))
-    bound.offer(task.game.cost(state))
+    if options.is_edited:
+        state, _ = edit_actions(game, tree.actions, most=min(limits.nodes, len(tree.nodes)))
+    bound.offer(game.cost(state))
     return tree, state
 
 

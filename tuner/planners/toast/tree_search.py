@@ -80,25 +80,6 @@ class SearchOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Edge:
-    """An action that was taken in a node.
-
-    Attributes:
-        action: Number of the action.
-        node: Number of the node that it leads to.
-        visits: Number of trajectories that took it.
-        mean: Mean worth of these trajectories, as a cost.
-        best: Best worth of these trajectories, as a cost.
-    """
-
-    action: int
-    node: int
-    visits: int
-    mean: float
-    best: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Node(Generic[State]):
     """A state that was seen.
 
@@ -106,30 +87,11 @@ class Node(Generic[State]):
         state: State of the game.
         cost: Cost of the state.
         visits: Number of trajectories through the node.
-        edges: Actions taken from here, the most visited first.
     """
 
     state: State
     cost: float
     visits: int
-    edges: tuple[Edge, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Round:
-    """One round of trajectories, with the actions that it committed.
-
-    Attributes:
-        begin: Number of earlier committed actions that stay.
-        trajectories: Number of trajectories that were made.
-        actions: Actions from the round's root to the best state that it found; empty without an improvement.
-        cost: Cost of the best state.
-    """
-
-    begin: int
-    trajectories: int
-    actions: tuple[int, ...]
-    cost: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -138,73 +100,19 @@ class Tree(Generic[State]):
 
     Attributes:
         nodes: Every state that was seen, in the order of discovery; the search began in the first one.
-        rounds: Rounds in their order.
+        actions: All actions that were committed and not replaced, in their order.
         best: Number of the cheapest node.
         stop: Reason for the end; EXHAUSTED if everything reachable was seen or the last round found nothing better.
-        is_complete: Whether every reachable state was seen.
         seconds: Wall time [s].
         trace: Progress at the start, at every improvement and at the end.
     """
 
     nodes: tuple[Node[State], ...]
-    rounds: tuple[Round, ...]
+    actions: tuple[int, ...]
     best: int
     stop: Stop
-    is_complete: bool
     seconds: float
     trace: tuple[Progress, ...]
-
-    @property
-    def actions(self) -> tuple[int, ...]:
-        """All actions that were committed and not replaced, in their order."""
-        found: tuple[int, ...] = ()
-        for each in self.rounds:
-            if each.actions:
-                found = (*found[: each.begin], *each.actions)
-        return found
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the tree as data that can be stored and compared, without states and times."""
-        return {
-            "best": self.best,
-            "rounds": [
-                {
-                    "begin": each.begin,
-                    "trajectories": each.trajectories,
-                    "actions": list(each.actions),
-                    "cost": each.cost,
-                }
-                for each in self.rounds
-            ],
-            "nodes": [
-                {
-                    "cost": node.cost,
-                    "visits": node.visits,
-                    "edges": [[edge.action, edge.node, edge.visits, edge.mean, edge.best] for edge in node.edges],
-                }
-                for node in self.nodes
-            ],
-        }
-
-    def in_lines(self, called: Callable[[int], str] = str, *, most: int = 5, depth: int = 2) -> list[str]:
-        """Describe the most visited part of the tree.
-
-        Args:
-            called: Function that names an action.
-            most: Most edges of a node that are shown.
-            depth: Depth below the first state that is shown.
-        """
-        lines = [f"{self.nodes[0].cost:.4f} at the start, {len(self.nodes):,} states"]
-
-        def show(number: int, level: int) -> None:
-            """Append the lines below a node."""
-            for edge in self.nodes[number].edges[:most]:
-                lines.append(f"{'  ' * level}{edge.best:.4f} best of {edge.visits}: {called(edge.action)}")
-                if level < depth:
-                    show(edge.node, level + 1)
-
-        show(0, 1)
-        return lines
 
 
 @dataclass(slots=True, eq=False)
@@ -227,20 +135,13 @@ class _Open(Generic[State]):
     number: int
     state: State
     cost: float
-    visits: Any = None
-    total: Any = None
-    best: Any = None
-    closed: Any = None
+    visits: Any
+    total: Any
+    best: Any
+    closed: Any
     children: dict[int, _Open[State]] = field(default_factory=dict)
     num_visits: int = 0
     is_done: bool = False
-
-    def open(self, num_actions: int) -> None:
-        """Allocate the statistics of all actions."""
-        if self.visits is None:
-            self.visits, self.total = np.zeros(num_actions + 1), np.zeros(num_actions + 1)
-            self.best = np.full(num_actions + 1, math.inf)
-            self.closed = np.zeros(num_actions + 1, dtype=bool)
 
     def close(self, action: int) -> None:
         """Close an action, which is then never taken again."""
@@ -286,7 +187,6 @@ def edit_actions(
     known: dict[State, float] = {}
 
     def reach(sequence: Sequence[int]) -> tuple[float, State]:
-        """Return the cost and the state after a sequence."""
         state = game.first
         for action in sequence:
             state = game.after(state, action)
@@ -325,7 +225,7 @@ def _changes(sequence: tuple[int, ...], num_actions: int) -> Iterator[tuple[int,
                 yield (*sequence[:at], action, *sequence[at + 1 :])
 
 
-_Path = Sequence[tuple[_Open[State], int, _Open[State]]]
+_Path = list[tuple[_Open[State], int, _Open[State]]]
 """States of a trajectory, each with the action that was taken there and the state that followed."""
 
 
@@ -355,21 +255,19 @@ class _Search(Generic[State]):
         limits: Limits,
         clock: Callable[[], float],
     ) -> None:
-        """Begin with the first state."""
         self.game, self.options, self.rng, self.limits, self.clock = game, options, rng, limits, clock
         self.began_s = clock()
         self.known: dict[State, _Open[State]] = {}
         self.nodes: list[_Open[State]] = []
         self.trace: list[Progress] = []
         self.all_visits, self.all_ratios = np.zeros(game.num_actions + 1), np.zeros(game.num_actions + 1)
-        self.root = self.best = self.node_of(game.first)[0]
+        self.root = self.best = self.node_of(game.first)
         self.found = _Best(worth=self.root.cost, node=self.root)
-        self.committed: list[tuple[_Open[State], int, _Open[State]]] = []
+        self.committed: _Path[State] = []
 
     def run(self, scripts: Sequence[Sequence[int]]) -> Tree[State]:
-        """Run all rounds."""
-        rounds: list[Round] = []
         begin = 0
+        actions: tuple[int, ...] = ()
         stop = None
         for script in scripts:
             self.follow(script)
@@ -384,11 +282,9 @@ class _Search(Generic[State]):
             least = self.committed[-1][2].cost if self.committed else self.root.cost
             # Only an improvement on everything committed so far is committed.
             is_better = found.node.cost < least * (1 - ROUNDING)
-            actions = found.actions if is_better else ()
-            cost = found.node.cost if is_better else least
-            rounds.append(Round(begin=begin, trajectories=count, actions=actions, cost=cost))
             if is_better:
-                self.commit(begin, actions)
+                self.commit(begin, found.actions)
+                actions = (*actions[:begin], *found.actions) if found.actions else actions
                 begin = len(self.committed)
             elif begin:
                 # Go back to the middle of the committed actions, and look for something better from there.
@@ -399,11 +295,10 @@ class _Search(Generic[State]):
             self.found = _Best(worth=root.cost, node=root)
         self.note()
         return Tree(
-            nodes=tuple(self.finish(node) for node in self.nodes),
-            rounds=tuple(rounds),
+            nodes=tuple(Node(state=node.state, cost=node.cost, visits=node.num_visits) for node in self.nodes),
+            actions=actions,
             best=self.best.number,
             stop=stop,
-            is_complete=self.root.is_done,
             seconds=self.clock() - self.began_s,
             trace=tuple(self.trace),
         )
@@ -413,10 +308,7 @@ class _Search(Generic[State]):
         del self.committed[begin:]
         node = self.committed[-1][2] if begin else self.root
         for action in actions:
-            child = self.take_action(node, action)
-            assert child is not None, "actions of a trajectory change something"
-            self.committed.append((node, action, child))
-            node = child
+            node = self.advance(node, action, self.committed)
 
     def reason(self) -> Stop | None:
         """Return the limit that is reached; None if there is none."""
@@ -427,18 +319,15 @@ class _Search(Generic[State]):
     def follow(self, script: Sequence[int]) -> None:
         """Make a trajectory of given actions, leaving out those that change nothing."""
         node = self.root
-        path: list[tuple[_Open[State], int, _Open[State]]] = []
+        path: _Path[State] = []
         for action in script[: self.options.depth]:
-            child = self.take_action(node, action)
-            if child is not None:
-                path.append((node, action, child))
-                node = child
+            node = self.advance(node, action, path)
         self.learn(path)
 
     def trajectory(self, begin: _Open[State], before: _Path[State]) -> None:
         """Make one trajectory: by promise while states are known, then by replay of committed actions or at random."""
         node, most = begin, self.options.depth - len(before)
-        path: list[tuple[_Open[State], int, _Open[State]]] = []
+        path: _Path[State] = []
         num_seen = len(self.nodes)
         while len(path) < most and len(self.nodes) == num_seen and not node.is_done:
             # The last entry stands for stopping, which is tried once per node.
@@ -446,20 +335,13 @@ class _Search(Generic[State]):
             if action == self.game.num_actions:
                 node.close(action)
                 break
-            child = self.take_action(node, action)
-            if child is not None:
-                path.append((node, action, child))
-                node = child
+            node = self.advance(node, action, path)
         is_new = len(self.nodes) > num_seen
         if is_new and self.rng.random() < self.options.replay:
             self.learn(path, *self.replay(node, {action for _, action, _ in (*before, *path)}, most - len(path)))
             return
         while is_new and len(path) < most and self.rng.random() < self.options.going_on:
-            action = self.at_random()
-            child = self.take_action(node, action)
-            if child is not None:
-                path.append((node, action, child))
-                node = child
+            node = self.advance(node, self.at_random(), path)
         self.learn(path)
         begin.num_visits += not path
 
@@ -476,7 +358,7 @@ class _Search(Generic[State]):
                 if other != state:
                     state = other
                     actions.append(action)
-        return self.node_of(state)[0], tuple(actions)
+        return self.node_of(state), tuple(actions)
 
     def choose_action(self, node: _Open[State]) -> int:
         """Return the most promising action, or the number of actions for stopping."""
@@ -505,13 +387,11 @@ class _Search(Generic[State]):
         """Return the mean ratio of worth to cost of each action over all states; 1 where it was never taken [a + 1]."""
         return np.where(self.all_visits > 0, self.all_ratios / np.maximum(self.all_visits, 1.0), 1.0)
 
-    def take_action(self, node: _Open[State], action: int) -> _Open[State] | None:
-        """Return the node that an action leads to.
+    def advance(self, node: _Open[State], action: int, path: _Path[State]) -> _Open[State]:
+        """Return the node that an action leads to, and append the action to the path.
 
-        Returns:
-            None, with the action closed, where it changes nothing or everything behind it was seen.
+        Where it changes nothing, or everything behind it was seen, the action is closed and the node stays.
         """
-        node.open(self.game.num_actions)
         child = node.children.get(action)
         if child is None and not node.closed[action]:
             # Orders of actions that lead to the same state share a node.
@@ -519,7 +399,10 @@ class _Search(Generic[State]):
             if state == node.state:
                 node.close(action)
             else:
-                child = node.children[action] = self.node_of(state)[0]
+                child = node.children[action] = self.node_of(state)
+        if child is None:
+            return node
+        path.append((node, action, child))
         return child
 
     def learn(self, path: _Path[State], end: _Open[State] | None = None, further: tuple[int, ...] = ()) -> None:
@@ -531,9 +414,7 @@ class _Search(Generic[State]):
             further: Actions of that replay.
         """
         taken = tuple(action for _, action, _ in path)
-        worth = math.inf
-        if end is not None:
-            worth = self.worth(end, (*taken, *further))
+        worth = math.inf if end is None else self.worth(end, (*taken, *further))
         # From the end to the root, the worth is the best cost behind each action.
         for length in range(len(path), 0, -1):
             node, action, child = path[length - 1]
@@ -554,37 +435,28 @@ class _Search(Generic[State]):
             self.found = _Best(worth=own, node=node, actions=actions)
         return own
 
-    def node_of(self, state: State) -> tuple[_Open[State], bool]:
-        """Return the node of a state, and whether it is new."""
-        node = self.known.get(state)
-        if node is not None:
-            return node, False
-        node = _Open(number=len(self.nodes), state=state, cost=self.game.cost(state))
-        node.open(self.game.num_actions)
-        self.known[state] = node
+    def node_of(self, state: State) -> _Open[State]:
+        """Return the node of a state, which is new if the state was not seen before."""
+        if state in self.known:
+            return self.known[state]
+        # The last entry of each array stands for stopping.
+        entries = self.game.num_actions + 1
+        node = self.known[state] = _Open(
+            number=len(self.nodes),
+            state=state,
+            cost=self.game.cost(state),
+            visits=np.zeros(entries),
+            total=np.zeros(entries),
+            best=np.full(entries, math.inf),
+            closed=np.zeros(entries, dtype=bool),
+        )
         self.nodes.append(node)
         if node.number == 0 or node.cost < self.best.cost * (1 - ROUNDING):
             self.best = node
             self.note()
-        return node, True
+        return node
 
     def note(self) -> None:
-        """Append the present state of the search to the trace."""
         self.trace.append(
             Progress(seconds=self.clock() - self.began_s, nodes=len(self.nodes), cost=self.best.cost, bound=-math.inf)
         )
-
-    def finish(self, node: _Open[State]) -> Node[State]:
-        """Return a node in its final form."""
-        edges = [
-            Edge(
-                action=action,
-                node=child.number,
-                visits=int(node.visits[action]),
-                mean=float(node.total[action] / max(node.visits[action], 1)),
-                best=float(node.best[action]),
-            )
-            for action, child in node.children.items()
-        ]
-        edges.sort(key=lambda edge: (-edge.visits, edge.action))
-        return Node(state=node.state, cost=node.cost, visits=node.num_visits, edges=tuple(edges))

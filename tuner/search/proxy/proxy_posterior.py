@@ -50,10 +50,11 @@ class ProxyPosterior:
         return [self._predict(proxy).terms for proxy in proxies]
 
     def _predict(self, proxy: Proxy) -> _ProxyPredictions:
-        """Return the predictions of one proxy, computed once."""
         if proxy not in self._known:
             grid = ConfigGrid.from_configs([proxy.config])
-            measured, fitted = (_proxy_setting(full, proxy) for full in (self.measured, self.fitted))
+            measured, fitted = (
+                replace(full, setting=proxy.setting(full.setting)) for full in (self.measured, self.fitted)
+            )
             cold = predict(measured, grid)
             self._known[proxy] = _ProxyPredictions(
                 cold=cold,
@@ -85,12 +86,5 @@ def observations_with_proxies(observations: Observations, num_candidates: int) -
     )
 
 
-def _proxy_setting(full: MeasuredSetting, proxy: Proxy) -> MeasuredSetting:
-    """Return the setting of the proxy."""
-    job, cluster = proxy.reduction.job(full.setting.job), proxy.reduction.cluster(full.setting.cluster)
-    return replace(full, setting=replace(full.setting, job=job, cluster=cluster))
-
-
 def _join(parts: Sequence[Predicted]) -> Predicted:
-    """Return predictions of single proxies as one table."""
     return together(parts, [np.array([at]) for at in range(len(parts))])

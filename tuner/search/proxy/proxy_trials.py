@@ -133,7 +133,6 @@ def _enumerate_layers(
 
 
 def _num_rounds(config: ParallelConfig, setting: Setting) -> int:
-    """Return the number of micro-batches per stage."""
     num_micro_batches = setting.job.global_batch_size // (config.dp * config.mbs)
     return max(1, min(MAX_ROUNDS, round(num_micro_batches / config.pp)))
 

@@ -97,12 +97,10 @@ def test_time_is_the_clocks():
 
 
 def test_the_trace_only_gets_better():
-    """Along the trace time and nodes rise, the cost falls, the bound rises, and each step has been told."""
-    told = []
-    outcome = branch_and_bound(HARD, on_progress=told.append)
+    """Along the trace time and nodes rise, the cost falls, and the bound rises."""
+    outcome = branch_and_bound(HARD)
 
-    assert outcome.trace == tuple(told)
-    assert len(told) > 3
+    assert len(outcome.trace) > 3
     for before, after in itertools.pairwise(outcome.trace):
         assert before.seconds <= after.seconds
         assert before.nodes <= after.nodes

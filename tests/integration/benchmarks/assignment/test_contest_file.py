@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
+from benchmarks.assignment.contest_file import read_problem, write_problem
+from benchmarks.assignment.solve_file import main
 from hardware.io.errors import ConfigError
 from tests.support.settings.assignment_problems import EXAMPLE, least_by_trying_all
-from tuner.planners.assignment.__main__ import main
-from tuner.planners.assignment.contest_file import read_problem, write_problem
 
 ARRAYS = ("intervals", "starts", "costs", "usages", "edges", "edge_starts", "edge_costs")
 

@@ -15,11 +15,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from benchmarks.assignment.contraction import Core
+from benchmarks.assignment.problem import is_close
+from benchmarks.assignment.timeline import Timeline
 from hardware.arrays import FloatArray, IntArray
-from tuner.planners.assignment.contraction import Core
-from tuner.planners.assignment.messages import Messages
-from tuner.planners.assignment.problem import is_close, starts_of
-from tuner.planners.assignment.timeline import Timeline
+from tuner.planners.sharding.messages import Messages, starts_of
 
 _FIRST_STEP, _LAST_STEP = 0.1, 0.0005
 """Fraction of the bound by which a step aims to raise it: at the start, and when all time is spent."""

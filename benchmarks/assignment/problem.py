@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hardware.arrays import FloatArray, IntArray
 from hardware.io.errors import ConfigError
+from tuner.planners.sharding.messages import starts_of
 
 FORBIDDEN = 1e17
 """Cost from which a choice counts as forbidden; the contest's files write 1e18."""
@@ -179,11 +180,6 @@ def is_close(cost: float, bound: float, gap: float) -> bool:
         gap: Accepted fraction of the cost.
     """
     return math.isfinite(cost) and cost - bound <= gap * abs(cost)
-
-
-def starts_of(sizes: ArrayLike) -> IntArray:
-    """Return the start of each part in a row of parts of these sizes, and the end of the last one [parts + 1]."""
-    return np.concatenate([[0], np.cumsum(np.asarray(sizes, dtype=np.int64))]).astype(np.int64)
 
 
 def _check(holds: NDArray[np.bool_], rule: str, key: str, values: IntArray | None = None) -> None:

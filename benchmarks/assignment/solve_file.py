@@ -1,4 +1,4 @@
-"""Command `python -m tuner.planners.assignment INSTANCE.json.gz`: solve a strategy assignment in the contest's form."""
+"""Solve one assignment in the contest's form: `python -m benchmarks.assignment.solve_file INSTANCE.json.gz`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from types import FrameType
 
 import numpy as np
 
+from benchmarks.assignment.contest_file import read_problem
+from benchmarks.assignment.solve import solve
 from hardware.arrays import IntArray
 from hardware.io.errors import ConfigError
-from tuner.planners.assignment.contest_file import read_problem
-from tuner.planners.assignment.solve import solve
 from tuner.planners.engine.outcome import Limits, Outcome
 
 
@@ -42,7 +42,7 @@ class _Interrupts:
 def main(arguments: list[str] | None = None) -> int:
     """Solve a file and print the result; return the exit status: 0, or 2 after a mistake in the input."""
     start_s = _process_start_s() if arguments is None else time.perf_counter()
-    parser = argparse.ArgumentParser(prog="python -m tuner.planners.assignment", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.assignment.solve_file", description=__doc__)
     parser.add_argument("file", type=Path, help="a problem in the contest's JSON, plain or .gz")
     parser.add_argument(
         "--time-limit",
@@ -70,11 +70,11 @@ def main(arguments: list[str] | None = None) -> int:
         if options.out is not None and found.best is not None:
             _write(options.out, found.best.solution)
     except ConfigError as error:
-        print(error, file=sys.stderr)  # noqa: T201 # this is a command
+        print(error, file=sys.stderr)  # this is a command
         return 2
     finally:
         signal.signal(signal.SIGINT, before)
-    print(_as_json(found) if options.json else _as_text(found))  # noqa: T201 # this is a command
+    print(_as_json(found) if options.json else _as_text(found))  # this is a command
     return 0
 
 

@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from hardware.arrays import FloatArray, IntArray
-from tuner.planners.assignment.contraction import Pair
-from tuner.planners.assignment.problem import starts_of
+
+Pair = tuple[int, int]
+"""Numbers of two variables."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -154,7 +155,6 @@ class Messages:
         tables: Sequence[FloatArray],
         at: tuple[IntArray, IntArray],
     ) -> _Visit:
-        """Lay out the indices of one visit."""
         sizes = self._sizes
         place = {variable: number for number, variable in enumerate(variables)}
         begins = starts_of(sizes[variables])
@@ -207,6 +207,11 @@ def first_least(values: FloatArray, begins: IntArray) -> IntArray:
     places = np.full(len(begins), len(values))
     np.minimum.at(places, part, hits)
     return places - begins
+
+
+def starts_of(sizes: ArrayLike) -> IntArray:
+    """Return the start of each part in a row of parts of these sizes, and the end of the last one [parts + 1]."""
+    return np.concatenate([[0], np.cumsum(np.asarray(sizes, dtype=np.int64))]).astype(np.int64)
 
 
 def _count_up(sizes: IntArray) -> IntArray:

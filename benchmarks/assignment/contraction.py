@@ -18,11 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from benchmarks.assignment.problem import FORBIDDEN, AssignmentProblem
 from hardware.arrays import FloatArray, IntArray
-from tuner.planners.assignment.problem import FORBIDDEN, AssignmentProblem, starts_of
-
-Pair = tuple[int, int]
-"""Numbers of two nodes or variables."""
+from tuner.planners.sharding.messages import Pair, starts_of
 
 _MOST_ADDED = 200_000
 """Most entries by which the edges of a node may grow when another joins it."""

@@ -1,1 +1,0 @@
-"""Strategy assignment below sharding plans: choose one strategy for every node under one memory limit."""
