@@ -11,7 +11,7 @@ from pydantic import Field
 
 from hardware.io.config_file import SourcedNumber, StrictModel, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
-from hardware.link import Link
+from hardware.link import Link, spelling_key
 
 CATALOG = Path(__file__).parent / "catalog"
 PRECISIONS = ("bf16", "fp16", "nvfp4", "fp8", "tf32", "fp32")
@@ -225,11 +225,6 @@ def _devices_by_key() -> dict[str, Device]:
             assert spelling not in by_key, f"{name} and {by_key[spelling].name} share the spelling {spelling}"
             by_key[spelling] = device
     return by_key
-
-
-def spelling_key(name: str) -> str:
-    """Normalise a name: drop case, spaces, dashes and underscores, in which its spellings differ."""
-    return re.sub(r"[\s_-]", "", name).lower()
 
 
 def _flop_per_s(tflops: SourcedNumber | None) -> float | None:
