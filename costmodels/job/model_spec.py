@@ -92,7 +92,7 @@ class ModelSpec:
     """Size of one value head with MLA; 0 without MLA, where a value has head_dim."""
 
     num_mtp_layers: int = 0
-    """Multi-token prediction modules (DeepSeek-V3), counted in `mtp_parameters` only."""
+    """Multi-token prediction modules (DeepSeek-V3), whose parameters and FLOPs are not counted."""
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -261,16 +261,6 @@ class ModelSpec:
         moe = self.num_moe_layers * self._moe_layer_parameters(experts_per_layer)
         tables = self.embedding_parameters + self.position_parameters + self.head_parameters
         return tables + dense + moe + self.final_norm_parameters
-
-    @property
-    def mtp_parameters(self) -> int:
-        """Parameters of all MTP modules; each shares embedding and head with the main model.
-
-        A module has a projection of 2h to h, one layer like the last, and three norms (DeepSeek-V3, arXiv 2412.19437,
-        section 2.2; its README_WEIGHTS.md gives 11.5 billion parameters of its own for the one module).
-        """
-        layer = self.moe_layer_parameters or self.dense_layer_parameters
-        return self.num_mtp_layers * (2 * self.hidden_size**2 + layer + 3 * self.final_norm_parameters)
 
     def model_flops_per_token(self, sequence_length: int) -> int:
         """Return the model FLOPs of one token's forward and backward pass, 6 N + 12 L h s, as `mfu` counts them.
