@@ -49,15 +49,8 @@ class Predictions:
 
 def group_key(run: MeasuredRun) -> tuple[Hashable, ...]:
     """Return the properties that the runs of a group share, in the order of GROUP."""
-    return (
-        run.source,
-        run.model.name,
-        run.device,
-        run.devices,
-        run.precision,
-        run.sequence_length,
-        run.global_batch_size,
-    )
+    job = (run.precision, run.sequence_length, run.global_batch_size)
+    return run.source, run.model.name, run.device, run.devices, *job
 
 
 def is_clean(run: MeasuredRun) -> bool:
@@ -95,11 +88,7 @@ def predict(runs: Sequence[MeasuredRun], settings: Sequence[MeasuredSetting]) ->
         # the step waits for the fullest stage, while a source may report the memory of another one
         memory = estimate_memory(measured.setting, grid)
         step_time_s[at] = estimate_step(measured.setting, grid, memory=memory).step_time_s
-        if measured.stage == "fullest":
-            memory_bytes[at] = memory.peak_as(measured.memory)
-        else:
-            one_stage = estimate_memory(measured.setting, grid, stage=measured.stage)
-            memory_bytes[at] = one_stage.peak_as(measured.memory)
+        memory_bytes[at] = measured.peak_bytes(grid, memory)
         fits[at] = memory.may_fit(0.0, measured.setting.runtime.memory_error)
     return Predictions(step_time_s=step_time_s, peak_memory_bytes=memory_bytes, fits=fits)
 
@@ -153,13 +142,8 @@ def _order_figures(runs: Sequence[MeasuredRun], predicted: FloatArray) -> dict[s
     times: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for run, step_time_s in zip(runs, predicted, strict=True):
         times[repr(run.config)].append((run.step_time_s or np.nan, float(step_time_s)))
-    figures: dict[str, Any] = {
-        "num_configs": len(times),
-        "tau": None,
-        "spearman": None,
-        "rank_of_best": None,
-        "regret": None,
-    }
+    figures: dict[str, Any] = {"num_configs": len(times)}
+    figures |= dict.fromkeys(("tau", "spearman", "rank_of_best", "regret"))
     if len(times) < MIN_CONFIGS_TO_RANK:
         return figures
     # repeated runs of one configuration count once, by their median

@@ -25,49 +25,18 @@ from costmodels.job.uneven_work import Assignment
 from hardware.io.config_file import read_text
 from hardware.io.errors import ConfigError, did_you_mean, quote_value
 
-COLUMNS = (
-    "source",
-    "source_url_or_repo_path",
-    "model",
-    "layers",
-    "hidden",
-    "heads",
-    "kv_heads",
-    "ffn",
-    "vocab",
-    "experts",
-    "topk",
-    "moe_ffn",
-    "seq_len",
-    "gbs",
-    "mbs",
-    "devices",
-    "device",
-    "tp",
-    "pp",
-    "vpp",
-    "cp",
-    "up",
-    "ep",
-    "dp",
-    "recompute",
-    "zero_stage",
-    "seq_parallel",
-    "precision",
-    "tokens_per_s_per_device",
-    "tflops_per_device",
-    "mfu",
-    "step_seconds",
-    "peak_mem_gib",
-    "notes",
-)
+SIZE_COLUMNS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "topk", "moe_ffn")
 
-RESULTS = ("step_seconds", "tokens_per_s_per_device", "tflops_per_device", "mfu", "peak_mem_gib")
+RESULTS = ("tokens_per_s_per_device", "tflops_per_device", "mfu", "step_seconds", "peak_mem_gib")
 """Result columns. A finished run has a value in at least one of them."""
 
-GIB = 2**30
+COLUMNS = (
+    *("source", "source_url_or_repo_path", "model", *SIZE_COLUMNS, "seq_len", "gbs", "mbs", "devices", "device"),
+    *("tp", "pp", "vpp", "cp", "up", "ep", "dp", "recompute", "zero_stage", "seq_parallel", "precision"),
+    *(*RESULTS, "notes"),
+)
 
-SIZE_COLUMNS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "topk", "moe_ffn")
+GIB = 2**30
 
 KNOWN_SCHEDULES = ("1f1b", "1f1b-i", "1f1b-interleaved", "interleaved1f1b")
 

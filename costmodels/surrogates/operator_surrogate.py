@@ -269,9 +269,8 @@ def fit_operators(
     by_key: dict[Key, list[OperatorErrors]] = {}
     for some in errors:
         if len(some.log_error):
-            by_key.setdefault(key_of(some.kind, some.phase), []).append(
-                _subtract_isolated(some, lone) if lone else some
-            )
+            left = _subtract_isolated(some, lone) if lone else some
+            by_key.setdefault(key_of(some.kind, some.phase), []).append(left)
     return OperatorSurrogate(processes={key: _fit_kind(key[0], some, form) for key, some in by_key.items()}, alone=lone)
 
 
