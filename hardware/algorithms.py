@@ -14,6 +14,7 @@ sends it nearly twice) and 1455 (in-switch reduction from five devices on).
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -80,9 +81,9 @@ class CostLines:
 
 def join_kinds(first: GroupKinds, second: GroupKinds) -> GroupKinds:
     """Append the kinds of groups of `second` to those of `first`."""
-    sizes = {name: np.append(getattr(first, name), getattr(second, name)) for name in SIZES}
-    costs = {name: LinkCost(*map(np.append, getattr(first, name), getattr(second, name))) for name in LINKS}
-    return GroupKinds(**sizes, **costs)
+    kinds: dict[str, Any] = {name: np.append(getattr(first, name), getattr(second, name)) for name in SIZES}
+    kinds |= {name: LinkCost(*map(np.append, getattr(first, name), getattr(second, name))) for name in LINKS}
+    return GroupKinds(**kinds)
 
 
 def join_lines(first: CostLines, second: CostLines) -> CostLines:

@@ -314,7 +314,8 @@ def _group_links(found: Sequence[_WorstLinks], row: IntArray) -> GroupLinks:
     sizes = np.array([row for row, _ in found], dtype=np.int64).reshape(-1, len(SIZES))
     costs = np.array([row for _, row in found]).reshape(-1, len(LINKS), len(LinkCost._fields))
     links = [LinkCost(*cost.T) for cost in costs.swapaxes(0, 1)]
-    kinds = GroupKinds(**dict(zip(SIZES, sizes.T, strict=True)), **dict(zip(LINKS, links, strict=True)))
+    by_name: dict[str, Any] = dict(zip((*SIZES, *LINKS), (*sizes.T, *links), strict=True))
+    kinds = GroupKinds(**by_name)
     return GroupLinks(kinds=kinds, lines=cost_lines(kinds), row=row)
 
 

@@ -313,7 +313,6 @@ def calibrate_all(
 
 
 def _prepare_problem(runs: Sequence[TimedRun], profile: RuntimeProfile) -> _Problem:
-    """Prepare the least-squares problem of these runs."""
     if len(runs) < MIN_RUNS:
         raise ConfigError(f"a fit needs at least {MIN_RUNS} timed runs of known devices, but got {len(runs)}")
     devices = tuple(sorted({device.name for run in runs for device in run.measured.setting.cluster.devices}))
@@ -481,7 +480,6 @@ def _cells_of_runs(runs: Sequence[TimedRun]) -> list[Cell]:
 
 
 def _layer_residuals(residuals: Sequence[LayerResidual], runs: Sequence[TimedRun]) -> FloatArray:
-    """Return the log residual of each run's layers [n]."""
     found = np.zeros(len(runs))
     for measured, at in by_setting([run.measured for run in runs]).items():
         grid = ConfigGrid.from_configs([runs[i].config for i in at])

@@ -314,7 +314,6 @@ def _check_header(header: list[str], where: Mapping[str, object], file: str) -> 
 
 
 def _select_rows(rows: list[_Row], where: Mapping[str, object], files: str) -> list[_Row]:
-    """Return the rows that have every value of `where`."""
     if not rows:
         raise ConfigError("holds no measured run", file=files)
     matching = rows

@@ -295,7 +295,6 @@ class Roofline:
 
 
 def _compute_s(plan: Plan) -> FloatArray:
-    """Return the time of all executions of each operator [ops] [s]."""
     roofline = Roofline(plan.graph, plan.mesh)
     return np.array([roofline.seconds(number, served) for number, served in enumerate(plan.served.tolist())])
 

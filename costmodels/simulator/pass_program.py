@@ -242,7 +242,6 @@ class _Builder:
         return self._apply_plan(program, Block.HEAD, phase)
 
     def _apply_plan(self, program: Program, block: Block, phase: Phase) -> Program:
-        """Apply the sharding plan's change to the program of a block."""
         if self.change is None:
             return program
         added = tuple(
@@ -259,7 +258,6 @@ class _Builder:
         return (*self._scale_by_plan(program, block, phase), Segment(traffic=added))
 
     def _scale_by_plan(self, program: Program, block: Block, phase: Phase) -> Program:
-        """Scale the program of a block by the ratios of a sharding plan."""
         change = self.change
         if change is None:
             return program
@@ -278,7 +276,6 @@ class _Builder:
 
     @property
     def _is_full(self) -> bool:
-        """Whether the configuration recomputes whole layers."""
         return self.config.recompute == "full"
 
     def _repeat_forward(self, forward: Sequence[Program], blocks: Sequence[Block]) -> Program:
@@ -426,7 +423,6 @@ class _Builder:
         return tuple(found)
 
     def _is_product(self, work: Work) -> bool:
-        """Return whether the work is a matrix product outside the attention core."""
         return work.kind in (OpKind.MATMUL, OpKind.GROUPED_MATMUL) and work.name not in self.core_names
 
     def _kernels_of(self, block: Block, phase: Phase) -> tuple[Work, ...]:
@@ -480,7 +476,6 @@ def link_between(group: GroupLinks) -> str:
 
 
 def _scale(works: Sequence[Work], factor: float) -> tuple[Work, ...]:
-    """Multiply the durations and latencies of works by a factor."""
     return tuple(replace(work, seconds=work.seconds * factor, latency_s=work.latency_s * factor) for work in works)
 
 

@@ -168,7 +168,6 @@ def pass_order(schedule: str, pp: int, vpp: int, num_micro_batches: int) -> Pass
 
 
 def _order(pp: int, vpp: int, num_micro_batches: int, of_stage: Callable[[int], Iterator[Pass]]) -> PassOrder:
-    """Collect the passes of all stages."""
     rows = np.array([(stage, *one) for stage in range(pp) for one in of_stage(stage)], dtype=np.int64)
     stage, kind, micro_batch, chunk = rows.T
     return PassOrder(

@@ -198,16 +198,13 @@ class _Writer:
         self._add_closing([*reductions, self._add_tied(reductions)])
 
     def _add(self, label: Label, *routes: Route, **rest: Any) -> int:
-        """Add a task with its label and return its number."""
         self.labels.append(label)
         return self.graph.add(*routes, **rest)
 
     def _device(self, kind: int, stage: int) -> int:
-        """Return the number of the device of a stage."""
         return kind * self.pp + stage
 
     def _resource(self, name: str, first: int, second: int, way: int) -> int:
-        """Return the number of a resource, which is new if it was not asked for before."""
         return self.resources.setdefault((name, first, second, way), len(self.resources))
 
     def _uses(self, ends: Iterable[tuple[int, int, int]], link: str) -> Uses:
@@ -250,7 +247,6 @@ class _Writer:
         after: Iterable[int],
         devices: tuple[int, ...] = (),
     ) -> int:
-        """Add a message over its routes and return its task."""
         routes = self._routes(message, ends)
         return self._add(label, *routes, latency_s=message.latency_s, devices=devices, after=after)
 
@@ -274,7 +270,6 @@ class _Writer:
         return tuple(link for link in LINKS if link in found or (link != INSIDE and found - {INSIDE}))
 
     def _works_of(self, stage: int) -> list[StageWork]:
-        """Return the work of one stage for all kinds of replicas."""
         return [works[stage] for works in self.stages]
 
     def _add_gathers(self, stage: int) -> dict[tuple[int, int], int]:

@@ -336,7 +336,6 @@ class _Builder:
         device: int,
         programs: _Programs,
     ) -> StageWork:
-        """Put the work of a stage together."""
         job, runtime, grid = self.job, self.runtime, self.grid
         overlap = runtime.overlap_efficiency
         pieces = [piece for chunk in chunks for piece, _ in chunk]
@@ -392,7 +391,6 @@ class _Builder:
         return np.asarray((whole @ once_s)[:, None] / self.runtime.network_efficiency)
 
     def _host(self, kind: ReplicaKind, stage: int) -> int:
-        """Return the number of the first host of a replica's stage."""
         return int(self.cluster.rank_host()[self.cells[stage, kind.first, 0]])
 
     def _surroundings(self, kind: ReplicaKind, stage: int) -> dict[str, Any]:
@@ -458,7 +456,6 @@ def _blocks_of(piece: Piece) -> list[float]:
 
 
 def _by_chunk(values: FloatArray, chunks: tuple[tuple[tuple[Piece, bool], ...], ...]) -> tuple[tuple[float, ...], ...]:
-    """Split the values of all pieces by chunk."""
     ends = np.cumsum([len(chunk) for chunk in chunks])[:-1]
     return tuple(tuple(part.tolist()) for part in np.split(values, ends))
 

@@ -120,7 +120,6 @@ class _Collector:
         )
 
     def _number(self, name: str) -> int:
-        """Return the position of a name in the list of names."""
         return self.names.setdefault(name, len(self.names))
 
     def _single_events(self, tasks: list[int]) -> tuple[Any, ...]:

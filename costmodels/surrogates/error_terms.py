@@ -196,7 +196,7 @@ def step_terms(setting: Setting, grid: ConfigGrid, *, memory: MemoryEstimate | N
         if not matters.any():
             continue
         at = bundle.at[matters]
-        row_of = bundle.members[0][0].row
+        row_of = bundle.members[0][0].row.astype(np.int64)
         elasticity.add(at, num_rows + row_of[at], of_bundle[matters])
         # a member's error counts in the bundle's elasticity by its share of the bundle's time
         total_s = np.sum([own_s for _, own_s in bundle.members], axis=0)
