@@ -125,6 +125,7 @@ class _Protocol:
 def _protocols(groups: GroupKinds) -> tuple[_Protocol, _Protocol]:
     """Return the short and the long protocol; the slower of the two link classes sets the base time."""
     intra, inter = groups.intra, groups.inter
+    # links know the rate of a tree by the long protocol; by the short one a tree is no faster
     short = _Protocol(
         base_s=np.maximum(intra.short_base_s, inter.short_base_s),
         intra_hop_s=intra.short_hop_s,
@@ -228,6 +229,7 @@ def _hops(groups: GroupKinds) -> list[FloatArray]:
     """
     pair, network = groups.pair, groups.hop
     base_s = np.maximum(pair.short_base_s, network.short_base_s)
+    # neighbours may be on one host or on two: the slower way sets the time of all
     short_hop_s = base_s + np.maximum(pair.short_hop_s, network.short_hop_s)
     long_hop_s = base_s + np.maximum(pair.long_hop_s, network.long_hop_s)
     return [

@@ -338,6 +338,7 @@ class _Fabric:
         for row, group in enumerate(groups):
             for members in range(2, group.devices_per_host + 1):
                 self.intra_cost[row, members] = combine_links(group.intra_links, members=members).cost(members)
+        # parallel NICs of a device count as one link
         nics = [combine_links(group.nic_links) for group in groups]
         # between hosts only the NICs count, whatever the number of members [host group, field of LinkCost]
         self.nic_cost = np.array([nic.cost() for nic in nics])
@@ -430,6 +431,7 @@ class _Fabric:
         costs[0] = self.intra_cost[inside_kind, inside_members].max(axis=0, initial=0.0)
         costs[1] = self.intra_cost[inside_kind, 2].max(axis=0, initial=0.0)
         costs[2] = self.nic_cost[np.flatnonzero(np.bincount(kind[crossing]))].max(axis=0, initial=0.0)
+        # silent devices leave their shares of an adapter to those that communicate
         if busy is not None and (self.sharers > 1).any():
             sharers = self.sharers[kind[crossing]]
             share = np.clip(busy[hosts.ravel()[first][crossing]], 1, sharers) / sharers

@@ -60,6 +60,7 @@ def block_figures(plan: Plan, cost: PlanCost) -> BlockFigures:
             often = each.times / graph.ops[each.op].times
             part = EXPOSED_PARTS.index(_part_of(plan, each, BLOCKS[block]))
             exposed_s[int(each.op >= turn), part, block] += often * each.seconds
+    # equal layers are sharded alike, so that the mean is the figure of each
     layers = _times_of_blocks(graph)
     return BlockFigures(compute_s=compute_s / layers, exposed_s=exposed_s / layers, once_s=once_s / layers)
 
