@@ -25,9 +25,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.calibration.noise_floor import noise_floor
+from benchmarks.support.fidelity_figures import judge
 from benchmarks.support.simulated_runs import simulated, taken
 from benchmarks.support.timing import USERS_MISTAKE, count_at_least, reasons, tell
-from costmodels.calibration.fidelity import UNCLEAN, Predictions, group_key, is_clean, judge, predict, settings_of
+from costmodels.calibration.fidelity import UNCLEAN, Predictions, group_key, is_clean, predict, settings_of
 from costmodels.calibration.fitting import Calibration, calibrate_all
 from costmodels.calibration.measured_runs import MeasuredRun, read_measured_and_skipped
 from costmodels.job.runtime import RuntimeProfile, find_prior, find_runtime

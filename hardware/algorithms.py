@@ -14,36 +14,20 @@ sends it nearly twice) and 1455 (in-switch reduction from five devices on).
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
 from hardware.arrays import FloatArray, IntArray
-from hardware.link import WIDE_MEMBERS
+from hardware.link import WIDE_MEMBERS, LinkCost
 
 PEERS_AT_ONCE = 8
 """Messages of an all-to-all that a member keeps in flight (NCCL_MAX_DEV_WORK_P2P_PER_BATCH); on EFA 8 to 14 fit."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class CostArrays:
-    """Fields of `hardware.link.LinkCost` as arrays [u]; all zero where a group crosses no such link."""
-
-    short_base_s: FloatArray
-    long_base_s: FloatArray
-    short_hop_s: FloatArray
-    long_hop_s: FloatArray
-    short_s_per_byte: FloatArray
-    long_s_per_byte: FloatArray
-    hop_s_per_byte: FloatArray
-    tree_s_per_byte: FloatArray
-    copy_s_per_byte: FloatArray
-    reduce_base_s: FloatArray
-    reduce_s_per_byte: FloatArray
-    ring_only: FloatArray
-
-
+SIZES = ("size", "hosts", "members_per_host", "max_members_per_host", "switches")
 LINKS = ("intra", "pair", "inter", "hop")
-"""Names of the links of `GroupKinds`."""
+"""Names of the sizes and of the links of `GroupKinds`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -72,10 +56,10 @@ class GroupKinds:
     members_per_host: IntArray
     max_members_per_host: IntArray
     switches: IntArray
-    intra: CostArrays
-    pair: CostArrays
-    inter: CostArrays
-    hop: CostArrays
+    intra: LinkCost[FloatArray]
+    pair: LinkCost[FloatArray]
+    inter: LinkCost[FloatArray]
+    hop: LinkCost[FloatArray]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -97,22 +81,9 @@ class CostLines:
 
 def join_kinds(first: GroupKinds, second: GroupKinds) -> GroupKinds:
     """Append the kinds of groups of `second` to those of `first`."""
-    return GroupKinds(
-        size=np.append(first.size, second.size),
-        hosts=np.append(first.hosts, second.hosts),
-        members_per_host=np.append(first.members_per_host, second.members_per_host),
-        max_members_per_host=np.append(first.max_members_per_host, second.max_members_per_host),
-        switches=np.append(first.switches, second.switches),
-        intra=_join_costs(first.intra, second.intra),
-        pair=_join_costs(first.pair, second.pair),
-        inter=_join_costs(first.inter, second.inter),
-        hop=_join_costs(first.hop, second.hop),
-    )
-
-
-def _join_costs(first: CostArrays, second: CostArrays) -> CostArrays:
-    names = [field.name for field in fields(CostArrays)]
-    return CostArrays(**{name: np.append(getattr(first, name), getattr(second, name)) for name in names})
+    kinds: dict[str, Any] = {name: np.append(getattr(first, name), getattr(second, name)) for name in SIZES}
+    kinds |= {name: LinkCost(*map(np.append, getattr(first, name), getattr(second, name))) for name in LINKS}
+    return GroupKinds(**kinds)
 
 
 def join_lines(first: CostLines, second: CostLines) -> CostLines:
@@ -154,6 +125,7 @@ class _Protocol:
 def _protocols(groups: GroupKinds) -> tuple[_Protocol, _Protocol]:
     """Return the short and the long protocol; the slower of the two link classes sets the base time."""
     intra, inter = groups.intra, groups.inter
+    # links know the rate of a tree by the long protocol; by the short one a tree is no faster
     short = _Protocol(
         base_s=np.maximum(intra.short_base_s, inter.short_base_s),
         intra_hop_s=intra.short_hop_s,
@@ -257,17 +229,10 @@ def _hops(groups: GroupKinds) -> list[FloatArray]:
     """
     pair, network = groups.pair, groups.hop
     base_s = np.maximum(pair.short_base_s, network.short_base_s)
+    # neighbours may be on one host or on two: the slower way sets the time of all
+    short_hop_s = base_s + np.maximum(pair.short_hop_s, network.short_hop_s)
+    long_hop_s = base_s + np.maximum(pair.long_hop_s, network.long_hop_s)
     return [
-        np.array(
-            [
-                base_s + np.maximum(pair.short_hop_s, network.short_hop_s),
-                np.maximum(pair.short_s_per_byte, network.short_s_per_byte),
-            ]
-        ),
-        np.array(
-            [
-                base_s + np.maximum(pair.long_hop_s, network.long_hop_s),
-                np.maximum(pair.hop_s_per_byte, network.hop_s_per_byte),
-            ]
-        ),
+        np.array([short_hop_s, np.maximum(pair.short_s_per_byte, network.short_s_per_byte)]),
+        np.array([long_hop_s, np.maximum(pair.hop_s_per_byte, network.hop_s_per_byte)]),
     ]

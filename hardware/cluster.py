@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hardware.algorithms import LINKS, CostArrays, CostLines, GroupKinds, cost_lines, join_kinds, join_lines
+from hardware.algorithms import LINKS, SIZES, CostLines, GroupKinds, cost_lines, join_kinds, join_lines
 from hardware.arrays import FloatArray, IntArray
-from hardware.device import CATALOG, Device, LinkEntry, find_device, spelling_key
+from hardware.device import CATALOG, Device, LinkEntry, find_device
 from hardware.distinct import distinct_rows
 from hardware.io.config_file import DocumentedModel, SourcedNumber, StrictModel, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
-from hardware.link import Link, LinkCost, combine_links
+from hardware.link import Link, LinkCost, combine_links, spelling_key
 
 MAX_DEVICES = 1_000_000
 
@@ -310,18 +310,12 @@ class Cluster:
 
 def _group_links(found: Sequence[_WorstLinks], row: IntArray) -> GroupLinks:
     """Stack the answers for each kind of group as arrays, and compute their lines."""
-    # [kind of group, field], then one CostArrays per link of LINKS
-    sizes = np.array([row for row, _ in found], dtype=np.int64).reshape(-1, 5)
+    # [kind of group, size], and [kind of group, link, field of LinkCost]
+    sizes = np.array([row for row, _ in found], dtype=np.int64).reshape(-1, len(SIZES))
     costs = np.array([row for _, row in found]).reshape(-1, len(LINKS), len(LinkCost._fields))
-    links = [CostArrays(**dict(zip(LinkCost._fields, cost.T, strict=True))) for cost in costs.swapaxes(0, 1)]
-    kinds = GroupKinds(
-        size=sizes[:, 0],
-        hosts=sizes[:, 1],
-        members_per_host=sizes[:, 2],
-        max_members_per_host=sizes[:, 3],
-        switches=sizes[:, 4],
-        **dict(zip(LINKS, links, strict=True)),
-    )
+    links = [LinkCost(*cost.T) for cost in costs.swapaxes(0, 1)]
+    by_name: dict[str, Any] = dict(zip((*SIZES, *LINKS), (*sizes.T, *links), strict=True))
+    kinds = GroupKinds(**by_name)
     return GroupLinks(kinds=kinds, lines=cost_lines(kinds), row=row)
 
 
@@ -344,9 +338,10 @@ class _Fabric:
         for row, group in enumerate(groups):
             for members in range(2, group.devices_per_host + 1):
                 self.intra_cost[row, members] = combine_links(group.intra_links, members=members).cost(members)
-        # between hosts only the NICs count, whatever the number of members [host group, field of LinkCost]
-        self.nic_cost = np.array([combine_links(group.nic_links).cost() for group in groups])
+        # parallel NICs of a device count as one link
         nics = [combine_links(group.nic_links) for group in groups]
+        # between hosts only the NICs count, whatever the number of members [host group, field of LinkCost]
+        self.nic_cost = np.array([nic.cost() for nic in nics])
         self.sharers = np.array([nic.sharers for nic in nics])
         self.nic_bandwidth = np.array([nic.bandwidth_bytes_per_s for nic in nics])
         self.devices = np.array([group.devices_per_host for group in groups])
@@ -368,8 +363,7 @@ class _Fabric:
             cost[crosses] = np.maximum(cost[crosses], self.between_groups.cost())
         # only times per byte grow with a smaller share; latencies stay
         shares = np.array([pair.share for pair in pairs])
-        per_byte = [field.endswith("_s_per_byte") for field in LinkCost._fields]
-        return hosts, np.where(per_byte, cost / shares[:, None], cost)
+        return hosts, np.where(_IS_PER_BYTE, cost / shares[:, None], cost)
 
     def worst_links(self, stride: int, size: int) -> _WorstLinks:
         """Return the five sizes of `GroupKinds` for one (stride, size), and the cost of its links [4, fields]."""
@@ -387,10 +381,8 @@ class _Fabric:
     def uplink_share(self, ranks: IntArray) -> float:
         """Return the share of `Cluster.uplink_share`."""
         busy = np.bincount(self.rank_host[ranks], minlength=len(self.host_group))
-        crowding = (
-            self._demand(busy)[self.host_switch == self.host_switch[self.rank_host[ranks[0]]]].sum() / self.uplink
-        )
-        return float(min(crowding, 1.0))
+        under_switch = self.host_switch == self.host_switch[self.rank_host[ranks[0]]]
+        return float(min(self._demand(busy)[under_switch].sum() / self.uplink, 1.0))
 
     def _demand(self, busy: IntArray) -> FloatArray:
         """Return the bandwidth of hosts with `busy` sending devices [bytes/s], [hosts]; adapters are used whole."""
@@ -439,11 +431,11 @@ class _Fabric:
         costs[0] = self.intra_cost[inside_kind, inside_members].max(axis=0, initial=0.0)
         costs[1] = self.intra_cost[inside_kind, 2].max(axis=0, initial=0.0)
         costs[2] = self.nic_cost[np.flatnonzero(np.bincount(kind[crossing]))].max(axis=0, initial=0.0)
+        # silent devices leave their shares of an adapter to those that communicate
         if busy is not None and (self.sharers > 1).any():
-            runs = hosts.ravel()[first][crossing]
-            costs[2] = self._nic_costs(
-                kind[crossing], np.clip(busy[runs], 1, self.sharers[kind[crossing]]) / self.sharers[kind[crossing]]
-            )
+            sharers = self.sharers[kind[crossing]]
+            share = np.clip(busy[hosts.ravel()[first][crossing]], 1, sharers) / sharers
+            costs[2] = self._nic_costs(kind[crossing], share)
         # messages to the next member leave the adapter's shares of silent devices to the others
         costs[3] = self._hop_cost(hosts, alike) if (self.sharers > 1).any() else costs[2]
         switches = 1
@@ -746,14 +738,7 @@ def _host_group(form: _GroupForm) -> HostGroup:
         raise ConfigError("needs `name`, `device`, `groups` or `file`", nearest=did_you_mean("", cluster_names()))
     intra_links = tuple(link.link() for link in form.intra_links or ()) or group.intra_links
     nic_links = tuple(link.link() for link in form.nic_links or ()) or group.nic_links
-    return HostGroup(
-        name=group.name,
-        device=group.device,
-        hosts=group.hosts,
-        devices_per_host=group.devices_per_host,
-        intra_links=intra_links,
-        nic_links=nic_links,
-    )
+    return replace(group, intra_links=intra_links, nic_links=nic_links)
 
 
 def _catalog_group(name: str, hosts: int, devices_per_host: int | None) -> HostGroup:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from hardware.io.config_file import SourcedNumber, StrictModel, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
-from hardware.link import Link
+from hardware.link import Link, spelling_key
 
 CATALOG = Path(__file__).parent / "catalog"
 PRECISIONS = ("bf16", "fp16", "nvfp4", "fp8", "tf32", "fp32")
@@ -79,18 +79,12 @@ class Device:
             "fp32": self.fp32_flop_per_s,
         }
         if precision not in peaks:
-            raise ConfigError(
-                "is not a known precision",
-                key="precision",
-                value=precision,
-                nearest=did_you_mean(precision, PRECISIONS),
-            )
+            nearest = did_you_mean(precision, PRECISIONS)
+            raise ConfigError("is not a known precision", key="precision", value=precision, nearest=nearest)
         peak = peaks[precision]
         if peak is None:
-            known = ", ".join(name for name, value in peaks.items() if value is not None)
-            raise ConfigError(
-                f"has no known peak on {self.name}", key="precision", value=precision, nearest=f"use one of: {known}"
-            )
+            nearest = f"use one of: {', '.join(name for name, value in peaks.items() if value is not None)}"
+            raise ConfigError(f"has no known peak on {self.name}", key="precision", value=precision, nearest=nearest)
         return peak
 
 
@@ -172,9 +166,8 @@ def find_device(name: str) -> Device:
     device = by_key.get(spelling_key(name)) or by_key.get(spelling_key(without_remark))
     if device is None:
         spellings = [*device_names(), *(alias for entry in _catalog().devices.values() for alias in entry.aliases)]
-        raise ConfigError(
-            "is not a known device", key="device", value=name, nearest=did_you_mean(without_remark, spellings)
-        )
+        nearest = did_you_mean(without_remark, spellings)
+        raise ConfigError("is not a known device", key="device", value=name, nearest=nearest)
     return device
 
 
@@ -194,12 +187,9 @@ def find_devices(text: str) -> tuple[tuple[int, Device], ...]:
     for part in parts.split("+"):
         match = re.fullmatch(r"\s*(\d{1,7})\s*x\s*(\S.*)", part)
         if match is None or not 1 <= int(match[1]) <= MAX_MIXED_DEVICES:
-            raise ConfigError(
-                "must be `mixed:` and then COUNTxNAME, joined by +",
-                key="device",
-                value=text,
-                nearest="for example mixed:8xV100-SXM-16+12xT4-16",
-            )
+            rule = "must be `mixed:` and then COUNTxNAME, joined by +"
+            nearest = "for example mixed:8xV100-SXM-16+12xT4-16"
+            raise ConfigError(rule, key="device", value=text, nearest=nearest)
         pairs.append((int(match[1]), find_device(match[2])))
     return tuple(pairs)
 
@@ -225,11 +215,6 @@ def _devices_by_key() -> dict[str, Device]:
             assert spelling not in by_key, f"{name} and {by_key[spelling].name} share the spelling {spelling}"
             by_key[spelling] = device
     return by_key
-
-
-def spelling_key(name: str) -> str:
-    """Normalise a name: drop case, spaces, dashes and underscores, in which its spellings differ."""
-    return re.sub(r"[\s_-]", "", name).lower()
 
 
 def _flop_per_s(tflops: SourcedNumber | None) -> float | None:

@@ -19,8 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from hardware.cluster import Cluster, HostGroup, SlowPair
-from hardware.device import spelling_key
-from hardware.link import Link
+from hardware.link import Link, spelling_key
 
 INTRA = "intra"
 INTER = "inter"

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from pydantic import Field
 
+from hardware.arrays import FloatArray
 from hardware.io.config_file import SourcedNumber, StrictModel, read_mapping, validate_mapping
 
 _CATALOG = Path(__file__).parent / "catalog" / "links.yaml"
@@ -57,8 +58,13 @@ class LinkKind:
     doubling: bool
 
 
-class LinkCost(NamedTuple):
-    """Cost of a link to a collective of one group; a larger number is a worse link in every field.
+_Figure = TypeVar("_Figure", float, FloatArray)
+
+
+class LinkCost(NamedTuple, Generic[_Figure]):
+    """Cost of a link to a collective of one group, or arrays [u] of the costs to u kinds of groups.
+
+    A larger number is a worse link in every field; all are zero where a group crosses no such link.
 
     Attributes:
         short_base_s: Time beside hops and bytes, short protocol [s].
@@ -75,18 +81,18 @@ class LinkCost(NamedTuple):
         ring_only: Flag: 1 where a collective visits host after host, 0 where it may halve and double.
     """
 
-    short_base_s: float
-    long_base_s: float
-    short_hop_s: float
-    long_hop_s: float
-    short_s_per_byte: float
-    long_s_per_byte: float
-    hop_s_per_byte: float
-    tree_s_per_byte: float
-    copy_s_per_byte: float
-    reduce_base_s: float
-    reduce_s_per_byte: float
-    ring_only: float
+    short_base_s: _Figure
+    long_base_s: _Figure
+    short_hop_s: _Figure
+    long_hop_s: _Figure
+    short_s_per_byte: _Figure
+    long_s_per_byte: _Figure
+    hop_s_per_byte: _Figure
+    tree_s_per_byte: _Figure
+    copy_s_per_byte: _Figure
+    reduce_base_s: _Figure
+    reduce_s_per_byte: _Figure
+    ring_only: _Figure
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,23 +133,15 @@ class Link:
         """Return the part of this link that each of a group of `members` devices uses, without `mesh_peers`."""
         assert members >= 2, f"a link joins at least two devices, but got {members}"
         share = 1.0 if self.mesh_peers is None else min(1.0, (members - 1) / self.mesh_peers)
-        return Link(
-            kind=self.kind,
-            bandwidth_bytes_per_s=self.bandwidth_bytes_per_s * share,
-            latency_s=self.latency_s,
-            exclusive_group=self.exclusive_group,
-            efficiency=self.efficiency,
-            sharers=self.sharers,
-        )
+        return replace(self, bandwidth_bytes_per_s=self.bandwidth_bytes_per_s * share, mesh_peers=None)
 
     def reached(self, members: int) -> float:
         """Return the share of the bandwidth that long messages reach among `members` devices of a host."""
         kind = link_kind(self.kind)
-        wide = members >= WIDE_MEMBERS and kind.wide_efficiency is not None
-        usual = kind.wide_efficiency if wide and kind.wide_efficiency is not None else kind.efficiency
+        usual = (kind.wide_efficiency if members >= WIDE_MEMBERS else None) or kind.efficiency
         return usual if self.efficiency is None else self.efficiency * usual / kind.efficiency
 
-    def cost(self, members: int = 2) -> LinkCost:
+    def cost(self, members: int = 2) -> LinkCost[float]:
         """Return the cost of this link to a collective with `members` members on a host."""
         kind = link_kind(self.kind)
         reached = self.reached(members)
@@ -265,7 +263,7 @@ def link_kind(name: str) -> LinkKind:
     links as it likes, and states their bandwidth itself.
     """
     kinds = _kinds()
-    return kinds.get(_spelling(name.split("+", maxsplit=1)[0]), kinds[OTHER])
+    return kinds.get(spelling_key(name.split("+", maxsplit=1)[0]), kinds[OTHER])
 
 
 def link_kind_names() -> tuple[str, ...]:
@@ -288,11 +286,12 @@ def _catalog() -> _Catalog:
 def _kinds() -> dict[str, LinkKind]:
     kinds: dict[str, LinkKind] = {}
     for name, entry in _catalog().kinds.items():
-        for spelling in {_spelling(name), *map(_spelling, entry.aliases)}:
+        for spelling in {spelling_key(name), *map(spelling_key, entry.aliases)}:
             assert spelling not in kinds, f"two kinds of link share the spelling {spelling}"
             kinds[spelling] = entry.kind()
     return kinds
 
 
-def _spelling(name: str) -> str:
+def spelling_key(name: str) -> str:
+    """Normalise a name: drop case, spaces, dashes and underscores, in which its spellings differ."""
     return re.sub(r"[\s_-]", "", name).lower()

@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hardware.cluster import Cluster
-from hardware.device import spelling_key
 from hardware.dynamics import INTER, INTRA, HostEvent, LinkEvent, Trace
 from hardware.io.config_file import read_text
 from hardware.io.errors import ConfigError, did_you_mean
+from hardware.link import spelling_key
 
 COLUMNS = ("time_s", "link", "share")
 LOST, BACK = "lost", "back"
@@ -50,10 +50,7 @@ class _Row:
         return ConfigError(rule, key=column, value=getattr(self, column), nearest=nearest, file=self.place)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Placed:
-    row: _Row
-    event: LinkEvent | HostEvent
+_Placed = tuple[_Row, LinkEvent | HostEvent]
 
 
 def read_trace(path: Path, cluster: Cluster) -> Trace:
@@ -70,9 +67,9 @@ def read_trace(path: Path, cluster: Cluster) -> Trace:
     placed: list[_Placed] = []
     for row in _rows(path):
         time_s = _time_s(row, placed[-1] if placed else None)
-        placed.append(_Placed(row=row, event=_event(row, time_s, names)))
+        placed.append((row, _event(row, time_s, names)))
     _check_order(placed, names)
-    return Trace(events=tuple(item.event for item in placed))
+    return Trace(events=tuple(event for _, event in placed))
 
 
 class _Names:
@@ -155,10 +152,9 @@ def _time_s(row: _Row, before: _Placed | None) -> float:
     time_s = _number(row.time_s)
     if time_s is None or not math.isfinite(time_s) or time_s < 0:
         raise row.mistake("time_s", "must be a finite number of seconds, 0 or more")
-    if before is not None and time_s < before.event.time_s:
-        raise row.mistake(
-            "time_s", f"is earlier than {before.row.time_s} on line {before.row.line}", "rows ascend in time"
-        )
+    if before is not None and time_s < before[1].time_s:
+        rule = f"is earlier than {before[0].time_s} on line {before[0].line}"
+        raise row.mistake("time_s", rule, "rows ascend in time")
     return time_s
 
 
@@ -200,10 +196,10 @@ def _check_order(placed: list[_Placed], names: _Names) -> None:
         ConfigError: a row can't happen after the rows before it.
     """
     lost_since: dict[int, _Row] = {}
-    for _, at_once in itertools.groupby(placed, key=lambda item: item.event.time_s):
+    for _, at_once in itertools.groupby(placed, key=lambda item: item[1].time_s):
         seen: dict[object, _Row] = {}
         last_lost: _Row | None = None
-        for row, event in ((item.row, item.event) for item in at_once):
+        for row, event in at_once:
             key = event.link if isinstance(event, LinkEvent) else event.host
             if key in seen:
                 raise row.mistake(

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from costmodels.calibration.fidelity import MIN_CONFIGS_TO_RANK, group_key
+from benchmarks.support.fidelity_figures import MIN_CONFIGS_TO_RANK
+from costmodels.calibration.fidelity import group_key
 from costmodels.calibration.measured_runs import MeasuredRun
 from hardware.arrays import FloatArray
 
@@ -27,7 +28,7 @@ MAX_PAIRS = 4_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoiseFloor:
-    """Means over the draws of the figures of `fidelity.judge`; None if no group can be ranked."""
+    """Means over the draws of the figures of `fidelity_figures.judge`; None if no group can be ranked."""
 
     noise: float
     median_ape: float | None
@@ -64,7 +65,7 @@ def noise_floor(runs: Sequence[MeasuredRun], noise: float, rng: np.random.Genera
     # Lognormal noise, independent for each run and draw [d, n].
     measured = np.array([run.step_time_s for run in timed])
     observed = measured * np.exp(noise * rng.standard_normal((NUM_DRAWS, len(timed))))
-    # Errors relative to the observation, as `fidelity.judge` computes them.
+    # Errors relative to the observation, as `fidelity_figures.judge` computes them.
     ape = np.abs(measured / observed - 1)
     # Ranking figures are computed per group and draw, and averaged over draws last, as a single measurement would
     # score.

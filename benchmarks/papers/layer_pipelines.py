@@ -1,4 +1,4 @@
-"""Pipeline problem of layers from a sharding plan (`costmodels.sharding.layer_figures`).
+"""Pipeline problem of layers from a sharding plan (`benchmarks.papers.layer_figures`).
 
 Every stage has an equal number of layers, or the number that branch and bound finds. All layers are recomputed, or
 none, or as many of each stage as branch and bound proves best, which is BMPipe's part of ManuMatic's Table 3. Work that
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from costmodels.sharding.layer_figures import LayerFigures, Share
+from benchmarks.papers.layer_figures import LayerFigures, Share
 from costmodels.step.schedules import stage_in_flight
 from hardware.arrays import FloatArray
 from tuner.planners.engine.branch_and_bound import branch_and_bound

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+from benchmarks.papers.layer_figures import LayerFigures, layer_figures
 from benchmarks.papers.layer_pipelines import PipelineScore, pipeline_of_figures, with_best_stages, with_equal_shares
 from benchmarks.papers.symbolic_prices import Reading, Volumes
 from benchmarks.papers.vocabulary import EXPERTS, SEQUENCE, restricted
@@ -15,7 +16,6 @@ from costmodels.job.training_job import TrainingJob
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
 from costmodels.sharding.graph import Graph
-from costmodels.sharding.layer_figures import LayerFigures, layer_figures
 from costmodels.sharding.named_plans import ByName, plan_by_names
 from costmodels.sharding.plan import Plan, cost_of, violations
 from hardware.cluster import Cluster, find_cluster

@@ -4,7 +4,7 @@
 
 Every row is one way to find a plan of the forward pass. The rest of the step follows from it in the same way for all
 rows (`tuner.planners.sharding.forward_plans`). D-Rec counts volumes (`symbolic_prices`). Plans are scored by
-`plan.cost_of` on links and rooflines of the paper's cluster, layer by layer (`costmodels.sharding.layer_figures`), and
+`plan.cost_of` on links and rooflines of the paper's cluster, layer by layer (`benchmarks.papers.layer_figures`), and
 in a pipeline if there is one. Choices that the paper leaves open and no planner of its rows makes are optimised for
 each row: the micro-batch, the stages, ZeRO's stage 1 or 3, and whether all layers are recomputed or none. A plan that
 does not fit counts only if none fits.

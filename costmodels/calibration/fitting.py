@@ -24,14 +24,11 @@ from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.calibration.sources import MeasuredSetting, source_of
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import CONSTANTS, LayerResidual, RuntimeProfile
-from costmodels.job.training_job import TrainingJob
-from costmodels.operators.kernels import alone_s, share_in_training
-from costmodels.operators.layer_operators import Operator
+from costmodels.operators.kernels import KernelTime, cached_kernel_s
 from costmodels.step.layer_residuals import Cell, cell_of, fit_residuals, layer_residual
 from costmodels.step.memory import MemoryEstimate, estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import FloatArray
-from hardware.device import Device
 from hardware.io.errors import ConfigError
 
 RUN_ERROR = 0.05
@@ -124,29 +121,6 @@ class Calibration:
     skipped: Mapping[str, int]
 
 
-class _RememberedKernels:
-    """Function `kernel_s` with a cache for one batch of runs.
-
-    The fitted constants change a kernel's share in training, but not its isolated time, which is cached.
-    """
-
-    def __init__(self) -> None:
-        self.alone: dict[tuple[str, str, str, int], FloatArray] = {}
-
-    def __call__(
-        self,
-        operator: Operator,
-        device: Device,
-        job: TrainingJob,  # noqa: ARG002 # part of KernelTime; a batch has one
-        runtime: RuntimeProfile,
-    ) -> FloatArray:
-        """Return the time of the operator inside a training step [u]."""
-        key = (operator.name, operator.phase, device.name, len(operator.flop))
-        if key not in self.alone:
-            self.alone[key] = alone_s(operator, device)
-        return self.alone[key] / share_in_training(operator.kind, runtime)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Batch:
     """Runs that share a setting.
@@ -156,14 +130,14 @@ class _Batch:
         grid: Configurations of the runs.
         memory: Memory estimates of the configurations.
         at: Positions of the runs among all runs.
-        kernels: Cached times of the kernels.
+        kernel_time: Times of the kernels; the fit changes their shares in training, but not the cached times alone.
     """
 
     measured: MeasuredSetting
     grid: ConfigGrid
     memory: MemoryEstimate
     at: np.ndarray
-    kernels: _RememberedKernels
+    kernel_time: KernelTime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -208,7 +182,7 @@ class _Problem:
             estimate = estimate_step(
                 replace(batch.measured.setting, runtime=runtime),
                 batch.grid,
-                kernel_time=batch.kernels,
+                kernel_time=batch.kernel_time,
                 memory=batch.memory,
             )
             predicted[batch.at] = np.log(estimate.step_time_s)
@@ -283,17 +257,15 @@ def calibrate_timed(
     Raises:
         ConfigError: fewer than MIN_RUNS runs.
     """
-    if len(runs) < MIN_RUNS:
-        raise ConfigError(f"a fit needs at least {MIN_RUNS} timed runs of known devices, but got {len(runs)}")
-    on_progress(f"fitting {profile.name} to {len(runs)} runs")
     problem = _prepare_problem(runs, profile)
+    on_progress(f"fitting {profile.name} to {len(runs)} runs")
     theta, errors = _solve(problem)
     fitted = _name_constants(problem, theta, errors)
-    check = _check_held_out(runs, profile, on_progress)
-    result = _update_profile(profile, fitted, problem.devices, check.step_error)
+    step_error, residuals_help = _check_held_out(runs, profile, on_progress)
+    result = _update_profile(profile, fitted, problem.devices, step_error)
     # residuals of layers come on top of the constants, if the held-out check has shown their use
     error = problem.log_predicted(theta) - problem.log_measured
-    if check.residuals_help:
+    if residuals_help:
         residuals = fit_residuals(_cells_of_runs(runs), -error)
         error = error + _layer_residuals(residuals, runs)
         result = replace(result, residuals=residuals)
@@ -304,7 +276,7 @@ def calibrate_timed(
         num_runs=len(runs),
         sources=tuple(sorted({run.source for run in runs})),
         median_ape=float(np.median(np.abs(np.expm1(error)))),
-        step_error=check.step_error,
+        step_error=step_error,
         skipped=dict(skipped or {}),
     )
 
@@ -315,8 +287,6 @@ def fit_to_runs(runs: Sequence[TimedRun], profile: RuntimeProfile) -> RuntimePro
     Raises:
         ConfigError: fewer than MIN_RUNS runs.
     """
-    if len(runs) < MIN_RUNS:
-        raise ConfigError(f"a fit needs at least {MIN_RUNS} timed runs of known devices, but got {len(runs)}")
     problem = _prepare_problem(runs, profile)
     theta, errors = _solve(problem, QUICK_STEPS)
     # robust spread, as in a held-out check but of the fitted runs themselves
@@ -343,7 +313,8 @@ def calibrate_all(
 
 
 def _prepare_problem(runs: Sequence[TimedRun], profile: RuntimeProfile) -> _Problem:
-    """Prepare the least-squares problem of these runs."""
+    if len(runs) < MIN_RUNS:
+        raise ConfigError(f"a fit needs at least {MIN_RUNS} timed runs of known devices, but got {len(runs)}")
     devices = tuple(sorted({device.name for run in runs for device in run.measured.setting.cluster.devices}))
     errors = dict(profile.log_errors)
     prior = [getattr(profile, name) for name in CONSTANTS] + [profile.speed_of(name) for name in devices]
@@ -354,9 +325,8 @@ def _prepare_problem(runs: Sequence[TimedRun], profile: RuntimeProfile) -> _Prob
     for measured, at in by_setting([run.measured for run in runs]).items():
         grid = ConfigGrid.from_configs([runs[i].config for i in at])
         memory = estimate_memory(measured.setting, grid)
-        batches.append(
-            _Batch(measured=measured, grid=grid, memory=memory, at=np.array(at), kernels=_RememberedKernels())
-        )
+        kernel_time = cached_kernel_s()
+        batches.append(_Batch(measured=measured, grid=grid, memory=memory, at=np.array(at), kernel_time=kernel_time))
     return _Problem(
         batches=tuple(batches),
         log_measured=np.log(np.array([run.step_time_s for run in runs], dtype=np.float64)),
@@ -466,29 +436,23 @@ def _update_profile(
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _HeldOut:
-    """Result of a held-out check: spread of the log error, and whether layer residuals reduce it."""
-
-    step_error: float
-    residuals_help: bool
-
-
-def _check_held_out(runs: Sequence[TimedRun], profile: RuntimeProfile, on_progress: Callable[[str], None]) -> _HeldOut:
+def _check_held_out(
+    runs: Sequence[TimedRun], profile: RuntimeProfile, on_progress: Callable[[str], None]
+) -> tuple[float, bool]:
     """Fit to one half of the models and predict the other half, both ways.
 
-    The model of a run determines its half. If all runs have one model, devices and sequence length do.
+    Return the spread of the log error, and whether layer residuals reduce it. The model of a run determines its half.
+    If all runs have one model, devices and sequence length do.
     """
     # runs of one model resemble each other too much to test a fit to one by another
     keys = [run.measured.setting.job.model.name for run in runs]
     if len(set(keys)) < 2:
-        keys = [
-            f"{run.measured.setting.cluster.num_devices} {run.measured.setting.job.sequence_length}" for run in runs
-        ]
+        settings = [run.measured.setting for run in runs]
+        keys = [f"{setting.cluster.num_devices} {setting.job.sequence_length}" for setting in settings]
     parts = {key: index % 2 for index, key in enumerate(sorted(set(keys)))}
     side = np.array([parts[key] for key in keys])
     if len(parts) < 2 or min(np.sum(side == 0), np.sum(side == 1)) < MIN_RUNS:
-        return _HeldOut(step_error=profile.step_error, residuals_help=False)
+        return profile.step_error, False
     plain, corrected = [], []
     for part in (0, 1):
         on_progress(f"checking {profile.name} on the {np.sum(side == part)} held-out runs")
@@ -508,7 +472,7 @@ def _check_held_out(runs: Sequence[TimedRun], profile: RuntimeProfile, on_progre
     before, after = np.concatenate(plain), np.concatenate(corrected)
     help_enough = bool(np.median(after) < RESIDUALS_WORTH * np.median(before))
     # robust spread: the share of a normal distribution within one standard deviation is 0.683
-    return _HeldOut(step_error=float(np.quantile(after if help_enough else before, 0.683)), residuals_help=help_enough)
+    return float(np.quantile(after if help_enough else before, 0.683)), help_enough
 
 
 def _cells_of_runs(runs: Sequence[TimedRun]) -> list[Cell]:
@@ -516,7 +480,6 @@ def _cells_of_runs(runs: Sequence[TimedRun]) -> list[Cell]:
 
 
 def _layer_residuals(residuals: Sequence[LayerResidual], runs: Sequence[TimedRun]) -> FloatArray:
-    """Return the log residual of each run's layers [n]."""
     found = np.zeros(len(runs))
     for measured, at in by_setting([run.measured for run in runs]).items():
         grid = ConfigGrid.from_configs([runs[i].config for i in at])

@@ -25,49 +25,18 @@ from costmodels.job.uneven_work import Assignment
 from hardware.io.config_file import read_text
 from hardware.io.errors import ConfigError, did_you_mean, quote_value
 
-COLUMNS = (
-    "source",
-    "source_url_or_repo_path",
-    "model",
-    "layers",
-    "hidden",
-    "heads",
-    "kv_heads",
-    "ffn",
-    "vocab",
-    "experts",
-    "topk",
-    "moe_ffn",
-    "seq_len",
-    "gbs",
-    "mbs",
-    "devices",
-    "device",
-    "tp",
-    "pp",
-    "vpp",
-    "cp",
-    "up",
-    "ep",
-    "dp",
-    "recompute",
-    "zero_stage",
-    "seq_parallel",
-    "precision",
-    "tokens_per_s_per_device",
-    "tflops_per_device",
-    "mfu",
-    "step_seconds",
-    "peak_mem_gib",
-    "notes",
-)
+SIZE_COLUMNS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "topk", "moe_ffn")
 
-RESULTS = ("step_seconds", "tokens_per_s_per_device", "tflops_per_device", "mfu", "peak_mem_gib")
+RESULTS = ("tokens_per_s_per_device", "tflops_per_device", "mfu", "step_seconds", "peak_mem_gib")
 """Result columns. A finished run has a value in at least one of them."""
 
-GIB = 2**30
+COLUMNS = (
+    *("source", "source_url_or_repo_path", "model", *SIZE_COLUMNS, "seq_len", "gbs", "mbs", "devices", "device"),
+    *("tp", "pp", "vpp", "cp", "up", "ep", "dp", "recompute", "zero_stage", "seq_parallel", "precision"),
+    *(*RESULTS, "notes"),
+)
 
-SIZE_COLUMNS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "topk", "moe_ffn")
+GIB = 2**30
 
 KNOWN_SCHEDULES = ("1f1b", "1f1b-i", "1f1b-interleaved", "interleaved1f1b")
 
@@ -163,13 +132,8 @@ class _Row:
         if number is None:
             return None
         if number != int(number):
-            raise ConfigError(
-                "must be a whole number, or empty",
-                key=column,
-                value=self.cells[column],
-                nearest=f"nearest: {round(number)}",
-                file=self.place,
-            )
+            rule, nearest = "must be a whole number, or empty", f"nearest: {round(number)}"
+            raise ConfigError(rule, key=column, value=self.cells[column], nearest=nearest, file=self.place)
         return int(number)
 
 
@@ -220,11 +184,9 @@ def one_group(runs: Sequence[MeasuredRun], *, skipped: int = 0) -> MeasuredGroup
     for column, values in _group_columns(runs).items():
         distinct = tuple(dict.fromkeys(values))
         if len(distinct) > 1:
-            raise ConfigError(
-                f"must leave one job and one cluster, but the rows have {len(distinct)} values of `{column}`",
-                key="where",
-                nearest=f"add `{column}` to `where`; values: {_list_values(distinct)}",
-            )
+            rule = f"must leave one job and one cluster, but the rows have {len(distinct)} values of `{column}`"
+            nearest = f"add `{column}` to `where`; values: {_list_values(distinct)}"
+            raise ConfigError(rule, key="where", nearest=nearest)
     first = runs[0]
     # a run with a throughput in other units only can be neither replayed nor compared
     usable = tuple(run for run in runs if run.is_failed or run.step_time_s is not None)
@@ -294,11 +256,8 @@ def _read_matching(
         except _UnusableRow as reason:
             skipped[str(reason)] += 1
     if not runs:
-        raise ConfigError(
-            f"matches {len(matching)} rows, none of which has a complete and consistent configuration",
-            key="where",
-            file=matching[0].place,
-        )
+        rule = f"matches {len(matching)} rows, none of which has a complete and consistent configuration"
+        raise ConfigError(rule, key="where", file=matching[0].place)
     return tuple(runs), skipped
 
 
@@ -328,24 +287,18 @@ def _check_header(header: list[str], where: Mapping[str, object], file: str) -> 
     for column in COLUMNS:
         if column not in header:
             unknown = [name for name in header if name not in COLUMNS]
-            raise ConfigError(
-                "is a missing column",
-                key=column,
-                file=f"{file}:1",
-                nearest=f"the header has {_list_values(unknown)} instead" if unknown else "add it to the header",
-            )
+            nearest = f"the header has {_list_values(unknown)} instead" if unknown else "add it to the header"
+            raise ConfigError("is a missing column", key=column, file=f"{file}:1", nearest=nearest)
     doubled = next((name for name in header if header.count(name) > 1), None)
     if doubled is not None:
         raise ConfigError("appears twice in the header; keep one", key=doubled, file=f"{file}:1")
     for column in where:
         if column not in header:
-            raise ConfigError(
-                "is no column of the file", key=f"where.{column}", nearest=did_you_mean(column, header), file=file
-            )
+            nearest = did_you_mean(column, header)
+            raise ConfigError("is no column of the file", key=f"where.{column}", nearest=nearest, file=file)
 
 
 def _select_rows(rows: list[_Row], where: Mapping[str, object], files: str) -> list[_Row]:
-    """Return the rows that have every value of `where`."""
     if not rows:
         raise ConfigError("holds no measured run", file=files)
     matching = rows
@@ -355,13 +308,8 @@ def _select_rows(rows: list[_Row], where: Mapping[str, object], files: str) -> l
             values = sorted({row.cells[column] for row in matching}, key=lambda text: (_parse_number(text) or 0, text))
             others = [name for name in where if name != column]
             given = f" in the rows with the {', '.join(others)} asked for" if len(matching) < len(rows) else ""
-            raise ConfigError(
-                f"matches no row{given}",
-                key=f"where.{column}",
-                value=value,
-                nearest=f"the column has {_list_values(values)}",
-                file=files,
-            )
+            rule, nearest = f"matches no row{given}", f"the column has {_list_values(values)}"
+            raise ConfigError(rule, key=f"where.{column}", value=value, nearest=nearest, file=files)
         matching = left
     return matching
 
@@ -478,9 +426,8 @@ def _parse_config(row: _Row) -> ParallelConfig:
     if _parse_schedule(row.cells["notes"], row.cells["model"]) not in KNOWN_SCHEDULES:
         raise _UnusableRow("a pipeline schedule that the cost model does not know")
     if sequence_parallel > 1:
-        raise ConfigError(
-            "must be 0 or 1, or empty", key="seq_parallel", value=row.cells["seq_parallel"], file=row.place
-        )
+        stated = row.cells["seq_parallel"]
+        raise ConfigError("must be 0 or 1, or empty", key="seq_parallel", value=stated, file=row.place)
     try:
         config = ParallelConfig(
             **known,  # type: ignore[arg-type] # known degrees, all of them integers

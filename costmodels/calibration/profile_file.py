@@ -66,7 +66,7 @@ def profile_text(base: Path, fit: Calibration, memory_error: float | None) -> st
         mapping["priors"] = {
             name: guess for name, guess in mapping["constants"].items() if not _is_typical(name, guess)
         }
-    mapping["fitted_on"] = _fitted_on_text(fit)
+    mapping["fitted_on"] = f"{fit.num_runs:,} runs of {', '.join(fit.sources)}"
     mapping["constants"] = {name: _constant_entry(constant) for name, constant in fit.constants.items()}
     speeds = {name: _constant_entry(speed) for name, speed in fit.device_speed.items()}
     mapping["device_speed"] = {**mapping["device_speed"], **speeds}
@@ -105,10 +105,6 @@ def write_profile(out: Path, text: str) -> RuntimeProfile:
 def _is_typical(name: str, guess: Mapping[str, float]) -> bool:
     known = CONSTANTS[name]
     return (guess["value"], guess["log_error"]) == (known.typical, known.log_error)
-
-
-def _fitted_on_text(fit: Calibration) -> str:
-    return f"{fit.num_runs:,} runs of {', '.join(fit.sources)}"
 
 
 def _constant_entry(constant: FittedConstant) -> dict[str, float]:

@@ -17,17 +17,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
 from costmodels.calibration.measured_runs import MeasuredRun
+from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import CONSTANTS, RuntimeProfile, find_runtime
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import PRECISIONS, TrainingJob
-from costmodels.step.memory import MemoryMeaning, WhichStage
+from costmodels.step.memory import MemoryEstimate, MemoryMeaning, WhichStage, estimate_memory
+from hardware.arrays import FloatArray
 from hardware.cluster import Cluster, cluster_from_mapping
 from hardware.device import find_device, find_devices
 from hardware.io.config_file import StrictModel, read_mapping
@@ -109,10 +110,8 @@ class _Hosts(_HostsOf):
     def in_order(self, counts: tuple[tuple[int, str], ...]) -> tuple[tuple[int, str], ...]:
         """Sort device counts by the order of the source's hosts; keep them as given if it does not list all."""
         order = list(self.of)
-        return tuple(sorted(counts, key=lambda each: order.index(each[1]))) if self._tells(counts) else counts
-
-    def _tells(self, counts: tuple[tuple[int, str], ...]) -> bool:
-        return all(name in self.of for _, name in counts)
+        is_known = all(name in order for _, name in counts)
+        return tuple(sorted(counts, key=lambda each: order.index(each[1]))) if is_known else counts
 
 
 class Source(StrictModel):
@@ -146,10 +145,21 @@ class MeasuredSetting:
     memory: MemoryMeaning
     stage: WhichStage
 
+    def peak_bytes(self, grid: ConfigGrid, memory: MemoryEstimate) -> FloatArray:
+        """Return the predicted peaks as the runs measure them, on the stage that they observe [bytes], [n].
+
+        Args:
+            grid: Configurations [n].
+            memory: Their memory on the fullest stage.
+        """
+        if self.stage != "fullest":
+            memory = estimate_memory(self.setting, grid, stage=self.stage)
+        return memory.peak_as(self.memory)
+
 
 @cache
 def _load_sources() -> dict[str, Source]:
-    path = Path(str(files("costmodels") / "catalog" / "sources.yaml"))
+    path = Path(__file__).parents[1] / "catalog" / "sources.yaml"
     return TypeAdapter(dict[str, Source]).validate_python(read_mapping(path))
 
 
@@ -271,16 +281,3 @@ def _build_cluster(counts: tuple[tuple[int, str], ...], hosts_json: str) -> Clus
 def _devices_per_host(devices: int, in_host: int) -> int:
     """Return the devices per host of a job: the most that a host has and that divide the job evenly."""
     return next(size for size in range(min(devices, in_host), 0, -1) if devices % size == 0)
-
-
-__all__ = [
-    "NO_FACTS",
-    "ConfigError",
-    "MeasuredSetting",
-    "Source",
-    "cluster_of",
-    "facts_of",
-    "is_known_source",
-    "setting_of",
-    "source_of",
-]

@@ -60,9 +60,8 @@ def _read(config: _Config) -> Sizes:
     model_type = config.value("model_type")
     reader = READERS.get(model_type) if isinstance(model_type, str) else None
     if reader is None:
-        raise ConfigError(
-            "unknown model type", key="model_type", value=model_type, nearest=did_you_mean(model_type, READERS)
-        )
+        nearest = did_you_mean(model_type, READERS)
+        raise ConfigError("unknown model type", key="model_type", value=model_type, nearest=nearest)
     return reader(config)
 
 
@@ -108,12 +107,9 @@ def _grouped_heads(config: _Config, *, kv_heads_may_miss: bool = False, head_dim
 
 def _even_head_dim(hidden_size: int, num_heads: int, *, hidden_key: str = "hidden_size") -> int:
     if hidden_size % num_heads:
-        raise ConfigError(
-            f"must be divisible by the {num_heads} attention heads where head_dim is not given",
-            key=hidden_key,
-            value=hidden_size,
-            nearest=f"nearest: {max(1, round(hidden_size / num_heads)) * num_heads}",
-        )
+        rule = f"must be divisible by the {num_heads} attention heads where head_dim is not given"
+        nearest = f"nearest: {max(1, round(hidden_size / num_heads)) * num_heads}"
+        raise ConfigError(rule, key=hidden_key, value=hidden_size, nearest=nearest)
     return hidden_size // num_heads
 
 
@@ -247,9 +243,8 @@ def _leading_dense_layers(config: _Config) -> int:
     """Return the length of mlp_only_layers, which must name the first layers."""
     layers = config.value("mlp_only_layers", default=[])
     if not isinstance(layers, list) or layers != list(range(len(layers))):
-        raise ConfigError(
-            "must be a list of the first layers, 0, 1, 2, ... without a gap", key="mlp_only_layers", value=layers
-        )
+        rule = "must be a list of the first layers, 0, 1, 2, ... without a gap"
+        raise ConfigError(rule, key="mlp_only_layers", value=layers)
     return len(layers)
 
 
@@ -278,11 +273,8 @@ def _deepseek(config: _Config) -> Sizes:
     expert_ffn_size = config.count("moe_intermediate_size")
     num_shared_experts = config.count("n_shared_experts", minimum=0)
     if config.count("moe_layer_freq", default=1) != 1:
-        raise ConfigError(
-            "must be 1, as in every published model; transformers reads no other",
-            key="moe_layer_freq",
-            value=config.value("moe_layer_freq"),
-        )
+        rule = "must be 1, as in every published model; transformers reads no other"
+        raise ConfigError(rule, key="moe_layer_freq", value=config.value("moe_layer_freq"))
     return {
         **_decoder(config, tied=False),
         **_attention_biases(config),

@@ -57,12 +57,8 @@ def load_model(reference: str, base_dir: Path) -> ModelSpec:
         raise ConfigError("no such file", key="model", value=reference, nearest=nearest)
     if path is not None:
         return read_model_file(path)
-    raise ConfigError(
-        "is neither a model of the catalog nor a YAML or config.json file",
-        key="model",
-        value=reference,
-        nearest=did_you_mean(reference, model_names()),
-    )
+    rule = "is neither a model of the catalog nor a YAML or config.json file"
+    raise ConfigError(rule, key="model", value=reference, nearest=did_you_mean(reference, model_names()))
 
 
 def _path_of(reference: str, base_dir: Path) -> Path | None:

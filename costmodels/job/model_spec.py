@@ -92,7 +92,7 @@ class ModelSpec:
     """Size of one value head with MLA; 0 without MLA, where a value has head_dim."""
 
     num_mtp_layers: int = 0
-    """Multi-token prediction modules (DeepSeek-V3), counted in `mtp_parameters` only."""
+    """Multi-token prediction modules (DeepSeek-V3), whose parameters and FLOPs are not counted."""
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -262,16 +262,6 @@ class ModelSpec:
         tables = self.embedding_parameters + self.position_parameters + self.head_parameters
         return tables + dense + moe + self.final_norm_parameters
 
-    @property
-    def mtp_parameters(self) -> int:
-        """Parameters of all MTP modules; each shares embedding and head with the main model.
-
-        A module has a projection of 2h to h, one layer like the last, and three norms (DeepSeek-V3, arXiv 2412.19437,
-        section 2.2; its README_WEIGHTS.md gives 11.5 billion parameters of its own for the one module).
-        """
-        layer = self.moe_layer_parameters or self.dense_layer_parameters
-        return self.num_mtp_layers * (2 * self.hidden_size**2 + layer + 3 * self.final_norm_parameters)
-
     def model_flops_per_token(self, sequence_length: int) -> int:
         """Return the model FLOPs of one token's forward and backward pass, 6 N + 12 L h s, as `mfu` counts them.
 
@@ -341,12 +331,8 @@ def _check_types(spec: ModelSpec) -> None:
 
 def _check_attention(spec: ModelSpec) -> None:
     if spec.num_heads % spec.num_kv_heads:
-        raise ConfigError(
-            f"must divide the model's {spec.num_heads} attention heads",
-            key="num_kv_heads",
-            value=spec.num_kv_heads,
-            nearest=f"nearest: {_nearest_divisor(spec.num_heads, spec.num_kv_heads)}",
-        )
+        nearest = f"nearest: {_nearest_divisor(spec.num_heads, spec.num_kv_heads)}"
+        raise _refusal(spec, "num_kv_heads", f"must divide the model's {spec.num_heads} attention heads", nearest)
     if not spec.uses_mla:
         _check_unused(spec, _MLA_FIELDS, switch="kv_lora_rank")
         return
@@ -354,19 +340,11 @@ def _check_attention(spec: ModelSpec) -> None:
         check_count(getattr(spec, name), key=name)
     width = spec.qk_nope_head_dim + spec.qk_rope_head_dim
     if spec.head_dim != width:
-        raise ConfigError(
-            "must be qk_nope_head_dim + qk_rope_head_dim with latent attention (kv_lora_rank > 0)",
-            key="head_dim",
-            value=spec.head_dim,
-            nearest=f"valid: {width}",
-        )
+        rule = "must be qk_nope_head_dim + qk_rope_head_dim with latent attention (kv_lora_rank > 0)"
+        raise _refusal(spec, "head_dim", rule, f"valid: {width}")
     if spec.num_kv_heads != spec.num_heads:
-        raise ConfigError(
-            "must equal the attention heads with latent attention (kv_lora_rank > 0)",
-            key="num_kv_heads",
-            value=spec.num_kv_heads,
-            nearest=f"valid: {spec.num_heads}",
-        )
+        rule = "must equal the attention heads with latent attention (kv_lora_rank > 0)"
+        raise _refusal(spec, "num_kv_heads", rule, f"valid: {spec.num_heads}")
 
 
 def _check_experts(spec: ModelSpec) -> None:
@@ -376,39 +354,27 @@ def _check_experts(spec: ModelSpec) -> None:
     for name in ("top_k", "expert_ffn_size"):
         check_count(getattr(spec, name), key=name)
     if spec.top_k > spec.num_experts:
-        raise ConfigError(
-            "must not exceed the number of experts",
-            key="top_k",
-            value=spec.top_k,
-            nearest=f"at most {spec.num_experts}",
-        )
+        raise _refusal(spec, "top_k", "must not exceed the number of experts", f"at most {spec.num_experts}")
     if bool(spec.num_shared_experts) != bool(spec.shared_expert_ffn_size):
-        raise ConfigError(
-            f"must be above 0 exactly where num_shared_experts ({spec.num_shared_experts}) is",
-            key="shared_expert_ffn_size",
-            value=spec.shared_expert_ffn_size,
-        )
+        rule = f"must be above 0 exactly where num_shared_experts ({spec.num_shared_experts}) is"
+        raise _refusal(spec, "shared_expert_ffn_size", rule)
     if spec.moe_layer_period > spec.num_layers:
-        raise ConfigError(
-            f"must not exceed the {spec.num_layers} layers",
-            key="moe_layer_period",
-            value=spec.moe_layer_period,
-            nearest=f"at most {spec.num_layers}",
-        )
+        rule = f"must not exceed the {spec.num_layers} layers"
+        raise _refusal(spec, "moe_layer_period", rule, f"at most {spec.num_layers}")
     last_moe_layer = spec.num_layers // spec.moe_layer_period * spec.moe_layer_period - 1
     if spec.num_dense_layers > last_moe_layer:
-        raise ConfigError(
-            f"must leave at least one of the {spec.num_layers} layers to the experts",
-            key="num_dense_layers",
-            value=spec.num_dense_layers,
-            nearest=f"at most {last_moe_layer}",
-        )
+        rule = f"must leave at least one of the {spec.num_layers} layers to the experts"
+        raise _refusal(spec, "num_dense_layers", rule, f"at most {last_moe_layer}")
 
 
 def _check_unused(spec: ModelSpec, names: tuple[str, ...], *, switch: str) -> None:
     for name in names:
         if getattr(spec, name):
-            raise ConfigError(f"has a meaning only where {switch} is above 0", key=name, value=getattr(spec, name))
+            raise _refusal(spec, name, f"has a meaning only where {switch} is above 0")
+
+
+def _refusal(spec: ModelSpec, name: str, rule: str, nearest: str | None = None) -> ConfigError:
+    return ConfigError(rule, key=name, value=getattr(spec, name), nearest=nearest)
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:

@@ -175,9 +175,8 @@ class ParallelConfig(FurtherValues):
         for name in DEGREES:
             _check_whole(name, getattr(self, name), least=1)
         if self.num_devices > MAX_DEGREE:
-            raise ConfigError(
-                f"makes {self.num_devices} devices; at most {MAX_DEGREE} are supported", key="pp*tp*dp*cp*up"
-            )
+            rule = f"makes {self.num_devices} devices; at most {MAX_DEGREE} are supported"
+            raise ConfigError(rule, key="pp*tp*dp*cp*up")
         for dimension in DIMENSIONS.values():
             dimension.check(getattr(self, dimension.name))
         if isinstance(self.assignment, str):  # storages and files hold it as text
@@ -218,9 +217,8 @@ def parse_config(text: str, defaults: Mapping[str, Value], *, option: str = "--c
             raise ConfigError("must read name=value", key=option, value=entry, nearest="for example pp=4,tp=2")
         known = DEGREES + ENUMERATED_DIMENSIONS + ASSIGNMENT_FIELDS
         if name not in known:
-            raise ConfigError(
-                "is no dimension of a configuration", key=option, value=name, nearest=did_you_mean(name, known)
-            )
+            nearest = did_you_mean(name, known)
+            raise ConfigError("is no dimension of a configuration", key=option, value=name, nearest=nearest)
         if name in seen:
             raise ConfigError("is given twice", key=f"{option} {name}", value=value)
         seen.add(name)

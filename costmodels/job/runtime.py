@@ -8,9 +8,8 @@ measured steps (costmodels/calibration), and the file states on which ones and w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +18,8 @@ from pydantic import Field
 from costmodels.job.layer_change import LayerChange
 from hardware.io.config_file import StrictModel, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
+
+_CATALOG_DIR = Path(__file__).parents[1] / "catalog" / "runtimes"
 
 LayerSplit = Literal["even", "balanced", "least-bottleneck"]
 """Ways to split layers into stages; see `RuntimeProfile.layer_split`."""
@@ -48,68 +49,35 @@ class Constant:
 
 
 CONSTANTS = {
-    "matmul_efficiency": Constant(
-        lower=0.3, upper=1.1, typical=0.85, log_error=0.1, meaning="matrix products: speed in training over speed alone"
-    ),
-    "grouped_matmul_efficiency": Constant(
-        lower=0.15,
-        upper=1.1,
-        typical=0.75,
-        log_error=0.2,
-        meaning="grouped products of experts: speed in training over speed alone",
-    ),
-    "attention_efficiency": Constant(
-        lower=0.15, upper=1.2, typical=0.85, log_error=0.15, meaning="attention: speed in training over speed alone"
-    ),
-    "memory_efficiency": Constant(
-        lower=0.1,
-        upper=1.0,
-        typical=0.7,
-        log_error=0.25,
-        meaning="memory-bound operators: speed in training over speed alone",
-    ),
-    "network_efficiency": Constant(
-        lower=0.15, upper=1.1, typical=0.85, log_error=0.2, meaning="collectives: speed in training over speed alone"
-    ),
-    "overlap_efficiency": Constant(
-        lower=0.05, upper=1.0, typical=0.8, log_error=0.25, meaning="share of the overlappable traffic that is hidden"
-    ),
-    "launch_s": Constant(
-        lower=1e-6, upper=3e-4, typical=2e-5, log_error=0.7, meaning="host time to launch one operator [s]"
-    ),
-    "collective_launch_s": Constant(
-        lower=1e-6, upper=3e-3, typical=5e-5, log_error=1.0, meaning="host time to issue one collective [s]"
-    ),
-    "pending_transfer_s": Constant(
-        lower=1e-7,
-        upper=2e-3,
-        typical=1e-6,
-        log_error=1.0,
-        meaning="time that each member adds to a tp collective while pipeline transfers between hosts are pending [s]",
-    ),
-    "hop_launch_s": Constant(
-        lower=1e-6, upper=2e-2, typical=1e-4, log_error=1.0, meaning="host time to hand one micro-batch on [s]"
-    ),
-    "stall_s": Constant(
-        lower=1e-4,
-        upper=5.0,
-        typical=1e-3,
-        log_error=1.0,
-        meaning="time of a micro-batch, each way, while the allocator starts over or the network stalls [s]",
-    ),
-    "expert_imbalance": Constant(
-        lower=1e-3, upper=1.0, typical=0.1, log_error=0.7, meaning="load of the fullest expert rank beyond the mean"
-    ),
-    "step_overhead_s": Constant(
-        lower=1e-4, upper=1.0, typical=0.01, log_error=1.0, meaning="time once per step for data, logging, clipping [s]"
-    ),
-    "straggler_share": Constant(
-        lower=1e-4,
-        upper=0.1,
-        typical=0.005,
-        log_error=1.0,
-        meaning="share of the time that the slowest of twice as many hosts adds",
-    ),
+    name: Constant(lower=lower, upper=upper, typical=typical, log_error=log_error, meaning=meaning)
+    for name, (lower, upper, typical, log_error), meaning in (
+        ("matmul_efficiency", (0.3, 1.1, 0.85, 0.1), "matrix products: speed in training over speed alone"),
+        (
+            "grouped_matmul_efficiency",
+            (0.15, 1.1, 0.75, 0.2),
+            "grouped products of experts: speed in training over speed alone",
+        ),
+        ("attention_efficiency", (0.15, 1.2, 0.85, 0.15), "attention: speed in training over speed alone"),
+        ("memory_efficiency", (0.1, 1.0, 0.7, 0.25), "memory-bound operators: speed in training over speed alone"),
+        ("network_efficiency", (0.15, 1.1, 0.85, 0.2), "collectives: speed in training over speed alone"),
+        ("overlap_efficiency", (0.05, 1.0, 0.8, 0.25), "share of the overlappable traffic that is hidden"),
+        ("launch_s", (1e-6, 3e-4, 2e-5, 0.7), "host time to launch one operator [s]"),
+        ("collective_launch_s", (1e-6, 3e-3, 5e-5, 1.0), "host time to issue one collective [s]"),
+        (
+            "pending_transfer_s",
+            (1e-7, 2e-3, 1e-6, 1.0),
+            "time that each member adds to a tp collective while pipeline transfers between hosts are pending [s]",
+        ),
+        ("hop_launch_s", (1e-6, 2e-2, 1e-4, 1.0), "host time to hand one micro-batch on [s]"),
+        (
+            "stall_s",
+            (1e-4, 5.0, 1e-3, 1.0),
+            "time of a micro-batch, each way, while the allocator starts over or the network stalls [s]",
+        ),
+        ("expert_imbalance", (1e-3, 1.0, 0.1, 0.7), "load of the fullest expert rank beyond the mean"),
+        ("step_overhead_s", (1e-4, 1.0, 0.01, 1.0), "time once per step for data, logging, clipping [s]"),
+        ("straggler_share", (1e-4, 0.1, 0.005, 1.0), "share of the time that the slowest of twice as many hosts adds"),
+    )
 }
 """The constants that a fit may move, each inside its bounds."""
 
@@ -400,8 +368,7 @@ class ProfileFile(StrictModel):
 
 def runtime_names() -> tuple[str, ...]:
     """Return the catalog names of all runtime profiles, sorted."""
-    folder = files("costmodels") / "catalog" / "runtimes"
-    return tuple(sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")))
+    return tuple(sorted(path.stem for path in _CATALOG_DIR.glob("*.yaml")))
 
 
 def catalog_path(name: str) -> Path:
@@ -412,7 +379,7 @@ def catalog_path(name: str) -> Path:
     """
     if name not in runtime_names():
         raise ConfigError("is no runtime profile", value=name, nearest=did_you_mean(name, runtime_names()))
-    return Path(str(files("costmodels") / "catalog" / "runtimes" / f"{name}.yaml"))
+    return _CATALOG_DIR / f"{name}.yaml"
 
 
 @cache
@@ -439,9 +406,7 @@ def find_prior(name: str) -> RuntimeProfile:
     profile = find_runtime(name)
     if entry.fitted_on.startswith(NOT_FITTED):
         return profile
-    typical = {
-        constant: _Fitted(value=known.typical, log_error=known.log_error) for constant, known in CONSTANTS.items()
-    }
+    typical = {name: _Fitted(value=known.typical, log_error=known.log_error) for name, known in CONSTANTS.items()}
     priors = typical | entry.priors
     return replace(
         profile.with_constants({constant: prior.value for constant, prior in priors.items()}),
@@ -459,10 +424,15 @@ def read_profile(path: Path) -> RuntimeProfile:
     """
     entry = validate_mapping(ProfileFile, read_mapping(path), file=str(path))
     _check_constants(entry, str(path))
-    constants: dict[str, Any] = {name: entry.constants[name].value for name in CONSTANTS}
+    # keys of the file's top level and of its memory that a profile holds under the same names
+    names = {field.name for field in fields(RuntimeProfile)} - {"device_speed", "residuals"}
+    values: dict[str, Any] = {name: value for name, value in (*entry, *entry.memory) if name in names}
+    values |= {name: entry.constants[name].value for name in CONSTANTS}
+    values |= {f"fused_{name}": value for name, value in entry.fused}
+    values |= {f"overlaps_{name}": value for name, value in entry.overlaps}
     return RuntimeProfile(
+        **values,
         name=path.stem,
-        rule_set=entry.rule_set,
         layer_split=entry.layers.split,
         layer_padding=entry.layers.padding,
         vocabulary_multiple=entry.vocabulary.multiple,
@@ -479,22 +449,7 @@ def read_profile(path: Path) -> RuntimeProfile:
         reduces_each_micro_batch=entry.gradients.each_micro_batch,
         shards_tied_gradients=entry.gradients.tied_sharded,
         fp32_ring_gradients=entry.gradients.ring_fp32,
-        gathers_inputs_again=entry.gathers_inputs_again,
-        **{f"fused_{name}": value for name, value in entry.fused.model_dump().items()},
-        **{f"overlaps_{name}": value for name, value in entry.overlaps.model_dump().items()},
-        deduplicates_tokens=entry.deduplicates_tokens,
-        scatters_p2p=entry.scatters_p2p,
-        sends_mask=entry.sends_mask,
-        attention_dropout=entry.attention_dropout,
-        captured_graph=entry.captured_graph,
-        stalled_hosts=entry.stalled_hosts,
-        **constants,
         memory_overhead_bytes=round(entry.memory.overhead_gib * 2**30),
-        activation_slack=entry.memory.activation_slack,
-        logit_bytes=entry.memory.logit_bytes,
-        step_bytes=entry.memory.step_bytes,
-        fp32_weights=entry.memory.fp32_weights,
-        gathered_share=entry.memory.gathered_share,
         device_speed=tuple((name, fitted.value) for name, fitted in entry.device_speed.items()),
         residuals=tuple(LayerResidual(**residual.model_dump()) for residual in entry.residuals),
         log_errors=tuple((name, entry.constants[name].log_error) for name in CONSTANTS),
@@ -504,17 +459,14 @@ def read_profile(path: Path) -> RuntimeProfile:
 
 
 def _check_constants(entry: ProfileFile, file: str) -> None:
-    for name in entry.priors:
-        if name not in CONSTANTS:
-            raise ConfigError("is no constant", key=f"priors.{name}", nearest=did_you_mean(name, CONSTANTS), file=file)
-    for name in (*entry.constants, *CONSTANTS):
-        if name not in CONSTANTS:
-            raise ConfigError(
-                "is no constant", key=f"constants.{name}", nearest=did_you_mean(name, CONSTANTS), file=file
-            )
+    for section, named in (("priors", entry.priors), ("constants", entry.constants)):
+        for name in sorted(named.keys() - CONSTANTS.keys()):
+            nearest = did_you_mean(name, CONSTANTS)
+            raise ConfigError("is no constant", key=f"{section}.{name}", nearest=nearest, file=file)
+    for name, bounds in CONSTANTS.items():
         if name not in entry.constants:
             raise ConfigError("is a missing constant", key=f"constants.{name}", file=file)
-        bounds, value = CONSTANTS[name], entry.constants[name].value
+        value = entry.constants[name].value
         if not bounds.lower <= value <= bounds.upper:
             raise ConfigError(
                 f"must be from {bounds.lower:g} to {bounds.upper:g} ({bounds.meaning})",

@@ -50,12 +50,8 @@ class TrainingJob(FurtherValues):
                 raise ConfigError("is not known", key=key, value=value, nearest=did_you_mean(value, known))
         for module in self.recompute_modules:
             if module not in RECOMPUTE_MODULES:
-                raise ConfigError(
-                    "is no module that can be recomputed",
-                    key="recompute_modules",
-                    value=module,
-                    nearest=did_you_mean(module, RECOMPUTE_MODULES),
-                )
+                rule, nearest = "is no module that can be recomputed", did_you_mean(module, RECOMPUTE_MODULES)
+                raise ConfigError(rule, key="recompute_modules", value=module, nearest=nearest)
         for dimension, value in self.fixed_values(sequence_parallel=True).items():
             DIMENSIONS[dimension].check(value)
 

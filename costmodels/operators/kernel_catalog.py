@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from hardware.arrays import FloatArray
 from hardware.io.config_file import StrictModel, read_mapping, validate_mapping
 
 DEFAULT = "default"
+_FOLDER = Path(__file__).parents[1] / "catalog" / "kernels"
 
 
 class MemoryConstants(StrictModel):
@@ -51,23 +53,6 @@ class KernelConstants(StrictModel):
     table: str | None = None
 
 
-class _Entry(StrictModel):
-    """Device of the catalog file; the entry that `like` names gives the constants that are missing here."""
-
-    like: str | None = None
-    fitted_to: str | None = None
-    matmul: MatmulConstants | None = None
-    attention_forward: AttentionConstants | None = None
-    attention_backward: AttentionConstants | None = None
-    memory: MemoryConstants | None = None
-    table: str | None = None
-
-
-class _File(StrictModel):
-    sources: dict[str, str]
-    devices: dict[str, _Entry]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MatmulTable:
     """Measured matrix products of one device on a grid of sizes, as ratios to the computed time.
@@ -95,11 +80,9 @@ class MatmulTable:
         )
         # trilinear interpolation: the eight corners of the cell, weighted by nearness
         value = np.zeros(m.shape)
-        for a in (0, 1):
-            for b in (0, 1):
-                for c in (0, 1):
-                    corner = self.log_ratio[low[0] + a, low[1] + b, low[2] + c]
-                    value += corner * _weight_of(weight[0], a) * _weight_of(weight[1], b) * _weight_of(weight[2], c)
+        for a, b, c in itertools.product((0, 1), repeat=3):
+            corner = self.log_ratio[low[0] + a, low[1] + b, low[2] + c]
+            value += corner * _weight_of(weight[0], a) * _weight_of(weight[1], b) * _weight_of(weight[2], c)
         return np.asarray(np.exp(value * 0.5 ** (beyond[0] + beyond[1] + beyond[2])))
 
 
@@ -111,7 +94,7 @@ def kernel_constants(device_name: str) -> KernelConstants:
 @cache
 def matmul_table(name: str) -> MatmulTable:
     """Read the table catalog/kernels/NAME.csv: rows of m, n, and the logarithm of the ratio in percent for each k."""
-    with _folder().joinpath(f"{name}.csv").open(encoding="utf-8", newline="") as lines:
+    with (_FOLDER / f"{name}.csv").open(encoding="utf-8", newline="") as lines:
         header, *rows = csv.reader(lines)
     values = np.array(rows, dtype=np.float64)
     m, n = np.unique(values[:, 0]), np.unique(values[:, 1])
@@ -129,26 +112,16 @@ def matmul_table(name: str) -> MatmulTable:
 
 @cache
 def _constants() -> dict[str, KernelConstants]:
-    path = _folder() / "devices.yaml"
-    entries = validate_mapping(_File, read_mapping(path), file=str(path)).devices
-    found: dict[str, KernelConstants] = {}
-    for name, entry in entries.items():
-        own = {field: getattr(entry, field) for field in KernelConstants.model_fields}
-        if name == DEFAULT:
-            found[name] = KernelConstants(**own)
-            continue
-        base = entry.like or DEFAULT
-        assert base in found, f"{name} is like {base}, which must stand before it"
-        said = {field: value for field, value in own.items() if value is not None}
+    """Read the catalog; an entry takes the constants that it lacks from the entry that `like` names."""
+    path = _FOLDER / "devices.yaml"
+    merged: dict[str, dict[str, Any]] = {DEFAULT: {}}
+    for name, entry in read_mapping(path)["devices"].items():
+        base = entry.get("like", DEFAULT)
+        assert base in merged, f"{name} is like {base}, which must stand before it"
         # a table corrects the formula of one set of constants, and no other
-        if "matmul" in said:
-            said.setdefault("table", None)
-        found[name] = found[base].model_copy(update=said)
-    return found
-
-
-def _folder() -> Path:
-    return Path(str(files("costmodels") / "catalog" / "kernels"))
+        inherited = merged[base] | ({"table": None} if "matmul" in entry else {})
+        merged[name] = inherited | {key: value for key, value in entry.items() if key not in ("like", "fitted_to")}
+    return {name: validate_mapping(KernelConstants, values, file=str(path)) for name, values in merged.items()}
 
 
 def _locate(log2_size: FloatArray, grid: FloatArray) -> tuple[NDArray[np.int64], FloatArray, FloatArray]:

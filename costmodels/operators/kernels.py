@@ -121,6 +121,7 @@ def _matmul_s(operator: Operator, device: Device) -> FloatArray:
     m, k, n = operator.shape.T
     seconds = _products_s(operator, device, np.ones_like(m), m, k, n)
     if device.num_sms and operator.precision in ("bf16", "fp16"):
+        # the rows of both operands in memory are k or n elements long
         misaligned = (k % ALIGNMENT != 0) | (n % ALIGNMENT != 0)
         seconds = np.where(misaligned, MISALIGNED_TIME * seconds, seconds)
     table = kernel_constants(device.name).table
@@ -132,6 +133,7 @@ def _matmul_s(operator: Operator, device: Device) -> FloatArray:
 def _grouped_matmul_s(operator: Operator, device: Device) -> FloatArray:
     """Return the time of a grouped product; the tokens of all experts are its rows, or a weight gradient's sums."""
     groups, m, k, n = operator.shape.T
+    # each group has an equal share of the tokens, which are the sums' length in a weight gradient and rows otherwise
     if operator.name.endswith("weight_gradient"):
         k = k / groups
     else:

@@ -11,6 +11,7 @@ sequence parallelism norms and residuals work on T/tp tokens (Korthikanti et al.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -265,288 +266,190 @@ class _Builder:
     """Builder of the operators, with one method per block."""
 
     def __init__(self, job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid) -> None:
-        self.job = job
-        self.model = job.model
-        self.runtime = runtime
-        self.precision = job.precision
+        self.job, self.model, self.runtime, self.shapes = job, job.model, runtime, shapes
         self.element_bytes = job.element_bytes
-        self.sequence_length = job.sequence_length
-        self.shapes = shapes
+        self.wide = _WIDE.get(job.precision, job.precision)
+        self.heads = job.model.num_heads / shapes.tp
         self.tokens = local_tokens(job, shapes)
         self.residual = residual_tokens(job, shapes)
         self.kv_size = local_kv_size(job, shapes)
 
     def attention(self) -> list[Operator]:
-        model, block, tp = self.model, Block.ATTENTION, self.shapes.tp
-        heads = model.num_heads / tp
-        operators = self._norm("attention.norm", block)
+        model, queries = self.model, self.heads * self.model.head_dim
+        operators = self._norm("attention.norm")
         if model.kv_lora_rank:  # multi-head latent attention: DeepSeek-V2 (2024), section 2.1
-            qk_size = model.qk_nope_head_dim + model.qk_rope_head_dim
-            value_size = model.v_head_dim
             if model.q_lora_rank:
-                operators += self._matmul(
-                    "attention.q_down", block, self.residual, model.hidden_size, model.q_lora_rank
-                )
-            operators += self._matmul(
-                "attention.q_up", block, self.tokens, model.q_lora_rank or model.hidden_size, heads * qk_size
-            )
-            operators += self._matmul(
-                "attention.kv_down",
-                block,
-                self.residual,
-                model.hidden_size,
-                model.kv_lora_rank + model.qk_rope_head_dim,
-            )
-            operators += self._matmul(
-                "attention.kv_up", block, self.tokens, model.kv_lora_rank, heads * (model.qk_nope_head_dim + value_size)
-            )
-            qk_elements = 2 * heads * qk_size  # every head has its own key
+                operators += self._matmul("attention.q_down", self.residual, model.hidden_size, model.q_lora_rank)
+            operators += self._matmul("attention.q_up", self.tokens, model.q_lora_rank or model.hidden_size, queries)
+            latent = model.kv_lora_rank + model.qk_rope_head_dim
+            operators += self._matmul("attention.kv_down", self.residual, model.hidden_size, latent)
+            keys_values = self.heads * (model.qk_nope_head_dim + model.v_head_dim)
+            operators += self._matmul("attention.kv_up", self.tokens, model.kv_lora_rank, keys_values)
+            qk_elements = 2 * queries  # every head has its own key
         else:
-            qk_size = value_size = model.head_dim
-            # rotary positions change queries and keys, not values
-            qk_elements = heads * qk_size + self.kv_size
-            operators += self._matmul(
-                "attention.qkv", block, self.tokens, model.hidden_size, heads * qk_size + 2 * self.kv_size
-            )
+            qk_elements = queries + self.kv_size  # rotary positions change queries and keys, not values
+            operators += self._matmul("attention.qkv", self.tokens, model.hidden_size, queries + 2 * self.kv_size)
         if not model.learned_positions:
-            operators += self._elementwise("attention.rotary", block, self.tokens * qk_elements, 2, 2)
+            operators += self._elementwise("attention.rotary", self.tokens * qk_elements, 2, 2)
         operators += self.core()
-        operators += self._matmul("attention.proj", block, self.tokens, heads * value_size, model.hidden_size)
-        operators += self._elementwise("attention.residual", block, self.residual * model.hidden_size, 3, 3)
-        return operators
+        context = self.heads * model.value_head_dim
+        operators += self._matmul("attention.proj", self.tokens, context, model.hidden_size)
+        return operators + self._add_residual("attention.residual")
 
     def core(self) -> list[Operator]:
-        model = self.model
-        heads = model.num_heads / self.shapes.tp
-        qk_size = model.qk_nope_head_dim + model.qk_rope_head_dim if model.kv_lora_rank else model.head_dim
-        core = self._flash_core if self.runtime.fused_attention else self._unfused_core
-        return core(Block.ATTENTION, heads, qk_size, model.value_head_dim)
+        return self._flash_core() if self.runtime.fused_attention else self._unfused_core()
 
     def dense_mlp(self) -> list[Operator]:
-        block = Block.DENSE_MLP
-        # a residual is read twice and written once, in both directions
-        operators = self._norm("dense_mlp.norm", block)
-        operators += self._mlp("dense_mlp", block, self.model.ffn_size)
-        operators += self._elementwise("dense_mlp.residual", block, self.residual * self.model.hidden_size, 3, 3)
-        return operators
+        mlp = self._mlp("dense_mlp", self.model.ffn_size)
+        return [*self._norm("dense_mlp.norm"), *mlp, *self._add_residual("dense_mlp.residual")]
 
     def moe_mlp(self) -> list[Operator]:
-        model, block = self.model, Block.MOE_MLP
+        model = self.model
         hidden, routed = model.hidden_size, routed_tokens(self.job, self.shapes)
         # the experts of one rank are one grouped product: ep deals out whole experts, expert_tp cuts their inner size
         groups = model.num_experts / self.shapes.ep
         ffn = model.expert_ffn_size / self.shapes.expert_tensor
-        operators = self._norm("moe_mlp.norm", block)
-        operators += self._matmul("moe_mlp.router", block, self.residual, hidden, model.num_experts)
-        operators += self._elementwise("moe_mlp.permute", block, 2 * routed * hidden, 2, 2)
-        operators += self._matmul("moe_mlp.up", block, routed, hidden, ffn * (1 + model.gated_ffn), groups)
-        operators += self._activation("moe_mlp.activation", block, routed * ffn)
-        operators += self._matmul("moe_mlp.down", block, routed, ffn, hidden, groups)
+        operators = self._norm("moe_mlp.norm")
+        operators += self._matmul("moe_mlp.router", self.residual, hidden, model.num_experts)
+        operators += self._elementwise("moe_mlp.permute", 2 * routed * hidden, 2, 2)
+        operators += self._matmul("moe_mlp.up", routed, hidden, ffn * (1 + model.gated_ffn), groups)
+        operators += self._activation("moe_mlp.activation", routed * ffn)
+        operators += self._matmul("moe_mlp.down", routed, ffn, hidden, groups)
         if model.shared_expert_ffn_size:
-            operators += self._mlp("moe_mlp.shared", block, model.shared_expert_ffn_size)
-        operators += self._elementwise("moe_mlp.residual", block, self.residual * hidden, 3, 3)
-        return operators
+            operators += self._mlp("moe_mlp.shared", model.shared_expert_ffn_size)
+        return operators + self._add_residual("moe_mlp.residual")
 
     def embedding(self) -> list[Operator]:
-        return self._elementwise("embedding.lookup", Block.EMBEDDING, self.tokens * self.model.hidden_size, 2, 3)
+        return self._elementwise("embedding.lookup", self.tokens * self.model.hidden_size, 2, 3)
 
     def head(self) -> list[Operator]:
-        model, block = self.model, Block.HEAD
         # the vocabulary is cut by tp, so that the logits are never gathered
         vocabulary = local_vocabulary(self.job, self.runtime, self.shapes)
-        operators = self._norm("head.norm", block)
-        operators += self._matmul("head.logits", block, self.tokens, model.hidden_size, vocabulary)
+        logits = self._matmul("head.logits", self.tokens, self.model.hidden_size, vocabulary)
         # one kernel reads the logits and writes their gradient; in parts they pass through memory in fp32 for the cast,
         # the maximum, the difference, the exponential and the sum, and back through softmax minus target (counted from
         # megatron-core tensor_parallel/cross_entropy.py)
         forward, backward = (3, 1) if self.runtime.fused_cross_entropy else (17, 8)
-        operators += self._elementwise(
-            "head.cross_entropy", block, self.tokens * vocabulary, forward, backward, is_fused=True
-        )
-        return operators
+        loss = self._elementwise("head.cross_entropy", self.tokens * vocabulary, forward, backward, is_fused=True)
+        return [*self._norm("head.norm"), *logits, *loss]
 
-    def _mlp(self, name: str, block: Block, ffn_size: int) -> list[Operator]:
+    def _mlp(self, name: str, ffn_size: int) -> list[Operator]:
         ffn = ffn_size / self.shapes.tp
         return [
-            *self._matmul(f"{name}.up", block, self.tokens, self.model.hidden_size, ffn * (1 + self.model.gated_ffn)),
-            *self._activation(f"{name}.activation", block, self.tokens * ffn),
-            *self._matmul(f"{name}.down", block, self.tokens, ffn, self.model.hidden_size),
+            *self._matmul(f"{name}.up", self.tokens, self.model.hidden_size, ffn * (1 + self.model.gated_ffn)),
+            *self._activation(f"{name}.activation", self.tokens * ffn),
+            *self._matmul(f"{name}.down", self.tokens, ffn, self.model.hidden_size),
         ]
 
-    def _activation(self, name: str, block: Block, elements: FloatArray) -> list[Operator]:
+    def _add_residual(self, name: str) -> list[Operator]:
+        # a residual is read twice and written once, in both directions
+        return self._elementwise(name, self.residual * self.model.hidden_size, 3, 3)
+
+    def _activation(self, name: str, elements: FloatArray) -> list[Operator]:
         # one or two inputs and an output; backwards the output's gradient, the inputs, and a gradient of each
         gated = int(self.model.gated_ffn)
-        return self._elementwise(name, block, elements, 2 + gated, 3 + 2 * gated)
+        return self._elementwise(name, elements, 2 + gated, 3 + 2 * gated)
 
     def _matmul(
-        self,
-        name: str,
-        block: Block,
-        m: FloatArray,
-        k: FloatArray | float,
-        n: FloatArray | float,
-        groups: FloatArray | None = None,
+        self, name: str, m: FloatArray, k: FloatArray | float, n: FloatArray | float, groups: FloatArray | None = None
     ) -> list[Operator]:
         """Return the product [m, k] @ [k, n] and the two of its backward pass; m is the sum over `groups` weights."""
         kind = OpKind.MATMUL if groups is None else OpKind.GROUPED_MATMUL
+        # fp8 keeps head and router in 16 bits (Transformer Engine, torchao)
+        precision = self.wide if name.startswith(("head.", "moe_mlp.router")) else self.job.precision
+        operators = self._cast_operands(name, m * k, m * n) if precision in NARROW_BYTES else []
+        # each of the three products reads or writes the same three matrices
         weights = np.ones_like(m) if groups is None else groups
-        products = (
+        moved_bytes = self.element_bytes * (m * k + weights * k * n + m * n)
+        for role, phase, sizes in (
             (name, Phase.FORWARD, (m, k, n)),
             (f"{name}.data_gradient", Phase.BACKWARD, (m, n, k)),
             (f"{name}.weight_gradient", Phase.BACKWARD, (k, m, n)),
-        )
-        # each of the three products reads or writes the same three matrices
-        operand_elements = m * k + weights * k * n + m * n
-        operators = (
-            self._cast_operands(name, block, m * k, m * n) if self._matmul_precision(name) in NARROW_BYTES else []
-        )
-        for role, phase, sizes in products:
-            # sizes are [u] or scalars: a model's own sizes are the same in every row
-            columns = np.broadcast_arrays(*sizes) if groups is None else np.broadcast_arrays(groups, *sizes)
-            operators.append(
-                Operator(
-                    name=role,
-                    kind=kind,
-                    block=block,
-                    phase=phase,
-                    precision=self._matmul_precision(name),
-                    shape=np.stack(columns, axis=1).astype(np.float64),
-                    flop=2.0 * m * k * n,
-                    moved_bytes=self.element_bytes * operand_elements,
-                )
-            )
+        ):
+            shape = sizes if groups is None else (groups, *sizes)
+            operators.append(_operator(role, kind, phase, precision, shape, moved_bytes, 2.0 * m * k * n))
         return operators
 
-    def _cast_operands(self, name: str, block: Block, inputs: FloatArray, outputs: FloatArray) -> list[Operator]:
+    def _cast_operands(self, name: str, inputs: FloatArray, outputs: FloatArray) -> list[Operator]:
         """Return the casts of a product's input and of its output's gradient to a narrow type.
 
         Each is read once and written straight and transposed (Transformer Engine, cast_transpose kernels).
         """
-        operators = []
-        for role, elements, phase in (("input", inputs, Phase.FORWARD), ("gradient", outputs, Phase.BACKWARD)):
-            operators.append(
-                Operator(
-                    name=f"{name}.cast_{role}",
-                    kind=OpKind.ELEMENTWISE,
-                    block=block,
-                    phase=phase,
-                    precision=self.precision,
-                    shape=elements[:, None],
-                    flop=np.zeros_like(elements),
-                    moved_bytes=2.0 * self.element_bytes * elements,
-                )
-            )
-        return operators
+        casts = (("input", inputs, Phase.FORWARD), ("gradient", outputs, Phase.BACKWARD))
+        kind, precision, width = OpKind.ELEMENTWISE, self.job.precision, 2.0 * self.element_bytes
+        return [
+            _operator(f"{name}.cast_{role}", kind, phase, precision, (elements,), width * elements)
+            for role, elements, phase in casts
+        ]
 
-    def _flash_core(self, block: Block, heads: FloatArray, qk_size: int, value_size: int) -> list[Operator]:
+    def _flash_core(self) -> list[Operator]:
         """Return flash attention under a causal mask, whose work the cp ranks share evenly.
 
         The forward pass has two products of 2*s*s*size, halved by the mask; the backward pass has five instead of two
         (Dao 2023, FlashAttention-2, section 4.1).
         """
-        shapes, length = self.shapes, self.sequence_length
-        local_heads = heads / shapes.up
-        queries = length / shapes.cp
+        shapes, length = self.shapes, self.job.sequence_length
+        head_dim, both_sizes = self.model.head_dim, self.model.head_dim + self.model.value_head_dim
+        local_heads, queries = self.heads / shapes.up, length / shapes.cp
         # two products over queries and keys, each of 2 flop per element of its sum, halved by the mask
-        flop = 2 * shapes.mbs * local_heads * queries * length * (qk_size + value_size) / 2
+        flop = 2 * shapes.mbs * local_heads * queries * length * both_sizes / 2
         # queries and results of all heads; keys and values of as many heads as the model has for them
-        elements = (
-            shapes.mbs
-            * queries
-            * (local_heads * (qk_size + value_size) + self.kv_size / shapes.up * (qk_size + value_size) / value_size)
-        )
-        columns = (shapes.mbs, local_heads, queries, np.full(len(shapes), length), np.full(len(shapes), qk_size))
-        shape = np.stack(columns, axis=1).astype(np.float64)
+        keys_values = self.kv_size / shapes.up * both_sizes / self.model.value_head_dim
+        moved_bytes = self.element_bytes * (shapes.mbs * queries * (local_heads * both_sizes + keys_values))
+        shape = (shapes.mbs, local_heads, queries, length, head_dim)
+        name, kind = "attention.core", OpKind.ATTENTION
         return [
-            Operator(
-                name=f"attention.core{suffix}",
-                kind=OpKind.ATTENTION,
-                block=block,
-                phase=phase,
-                precision=_WIDE.get(self.precision, self.precision),
-                shape=shape,
-                flop=work * flop,
-                moved_bytes=moved * self.element_bytes * elements,
-            )
-            for suffix, phase, work, moved in (("", Phase.FORWARD, 1.0, 1.0), (".gradient", Phase.BACKWARD, 2.5, 2.5))
+            _operator(name, kind, Phase.FORWARD, self.wide, shape, moved_bytes, flop),
+            _operator(f"{name}.gradient", kind, Phase.BACKWARD, self.wide, shape, 2.5 * moved_bytes, 2.5 * flop),
         ]
 
-    def _unfused_core(self, block: Block, heads: FloatArray, qk_size: int, value_size: int) -> list[Operator]:
+    def _unfused_core(self) -> list[Operator]:
         """Return attention whose scores pass through memory: two products of the whole square and a masked softmax.
 
         The softmax output has 2abs^2 bytes, and its dropout as many again (Korthikanti et al. 2022, section 4.1). The
         fused softmax reads the scores and writes the probabilities (Megatron-LM fused_kernels), and so does dropout.
         """
-        shapes, length = self.shapes, self.sequence_length
-        local_heads = heads / shapes.up
-        queries = length / shapes.cp
-        rows = shapes.mbs * local_heads * queries
+        shapes, length = self.shapes, self.job.sequence_length
+        rows = shapes.mbs * (self.heads / shapes.up) * (length / shapes.cp)
         scores = rows * length
-        operators = self._batched("attention.core.scores", block, rows, float(qk_size), float(length))
+        operators = self._batched("attention.core.scores", rows, float(self.model.head_dim), float(length))
         # the fused kernel wants four score matrices at a time; in PyTorch's own operators scores are scaled, cast,
         # masked and normalised in fp32 one after the other (Megatron-LM model/fused_softmax.py, is_kernel_available)
-        is_fused = self.runtime.fused_elementwise & ((shapes.mbs * local_heads) % 4 == 0)
-        slow_passes = np.where(is_fused, 0.0, 28 / self.element_bytes)
-        operators += self._elementwise(
-            "attention.core.softmax", block, scores, 2 + slow_passes, 3 + slow_passes, is_fused=True
-        )
+        is_fused = self.runtime.fused_elementwise & ((shapes.mbs * (self.heads / shapes.up)) % 4 == 0)
+        slow = np.where(is_fused, 0.0, 28 / self.element_bytes)
+        operators += self._elementwise("attention.core.softmax", scores, 2 + slow, 3 + slow, is_fused=True)
         if self.runtime.attention_dropout:  # reads and writes the probabilities, and a mask of one byte
-            operators += self._elementwise("attention.core.dropout", block, scores, 2.5, 2.5, is_fused=True)
-        return operators + self._batched("attention.core.context", block, rows, float(length), float(value_size))
+            operators += self._elementwise("attention.core.dropout", scores, 2.5, 2.5, is_fused=True)
+        return operators + self._batched(
+            "attention.core.context", rows, float(length), float(self.model.value_head_dim)
+        )
 
-    def _batched(self, name: str, block: Block, rows: FloatArray, k: float, n: float) -> list[Operator]:
+    def _batched(self, name: str, rows: FloatArray, k: float, n: float) -> list[Operator]:
         """Return a batched product [rows, k] @ [k, n] whose right side differs per head, and its two gradients."""
         # the right side is shared by the queries of a head, so that it has rows / sequence_length copies
-        scores = (rows * k + rows * n + rows * k * n / self.sequence_length) * self.element_bytes
-        products = (
-            (name, Phase.FORWARD, (rows, k, n)),
-            (f"{name}.data_gradient", Phase.BACKWARD, (rows, n, k)),
-            (f"{name}.right_gradient", Phase.BACKWARD, (rows, n, k)),
-        )
+        moved_bytes = (rows * k + rows * n + rows * k * n / self.job.sequence_length) * self.element_bytes
         return [
-            Operator(
-                name=role,
-                kind=OpKind.MATMUL,
-                block=block,
-                phase=phase,
-                precision=_WIDE.get(self.precision, self.precision),
-                shape=np.stack(np.broadcast_arrays(*sizes), axis=1).astype(np.float64),
-                flop=2.0 * rows * k * n,
-                moved_bytes=scores,
+            _operator(role, OpKind.MATMUL, phase, self.wide, sizes, moved_bytes, 2.0 * rows * k * n)
+            for role, phase, sizes in (
+                (name, Phase.FORWARD, (rows, k, n)),
+                (f"{name}.data_gradient", Phase.BACKWARD, (rows, n, k)),
+                (f"{name}.right_gradient", Phase.BACKWARD, (rows, n, k)),
             )
-            for role, phase, sizes in products
         ]
 
-    def _matmul_precision(self, name: str) -> str:
-        """Return the precision of a product; fp8 keeps head and router in 16 bits (Transformer Engine, torchao)."""
-        if name.startswith(("head.", "moe_mlp.router")):
-            return _WIDE.get(self.precision, self.precision)
-        return self.precision
-
-    def _norm(self, name: str, block: Block) -> list[Operator]:
-        hidden = self.model.hidden_size
+    def _norm(self, name: str) -> list[Operator]:
         # the norms of a layer are dealt evenly to its two blocks
-        count = self.model.norms_per_layer / 2 if block in (Block.ATTENTION, Block.DENSE_MLP, Block.MOE_MLP) else 1
-        rows = self.residual * count
-        shape = np.stack([rows, np.full_like(rows, hidden)], axis=1)
+        rows = self.residual * (1 if name.startswith("head.") else self.model.norms_per_layer / 2)
+        shape, precision = (rows, self.model.hidden_size), self.job.precision
+        forward, backward = (passes * self.element_bytes * rows * self.model.hidden_size for passes in (2.0, 3.0))
         return [
-            Operator(
-                name=f"{name}{suffix}",
-                kind=OpKind.NORM,
-                block=block,
-                phase=phase,
-                precision=self.precision,
-                shape=shape,
-                flop=np.zeros_like(rows),
-                moved_bytes=passes * self.element_bytes * rows * hidden,
-            )
-            for suffix, phase, passes in (("", Phase.FORWARD, 2.0), (".gradient", Phase.BACKWARD, 3.0))
+            _operator(name, OpKind.NORM, Phase.FORWARD, precision, shape, forward),
+            _operator(f"{name}.gradient", OpKind.NORM, Phase.BACKWARD, precision, shape, backward),
         ]
 
     def _elementwise(
         self,
         name: str,
-        block: Block,
         elements: FloatArray,
         forward_passes: FloatArray | float,
         backward_passes: FloatArray | float,
@@ -555,19 +458,33 @@ class _Builder:
     ) -> list[Operator]:
         """Return a memory-bound operator; a pass reads or writes every element, and again between unfused kernels."""
         repeated = 1.0 if is_fused or self.runtime.fused_elementwise else UNFUSED_PASSES
+        kind, precision = OpKind.ELEMENTWISE, self.job.precision
         return [
-            Operator(
-                name=f"{name}{suffix}",
-                kind=OpKind.ELEMENTWISE,
-                block=block,
-                phase=phase,
-                precision=self.precision,
-                shape=elements[:, None],
-                flop=np.zeros_like(elements),
-                moved_bytes=repeated * passes * self.element_bytes * elements,
-            )
-            for suffix, phase, passes in (
-                ("", Phase.FORWARD, forward_passes),
-                (".gradient", Phase.BACKWARD, backward_passes),
+            _operator(role, kind, phase, precision, (elements,), repeated * passes * self.element_bytes * elements)
+            for role, phase, passes in (
+                (name, Phase.FORWARD, forward_passes),
+                (f"{name}.gradient", Phase.BACKWARD, backward_passes),
             )
         ]
+
+
+def _operator(
+    name: str,
+    kind: OpKind,
+    phase: Phase,
+    precision: str,
+    sizes: Sequence[FloatArray | IntArray | float],
+    moved_bytes: FloatArray,
+    flop: FloatArray | float = 0.0,
+) -> Operator:
+    """Return the operator whose name begins with its block; a model's own sizes are scalars, equal in every row."""
+    return Operator(
+        name=name,
+        kind=kind,
+        block=Block(name.partition(".")[0]),
+        phase=phase,
+        precision=precision,
+        shape=np.stack(np.broadcast_arrays(*sizes), axis=1).astype(np.float64),
+        flop=flop * np.ones_like(moved_bytes),
+        moved_bytes=moved_bytes,
+    )

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from costmodels.operators.layer_operators import BLOCKS, Block, OpKind
-from costmodels.sharding.graph import Graph
-from costmodels.sharding.layer_figures import is_synced, runs_once
+from costmodels.sharding.graph import STATE, Graph, TensorKind
 from costmodels.sharding.plan import Plan, PlanCost, PlannedCollective
 from costmodels.step.breakdown import EXPOSED_PARTS
 from hardware.arrays import FloatArray
@@ -61,8 +60,20 @@ def block_figures(plan: Plan, cost: PlanCost) -> BlockFigures:
             often = each.times / graph.ops[each.op].times
             part = EXPOSED_PARTS.index(_part_of(plan, each, BLOCKS[block]))
             exposed_s[int(each.op >= turn), part, block] += often * each.seconds
+    # equal layers are sharded alike, so that the mean is the figure of each
     layers = _times_of_blocks(graph)
     return BlockFigures(compute_s=compute_s / layers, exposed_s=exposed_s / layers, once_s=once_s / layers)
+
+
+def runs_once(graph: Graph, number: int) -> bool:
+    """Return whether an operator belongs to the update: it reads optimizer states, or stores an updated state."""
+    op = graph.ops[number]
+    return op.primitive == STATE or any(graph.tensors[each].kind is TensorKind.OPTIMIZER for each in op.operands)
+
+
+def is_synced(graph: Graph, collective: PlannedCollective) -> bool:
+    """Return whether a collective runs once a step: for gradients of parameters, or around the update."""
+    return graph.tensors[collective.tensor].kind is TensorKind.GRADIENT or runs_once(graph, collective.op)
 
 
 def ratios(numerator: FloatArray, denominator: FloatArray) -> FloatArray:

@@ -115,12 +115,8 @@ def axes_of(text: str, *, option: str, most: int | None = None) -> dict[str, int
         is_number = count.isascii() and count.isdigit() and len(count) <= 9
         is_size = is_number and int(count) >= 1 and (most is None or int(count) <= most)
         if not (name.isidentifier() and equals and is_size):
-            raise ConfigError(
-                f"must be axes with sizes {'of at least 1' if most is None else f'from 1 to {most}'}",
-                key=option,
-                value=text,
-                nearest="for example data=2,model=4",
-            )
+            rule = f"must be axes with sizes {'of at least 1' if most is None else f'from 1 to {most}'}"
+            raise ConfigError(rule, key=option, value=text, nearest="for example data=2,model=4")
         if name in found:
             raise ConfigError("names an axis twice", key=option, value=text, nearest="for example data=2,model=4")
         found[name] = int(count)
@@ -165,12 +161,8 @@ def mesh_from(
     axes = axes_of(mesh, option=option) if isinstance(mesh, str) else dict(mesh)
     for name, size in axes.items():
         if not isinstance(name, str) or not isinstance(size, int) or size < 1:
-            raise ConfigError(
-                "must have named axes of at least one device",
-                key=option,
-                value={name: size},
-                nearest="for example {'data': 2, 'model': 4}",
-            )
+            rule, nearest = "must have named axes of at least one device", "for example {'data': 2, 'model': 4}"
+            raise ConfigError(rule, key=option, value={name: size}, nearest=nearest)
     if isinstance(cluster, str):
         # The smallest number of hosts whose devices are a multiple of the mesh's.
         num_devices, host = math.prod(axes.values()), find_cluster(cluster)

@@ -143,8 +143,10 @@ def rule_of(
         blocked: Names of factors that the operator needs whole.
         permuted: Names of factors along which elements move.
     """
+    before, arrow, after = pattern.partition("->")
+    assert arrow, f"{pattern!r} has no arrow"
     operands, results = (
-        [_parse_dims(side) for side in part.split(",")] if part.strip() else [] for part in _split_arrow(pattern)
+        [_parse_dims(side) for side in part.split(",")] if part.strip() else [] for part in (before, after)
     )
     names = list(dict.fromkeys(name for tensor in (*operands, *results) for dim in tensor for name in dim))
     in_results = {name for tensor in results for dim in tensor for name in dim}
@@ -166,12 +168,6 @@ def rule_of(
         operands=tuple(tuple(tuple(numbers[name] for name in dim) for dim in tensor) for tensor in operands),
         results=tuple(tuple(tuple(numbers[name] for name in dim) for dim in tensor) for tensor in results),
     )
-
-
-def _split_arrow(pattern: str) -> tuple[str, str]:
-    operands, arrow, results = pattern.partition("->")
-    assert arrow, f"{pattern!r} has no arrow"
-    return operands, results
 
 
 def _parse_dims(tensor: str) -> list[list[str]]:

@@ -244,15 +244,9 @@ class GraphBuilder:
             f"{op.name!r} must keep its shape from step to step"
         )
         # The source was added before its updated value existed; it is replaced by one with that operand.
-        self.ops[number] = Op(
-            name=op.name,
-            primitive=op.primitive,
-            operands=(made,),
-            results=op.results,
-            rule=_source_rule(
-                self.tensors[state].shape, tuple(factor.name for factor in op.rule.factors), num_operands=1
-            ),
-        )
+        names = tuple(factor.name for factor in op.rule.factors)
+        rule = _source_rule(self.tensors[state].shape, names, num_operands=1)
+        self.ops[number] = replace(op, operands=(made,), rule=rule)
 
     def carry_on(self, carried: int, made: int, rule: Rule) -> None:
         """Name the tensor that an iteration hands on to the next one in place of a `carry` result.

@@ -8,8 +8,8 @@ part under fewer axes, a slice moves nothing, and other axes take no part in a c
 alone, its parts are contiguous. Beside another axis they may be strided, like those of FSDP over tensor parallelism.
 
 Sources: sections 2.2 and 2.3 of ManuMatic; `moves` is its mismatch classifier with two corrections. A replicated tensor
-becomes sharded by a local slice, which moves nothing. A reduce-scatter is used for partial sums that shall be sharded.
-`as_printed` follows the paper literally, where the slice counts as a reduce-scatter.
+becomes sharded by a local slice, which moves nothing; the paper counts a reduce-scatter. A reduce-scatter is used for
+partial sums that shall be sharded.
 """
 
 from __future__ import annotations
@@ -98,18 +98,3 @@ def moves(before: Layout, after: Layout, num_bytes: float, sizes: Sequence[int])
             local_bytes *= sizes[axis]
         found.append(Move(kind=OpKind.ALL_GATHER, axes=gathered, message_bytes=local_bytes))
     return tuple(found)
-
-
-def as_printed(before: Layout, after: Layout, num_bytes: float, sizes: Sequence[int]) -> tuple[Move, ...]:
-    """Return the collectives as ManuMatic's section 2.3 prints them.
-
-    A slice of replicated data counts as a reduce-scatter there.
-    """
-    cut = tuple(
-        axis for axis, (old, new) in enumerate(zip(before, after, strict=True)) if old == REPLICATED and new >= 0
-    )
-    found = moves(before, after, num_bytes, sizes)
-    if not cut:
-        return found
-    message_bytes = num_bytes * local_share(before, sizes)
-    return (Move(kind=OpKind.REDUCE_SCATTER, axes=cut, message_bytes=message_bytes), *found)

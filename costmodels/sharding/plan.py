@@ -14,7 +14,7 @@ plans are compared by everything they send. Sources: section 2.3 of ManuMatic (c
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,9 +28,6 @@ from hardware.arrays import FloatArray, IntArray
 
 NONE = -1
 """Marks an axis that serves no factor of an operator: all devices along it do the same work."""
-
-Classifier = Callable[[Layout, Layout, float, Sequence[int]], tuple[Move, ...]]
-"""Function that lists the collectives between two layouts: `layouts.moves`, or another reading of the paper."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,10 +205,10 @@ def reduce_partial_sums(written: Layout, targets: Sequence[Layout]) -> Layout:
     return tuple(found)
 
 
-def cost_of(plan: Plan, *, classifier: Classifier = moves) -> PlanCost:
+def cost_of(plan: Plan) -> PlanCost:
     """Return the cost of a step under a plan."""
     return PlanCost(
-        collectives=_collectives(plan, classifier),
+        collectives=_collectives(plan),
         compute_s=_compute_s(plan),
         peak_memory_bytes=float(live_bytes(plan).max(initial=0.0)),
     )
@@ -232,23 +229,16 @@ def violations(plan: Plan) -> tuple[str, ...]:
                 continue
             ways[factor] *= sizes[axis]
             if factor not in op.rule.cuttable:
-                kind = op.rule.factors[factor].kind
-                found.append(
-                    f"{op.name}: factor {_label_factor(op.rule.factors[factor].name, factor)} can't be cut ({kind})"
-                )
+                one = op.rule.factors[factor]
+                found.append(f"{op.name}: factor {one.name or f'number {factor}'} can't be cut ({one.kind})")
         for factor, count in ways.items():
-            size = op.rule.factors[factor].size
-            if size % count:
-                name = _label_factor(op.rule.factors[factor].name, factor)
-                found.append(f"{op.name}: {name} of {size} can't be cut into {count}")
+            one = op.rule.factors[factor]
+            if one.size % count:
+                found.append(f"{op.name}: {one.name or f'number {factor}'} of {one.size} can't be cut into {count}")
     return tuple(found)
 
 
-def _label_factor(name: str, number: int) -> str:
-    return name or f"number {number}"
-
-
-def _collectives(plan: Plan, classifier: Classifier) -> tuple[PlannedCollective, ...]:
+def _collectives(plan: Plan) -> tuple[PlannedCollective, ...]:
     """Return all collectives of a plan: those that settle partial sums, and those that make copies."""
     found = []
     sizes = plan.mesh.sizes
@@ -265,12 +255,11 @@ def _collectives(plan: Plan, classifier: Classifier) -> tuple[PlannedCollective,
         maker, slot = plan.graph.maker[tensor]
         written, lies = plan.written(maker, slot), plan.layout(tensor)
         # Add up partial sums where the tensor is written.
-        add(tensor, maker, classifier(written, lies, array.num_bytes, sizes), plan.graph.sums[tensor])
+        add(tensor, maker, moves(written, lies, array.num_bytes, sizes), plan.graph.sums[tensor])
         if plan.graph.ops[maker].primitive == CONSTANT:
             continue
         for copy in plan.copies(tensor):
-            first = copy.readers[0]
-            add(tensor, first, classifier(lies, copy.layout, array.num_bytes, sizes), copy.times)
+            add(tensor, copy.readers[0], moves(lies, copy.layout, array.num_bytes, sizes), copy.times)
     return tuple(found)
 
 
@@ -297,20 +286,15 @@ class Roofline:
         ways = 1
         for axis, factor in enumerate(served):
             ways *= sizes[axis] if factor != NONE else 1
-        moved_bytes = sum(
-            graph.tensors[tensor].num_bytes * local_share(wanted_layout(op.rule, slot, served), sizes)
-            for slot, tensor in enumerate(op.operands)
-        ) + sum(
-            graph.tensors[tensor].num_bytes * local_share(written_layout(op.rule, slot, served), sizes)
-            for slot, tensor in enumerate(op.results)
-        )
+        layouts = [(tensor, wanted_layout(op.rule, slot, served)) for slot, tensor in enumerate(op.operands)]
+        layouts += [(tensor, written_layout(op.rule, slot, served)) for slot, tensor in enumerate(op.results)]
+        moved_bytes = sum(graph.tensors[tensor].num_bytes * local_share(layout, sizes) for tensor, layout in layouts)
         # Every served factor divides the arithmetic, but only factors of a tensor divide its traffic.
         arithmetic_s = op.flop / ways / self.speed[op.precision] if op.precision else 0.0
         return op.times * max(arithmetic_s, moved_bytes / self.bandwidth)
 
 
 def _compute_s(plan: Plan) -> FloatArray:
-    """Return the time of all executions of each operator [ops] [s]."""
     roofline = Roofline(plan.graph, plan.mesh)
     return np.array([roofline.seconds(number, served) for number, served in enumerate(plan.served.tolist())])
 

@@ -182,7 +182,6 @@ class _Engine:
             raise ValueError("The tasks wait for each other in a circle.")
 
     def _push(self, time_s: float, task: int) -> None:
-        """Push an event of the task's current version."""
         self.num_pushed += 1
         heapq.heappush(self.heap, (time_s, self.num_pushed, task, self.version[task]))
 
@@ -192,7 +191,6 @@ class _Engine:
         return not self.graph.devices[task] and len(routes) == 1 and not routes[0].uses
 
     def _begin(self, task: int, now_s: float) -> None:
-        """Begin the task; it works once its latency is over."""
         self.start_s[task] = now_s
         latency_s = self.graph.latency_s[task]
         if self.is_free[task]:
@@ -229,14 +227,12 @@ class _Engine:
                 self._begin(follower, now_s)
 
     def _enter(self, task: int) -> None:
-        """Enter the task on its links and devices."""
         for resource, _ in self.uses[task]:
             self.on_resource[resource].add(task)
         for device in self.graph.devices[task]:
             self.on_device[device].add(task)
 
     def _leave(self, task: int) -> None:
-        """Take the task off its links and devices."""
         for resource, _ in self.uses[task]:
             self.on_resource[resource].discard(task)
         for device in self.graph.devices[task]:

@@ -33,15 +33,7 @@ from costmodels.operators.kernels import (
     execution_s,
     kernel_s,
 )
-from costmodels.operators.layer_operators import (
-    Block,
-    Collective,
-    OpKind,
-    Phase,
-    is_core,
-    is_recomputed,
-    step_operators,
-)
+from costmodels.operators.layer_operators import Block, OpKind, Phase, is_core, is_recomputed, step_operators
 from costmodels.step.breakdown import EXPOSED_PARTS
 from costmodels.step.changed_layers import added_s, change_of, compute_ratio, exposed_ratio
 from costmodels.step.communication import issued_collectives, layer_collectives
@@ -182,6 +174,7 @@ class _Builder:
         self.change = change_of(runtime.layer_changes, grid)
         self.links = {part: link_between(getattr(groups, part)) for part in EXPOSED_PARTS}
         self.operators = step_operators(job, runtime, grid)
+        self.core_names = frozenset(op.name for op in self.operators if is_core(op))
         self.recomputed = {op.name for op in self.operators if is_recomputed(job, op, grid)[0]}
         self.kernels = {
             op.name: Work(
@@ -199,7 +192,7 @@ class _Builder:
                 part=site.split(".")[0].removeprefix("expert_"),
                 seconds=float(collective_time(collective)[0]),
                 latency_s=float(collective_latency_s(collective)[0]),
-                link=link_of(collective),
+                link=link_between(collective.group),
             )
             for site, collective in layer_collectives(job, runtime, grid, groups).items()
         }
@@ -223,35 +216,32 @@ class _Builder:
 
     def embedding(self, phase: Phase) -> Program:
         """Return the lookup; its output is scattered over tp, and the output's gradient is gathered."""
-        return self._apply_plan(self._embedding(phase), Block.EMBEDDING, phase)
-
-    def head(self, phase: Phase) -> Program:
-        """Return the last norm, the product with the vocabulary, and the loss."""
-        return self._apply_plan(self._head(phase), Block.HEAD, phase)
-
-    def _embedding(self, phase: Phase) -> Program:
-        """Return the kernels of the embedding, and the scatter of its output or the gather of that gradient."""
         kernels = Segment(kernels=self._kernels_of(Block.EMBEDDING, phase))
         if phase == Phase.FORWARD:
-            return kernels, Segment(traffic=self._tensor_calls(scatters=1, reductions=1))
-        return Segment(traffic=self._tensor_calls(gathers=1)), kernels
+            program = kernels, Segment(traffic=self._tensor_calls(scatters=1, reductions=1))
+        else:
+            program = Segment(traffic=self._tensor_calls(gathers=1)), kernels
+        return self._apply_plan(program, Block.EMBEDDING, phase)
 
-    def _head(self, phase: Phase) -> Program:
-        """Return the kernels of the head; forward it gathers its input, backward it scatters that gradient."""
+    def head(self, phase: Phase) -> Program:
+        """Return the last norm, the product with the vocabulary, and the loss.
+
+        Forward the head gathers its input; backward it scatters the gradient of the input.
+        """
         kernels = self._kernels_of(Block.HEAD, phase)
-        if phase == Phase.BACKWARD:
-            return Segment(kernels=kernels), Segment(traffic=self._tensor_calls(scatters=1, reductions=1))
         at = _first_product(kernels)
-        return (
+        program: Program = (
             Segment(kernels=kernels[:at]),
             Segment(traffic=self._tensor_calls(gathers=1)),
             Segment(kernels=kernels[at : at + 1]),
             Segment(traffic=self._calls("tp.softmax", 3)),
             Segment(kernels=kernels[at + 1 :]),
         )
+        if phase == Phase.BACKWARD:
+            program = Segment(kernels=kernels), Segment(traffic=self._tensor_calls(scatters=1, reductions=1))
+        return self._apply_plan(program, Block.HEAD, phase)
 
     def _apply_plan(self, program: Program, block: Block, phase: Phase) -> Program:
-        """Apply the sharding plan's change to the program of a block."""
         if self.change is None:
             return program
         added = tuple(
@@ -268,7 +258,6 @@ class _Builder:
         return (*self._scale_by_plan(program, block, phase), Segment(traffic=added))
 
     def _scale_by_plan(self, program: Program, block: Block, phase: Phase) -> Program:
-        """Scale the program of a block by the ratios of a sharding plan."""
         change = self.change
         if change is None:
             return program
@@ -287,7 +276,6 @@ class _Builder:
 
     @property
     def _is_full(self) -> bool:
-        """Whether the configuration recomputes whole layers."""
         return self.config.recompute == "full"
 
     def _repeat_forward(self, forward: Sequence[Program], blocks: Sequence[Block]) -> Program:
@@ -299,7 +287,7 @@ class _Builder:
     def _select_recomputed(self, block: Block) -> Program:
         """Return the operators of a block that selective recomputation runs again."""
         kernels = tuple(work for work in self._kernels_of(block, Phase.FORWARD) if work.name in self.recomputed)
-        core = tuple(work for work in kernels if work.name in self._core_names)
+        core = tuple(work for work in kernels if work.name in self.core_names)
         others = tuple(work for work in kernels if work not in core)
         return (*(self._exchange_around(core, Phase.FORWARD) if core else ()), Segment(kernels=others))
 
@@ -307,7 +295,7 @@ class _Builder:
         """Return the attention block: products, core with its exchanges, and products again."""
         kernels = self._kernels_of(Block.ATTENTION, phase)
         # The core's kernels are contiguous: they cut the block into the products before and behind them.
-        core = [at for at, work in enumerate(kernels) if work.name in self._core_names]
+        core = [at for at, work in enumerate(kernels) if work.name in self.core_names]
         before, inside, after = kernels[: core[0]], kernels[core[0] : core[-1] + 1], kernels[core[-1] + 1 :]
         between = self._exchange_around(inside, phase)
         if phase == Phase.FORWARD:
@@ -351,60 +339,46 @@ class _Builder:
     def _gather_input(self, kernels: tuple[Work, ...]) -> Program:
         """Return the kernels up to a block's middle; the input is gathered for the first product."""
         at = _first_product(kernels)
-        traffic = self._tensor_calls(gathers=1)
-        product = self._overlap(kernels[at : at + 1], traffic, overlaps=self.runtime.overlaps_tensor)
+        product = self._overlap(kernels[at : at + 1], self._tensor_calls(gathers=1))
         return (Segment(kernels=kernels[:at]), *product, Segment(kernels=kernels[at + 1 :]))
 
     def _scatter_output(self, kernels: tuple[Work, ...]) -> Program:
         """Return the kernels from a block's middle on; the output of the last product is scattered."""
         at = _last_product(kernels)
-        traffic = self._tensor_calls(scatters=1, reductions=1)
-        product = self._overlap(
-            kernels[at : at + 1], traffic, overlaps=self.runtime.overlaps_tensor, traffic_first=False
-        )
+        # alone, the traffic follows the product
+        product = self._overlap(kernels[at : at + 1], self._tensor_calls(scatters=1, reductions=1))[::-1]
         return (Segment(kernels=kernels[:at]), *product, Segment(kernels=kernels[at + 1 :]))
 
     def _output_gradients(self, kernels: tuple[Work, ...]) -> Program:
         """Return the kernels of the backward pass up to a block's middle; the output's gradient is gathered."""
-        at, end = _first_product(kernels), _last_product(kernels) + 1
-        traffic = self._tensor_calls(gathers=1)
-        return (
-            Segment(kernels=kernels[:at]),
-            *self._overlap_gradients(kernels[at:end], traffic),
-            Segment(kernels=kernels[end:]),
-        )
+        return self._overlap_gradients(kernels, self._tensor_calls(gathers=1))
 
     def _input_gradients(self, kernels: tuple[Work, ...]) -> Program:
         """Return the kernels of the backward pass from a block's middle on; the input's gradient is scattered.
 
         If the runtime gathers inputs again, the input is gathered for the gradients of its weights.
         """
+        gathers = float(self.runtime.gathers_inputs_again)
+        return self._overlap_gradients(kernels, self._tensor_calls(gathers=gathers, scatters=1, reductions=1))
+
+    def _overlap_gradients(self, kernels: tuple[Work, ...], traffic: tuple[Work, ...]) -> Program:
+        """Return kernels with the traffic beside all products of gradients, or beside those of the weights."""
         at, end = _first_product(kernels), _last_product(kernels) + 1
-        traffic = self._tensor_calls(gathers=float(self.runtime.gathers_inputs_again), scatters=1, reductions=1)
-        return (
-            Segment(kernels=kernels[:at]),
-            *self._overlap_gradients(kernels[at:end], traffic),
-            Segment(kernels=kernels[end:]),
-        )
+        products = kernels[at:end]
+        beside = self._overlap(products, traffic)
+        if self.runtime.overlaps_tensor_gradients and not self.runtime.overlaps_tensor:
+            # Gradients of the inputs must be complete before they are scattered; those of the weights can run
+            # meanwhile.
+            of_weights = tuple(work for work in products if _is_weight_gradient(work))
+            others = tuple(work for work in products if work not in of_weights)
+            beside = (Segment(kernels=others), Segment(kernels=of_weights, traffic=traffic))
+        return (Segment(kernels=kernels[:at]), *beside, Segment(kernels=kernels[end:]))
 
-    def _overlap_gradients(self, products: tuple[Work, ...], traffic: tuple[Work, ...]) -> Program:
-        """Return the products of gradients with the traffic beside all of them, or beside those of the weights."""
-        if self.runtime.overlaps_tensor or not self.runtime.overlaps_tensor_gradients:
-            return self._overlap(products, traffic, overlaps=self.runtime.overlaps_tensor)
-        # Gradients of the inputs must be complete before they are scattered; those of the weights can run meanwhile.
-        of_weights = tuple(work for work in products if work.name.endswith("weight_gradient"))
-        others = tuple(work for work in products if work not in of_weights)
-        return (Segment(kernels=others), Segment(kernels=of_weights, traffic=traffic))
-
-    @staticmethod
-    def _overlap(
-        kernels: tuple[Work, ...], traffic: tuple[Work, ...], *, overlaps: bool, traffic_first: bool = True
-    ) -> Program:
-        """Return kernels and traffic in one segment if they overlap, else in two."""
-        if overlaps:
+    def _overlap(self, kernels: tuple[Work, ...], traffic: tuple[Work, ...]) -> Program:
+        """Return the traffic of tp beside kernels in one segment if they overlap, else before them."""
+        if self.runtime.overlaps_tensor:
             return (Segment(kernels=kernels, traffic=traffic),)
-        alone = (Segment(traffic=traffic), Segment(kernels=kernels))
-        return alone if traffic_first else alone[::-1]
+        return (Segment(traffic=traffic), Segment(kernels=kernels))
 
     def _ring(self, core: tuple[Work, ...], phase: Phase) -> Program:
         """Return the attention core with the ring exchange of keys and values, backward of their gradients too.
@@ -449,13 +423,7 @@ class _Builder:
         return tuple(found)
 
     def _is_product(self, work: Work) -> bool:
-        """Return whether the work is a matrix product outside the attention core."""
-        return work.kind in (OpKind.MATMUL, OpKind.GROUPED_MATMUL) and work.name not in self._core_names
-
-    @property
-    def _core_names(self) -> frozenset[str]:
-        """Names of the operators of the attention core."""
-        return frozenset(op.name for op in self.operators if is_core(op))
+        return work.kind in (OpKind.MATMUL, OpKind.GROUPED_MATMUL) and work.name not in self.core_names
 
     def _kernels_of(self, block: Block, phase: Phase) -> tuple[Work, ...]:
         """Return the kernels of a block in one pass, in the order in which they run."""
@@ -486,9 +454,18 @@ class _Builder:
         return self._calls("tp.all_reduce", reductions)
 
 
-def link_of(collective: Collective) -> str:
-    """Return the kind of links that a collective of one group crosses."""
-    return link_between(collective.group)
+def split_weight_gradients(program: Program) -> tuple[Program, Program]:
+    """Return the program without the kernels that compute weights' gradients, and these kernels without its traffic."""
+    others = tuple(
+        replace(segment, kernels=tuple(work for work in segment.kernels if not _is_weight_gradient(work)))
+        for segment in program
+    )
+    kernels = tuple(work for segment in program for work in segment.kernels if _is_weight_gradient(work))
+    return others, (Segment(kernels=kernels),)
+
+
+def _is_weight_gradient(work: Work) -> bool:
+    return work.name.endswith("weight_gradient")
 
 
 def link_between(group: GroupLinks) -> str:
@@ -499,7 +476,6 @@ def link_between(group: GroupLinks) -> str:
 
 
 def _scale(works: Sequence[Work], factor: float) -> tuple[Work, ...]:
-    """Multiply the durations and latencies of works by a factor."""
     return tuple(replace(work, seconds=work.seconds * factor, latency_s=work.latency_s * factor) for work in works)
 
 

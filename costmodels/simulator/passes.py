@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hardware.arrays import FloatArray, IntArray
+from hardware.arrays import IntArray
 
 
 class Kind(IntEnum):
@@ -61,26 +61,9 @@ class PassOrder:
     chunk: IntArray
 
     @property
-    def virtual_stage(self) -> IntArray:
-        """Virtual stage of each pass [n]."""
-        return self.chunk * self.pp + self.stage
-
-    @property
     def splits_backward(self) -> bool:
         """Whether the gradients of the weights have passes of their own."""
         return bool((self.kind == Kind.WEIGHTS).any())
-
-    def peak_in_flight(self) -> FloatArray:
-        """Return the peak number of micro-batches whose activations a stage holds, in units of all its layers [p].
-
-        Activations are held from the forward pass to the end of the last backward pass.
-        """
-        last = Kind.WEIGHTS if self.splits_backward else Kind.BACKWARD
-        # Running count of held activations: plus one at a forward pass, minus one at the pass that releases them.
-        change = (self.kind == Kind.FORWARD).astype(np.int64) - (self.kind == last)
-        peaks = [np.cumsum(change[self.stage == stage]).max() for stage in range(self.pp)]
-        # A pass concerns one chunk, a vpp-th of the stage's layers.
-        return np.array(peaks, dtype=np.float64) / self.vpp
 
 
 def gpipe(pp: int, vpp: int, num_micro_batches: int) -> PassOrder:
@@ -185,7 +168,6 @@ def pass_order(schedule: str, pp: int, vpp: int, num_micro_batches: int) -> Pass
 
 
 def _order(pp: int, vpp: int, num_micro_batches: int, of_stage: Callable[[int], Iterator[Pass]]) -> PassOrder:
-    """Collect the passes of all stages."""
     rows = np.array([(stage, *one) for stage in range(pp) for one in of_stage(stage)], dtype=np.int64)
     stage, kind, micro_batch, chunk = rows.T
     return PassOrder(

@@ -138,7 +138,7 @@ def simulate_step(
         collective_time=collective_time,
     )
     writer = _Writer(runtime, config, stages, orders)
-    timeline = run(writer.graph, writer.capacity, runtime.overlap_efficiency)
+    timeline = run(writer.graph, [1.0] * len(writer.resources), runtime.overlap_efficiency)
     breakdown = _breakdown(timeline, writer, stages, orders)
     # A pipeline spans several hosts if any of its ranks changes hosts from stage to stage.
     hosts = cluster.rank_host().reshape(config.pp, -1)
@@ -198,21 +198,13 @@ class _Writer:
         self._add_closing([*reductions, self._add_tied(reductions)])
 
     def _add(self, label: Label, *routes: Route, **rest: Any) -> int:
-        """Add a task with its label and return its number."""
         self.labels.append(label)
         return self.graph.add(*routes, **rest)
 
     def _device(self, kind: int, stage: int) -> int:
-        """Return the number of the device of a stage."""
         return kind * self.pp + stage
 
-    @property
-    def capacity(self) -> list[float]:
-        """Capacity of every resource: all of it."""
-        return [1.0] * len(self.resources)
-
     def _resource(self, name: str, first: int, second: int, way: int) -> int:
-        """Return the number of a resource, which is new if it was not asked for before."""
         return self.resources.setdefault((name, first, second, way), len(self.resources))
 
     def _uses(self, ends: Iterable[tuple[int, int, int]], link: str) -> Uses:
@@ -255,7 +247,6 @@ class _Writer:
         after: Iterable[int],
         devices: tuple[int, ...] = (),
     ) -> int:
-        """Add a message over its routes and return its task."""
         routes = self._routes(message, ends)
         return self._add(label, *routes, latency_s=message.latency_s, devices=devices, after=after)
 
@@ -279,7 +270,6 @@ class _Writer:
         return tuple(link for link in LINKS if link in found or (link != INSIDE and found - {INSIDE}))
 
     def _works_of(self, stage: int) -> list[StageWork]:
-        """Return the work of one stage for all kinds of replicas."""
         return [works[stage] for works in self.stages]
 
     def _add_gathers(self, stage: int) -> dict[tuple[int, int], int]:
@@ -371,14 +361,8 @@ class _Writer:
         its mean share of these. At that share both slow down as they do if each collective in turn shares the link.
         """
         key = (kind, stage, pass_kind, chunk, pieces[0] if len(pieces) == 1 else -1, begins_s)
-        if key not in self.routes:
-            self.routes[key] = self._route(kind, stage, pass_kind, chunk, pieces, begins_s)
-        return self.routes[key]
-
-    def _route(
-        self, kind: int, stage: int, pass_kind: Kind, chunk: int, pieces: Sequence[int], begins_s: float
-    ) -> Route:
-        """Return the route of some pieces: their time and their shares of links."""
+        if key in self.routes:
+            return self.routes[key]
         work = self.stages[kind][stage]
         seconds = begins_s + sum(work.piece_s(chunk, at, pass_kind) for at in pieces)
         uses: dict[int, float] = {}
@@ -388,7 +372,8 @@ class _Writer:
             if busy_s > 0:
                 for resource, amount in self._uses([(kind, stage, OUT), (kind, stage, IN)], link):
                     uses[resource] = uses.get(resource, 0.0) + amount * busy_s / seconds
-        return Route(seconds, tuple(uses.items()))
+        self.routes[key] = Route(seconds, tuple(uses.items()))
+        return self.routes[key]
 
     def _add_sharded_traffic(
         self, kind: int, stage: int, pass_kind: Kind, chunk: int, end: int, devices: tuple[int, ...]
@@ -402,11 +387,8 @@ class _Writer:
         message = work.each_gather.scaled(share)
         if pass_kind == self.gradients_kind:
             after = work.each_scatter.scaled(share)
-            message = Message(
-                seconds=message.seconds + after.seconds,
-                latency_s=message.latency_s + after.latency_s,
-                link=message.link,
-            )
+            seconds, latency_s = message.seconds + after.seconds, message.latency_s + after.latency_s
+            message = replace(message, seconds=seconds, latency_s=latency_s)
         ends = [(kind, stage, way) for way in (OUT, IN)]
         label = Label(Role.GATHER, kind, stage, virtual=chunk * self.pp + stage)
         if not self.runtime.overlaps_weight_gather:
@@ -465,14 +447,14 @@ class _Writer:
     def _add_reduction(self, stage: int) -> list[int]:
         """Add the reduction of a stage's gradients, piece by piece if it overlaps; return the tasks that end it."""
         works = self._works_of(stage)
-        passes = [task for tasks in self.computed.items() if tasks[0][0] == stage for task in tasks[1]]
+        # Pieces in the order in which their gradients are ready.
+        ready = [(key, tasks) for key, tasks in self.computed.items() if key[0] == stage]
+        passes = [task for _, tasks in ready for task in tasks]
         if not max(work.once_reduce.seconds for work in works) > 0:
             return passes
         if not self._reduces(stage):
             return [self._add_collective(Label(Role.REDUCE, ALL, stage), [work.once_reduce for work in works], passes)]
         last = NOTHING
-        # Pieces leave in the order in which their gradients are ready, one after the other.
-        ready = [(key, tasks) for key, tasks in self.computed.items() if key[0] == stage]
         for (_, chunk, at), tasks in ready:
             label = Label(Role.REDUCE, ALL, stage, virtual=chunk * self.pp + stage, piece=at)
             share = works[0].weight_share[chunk][at]
@@ -496,9 +478,8 @@ class _Writer:
     def _add_closing(self, reductions: Sequence[list[int]]) -> None:
         """Add the optimizer's steps, which wait for all gradients' norm, and the gathers that no pass waits for."""
         # Gradient clipping needs the norm of all gradients, so no stage may step before the last one has reduced.
-        norm = self._add(
-            Label(Role.BARRIER, ALL, 0), Route(0.0), after=[task for tasks in reductions for task in tasks]
-        )
+        reduced = [task for tasks in reductions for task in tasks]
+        norm = self._add(Label(Role.BARRIER, ALL, 0), Route(0.0), after=reduced)
         for stage in range(self.pp):
             works = self._works_of(stage)
             # A runtime that does not overlap the gather gathers all weights right after the optimizer's step.

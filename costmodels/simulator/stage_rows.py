@@ -114,6 +114,5 @@ def idle_gaps(row: StageRow, until_s: float) -> tuple[tuple[float, float], ...]:
 
 
 def _span(label: Label, pp: int, start_s: float, end_s: float) -> Span:
-    """Return the span of a task."""
     chunk = label.virtual // pp if label.virtual >= 0 else -1
     return Span(label.role, label.kind, label.micro_batch, chunk, start_s, end_s)

@@ -25,11 +25,10 @@ from costmodels.simulator.pass_program import (
     INSIDE,
     Piece,
     Program,
-    Segment,
-    Work,
-    link_of,
+    link_between,
     piece_launches,
     piece_programs,
+    split_weight_gradients,
 )
 from costmodels.simulator.passes import Kind
 from costmodels.step.changed_layers import change_of
@@ -322,8 +321,8 @@ class _Builder:
                     found[piece, again, Kind.FORWARD] = program
                 elif self.splits_backward:
                     # Zero-bubble schedules run the gradients of weights as a separate pass without communication.
-                    found[piece, again, Kind.BACKWARD] = _without(program, _is_weight_gradient)
-                    found[piece, again, Kind.WEIGHTS] = _only(program, _is_weight_gradient)
+                    backward, weights = split_weight_gradients(program)
+                    found[piece, again, Kind.BACKWARD], found[piece, again, Kind.WEIGHTS] = backward, weights
                 else:
                     found[piece, again, Kind.BACKWARD] = program
         return found
@@ -337,7 +336,6 @@ class _Builder:
         device: int,
         programs: _Programs,
     ) -> StageWork:
-        """Put the work of a stage together."""
         job, runtime, grid = self.job, self.runtime, self.grid
         overlap = runtime.overlap_efficiency
         pieces = [piece for chunk in chunks for piece, _ in chunk]
@@ -393,7 +391,6 @@ class _Builder:
         return np.asarray((whole @ once_s)[:, None] / self.runtime.network_efficiency)
 
     def _host(self, kind: ReplicaKind, stage: int) -> int:
-        """Return the number of the first host of a replica's stage."""
         return int(self.cluster.rank_host()[self.cells[stage, kind.first, 0]])
 
     def _surroundings(self, kind: ReplicaKind, stage: int) -> dict[str, Any]:
@@ -435,7 +432,7 @@ class _Builder:
             # A gather after the message runs inside the host. It keeps none of the message's links busy, so all its
             # time counts as latency.
             latency_s += min(float(collective_latency_s(collectives[name])[0]), own_s) if is_sent else own_s
-        return Message(seconds=seconds, latency_s=latency_s, link=link_of(collectives["pp.send_recv"]))
+        return Message(seconds=seconds, latency_s=latency_s, link=link_between(collectives["pp.send_recv"].group))
 
     def _stretch(self, work: StageWork, groups: Groups) -> float:
         """Return the time of a pass over that of its device; both passes of a micro-batch wait for the host alike."""
@@ -459,7 +456,6 @@ def _blocks_of(piece: Piece) -> list[float]:
 
 
 def _by_chunk(values: FloatArray, chunks: tuple[tuple[tuple[Piece, bool], ...], ...]) -> tuple[tuple[float, ...], ...]:
-    """Split the values of all pieces by chunk."""
     ends = np.cumsum([len(chunk) for chunk in chunks])[:-1]
     return tuple(tuple(part.tolist()) for part in np.split(values, ends))
 
@@ -471,29 +467,9 @@ def _message_of(collectives: Mapping[str, Collective], site: str) -> Callable[[f
         for name in (site, f"expert_{site}")
         if name in collectives and collectives[name].group.size[0] > 1
     )
-
-    link = link_of(collectives[site]) if site in collectives else INSIDE
+    link = link_between(collectives[site].group) if site in collectives else INSIDE
 
     def message(seconds: float) -> Message:
         return Message(seconds=seconds, latency_s=min(latency_s, seconds), link=link)
 
     return message
-
-
-def _is_weight_gradient(work: Work) -> bool:
-    """Return whether the kernel computes the gradient of a weight."""
-    return work.name.endswith("weight_gradient")
-
-
-def _without(program: Program, is_left_out: Callable[[Work], bool]) -> Program:
-    """Return the program without some of its kernels."""
-    return tuple(
-        Segment(kernels=tuple(work for work in segment.kernels if not is_left_out(work)), traffic=segment.traffic)
-        for segment in program
-    )
-
-
-def _only(program: Program, is_kept: Callable[[Work], bool]) -> Program:
-    """Return some kernels of the program, without its traffic."""
-    kernels = tuple(work for segment in program for work in segment.kernels if is_kept(work))
-    return (Segment(kernels=kernels),)

@@ -83,7 +83,6 @@ class _Collector:
         self.simulation = simulation
         self.pp = len(simulation.stages[0])
         self.names: dict[str, int] = {}
-        self.templates: dict[tuple[int, int, int, int], _Template] = {}
         self.pieces: dict[tuple[int, Piece, bool, int, float], _PieceEvents] = {}
 
     def collect(self) -> OperatorEvents:
@@ -121,7 +120,6 @@ class _Collector:
         )
 
     def _number(self, name: str) -> int:
-        """Return the position of a name in the list of names."""
         return self.names.setdefault(name, len(self.names))
 
     def _single_events(self, tasks: list[int]) -> tuple[Any, ...]:
@@ -147,23 +145,15 @@ class _Collector:
         )
 
     def _template(self, work: StageWork, chunk: int, kind: Kind, piece: int) -> _Template:
-        """Return the events of a stretch of one pass; the results are remembered."""
-        key = (id(work), chunk, kind, piece)
-        if key not in self.templates:
-            self.templates[key] = self._write_template(work, chunk, kind, piece)
-        return self.templates[key]
-
-    def _write_template(self, work: StageWork, chunk: int, kind: Kind, piece: int) -> _Template:
-        """Write the events of a stretch, piece by piece."""
-        now_s, columns = work.begins_s, []
-        # A negative piece stands for the whole chunk.
+        """Return the events of a stretch of one pass, piece by piece; a negative piece stands for the whole chunk."""
+        now_s = work.begins_s
+        columns = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0))]
         for at in work.order(chunk, kind) if piece < 0 else (piece,):
             events = self._piece(work, chunk, at, kind)
             start_s = now_s + events.start_s
             columns.append((events.name, events.stream, start_s, start_s + events.lasts_s))
             now_s += work.piece_s(chunk, at, kind)
-        empty = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
-        return _Template(now_s, *(np.concatenate(column) for column in zip(*(columns or [empty]), strict=True)))
+        return _Template(now_s, *(np.concatenate(column) for column in zip(*columns, strict=True)))
 
     def _piece(self, work: StageWork, chunk: int, at: int, kind: Kind) -> _PieceEvents:
         """Return the events of one piece of a chunk; the results are remembered."""
@@ -245,14 +235,8 @@ def _passes(simulation: Simulation, pp: int) -> Iterator[dict[str, Any]]:
             kind = Kind(label.kind).name.lower()
             chunk = f" chunk {label.virtual // pp}" if label.virtual >= pp else ""
             start_s, end_s = timeline.start_s[task], timeline.end_s[task]
-            row = _complete(
-                f"{kind} {label.micro_batch}{chunk}",
-                kind,
-                label.replicas * pp + label.stage,
-                PASSES,
-                start_s * 1e6,
-                (end_s - start_s) * 1e6,
-            )
+            name, device = f"{kind} {label.micro_batch}{chunk}", label.replicas * pp + label.stage
+            row = _complete(name, kind, device, PASSES, start_s * 1e6, (end_s - start_s) * 1e6)
             yield row | {"args": {"micro_batch": label.micro_batch, "virtual_stage": label.virtual}}
 
 

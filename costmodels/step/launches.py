@@ -35,5 +35,6 @@ def beyond_device_s(device_s: FloatArray, host_s: FloatArray) -> FloatArray:
     four. A large order would be their maximum, but parts of a layer wait for the host although the whole does not
     (assumed).
     """
+    # norm of order four: (device^4 + host^4)^(1/4)
     fourth_power = np.square(np.square(device_s)) + np.square(np.square(host_s))
     return np.asarray(np.sqrt(np.sqrt(fourth_power)) - device_s)

@@ -357,16 +357,9 @@ def stage_memory(setting: Setting, config: ParallelConfig, *, schedule: str = "1
     stages = pipeline.stages.apart()
     shapes, shape_of = unique_shapes(grid)
     passes = _Passes(setting.job, setting.runtime, shapes, has_recomputed=grid.has_recomputed)
-    needed = _compute_needs(
-        setting.job,
-        setting.runtime,
-        passes,
-        replace(pipeline, stages=stages),
-        shape_of,
-        _micro_batches(setting.job, grid),
-        grid.vpp,
-        schedule,
-    )
+    num_micro_batches = _micro_batches(setting.job, grid)
+    pipeline = replace(pipeline, stages=stages)
+    needed = _compute_needs(setting, passes, pipeline, grid, shape_of, num_micro_batches, schedule)
     parts = {part: np.broadcast_to(needed.get(part, 0.0), (config.pp, 1))[:, 0] for part in MEMORY_PARTS}
     return MemoryEstimate(
         peak_bytes=np.asarray(sum(parts.values())),
@@ -391,9 +384,7 @@ def _parts_bytes(setting: Setting, grid: ConfigGrid, stage: WhichStage, schedule
     parts = {part: np.zeros(len(grid)) for part in (*MEMORY_PARTS, _CAPACITY)}
     for pipeline in pipelines(setting, grid).each:
         stages, at = pipeline.stages, pipeline.at
-        needed = _compute_needs(
-            setting.job, setting.runtime, passes, pipeline, shape_of, num_micro_batches, grid.vpp, schedule
-        )
+        needed = _compute_needs(setting, passes, pipeline, grid, shape_of, num_micro_batches, schedule)
         smallest = stages.smallest(memory_bytes)[:, None]
         # The fullest stage is the one with the largest share of its smallest device.
         share = sum(needed.values()) / smallest * _is_wanted(stages, stage)
@@ -415,21 +406,20 @@ def _micro_batches(job: TrainingJob, grid: ConfigGrid) -> IntArray:
 
 
 def _compute_needs(
-    job: TrainingJob,
-    runtime: RuntimeProfile,
+    setting: Setting,
     passes: _Passes,
     pipeline: Pipeline,
+    grid: ConfigGrid,
     shape_of: IntArray,
     num_micro_batches: IntArray,
-    vpp: IntArray,
     schedule: str,
 ) -> dict[str, FloatArray]:
     """Compute the memory that every kind of stage of one pipeline needs, by part [bytes], each [c, k]."""
     stages, at = pipeline.stages, pipeline.at
     # The first stage of each kind holds the most micro-batches.
-    in_flight = stage_in_flight(stages.first[:, None], pipeline.pp, vpp[at], num_micro_batches[at], schedule)
+    in_flight = stage_in_flight(stages.first[:, None], pipeline.pp, grid.vpp[at], num_micro_batches[at], schedule)
     needed = passes.parts(stages, in_flight, shape_of[at])
-    for part, values in _states(job, runtime, pipeline.weights, stages).items():
+    for part, values in _states(setting.job, setting.runtime, pipeline.weights, stages).items():
         needed[part] = needed.get(part, 0.0) + values.take(pipeline.weights_of, axis=1)
     return needed
 

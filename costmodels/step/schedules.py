@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,24 +37,24 @@ class StageLayers:
     def blocks(self) -> FloatArray:
         """Number of each Block that a stage holds [pp, len(BLOCKS)]; the first has the embedding, the last the head."""
         is_first = np.arange(len(self.dense)) == 0
-        held = {
-            Block.ATTENTION: self.dense + self.moe,
-            Block.DENSE_MLP: self.dense,
-            Block.MOE_MLP: self.moe,
-            Block.EMBEDDING: is_first,
-            Block.HEAD: is_first[::-1],
-        }
-        return np.stack([held[block] for block in BLOCKS], axis=1).astype(np.float64)
+        return _stack_blocks(self.dense, self.moe, is_first, is_first[::-1])
 
     @property
     def again(self) -> FloatArray:
         """Number of each Block that runs again in full [pp, len(BLOCKS)]."""
-        held = dict.fromkeys(BLOCKS, np.zeros_like(self.dense)) | {
-            Block.ATTENTION: self.dense_again + self.moe_again,
-            Block.DENSE_MLP: self.dense_again,
-            Block.MOE_MLP: self.moe_again,
-        }
-        return np.stack([held[block] for block in BLOCKS], axis=1).astype(np.float64)
+        none = np.zeros_like(self.dense)
+        return _stack_blocks(self.dense_again, self.moe_again, none, none)
+
+
+def _stack_blocks(dense: IntArray, moe: IntArray, embedding: NDArray[Any], head: NDArray[Any]) -> FloatArray:
+    held = {
+        Block.ATTENTION: dense + moe,
+        Block.DENSE_MLP: dense,
+        Block.MOE_MLP: moe,
+        Block.EMBEDDING: embedding,
+        Block.HEAD: head,
+    }
+    return np.stack([held[block] for block in BLOCKS], axis=1).astype(np.float64)
 
 
 def assign_layers(

@@ -238,5 +238,4 @@ class StagePricing:
 
 
 def _sum(terms: Iterable[FloatArray]) -> FloatArray:
-    """Add up arrays of one shape."""
     return reduce(np.add, terms)

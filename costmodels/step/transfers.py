@@ -99,7 +99,6 @@ def exposed_transfers_s(
 
 
 def _hop_name(runtime: RuntimeProfile, phase: Phase) -> str:
-    """Return the name of the message of one pass."""
     return "pp.activations" if phase == Phase.FORWARD and _is_lopsided(runtime) else "pp.send_recv"
 
 

@@ -151,44 +151,18 @@ class StepTerms:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Member:
-    """Term inside one bundle, for every row of the bundle.
-
-    Attributes:
-        name: Name of the operator or the collective.
-        kind: Kind of operator or collective.
-        phase: Forward or backward; None for a collective.
-        device: Name of the device; empty for a collective.
-        precision: Type of the arithmetic; empty for a collective.
-        shape: Shape of the operator or message [b, d].
-        time_s: Predicted time of one execution [b].
-        total_s: Predicted time of all executions in a step [b].
-    """
-
-    name: str
-    kind: OpKind
-    phase: Phase | None
-    device: str
-    precision: str
-    shape: FloatArray
-    time_s: FloatArray
-    total_s: FloatArray
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Bundle:
     """Terms with equal effect on the step, whose elasticity is computed together.
 
     Attributes:
-        members: Terms of the bundle.
-        row: Row of the bundle for each candidate [n].
+        members: Terms of the bundle, which all have one `row` of each candidate among the shapes [b], not yet distinct;
+            and the predicted time of all executions of each in a step [b].
         at: Positions of candidates whose step may depend on the bundle.
         is_longer: Predicate that tells whether an operator on a device belongs to the bundle.
         collective_time: Function that gives times of collectives, with those of the bundle lengthened by LOG_STEP.
     """
 
-    members: Sequence[_Member]
-    row: IntArray
+    members: Sequence[tuple[Term, FloatArray]]
     at: IntArray
     is_longer: Callable[[Operator, Device], bool] = lambda *_: False
     collective_time: CollectiveTime = collective_s
@@ -209,7 +183,7 @@ def step_terms(setting: Setting, grid: ConfigGrid, *, memory: MemoryEstimate | N
             grid.take(at),
             kernel_time=_lengthen_kernels(kernel_time, is_longer),
             collective_time=collective_time,
-            memory=_take_memory(memory, at),
+            memory=None if memory is None else memory.take(at),
         )
         return np.asarray((longer.step_time_s / base_s[at] - 1.0) / math.expm1(LOG_STEP))
 
@@ -222,13 +196,15 @@ def step_terms(setting: Setting, grid: ConfigGrid, *, memory: MemoryEstimate | N
         if not matters.any():
             continue
         at = bundle.at[matters]
-        elasticity.add(at, num_rows + bundle.row[at], of_bundle[matters])
+        row_of = bundle.members[0][0].row.astype(np.int64)
+        elasticity.add(at, num_rows + row_of[at], of_bundle[matters])
         # a member's error counts in the bundle's elasticity by its share of the bundle's time
-        total_s = np.sum([member.total_s for member in bundle.members], axis=0)
-        for member in bundle.members:
-            first, row = _find_distinct_shapes(member.shape)
-            share.add(num_rows + np.arange(len(row)), num_shapes + row, member.total_s / total_s)
-            terms.append(_term(member, first, row[bundle.row]))
+        total_s = np.sum([own_s for _, own_s in bundle.members], axis=0)
+        for term, own_s in bundle.members:
+            first, row = _find_distinct_shapes(term.shape)
+            share.add(num_rows + np.arange(len(row)), num_shapes + row, own_s / total_s)
+            shape, time_s = term.shape[first], term.time_s[first]
+            terms.append(replace(term, shape=shape, time_s=time_s, row=row[row_of].astype(np.int32)))
             num_shapes += len(first)
         num_rows += len(total_s)
     everywhere = np.arange(len(grid))
@@ -237,26 +213,6 @@ def step_terms(setting: Setting, grid: ConfigGrid, *, memory: MemoryEstimate | N
         terms=tuple(terms),
         shares=share.matrix(num_rows, num_shapes),
         elasticities=_scale_rows(of_all, elasticity.matrix(len(grid), num_rows)),
-    )
-
-
-def _term(member: _Member, first: IntArray, row: IntArray) -> Term:
-    """Return the term of a bundle's member.
-
-    Args:
-        member: Term inside the bundle.
-        first: Positions where each distinct shape first occurs [r].
-        row: Position of each candidate's shape among the distinct ones [n].
-    """
-    return Term(
-        name=member.name,
-        kind=member.kind,
-        phase=member.phase,
-        device=member.device,
-        precision=member.precision,
-        shape=member.shape[first],
-        time_s=member.time_s[first],
-        row=row.astype(np.int32),
     )
 
 
@@ -286,8 +242,7 @@ def _operator_bundles(setting: Setting, grid: ConfigGrid) -> Iterator[_Bundle]:
                 by_effect.setdefault(_effect_key(job, runtime, operator), []).append(operator)
             for together in by_effect.values():
                 yield _Bundle(
-                    members=[_operator_member(job, device, runtime, rows, operator) for operator in together],
-                    row=row,
+                    members=[_operator_member(job, device, runtime, rows, row, operator) for operator in together],
                     at=everywhere,
                     is_longer=_match_operators({operator.name for operator in together}, device),
                 )
@@ -313,10 +268,10 @@ def _effect_key(
 
 
 def _operator_member(
-    job: TrainingJob, device: Device, runtime: RuntimeProfile, rows: ConfigGrid, operator: Operator
-) -> _Member:
+    job: TrainingJob, device: Device, runtime: RuntimeProfile, rows: ConfigGrid, row: IntArray, operator: Operator
+) -> tuple[Term, FloatArray]:
     seconds = execution_s(operator, device, job, runtime, rows)
-    return _Member(
+    term = Term(
         name=operator.name,
         kind=operator.kind,
         phase=operator.phase,
@@ -324,8 +279,9 @@ def _operator_member(
         precision=operator.precision,
         shape=operator.shape,
         time_s=kernel_s(operator, device, job, runtime),
-        total_s=seconds * (1.0 + is_recomputed(job, operator, rows)),
+        row=row.astype(np.int32),
     )
+    return term, seconds * (1.0 + is_recomputed(job, operator, rows))
 
 
 def _match_operators(names: set[str], device: Device) -> Callable[[Operator, Device], bool]:
@@ -353,7 +309,7 @@ def _collective_bundles(setting: Setting, grid: ConfigGrid) -> Iterator[_Bundle]
         used[use.site] |= use.count > 0
     used["cp.start"] = used["cp.send_recv"]
     for name, collective in layer_collectives(job, runtime, shapes, place(cluster, shapes)).items():
-        yield _single_bundle(_collective_member([collective]), shape_of, used[name][shape_of])
+        yield _single_bundle([collective], shape_of, used[name][shape_of])
 
     # weight traffic depends on each pipeline's parameters, so its rows come pipeline by pipeline
     layouts = pipelines(setting, grid)
@@ -372,46 +328,44 @@ def _collective_bundles(setting: Setting, grid: ConfigGrid) -> Iterator[_Bundle]
     place_of = np.empty(len(layouts.weights), dtype=np.int64)
     place_of[np.concatenate([pipeline.weights_at for pipeline in layouts.each])] = np.arange(len(layouts.weights))
     for name, collectives in by_name.items():
-        yield _single_bundle(_collective_member(collectives), place_of[layouts.weights_of], used[name])
+        yield _single_bundle(collectives, place_of[layouts.weights_of], used[name])
 
     used = {"pp.start": (grid.vpp > 1) & runtime.overlaps_p2p}
     for name, _, count in transfer_executions(runtime, grid, num_micro_batches):
         used[name] = count > 0
     found = transfer_collectives(job, runtime, grid, groups.take(layouts.weights_of))
     for name, collective in found.items():
-        yield _single_bundle(_collective_member([collective]), np.arange(len(grid)), used[name])
+        yield _single_bundle([collective], np.arange(len(grid)), used[name])
 
 
-def _collective_member(collectives: Sequence[Collective]) -> _Member:
-    """Concatenate the rows of a collective from several objects; of all stages, the slowest one counts."""
+def _single_bundle(collectives: Sequence[Collective], row: IntArray, is_used: NDArray[np.bool_]) -> _Bundle:
+    """Return a bundle of one collective, for candidates whose groups have more than one rank.
+
+    The rows of several objects are concatenated. Stages run side by side, so only the slowest message of a row counts.
+    """
     shapes, times_s, totals_s = [], [], []
     for collective in collectives:
-        # stages run side by side, so only the slowest message of a row counts
         total_s = np.atleast_2d(collective_s(collective))  # [c, b]
         stage = total_s.argmax(axis=0), np.arange(total_s.shape[1])
         shapes.append(np.broadcast_to(collective.shape, (*total_s.shape, 3))[stage])
         times_s.append((total_s / collective.messages)[stage])
         totals_s.append(total_s[stage])
-    return _Member(
-        name=collectives[0].name,
+    name = collectives[0].name
+    term = Term(
+        name=name,
         kind=collectives[0].kind,
         phase=None,
         device="",
         precision="",
         shape=np.concatenate(shapes),
         time_s=np.concatenate(times_s),
-        total_s=np.concatenate(totals_s),
+        row=row.astype(np.int32),
     )
-
-
-def _single_bundle(member: _Member, row: IntArray, is_used: NDArray[np.bool_]) -> _Bundle:
-    """Return a bundle of one collective, for candidates whose groups have more than one rank."""
-    takes_time = member.total_s > 0
+    takes_time = np.concatenate(totals_s) > 0
     return _Bundle(
-        members=[replace(member, total_s=np.ones(len(takes_time)))],  # its share of its own time
-        row=row,
+        members=[(term, np.ones(len(takes_time)))],  # its share of its own time
         at=np.flatnonzero(is_used & takes_time[row]),
-        collective_time=_lengthen_collectives(lambda collective: collective.name == member.name),
+        collective_time=_lengthen_collectives(lambda collective: collective.name == name),
     )
 
 
@@ -428,17 +382,6 @@ def _lengthen_collectives(is_meant: Callable[[Collective], bool]) -> CollectiveT
 def _find_distinct_shapes(shape: FloatArray) -> tuple[IntArray, IntArray]:
     """Return the first position of each distinct row of `shape` [b, d], and each row's position among them [b]."""
     return distinct_rows([np.unique(column, return_inverse=True)[1].ravel() for column in shape.T])
-
-
-def _take_memory(memory: MemoryEstimate | None, at: IntArray) -> MemoryEstimate | None:
-    """Return the memory of the candidates at some positions."""
-    if memory is None:
-        return None
-    return MemoryEstimate(
-        peak_bytes=memory.peak_bytes[at],
-        parts_bytes={part: values[at] for part, values in memory.parts_bytes.items()},
-        capacity_bytes=memory.capacity_bytes[at],
-    )
 
 
 class _Entries:

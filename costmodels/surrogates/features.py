@@ -41,6 +41,7 @@ def configuration_features(job: TrainingJob, cluster: Cluster, grid: ConfigGrid,
     micro_batches = job.global_batch_size / (grid.dp * grid.mbs)
     # communication that is not hidden, whatever its dimension
     exposed = sum(estimate.breakdown_s[part] for part in ("tp", "cp", "up", "ep", "dp", "pp"))
+    # ZeRO: the change from no sharding to stage 1 counts more than each further stage
     columns = (
         log["pp"],
         log["tp"],

@@ -172,7 +172,7 @@ class GaussianProcess:
         mean = np.empty(len(points))
         for start in range(0, len(points), CHUNK):
             some = slice(start, start + CHUNK)
-            cross = self._covariance(points.take(some))
+            cross = self._between(points.take(some), self.at)
             mean[some] = cross @ weights
             half = solve_triangular(factor, cross.T, lower=True)
             variance[some] -= np.sum(half**2, axis=0)
@@ -184,7 +184,7 @@ class GaussianProcess:
         if not len(self.values):
             return np.zeros(len(points)), covariance
         factor = self._factor()
-        cross = self._covariance(points)
+        cross = self._between(points, self.at)
         half = solve_triangular(factor, cross.T, lower=True)
         return cross @ cho_solve((factor, True), self.values), covariance - half.T @ half
 
@@ -241,16 +241,12 @@ class GaussianProcess:
     def _factor(self) -> FloatArray:
         """Return the lower Cholesky factor of the observations' covariance [t, t]."""
         with one_thread():
-            return np.asarray(cholesky(self._covariance(self.at) + np.diag(self._noise_variance()), lower=True))
+            return np.asarray(cholesky(self._between(self.at, self.at) + np.diag(self._noise_variance()), lower=True))
 
     def _linear(self, points: Points) -> FloatArray:
         scales = np.ones(points.linear.shape[1])
         scales[: self.num_scaled] = self.hyper.scale
         return points.linear * scales
-
-    def _covariance(self, points: Points) -> FloatArray:
-        """Return the prior covariance between `points` [n] and the observations [n, t]."""
-        return self._between(points, self.at)
 
     def _between(self, left: Points, right: Points) -> FloatArray:
         """Return the prior covariance of the noise-free process between two sets of points [n, m]."""
@@ -336,15 +332,6 @@ def fit(
                 spread=prior.spread,
                 bounds_of=BOUNDS,
             )
-    return GaussianProcess(
-        at=at, values=values, variance=variance, hyper=_hyperparameters(theta), num_scaled=num_scaled
-    )
-
-
-def _hyperparameters(theta: FloatArray) -> Hyperparameters:
-    return Hyperparameters(
-        amplitude=float(np.exp(theta[0])),
-        length_scale=np.exp(theta[1:-2]),
-        noise=float(np.exp(theta[-2])),
-        scale=float(np.exp(theta[-1])),
-    )
+    amplitude, *length_scale, noise, scale = np.exp(theta).tolist()
+    hyper = Hyperparameters(amplitude=amplitude, length_scale=np.array(length_scale), noise=noise, scale=scale)
+    return GaussianProcess(at=at, values=values, variance=variance, hyper=hyper, num_scaled=num_scaled)

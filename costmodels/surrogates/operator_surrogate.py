@@ -269,9 +269,8 @@ def fit_operators(
     by_key: dict[Key, list[OperatorErrors]] = {}
     for some in errors:
         if len(some.log_error):
-            by_key.setdefault(key_of(some.kind, some.phase), []).append(
-                _subtract_isolated(some, lone) if lone else some
-            )
+            left = _subtract_isolated(some, lone) if lone else some
+            by_key.setdefault(key_of(some.kind, some.phase), []).append(left)
     return OperatorSurrogate(processes={key: _fit_kind(key[0], some, form) for key, some in by_key.items()}, alone=lone)
 
 
@@ -352,7 +351,6 @@ def points_of(kind: OpKind, shape: FloatArray) -> Points:
 
 
 def _subtract_isolated(errors: OperatorErrors, alone: Mapping[IsolatedKey, KindProcess]) -> OperatorErrors:
-    """Subtract the expected errors of the isolated operators."""
     left = errors.log_error.copy()
     roles = np.array(errors.roles or [""] * len(left))
     # an operator of a role that was never measured alone keeps its whole error
@@ -364,7 +362,6 @@ def _subtract_isolated(errors: OperatorErrors, alone: Mapping[IsolatedKey, KindP
 
 
 def _fit_kind(kind: OpKind, some: Sequence[OperatorErrors], form: Form) -> KindProcess:
-    """Fit the process of one kind and phase to all its measurements."""
     shape = np.concatenate([errors.shape for errors in some])
     values = np.concatenate([errors.log_error for errors in some])
     variance = np.concatenate([errors.variance for errors in some])

@@ -95,17 +95,10 @@ def predict(measured: MeasuredSetting, grid: ConfigGrid, *, memory: MemoryEstima
         features=configuration_features(setting.job, setting.cluster, grid, estimate),
         needed_bytes=needed,
         capacity_bytes=memory.capacity_bytes,
-        peak_bytes=_measured_peak(measured, grid, memory),
+        peak_bytes=measured.peak_bytes(grid, memory),
         memory_shares=np.stack([memory.parts_bytes[part] / needed for part in MEMORY_PARTS], axis=1),
         memory_error=setting.runtime.memory_error,
     )
-
-
-def _measured_peak(measured: MeasuredSetting, grid: ConfigGrid, memory: MemoryEstimate) -> FloatArray:
-    """Return the memory peak [n] as the setting's trials measure it, on the stage that they observe."""
-    if measured.stage != "fullest":
-        memory = estimate_memory(measured.setting, grid, stage=measured.stage)
-    return memory.peak_as(measured.memory)
 
 
 def together(parts: Sequence[Predicted], at: Sequence[IntArray]) -> Predicted:

@@ -329,7 +329,6 @@ class Fitted:
         return float((before[0] + found) / (before[0] + before[1] + len(self.surprise)))
 
     def _outlier_size(self) -> float:
-        """Return the mean log excess of outliers."""
         return float(np.mean([OUTLIER_SIZE, *np.sqrt(self.surprise[self.surprise > 0])]))
 
     def mean_and_deviation(self, at: IntArray) -> tuple[FloatArray, FloatArray]:
@@ -413,7 +412,6 @@ class Surrogate:
 
 
 def _with_column(points: Points, value: float) -> Points:
-    """Return the points with one more linear column of a constant value."""
     return replace(points, linear=np.concatenate([points.linear, np.full((len(points), 1), value)], axis=1))
 
 

@@ -128,7 +128,6 @@ def _use(model: object) -> None:
     """What every command asks of a model."""
     assert model.num_parameters > 0  # type: ignore[attr-defined] # a ModelSpec
     assert model.model_flops_per_token(4096) > 0  # type: ignore[attr-defined] # a ModelSpec
-    assert model.mtp_parameters >= 0  # type: ignore[attr-defined] # a ModelSpec
 
 
 def _read_profile(data: bytes, folder: Path) -> None:

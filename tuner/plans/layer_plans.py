@@ -23,11 +23,10 @@ from costmodels.job.layer_change import LayerChange
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.proxy_job import least_layers, with_layers
 from costmodels.job.training_job import TrainingJob
-from costmodels.sharding.block_figures import block_figures, ratios
+from costmodels.sharding.block_figures import block_figures, ratios, runs_once
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
 from costmodels.sharding.graph import Graph, TensorKind
-from costmodels.sharding.layer_figures import runs_once
 from costmodels.sharding.layouts import local_share
 from costmodels.sharding.plan import NONE, Plan, PlanCost, cost_of, written_layout
 from costmodels.sharding.plan_totals import collective_lines, collectives_by_kind

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from costmodels.sharding.graph import CONSTANT
+from costmodels.sharding.layouts import Layout
 from costmodels.sharding.plan import Plan
 
 Order = tuple[int, ...]
@@ -57,14 +58,14 @@ class AxisOrders:
 
     def read(self, op: int, operand: int) -> tuple[Order, ...]:
         """Return the axes on each dim of an operand as an operator reads it."""
-        layout = self.plan.wanted(op, operand)
-        rank = len(self.plan.graph.tensors[self.plan.graph.ops[op].operands[operand]].shape)
-        return tuple(self._of_op(op, _axes_on(layout, dim)) for dim in range(rank))
+        return self._at_op(op, self.plan.graph.ops[op].operands[operand], self.plan.wanted(op, operand))
 
     def written(self, op: int, result: int) -> tuple[Order, ...]:
         """Return the axes on each dim of a result as an operator writes it."""
-        layout = self.plan.written(op, result)
-        rank = len(self.plan.graph.tensors[self.plan.graph.ops[op].results[result]].shape)
+        return self._at_op(op, self.plan.graph.ops[op].results[result], self.plan.written(op, result))
+
+    def _at_op(self, op: int, tensor: int, layout: Layout) -> tuple[Order, ...]:
+        rank = len(self.plan.graph.tensors[tensor].shape)
         return tuple(self._of_op(op, _axes_on(layout, dim)) for dim in range(rank))
 
     def _of_op(self, op: int, axes: Order) -> Order:
@@ -152,18 +153,11 @@ def axis_orders(plan: Plan) -> AxisOrders:
                 )
         if orders == before:
             break
+    several = {node: orders[one] for node, one in class_of.items() if len(orders[one]) > 1}
     return AxisOrders(
         plan=plan,
-        of_factor={
-            (node.owner, node.part): orders[one]
-            for node, one in class_of.items()
-            if not node.is_tensor and len(orders[one]) > 1
-        },
-        of_dim={
-            (node.owner, node.part): orders[one]
-            for node, one in class_of.items()
-            if node.is_tensor and len(orders[one]) > 1
-        },
+        of_factor={(node.owner, node.part): order for node, order in several.items() if not node.is_tensor},
+        of_dim={(node.owner, node.part): order for node, order in several.items() if node.is_tensor},
         broken=tuple(
             dict.fromkeys(
                 edge.where

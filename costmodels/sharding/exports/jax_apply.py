@@ -234,7 +234,6 @@ class _Run:
         return _Array(value=self._move(value, before, lies), number=number)
 
     def _place_results(self, step: Step, values: Sequence[Any]) -> list[_Array]:
-        """Return an operator's results in their own layouts."""
         op = self.ops.get(step.name)
         return [
             self._place_value(value, number, None if op is None else self.orders.written(op, slot))
@@ -317,7 +316,6 @@ class _Run:
         return [read(atom) for atom in jaxpr.outvars]
 
     def _run_call(self, equation: JaxprEqn, operands: list[_Array]) -> list[_Array]:
-        """Evaluate a called function."""
         inner = next(equation.params[key] for key in INLINED[equation.primitive.name] if key in equation.params)
         if equation.params.get("differentiated") and equation.params.get("prevent_cse"):
             # JAX lowers a checkpoint in the same way. Without the barrier, XLA would merge the recomputation with the

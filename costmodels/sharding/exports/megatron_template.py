@@ -174,13 +174,8 @@ class _Mismatch:
         others = len(self.ops) - 1
         count = f", from which {others} more operators differ" if others else ""
         # Describe Megatron-LM's layout at this operator in the words of the plan's layout.
-        there = (
-            "leaves it whole"
-            if expected == WHOLE
-            else "cuts its states by one dim"
-            if expected == ANY
-            else (f"cuts its {expected[0]}")
-        )
+        words = {WHOLE: "leaves it whole", ANY: "cuts its states by one dim"}
+        there = words.get(expected) or f"cuts its {expected[0]}"
         return ConfigError(
             f"can't be run by Megatron-LM: axis {plan.mesh.names[self.axis]} is closest to "
             f"{self.role.in_words}{count}; at {op.name} the plan {seen} along it, but Megatron-LM {there}",

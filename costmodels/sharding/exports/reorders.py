@@ -17,8 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from costmodels.sharding.exports.axis_order import AxisOrders, Order
-from costmodels.sharding.graph import CONSTANT
+from costmodels.sharding.exports.axis_order import Order
 
 Orders = tuple[Order, ...]
 """Axes on each dim of a tensor, major to minor."""
@@ -35,23 +34,6 @@ class Way:
 
     layouts: tuple[Orders, ...]
     permuted_bytes: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reorder:
-    """A tensor whose parts are permuted at one operator.
-
-    Attributes:
-        tensor: Number of the permuted tensor.
-        op: Number of the operator that writes or reads it.
-        permuted_bytes: Bytes that each device sends for the permutation in one execution.
-        times: Number of executions in a step.
-    """
-
-    tensor: int
-    op: int
-    permuted_bytes: float
-    times: int
 
 
 def way(before: Orders, after: Orders, num_bytes: float, sizes: Sequence[int]) -> Way:
@@ -81,27 +63,6 @@ def way(before: Orders, after: Orders, num_bytes: float, sizes: Sequence[int]) -
             )
         )
     return min(ways, key=lambda each: each.permuted_bytes)
-
-
-def reorders(orders: AxisOrders) -> tuple[Reorder, ...]:
-    """Return all permutations of a plan; a tensor that several operators want in one layout counts once."""
-    plan = orders.plan
-    graph, sizes = plan.graph, plan.mesh.sizes
-    found = []
-    for tensor in dict.fromkeys(tensor for tensor, _ in orders.broken):
-        num_bytes = graph.tensors[tensor].num_bytes
-        maker, slot = graph.maker[tensor]
-        lies = orders.lying(tensor)
-        places = [(maker, orders.written(maker, slot), lies, graph.sums[tensor])]
-        if graph.ops[maker].primitive != CONSTANT:
-            # Reversed, so that the first reader of each layout remains.
-            wanted = {orders.read(use.op, use.operand): use for use in reversed(graph.uses[tensor])}
-            places += [(use.op, lies, layout, use.times) for layout, use in wanted.items()]
-        for op, before, after, times in places:
-            permuted_bytes = way(before, after, num_bytes, sizes).permuted_bytes if before != after else 0.0
-            if permuted_bytes:
-                found.append(Reorder(tensor=tensor, op=op, permuted_bytes=permuted_bytes, times=times))
-    return tuple(found)
 
 
 def _sort_axes(one: Orders, other: Orders, leader: Orders) -> Orders:

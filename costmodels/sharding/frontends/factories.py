@@ -53,12 +53,9 @@ def step_of_factory(name: str, *, option: str = "--jax") -> JaxStep:
     """
     made = _call_factory(name, option, "jax", "JAX")
     if not (_is_step(made) and callable(made[0])):
-        raise ConfigError(
-            "must return (function, arguments) or (function, arguments, donated)",
-            key=option,
-            value=name,
-            nearest="arguments are a tuple of trees of jax.ShapeDtypeStruct",
-        )
+        rule = "must return (function, arguments) or (function, arguments, donated)"
+        nearest = "arguments are a tuple of trees of jax.ShapeDtypeStruct"
+        raise ConfigError(rule, key=option, value=name, nearest=nearest)
     return made[0], tuple(made[1]), tuple(made[2]) if len(made) == 3 else ()
 
 
@@ -75,12 +72,9 @@ def graph_of_torch_factory(name: str, *, option: str = "--torch") -> Graph:
     from costmodels.sharding.frontends.torch.graph import graph_of_torch, is_module  # noqa: PLC0415 # torch may be missing
 
     if not (_is_step(made) and is_module(made[0]) and all(map(callable, made[2:]))):
-        raise ConfigError(
-            "must return (module, inputs) or (module, inputs, loss)",
-            key=option,
-            value=name,
-            nearest="inputs are a tuple of trees of tensors, and loss(module, *inputs) is a scalar",
-        )
+        rule = "must return (module, inputs) or (module, inputs, loss)"
+        nearest = "inputs are a tuple of trees of tensors, and loss(module, *inputs) is a scalar"
+        raise ConfigError(rule, key=option, value=name, nearest=nearest)
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
     log.setLevel(logging.CRITICAL)  # its traceback would repeat the message below
@@ -88,9 +82,8 @@ def graph_of_torch_factory(name: str, *, option: str = "--torch") -> Graph:
         return graph_of_torch(*made)
     except RuntimeError as error:  # torch raises it for wrong shapes and for values that are unknown while tracing
         reason = " ".join(str(error).splitlines()[0].split())
-        raise ConfigError(
-            f"can't be traced: {reason}", key=option, value=name, nearest="a module that runs on the device meta"
-        ) from error
+        nearest = "a module that runs on the device meta"
+        raise ConfigError(f"can't be traced: {reason}", key=option, value=name, nearest=nearest) from error
     finally:
         log.setLevel(level)
 
@@ -107,12 +100,8 @@ def _call_factory(name: str, option: str, library: str, title: str) -> Any:
         raise ConfigError("must be module:factory", key=option, value=name, nearest=EXAMPLE)
     # Without this check, the library's absence would look like an import error of the user's module.
     if importlib.util.find_spec(library) is None:
-        raise ConfigError(
-            f"needs {title}, which is not installed here",
-            key=option,
-            value=name,
-            nearest=f"pip install 'meshtune[{library}]'",
-        )
+        nearest = f"pip install 'meshtune[{library}]'"
+        raise ConfigError(f"needs {title}, which is not installed here", key=option, value=name, nearest=nearest)
     factory = _find_factory(module_name, factory_name, name, option)
     if not callable(factory):
         raise ConfigError("is not a function", key=option, value=name, nearest=EXAMPLE)
@@ -136,7 +125,6 @@ def _find_factory(module_name: str, factory_name: str, name: str, option: str) -
             and f"{value.__module__}.".startswith(f"{module.__name__}.")  # a package re-exports what its modules have
             and not each.startswith("_")
         ]
-        raise ConfigError(
-            f"is not defined in {module_name}", key=option, value=name, nearest=did_you_mean(factory_name, able)
-        )
+        nearest = did_you_mean(factory_name, able)
+        raise ConfigError(f"is not defined in {module_name}", key=option, value=name, nearest=nearest)
     return getattr(module, factory_name)

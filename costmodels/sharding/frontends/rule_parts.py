@@ -7,7 +7,7 @@ carry no factor. A rule depends on shapes and parameters only.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +53,11 @@ class Loops:
     def rule(self, operands: Sequence[Place], results: Sequence[Place]) -> Rule:
         """Return the rule with all factors so far."""
         return Rule(factors=tuple(self.factors), operands=tuple(operands), results=tuple(results))
+
+
+def same_rule(words: str, rule: Callable[[Call], Rule]) -> dict[str, Callable[[Call], Rule]]:
+    """Return a table with one rule for all names in a text."""
+    return dict.fromkeys(words.split(), rule)
 
 
 def replace_factors(place: Place, changes: Mapping[int, tuple[int, ...]]) -> Place:

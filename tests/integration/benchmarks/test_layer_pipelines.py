@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.papers.layer_figures import LayerFigures, Share
 from benchmarks.papers.layer_pipelines import pipeline_of_figures, with_best_stages, with_equal_shares
-from costmodels.sharding.layer_figures import LayerFigures, Share
 from tuner.planners.engine.outcome import Limits
 
 FIGURES = LayerFigures(

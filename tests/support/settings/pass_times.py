@@ -44,7 +44,7 @@ def pass_times(order: PassOrder, pass_s: FloatArray, transfer_s: FloatArray) -> 
         ValueError: If the passes wait for each other.
     """
     last = order.pp * order.vpp - 1
-    virtual = order.virtual_stage
+    virtual = order.chunk * order.pp + order.stage
     duration_s = pass_s[order.kind, virtual].tolist()
     needs, delay_s = _needs(order, virtual, last, transfer_s)
     end_s = [-1.0] * len(duration_s)

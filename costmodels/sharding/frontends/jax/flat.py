@@ -112,7 +112,6 @@ class Flat:
         return self.inline(inner, [], operands, place)
 
     def _add_operator(self, equation: JaxprEqn, operands: list[int], place: Place) -> list[int]:
-        """Add one operator and its results."""
         primitive = equation.primitive.name
         kind = TensorKind.GRADIENT if place.is_backward else TensorKind.ACTIVATION
         name = self._names.new(place.scopes, primitive, is_backward=place.is_backward)

@@ -96,7 +96,6 @@ Leaf = tuple[tuple[str, ...], Any]
 
 
 def _name_arguments(fn: Callable[..., Any], count: int) -> list[str]:
-    """Return the names of a function's first arguments."""
     names: list[str] = []
     for parameter in inspect.signature(fn).parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -107,7 +106,6 @@ def _name_arguments(fn: Callable[..., Any], count: int) -> list[str]:
 
 
 def _find_numbers(donated: Sequence[str | int], names: Sequence[str]) -> set[int]:
-    """Return the positions of donated arguments."""
     found = set()
     for one in donated:
         # JAX allows both names and positions, and so does this option.
@@ -124,7 +122,6 @@ def _find_numbers(donated: Sequence[str | int], names: Sequence[str]) -> set[int
 
 
 def _list_leaves(tree: Any) -> list[Leaf]:
-    """Return the leaves of a tree with their paths."""
     found, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [(tuple(jax.tree_util.keystr((key,), simple=True) for key in path), leaf) for path, leaf in found]
 

@@ -30,7 +30,9 @@ from costmodels.sharding.frontends.rule_parts import (
     rearrange_rule,
     replace_factors,
     reshape_rule,
+    same_rule,
     slice_rule,
+    without,
 )
 from costmodels.sharding.graph import CARRY, NEXT, STACK, UNSTACK
 
@@ -110,14 +112,14 @@ def _squeeze(call: Call) -> Rule:
     loops = Loops()
     operand = loops.dims(call.operands[0])
     dropped = call.params["dimensions"]
-    return loops.rule([operand], [tuple(place for dim, place in enumerate(operand) if dim not in dropped)])
+    return loops.rule([operand], [without(operand, dropped)])
 
 
 def _expand_dims(call: Call) -> Rule:
     loops = Loops()
     result = loops.dims(call.results[0])
     added = call.params["dimensions"]
-    return loops.rule([tuple(place for dim, place in enumerate(result) if dim not in added)], [result])
+    return loops.rule([without(result, added)], [result])
 
 
 def _dot_general(call: Call) -> Rule:
@@ -223,33 +225,21 @@ def _arg_reduce(call: Call) -> Rule:
 
 
 def _drop_axes(call: Call, kind: FactorKind) -> Rule:
-    """Return the rule of a primitive that drops some dims."""
     loops = Loops()
     axes = call.params["axes"]
     operand = tuple(
         loops.dim(size, kind if dim in axes else FactorKind.MAP) for dim, size in enumerate(call.operands[0])
     )
-    return loops.rule([operand], [tuple(place for dim, place in enumerate(operand) if dim not in axes)])
+    return loops.rule([operand], [without(operand, axes)])
 
 
-def _cumulative(call: Call) -> Rule:
-    return along(call, call.params["axis"])
-
-
-def _sort(call: Call) -> Rule:
-    return along(call, call.params["dimension"])
+def _along(key: str) -> Callable[[Call], Rule]:
+    """Return the rule of primitives that need one dim whole, which this parameter names."""
+    return lambda call: along(call, call.params[key])
 
 
 def _top_k(call: Call) -> Rule:
     return along(call, call.params.get("axis", -1) % len(call.operands[0]))
-
-
-def _split(call: Call) -> Rule:
-    return along(call, call.params["axis"])
-
-
-def _concatenate(call: Call) -> Rule:
-    return along(call, call.params["dimension"])
 
 
 def _pad(call: Call) -> Rule:
@@ -410,52 +400,28 @@ RULES: Mapping[str, Callable[[Call], Rule]] = {
     NEXT: elementwise,
     STACK: _stack,
     UNSTACK: _unstack,
-    "argmax": _arg_reduce,
-    "argmin": _arg_reduce,
+    **same_rule("argmax argmin", _arg_reduce),
     "bitcast_convert_type": _bitcast,
     "broadcast_in_dim": _broadcast_in_dim,
-    "concatenate": _concatenate,
     "conv_general_dilated": _conv_general_dilated,
-    "cumlogsumexp": _cumulative,
-    "cummax": _cumulative,
-    "cummin": _cumulative,
-    "cumprod": _cumulative,
-    "cumsum": _cumulative,
-    "device_put": _pairwise,
+    **same_rule("cumlogsumexp cummax cummin cumprod cumsum split", _along("axis")),
+    **same_rule("concatenate sort", _along("dimension")),
+    **same_rule("device_put optimization_barrier", _pairwise),
     "dot_general": _dot_general,
-    "dynamic_slice": slice_rule,
+    **same_rule("dynamic_slice slice", slice_rule),
     "dynamic_update_slice": _dynamic_update_slice,
     "expand_dims": _expand_dims,
     "gather": _gather,
-    "optimization_barrier": _pairwise,
     "pad": _pad,
     "random_bits": _random,
-    "random_fold_in": blocked_rule,  # keys are small, and every device needs them whole
-    "random_seed": blocked_rule,
-    "random_split": blocked_rule,
-    "random_unwrap": blocked_rule,
-    "random_wrap": blocked_rule,
-    "reduce_and": _reduce,
-    "reduce_max": _reduce,
-    "reduce_min": _reduce,
-    "reduce_or": _reduce,
-    "reduce_prod": _reduce,
-    "reduce_sum": _reduce,
-    "reduce_window_max": _reduce_window,
-    "reduce_window_min": _reduce_window,
-    "reduce_window_sum": _reduce_window,
-    "reduce_xor": _reduce,
+    # keys are small, and every device needs them whole
+    **same_rule("random_fold_in random_seed random_split random_unwrap random_wrap", blocked_rule),
+    **same_rule("reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor", _reduce),
+    **same_rule("reduce_window_max reduce_window_min reduce_window_sum", _reduce_window),
     "reshape": _reshape,
     "rev": _rev,
-    "scatter": _scatter,
-    "scatter-add": _scatter,
-    "scatter-max": _scatter,
-    "scatter-min": _scatter,
-    "scatter-mul": _scatter,
+    **same_rule("scatter scatter-add scatter-max scatter-min scatter-mul", _scatter),
     "select_and_scatter_add": _select_and_scatter_add,
-    "slice": slice_rule,
-    "sort": _sort,
-    "split": _split,
     "squeeze": _squeeze,
     "top_k": _top_k,
     "transpose": _transpose,

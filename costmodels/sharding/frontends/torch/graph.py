@@ -83,7 +83,6 @@ def graph_of(program: Program) -> Graph:
 
 
 def _add_update(build: FlatBuilder, number: int, argument: Argument, gradient: int | None) -> None:
-    """Add the optimizer's update of a parameter and its moments."""
     assert gradient is not None, f"the gradient of {argument.name!r} is a tensor"
     array, builder = build.values[number], build.builder
     parameter = build.tensors[number]

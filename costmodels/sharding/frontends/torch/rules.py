@@ -38,6 +38,7 @@ from costmodels.sharding.frontends.rule_parts import (
     rearrange_rule,
     replace_factors,
     reshape_rule,
+    same_rule,
     slice_rule,
     without,
 )
@@ -190,7 +191,6 @@ def _reduce_whole(call: Call) -> Rule:
 
 
 def _reduce_dims(call: Call, kind: FactorKind) -> Rule:
-    """Return the rule of an operator that reduces some dims."""
     loops = Loops()
     dims = _dims(call)
     operand = tuple(
@@ -518,28 +518,23 @@ def _attention(call: Call) -> Rule:
     )
 
 
-def _repeat_rule(words: str, rule: Callable[[Call], Rule]) -> dict[str, Callable[[Call], Rule]]:
-    """Return a table with one rule for all names in a text."""
-    return dict.fromkeys(words.split(), rule)
-
-
 VIEWS = frozenset(("_unsafe_view", "expand", "permute", "squeeze", "t", "transpose", "unsqueeze", "view"))
 """Operators whose result has the operand's elements in new positions; `expand` repeats them."""
 
 RULES: Mapping[str, Callable[[Call], Rule]] = {
-    **_repeat_rule("_to_copy copy copy_ expand", elementwise),
-    **_repeat_rule("mm bmm addmm baddbmm", _product),
-    **_repeat_rule("view _unsafe_view reshape", _view),
-    **_repeat_rule("permute transpose t", _permute),
+    **same_rule("_to_copy copy copy_ expand", elementwise),
+    **same_rule("mm bmm addmm baddbmm", _product),
+    **same_rule("view _unsafe_view reshape", _view),
+    **same_rule("permute transpose t", _permute),
     "squeeze": _squeeze,
     "unsqueeze": _unsqueeze,
-    **_repeat_rule("sum mean amax amin any all prod", _reduce),
-    **_repeat_rule("argmax argmin max min median", _reduce_whole),
-    **_repeat_rule("_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data", _along),
-    **_repeat_rule("cumsum cumprod _cumsum logcumsumexp topk sort split split_with_sizes slice_scatter", _along),
+    **same_rule("sum mean amax amin any all prod", _reduce),
+    **same_rule("argmax argmin max min median", _reduce_whole),
+    **same_rule("_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data", _along),
+    **same_rule("cumsum cumprod _cumsum logcumsumexp topk sort split split_with_sizes slice_scatter", _along),
     "cat": _cat,
     "stack": _stack,
-    **_repeat_rule("select unbind", _select),
+    **same_rule("select unbind", _select),
     "select_scatter": _select_scatter,
     "slice": slice_rule,
     "constant_pad_nd": _pad,
@@ -547,12 +542,12 @@ RULES: Mapping[str, Callable[[Call], Rule]] = {
     "embedding": _embedding,
     "embedding_dense_backward": _embedding_backward,
     "gather": _gather,
-    **_repeat_rule("scatter scatter_add", _scatter),
+    **same_rule("scatter scatter_add", _scatter),
     "index": _index,
     "index_put": _index_put,
-    **_repeat_rule("native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward", _norm),
-    **_repeat_rule("native_group_norm native_group_norm_backward", _group_norm),
-    **_repeat_rule(
+    **same_rule("native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward", _norm),
+    **same_rule("native_group_norm native_group_norm_backward", _group_norm),
+    **same_rule(
         """
         max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d
         _adaptive_avg_pool2d_backward upsample_nearest2d upsample_nearest2d_backward upsample_bilinear2d
@@ -560,8 +555,8 @@ RULES: Mapping[str, Callable[[Call], Rule]] = {
         """,
         _images,
     ),
-    **_repeat_rule("avg_pool1d upsample_nearest1d upsample_nearest1d_backward", partial(_images, space=1)),
-    **_repeat_rule("convolution convolution_backward", _convolution),
-    **_repeat_rule(f"{_ATTENTION} {_ATTENTION_BACKWARD}", _attention),
+    **same_rule("avg_pool1d upsample_nearest1d upsample_nearest1d_backward", partial(_images, space=1)),
+    **same_rule("convolution convolution_backward", _convolution),
+    **same_rule(f"{_ATTENTION} {_ATTENTION_BACKWARD}", _attention),
 }
 """Rules of operators that torch does not tag as pointwise."""

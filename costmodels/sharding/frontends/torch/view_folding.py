@@ -14,9 +14,12 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from costmodels.sharding.dims import Factor, FactorKind, Place, Rule
 from costmodels.sharding.frontends.flat_program import Kernel
+
+T = TypeVar("T")
 
 Pieces = list[tuple[int, int]]
 """Pieces of a factor: sizes, each with a number that it shares with a piece of the other rule."""
@@ -106,14 +109,9 @@ def _fold_operand_view(kernel: Kernel, slot: int, view: Kernel) -> Kernel | None
     rule = compose_rule(kernel.rule, kernel.rule.operands[slot], view.rule, view.rule.results[0], view.rule.operands[0])
     if rule is None:
         return None
-    operands = list(kernel.step.operands)
     # Skip the view: read its operand, at the place that the composed rule gives.
-    operands[slot] = view.step.operands[0]
-    places = list(rule.refined.operands)
-    places[slot] = rule.far
-    return replace(
-        kernel, step=replace(kernel.step, operands=tuple(operands)), rule=replace(rule.refined, operands=tuple(places))
-    )
+    step = replace(kernel.step, operands=_put(kernel.step.operands, slot, view.step.operands[0]))
+    return replace(kernel, step=step, rule=replace(rule.refined, operands=_put(rule.refined.operands, slot, rule.far)))
 
 
 def _fold_result_view(kernel: Kernel, slot: int, view: Kernel) -> Kernel | None:
@@ -128,13 +126,12 @@ def _fold_result_view(kernel: Kernel, slot: int, view: Kernel) -> Kernel | None:
     rule = compose_rule(kernel.rule, kernel.rule.results[slot], view.rule, view.rule.operands[0], view.rule.results[0])
     if rule is None:
         return None
-    results = list(kernel.step.results)
-    results[slot] = view.step.results[0]
-    places = list(rule.refined.results)
-    places[slot] = rule.far
-    return replace(
-        kernel, step=replace(kernel.step, results=tuple(results)), rule=replace(rule.refined, results=tuple(places))
-    )
+    step = replace(kernel.step, results=_put(kernel.step.results, slot, view.step.results[0]))
+    return replace(kernel, step=step, rule=replace(rule.refined, results=_put(rule.refined.results, slot, rule.far)))
+
+
+def _put(items: tuple[T, ...], slot: int, item: T) -> tuple[T, ...]:
+    return (*items[:slot], item, *items[slot + 1 :])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

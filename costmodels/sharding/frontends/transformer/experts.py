@@ -46,12 +46,12 @@ def routing(step: TrainingStep, name: str, logits: int) -> int:
     """Add the routing: weights of the chosen experts, zeros for the others. It needs all experts of a token."""
     (made,) = step.along(name, "routing", (logits,), (logits,), blocked=("experts",))
 
-    def gradients() -> None:
-        operands = (logits, step.gradient(made))
-        (to_logits,) = step.along(f"{name}.gradient", "routing_gradient", operands, (logits,), blocked=("experts",))
-        step.give(logits, to_logits)
-
-    step.on_backward(gradients)
+    step.on_backward_of(
+        made,
+        lambda each: step.along(f"{name}.gradient", "routing_gradient", each, (logits,), blocked=("experts",)),
+        (logits, None),
+        (logits,),
+    )
     return made
 
 
@@ -59,17 +59,13 @@ def dispatch(step: TrainingStep, name: str, x: int, weights: int) -> int:
     """Add the copy of tokens into the slots of their experts; the routing alone determines the slots."""
     (made,) = step.op(name, "dispatch", f"{TOKENS}, {ROUTING} -> {SLOTS}", (x, weights), blocked=_WHOLE)
 
-    def gradients() -> None:
-        (to_x,) = step.op(
-            f"{name}.gradient",
-            "dispatch_gradient",
-            f"{SLOTS}, {ROUTING} -> {TOKENS}",
-            (step.gradient(made), weights),
-            blocked=_WHOLE,
-        )
-        step.give(x, to_x)
-
-    step.on_backward(gradients)
+    pattern = f"{SLOTS}, {ROUTING} -> {TOKENS}"
+    step.on_backward_of(
+        made,
+        lambda operands: step.op(f"{name}.gradient", "dispatch_gradient", pattern, operands, blocked=_WHOLE),
+        (None, weights),
+        (x,),
+    )
     return made
 
 
@@ -77,20 +73,17 @@ def combine(step: TrainingStep, name: str, slots: int, weights: int) -> int:
     """Add the sum of each token's expert outputs, weighted by the routing."""
     (made,) = step.op(name, "combine", f"{SLOTS}, {ROUTING} -> {TOKENS}", (slots, weights), blocked=_WHOLE)
 
-    def gradients() -> None:
-        # The gradient of the weights needs the experts' outputs again.
-        to_slots, to_weights = step.op(
-            f"{name}.gradient",
-            "combine_gradient",
-            f"{TOKENS}, {SLOTS}, {ROUTING} -> {SLOTS}, {ROUTING}",
-            (step.gradient(made), slots, weights),
-            results=(Result(label="slots"), Result(label="weights")),
-            blocked=_WHOLE,
-        )
-        step.give(slots, to_slots)
-        step.give(weights, to_weights)
-
-    step.on_backward(gradients)
+    pattern = f"{TOKENS}, {SLOTS}, {ROUTING} -> {SLOTS}, {ROUTING}"
+    results = (Result(label="slots"), Result(label="weights"))
+    # The gradient of the weights needs the experts' outputs again.
+    step.on_backward_of(
+        made,
+        lambda operands: step.op(
+            f"{name}.gradient", "combine_gradient", pattern, operands, results=results, blocked=_WHOLE
+        ),
+        (None, slots, weights),
+        (slots, weights),
+    )
     return made
 
 
@@ -98,16 +91,11 @@ def shared_gate(step: TrainingStep, name: str, x: int, gate: int) -> int:
     """Add the scaling of each token's vector by the sigmoid of its gate's logit."""
     (made,) = step.along(name, "sigmoid_scale", (x, gate), (x,))
 
-    def gradients() -> None:
-        to_x, to_gate = step.along(
-            f"{name}.gradient",
-            "sigmoid_scale_gradient",
-            (x, gate, step.gradient(made)),
-            (x, gate),
-            results=(Result(label="data"), Result(label="gate")),
-        )
-        step.give(x, to_x)
-        step.give(gate, to_gate)
-
-    step.on_backward(gradients)
+    results = (Result(label="data"), Result(label="gate"))
+    step.on_backward_of(
+        made,
+        lambda operands: step.along(f"{name}.gradient", "sigmoid_scale_gradient", operands, (x, gate), results=results),
+        (x, gate, None),
+        (x, gate),
+    )
     return made

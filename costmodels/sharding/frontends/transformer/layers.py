@@ -123,21 +123,16 @@ def norm(step: TrainingStep, name: str, x: int, *, over: str, has_bias: bool = F
     primitive = "layer_norm" if has_bias else "rms_norm"
     (made,) = step.along(name, primitive, (x, *parameters), (x,), blocked=(over,))
 
-    def gradients() -> None:
-        labels = ("weight", "bias")[: len(parameters)]
-        to_x, *to_parameters = step.along(
-            f"{name}.gradient",
-            f"{primitive}_gradient",
-            (x, parameters[0], step.gradient(made)),
-            (x, *parameters),
-            results=(Result(), *(Result(label=label, kind=TensorKind.GRADIENT) for label in labels)),
-            blocked=(over,),
-        )
-        step.give(x, to_x)
-        for parameter, to_parameter in zip(parameters, to_parameters, strict=True):
-            step.give(parameter, to_parameter)
-
-    step.on_backward(gradients)
+    labels = ("weight", "bias")[: len(parameters)]
+    results = (Result(), *(Result(label=label, kind=TensorKind.GRADIENT) for label in labels))
+    step.on_backward_of(
+        made,
+        lambda operands: step.along(
+            f"{name}.gradient", f"{primitive}_gradient", operands, (x, *parameters), results=results, blocked=(over,)
+        ),
+        (x, parameters[0], None),
+        (x, *parameters),
+    )
     return made
 
 
@@ -157,12 +152,12 @@ def rotary(step: TrainingStep, name: str, x: int) -> int:
     """Add the rotary position embedding, which needs each head whole."""
     (made,) = step.along(name, "rotary", (x,), (x,), blocked=("head_dim",))
 
-    def gradients() -> None:
-        given = (step.gradient(made),)
-        (to_x,) = step.along(f"{name}.gradient", "rotary_gradient", given, given, blocked=("head_dim",))
-        step.give(x, to_x)
-
-    step.on_backward(gradients)
+    step.on_backward_of(
+        made,
+        lambda given: step.along(f"{name}.gradient", "rotary_gradient", given, given, blocked=("head_dim",)),
+        (None,),
+        (x,),
+    )
     return made
 
 
@@ -174,19 +169,15 @@ def latent_key(step: TrainingStep, name: str, plain: int, turned: int) -> int:
     blocked = ("plain_dim", "rotary_dim", "head_dim")
     (made,) = step.op(name, "latent_key", f"{', '.join(parts)} -> {whole}", (plain, turned), blocked=blocked)
 
-    def gradients() -> None:
-        to_parts = step.op(
-            f"{name}.gradient",
-            "latent_key_gradient",
-            f"{whole} -> {', '.join(parts)}",
-            (step.gradient(made),),
-            results=(Result(label="plain"), Result(label="rotary")),
-            blocked=blocked,
-        )
-        for part, to_part in zip((plain, turned), to_parts, strict=True):
-            step.give(part, to_part)
-
-    step.on_backward(gradients)
+    pattern, results = f"{whole} -> {', '.join(parts)}", (Result(label="plain"), Result(label="rotary"))
+    step.on_backward_of(
+        made,
+        lambda given: step.op(
+            f"{name}.gradient", "latent_key_gradient", pattern, given, results=results, blocked=blocked
+        ),
+        (None,),
+        (plain, turned),
+    )
     return made
 
 
@@ -221,21 +212,21 @@ def attention_core(
         precision=precision,
     )
 
-    def gradients() -> None:
-        to_inputs = step.op(
+    step.on_backward_of(
+        made,
+        lambda operands: step.op(
             f"{name}.gradient",
             "attention_gradient" if is_causal else "full_attention_gradient",
             f"{q}, {k}, {v}, {context}, {normaliser}, {context} -> {q}, {k}, {v}",
-            (queries, keys, values, made, sums, step.gradient(made)),
+            operands,
             results=(Result(label="queries"), Result(label="keys"), Result(label="values")),
             blocked=blocked,
             flop=2.5 * flop,
             precision=precision,
-        )
-        for tensor, to_tensor in zip((queries, keys, values), to_inputs, strict=True):
-            step.give(tensor, to_tensor)
-
-    step.on_backward(gradients)
+        ),
+        (queries, keys, values, made, sums, None),
+        (queries, keys, values),
+    )
     return made
 
 
@@ -256,17 +247,13 @@ def activation(step: TrainingStep, name: str, x: int, pattern: str, *, is_gated:
     primitive = "gated_activation" if is_gated else "activation"
     (made,) = step.op(name, primitive, f"{inputs} -> {pattern}", (x,), blocked=blocked)
 
-    def gradients() -> None:
-        (to_x,) = step.op(
-            f"{name}.gradient",
-            f"{primitive}_gradient",
-            f"{inputs}, {pattern} -> {inputs}",
-            (x, step.gradient(made)),
-            blocked=blocked,
-        )
-        step.give(x, to_x)
-
-    step.on_backward(gradients)
+    backward = f"{inputs}, {pattern} -> {inputs}"
+    step.on_backward_of(
+        made,
+        lambda operands: step.op(f"{name}.gradient", f"{primitive}_gradient", backward, operands, blocked=blocked),
+        (x, None),
+        (x,),
+    )
     return made
 
 
@@ -276,17 +263,15 @@ def embedding(step: TrainingStep, name: str, tokens: int, table: int) -> int:
     rows, hidden = "vocabulary hidden", "batch sequence hidden"
     (made,) = step.op(name, "embedding", f"batch sequence, {rows} -> {hidden}", (tokens, table))
 
-    def gradients() -> None:
-        (to_table,) = step.op(
-            f"{name}.gradient",
-            "embedding_gradient",
-            f"batch sequence, {hidden} -> {rows}",
-            (tokens, step.gradient(made)),
-            results=(OF_A_PARAMETER,),
-        )
-        step.give(table, to_table)
-
-    step.on_backward(gradients)
+    backward = f"batch sequence, {hidden} -> {rows}"
+    step.on_backward_of(
+        made,
+        lambda operands: step.op(
+            f"{name}.gradient", "embedding_gradient", backward, operands, results=(OF_A_PARAMETER,)
+        ),
+        (tokens, None),
+        (table,),
+    )
     return made
 
 

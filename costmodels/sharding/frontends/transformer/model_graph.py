@@ -156,14 +156,8 @@ class _Decoder:
             x = mlp(f"layers.{number}.{'moe_mlp' if model.is_moe_layer(number) else 'dense_mlp'}", x)
         x = norm(step, "head.norm", x, over="hidden", has_bias=model.norm == "layer")
         head = table if model.tied_embeddings else step.parameter("head.logits.weight", "vocabulary hidden")
-        (logits,) = linear(
-            step,
-            "head.logits",
-            (x, HIDDEN),
-            [(head, "vocabulary hidden")],
-            [("", "batch sequence vocabulary")],
-            precision=self.wide,
-        )
+        products = [(head, "vocabulary hidden")], [("", "batch sequence vocabulary")]
+        (logits,) = linear(step, "head.logits", (x, HIDDEN), *products, precision=self.wide)
         cross_entropy(step, "head.cross_entropy", logits, labels)
 
     def attention(self, name: str, x: int) -> int:
@@ -175,15 +169,8 @@ class _Decoder:
         context = attention_core(
             step, f"{name}.core", queries, keys, values, is_causal=model.causal, precision=self.wide
         )
-        weight = step.parameter(f"{name}.out.weight", f"{HEADS} value_dim hidden")
-        (y,) = linear(
-            step,
-            f"{name}.out",
-            (context, f"batch sequence {HEADS} value_dim"),
-            [(weight, f"{HEADS} value_dim hidden")],
-            [("", HIDDEN)],
-            precision=self.job.precision,
-        )
+        heads = (context, f"batch sequence {HEADS} value_dim")
+        y = self._add_product(f"{name}.out", heads, f"{HEADS} value_dim hidden", HIDDEN)
         if model.attention_output_bias:
             y = bias(step, f"{name}.out_bias", y, "hidden")
         return add(step, f"{name}.residual", (x, self._add_norm(name, "attention.post_norm", y)))
@@ -274,15 +261,8 @@ class _Decoder:
         """Add a mixture-of-experts block with its shared experts and its residual connection."""
         model, step = self.job.model, self.step
         normed = self._add_norm(name, "mlp.norm", x)
-        router = step.parameter(f"{name}.router.weight", "experts hidden")
-        (logits,) = linear(
-            step,
-            f"{name}.router",
-            (normed, HIDDEN),
-            [(router, "experts hidden")],
-            [("", "batch sequence experts")],
-            precision=self.wide,
-        )
+        scores = "batch sequence experts"
+        logits = self._add_product(f"{name}.router", (normed, HIDDEN), "experts hidden", scores, precision=self.wide)
         if model.router_bias:
             logits = bias(step, f"{name}.router_bias", logits, "experts")
         weights = routing(step, f"{name}.routing", logits)
@@ -293,49 +273,36 @@ class _Decoder:
             # Shared experts see every token, without dispatch.
             shared = self._add_mlp(f"{name}.shared", normed, "batch sequence", "shared_ffn")
             if model.shared_expert_gate:
-                gate = step.parameter(f"{name}.shared.gate.weight", "hidden")
-                (logit,) = linear(
-                    step,
-                    f"{name}.shared.gate",
-                    (normed, HIDDEN),
-                    [(gate, "hidden")],
-                    [("", "batch sequence")],
-                    precision=self.wide,
-                )
+                gate, tokens = f"{name}.shared.gate", "batch sequence"
+                logit = self._add_product(gate, (normed, HIDDEN), "hidden", tokens, precision=self.wide)
                 shared = shared_gate(step, f"{name}.shared.scale", shared, logit)
             y = add(step, f"{name}.sum", (y, shared))
         return add(step, f"{name}.residual", (x, self._add_norm(name, "mlp.post_norm", y)))
 
     def _add_mlp(self, name: str, x: int, rows: str, ffn: str, *, experts: str = "") -> int:
         """Add the two products of an MLP and the activation between them, for all tokens or for each expert's own."""
-        model, step, precision = self.job.model, self.step, self.job.precision
+        model, step = self.job.model, self.step
         # Experts multiply by a weight each, which makes the expert dim a batch dim of the product.
         primitive = "batch_matmul" if experts else "matmul"
         inner = f"gates {ffn}" if model.gated_ffn else ffn
-        up = step.parameter(f"{name}.up.weight", f"{experts}hidden {inner}")
-        (y,) = linear(
-            step,
-            f"{name}.up",
-            (x, f"{rows} hidden"),
-            [(up, f"{experts}hidden {inner}")],
-            [("", f"{rows} {inner}")],
-            precision=precision,
-            primitive=primitive,
-        )
+        weight, out = f"{experts}hidden {inner}", f"{rows} {inner}"
+        y = self._add_product(f"{name}.up", (x, f"{rows} hidden"), weight, out, primitive=primitive)
         if model.mlp_bias:
             y = bias(step, f"{name}.up_bias", y, f"{experts}{inner}")
         y = activation(step, f"{name}.activation", y, f"{rows} {ffn}", is_gated=model.gated_ffn)
-        down = step.parameter(f"{name}.down.weight", f"{experts}{ffn} hidden")
-        (y,) = linear(
-            step,
-            f"{name}.down",
-            (y, f"{rows} {ffn}"),
-            [(down, f"{experts}{ffn} hidden")],
-            [("", f"{rows} hidden")],
-            precision=precision,
-            primitive=primitive,
-        )
+        weight, out = f"{experts}{ffn} hidden", f"{rows} hidden"
+        y = self._add_product(f"{name}.down", (y, f"{rows} {ffn}"), weight, out, primitive=primitive)
         return bias(step, f"{name}.down_bias", y, f"{experts}hidden") if model.mlp_bias else y
+
+    def _add_product(
+        self, name: str, x: tuple[int, str], dims: str, output: str, *, precision: str = "", primitive: str = "matmul"
+    ) -> int:
+        """Add a weight with the given dims and its product with one tensor, by default in the job's precision."""
+        weight = self.step.parameter(f"{name}.weight", dims)
+        precision = precision or self.job.precision
+        outputs = [("", output)]
+        (made,) = linear(self.step, name, x, [(weight, dims)], outputs, precision=precision, primitive=primitive)
+        return made
 
     def _add_norm(self, block: str, place: str, x: int) -> int:
         """Add the norm at one of the places in _NORMS if the model has it; otherwise return the input."""

@@ -136,6 +136,29 @@ class TrainingStep:
         """Record the work of the backward pass for the operator that was added last."""
         self._tape.append(gradient_of)
 
+    def on_backward_of(
+        self,
+        made: int,
+        add: Callable[[list[int]], tuple[int, ...]],
+        operands: Sequence[int | None],
+        tensors: Sequence[int],
+    ) -> None:
+        """Record one operator of the backward pass that computes the gradients of the tensors that an operator reads.
+
+        Args:
+            made: Tensor that the forward operator writes.
+            add: Function that adds the operator of the backward pass on its operands, and returns its results.
+            operands: Operands of that operator; None stands for the gradient of `made`.
+            tensors: Tensors whose gradients are its results, in their order.
+        """
+
+        def gradients() -> None:
+            found = add([self.gradient(made) if operand is None else operand for operand in operands])
+            for tensor, gradient in zip(tensors, found, strict=True):
+                self.give(tensor, gradient)
+
+        self.on_backward(gradients)
+
     def give(self, tensor: int, gradient: int) -> None:
         """Add one contribution to the gradient of a tensor."""
         self._gradients.setdefault(tensor, []).append(gradient)

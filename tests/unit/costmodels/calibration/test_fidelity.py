@@ -3,7 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from costmodels.calibration.fidelity import Predictions, is_clean, judge, predict, settings_of
+from benchmarks.support.fidelity_figures import judge
+from costmodels.calibration.fidelity import Predictions, is_clean, predict, settings_of
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
 from tests.support.settings.synthetic_runs import small_model, timed_by, unmeasured_run, varied_runs

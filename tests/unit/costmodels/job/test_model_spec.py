@@ -120,12 +120,6 @@ def test_gpt_parameters_follow_narayanan_equation_2():
     assert model.num_parameters == 12 * layers * h**2 + 13 * layers * h + (vocab + positions) * h + 2 * h
 
 
-def test_mtp_module_has_its_published_size():
-    """DeepSeek-V3's multi-token prediction module has 11.5 billion parameters of its own (its README_WEIGHTS.md)."""
-    assert find_model("deepseek-v3").mtp_parameters == pytest.approx(11.5e9, rel=0.01)
-    assert TINY.mtp_parameters == 0
-
-
 def test_dense_flops_are_6n_plus_12lhs():
     """Per token: 6 N without the embedding table, and 12 L h s of attention (PaLM, appendix B)."""
     model = find_model("llama-7b")

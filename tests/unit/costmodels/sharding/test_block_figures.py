@@ -10,11 +10,10 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import with_layers
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.layer_operators import BLOCKS, Block
-from costmodels.sharding.block_figures import block_figures, ratios
+from costmodels.sharding.block_figures import block_figures, ratios, runs_once
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
 from costmodels.sharding.graph import TensorKind
-from costmodels.sharding.layer_figures import runs_once
 from costmodels.sharding.plan import cost_of
 from costmodels.step.breakdown import EXPOSED_PARTS
 from hardware.cluster import find_cluster

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodels.operators.layer_operators import OpKind
-from costmodels.sharding.layouts import PARTIAL, REPLICATED, Move, as_printed, local_share, moves
+from costmodels.sharding.layouts import PARTIAL, REPLICATED, local_share, moves
 from tests.support.graphs.random_graphs import mesh_of
 
 R, P = REPLICATED, PARTIAL
@@ -207,9 +207,3 @@ def test_shares_by_hand():
     assert local_share((0, 1), SIZES) == 1 / 8
     assert local_share((R, 0), SIZES) == 1 / 4
     assert local_share((P, R), SIZES) == 1.0
-
-
-def test_the_paper_charges_slices_as_reduce_scatters():
-    """As printed, cutting what is replicated costs a reduce-scatter of what a device holds; all else is the same."""
-    assert as_printed((0, R), (0, 1), 800, SIZES) == (Move(kind=OpKind.REDUCE_SCATTER, axes=(1,), message_bytes=400.0),)
-    assert as_printed((0, R), (R, R), 800, SIZES) == moves((0, R), (R, R), 800, SIZES)

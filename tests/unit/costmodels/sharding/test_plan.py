@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from costmodels.operators.layer_operators import OpKind
 from costmodels.sharding.dims import rule_of
 from costmodels.sharding.graph import CONSTANT, INPUT, STATE, GraphBuilder, TensorKind
-from costmodels.sharding.layouts import PARTIAL, REPLICATED, as_printed, local_share
+from costmodels.sharding.layouts import PARTIAL, REPLICATED, local_share
 from costmodels.sharding.plan import NONE, Plan, cost_of, reduce_partial_sums, violations
 from tests.support.graphs.random_graphs import graphs, mesh_of, meshes, plan_of, plans
 from tests.support.graphs.small_graphs import mlp
@@ -283,16 +283,6 @@ def test_dims_name_their_axes():
 
     assert plan.dims_of(0) == (("data", "model"), ())
     assert plan.dims_of(1) == (("data",), ("model",))
-
-
-def test_the_paper_charges_more_for_slices():
-    """As printed, a slice of what is replicated is charged; without slices both readings are equal."""
-    sliced = plan_of(readers(1), mesh_of(2), [[NONE], [0]])
-    gathered = plan_of(readers(1), mesh_of(2), [[0], [NONE]])
-
-    assert cost_of(sliced).comm_s == 0.0
-    assert cost_of(sliced, classifier=as_printed).comm_s > 0.0
-    assert cost_of(gathered, classifier=as_printed).comm_s == cost_of(gathered).comm_s
 
 
 def test_violations_are_told():

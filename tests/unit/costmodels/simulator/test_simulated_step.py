@@ -326,5 +326,7 @@ def test_passes_run_when_what_they_wait_for_is_there(pp, vpp, rounds, schedule, 
         if label.role == Role.PASS
     }
 
-    keys = zip(order.kind.tolist(), order.micro_batch.tolist(), order.virtual_stage.tolist(), strict=True)
+    keys = zip(
+        order.kind.tolist(), order.micro_batch.tolist(), (order.chunk * order.pp + order.stage).tolist(), strict=True
+    )
     assert [starts[key] for key in keys] == pytest.approx(expected.start_s.tolist(), abs=1e-6)

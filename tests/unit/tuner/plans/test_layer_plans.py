@@ -10,9 +10,8 @@ import pytest
 from costmodels.job.model_catalog import find_model
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.training_job import TrainingJob
-from costmodels.sharding.block_figures import block_figures
+from costmodels.sharding.block_figures import block_figures, runs_once
 from costmodels.sharding.graph import TensorKind
-from costmodels.sharding.layer_figures import runs_once
 from costmodels.sharding.layouts import local_share
 from costmodels.sharding.plan import violations
 from hardware.cluster import find_cluster

@@ -6,9 +6,10 @@ from collections import defaultdict
 import pytest
 from hypothesis import given, settings
 
+from benchmarks.support.sent_bytes import reorders
 from costmodels.sharding.exports.axis_order import axis_orders
 from costmodels.sharding.exports.relayouts import relayouts
-from costmodels.sharding.exports.reorders import reorders, way
+from costmodels.sharding.exports.reorders import way
 from tests.support.graphs.random_graphs import plans
 
 A, B, C = range(3)

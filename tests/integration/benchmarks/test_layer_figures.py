@@ -2,10 +2,10 @@
 
 import pytest
 
+from benchmarks.papers.layer_figures import layer_figures
 from costmodels.job.model_catalog import find_model
 from costmodels.job.training_job import TrainingJob
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
-from costmodels.sharding.layer_figures import layer_figures
 from costmodels.sharding.plan import cost_of
 from tests.support.graphs.named_plans import mesh_of, plan_by_names
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from costmodels.sharding.graph import CONSTANT, STATE, Graph, TensorKind
+from costmodels.sharding.block_figures import is_synced, runs_once
+from costmodels.sharding.graph import CONSTANT, TensorKind
 from costmodels.sharding.layouts import local_share, moves
-from costmodels.sharding.plan import Plan, PlanCost, PlannedCollective
+from costmodels.sharding.plan import Plan, PlanCost
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,17 +101,6 @@ def _find_part(name: str, layer: int) -> str:
     if name.startswith("layers."):
         return "other"
     return "last" if name.startswith("head.") else "first"
-
-
-def runs_once(graph: Graph, number: int) -> bool:
-    """Return whether an operator belongs to the update: it reads optimizer states, or stores an updated state."""
-    op = graph.ops[number]
-    return op.primitive == STATE or any(graph.tensors[each].kind is TensorKind.OPTIMIZER for each in op.operands)
-
-
-def is_synced(graph: Graph, collective: PlannedCollective) -> bool:
-    """Return whether a collective runs once a step: for gradients of parameters, or around the update."""
-    return graph.tensors[collective.tensor].kind is TensorKind.GRADIENT or runs_once(graph, collective.op)
 
 
 def _add_times(plan: Plan, cost: PlanCost, parts: list[str], found: dict[str, dict[str, float]]) -> None:
