@@ -23,11 +23,7 @@ _HTTP2_SETTINGS = 4
 
 
 def join_cluster(ray: Any, address: str) -> None:
-    """Join the cluster, and make its workers find our modules.
-
-    Args:
-        ray: Module of Ray, imported by the caller.
-        address: Address of the cluster: `auto`, `ray://host:port` or `host:port`.
+    """Join the cluster at `auto`, `ray://host:port` or `host:port`, and make its workers find our modules.
 
     Raises:
         ConfigError: The address is malformed, or no Ray answers there.

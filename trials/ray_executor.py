@@ -30,7 +30,6 @@ import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 from costmodels.job.parallel_config import ParallelConfig
@@ -54,6 +53,7 @@ CLOSE_LIMIT_S = 10.0
 """Time that the actors may take to die when the executor is closed [s]."""
 
 _SHARING = "search.share_hosts: true lets trials share hosts"
+_SECOND_ATTEMPT = ", and in a second attempt "
 
 MAX_DEATHS = 2
 """Number of lost workers after which a trial is given up: the first loss may be bad luck."""
@@ -66,16 +66,9 @@ MAIL_EVERY_S = 0.5
 its loop takes some 40 ms with 40 trials in the study (measured)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Step:
-    """One measured step on its way to the driver.
-
-    Attributes:
-        trial_number: Number of the trial that measured the step.
-        attempt: Number of the attempt at this trial, from 0.
-        step_time_s: Time of the step [s].
-        measured_after_s: Wall clock of the attempt until its first measured step [s], as in an observation.
-    """
+    """One measured step on its way to the driver, with its trial's number and attempt (from 0)."""
 
     trial_number: int
     attempt: int
@@ -91,14 +84,12 @@ class _Mailbox:
         self.num_dropped: int | None = None
 
     def put(self, step: _Step) -> None:
-        """Store a step."""
         self.steps.append(step)
 
     def read(self, num_read: int) -> tuple[int, list[_Step]]:
         """Return the number of the first step that is still held, and all steps from there, in order of arrival.
 
-        Args:
-            num_read: Number of steps that the driver has already; they may be dropped.
+        The driver has the first `num_read` steps already; they may be dropped.
         """
         if self.num_dropped is None:  # the first call, or the first after this process was restarted
             self.num_dropped = num_read
@@ -134,14 +125,7 @@ class _Slot:
             if measured_after_s is None:
                 own_s = steps_s[0] if self.backend.clock == "wall" else 0.0
                 measured_after_s = max(time.monotonic() - begin_s - own_s, 0.0)
-            mailbox.put.remote(
-                _Step(
-                    trial_number=trial_number,
-                    attempt=attempt,
-                    step_time_s=steps_s[-1],
-                    measured_after_s=measured_after_s,
-                )
-            )
+            mailbox.put.remote(_Step(trial_number, attempt, steps_s[-1], measured_after_s))
 
         try:
             if self.opened is None:
@@ -207,10 +191,10 @@ class _Place:
     `is_lost` is true from the death of the actor until another one has started.
     """
 
-    actor: Any
-    ready: Any
-    created_s: float
     group: Any
+    actor: Any = None
+    ready: Any = None
+    created_s: float = 0.0
     is_ready: bool = False
     is_lost: bool = False
     trial: _Trial | None = None
@@ -230,6 +214,9 @@ class RayExecutor:
         on_note: Callback that is told the reason if slots have to wait.
         uninterrupted: Context that holds interrupts back around calls in which Ray does not survive an interrupt. The
             wait for slots stays outside of it.
+
+    Attributes:
+        slots_note: Reason for having fewer slots than were asked for; empty if there are enough.
     """
 
     def __init__(
@@ -269,7 +256,7 @@ class RayExecutor:
         self._mail_due_s = 0.0
         self._num_read = 0
         self._ended: list[tuple[int, Observation]] = []
-        self._slots_note = ""
+        self.slots_note = ""
 
     def __enter__(self) -> RayExecutor:
         """Start or join Ray and ask for the slots.
@@ -297,21 +284,9 @@ class RayExecutor:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the executor, also when the block is left by Ctrl-C."""
         self.close()
-
-    @property
-    def slots_note(self) -> str:
-        """Reason for having fewer slots than were asked for; empty if there are enough."""
-        return self._slots_note
-
-    @property
-    def num_slots(self) -> int:
-        """Number of trials that can run at once."""
-        return len(self._places)
 
     @property
     def num_free_slots(self) -> int:
@@ -332,13 +307,7 @@ class RayExecutor:
         return {trial.number: tuple(trial.steps_s) for trial in trials}
 
     def submit(self, trial_number: int, config: ParallelConfig, reduction: Reduction | None = None) -> None:
-        """Start a trial on a free slot and return at once.
-
-        Args:
-            trial_number: Number of the trial in the study.
-            config: Configuration that is measured.
-            reduction: Proxy job that the configuration belongs to, if it is not the backend's own job.
-        """
+        """Start a trial on a free slot and return at once; `reduction` is its proxy job, if it runs one."""
         assert self.num_free_slots, "submit needs a free slot: look at num_free_slots first"
         free = self._free_places()
         place = next((place for place in free if place.is_ready), free[0])
@@ -357,7 +326,7 @@ class RayExecutor:
             expected_steps = self._backend.expected_steps(trial.config)
             if expected_steps is None or len(trial.steps_s) < expected_steps:
                 self._replace(place)
-                self._end(trial, self._describe_cut_off(trial, Status.PRUNED, reason, expected_steps=expected_steps))
+                self._end(trial, self._observe(trial, Status.PRUNED, reason, expected_steps=expected_steps))
 
     def poll(self, timeout_s: float) -> list[tuple[int, Observation]]:
         """Return the trials that have ended; none if nothing is pending.
@@ -421,12 +390,9 @@ class RayExecutor:
                 nearest="join the cluster's Ray with RAY_ADDRESS",
             )
         cores, each = os.cpu_count() or 1, hosts[0].cpus
-        if each > 1 and self._parallel_trials > max(cores // each, 1):
-            self._slots_note = (
-                f"{max(cores // each, 1)} trials run at once instead of {self._parallel_trials}: "
-                f"each wants {each} cores of the {cores} here"
-            )
-            self._parallel_trials = max(cores // each, 1)
+        room = max(cores // each, 1) if each > 1 else self._parallel_trials
+        if self._parallel_trials > room:
+            self._run_fewer(room, f"each wants {each} cores of the {cores} here")
         # ranks may share cores; the observation then says which clock their times count
         self._owns_connection = start_local_ray(max(self._parallel_trials * each, cores))
         self._ray = import_ray()
@@ -456,14 +422,13 @@ class RayExecutor:
     def _take_turns_elsewhere(self) -> None:
         """Run one trial at a time if each wants hosts to itself that Ray does not manage."""
         if self._is_alone and self._backend.hosts == (HostNeeds(),) and self._parallel_trials > 1:
-            self._run_fewer(
-                1, f"the command reaches its hosts by itself, and may find another trial there ({_SHARING})"
-            )
+            because = f"the command reaches its hosts by itself, and may find another trial there ({_SHARING})"
+            self._run_fewer(1, because)
 
     def _run_fewer(self, room: int, because: str) -> None:
         """Reduce the slots to `room`, and note the reason."""
         trials = "trial runs" if room == 1 else "trials run"
-        self._slots_note = f"{room} {trials} at once instead of {self._parallel_trials}: {because}"
+        self.slots_note = f"{room} {trials} at once instead of {self._parallel_trials}: {because}"
         self._parallel_trials = room
 
     def _ask_for_what_fits(self) -> None:
@@ -526,7 +491,7 @@ class RayExecutor:
             )
         if len(kept) < self._parallel_trials:
             why = f"the cluster provided no more slots within {self._placement_wait_s:g} s"
-            self._run_fewer(len(kept), "; ".join(filter(None, (why, self._slots_note))))
+            self._run_fewer(len(kept), "; ".join(filter(None, (why, self.slots_note))))
 
     # Running
 
@@ -537,21 +502,24 @@ class RayExecutor:
             bundles = [{"CPU": needs.cpus} | ({"GPU": needs.gpus} if needs.gpus else {}) for needs in self._reserved]
             strategy = "STRICT_SPREAD" if len(bundles) > 1 else "STRICT_PACK"
             group = self._ray.util.placement_group(bundles, strategy=strategy)
-        return self._fill_place(group)
+        place = _Place(group=group)
+        self._fill(place)
+        return place
 
-    def _fill_place(self, group: Any) -> _Place:
-        """Return a slot with a fresh actor, in the first bundle of its placement group if it has one."""
+    def _fill(self, place: _Place) -> None:
+        """Start a fresh actor in a slot, in the first bundle of its placement group if it has one."""
         # on one host this actor starts the ranks itself; on several hosts, each has an actor that does
         needs = self._backend.hosts[0] if len(self._backend.hosts) == 1 else HostNeeds(cpus=0)
         options: dict[str, Any] = {"num_cpus": needs.cpus, "max_restarts": 0, "max_task_retries": 0}
         if needs.gpus:
             options["num_gpus"] = needs.gpus
-        if group is not None:
+        if place.group is not None:
             options["scheduling_strategy"] = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-                placement_group=group, placement_group_bundle_index=0
+                placement_group=place.group, placement_group_bundle_index=0
             )
-        actor = self._slot_class.options(**options).remote(self._stored_backend, group)
-        return _Place(actor=actor, ready=actor.ready.remote(), created_s=time.monotonic(), group=group)
+        place.actor = self._slot_class.options(**options).remote(self._stored_backend, place.group)
+        place.ready, place.created_s = place.actor.ready.remote(), time.monotonic()
+        place.is_ready, place.trial = False, None
 
     def _free_places(self) -> list[_Place]:
         """Return the slots without a trial; slots that have lost their worker only if there is no other slot."""
@@ -585,12 +553,10 @@ class RayExecutor:
                 self._start(place, self._waiting.pop(0))
         now_s = time.monotonic()
         if self._waiting and all(p.trial is None and now_s >= p.created_s + START_LIMIT_S for p in self._places):
-            self._handle_death(
-                self._places[0], self._waiting.pop(0), f"no worker started within {START_LIMIT_S:.0f} s", ""
-            )
+            cause = f"no worker started within {START_LIMIT_S:.0f} s"
+            self._handle_death(self._places[0], self._waiting.pop(0), cause, "")
 
     def _start(self, place: _Place, trial: _Trial) -> None:
-        """Start an attempt at a trial in a slot."""
         trial.steps_s, trial.measured_after_s = [], None
         trial.result = place.actor.measure.remote(
             trial.config, trial.reduction, trial.number, len(trial.deaths), self._mailbox
@@ -640,12 +606,7 @@ class RayExecutor:
             self._hand_out(*self._ray.get(self._mailbox.read.remote(self._num_read), timeout=MAIL_LIMIT_S))
 
     def _hand_out(self, first: int, steps: list[_Step]) -> bool:
-        """Give steps that were not read before to their trials; return whether a running trial got any.
-
-        Args:
-            first: Number of the first step.
-            steps: Steps in the order of their numbers.
-        """
+        """Give steps that were not read before to their trials; return whether a running trial got any."""
         attempts = {(p.trial.number, len(p.trial.deaths)): p.trial for p in self._places if p.trial is not None}
         has_news = False
         for step in steps[self._num_read - first :]:
@@ -658,7 +619,6 @@ class RayExecutor:
         return has_news
 
     def _is_there(self, ref: Any) -> bool:
-        """Return whether the value of a Ray reference is there."""
         return bool(self._ray.wait([ref], timeout=0)[0])
 
     def _check_trial(self, place: _Place, trial: _Trial) -> None:
@@ -678,7 +638,7 @@ class RayExecutor:
             self._read_rest()
             self._replace(place)
             reason = f"was cut off at the time limit of {self._time_limit_s:g} s"
-            self._end(trial, self._describe_cut_off(trial, Status.TIMEOUT, reason, time_limit_s=self._time_limit_s))
+            self._end(trial, self._observe(trial, Status.TIMEOUT, reason, time_limit_s=self._time_limit_s))
 
     def _take_result(self, place: _Place, trial: _Trial) -> None:
         """Take the result of a trial whose worker has answered or died."""
@@ -721,72 +681,42 @@ class RayExecutor:
         self._replace(place)
         place.is_lost = True
         trial.deaths.append(cause)
-        elapsed_s = None if trial.since_s is None else time.monotonic() - trial.since_s
         if len(trial.deaths) < MAX_DEATHS:
-            trial.lost_s += elapsed_s or 0.0
+            trial.lost_s += 0.0 if trial.since_s is None else time.monotonic() - trial.since_s
             trial.since_s, trial.steps_s, trial.measured_after_s = None, [], None
             self._waiting.append(trial)
             return
-        self._end(
-            trial,
-            Observation(
-                status=Status.INCIDENT,
-                step_times_s=tuple(trial.steps_s),
-                elapsed_s=elapsed_s,
-                measured_after_s=trial.measured_after_s,
-                log_tail=tail_of(log),
-                reason=f"{cause}, and so did that of a second attempt"
-                if trial.deaths[0] == cause
-                else ", and in a second attempt ".join(trial.deaths),
-                origin=self._backend.origin,
-                clock=self._backend.clock,
-            ),
-        )
+        is_same = trial.deaths[0] == cause
+        both = f"{cause}, and so did that of a second attempt" if is_same else _SECOND_ATTEMPT.join(trial.deaths)
+        self._end(trial, self._observe(trial, Status.INCIDENT, both, log_tail=tail_of(log)))
 
-    def _describe_cut_off(
-        self,
-        trial: _Trial,
-        status: Status,
-        reason: str,
-        *,
-        expected_steps: int | None = None,
-        time_limit_s: float | None = None,
-    ) -> Observation:
-        """Return the observation of a trial whose worker was killed from here."""
+    def _observe(self, trial: _Trial, status: Status, reason: str, **further: Any) -> Observation:
+        """Return the observation of a trial whose worker was killed from here or has died."""
         return Observation(
             status=status,
             step_times_s=tuple(trial.steps_s),
-            expected_steps=expected_steps,
             elapsed_s=None if trial.since_s is None else time.monotonic() - trial.since_s,
             measured_after_s=trial.measured_after_s,
-            time_limit_s=time_limit_s,
             reason=reason,
             origin=self._backend.origin,
             clock=self._backend.clock,
+            **further,
         )
 
     def _end(self, trial: _Trial, observation: Observation) -> None:
         """Keep the result of a trial for `poll`, with a note on earlier attempts."""
-        if (
-            trial.deaths
-            and observation.status is Status.INCIDENT
-            and not observation.reason.startswith(trial.deaths[0])
-        ):
-            observation = dataclasses.replace(
-                observation, reason=f"{trial.deaths[0]}, and in a second attempt {observation.reason}"
-            )
-        elif trial.deaths and observation.status is not Status.INCIDENT:
+        reason = observation.reason
+        if trial.deaths and observation.status is not Status.INCIDENT:
             retried = f"retried once, because {trial.deaths[0]}"
-            reason = f"{observation.reason} ({retried})" if observation.reason else retried
-            observation = dataclasses.replace(observation, reason=reason)
-        self._ended.append((trial.number, dataclasses.replace(observation, lost_s=trial.lost_s)))
+            reason = f"{reason} ({retried})" if reason else retried
+        elif trial.deaths and not reason.startswith(trial.deaths[0]):
+            reason = f"{trial.deaths[0]}{_SECOND_ATTEMPT}{reason}"
+        self._ended.append((trial.number, dataclasses.replace(observation, reason=reason, lost_s=trial.lost_s)))
 
     def _replace(self, place: _Place) -> None:
         """Put a fresh worker in the slot."""
         self._kill(place.actor)
-        fresh = self._fill_place(place.group)
-        place.actor, place.ready, place.created_s = fresh.actor, fresh.ready, fresh.created_s
-        place.is_ready, place.trial = False, None
+        self._fill(place)
 
     def _kill(self, actor: Any) -> None:
         """Kill an actor, if it still lives."""
