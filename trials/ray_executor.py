@@ -401,11 +401,7 @@ class RayExecutor:
         return self._owns_connection
 
     def _check_gpus(self, each: int) -> None:
-        """Limit the slots to those that this machine has GPUs for.
-
-        Raises:
-            ConfigError: It has too few for one slot.
-        """
+        """Limit the slots to those that this machine has GPUs for."""
         gpus = int(self._ray.cluster_resources().get("GPU", 0))
         if gpus < each:
             raise ConfigError(
@@ -432,11 +428,7 @@ class RayExecutor:
         self._parallel_trials = room
 
     def _ask_for_what_fits(self) -> None:
-        """Limit the slots to those that the machines of the cluster have room for, unless the cluster may grow.
-
-        Raises:
-            ConfigError: The machines have no room for any slot.
-        """
+        """Limit the slots to those that the machines of the cluster have room for, unless the cluster may grow."""
         hosts = self._backend.hosts
         self._take_turns_elsewhere()
         machines = machines_of(self._ray.nodes())
@@ -459,11 +451,7 @@ class RayExecutor:
         self._run_fewer(room, f"each wants {in_words(hosts)}, and the cluster has {machines_in_words(machines)}{alone}")
 
     def _keep_what_started(self) -> None:
-        """Wait for the slots that the cluster gives, and release the others.
-
-        Raises:
-            ConfigError: The cluster gives no slot.
-        """
+        """Wait for the slots that the cluster gives, and release the others."""
         refs = [place.ready for place in self._places]
         started, _ = self._ray.wait(refs, num_returns=len(refs), timeout=self._placement_wait_s)
         kept, failure = [], ""

@@ -123,7 +123,6 @@ def _too_slow(line: bytes) -> str:
 
 
 def _environment(plan: HostPlan, values: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the command."""
     found = dict(os.environ)
     for name in ("RANK", "WORLD_SIZE"):  # they count hosts here, and would mislead the command
         found.pop(name, None)

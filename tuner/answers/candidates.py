@@ -51,7 +51,6 @@ def ranking(config: StudyConfig, candidates: Candidates) -> IntArray:
     """
     grid, step_time_s = candidates.space.grid, candidates.estimate.step_time_s
     fits = candidates.space.memory.fits(config.options.memory_headroom)
-    # predictions that agree to four digits are equal: the plainest configuration then comes first
     rounded = np.round(np.log(step_time_s), 4)
     return np.lexsort((step_time_s, grid.vpp, grid.pp, grid.tp, grid.cp * grid.up, rounded, ~fits))
 

@@ -69,13 +69,7 @@ def rank(study: StudyConfig | Path | str, *, top: int | None = 10) -> list[dict[
 
 
 def rank_candidates(config: StudyConfig, candidates: Candidates, top: int | None = None) -> list[dict[str, Any]]:
-    """Return the first `top` candidates of the ranking as plain values; all of them for None.
-
-    Args:
-        config: Study.
-        candidates: Its candidates with their predictions.
-        top: Number of candidates to return.
-    """
+    """Return the first `top` candidates of the ranking as plain values; all of them for None."""
     # plain Python numbers, so that rows are JSON as they are
     step_time_s, grid, memory = candidates.estimate.step_time_s, candidates.space.grid, candidates.space.memory
     fits = memory.fits(config.options.memory_headroom)
@@ -92,5 +86,4 @@ def rank_candidates(config: StudyConfig, candidates: Candidates, top: int | None
 
 
 def _load(study: StudyConfig | Path | str) -> StudyConfig:
-    """Return the study, read from its file where a path is given."""
     return study if isinstance(study, StudyConfig) else load_study(study)

@@ -30,9 +30,8 @@ def simulate_candidate(config: StudyConfig, chosen: ParallelConfig, schedule: st
         ConfigError: There is no such schedule, or not with this configuration.
     """
     _check_schedule(config, chosen, schedule)
-    setting = config.setting
     memory = _estimate_memory(config, chosen, schedule)
-    return simulate_step(setting, chosen, schedule=schedule, memory=memory)
+    return simulate_step(config.setting, chosen, schedule=schedule, memory=memory)
 
 
 def simulation_json(
@@ -78,18 +77,12 @@ def write_trace(simulation: Simulation, out: Path) -> None:
 
 
 def _estimate_memory(config: StudyConfig, chosen: ParallelConfig, schedule: str) -> MemoryEstimate:
-    """Return the memory of a configuration under a schedule."""
-    setting = config.setting
     grid = ConfigGrid.from_configs([chosen], config.options.opened)
-    return estimate_memory(setting, grid, schedule=schedule)
+    return estimate_memory(config.setting, grid, schedule=schedule)
 
 
 def _check_schedule(config: StudyConfig, chosen: ParallelConfig, schedule: str) -> None:
-    """Check that a configuration can run under a schedule.
-
-    Raises:
-        ConfigError: It cannot.
-    """
+    """Check that a configuration can run under a schedule."""
     if schedule not in SCHEDULES:
         raise ConfigError("is no schedule", key="--schedule", value=schedule, nearest=did_you_mean(schedule, SCHEDULES))
     if schedule in ONE_CHUNK and chosen.vpp > 1:

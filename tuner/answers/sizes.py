@@ -100,7 +100,6 @@ def best_by_size(config: StudyConfig, sizes: Sequence[int]) -> list[Size]:
 
 
 def _predict_best(config: StudyConfig, hosts: int) -> Size:
-    """Return the best prediction on a number of hosts."""
     setting = replace(config.setting, cluster=config.setting.cluster.with_hosts(hosts))
     devices = setting.cluster.num_devices
     current = config.current if config.current is not None and config.current.num_devices == devices else None

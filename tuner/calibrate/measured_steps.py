@@ -102,7 +102,6 @@ def _check_out(out: Path, *, overwrite: bool) -> None:
 
 
 def _select_runs(runs: Sequence[MeasuredRun], runtime: str | None) -> tuple[str, list[MeasuredRun]]:
-    """Select the runs of one runtime, and return its name with them."""
     counts = Counter(source_of(run).runtime for run in runs)
     found = ", ".join(f"{name} ({count} runs)" for name, count in sorted(counts.items()))
     if runtime is None:

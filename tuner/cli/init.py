@@ -142,11 +142,7 @@ def _check_free(out: Path, *, force: bool) -> None:
 
 
 def _write(imported: Imported, added: Added, file: Path, out: Path, *, force: bool) -> tuple[list[Path], NewStudy]:
-    """Write the study and, if needed, the model's file, after checking that `load_study` can read both.
-
-    Raises:
-        ConfigError: One of the files cannot be loaded or cannot be written.
-    """
+    """Write the study and, if needed, the model's file, after checking that `load_study` can read both."""
     from tuner.study_file.config import load_study
     from tuner.study_file.new_study import new_study
 

@@ -12,7 +12,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -59,6 +59,7 @@ from tuner.terminal.console import (
 
 if TYPE_CHECKING:  # these load numpy, Optuna and Ray
     from tuner.run.loop import RunResult
+    from tuner.storage.record import TrialRecord
     from tuner.study_file.config import StudyConfig
 
 app = typer.Typer(
@@ -220,7 +221,6 @@ def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
     from tuner.answers.candidates import tokens_per_s_per_device
     from tuner.answers.device_time import device_time_json
     from tuner.answers.reference import gain_over, gains
-    from tuner.storage.record import num_failed, num_proxies, num_pruned, saved_s
 
     best, extrapolated = result.best, result.extrapolated
     gain = gain_over(result.reference, result.records, best.step_time_s if best else None)
@@ -233,17 +233,26 @@ def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
         "source": "predicted" if extrapolated else config.backend.origin,
         "clock": config.backend.clock,
         "extrapolated": extrapolated is not None,
-        "trials": sum(record.finished for record in result.records),
-        "proxies": num_proxies(result.records),
-        "failed": num_failed(result.records),
-        "pruned": num_pruned(result.records),
-        "saved_s": saved_s(result.records),
+        **_counts(result.records),
         **device_time_json(config, result.reference, result.records, step_time_s),
         "candidates": result.num_candidates,
         "p_star": result.p_star,
         "stop_reason": result.stop_reason.value,
         "study_name": config.name,
         "storage": shown_url(config.storage),
+    }
+
+
+def _counts(records: Sequence[TrialRecord]) -> dict[str, float]:
+    """Return the numbers of trials under the keys of JSON."""
+    from tuner.storage.record import num_failed, num_proxies, num_pruned, saved_s
+
+    return {
+        "trials": sum(record.finished for record in records),
+        "proxies": num_proxies(records),
+        "failed": num_failed(records),
+        "pruned": num_pruned(records),
+        "saved_s": saved_s(records),
     }
 
 
@@ -270,20 +279,12 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     from tuner.search.population import P_STAR, in_lines, read_moments
     from tuner.search.proxy.extrapolation import extrapolated_of
     from tuner.search.stopping import StopReason
-    from tuner.storage.record import (
-        HISTORY,
-        STOP_REASON,
-        best_record,
-        num_failed,
-        num_proxies,
-        num_pruned,
-        read_records,
-        saved_s,
-    )
+    from tuner.storage.record import HISTORY, STOP_REASON, best_record, read_records
 
     stored = stored_study(config)
     records = read_records(stored)
     best = best_record(records)
+    best_s = best.step_time_s if best else None
     extrapolated = None if best else extrapolated_of(stored.user_attrs)
     running = is_running(stored)
     moments = read_moments(stored)
@@ -291,16 +292,12 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     reference_s = reference.step_time_s(records) if reference else None
     payload = {
         "study_name": config.name,
-        "trials": sum(record.finished for record in records),
+        **_counts(records),
         "running": sum(not record.finished for record in records) if running else 0,
-        "proxies": num_proxies(records),
-        "failed": num_failed(records),
-        "pruned": num_pruned(records),
-        "saved_s": saved_s(records),
-        **device_time_json(config, reference, records, best.step_time_s if best else None),
+        **device_time_json(config, reference, records, best_s),
         "clock": config.backend.clock,
-        "best_step_time_s": best.step_time_s if best else extrapolated.step_time_s if extrapolated else None,
-        **gains(reference, gain_over(reference, records, best.step_time_s if best else None)),
+        "best_step_time_s": extrapolated.step_time_s if extrapolated else best_s,
+        **gains(reference, gain_over(reference, records, best_s)),
         "extrapolated": extrapolated is not None,
         "p_star": stored.user_attrs.get(P_STAR, 0.0),
         "stop_reason": None if running else stored.user_attrs.get(STOP_REASON, "interrupted"),
@@ -346,18 +343,8 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
     config = with_plans(config)
     found = best_configuration(config)
     if found is None:
-        _finish_empty(
-            as_json,
-            {
-                "config": None,
-                "step_time_s": None,
-                "source": None,
-                "clock": None,
-                "extrapolated": False,
-                "gain_over_current": None,
-                "gain_over_baseline": None,
-            },
-        )
+        unknown = dict.fromkeys(("config", "step_time_s", "source", "clock"))
+        _finish_empty(as_json, {**unknown, "extrapolated": False, **gains(None, None)})
     payload: dict[str, Any] = {
         "config": found.config.values(config.dimensions),
         "step_time_s": found.step_time_s,

@@ -78,12 +78,8 @@ def at_time(config: StudyConfig, at: str | None, network: Path | None) -> tuple[
     """
     if at is None:
         if network is not None:
-            raise ConfigError(
-                "needs --at, the time in the trace",
-                key="--network",
-                value=str(network),
-                nearest="for example --at 3600",
-            )
+            rule = "needs --at, the time in the trace"
+            raise ConfigError(rule, key="--network", value=str(network), nearest="for example --at 3600")
         return config, ""
     from tuner.replan.network import missing_in_words, study_at, trace_of
 
@@ -93,11 +89,9 @@ def at_time(config: StudyConfig, at: str | None, network: Path | None) -> tuple[
 
 
 def with_plans(config: StudyConfig, chosen: ParallelConfig | None = None) -> StudyConfig:
-    """Return the study with the sharding of its layers planned, reusing the plans in its storage.
+    """Return the study with the sharding of its layers planned, for all candidates or only the chosen one.
 
-    Args:
-        config: Study that may name a planner.
-        chosen: Only configuration to plan for; None for all candidates.
+    Plans in the study's storage are reused.
 
     Raises:
         ConfigError: The planner's pins cannot be satisfied.
@@ -121,10 +115,7 @@ def with_plans(config: StudyConfig, chosen: ParallelConfig | None = None) -> Stu
 def launchable_config(config: StudyConfig, text: str, missing: str = "") -> tuple[ParallelConfig, dict[str, str]]:
     """Parse the configuration of `--config` and return it with the study's rules that it breaks.
 
-    Args:
-        config: Study whose rules are checked.
-        text: Value of the option.
-        missing: Text on what the cluster lacks at that time, for the message.
+    `missing` says what the cluster lacks at that time, for the message.
 
     Raises:
         ConfigError: The configuration cannot be launched at all.

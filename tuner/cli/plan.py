@@ -331,7 +331,6 @@ def _check_export(export: str | None, out: Path | None) -> None:
 
 
 def _export(export: str | None, out: Path | None, source: PlanSource, jax: str | None) -> PlanExport | None:
-    """Export the plan for a framework, and write it to the file of `--out`."""
     from tuner.plans.plan_export import export_plan
 
     if export is None:

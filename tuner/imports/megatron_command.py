@@ -94,11 +94,8 @@ OF_MINDSPEED = frozenset(
 def command_of(launch: Launch, script: Script, *, is_mindspeed: bool) -> LaunchCommand:
     """Return the command of a trial, with the reasons for its unknown words.
 
-    Args:
-        launch: Launch command of the script.
-        script: Rest of the script: variables, exports and other commands.
-        is_mindspeed: Whether the flags are those of MindSpeed. Its exports pad short stages with no-op layers, which
-            changes --num-layers. Therefore `{flags}` follows --num-layers, and the last occurrence of a flag counts.
+    MindSpeed's exports pad short stages with no-op layers, which changes --num-layers. Therefore `{flags}` follows
+    --num-layers, and the last occurrence of a flag counts.
     """
     replaced = REPLACED | OF_MINDSPEED if is_mindspeed else REPLACED
     kept: list[Argument] = []

@@ -112,10 +112,10 @@ class Progress:
     done: int
     running: int
     budget: int
-    best: TrialRecord | None
-    extrapolated: Extrapolated | None
-    p_star: float
-    seconds_left: float | None
+    best: TrialRecord | None = None
+    extrapolated: Extrapolated | None = None
+    p_star: float = 0.0
+    seconds_left: float | None = None
     device_hours_left: float | None = None
     note: str = ""
 
@@ -135,13 +135,13 @@ class RunResult:
         warnings: Sentences that a user should know.
     """
 
-    records: list[TrialRecord]
-    best: TrialRecord | None
-    extrapolated: Extrapolated | None
     stop_reason: StopReason
-    p_star: float
-    num_candidates: int
     warnings: tuple[str, ...]
+    records: list[TrialRecord] = field(default_factory=list)
+    best: TrialRecord | None = None
+    extrapolated: Extrapolated | None = None
+    p_star: float = 0.0
+    num_candidates: int = 0
     reference: Reference | None = None
 
 
@@ -171,7 +171,13 @@ def run_study(
     config = plan_layers(config)
     candidates = candidates_of(config)
     if not len(candidates.space.grid):
-        return _empty_result(candidates)
+        removed = max(candidates.space.removed.items(), key=lambda entry: entry[1], default=("", 0))
+        none_left = f"no configuration is left; {removed[0]} removed the most: see `meshtune space`"
+        return RunResult(stop_reason=StopReason.EXHAUSTED, warnings=(none_left, *candidates.space.warnings))
+
+    def tell(note: str) -> None:
+        on_progress(Progress(done=0, running=0, budget=config.search.max_trials, note=note))
+
     if executor is None:
         executor = RayExecutor(
             config.backend,
@@ -180,11 +186,11 @@ def run_study(
             address=ray_address,
             placement_wait_s=config.search.placement_wait_s,
             share_hosts=config.search.share_hosts,
-            on_note=lambda note: on_progress(_initial_progress(config, note)),
+            on_note=tell,
             uninterrupted=interrupts_held,
         )
     past = past_of(config)
-    sampler = make_sampler(config, candidates, past, on_note=lambda note: on_progress(_initial_progress(config, note)))
+    sampler = make_sampler(config, candidates, past, on_note=tell)
     with storage_errors(config.storage):
         store = open_store(config.storage)
         make_tables(store)
@@ -192,9 +198,7 @@ def run_study(
         keep_baseline(study, reference_among(config, candidates))
         if config.layer_plans.keys() > study.user_attrs.get(LAYER_PLANS, {"plans": {}})["plans"].keys():
             study.set_user_attr(LAYER_PLANS, as_stored(config))
-        held = claim(
-            store, config.name, now_s=wall_clock(), on_note=lambda note: on_progress(_initial_progress(config, note))
-        )
+        held = claim(store, config.name, now_s=wall_clock(), on_note=tell)
         # past Optuna's cache, which would keep all that was ever read
         trials = OwnTrials(store.storage.get_all_trials(study._study_id, deepcopy=False), config.dimensions, sampler)
         run = _Run(
@@ -229,20 +233,6 @@ def _warn_of_wide(proxies: ProxyPlan | None) -> tuple[str, ...]:
     return (
         f"{proxies.num_too_wide:,} of {len(proxies.grid):,} candidates are tried at full size only: their tp*cp*up is "
         f"more than the devices of the {proxies.options.hosts} hosts that trial.proxy allows",
-    )
-
-
-def _initial_progress(config: StudyConfig, note: str) -> Progress:
-    """Return the progress before the study is opened, with a note."""
-    return Progress(
-        done=0,
-        running=0,
-        budget=config.search.max_trials,
-        best=None,
-        extrapolated=None,
-        p_star=0.0,
-        seconds_left=None,
-        note=note,
     )
 
 
@@ -310,28 +300,10 @@ def _drive(
 
 
 def _enter(executor: AbstractContextManager[Executor], stack: ExitStack) -> Executor:
-    """Start the executor."""
     try:
         return stack.enter_context(executor)
     except SystemExit:  # what Ray makes of SIGTERM while it starts
         raise KeyboardInterrupt from None
-
-
-def _empty_result(candidates: Candidates) -> RunResult:
-    """Return the result of a study without a candidate."""
-    removed = max(candidates.space.removed.items(), key=lambda entry: entry[1], default=("", 0))
-    return RunResult(
-        records=[],
-        best=None,
-        extrapolated=None,
-        stop_reason=StopReason.EXHAUSTED,
-        p_star=0.0,
-        num_candidates=0,
-        warnings=(
-            f"no configuration is left; {removed[0]} removed the most: see `meshtune space`",
-            *candidates.space.warnings,
-        ),
-    )
 
 
 def make_sampler(
@@ -569,7 +541,6 @@ class _Run:
         return storage.get_trial_number_from_id(trial_id)
 
     def _as_task(self, number: int, position: int, proxy: Proxy | None) -> Asked:
-        """Return the trial as the executor takes it."""
         if proxy is not None:
             return number, proxy.config, proxy.reduction
         return number, self.candidates.space.grid.config(position), None
@@ -594,15 +565,15 @@ class _Run:
     def record(self, number: int, observation: Observation) -> None:
         """Keep the observation, then end the trial: a driver that dies in between has lost nothing."""
         trial_id = self.live[number].trial_id
-        status = {STATUS: observation.status.value}
+        storage, status = self.store.storage, observation.status.value
         excess = self._memory_excess(number, observation)
         with self.held.together():
-            for key, value in {**status, OBSERVATION: observation.as_json()}.items():
-                self.store.storage.set_trial_user_attr(trial_id, key, value)
+            storage.set_trial_user_attr(trial_id, STATUS, status)
+            storage.set_trial_user_attr(trial_id, OBSERVATION, observation.as_json())
             if excess is not None:
-                self.store.storage.set_trial_system_attr(trial_id, MEMORY_ATTRIBUTE, excess)
+                storage.set_trial_system_attr(trial_id, MEMORY_ATTRIBUTE, excess)
             self._keep_run(number, observation)
-        self.trials[number].user_attrs.update({**status, OBSERVATION: observation})
+        self.trials[number].user_attrs.update({STATUS: status, OBSERVATION: observation})
         self._tell(number, observation)
 
     def _memory_excess(self, number: int, observation: Observation) -> float | None:
@@ -659,7 +630,6 @@ class _Run:
         return None if max_seconds is None else max(max_seconds - elapsed_s, 0.0)
 
     def progress(self, elapsed_s: float, note: str = "") -> Progress:
-        """Return the progress of the run."""
         attributes = self.study.user_attrs
         return Progress(
             done=self.trials.num_ended,

@@ -106,14 +106,7 @@ class OwnTrials:
         self._observations = None
 
     def end(self, number: int, state: TrialState, values: Sequence[float] | None, p_star: float) -> None:
-        """Take the end of a running trial, of which all is written.
-
-        Args:
-            number: Number of the trial.
-            state: State in which Optuna keeps it.
-            values: Its step time, or what it reported last; None without.
-            p_star: Confidence of the study after it.
-        """
+        """Take the end of a running trial, of which all is written; `p_star` is the study's after it."""
         trial = self._running.pop(number)
         trial.values, trial.state = values, state
         trial.user_attrs[P_STAR] = p_star

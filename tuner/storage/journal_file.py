@@ -126,7 +126,6 @@ class JournalFile(BaseJournalBackend):
         self._joined = []
 
     def _append(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        """Append entries to the file, under its lock."""
         if not entries:
             return
         text = "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in entries).encode()
@@ -179,17 +178,12 @@ def rows_in(path: Path) -> Iterator[list[dict[str, Any]]]:
 
 
 def _add_condition(entry: Mapping[str, Any], condition: Condition, batch: str) -> Entry:
-    """Return an entry with a condition and the name of its batch."""
     only_if = {"study_id": condition.study_id, "key": condition.key, "text": condition.text}
     return {**entry, "only_if": only_if, "batch": batch}
 
 
 def _parse_entry(line: bytes, number: int, path: Path) -> Entry:
-    """Return the entry of a line.
-
-    Raises:
-        JournalError: The line is no entry.
-    """
+    """Return the entry of a line."""
     try:
         entry = json.loads(line)
         if isinstance(entry, dict) and "op_code" in entry:
@@ -220,7 +214,6 @@ def _mend_torn_end(path: Path) -> None:
 
 
 def _start_of_last_line(file: int, end: int) -> int:
-    """Return where the text behind the last end of a line starts."""
     at = end
     while at > 0:
         before = max(0, at - _READ_AT_ONCE)

@@ -92,14 +92,9 @@ def read_import(framework: str, file: Path, text: str) -> Imported:
 
 
 def new_study(imported: Imported, added: Added, *, file: Path, folder: Path, model_at: str | None = None) -> NewStudy:
-    """Build the study file.
+    """Build the study file for a folder, from the content of a framework's file and what the user adds.
 
-    Args:
-        imported: Content of `file`.
-        added: Values that the user adds.
-        file: Path of the framework's file.
-        folder: Folder of the new study file.
-        model_at: Value of `model:` if the model gets a file of its own; None is the name of that file.
+    `model_at` is the value of `model:` if the model gets a file of its own; None is the name of that file.
 
     Raises:
         ConfigError: Values are missing, or contradict each other.

@@ -198,7 +198,6 @@ def _round_sizes(shape: tuple[float, ...]) -> tuple[int, ...]:
 
 
 def _make_data(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return normally distributed values."""
     elements = 1
     for size in shape:
         elements *= size

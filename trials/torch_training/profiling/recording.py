@@ -207,22 +207,20 @@ class _RecordedGroup(dist.ProcessGroup):
         return self._record_call(method, arguments, named, kind, message_bytes)
 
     def send(self, tensors: list[torch.Tensor], dstRank: int, tag: int) -> Any:  # noqa: N803 # torch calls it so
-        """Send tensors to a member of the group."""
-        if not self._recorder.is_on:
-            return self._inner.send(tensors, dstRank, tag)
-        ends = (self._group.ranks[self.rank()], self._group.ranks[dstRank])
-        return self._record_call(
-            self._inner.send, (tensors, dstRank, tag), {}, OpKind.SEND_RECV, _count_bytes(tensors), ends, tag
-        )
+        return self._pass_message(self._inner.send, tensors, dstRank, tag, ends=(self.rank(), dstRank))
 
     def recv(self, tensors: list[torch.Tensor], srcRank: int, tag: int) -> Any:  # noqa: N803 # torch calls it so
-        """Receive tensors from a member of the group."""
+        return self._pass_message(self._inner.recv, tensors, srcRank, tag, ends=(srcRank, self.rank()))
+
+    def _pass_message(
+        self, method: Callable[..., Any], tensors: list[torch.Tensor], other: int, tag: int, *, ends: tuple[int, int]
+    ) -> Any:
+        """Send or receive tensors; sender and receiver are numbered in the group."""
         if not self._recorder.is_on:
-            return self._inner.recv(tensors, srcRank, tag)
-        ends = (self._group.ranks[srcRank], self._group.ranks[self.rank()])
-        return self._record_call(
-            self._inner.recv, (tensors, srcRank, tag), {}, OpKind.SEND_RECV, _count_bytes(tensors), ends, tag
-        )
+            return method(tensors, other, tag)
+        sender, receiver = (self._group.ranks[end] for end in ends)
+        size = _count_bytes(tensors)
+        return self._record_call(method, (tensors, other, tag), {}, OpKind.SEND_RECV, size, (sender, receiver), tag)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> Any:
         """Receive tensors from any member; not possible while a step is recorded."""
@@ -250,8 +248,6 @@ class _RecordedGroup(dist.ProcessGroup):
 
 
 def _make_forwarder(name: str) -> Callable[..., Any]:
-    """Return a method that forwards the collective of this name."""
-
     def call(self: _RecordedGroup, *arguments: Any, **named: Any) -> Any:
         return self.collective(name, arguments, named)
 

@@ -40,7 +40,6 @@ def memory_section(data: ReportData) -> Html:
 
 
 def _stages(data: ReportData) -> Html | None:
-    """Render the memory of every stage of the best configuration."""
     best, setting = data.best_config, data.config.setting
     if best is None or not launchable(setting, best):
         return None

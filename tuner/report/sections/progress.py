@@ -117,12 +117,7 @@ def progress_section(data: ReportData) -> Html:
 
 
 def _describe(data: ReportData, timed: Sequence[tuple[int, TrialRecord, float]]) -> str:
-    """Describe the best step so far and the confidence.
-
-    Args:
-        data: Data of the report.
-        timed: Trials with a step time: position in the order of their ends, trial, and step time [s].
-    """
+    """Describe the best step so far and the confidence, from each timed trial's position, record and step time [s]."""
     count = plural(len(data.finished), "trial")
     confidence = "" if data.p_star is None else f"; the confidence is {data.p_star:.2f}"
     if not timed:
@@ -134,5 +129,4 @@ def _describe(data: ReportData, timed: Sequence[tuple[int, TrialRecord, float]])
 
 
 def _is_proxy_result(record: TrialRecord) -> bool:
-    """Check whether a trial is a successful proxy job."""
     return record.is_proxy and not record.has_failed

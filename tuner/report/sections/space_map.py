@@ -242,7 +242,6 @@ def _text(x: float, y: float, words: str, *, anchor: str = "start", kind: str = 
 
 
 def _short(number: int) -> str:
-    """Format a number in few characters."""
     return f"{number // 1024}k" if number >= 1024 and number % 1024 == 0 else str(number)
 
 
