@@ -67,6 +67,11 @@ class Status(StrEnum):
     CANCELLED = "cancelled"
     """The trial was stopped because the study ended. This says nothing about the candidate."""
 
+    @property
+    def in_words(self) -> str:
+        """Status in a sentence."""
+        return self.value.replace("_", " ")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OperatorSample:

@@ -136,17 +136,17 @@ def predict_candidate(config: StudyConfig, chosen: ParallelConfig) -> dict[str, 
     return prediction_json(setting, estimate, memory, 0, config.options.memory_headroom) | plan_of(config, chosen)
 
 
-def prediction_errors(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any]:
-    """Return the error of one configuration's prediction, and the constants of the profile that weigh most in it."""
+def predict_with_errors(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any]:
+    """Return a prediction with its error, and with the constants of the profile that weigh most in the error."""
     setting, headroom = config.setting, config.options.memory_headroom
+    predicted = predict_candidate(config, chosen)
     grid = ConfigGrid.from_configs([chosen], config.options.opened)
     memory = estimate_memory(setting, grid)
-    estimate = estimate_step(setting, grid, memory=memory)
     uncertainty = step_uncertainty(setting, grid, memory=memory)
     step_error, memory_error = float(uncertainty.log_error[0]), setting.runtime.memory_error
-    return {
+    return predicted | {
         "step_time_log_error": step_error,
-        "step_time_range_s": list(likely_range(float(estimate.step_time_s[0]), step_error)),
+        "step_time_range_s": list(likely_range(predicted["step_time_s"], step_error)),
         "step_time_from_constants": dict(uncertainty.dominant(0)),
         "peak_memory_log_error": memory_error,
         "peak_memory_range_bytes": list(likely_range(float(memory.peak_bytes[0]), memory_error)),

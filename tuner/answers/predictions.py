@@ -8,14 +8,7 @@ from typing import Any
 
 from costmodels.job.parallel_config import ParallelConfig, Value, parse_config
 from hardware.io.errors import ConfigError
-from tuner.answers.candidates import (
-    Candidates,
-    candidates_of,
-    predict_candidate,
-    prediction_errors,
-    ranking,
-    tokens_per_s_per_device,
-)
+from tuner.answers.candidates import Candidates, candidates_of, predict_with_errors, ranking, tokens_per_s_per_device
 from tuner.answers.planned_candidates import plan_layers
 from tuner.space.enumeration import launchable
 from tuner.study_file.config import StudyConfig, load_study
@@ -47,8 +40,7 @@ def predict(study: StudyConfig | Path | str, config: ParallelConfig | Mapping[st
             value=str(chosen),
             nearest="rank() lists configurations that can",
         )
-    planned = plan_layers(loaded, chosen)
-    return predict_candidate(planned, chosen) | prediction_errors(planned, chosen)
+    return predict_with_errors(plan_layers(loaded, chosen), chosen)
 
 
 def rank(study: StudyConfig | Path | str, *, top: int | None = 10) -> list[dict[str, Any]]:

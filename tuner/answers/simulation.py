@@ -16,6 +16,7 @@ from costmodels.simulator.trace import chrome_trace, operator_events
 from costmodels.step.memory import MemoryEstimate, estimate_memory
 from costmodels.step.step_time import StepEstimate
 from hardware.io.errors import ConfigError, did_you_mean
+from hardware.io.output_file import write_output
 from tuner.answers.candidates import predict_candidate, prediction_json
 from tuner.study_file.config import StudyConfig
 
@@ -69,11 +70,8 @@ def write_trace(simulation: Simulation, out: Path) -> None:
         ConfigError: It cannot be written.
     """
     content = chrome_trace(simulation).encode()
-    try:
-        # without a date, so that the same step gives the same file
-        out.write_bytes(gzip.compress(content, 6, mtime=0) if out.suffix == ".gz" else content)
-    except OSError as error:
-        raise ConfigError(f"cannot be written ({error.strerror})", key="--trace", value=str(out)) from None
+    # without a date, so that the same step gives the same file
+    write_output(out, gzip.compress(content, 6, mtime=0) if out.suffix == ".gz" else content, option="--trace")
 
 
 def _estimate_memory(config: StudyConfig, chosen: ParallelConfig, schedule: str) -> MemoryEstimate:

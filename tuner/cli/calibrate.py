@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from hardware.io.errors import ConfigError
+from hardware.io.output_file import check_place
 from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, check_out, load, number
 from tuner.terminal.console import NOTHING_WORKS, print_calibration, print_device_calibration, print_json, warn
 
@@ -111,7 +112,7 @@ def _measure(
 
     # Import after reading the study: loading Optuna takes seconds, and mistakes should be told at once.
     from tuner.calibrate.device import calibrate_device
-    from tuner.report.calibration_page import check_place, write_calibration_page
+    from tuner.report.calibration_page import write_calibration_page
     from tuner.terminal.progress import CalibrationLine
 
     if out is not None:

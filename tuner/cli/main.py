@@ -409,8 +409,7 @@ def export(
     exporter = find_exporter(to)
     config = load(study, overrides, storage)
     if chosen is not None:
-        wanted, broken = launchable_config(config, chosen)
-        notes = tuple(f"{name}: {reason}" for name, reason in broken.items())
+        wanted, notes = launchable_config(config, chosen)
         config = with_plans(config, wanted)
     else:
         from tuner.answers.best import best_configuration

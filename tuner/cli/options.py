@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hardware.io.errors import ConfigError
+from hardware.io.output_file import write_output
 from trials.ray_job import check_outlives_job
 from tuner.terminal.console import warn
 
@@ -112,8 +113,8 @@ def with_plans(config: StudyConfig, chosen: ParallelConfig | None = None) -> Stu
     return planned
 
 
-def launchable_config(config: StudyConfig, text: str, missing: str = "") -> tuple[ParallelConfig, dict[str, str]]:
-    """Parse the configuration of `--config` and return it with the study's rules that it breaks.
+def launchable_config(config: StudyConfig, text: str, missing: str = "") -> tuple[ParallelConfig, tuple[str, ...]]:
+    """Parse the configuration of `--config` and return it with a note on each rule of the study that it breaks.
 
     `missing` says what the cluster lacks at that time, for the message.
 
@@ -126,7 +127,7 @@ def launchable_config(config: StudyConfig, text: str, missing: str = "") -> tupl
     wanted = parse_config(text, config.config_defaults)
     broken = broken_rules(config.setting, config.options, wanted)
     if launchable(config.setting, wanted):
-        return wanted, broken
+        return wanted, tuple(f"{name}: {reason}" for name, reason in broken.items())
     devices, rest = config.setting.cluster.num_devices, wanted.num_devices // wanted.dp
     nearest = "`meshtune space --list` prints the configurations that can be launched"
     if wanted.num_devices != devices and devices % rest == 0:
@@ -168,7 +169,4 @@ def write_file(out: Path, text: str) -> None:
         ConfigError: The file cannot be written.
     """
     check_out(out)
-    try:
-        out.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot be written ({error.strerror})", key="--out", value=str(out)) from None
+    write_output(out, text.rstrip("\n") + "\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -169,21 +169,21 @@ def plan(
             found = plan_graph(graph, found_mesh, options, workers=workers)
     except ConfigError as error:
         raise _name_options(error) from None
+    payload, lines = plan_json(found), [title, *in_lines(found), "Shardings of the step's inputs:"]
+    lines += named_lines([*shardings_table(found).items()])
     explained = _explain_dims(graph, drawing) if explain is not None else None
     exported = _export(export, out, PlanSource(plan=found.plan, candidate=candidate), jax)
+    if exported is not None:
+        payload["export"] = exported.content
+    if explained is not None:
+        payload["explained"] = explained[0]
+        lines += explained[1]
+    lines += exported.lines if exported is not None else ()
     if as_json:
-        more = {} if exported is None else {"export": exported.content}
-        print_json(plan_json(found) | more | ({} if explained is None else {"explained": explained.content}))
-        warn(exported.notes if exported is not None else ())
-        return
-    typer.echo(printable(title))
-    for line in in_lines(found):
-        typer.echo(printable(line))
-    typer.echo("Shardings of the step's inputs:")
-    for line in named_lines([*shardings_table(found).items()]):
-        typer.echo(printable(line))
-    for line in (*(explained.lines if explained else ()), *(exported.lines if exported is not None else ())):
-        typer.echo(printable(line))
+        print_json(payload)
+    else:
+        for line in lines:
+            typer.echo(printable(line))
     warn(exported.notes if exported is not None else ())
 
 
@@ -286,19 +286,6 @@ def _read_function(
     return graph_of_torch_factory(torch), found_mesh
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Explained:
-    """Explanation of a graph's dims: colours and conflicts.
-
-    Attributes:
-        content: Explanation as data for JSON.
-        lines: Explanation as lines of text.
-    """
-
-    content: dict[str, Any]
-    lines: tuple[str, ...]
-
-
 def _check_explain(explain: str | None, drawing: Path | None) -> None:
     if explain not in (None, "colours"):
         raise ConfigError("is no known explanation", key="--explain", value=explain, nearest="colours")
@@ -306,8 +293,8 @@ def _check_explain(explain: str | None, drawing: Path | None) -> None:
         raise ConfigError("needs --explain", key="--drawing", value=str(drawing), nearest="--explain colours")
 
 
-def _explain_dims(graph: Graph, out: Path | None) -> _Explained:
-    """Find the colours of a graph's dims, and draw their conflicts to the file of `--drawing`."""
+def _explain_dims(graph: Graph, out: Path | None) -> tuple[dict[str, Any], list[str]]:
+    """Return the colours of a graph's dims for JSON and as lines, and draw their conflicts to the file `out`."""
     from tuner.planners.toast.colour_report import drawing, report_json, report_lines
     from tuner.planners.toast.compatibility import compatibility
     from tuner.planners.toast.named_dims import named_dims
@@ -317,7 +304,7 @@ def _explain_dims(graph: Graph, out: Path | None) -> _Explained:
     if out is not None:
         write_file(out, drawing(found))
         lines.append(f"wrote {out}")
-    return _Explained(content=report_json(found), lines=tuple(lines))
+    return report_json(found), lines
 
 
 def _check_export(export: str | None, out: Path | None) -> None:

@@ -34,6 +34,7 @@ from tuner.terminal.console import (
     print_space,
     print_table,
     printable,
+    speed_in_words,
     value_in_words,
     warn,
 )
@@ -90,13 +91,13 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Predict step time and memory of one configuration, inside the search space or outside it."""
-    from tuner.answers.candidates import predict_candidate, prediction_errors
+    from tuner.answers.candidates import predict_with_errors
 
     config, missing = at_time(load(study, overrides), at, network)
     wanted, broken = launchable_config(config, chosen, missing)
-    warn(tuple(f"{name}: {reason}" for name, reason in broken.items()))
+    warn(broken)
     config = with_plans(config, wanted)
-    payload = predict_candidate(config, wanted) | prediction_errors(config, wanted)
+    payload = predict_with_errors(config, wanted)
     if plan:
         from tuner.answers.planned_candidates import by_hand
 
@@ -105,10 +106,7 @@ def predict(
         print_json(payload)
         return
     typer.echo(f"Predicted for {config_in_words(config, wanted)}")
-    typer.echo(
-        f"{payload['step_time_s']:.4g} s per step, {payload['tokens_per_s_per_device']:,.0f} tokens/s per device, "
-        f"MFU {payload['mfu']:.1%}"
-    )
+    typer.echo(speed_in_words(payload))
     low_s, high_s = payload["step_time_range_s"]
     leading = ", ".join(f"{name} {effect:.1%}" for name, effect in payload["step_time_from_constants"].items())
     typer.echo(
@@ -177,7 +175,7 @@ def simulate(
     if trace is not None:
         write_trace(simulation, trace)
         payload["trace"] = str(trace)
-    warn(tuple(f"{name}: {reason}" for name, reason in broken.items()))
+    warn(broken)
     if as_json:
         print_json(payload)
         return

@@ -42,7 +42,7 @@ def present_of(imported: Imported, *, devices: int, model: ModelSpec, runtime: R
     """
     assert not imported.open, "the caller fills in all open keys before this call"
     job = dict(imported.job)
-    if not imported.has_degrees:
+    if not imported.degrees:
         return Present(job=job, current={})
     degrees = {**dict.fromkeys(DEGREES, 1), **imported.degrees}
     degrees["dp"] = _replicas(imported, degrees, devices)

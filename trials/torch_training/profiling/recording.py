@@ -60,12 +60,15 @@ class Recorder:
 
     Args:
         clock: Function for the CPU time of the calling thread [s].
+
+    Attributes:
+        step: Number of the step that is recorded, or of the last one; counted from 1.
     """
 
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
         self._clock = clock
         self._events: list[Event] | None = None
-        self._step = 0
+        self.step = 0
         self._num_calls = 0
         self._settled: set[int] = set()  # calls whose wait is already recorded
         self._since_s = 0.0
@@ -76,16 +79,11 @@ class Recorder:
         """Whether a step is being recorded."""
         return self._events is not None
 
-    @property
-    def step(self) -> int:
-        """Number of the step that is recorded, or of the last one; counted from 1."""
-        return self._step
-
     def start(self) -> None:
         """Begin to record a step."""
         assert not self.is_on, "a step is being recorded already"
         self._events = []
-        self._step += 1
+        self.step += 1
         self._num_calls = 0
         self._settled.clear()
         self._thread = threading.get_ident()
@@ -127,7 +125,7 @@ class Recorder:
 
     def awaits(self, step: int, call: int) -> bool:
         """Return whether a wait for this call still has to be recorded."""
-        return self.is_on and step == self._step and call not in self._settled
+        return self.is_on and step == self.step and call not in self._settled
 
 
 def register_recorded_backend(clock: Callable[[], float] = time.thread_time) -> Recorder:

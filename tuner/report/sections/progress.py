@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from tuner.report.data import ReportData
 from tuner.report.figures import BEST, CONFIDENCE, CURRENT, FAILED, MEASURED, drawing, time_axis
-from tuner.report.markup import Html, section, tag
+from tuner.report.markup import Html, empty_section, section, tag
 from tuner.report.words import in_short, plural, seconds
 from tuner.storage.record import TrialRecord
 
@@ -18,7 +18,7 @@ def progress_section(data: ReportData) -> Html:
     """Render step times in the order in which trials ended, with the confidence on a second axis."""
     finished = list(enumerate(data.finished, start=1))
     if not finished:
-        return section("progress", "Progress", tag("p", "No trial has ended yet.", class_="empty"))
+        return empty_section("progress", "Progress", "No trial has ended yet.")
     timed = [(at, record, record.step_time_s) for at, record in finished if record.step_time_s is not None]
     failed = [(at, record) for at, record in finished if record.step_time_s is None and not _is_proxy_result(record)]
     proxies = [(at, record) for at, record in finished if _is_proxy_result(record)]
