@@ -11,22 +11,16 @@ that the worker runs is retried as well; the same fault of the program in both a
 asked for again, but if its node is gone there may never be room for it. The trial therefore goes to the first worker
 that is free, and the slot takes no other trial until its worker is back.
 
-Steps travel through a mailbox, an actor that needs no CPU. Workers put steps in without waiting, and `poll` asks for
-them from time to time, so that steps outlive their worker. The mailbox has one thread and repeats no call, because only
-then does Ray keep the order of a worker's calls. It numbers the steps and keeps them until they have been read here, so
-that an answer may be late or lost. Streaming generators would need no such process, but Ray's client has none.
-
-Ray is imported when an executor is entered, not before (`ray_local.py` says why).
+Ray is imported when an executor is entered, not before (`ray_local.py` says why). The actors are in
+`ray_worker.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import os
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -37,11 +31,10 @@ from costmodels.job.proxy_job import Reduction
 from hardware.io.errors import ConfigError
 from trials.backend import PROGRAM_SIGNALS, AbstractBackend, HostNeeds, Observation, Status, tail_of
 from trials.placement import in_words, machines_in_words, machines_of, no_room, reserve_hosts, room_for
-from trials.ranks.contract import AbstractRanks, RanksLostError
-from trials.ranks.processes import RankProcesses
+from trials.ranks.contract import RanksLostError
 from trials.ray_cluster import first_line, join_cluster
-from trials.ray_hosts import RayRanks
 from trials.ray_local import import_ray, start_local_ray
+from trials.ray_worker import Mailbox, Slot, Step
 
 PLACEMENT_WAIT_S = 30.0
 """Default time that a cluster has to provide the slots [s]; a study then uses those that it has."""
@@ -64,95 +57,6 @@ MAIL_LIMIT_S = 5.0
 MAIL_EVERY_S = 0.5
 """Interval at which the mailbox is asked for steps [s]. Short steps would otherwise keep the driver busy: one turn of
 its loop takes some 40 ms with 40 trials in the study (measured)."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """One measured step on its way to the driver, with its trial's number and attempt (from 0)."""
-
-    trial_number: int
-    attempt: int
-    step_time_s: float
-    measured_after_s: float
-
-
-class _Mailbox:
-    """Actor that holds measured steps until the driver has read them."""
-
-    def __init__(self) -> None:
-        self.steps: list[_Step] = []
-        self.num_dropped: int | None = None
-
-    def put(self, step: _Step) -> None:
-        self.steps.append(step)
-
-    def read(self, num_read: int) -> tuple[int, list[_Step]]:
-        """Return the number of the first step that is still held, and all steps from there, in order of arrival.
-
-        The driver has the first `num_read` steps already; they may be dropped.
-        """
-        if self.num_dropped is None:  # the first call, or the first after this process was restarted
-            self.num_dropped = num_read
-        del self.steps[: max(num_read - self.num_dropped, 0)]
-        self.num_dropped = max(num_read, self.num_dropped)
-        return self.num_dropped, self.steps
-
-
-class _Slot:
-    """Actor that measures one trial after the other in a process of its own."""
-
-    def __init__(self, backend: AbstractBackend, group: Any) -> None:
-        self.backend = backend
-        self.group = group
-        self.opened: AbstractBackend | None = None
-
-    def ready(self) -> bool:
-        """Return True once the process runs and the backend has arrived."""
-        return True
-
-    def measure(
-        self, config: ParallelConfig, reduction: Reduction | None, trial_number: int, attempt: int, mailbox: Any
-    ) -> Observation:
-        """Run one trial. This is the boundary at which an exception becomes an observation."""
-        begin_s = time.monotonic()
-        steps_s: list[float] = []
-        measured_after_s: float | None = None
-
-        def on_step(step_time_s: float) -> None:
-            nonlocal measured_after_s
-            assert 0 < step_time_s < math.inf, f"a step takes some time, not {step_time_s!r} s"
-            steps_s.append(float(step_time_s))
-            if measured_after_s is None:
-                own_s = steps_s[0] if self.backend.clock == "wall" else 0.0
-                measured_after_s = max(time.monotonic() - begin_s - own_s, 0.0)
-            mailbox.put.remote(_Step(trial_number, attempt, steps_s[-1], measured_after_s))
-
-        try:
-            if self.opened is None:
-                self.opened = self.backend.opened(self._ranks(is_retry=attempt > 0))
-            backend = self.opened if reduction is None else self.opened.reduced(reduction)
-            assert backend is not None, "no smaller job is asked of a backend that measures its own only"
-            observation = backend.measure(config, trial_number=trial_number, on_step=on_step)
-            assert isinstance(observation, Observation), f"`measure` gives an Observation, not {observation!r}"
-        except RanksLostError:
-            raise  # as a lost worker: the trial is tried once more in a fresh one
-        except (Exception, SystemExit):  # noqa: BLE001 # the trial boundary: a failure is a result
-            text = traceback.format_exc()
-            observation = Observation(
-                status=Status.CRASHED,
-                step_times_s=tuple(steps_s),
-                log_tail=tail_of(text),
-                reason=text.rstrip().rpartition("\n")[2][:500],
-                origin=self.backend.origin,
-                clock=self.backend.clock,
-            )
-        elapsed_s = time.monotonic() - begin_s
-        return dataclasses.replace(observation, elapsed_s=elapsed_s, measured_after_s=measured_after_s)
-
-    def _ranks(self, *, is_retry: bool) -> AbstractRanks:
-        hosts = self.backend.hosts
-        setup = self.backend.rank_setup
-        return RayRanks(self.group, hosts, setup, is_retry=is_retry) if len(hosts) > 1 else RankProcesses(setup)
 
 
 @dataclass(slots=True)
@@ -269,12 +173,12 @@ class RayExecutor:
                 is_local = self._connect()
                 if not is_local:
                     self._ask_for_what_fits()
-                self._slot_class = self._ray.remote(_Slot)
+                self._slot_class = self._ray.remote(Slot)
                 self._stored_backend = self._ray.put(self._backend)
                 for _ in range(self._parallel_trials):
                     self._places.append(self._new_place())
                 # asked for last: a worker that has started already should take a trial
-                mailbox = self._ray.remote(_Mailbox)
+                mailbox = self._ray.remote(Mailbox)
                 self._mailbox = mailbox.options(num_cpus=0, max_restarts=-1, max_task_retries=0).remote()
             if not is_local:
                 self._keep_what_started()
@@ -593,7 +497,7 @@ class RayExecutor:
         with contextlib.suppress(self._ray.exceptions.RayError):  # a mailbox that is being restarted has no mail
             self._hand_out(*self._ray.get(self._mailbox.read.remote(self._num_read), timeout=MAIL_LIMIT_S))
 
-    def _hand_out(self, first: int, steps: list[_Step]) -> bool:
+    def _hand_out(self, first: int, steps: list[Step]) -> bool:
         """Give steps that were not read before to their trials; return whether a running trial got any."""
         attempts = {(p.trial.number, len(p.trial.deaths)): p.trial for p in self._places if p.trial is not None}
         has_news = False

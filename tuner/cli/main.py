@@ -275,7 +275,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
 
     from tuner.answers.device_time import device_time_json
     from tuner.answers.reference import gain_over, gains, reference_of
-    from tuner.run.loop import is_running, stored_study
+    from tuner.run.studies import is_running, stored_study
     from tuner.search.population import P_STAR, in_lines, read_moments
     from tuner.search.proxy.extrapolation import extrapolated_of
     from tuner.search.stopping import StopReason

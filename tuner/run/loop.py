@@ -1,4 +1,4 @@
-"""Loop of one study: open or resume it, keep the trial slots busy, record the results, and stop by itself.
+"""Loop of one study: keep the trial slots busy, record the results, and stop by itself.
 
 The loop asks and tells through the hooks of the study's Optuna sampler, as `study.optimize` does, and adds durable
 transactions. A trial passes five points. It is asked for: its candidate's dimensions are parameters, its prediction an
@@ -12,51 +12,41 @@ observed is lost, and no candidate is finished twice.
 
 from __future__ import annotations
 
-import json
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-import numpy as np
-import optuna
-from optuna import Study
-from optuna.exceptions import ExperimentalWarning
-from optuna.pruners import NopPruner
-from optuna.storages import BaseStorage
 from optuna.trial import TrialState, create_trial
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
-from hardware.io.errors import ConfigError, quote_value
 from trials.backend import Observation, Status
 from trials.ray_executor import RayExecutor
 from tuner.answers.candidates import Candidates, candidates_of, plan_of, prediction_json
 from tuner.answers.device_time import device_time_of
 from tuner.answers.planned_candidates import LAYER_PLANS, as_stored, plan_layers
 from tuner.answers.reference import Reference, keep_baseline, reference_among, reference_of
-from tuner.run.driver import DRIVER, Claim, claim, interrupts_held, is_held
+from tuner.run.driver import Claim, claim, interrupts_held
 from tuner.run.own_trials import DrivenStudy, OwnTrials
-from tuner.search.acquisition import ACQUISITION_FUNCTIONS
+from tuner.run.studies import make_pruner, make_sampler, open_study
 from tuner.search.constraints import MEMORY_ATTRIBUTE, memory_excess
 from tuner.search.observations import OBSERVATION, STATUS, observation_of
 from tuner.search.parameters import ASSIGNMENT
 from tuner.search.population import P_STAR
-from tuner.search.prior import OnProgress, ignore_progress, initial_posterior
+from tuner.search.prior import ignore_progress
 from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
 from tuner.search.proxy.proxy_plan import ProxyPlan
 from tuner.search.proxy.proxy_trials import PROXY, Proxy
-from tuner.search.pruning import ClearlySlowerPruner, StepReports, reported_steps
+from tuner.search.pruning import StepReports, reported_steps
 from tuner.search.sampler import ThompsonSampler
 from tuner.search.stopping import Budgets, StopReason
 from tuner.storage.history import Past, keep_run, make_tables, past_of
-from tuner.storage.opening import find_study, open_store, storage_errors
-from tuner.storage.record import HISTORY, MEANING, ORIGIN, PREDICTION, SPENT_S, STOP_REASON, TrialRecord
+from tuner.storage.opening import open_store, storage_errors
+from tuner.storage.record import HISTORY, PREDICTION, SPENT_S, STOP_REASON, TrialRecord
 from tuner.storage.store import AbstractStore
 from tuner.study_file.config import StudyConfig
-from tuner.study_file.meaning import first_difference
 
 POLL_S = 1.0
 
@@ -304,133 +294,6 @@ def _enter(executor: AbstractContextManager[Executor], stack: ExitStack) -> Exec
         return stack.enter_context(executor)
     except SystemExit:  # what Ray makes of SIGTERM while it starts
         raise KeyboardInterrupt from None
-
-
-def make_sampler(
-    config: StudyConfig,
-    candidates: Candidates | None = None,
-    past: Past | None = None,
-    *,
-    stop_when_confident: bool = False,
-    on_note: OnProgress = ignore_progress,
-) -> ThompsonSampler:
-    """Return the sampler that a study's options ask for, with what its history teaches.
-
-    Args:
-        config: Study.
-        candidates: Candidates of the study; enumerated here if they are not given.
-        past: History of the study.
-        stop_when_confident: Whether the sampler ends `study.optimize`; the driver of a study ends its own loop.
-        on_note: Function that is told what takes seconds.
-    """
-    candidates = candidates or candidates_of(config)
-    grid = candidates.space.grid
-    reference = reference_among(config, candidates)
-    everywhere = np.arange(len(grid))
-    return ThompsonSampler(
-        grid,
-        initial_posterior([(config.measured_setting, everywhere)], grid, past, on_progress=on_note),
-        acquisition=ACQUISITION_FUNCTIONS[config.search.acquisition],
-        draws=config.search.draws,
-        confidence=config.search.confidence,
-        tolerance=config.search.tolerance,
-        seed=config.search.seed,
-        first=None if reference is None else reference.config,
-        proxies=None
-        if config.proxy is None
-        else ProxyPlan(
-            options=config.proxy,
-            setting=config.setting,
-            space=config.options,
-            grid=grid,
-            max_trials=config.search.max_trials,
-            confidence=config.search.confidence,
-        ),
-        repeats=config.search.repeats,
-        stop_when_confident=stop_when_confident,
-    )
-
-
-def make_pruner(config: StudyConfig) -> ClearlySlowerPruner:
-    """Return the pruner that stops trials early; the current configuration is measured in full."""
-    return ClearlySlowerPruner(current=config.current.values(config.dimensions) if config.current else None)
-
-
-def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: BaseStorage | None = None) -> Study:
-    """Open the study in its storage, new or as it was left; open the storage too if it is not given.
-
-    Raises:
-        ConfigError: The trials of the stored study mean something else than the study file now says.
-    """
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(
-        study_name=config.name,
-        storage=open_store(config.storage).storage if storage is None else storage,
-        sampler=sampler,
-        pruner=make_pruner(config) if config.search.prune else NopPruner(),
-        direction="minimize",
-        load_if_exists=True,
-    )
-    stored = study.user_attrs.get(MEANING)
-    if stored is None and not study.get_trials(deepcopy=False):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExperimentalWarning)
-            study.set_metric_names(["step_time_s"])  # what the dashboard writes beside its axes
-        study.set_user_attr(ORIGIN, config.backend.origin)
-        # last: with it the study is complete
-        study.set_user_attr(MEANING, json.loads(json.dumps(config.meaning)))
-    else:
-        check_meaning(config, study)
-    return study
-
-
-def check_meaning(config: StudyConfig, study: Study) -> None:
-    """Check that the stored trials mean what the study file says.
-
-    Raises:
-        ConfigError: They mean something else.
-    """
-    difference = first_difference(study.user_attrs.get(MEANING) or {}, json.loads(json.dumps(config.meaning)))
-    if difference is not None:
-        key, before, now = difference
-        raise ConfigError(
-            f"the stored study {config.name!r} was measured with {quote_value(before)}; its trials would no longer "
-            "mean the same",
-            file=config.file,
-            key=key,
-            value=now,
-            nearest="give the study another name, or change the key back",
-        )
-
-
-def stored_study(config: StudyConfig) -> Study:
-    """Return the study that the storage holds, for reading.
-
-    Raises:
-        ConfigError: The storage holds none yet.
-    """
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = find_study(config.storage, config.name)
-    if study is None:
-        raise ConfigError(
-            "has no trials in its storage yet",
-            file=config.file,
-            key="name",
-            value=config.name,
-            nearest=f"start it with `meshtune run {config.file}`",
-        )
-    return study
-
-
-def is_running(study: Study) -> bool:
-    """Return whether some process is driving the study."""
-    return is_driven(study.user_attrs)
-
-
-def is_driven(attributes: Mapping[str, Any]) -> bool:
-    """Return whether some process is driving the study with these attributes, which take a while to read."""
-    held = attributes.get(DRIVER)
-    return held is not None and is_held(held)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
