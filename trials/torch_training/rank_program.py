@@ -78,10 +78,11 @@ def _measure_steps(
             recorder.start()
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
         result = trainer.step()
-        if device.type == "cuda":
+        if device.type == "cuda":  # its kernels run on after the call has returned
             torch.cuda.synchronize(device)
         wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
         recording = recorder.stop() if recorder else None
+        # all ranks get the same numbers, so that they all stop after the same step
         walls, cpus = _gather([wall_s, cpu_s], device)
         place.tell(StepTaken(number=number, wall_s=max(walls), cpu_s=sum(cpus), loss=result.loss, recording=recording))
         seconds.append(max(walls) if plan.clock == "wall" else sum(cpus))

@@ -51,6 +51,7 @@ def ranking(config: StudyConfig, candidates: Candidates) -> IntArray:
     """
     grid, step_time_s = candidates.space.grid, candidates.estimate.step_time_s
     fits = candidates.space.memory.fits(config.options.memory_headroom)
+    # lexsort's last key weighs most: first what fits, then the rounded prediction, then the plainest
     rounded = np.round(np.log(step_time_s), 4)
     return np.lexsort((step_time_s, grid.vpp, grid.pp, grid.tp, grid.cp * grid.up, rounded, ~fits))
 
@@ -113,6 +114,7 @@ def prediction_json(
     setting: Setting, estimate: StepEstimate, memory: MemoryEstimate, position: int, headroom: float
 ) -> dict[str, Any]:
     """Return the prediction of one configuration, as `meshtune predict` prints it and a trial keeps it."""
+    # plain numbers of one row of the arrays [n], because JSON knows no others
     step_time_s = float(estimate.step_time_s[position])
     mfu = model_flops_utilisation(setting.job, setting.cluster, np.array([step_time_s]))
     return {

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from hardware.io.errors import ConfigError
 from hardware.io.output_file import check_place
@@ -16,31 +17,28 @@ from tuner.terminal.console import NOTHING_WORKS, print_calibration, print_devic
 def calibrate(
     measured: Annotated[
         list[Path] | None,
-        typer.Option(metavar="CSV...", help="CSV files of measured runs, in the format of configs/measured."),
+        Option(metavar="CSV...", help="CSV files of measured runs, in the format of configs/measured."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE", help="Profile to write; a study names it as its runtime. With --device: HTML page to write."
         ),
     ] = None,
-    more: Annotated[
-        list[Path] | None, typer.Argument(metavar="CSV", help="Further CSV files.", show_default=False)
-    ] = None,
+    more: Annotated[list[Path] | None, Argument(metavar="CSV", help="Further CSV files.", show_default=False)] = None,
     runtime: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Runtime to fit, if the files hold runs of several.")
+        str | None, Option(metavar="NAME", help="Runtime to fit, if the files hold runs of several.")
     ] = None,
     device: Annotated[
-        Path | None,
-        typer.Option(metavar="STUDY", help="Study whose operators and collectives are timed on this machine."),
+        Path | None, Option(metavar="STUDY", help="Study whose operators and collectives are timed on this machine.")
     ] = None,
     seconds: Annotated[
-        str | None, typer.Option(metavar="S", help="With --device: time budget; by default 120 on a CPU, 300 on a GPU.")
+        str | None, Option(metavar="S", help="With --device: time budget; by default 120 on a CPU, 300 on a GPU.")
     ] = None,
     storage: Storage = None,
     overrides: Overrides = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace an existing file; with --device also repeat known measurements.")
+        bool, Option("--force", help="Replace an existing file; with --device also repeat known measurements.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer import Option
 
 from hardware.io.errors import ConfigError, shown_url
 from tuner.cli import calibrate as cli_calibrate
@@ -157,7 +158,7 @@ _STATUSES = "Exit status: 0 done, 1 ran but found nothing, 2 invalid input (one 
 def meshtune(
     context: typer.Context,
     version: Annotated[  # noqa: ARG001 # its callback does the work
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Find the fastest parallelism configuration for training a large language model on a cluster.
@@ -173,14 +174,14 @@ def meshtune(
 def run(
     study: StudyFile,
     trials: Annotated[
-        str | None, typer.Option(metavar="N", help="Maximum number of trials; replaces search.max_trials.")
+        str | None, Option(metavar="N", help="Maximum number of trials; replaces search.max_trials.")
     ] = None,
     storage: Storage = None,
-    seed: Annotated[str | None, typer.Option(metavar="N", help="Random seed; replaces search.seed.")] = None,
+    seed: Annotated[str | None, Option(metavar="N", help="Random seed; replaces search.seed.")] = None,
     overrides: Overrides = None,
     ray_address: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Address of an existing Ray cluster; takes precedence over RAY_ADDRESS."),
+        Option(metavar="ADDRESS", help="Address of an existing Ray cluster; takes precedence over RAY_ADDRESS."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -367,7 +368,7 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
 @app.command()
 def report(
     study: StudyFile,
-    out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
+    out: Annotated[Path, Option(help="HTML file to write.")] = Path("report.html"),
     storage: Storage = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -387,17 +388,16 @@ def export(
     study: StudyFile,
     to: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="TARGET",
             help="megatron, torchtitan, deepspeed, mindspeed, nemo, nanotron or json.",
             autocompletion=cli_completion.targets,
         ),
     ],
     chosen: Annotated[
-        str | None,
-        typer.Option("--config", metavar="pp=4,...", help="Configuration to export instead of the study's best."),
+        str | None, Option("--config", metavar="pp=4,...", help="Configuration to export instead of the study's best.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="File to write; by default stdout.")] = None,
+    out: Annotated[Path | None, Option(help="File to write; by default stdout.")] = None,
     storage: Storage = None,
     overrides: Overrides = None,
     as_json: AsJson = False,

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from hardware.io.errors import ConfigError
 from hardware.io.output_file import write_output
@@ -17,34 +17,32 @@ if TYPE_CHECKING:  # these load numpy
     from costmodels.job.parallel_config import ParallelConfig
     from tuner.study_file.config import StudyConfig
 
-StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="Study file (YAML).")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
+StudyFile = Annotated[Path, Argument(metavar="STUDY", help="Study file (YAML).")]
+AsJson = Annotated[bool, Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Replace a key of the study file, for example search.seed=3."),
+    Option("--set", metavar="KEY=VALUE", help="Replace a key of the study file, for example search.seed=3."),
 ]
 Storage = Annotated[
     str | None,
-    typer.Option(
-        metavar="URL", help="Database of the study; takes precedence over MESHTUNE_STORAGE and the study file."
-    ),
+    Option(metavar="URL", help="Database of the study; takes precedence over MESHTUNE_STORAGE and the study file."),
 ]
 Config = Annotated[
     str,
-    typer.Option(
+    Option(
         "--config", metavar="pp=4,tp=2,...", help="Configuration; a dimension not named is 1 or has the job's value."
     ),
 ]
 
 At = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--at", metavar="SECONDS", help="Time in the trace (cluster.trace or --network) whose cluster state is used."
     ),
 ]
 Network = Annotated[
     Path | None,
-    typer.Option("--network", metavar="TRACE", help="CSV trace of cluster changes, used instead of cluster.trace."),
+    Option("--network", metavar="TRACE", help="CSV trace of cluster changes, used instead of cluster.trace."),
 ]
 
 FOUND_NOTHING = 1

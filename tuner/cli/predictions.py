@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from hardware.io.errors import ConfigError
 from tuner.cli.options import (
@@ -45,9 +46,9 @@ if TYPE_CHECKING:  # these load numpy
 
 def space(
     study: StudyFile,
-    list_configs: Annotated[bool, typer.Option("--list", help="Print every candidate.")] = False,
+    list_configs: Annotated[bool, Option("--list", help="Print every candidate.")] = False,
     why: Annotated[
-        str | None, typer.Option(metavar="pp=8,tp=3,...", help="Explain every rule that excludes this configuration.")
+        str | None, Option(metavar="pp=8,tp=3,...", help="Explain every rule that excludes this configuration.")
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -84,9 +85,7 @@ def predict(
     chosen: Config,
     at: At = None,
     network: Network = None,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Show how the layers are sharded, and their communication.")
-    ] = False,
+    plan: Annotated[bool, Option("--plan", help="Show how the layers are sharded, and their communication.")] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -148,11 +147,9 @@ def _print_memory_parts(payload: dict[str, Any]) -> None:
 def simulate(
     study: StudyFile,
     chosen: Config,
-    schedule: Annotated[
-        str, typer.Option(metavar="NAME", help="Pipeline schedule: 1f1b, gpipe, zero-bubble.")
-    ] = "1f1b",
+    schedule: Annotated[str, Option(metavar="NAME", help="Pipeline schedule: 1f1b, gpipe, zero-bubble.")] = "1f1b",
     trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Perfetto trace to write; compressed if the name ends in .gz.")
+        Path | None, Option(metavar="FILE", help="Perfetto trace to write; compressed if the name ends in .gz.")
     ] = None,
     at: At = None,
     network: Network = None,
@@ -189,14 +186,10 @@ def simulate(
 
 def rank(
     study: StudyFile,
-    top: Annotated[
-        str | None, typer.Option(metavar="K", help="Number of configurations to print; 10 by default.")
-    ] = None,
+    top: Annotated[str | None, Option(metavar="K", help="Number of configurations to print; 10 by default.")] = None,
     hosts: Annotated[
         str | None,
-        typer.Option(
-            metavar="2,4,8,...", help="Print the best configuration for each of these numbers of hosts instead."
-        ),
+        Option(metavar="2,4,8,...", help="Print the best configuration for each of these numbers of hosts instead."),
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,

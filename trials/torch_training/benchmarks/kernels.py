@@ -128,6 +128,7 @@ def norm(call: IsolatedCall, device: torch.device) -> Run:
     rows, columns = _round_sizes(call.shape)
     dtype = DTYPES[call.precision]
     x = _make_data(rows, columns, dtype=dtype, device=device)
+    # only LayerNorm has a bias
     weight, bias = (_make_data(columns, dtype=dtype, device=device) for _ in range(2))
 
     def forward() -> Tensor:
@@ -186,6 +187,7 @@ def _choose_phase(call: IsolatedCall, forward: Callable[[], Tensor], leaves: tup
 
 
 def _gradients(out: Tensor, leaves: tuple[Tensor, ...], g: Tensor) -> Run:
+    # the forward pass has run once; its graph is kept, so that each run computes the gradients alone
     return lambda: torch.autograd.grad(out, leaves, g, retain_graph=True)
 
 

@@ -56,6 +56,7 @@ def _stages(data: ReportData) -> Html | None:
         )
         for stage in drawn
     ]
+    # unlike devices have limits of their own
     limits = dict(_limit(capacity, headroom) for capacity in np.unique(found.capacity_bytes).tolist())
     figure = stacked_bars(bars, axis="memory [GiB]", unit="GiB", limits=limits)
     told = "" if len(drawn) == best.pp else f"; only the {len(drawn)} fullest of {best.pp} are shown"
