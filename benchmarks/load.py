@@ -65,7 +65,8 @@ from trials.backend import AbstractBackend, Observation, Status
 from trials.simulated.backend import SimulatedBackend
 from tuner.answers.candidates import candidates_of, plan_of, prediction_json
 from tuner.run import loop as tuner_study
-from tuner.run.loop import make_sampler, open_study, run_study
+from tuner.run.loop import run_study
+from tuner.run.studies import make_sampler, open_study
 from tuner.search.observations import OBSERVATION, STATUS
 from tuner.search.parameters import distribution_of, params_of
 from tuner.storage.history import make_tables

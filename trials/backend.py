@@ -11,7 +11,7 @@ import math
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
@@ -68,9 +68,9 @@ class Status(StrEnum):
     """The trial was stopped because the study ended. This says nothing about the candidate."""
 
     @property
-    def removes_candidate(self) -> bool:
-        """Whether the candidate must not be tried again in this study."""
-        return self in (Status.OUT_OF_MEMORY, Status.CRASHED)
+    def in_words(self) -> str:
+        """Status in a sentence."""
+        return self.value.replace("_", " ")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,14 +95,7 @@ class OperatorSample:
 
     def as_json(self) -> dict[str, Any]:
         """Return the sample as JSON types."""
-        return {
-            "kind": str(self.kind),
-            "phase": str(self.phase),
-            "shape": list(self.shape),
-            "time_s": self.time_s,
-            "count": self.count,
-            "name": self.name,
-        }
+        return asdict(self) | {"kind": str(self.kind), "phase": str(self.phase), "shape": list(self.shape)}
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> OperatorSample:
@@ -185,12 +178,9 @@ class Observation:
     def censored_above_s(self, startup_s: float) -> float | None:
         """Return a lower bound on the step time [s], if the time limit came before the first measured step ended.
 
-        Steps that ended before the limit are measurements, which are better than any bound. With one of them the result
-        is None, as it is for every trial that was not cut off. Without any, the trial only shows that start-up, warm-up
-        and one step together took longer than the limit.
-
-        Args:
-            startup_s: Time of start-up and warm-up in this study [s], for example the median `startup_s`.
+        Steps that ended before the limit are measurements, which are better than any bound: then the result is None, as
+        for every trial that was not cut off. Otherwise start-up, warm-up and one step together took longer than the
+        limit. Start-up and warm-up take `startup_s` in this study [s], for example the median.
         """
         if self.status is not Status.TIMEOUT or self.time_limit_s is None or self.step_times_s:
             return None
@@ -199,21 +189,10 @@ class Observation:
 
     def as_json(self) -> dict[str, Any]:
         """Return the observation as JSON types; `from_json` gives an equal one back."""
-        return {
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {
             "status": str(self.status),
             "step_times_s": list(self.step_times_s),
-            "expected_steps": self.expected_steps,
-            "elapsed_s": self.elapsed_s,
-            "measured_after_s": self.measured_after_s,
-            "lost_s": self.lost_s,
-            "time_limit_s": self.time_limit_s,
-            "peak_memory_bytes": self.peak_memory_bytes,
             "operator_samples": [sample.as_json() for sample in self.operator_samples],
-            "log_tail": self.log_tail,
-            "reason": self.reason,
-            "killed_by": self.killed_by,
-            "origin": self.origin,
-            "clock": self.clock,
             "conditions": dict(self.conditions),
         }
 
@@ -221,21 +200,13 @@ class Observation:
     def from_json(cls, entry: Mapping[str, Any]) -> Observation:
         """Return the observation that `as_json` wrote, also in versions without limits, signals and lost attempts."""
         return cls(
-            status=Status(entry["status"]),
-            step_times_s=tuple(float(seconds) for seconds in entry["step_times_s"]),
-            expected_steps=entry.get("expected_steps"),
-            elapsed_s=entry.get("elapsed_s"),
-            measured_after_s=entry.get("measured_after_s"),
-            lost_s=entry.get("lost_s", 0.0),
-            time_limit_s=entry.get("time_limit_s"),
-            peak_memory_bytes=entry["peak_memory_bytes"],
-            operator_samples=tuple(OperatorSample.from_json(sample) for sample in entry["operator_samples"]),
-            log_tail=entry["log_tail"],
-            reason=entry["reason"],
-            killed_by=entry.get("killed_by", ""),
-            origin=entry["origin"],
-            clock=entry.get("clock", "wall"),
-            conditions=tuple(entry.get("conditions", {}).items()),
+            **{field.name: entry[field.name] for field in fields(cls) if field.name in entry}
+            | {
+                "status": Status(entry["status"]),
+                "step_times_s": tuple(float(seconds) for seconds in entry["step_times_s"]),
+                "operator_samples": tuple(OperatorSample.from_json(sample) for sample in entry["operator_samples"]),
+                "conditions": tuple(entry.get("conditions", {}).items()),
+            }
         )
 
 
@@ -332,8 +303,7 @@ class AbstractBackend(ABC):
     def opened(self, ranks: AbstractRanks) -> AbstractBackend:  # noqa: ARG002 # most backends start no processes
         """Return this backend with everything that it keeps warm between trials; called once in every worker.
 
-        Args:
-            ranks: Ranks that start processes on the hosts of a trial. They are not started yet.
+        `ranks` can start processes on the hosts of a trial, and are not started yet.
         """
         return self
 
@@ -349,21 +319,15 @@ class AbstractBackend(ABC):
         self,
         changes: tuple[LayerChange, ...],  # noqa: ARG002 # most backends shard by hand
     ) -> AbstractBackend | None:
-        """Return this backend with layers sharded by other plans; None if its trials shard layers as Megatron does.
-
-        Args:
-            changes: Changes of the cost model's layers that the plans make.
-        """
+        """Return this backend with layers sharded by other plans; None if its trials shard layers as Megatron does."""
         return None
 
     def candidates(self, opened: tuple[str, ...]) -> ConfigGrid | None:  # noqa: ARG002 # most backends measure all
         """Return the only configurations that this backend can measure; None if it can measure any valid one.
 
-        Args:
-            opened: Names of the further dimensions that the study searches.
-
         Raises:
-            ConfigError: The configurations differ in a dimension that the study does not search.
+            ConfigError: The configurations differ in a further dimension that is not in `opened`, those that the study
+                searches.
         """
         return None
 

@@ -59,12 +59,7 @@ def machines_of(nodes: Iterable[Mapping[str, Any]]) -> tuple[Machine, ...]:
 
 
 def reserve_hosts(hosts: tuple[HostNeeds, ...], machines: Sequence[Machine]) -> tuple[HostNeeds, ...]:
-    """Return needs that keep a second trial off the same hosts: more than half of the largest machine's resources.
-
-    Args:
-        hosts: Resources that a trial occupies, host by host; all hosts are alike.
-        machines: Machines of the cluster.
-    """
+    """Return needs that keep a second trial off the same, like hosts: more than half of the largest machine."""
     needs = hosts[0]
     fitting = [machine for machine in machines if machine.has(needs)]
     if not fitting:
@@ -80,11 +75,7 @@ def reserve_hosts(hosts: tuple[HostNeeds, ...], machines: Sequence[Machine]) -> 
 def room_for(hosts: tuple[HostNeeds, ...], machines: Sequence[Machine]) -> int:
     """Return how many trials find all their hosts at once.
 
-    The hosts of one trial are different machines. Several trials may share a machine.
-
-    Args:
-        hosts: Resources that a trial occupies, host by host; all hosts are alike.
-        machines: Machines of the cluster.
+    The hosts of one trial are alike, and different machines. Several trials may share a machine.
     """
     # k trials fit if the machines together hold k hosts of each trial, where a machine holds a trial at most once
     times = [machine.times(hosts[0]) for machine in machines]

@@ -47,14 +47,7 @@ class AbstractRankBackend(AbstractBackend):
     def measure_on(
         self, ranks: AbstractRanks, config: ParallelConfig, *, trial_number: int, on_step: OnStep
     ) -> Observation:
-        """Run one trial in ranks that are started already; the caller ends those that still run afterwards.
-
-        Args:
-            ranks: Started ranks, on which no other trial runs.
-            config: Valid configuration of the study's job on its cluster.
-            trial_number: Number of this trial in the study, for file names and logs.
-            on_step: Callback that is given the time of each measured step [s].
-        """
+        """Run one trial as `measure` does, in ranks that are started; the caller ends those that run afterwards."""
 
     @abstractmethod
     def reduced(self, to: Reduction) -> AbstractRankBackend | None:

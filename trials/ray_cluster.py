@@ -23,11 +23,7 @@ _HTTP2_SETTINGS = 4
 
 
 def join_cluster(ray: Any, address: str) -> None:
-    """Join the cluster, and make its workers find our modules.
-
-    Args:
-        ray: Module of Ray, imported by the caller.
-        address: Address of the cluster: `auto`, `ray://host:port` or `host:port`.
+    """Join the cluster at `auto`, `ray://host:port` or `host:port`, and make its workers find our modules.
 
     Raises:
         ConfigError: The address is malformed, or no Ray answers there.
@@ -58,9 +54,6 @@ def _check_answers(address: str) -> None:
 
     It sends the HTTP/2 client preface and an empty SETTINGS frame, and expects a SETTINGS frame back (RFC 9113, section
     3.4). If Ray's TLS is switched on, it only tries to connect.
-
-    Raises:
-        ConfigError: The address is malformed, or nothing answers there.
     """
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65_536:

@@ -11,26 +11,19 @@ that the worker runs is retried as well; the same fault of the program in both a
 asked for again, but if its node is gone there may never be room for it. The trial therefore goes to the first worker
 that is free, and the slot takes no other trial until its worker is back.
 
-Steps travel through a mailbox, an actor that needs no CPU. Workers put steps in without waiting, and `poll` asks for
-them from time to time, so that steps outlive their worker. The mailbox has one thread and repeats no call, because only
-then does Ray keep the order of a worker's calls. It numbers the steps and keeps them until they have been read here, so
-that an answer may be late or lost. Streaming generators would need no such process, but Ray's client has none.
-
-Ray is imported when an executor is entered, not before (`ray_local.py` says why).
+Ray is imported when an executor is entered, not before (`ray_local.py` says why). The actors are in
+`ray_worker.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import os
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 from costmodels.job.parallel_config import ParallelConfig
@@ -38,11 +31,10 @@ from costmodels.job.proxy_job import Reduction
 from hardware.io.errors import ConfigError
 from trials.backend import PROGRAM_SIGNALS, AbstractBackend, HostNeeds, Observation, Status, tail_of
 from trials.placement import in_words, machines_in_words, machines_of, no_room, reserve_hosts, room_for
-from trials.ranks.contract import AbstractRanks, RanksLostError
-from trials.ranks.processes import RankProcesses
+from trials.ranks.contract import RanksLostError
 from trials.ray_cluster import first_line, join_cluster
-from trials.ray_hosts import RayRanks
 from trials.ray_local import import_ray, start_local_ray
+from trials.ray_worker import Mailbox, Slot, Step
 
 PLACEMENT_WAIT_S = 30.0
 """Default time that a cluster has to provide the slots [s]; a study then uses those that it has."""
@@ -54,6 +46,7 @@ CLOSE_LIMIT_S = 10.0
 """Time that the actors may take to die when the executor is closed [s]."""
 
 _SHARING = "search.share_hosts: true lets trials share hosts"
+_SECOND_ATTEMPT = ", and in a second attempt "
 
 MAX_DEATHS = 2
 """Number of lost workers after which a trial is given up: the first loss may be bad luck."""
@@ -64,111 +57,6 @@ MAIL_LIMIT_S = 5.0
 MAIL_EVERY_S = 0.5
 """Interval at which the mailbox is asked for steps [s]. Short steps would otherwise keep the driver busy: one turn of
 its loop takes some 40 ms with 40 trials in the study (measured)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Step:
-    """One measured step on its way to the driver.
-
-    Attributes:
-        trial_number: Number of the trial that measured the step.
-        attempt: Number of the attempt at this trial, from 0.
-        step_time_s: Time of the step [s].
-        measured_after_s: Wall clock of the attempt until its first measured step [s], as in an observation.
-    """
-
-    trial_number: int
-    attempt: int
-    step_time_s: float
-    measured_after_s: float
-
-
-class _Mailbox:
-    """Actor that holds measured steps until the driver has read them."""
-
-    def __init__(self) -> None:
-        self.steps: list[_Step] = []
-        self.num_dropped: int | None = None
-
-    def put(self, step: _Step) -> None:
-        """Store a step."""
-        self.steps.append(step)
-
-    def read(self, num_read: int) -> tuple[int, list[_Step]]:
-        """Return the number of the first step that is still held, and all steps from there, in order of arrival.
-
-        Args:
-            num_read: Number of steps that the driver has already; they may be dropped.
-        """
-        if self.num_dropped is None:  # the first call, or the first after this process was restarted
-            self.num_dropped = num_read
-        del self.steps[: max(num_read - self.num_dropped, 0)]
-        self.num_dropped = max(num_read, self.num_dropped)
-        return self.num_dropped, self.steps
-
-
-class _Slot:
-    """Actor that measures one trial after the other in a process of its own."""
-
-    def __init__(self, backend: AbstractBackend, group: Any) -> None:
-        self.backend = backend
-        self.group = group
-        self.opened: AbstractBackend | None = None
-
-    def ready(self) -> bool:
-        """Return True once the process runs and the backend has arrived."""
-        return True
-
-    def measure(
-        self, config: ParallelConfig, reduction: Reduction | None, trial_number: int, attempt: int, mailbox: Any
-    ) -> Observation:
-        """Run one trial. This is the boundary at which an exception becomes an observation."""
-        begin_s = time.monotonic()
-        steps_s: list[float] = []
-        measured_after_s: float | None = None
-
-        def on_step(step_time_s: float) -> None:
-            nonlocal measured_after_s
-            assert 0 < step_time_s < math.inf, f"a step takes some time, not {step_time_s!r} s"
-            steps_s.append(float(step_time_s))
-            if measured_after_s is None:
-                own_s = steps_s[0] if self.backend.clock == "wall" else 0.0
-                measured_after_s = max(time.monotonic() - begin_s - own_s, 0.0)
-            mailbox.put.remote(
-                _Step(
-                    trial_number=trial_number,
-                    attempt=attempt,
-                    step_time_s=steps_s[-1],
-                    measured_after_s=measured_after_s,
-                )
-            )
-
-        try:
-            if self.opened is None:
-                self.opened = self.backend.opened(self._ranks(is_retry=attempt > 0))
-            backend = self.opened if reduction is None else self.opened.reduced(reduction)
-            assert backend is not None, "no smaller job is asked of a backend that measures its own only"
-            observation = backend.measure(config, trial_number=trial_number, on_step=on_step)
-            assert isinstance(observation, Observation), f"`measure` gives an Observation, not {observation!r}"
-        except RanksLostError:
-            raise  # as a lost worker: the trial is tried once more in a fresh one
-        except (Exception, SystemExit):  # noqa: BLE001 # the trial boundary: a failure is a result
-            text = traceback.format_exc()
-            observation = Observation(
-                status=Status.CRASHED,
-                step_times_s=tuple(steps_s),
-                log_tail=tail_of(text),
-                reason=text.rstrip().rpartition("\n")[2][:500],
-                origin=self.backend.origin,
-                clock=self.backend.clock,
-            )
-        elapsed_s = time.monotonic() - begin_s
-        return dataclasses.replace(observation, elapsed_s=elapsed_s, measured_after_s=measured_after_s)
-
-    def _ranks(self, *, is_retry: bool) -> AbstractRanks:
-        hosts = self.backend.hosts
-        setup = self.backend.rank_setup
-        return RayRanks(self.group, hosts, setup, is_retry=is_retry) if len(hosts) > 1 else RankProcesses(setup)
 
 
 @dataclass(slots=True)
@@ -207,10 +95,10 @@ class _Place:
     `is_lost` is true from the death of the actor until another one has started.
     """
 
-    actor: Any
-    ready: Any
-    created_s: float
     group: Any
+    actor: Any = None
+    ready: Any = None
+    created_s: float = 0.0
     is_ready: bool = False
     is_lost: bool = False
     trial: _Trial | None = None
@@ -230,6 +118,9 @@ class RayExecutor:
         on_note: Callback that is told the reason if slots have to wait.
         uninterrupted: Context that holds interrupts back around calls in which Ray does not survive an interrupt. The
             wait for slots stays outside of it.
+
+    Attributes:
+        slots_note: Reason for having fewer slots than were asked for; empty if there are enough.
     """
 
     def __init__(
@@ -269,7 +160,7 @@ class RayExecutor:
         self._mail_due_s = 0.0
         self._num_read = 0
         self._ended: list[tuple[int, Observation]] = []
-        self._slots_note = ""
+        self.slots_note = ""
 
     def __enter__(self) -> RayExecutor:
         """Start or join Ray and ask for the slots.
@@ -282,12 +173,12 @@ class RayExecutor:
                 is_local = self._connect()
                 if not is_local:
                     self._ask_for_what_fits()
-                self._slot_class = self._ray.remote(_Slot)
+                self._slot_class = self._ray.remote(Slot)
                 self._stored_backend = self._ray.put(self._backend)
                 for _ in range(self._parallel_trials):
                     self._places.append(self._new_place())
                 # asked for last: a worker that has started already should take a trial
-                mailbox = self._ray.remote(_Mailbox)
+                mailbox = self._ray.remote(Mailbox)
                 self._mailbox = mailbox.options(num_cpus=0, max_restarts=-1, max_task_retries=0).remote()
             if not is_local:
                 self._keep_what_started()
@@ -297,21 +188,9 @@ class RayExecutor:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the executor, also when the block is left by Ctrl-C."""
         self.close()
-
-    @property
-    def slots_note(self) -> str:
-        """Reason for having fewer slots than were asked for; empty if there are enough."""
-        return self._slots_note
-
-    @property
-    def num_slots(self) -> int:
-        """Number of trials that can run at once."""
-        return len(self._places)
 
     @property
     def num_free_slots(self) -> int:
@@ -332,13 +211,7 @@ class RayExecutor:
         return {trial.number: tuple(trial.steps_s) for trial in trials}
 
     def submit(self, trial_number: int, config: ParallelConfig, reduction: Reduction | None = None) -> None:
-        """Start a trial on a free slot and return at once.
-
-        Args:
-            trial_number: Number of the trial in the study.
-            config: Configuration that is measured.
-            reduction: Proxy job that the configuration belongs to, if it is not the backend's own job.
-        """
+        """Start a trial on a free slot and return at once; `reduction` is its proxy job, if it runs one."""
         assert self.num_free_slots, "submit needs a free slot: look at num_free_slots first"
         free = self._free_places()
         place = next((place for place in free if place.is_ready), free[0])
@@ -357,7 +230,7 @@ class RayExecutor:
             expected_steps = self._backend.expected_steps(trial.config)
             if expected_steps is None or len(trial.steps_s) < expected_steps:
                 self._replace(place)
-                self._end(trial, self._describe_cut_off(trial, Status.PRUNED, reason, expected_steps=expected_steps))
+                self._end(trial, self._observe(trial, Status.PRUNED, reason, expected_steps=expected_steps))
 
     def poll(self, timeout_s: float) -> list[tuple[int, Observation]]:
         """Return the trials that have ended; none if nothing is pending.
@@ -421,12 +294,9 @@ class RayExecutor:
                 nearest="join the cluster's Ray with RAY_ADDRESS",
             )
         cores, each = os.cpu_count() or 1, hosts[0].cpus
-        if each > 1 and self._parallel_trials > max(cores // each, 1):
-            self._slots_note = (
-                f"{max(cores // each, 1)} trials run at once instead of {self._parallel_trials}: "
-                f"each wants {each} cores of the {cores} here"
-            )
-            self._parallel_trials = max(cores // each, 1)
+        room = max(cores // each, 1) if each > 1 else self._parallel_trials
+        if self._parallel_trials > room:
+            self._run_fewer(room, f"each wants {each} cores of the {cores} here")
         # ranks may share cores; the observation then says which clock their times count
         self._owns_connection = start_local_ray(max(self._parallel_trials * each, cores))
         self._ray = import_ray()
@@ -435,11 +305,7 @@ class RayExecutor:
         return self._owns_connection
 
     def _check_gpus(self, each: int) -> None:
-        """Limit the slots to those that this machine has GPUs for.
-
-        Raises:
-            ConfigError: It has too few for one slot.
-        """
+        """Limit the slots to those that this machine has GPUs for."""
         gpus = int(self._ray.cluster_resources().get("GPU", 0))
         if gpus < each:
             raise ConfigError(
@@ -456,22 +322,17 @@ class RayExecutor:
     def _take_turns_elsewhere(self) -> None:
         """Run one trial at a time if each wants hosts to itself that Ray does not manage."""
         if self._is_alone and self._backend.hosts == (HostNeeds(),) and self._parallel_trials > 1:
-            self._run_fewer(
-                1, f"the command reaches its hosts by itself, and may find another trial there ({_SHARING})"
-            )
+            because = f"the command reaches its hosts by itself, and may find another trial there ({_SHARING})"
+            self._run_fewer(1, because)
 
     def _run_fewer(self, room: int, because: str) -> None:
         """Reduce the slots to `room`, and note the reason."""
         trials = "trial runs" if room == 1 else "trials run"
-        self._slots_note = f"{room} {trials} at once instead of {self._parallel_trials}: {because}"
+        self.slots_note = f"{room} {trials} at once instead of {self._parallel_trials}: {because}"
         self._parallel_trials = room
 
     def _ask_for_what_fits(self) -> None:
-        """Limit the slots to those that the machines of the cluster have room for, unless the cluster may grow.
-
-        Raises:
-            ConfigError: The machines have no room for any slot.
-        """
+        """Limit the slots to those that the machines of the cluster have room for, unless the cluster may grow."""
         hosts = self._backend.hosts
         self._take_turns_elsewhere()
         machines = machines_of(self._ray.nodes())
@@ -494,11 +355,7 @@ class RayExecutor:
         self._run_fewer(room, f"each wants {in_words(hosts)}, and the cluster has {machines_in_words(machines)}{alone}")
 
     def _keep_what_started(self) -> None:
-        """Wait for the slots that the cluster gives, and release the others.
-
-        Raises:
-            ConfigError: The cluster gives no slot.
-        """
+        """Wait for the slots that the cluster gives, and release the others."""
         refs = [place.ready for place in self._places]
         started, _ = self._ray.wait(refs, num_returns=len(refs), timeout=self._placement_wait_s)
         kept, failure = [], ""
@@ -526,7 +383,7 @@ class RayExecutor:
             )
         if len(kept) < self._parallel_trials:
             why = f"the cluster provided no more slots within {self._placement_wait_s:g} s"
-            self._run_fewer(len(kept), "; ".join(filter(None, (why, self._slots_note))))
+            self._run_fewer(len(kept), "; ".join(filter(None, (why, self.slots_note))))
 
     # Running
 
@@ -537,21 +394,24 @@ class RayExecutor:
             bundles = [{"CPU": needs.cpus} | ({"GPU": needs.gpus} if needs.gpus else {}) for needs in self._reserved]
             strategy = "STRICT_SPREAD" if len(bundles) > 1 else "STRICT_PACK"
             group = self._ray.util.placement_group(bundles, strategy=strategy)
-        return self._fill_place(group)
+        place = _Place(group=group)
+        self._fill(place)
+        return place
 
-    def _fill_place(self, group: Any) -> _Place:
-        """Return a slot with a fresh actor, in the first bundle of its placement group if it has one."""
+    def _fill(self, place: _Place) -> None:
+        """Start a fresh actor in a slot, in the first bundle of its placement group if it has one."""
         # on one host this actor starts the ranks itself; on several hosts, each has an actor that does
         needs = self._backend.hosts[0] if len(self._backend.hosts) == 1 else HostNeeds(cpus=0)
         options: dict[str, Any] = {"num_cpus": needs.cpus, "max_restarts": 0, "max_task_retries": 0}
         if needs.gpus:
             options["num_gpus"] = needs.gpus
-        if group is not None:
+        if place.group is not None:
             options["scheduling_strategy"] = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-                placement_group=group, placement_group_bundle_index=0
+                placement_group=place.group, placement_group_bundle_index=0
             )
-        actor = self._slot_class.options(**options).remote(self._stored_backend, group)
-        return _Place(actor=actor, ready=actor.ready.remote(), created_s=time.monotonic(), group=group)
+        place.actor = self._slot_class.options(**options).remote(self._stored_backend, place.group)
+        place.ready, place.created_s = place.actor.ready.remote(), time.monotonic()
+        place.is_ready, place.trial = False, None
 
     def _free_places(self) -> list[_Place]:
         """Return the slots without a trial; slots that have lost their worker only if there is no other slot."""
@@ -585,12 +445,10 @@ class RayExecutor:
                 self._start(place, self._waiting.pop(0))
         now_s = time.monotonic()
         if self._waiting and all(p.trial is None and now_s >= p.created_s + START_LIMIT_S for p in self._places):
-            self._handle_death(
-                self._places[0], self._waiting.pop(0), f"no worker started within {START_LIMIT_S:.0f} s", ""
-            )
+            cause = f"no worker started within {START_LIMIT_S:.0f} s"
+            self._handle_death(self._places[0], self._waiting.pop(0), cause, "")
 
     def _start(self, place: _Place, trial: _Trial) -> None:
-        """Start an attempt at a trial in a slot."""
         trial.steps_s, trial.measured_after_s = [], None
         trial.result = place.actor.measure.remote(
             trial.config, trial.reduction, trial.number, len(trial.deaths), self._mailbox
@@ -639,13 +497,8 @@ class RayExecutor:
         with contextlib.suppress(self._ray.exceptions.RayError):  # a mailbox that is being restarted has no mail
             self._hand_out(*self._ray.get(self._mailbox.read.remote(self._num_read), timeout=MAIL_LIMIT_S))
 
-    def _hand_out(self, first: int, steps: list[_Step]) -> bool:
-        """Give steps that were not read before to their trials; return whether a running trial got any.
-
-        Args:
-            first: Number of the first step.
-            steps: Steps in the order of their numbers.
-        """
+    def _hand_out(self, first: int, steps: list[Step]) -> bool:
+        """Give steps that were not read before to their trials; return whether a running trial got any."""
         attempts = {(p.trial.number, len(p.trial.deaths)): p.trial for p in self._places if p.trial is not None}
         has_news = False
         for step in steps[self._num_read - first :]:
@@ -658,7 +511,6 @@ class RayExecutor:
         return has_news
 
     def _is_there(self, ref: Any) -> bool:
-        """Return whether the value of a Ray reference is there."""
         return bool(self._ray.wait([ref], timeout=0)[0])
 
     def _check_trial(self, place: _Place, trial: _Trial) -> None:
@@ -678,7 +530,7 @@ class RayExecutor:
             self._read_rest()
             self._replace(place)
             reason = f"was cut off at the time limit of {self._time_limit_s:g} s"
-            self._end(trial, self._describe_cut_off(trial, Status.TIMEOUT, reason, time_limit_s=self._time_limit_s))
+            self._end(trial, self._observe(trial, Status.TIMEOUT, reason, time_limit_s=self._time_limit_s))
 
     def _take_result(self, place: _Place, trial: _Trial) -> None:
         """Take the result of a trial whose worker has answered or died."""
@@ -721,72 +573,42 @@ class RayExecutor:
         self._replace(place)
         place.is_lost = True
         trial.deaths.append(cause)
-        elapsed_s = None if trial.since_s is None else time.monotonic() - trial.since_s
         if len(trial.deaths) < MAX_DEATHS:
-            trial.lost_s += elapsed_s or 0.0
+            trial.lost_s += 0.0 if trial.since_s is None else time.monotonic() - trial.since_s
             trial.since_s, trial.steps_s, trial.measured_after_s = None, [], None
             self._waiting.append(trial)
             return
-        self._end(
-            trial,
-            Observation(
-                status=Status.INCIDENT,
-                step_times_s=tuple(trial.steps_s),
-                elapsed_s=elapsed_s,
-                measured_after_s=trial.measured_after_s,
-                log_tail=tail_of(log),
-                reason=f"{cause}, and so did that of a second attempt"
-                if trial.deaths[0] == cause
-                else ", and in a second attempt ".join(trial.deaths),
-                origin=self._backend.origin,
-                clock=self._backend.clock,
-            ),
-        )
+        is_same = trial.deaths[0] == cause
+        both = f"{cause}, and so did that of a second attempt" if is_same else _SECOND_ATTEMPT.join(trial.deaths)
+        self._end(trial, self._observe(trial, Status.INCIDENT, both, log_tail=tail_of(log)))
 
-    def _describe_cut_off(
-        self,
-        trial: _Trial,
-        status: Status,
-        reason: str,
-        *,
-        expected_steps: int | None = None,
-        time_limit_s: float | None = None,
-    ) -> Observation:
-        """Return the observation of a trial whose worker was killed from here."""
+    def _observe(self, trial: _Trial, status: Status, reason: str, **further: Any) -> Observation:
+        """Return the observation of a trial whose worker was killed from here or has died."""
         return Observation(
             status=status,
             step_times_s=tuple(trial.steps_s),
-            expected_steps=expected_steps,
             elapsed_s=None if trial.since_s is None else time.monotonic() - trial.since_s,
             measured_after_s=trial.measured_after_s,
-            time_limit_s=time_limit_s,
             reason=reason,
             origin=self._backend.origin,
             clock=self._backend.clock,
+            **further,
         )
 
     def _end(self, trial: _Trial, observation: Observation) -> None:
         """Keep the result of a trial for `poll`, with a note on earlier attempts."""
-        if (
-            trial.deaths
-            and observation.status is Status.INCIDENT
-            and not observation.reason.startswith(trial.deaths[0])
-        ):
-            observation = dataclasses.replace(
-                observation, reason=f"{trial.deaths[0]}, and in a second attempt {observation.reason}"
-            )
-        elif trial.deaths and observation.status is not Status.INCIDENT:
+        reason = observation.reason
+        if trial.deaths and observation.status is not Status.INCIDENT:
             retried = f"retried once, because {trial.deaths[0]}"
-            reason = f"{observation.reason} ({retried})" if observation.reason else retried
-            observation = dataclasses.replace(observation, reason=reason)
-        self._ended.append((trial.number, dataclasses.replace(observation, lost_s=trial.lost_s)))
+            reason = f"{reason} ({retried})" if reason else retried
+        elif trial.deaths and not reason.startswith(trial.deaths[0]):
+            reason = f"{trial.deaths[0]}{_SECOND_ATTEMPT}{reason}"
+        self._ended.append((trial.number, dataclasses.replace(observation, reason=reason, lost_s=trial.lost_s)))
 
     def _replace(self, place: _Place) -> None:
         """Put a fresh worker in the slot."""
         self._kill(place.actor)
-        fresh = self._fill_place(place.group)
-        place.actor, place.ready, place.created_s = fresh.actor, fresh.ready, fresh.created_s
-        place.is_ready, place.trial = False, None
+        self._fill(place)
 
     def _kill(self, actor: Any) -> None:
         """Kill an actor, if it still lives."""

@@ -24,33 +24,27 @@ REPLACE_LIMIT_S = 5
 
 
 class _RankHost:
-    """Actor on one host."""
+    """Actor on one host; its methods are those of RankProcesses."""
 
     def __init__(self, setup: RankSetup) -> None:
         self.ranks = RankProcesses(setup).start()
 
     def address(self) -> str:
-        """Return the address at which other hosts reach this one."""
         return str(import_ray().util.get_node_ip_address())
 
     def reserve(self, host: str) -> int:
-        """Reserve a port, as in RankProcesses."""
         return self.ranks.reserve(host)
 
     def launch(self, launch: Launch) -> None:
-        """Start the ranks of a trial on this host."""
         self.ranks.launch_part(launch)
 
     def printed(self) -> str:
-        """Return the end of what the ranks of the last launch have printed."""
         return self.ranks.printed()
 
     def events(self) -> list[Told | Exit]:
-        """Return the events of the ranks since the last call, perhaps none."""
         return self.ranks.events(HEAR_S)
 
     def kill(self) -> list[Exit]:
-        """Kill all ranks on this host, and return their exits."""
         return self.ranks.kill()
 
 

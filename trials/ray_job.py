@@ -24,11 +24,7 @@ def is_submitted_job() -> bool:
 def check_outlives_job(path: Path, *, key: str, value: str, nearest: str) -> None:
     """Check that a path does not lead into a Ray job's working directory; outside of jobs every path is valid.
 
-    Args:
-        path: File or folder to be written, as the user gave it.
-        key: Key or option that names the path.
-        value: Value that the user gave to the key.
-        nearest: Advice that the error gives: a valid value.
+    The error holds the key or option that names the path, its value, and a valid value as advice.
 
     Raises:
         ConfigError: The path is relative, or leads into such a copy.

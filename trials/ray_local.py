@@ -45,9 +45,6 @@ def import_ray() -> Any:
 def start_local_ray(num_cpus: int) -> bool:
     """Start Ray on this machine, unless the program has started or joined one; return whether it was started.
 
-    Args:
-        num_cpus: Number of CPUs that a started Ray may hand out.
-
     Raises:
         ConfigError: Ray does not start.
     """

@@ -19,7 +19,8 @@ if TYPE_CHECKING:  # for type checkers and editors; nothing is loaded at import 
     from tuner.answers.predictions import predict, rank
     from tuner.planners.jax_plans import plan_jax
     from tuner.planners.torch_plans import plan_torch
-    from tuner.run.loop import make_sampler, run_study
+    from tuner.run.loop import run_study
+    from tuner.run.studies import make_sampler
     from tuner.search.sampler import ThompsonSampler
     from tuner.study_file.config import load_study
 
@@ -28,7 +29,7 @@ __all__ = ["ThompsonSampler", "load_study", "make_sampler", "plan_jax", "plan_to
 _MODULES = {
     "ThompsonSampler": "search.sampler",
     "load_study": "study_file.config",
-    "make_sampler": "run.loop",
+    "make_sampler": "run.studies",
     "plan_jax": "planners",  # its own lazy door, which says what to install where JAX or torch is missing
     "plan_torch": "planners",
     "predict": "answers.predictions",

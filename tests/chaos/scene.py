@@ -27,7 +27,7 @@ NODES = (0, 2, 2)
 """CPUs of the nodes of a cluster, the head first."""
 
 END_LIMIT_S = 240.0
-MEASURES = "ray::_Slot.measure"
+MEASURES = "ray::Slot.measure"
 """How Ray calls the process of a worker that works on a trial."""
 
 

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
@@ -21,8 +21,8 @@ from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
 from trials.backend import HostNeeds, Observation, OnStep, Status
-from trials.command.host_program import HostPlan
-from trials.command.log_pattern import LogPattern, StepSize
+from trials.command.host_program import HostPlan, UserCommand
+from trials.command.log_pattern import StepSize
 from trials.command.log_watch import Wanted, watch_log
 from trials.command.placeholders import values_of
 from trials.command.trace_program import add_traces
@@ -42,41 +42,26 @@ READING_RANKS = RankSetup(modules=(*COMMAND_RANKS.modules, "trials.command.trace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CommandBackend(AbstractRankBackend):
+class CommandBackend(UserCommand, AbstractRankBackend):
     """Backend that runs a command.
 
     Attributes:
         job: Training job that the command runs.
         cluster: Cluster that the command runs on.
-        arguments: Program and arguments of the command, with placeholders.
-        environment: Environment variables in addition to the worker's, with placeholders; None removes a variable.
         flags: Function that writes the flags of a configuration for `{flags}`; None if the command has no `{flags}`.
-        directory: Working directory of the command.
-        pattern: Pattern that reads the log.
         launch: Whether the command is started on every host, or once.
         warmup_steps: Number of step times in the log that are dropped.
         steps: Number of step times that are measured after those.
         hang_limit_s: Silence of the command that means a hang [s].
-        logs: Folder for whole logs on each host; None keeps only the end of a log, in the study.
-        profile: Path of the traces of torch.profiler that the command leaves, with placeholders and perhaps wildcards;
-            None if it leaves none.
-        profile_root: Folder that `profile` is relative to.
     """
 
     job: TrainingJob
     cluster: Cluster
-    arguments: tuple[str, ...]
-    environment: tuple[tuple[str, str | None], ...] = ()
     flags: WriteFlags | None = None
-    directory: Path
-    pattern: LogPattern
     launch: Launch = "per_host"
     warmup_steps: int = 2
     steps: int = 5
     hang_limit_s: float = 600.0
-    logs: Path | None = None
-    profile: str | None = None
-    profile_root: Path = Path()
 
     @property
     def hosts(self) -> tuple[HostNeeds, ...]:
@@ -155,18 +140,13 @@ class CommandBackend(AbstractRankBackend):
             job, self.cluster, config, trial_number=trial_number, warmup_steps=self.warmup_steps, steps=self.steps
         )
         samples = job.global_batch_size
+        command = {part.name: getattr(self, part.name) for part in fields(UserCommand)}
         return HostPlan(
-            arguments=self.arguments,
-            environment=(*flags.environment, *self.environment),
+            **command | {"environment": (*flags.environment, *self.environment)},
             values=tuple(values.items()),
             flags=flags.arguments,
-            directory=self.directory,
-            pattern=self.pattern,
             step=StepSize(samples=samples, tokens=samples * job.sequence_length, devices=config.num_devices),
-            logs=self.logs,
             log_name=f"trial-{trial_number:04}",
-            profile=self.profile,
-            profile_root=self.profile_root,
         )
 
     def kept_logs(self) -> dict[int, tuple[Path, ...]]:

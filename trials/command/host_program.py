@@ -34,35 +34,44 @@ LINE_LIMIT_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HostPlan:
-    """Work of each host.
+class UserCommand:
+    """Command of a user, which a study describes and every host runs.
 
     Attributes:
-        arguments: Arguments of the command, with placeholders.
+        arguments: Program and arguments of the command, with placeholders.
         environment: Environment variables in addition to the host's, with placeholders; None removes a variable.
-        values: Names and values of the placeholders, except for those that only a host knows.
-        flags: Arguments that take the place of `{flags}`.
         directory: Working directory of the command.
         pattern: Pattern that reads the log.
-        step: Size of a step, which converts rates to times.
-        logs: Folder in which each host keeps its whole log; None keeps none.
-        log_name: Beginning of the log's file name.
-        profile: Path of the traces that the command leaves, with placeholders and perhaps wildcards; None if it leaves
-            none.
+        logs: Folder for whole logs on each host; None keeps only the end of a log, in the study.
+        profile: Path of the traces of torch.profiler that the command leaves, with placeholders and perhaps wildcards;
+            None if it leaves none.
         profile_root: Folder that `profile` is relative to.
     """
 
     arguments: tuple[str, ...]
-    environment: tuple[tuple[str, str | None], ...]
-    values: tuple[tuple[str, str], ...]
-    flags: tuple[str, ...]
+    environment: tuple[tuple[str, str | None], ...] = ()
     directory: Path
     pattern: LogPattern
+    logs: Path | None = None
+    profile: str | None = None
+    profile_root: Path = Path()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostPlan(UserCommand):
+    """Work of each host.
+
+    Attributes:
+        values: Names and values of the placeholders, except for those that only a host knows.
+        flags: Arguments that take the place of `{flags}`.
+        step: Size of a step, which converts rates to times.
+        log_name: Beginning of the log's file name.
+    """
+
+    values: tuple[tuple[str, str], ...]
+    flags: tuple[str, ...]
     step: StepSize
-    logs: Path | None
     log_name: str
-    profile: str | None
-    profile_root: Path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +132,6 @@ def _too_slow(line: bytes) -> str:
 
 
 def _environment(plan: HostPlan, values: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the command."""
     found = dict(os.environ)
     for name in ("RANK", "WORLD_SIZE"):  # they count hosts here, and would mislead the command
         found.pop(name, None)

@@ -147,23 +147,18 @@ class CommandKeys(AbstractTrialKeys):
 def _check_profile(keys: CommandKeys) -> None:
     """Check that the profile's place is given where the command names it, and is another one for each trial."""
     texts = [*keys.command, *(text or "" for text in keys.environment.values())]
+    nearest = "profile: traces/{trial}"
     if keys.profile is None:
         if any(PROFILE in names_in(text) for text in texts):
-            raise ConfigError(
-                f"is required, because the command contains {{{PROFILE}}}",
-                key="trial.profile",
-                nearest="profile: traces/{trial}",
-            )
+            rule = f"is required, because the command contains {{{PROFILE}}}"
+            raise ConfigError(rule, key="trial.profile", nearest=nearest)
         return
     with _errors_under("trial.profile"):
         check_text(keys.profile, flags=False)
     names = names_in(keys.profile)
     if "trial" not in names or PROFILE in names or {"master_address", "master_port"} & set(names):
         raise ConfigError(
-            "must be a different path for each trial",
-            key="trial.profile",
-            value=keys.profile,
-            nearest="profile: traces/{trial}",
+            "must be a different path for each trial", key="trial.profile", value=keys.profile, nearest=nearest
         )
 
 

@@ -180,11 +180,7 @@ def _nest(thread: Sequence[Mapping[str, Any]], by_launch: Mapping[Any, float]) -
 
 
 def _us(event: Mapping[str, Any], key: str) -> float:
-    """Return a time of an event [us].
-
-    Raises:
-        ValueError: The number is larger than any clock's.
-    """
+    """Return a time of an event [us], and raise ValueError if it is larger than any clock's."""
     time_us = float(event[key])
     if not abs(time_us) < _LONGEST_US:
         raise ValueError(f"{key} = {quote_value(event[key])}")

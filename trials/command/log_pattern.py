@@ -118,15 +118,11 @@ class LogPattern:
 
 
 def _step_time_s(found: Mapping[str, str], step: StepSize) -> float | None:
-    for name, seconds in _SECONDS.items():
-        number = _number(found.get(name))
-        if number is not None and number > 0:
-            return number * seconds
     amounts = dict(zip(_RATES, (1, step.samples, step.tokens, step.tokens / step.devices), strict=True))
-    for name, amount in amounts.items():
+    for name in (*_SECONDS, *_RATES):
         number = _number(found.get(name))
         if number is not None and number > 0:
-            return amount / number
+            return number * _SECONDS[name] if name in _SECONDS else amounts[name] / number
     return None
 
 

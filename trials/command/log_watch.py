@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import signal
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -51,13 +50,7 @@ class Wanted:
 
 
 def watch_log(ranks: AbstractRanks, wanted: Wanted, *, on_step: OnStep) -> Observation:
-    """Watch the command that was just launched, and return its observation; the caller ends what still runs.
-
-    Args:
-        ranks: Launched ranks, one on each host.
-        wanted: Measurement that the trial is asked for.
-        on_step: Callback that is given the time of each measured step [s].
-    """
+    """Watch the command that was just launched on every host; the caller ends what still runs."""
     seen = _Seen(wanted, on_step)
     seen.hangs = listen(ranks, seen, hang_limit_s=wanted.hang_limit_s, grace_s=GRACE_S)
     return seen.observation(ranks.printed)
@@ -181,6 +174,5 @@ def _last_words(log: str) -> str:
 
 
 def _last_error(log: str) -> str:
-    """Return the last line that names an error; empty if none does."""
-    errors = (line.strip() for line in log.splitlines() if _NAMES_ERROR.search(line.rpartition(":")[0]))
-    return next(iter(deque(errors, maxlen=1)), "")
+    lines = reversed(log.splitlines())
+    return next((line.strip() for line in lines if _NAMES_ERROR.search(line.rpartition(":")[0])), "")

@@ -46,9 +46,7 @@ def says_memory_is_used_up(line: str) -> bool:
 def lack_of_memory(log: str, last_error: str) -> str:
     """Return the line of a failed program's log that says it lacked memory; empty if there is none.
 
-    Args:
-        log: Text of the log, as far as it is kept.
-        last_error: Last line of the log that names an error; empty if there is none.
+    `last_error` is the last line that names an error, or empty.
     """
     found = next((line.strip() for line in log.splitlines() if says_memory_is_used_up(line)), "")
     return found or (last_error if speaks_of_memory(last_error) else "")

@@ -45,11 +45,7 @@ PLACEHOLDERS = (*OF_CONFIG, *ON_HOST)
 
 
 def check_text(text: str, *, flags: bool) -> None:
-    """Check that all placeholders of an argument are known.
-
-    Args:
-        text: Argument with placeholders.
-        flags: Whether the argument may be `{flags}`.
+    """Check that all placeholders of an argument are known; with `flags` it may be `{flags}`.
 
     Raises:
         ConfigError: A placeholder is unknown, or a brace has no partner.
@@ -94,12 +90,8 @@ def values_of(
 
 def fill_text(text: str, values: Mapping[str, str]) -> str:
     """Replace the placeholders of an argument by their values."""
-    parts = []
-    for literal, name, _, _ in string.Formatter().parse(text):
-        parts.append(literal)
-        if name is not None:
-            parts.append(values[name])
-    return "".join(parts)
+    fields = string.Formatter().parse(text)
+    return "".join(literal + ("" if name is None else values[name]) for literal, name, _, _ in fields)
 
 
 def fill_all(arguments: Sequence[str], values: Mapping[str, str], flags: Sequence[str]) -> list[str]:

@@ -58,13 +58,7 @@ SIGNALLED = 128
 
 
 def start_supervised(arguments: Sequence[str], environment: Mapping[str, str], directory: Path) -> Supervised:
-    """Start a command, which has no input, and whose standard output and error are one stream.
-
-    Args:
-        arguments: Program and arguments of the command.
-        environment: Environment variables of the command, all of them.
-        directory: Working directory of the command.
-    """
+    """Start a command, which has no input, and whose standard output and error are one stream."""
     life_end, life_line = os.pipe()
     output, output_end = os.pipe()
     supervisor = os.fork()
@@ -119,7 +113,6 @@ def _supervise(
 
 
 def _restore_signals() -> None:
-    """Restore the signals that the supervisor ignores."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 

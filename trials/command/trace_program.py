@@ -44,13 +44,7 @@ class FoundTrace:
 
 
 def read_host(place: Place, plan: HostPlan, begun_s: float) -> None:
-    """Send the operators of the newest trace on this host.
-
-    Args:
-        place: Place of this process, one per host.
-        plan: Plan that the host has run.
-        begun_s: Start of the trial since the epoch [s].
-    """
+    """Send the operators of this host's newest trace; `begun_s` is the start of the trial since the epoch [s]."""
     assert plan.profile is not None, "only what was asked for is looked for"
     values = dict(plan.values) | {"host_rank": str(place.rank)}
     path = newest_trace(plan.profile_root, fill_text(plan.profile, values), begun_s=begun_s)
@@ -72,14 +66,9 @@ def newest_trace(root: Path, where: str, *, begun_s: float) -> Path | None:
         begun_s: Start of the trial since the epoch [s].
     """
     paths = [root / found for found in glob.glob(where, root_dir=root, recursive=True)]  # noqa: PTH207 # may be absolute
-    files = [path for path in paths if path.is_file()]
-    for folder in paths:
-        if folder.is_dir():
-            files += [
-                path for path in folder.rglob("*") if path.name.endswith((".json", ".json.gz")) and path.is_file()
-            ]
-    recent = [(path.stat().st_mtime, path) for path in files]
-    return max(((s, path) for s, path in recent if s >= begun_s - CLOCKS_DIFFER_S), default=(0.0, None))[1]
+    inside = [path for folder in paths for path in folder.rglob("*") if path.name.endswith((".json", ".json.gz"))]
+    written = [(path.stat().st_mtime, path) for path in (*paths, *inside) if path.is_file()]
+    return max(((s, path) for s, path in written if s >= begun_s - CLOCKS_DIFFER_S), default=(0.0, None))[1]
 
 
 def add_traces(
@@ -87,12 +76,7 @@ def add_traces(
 ) -> Observation:
     """Add the operators of the traces that a trial has left to its observation, or a note if it left none.
 
-    Args:
-        observation: Observation of the trial.
-        ranks: Ranks on the trial's hosts, on which nothing runs any more.
-        plan: Plan that the hosts have run.
-        num_hosts: Number of hosts of the trial.
-        begun_s: Start of the trial since the epoch [s].
+    Nothing runs on the ranks any more. The trial began `begun_s` after the epoch [s].
     """
     try:
         found = list(_find_traces(ranks, plan, num_hosts, begun_s))
@@ -111,7 +95,6 @@ def add_traces(
 
 
 def _find_traces(ranks: AbstractRanks, plan: HostPlan, num_hosts: int, begun_s: float) -> Iterable[FoundTrace]:
-    """Read the traces on all hosts, and yield the result of each host."""
     ranks.launch("trials.command.trace_program:read_host", plan, begun_s, num_ranks=num_hosts)
     deadline_s = time.monotonic() + READ_LIMIT_S
     try:
@@ -141,7 +124,6 @@ def _note(each: FoundTrace) -> str:
 
 
 def _merge(samples: Iterable[OperatorSample]) -> tuple[OperatorSample, ...]:
-    """Merge the samples of all hosts: one for each operator and shape."""
     found: dict[object, list[OperatorSample]] = defaultdict(list)
     for sample in samples:
         found[sample.kind, sample.phase, sample.shape].append(sample)

@@ -73,9 +73,7 @@ def is_routed(name: str) -> bool:
 def merge_samples(samples: Iterable[OperatorSample], *, by_shape: bool) -> OperatorSample:
     """Merge all executions of an operator into one sample: the median of times, and the mean of differing shapes.
 
-    Args:
-        samples: Samples of the operator, each of which stands for its `count` executions.
-        by_shape: Whether all samples have one shape.
+    With `by_shape` all samples have one shape.
     """
     # every sample weighs as much as the executions that it stands for
     samples = tuple(samples)
@@ -95,11 +93,7 @@ def merge_pipeline(samples: Sequence[Iterable[OperatorSample]], config: Parallel
     """Return the operators of one step on one pipeline, counted as in `costmodels.step.executions`.
 
     Counts are those of the first pipeline, added up over its stages. Times are medians over all ranks. Shapes that the
-    router decides are means over all ranks.
-
-    Args:
-        samples: Samples of each rank, in the order of the ranks.
-        config: Configuration that the ranks ran.
+    router decides are means over all ranks. `samples` holds those of each rank, in the order of the ranks.
     """
     assert len(samples) == config.num_devices, "every rank has a profile"
     ranks_per_stage = config.num_devices // config.pp
@@ -117,25 +111,12 @@ def merge_pipeline(samples: Sequence[Iterable[OperatorSample]], config: Parallel
     )
 
 
-def unexplained_share(profiles: Iterable[RankProfile], phase: Phase) -> float:
-    """Return the share of a pass's computing time that no operator explains, all ranks together."""
-    unexplained_s, explained_s = 0.0, 0.0
-    for profile in profiles:
-        unexplained_s += sum(other.time_s for other in profile.unexplained if other.phase == phase)
-        explained_s += profile.explained_s(phase)
-    return unexplained_s / (unexplained_s + explained_s) if unexplained_s else 0.0
-
-
 def mismatches(
     job: TrainingJob, runtime: RuntimeProfile, config: ParallelConfig, profiles: Sequence[RankProfile]
 ) -> tuple[str, ...]:
     """List the differences between a measured step and the cost model's operators, one sentence each.
 
-    Args:
-        job: Training job of the ranks.
-        runtime: Profile of the framework in the cost model.
-        config: Configuration that the ranks ran.
-        profiles: Profiles of the ranks, in their order.
+    The profiles are those of all ranks, in their order.
     """
     # both sides by the operator's name: executions per step on one pipeline, and the shape of one execution
     grid = ConfigGrid.from_configs([config])

@@ -15,7 +15,6 @@ import tempfile
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from trials.ranks.contract import AbstractRanks, RankSetup, RanksLostError
@@ -53,9 +52,7 @@ class RankProcesses(AbstractRanks):
         """Start the server."""
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the server and all ranks."""
         self.close()
 

@@ -64,9 +64,6 @@ class ReplayBackend(AbstractBackend):
     def candidates(self, opened: tuple[str, ...]) -> ConfigGrid:
         """Return the distinct configurations that were run, timed or failed, in file order.
 
-        Args:
-            opened: Names of the further dimensions that the study searches.
-
         Raises:
             ConfigError: Runs with equal degrees differ in a further dimension that is not opened.
         """
@@ -123,11 +120,7 @@ class ReplayBackend(AbstractBackend):
         return observation
 
     def _runs(self, config: ParallelConfig) -> list[MeasuredRun]:
-        """Return the runs of `config` in file order.
-
-        Raises:
-            ConfigError: Nobody ran this configuration.
-        """
+        """Return the runs of `config` in file order."""
         dimensions = self.dimensions
         key = _key(config, dimensions)
         runs = [run for run in self.group.runs if _key(run.config, dimensions) == key]
@@ -161,11 +154,11 @@ def _key(config: ParallelConfig, dimensions: tuple[str, ...]) -> tuple[Value, ..
 
 
 def _observe(runs: list[MeasuredRun]) -> Observation:
+    log_tail = tail_of("\n".join(f"{run.place}: {run.notes}" for run in runs))
     timed = [run for run in runs if run.step_time_s is not None]
-    return _build_timed(runs, timed) if timed else _build_failed(runs)
-
-
-def _build_timed(runs: list[MeasuredRun], timed: list[MeasuredRun]) -> Observation:
+    if not timed:
+        reason = runs[0].notes or "the source gives no result for this run"
+        return Observation(status=failure_of(runs), reason=reason, log_tail=log_tail)
     memory = [run.peak_memory_bytes for run in timed if run.peak_memory_bytes is not None]
     failed = len(runs) - len(timed)
     return Observation(
@@ -173,8 +166,7 @@ def _build_timed(runs: list[MeasuredRun], timed: list[MeasuredRun]) -> Observati
         step_times_s=tuple(run.step_time_s for run in timed if run.step_time_s is not None),
         peak_memory_bytes=max(memory, default=None),
         reason=f"{failed} of {len(runs)} measured runs failed" if failed else "",
-        log_tail=_join_notes(runs),
-        origin="measured",
+        log_tail=log_tail,
     )
 
 
@@ -185,16 +177,3 @@ def failure_of(runs: Sequence[MeasuredRun]) -> Status:
     """
     is_memory = all(_OUT_OF_MEMORY.match(run.notes) for run in runs)
     return Status.OUT_OF_MEMORY if is_memory else Status.CRASHED
-
-
-def _build_failed(runs: list[MeasuredRun]) -> Observation:
-    return Observation(
-        status=failure_of(runs),
-        reason=runs[0].notes or "the source gives no result for this run",
-        log_tail=_join_notes(runs),
-        origin="measured",
-    )
-
-
-def _join_notes(runs: list[MeasuredRun]) -> str:
-    return tail_of("\n".join(f"{run.place}: {run.notes}" for run in runs))

@@ -212,7 +212,6 @@ class SimulatedBackend(AbstractBackend):
         return ""
 
     def _closed_form(self, grid: ConfigGrid) -> StepEstimate:
-        """Compute the steps [n] with the closed form."""
         return estimate_step(
             self.setting,
             grid,

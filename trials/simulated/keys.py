@@ -44,14 +44,5 @@ class SimulatedKeys(AbstractTrialKeys):
 
     def build(self, study: StudyParts) -> SimulatedBackend:
         """Build the simulated world of these keys."""
-        return SimulatedBackend(
-            job=study.setting.job,
-            cluster=study.setting.cluster,
-            runtime=study.setting.runtime,
-            fidelity=self.fidelity,
-            seed=self.seed,
-            noise=self.noise,
-            operator_error=self.operator_error,
-            num_steps=self.num_steps,
-            seconds_per_trial=self.seconds_per_trial,
-        )
+        setting, world = study.setting, self.model_dump(exclude={"backend", "time_limit_s", "proxy"})
+        return SimulatedBackend(job=setting.job, cluster=setting.cluster, runtime=setting.runtime, **world)

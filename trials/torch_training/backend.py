@@ -10,20 +10,18 @@ torch itself is imported by the ranks alone.
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
-from costmodels.job.runtime import RuntimeProfile
-from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
 from trials.backend import Clock, HostNeeds, Observation, OnStep
 from trials.rank_backend import AbstractRankBackend
 from trials.ranks.contract import AbstractRanks, RankSetup
 from trials.torch_training.processor_time import num_cores
-from trials.torch_training.rank_plan import DeviceKind, RankPlan
+from trials.torch_training.rank_plan import RankPlan, TrainingOptions
 from trials.torch_training.rank_setup import TORCH_RANKS
 from trials.torch_training.rank_watch import watch_ranks
 
@@ -31,42 +29,22 @@ ClockChoice = Literal["auto", "wall", "virtual", "cpu"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TorchBackend(AbstractRankBackend):
+class TorchBackend(TrainingOptions, AbstractRankBackend):
     """Backend that trains with torch.
 
     Attributes:
-        job: Training job of the trials.
         cluster: Cluster of the study; on CPUs its devices stand for cores, and the virtual clock uses its links.
-        runtime: Profile of the framework, which divides the layers into stages.
-        device: Kind of device that ranks compute on.
         chosen_clock: Clock of the step times; `auto` is the wall clock if every rank has a device or core to itself,
             else the virtual clock.
         cores: Number of cores of a host, as the study's driver saw them.
-        seed: Seed of weights and data.
-        warmup_steps: Number of steps before the first measured one.
-        min_steps: Smallest number of measured steps.
-        max_steps: Largest number of measured steps.
-        precision: Relative standard error of the median below which measuring ends.
-        capacity_factor: Largest number of token copies that an expert takes, over its even share; None drops nothing.
         spreads: Whether every host of the cluster is a machine of its own on CPUs too.
-        profiles: Whether operator times are measured in one more step.
         hang_limit_s: Silence of the ranks that means a hang [s].
     """
 
-    job: TrainingJob
     cluster: Cluster
-    runtime: RuntimeProfile
-    device: DeviceKind
     chosen_clock: ClockChoice = "auto"
     cores: int = field(default_factory=num_cores)
-    seed: int = 0
-    warmup_steps: int = 2
-    min_steps: int = 5
-    max_steps: int = 20
-    precision: float = 0.02
-    capacity_factor: float | None = None
     spreads: bool = False
-    profiles: bool = True
     hang_limit_s: float = 120.0
 
     @property
@@ -146,17 +124,5 @@ class TorchBackend(AbstractRankBackend):
 
     def plan(self, config: ParallelConfig) -> RankPlan:
         """Return the work of each rank in a trial."""
-        return RankPlan(
-            job=self.job,
-            runtime=self.runtime,
-            config=config,
-            device=self.device,
-            clock=self.clock,
-            seed=self.seed,
-            warmup_steps=self.warmup_steps,
-            min_steps=self.min_steps,
-            max_steps=self.max_steps,
-            precision=self.precision,
-            capacity_factor=self.capacity_factor,
-            profiles=self.profiles,
-        )
+        options = {option.name: getattr(self, option.name) for option in fields(TrainingOptions)}
+        return RankPlan(**options, config=config, clock=self.clock)

@@ -16,15 +16,13 @@ DeviceKind = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RankPlan:
-    """Work of every rank of one trial.
+class TrainingOptions:
+    """Options of training, which a study chooses and every rank follows.
 
     Attributes:
         job: Training job of the trial.
         runtime: Profile of the framework, which divides the layers into stages.
-        config: Configuration that the ranks run.
         device: Kind of device that ranks compute on.
-        clock: Clock of the step times; with the virtual clock, ranks record their operations.
         seed: Seed of weights and data.
         warmup_steps: Number of steps before the first measured one.
         min_steps: Smallest number of measured steps.
@@ -36,16 +34,27 @@ class RankPlan:
 
     job: TrainingJob
     runtime: RuntimeProfile
-    config: ParallelConfig
     device: DeviceKind
+    seed: int = 0
+    warmup_steps: int = 2
+    min_steps: int = 5
+    max_steps: int = 20
+    precision: float = 0.02
+    capacity_factor: float | None = None
+    profiles: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankPlan(TrainingOptions):
+    """Work of every rank of one trial.
+
+    Attributes:
+        config: Configuration that the ranks run.
+        clock: Clock of the step times; with the virtual clock, ranks record their operations.
+    """
+
+    config: ParallelConfig
     clock: Clock
-    seed: int
-    warmup_steps: int
-    min_steps: int
-    max_steps: int
-    precision: float
-    capacity_factor: float | None
-    profiles: bool
 
     @property
     def records(self) -> bool:

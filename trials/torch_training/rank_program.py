@@ -8,7 +8,6 @@ import math
 import statistics
 import time
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -79,10 +78,11 @@ def _measure_steps(
             recorder.start()
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
         result = trainer.step()
-        if device.type == "cuda":
+        if device.type == "cuda":  # its kernels run on after the call has returned
             torch.cuda.synchronize(device)
         wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
         recording = recorder.stop() if recorder else None
+        # all ranks get the same numbers, so that they all stop after the same step
         walls, cpus = _gather([wall_s, cpu_s], device)
         place.tell(StepTaken(number=number, wall_s=max(walls), cpu_s=sum(cpus), loss=result.loss, recording=recording))
         seconds.append(max(walls) if plan.clock == "wall" else sum(cpus))
@@ -124,7 +124,6 @@ def _gather(values: list[float], device: torch.device) -> list[list[float]]:
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether an error, or one of its causes, is a lack of memory."""
     while error is not None:
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or speaks_of_memory(str(error)):
             return True
@@ -167,12 +166,9 @@ class _Memory:
 
 
 def _resident_bytes(key: str) -> int:
-    for line in _status_lines():
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
-def _status_lines() -> Iterator[str]:
+    """Return a number of /proc/self/status [bytes]; 0 where there is no such file."""
     with contextlib.suppress(OSError):
-        yield from Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith(f"{key}:"):
+                return int(line.split()[1]) * 1024
+    return 0

@@ -116,7 +116,6 @@ class _Watch:
                 self.failed[event.rank] = failed
 
     def _end_step(self, taken: Sequence[StepTaken]) -> None:
-        """Record a step that all ranks have finished."""
         self.ended_s, self.busy_at_end_s = time.monotonic(), busy_s()
         self.walls_s.append(taken[0].wall_s)
         self.cpus_s.append(taken[0].cpu_s)

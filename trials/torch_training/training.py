@@ -118,6 +118,7 @@ class Trainer:
 
 
 def _optimizer(job: TrainingJob, weights: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    # a tied table is a weight of two modules, and is updated once
     parameters = list({id(weight): weight for weight in weights}.values())
     if job.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=BETAS[0])

@@ -26,13 +26,9 @@ from hardware.arrays import IntArray
 def baseline_position(
     grid: ConfigGrid, fits: NDArray[np.bool_], *, devices_per_host: int, defaults: Mapping[str, Value]
 ) -> int | None:
-    """Return the position of the baseline among the candidates; None where none of them fits.
+    """Return the position of the baseline among the candidates [n]; None where none of them `fits` in memory [n].
 
-    Args:
-        grid: Grid of the candidates [n].
-        fits: Candidates that are predicted to fit in memory [n].
-        devices_per_host: Number of devices of the smallest host.
-        defaults: Values of the further dimensions where nobody opens them.
+    `devices_per_host` is that of the smallest host. The defaults are those of further dimensions that nobody opens.
     """
     if not fits.any():
         return None

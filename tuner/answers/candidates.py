@@ -51,7 +51,7 @@ def ranking(config: StudyConfig, candidates: Candidates) -> IntArray:
     """
     grid, step_time_s = candidates.space.grid, candidates.estimate.step_time_s
     fits = candidates.space.memory.fits(config.options.memory_headroom)
-    # predictions that agree to four digits are equal: the plainest configuration then comes first
+    # lexsort's last key weighs most: first what fits, then the rounded prediction, then the plainest
     rounded = np.round(np.log(step_time_s), 4)
     return np.lexsort((step_time_s, grid.vpp, grid.pp, grid.tp, grid.cp * grid.up, rounded, ~fits))
 
@@ -114,6 +114,7 @@ def prediction_json(
     setting: Setting, estimate: StepEstimate, memory: MemoryEstimate, position: int, headroom: float
 ) -> dict[str, Any]:
     """Return the prediction of one configuration, as `meshtune predict` prints it and a trial keeps it."""
+    # plain numbers of one row of the arrays [n], because JSON knows no others
     step_time_s = float(estimate.step_time_s[position])
     mfu = model_flops_utilisation(setting.job, setting.cluster, np.array([step_time_s]))
     return {
@@ -137,17 +138,17 @@ def predict_candidate(config: StudyConfig, chosen: ParallelConfig) -> dict[str, 
     return prediction_json(setting, estimate, memory, 0, config.options.memory_headroom) | plan_of(config, chosen)
 
 
-def prediction_errors(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any]:
-    """Return the error of one configuration's prediction, and the constants of the profile that weigh most in it."""
+def predict_with_errors(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any]:
+    """Return a prediction with its error, and with the constants of the profile that weigh most in the error."""
     setting, headroom = config.setting, config.options.memory_headroom
+    predicted = predict_candidate(config, chosen)
     grid = ConfigGrid.from_configs([chosen], config.options.opened)
     memory = estimate_memory(setting, grid)
-    estimate = estimate_step(setting, grid, memory=memory)
     uncertainty = step_uncertainty(setting, grid, memory=memory)
     step_error, memory_error = float(uncertainty.log_error[0]), setting.runtime.memory_error
-    return {
+    return predicted | {
         "step_time_log_error": step_error,
-        "step_time_range_s": list(likely_range(float(estimate.step_time_s[0]), step_error)),
+        "step_time_range_s": list(likely_range(predicted["step_time_s"], step_error)),
         "step_time_from_constants": dict(uncertainty.dominant(0)),
         "peak_memory_log_error": memory_error,
         "peak_memory_range_bytes": list(likely_range(float(memory.peak_bytes[0]), memory_error)),

@@ -62,11 +62,7 @@ def plan_study(
 ) -> StudyConfig:
     """Return the study with the plans of these candidates.
 
-    Args:
-        config: Study to plan for.
-        grid: Candidates of the study.
-        stored: Plans that `as_stored` returned earlier; only shapes that they lack are planned.
-        on_planned: Function that is told the progress.
+    Only shapes are planned that `stored` lacks, which `as_stored` returned earlier.
 
     Raises:
         ConfigError: Pins cannot hold.
@@ -98,11 +94,9 @@ def plan_study(
 
 
 def plan_layers(config: StudyConfig, chosen: ParallelConfig | None = None) -> StudyConfig:
-    """Return the study with its layers planned, unless they are or the study shards them by hand.
+    """Return the study with its layers planned, for all candidates or only the chosen configuration.
 
-    Args:
-        config: Study.
-        chosen: The only configuration to plan for; None for all candidates.
+    Layers that are planned already, or sharded by hand, stay as they are.
 
     Raises:
         ConfigError: The planner's pins cannot hold.
@@ -184,7 +178,6 @@ def _decide(config: StudyConfig, grid: ConfigGrid, found: Sequence[_Found]) -> l
 def _with_plans(
     config: StudyConfig, changes: Sequence[LayerChange], plans: Mapping[str, dict[str, Any] | None]
 ) -> StudyConfig:
-    """Return the study with plans and their changes of the cost model."""
     runtime = replace(config.setting.runtime, layer_changes=tuple(changes))
     backend = config.backend.with_layer_changes(runtime.layer_changes)
     assert backend is not None, "the study file refuses other trials, which run the plan by hand"
@@ -207,7 +200,6 @@ def _start_planner(num_tasks: int) -> Iterator[Callable[[Sequence[LayerTask]], l
 
 
 def _plan(task: LayerTask, _: AbstractBound | None) -> _Found:
-    """Plan one shape."""
     planned = plan_layer(task)
     if planned is None:
         return _Found()

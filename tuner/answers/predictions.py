@@ -8,14 +8,7 @@ from typing import Any
 
 from costmodels.job.parallel_config import ParallelConfig, Value, parse_config
 from hardware.io.errors import ConfigError
-from tuner.answers.candidates import (
-    Candidates,
-    candidates_of,
-    predict_candidate,
-    prediction_errors,
-    ranking,
-    tokens_per_s_per_device,
-)
+from tuner.answers.candidates import Candidates, candidates_of, predict_with_errors, ranking, tokens_per_s_per_device
 from tuner.answers.planned_candidates import plan_layers
 from tuner.space.enumeration import launchable
 from tuner.study_file.config import StudyConfig, load_study
@@ -47,8 +40,7 @@ def predict(study: StudyConfig | Path | str, config: ParallelConfig | Mapping[st
             value=str(chosen),
             nearest="rank() lists configurations that can",
         )
-    planned = plan_layers(loaded, chosen)
-    return predict_candidate(planned, chosen) | prediction_errors(planned, chosen)
+    return predict_with_errors(plan_layers(loaded, chosen), chosen)
 
 
 def rank(study: StudyConfig | Path | str, *, top: int | None = 10) -> list[dict[str, Any]]:
@@ -69,13 +61,7 @@ def rank(study: StudyConfig | Path | str, *, top: int | None = 10) -> list[dict[
 
 
 def rank_candidates(config: StudyConfig, candidates: Candidates, top: int | None = None) -> list[dict[str, Any]]:
-    """Return the first `top` candidates of the ranking as plain values; all of them for None.
-
-    Args:
-        config: Study.
-        candidates: Its candidates with their predictions.
-        top: Number of candidates to return.
-    """
+    """Return the first `top` candidates of the ranking as plain values; all of them for None."""
     # plain Python numbers, so that rows are JSON as they are
     step_time_s, grid, memory = candidates.estimate.step_time_s, candidates.space.grid, candidates.space.memory
     fits = memory.fits(config.options.memory_headroom)
@@ -92,5 +78,4 @@ def rank_candidates(config: StudyConfig, candidates: Candidates, top: int | None
 
 
 def _load(study: StudyConfig | Path | str) -> StudyConfig:
-    """Return the study, read from its file where a path is given."""
     return study if isinstance(study, StudyConfig) else load_study(study)

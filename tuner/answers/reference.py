@@ -93,5 +93,4 @@ def gains(reference: Reference | None, gain: float | None) -> dict[str, float | 
 
 
 def _make_reference(config: StudyConfig, role: Role, chosen: ParallelConfig) -> Reference:
-    """Return a reference in a role."""
     return Reference(role=role, config=chosen, values=chosen.values(config.dimensions))

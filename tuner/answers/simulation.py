@@ -16,6 +16,7 @@ from costmodels.simulator.trace import chrome_trace, operator_events
 from costmodels.step.memory import MemoryEstimate, estimate_memory
 from costmodels.step.step_time import StepEstimate
 from hardware.io.errors import ConfigError, did_you_mean
+from hardware.io.output_file import write_output
 from tuner.answers.candidates import predict_candidate, prediction_json
 from tuner.study_file.config import StudyConfig
 
@@ -30,9 +31,8 @@ def simulate_candidate(config: StudyConfig, chosen: ParallelConfig, schedule: st
         ConfigError: There is no such schedule, or not with this configuration.
     """
     _check_schedule(config, chosen, schedule)
-    setting = config.setting
     memory = _estimate_memory(config, chosen, schedule)
-    return simulate_step(setting, chosen, schedule=schedule, memory=memory)
+    return simulate_step(config.setting, chosen, schedule=schedule, memory=memory)
 
 
 def simulation_json(
@@ -70,26 +70,17 @@ def write_trace(simulation: Simulation, out: Path) -> None:
         ConfigError: It cannot be written.
     """
     content = chrome_trace(simulation).encode()
-    try:
-        # without a date, so that the same step gives the same file
-        out.write_bytes(gzip.compress(content, 6, mtime=0) if out.suffix == ".gz" else content)
-    except OSError as error:
-        raise ConfigError(f"cannot be written ({error.strerror})", key="--trace", value=str(out)) from None
+    # without a date, so that the same step gives the same file
+    write_output(out, gzip.compress(content, 6, mtime=0) if out.suffix == ".gz" else content, option="--trace")
 
 
 def _estimate_memory(config: StudyConfig, chosen: ParallelConfig, schedule: str) -> MemoryEstimate:
-    """Return the memory of a configuration under a schedule."""
-    setting = config.setting
     grid = ConfigGrid.from_configs([chosen], config.options.opened)
-    return estimate_memory(setting, grid, schedule=schedule)
+    return estimate_memory(config.setting, grid, schedule=schedule)
 
 
 def _check_schedule(config: StudyConfig, chosen: ParallelConfig, schedule: str) -> None:
-    """Check that a configuration can run under a schedule.
-
-    Raises:
-        ConfigError: It cannot.
-    """
+    """Check that a configuration can run under a schedule."""
     if schedule not in SCHEDULES:
         raise ConfigError("is no schedule", key="--schedule", value=schedule, nearest=did_you_mean(schedule, SCHEDULES))
     if schedule in ONE_CHUNK and chosen.vpp > 1:

@@ -100,7 +100,6 @@ def best_by_size(config: StudyConfig, sizes: Sequence[int]) -> list[Size]:
 
 
 def _predict_best(config: StudyConfig, hosts: int) -> Size:
-    """Return the best prediction on a number of hosts."""
     setting = replace(config.setting, cluster=config.setting.cluster.with_hosts(hosts))
     devices = setting.cluster.num_devices
     current = config.current if config.current is not None and config.current.num_devices == devices else None
@@ -114,6 +113,7 @@ def _predict_best(config: StudyConfig, hosts: int) -> Size:
         return Size(hosts=hosts, devices=devices, reason=_explain_none(space))
     setting = plan_study(replace(config, setting=setting), space.grid.take(fitting)).setting
     estimate = estimate_step(setting, space.grid, memory=space.memory)
+    # the space may hold configurations that do not fit, such as the current one
     best = int(fitting[np.argmin(estimate.step_time_s[fitting])])
     step_time_s = float(estimate.step_time_s[best])
     return Size(

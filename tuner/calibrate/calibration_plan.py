@@ -71,13 +71,9 @@ class Calls:
 
 
 def calls_of(setting: Setting, grid: ConfigGrid, memory: MemoryEstimate | None = None, *, most_ranks: int) -> Calls:
-    """Collect the calls that the steps of all candidates consist of.
+    """Collect the calls that the steps of all candidates consist of, for groups of at most so many ranks.
 
-    Args:
-        setting: Job, cluster and runtime of the study.
-        grid: Configurations of the candidates.
-        memory: Predicted memory of the candidates; None to ignore memory.
-        most_ranks: Size of the largest group of ranks that can be formed here.
+    The candidates' predicted memory is ignored where it is None.
     """
     terms = step_terms(setting, grid, memory=memory)
     shares: dict[IsolatedCall, float] = {}
@@ -153,7 +149,6 @@ class _Part:
         return float(self.share @ more / self.cost_s[at])
 
     def choose(self, at: int) -> None:
-        """Count a call as measured."""
         self.told = np.maximum(self.told, self.alike[at])
 
 

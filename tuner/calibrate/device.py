@@ -39,16 +39,14 @@ def calibrate_device(
 ) -> DeviceCalibration | None:
     """Measure the calls that the study's candidates need most and its storage lacks.
 
-    Every time is stored as soon as it is measured, so an interrupted calibration continues with the next call.
+    Every time is stored as soon as it is measured, so an interrupted calibration continues with the next call. The
+    result has all known times of the plan; it is None if the study has no candidate.
 
     Args:
         config: Study whose candidates are measured.
         seconds: Approximate time budget [s]; None takes the device's default.
         force: Whether known times are measured again.
         on_progress: Function called after every measured call.
-
-    Returns:
-        Calibration with all known times of the plan; None if the study has no candidate.
 
     Raises:
         ConfigError: The study's device is not in this machine, torch is missing, or the storage cannot be used.
@@ -149,11 +147,7 @@ def _read_known(store: AbstractStore, device: Device) -> dict[IsolatedCall, Isol
 
 
 def _device_of(config: StudyConfig) -> tuple[Device, DeviceType]:
-    """Return the only device of the study, and its type for torch.
-
-    Raises:
-        ConfigError: The cluster has several kinds of devices, or the job's precision cannot be measured.
-    """
+    """Return the only device of the study, and its type for torch."""
     setting = config.setting
     if len(setting.cluster.devices) > 1:
         raise ConfigError(
@@ -176,11 +170,7 @@ def _device_of(config: StudyConfig) -> tuple[Device, DeviceType]:
 
 
 def _check_torch(config: StudyConfig) -> None:
-    """Check that torch is installed.
-
-    Raises:
-        ConfigError: Torch is missing.
-    """
+    """Check that torch is installed."""
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
             "needs torch, which is not installed",
@@ -191,11 +181,7 @@ def _check_torch(config: StudyConfig) -> None:
 
 
 def _start_benchmarks(config: StudyConfig, device_type: DeviceType, stack: ExitStack) -> DeviceBenchmarks:
-    """Start ranks that measure; they stop when the stack is left.
-
-    Raises:
-        ConfigError: Torch cannot be imported.
-    """
+    """Start ranks that measure; they stop when the stack is left."""
     try:
         processes = stack.enter_context(RankProcesses(TORCH_RANKS))
     except RanksLostError as error:
@@ -206,11 +192,7 @@ def _start_benchmarks(config: StudyConfig, device_type: DeviceType, stack: ExitS
 def _count_ranks(
     config: StudyConfig, device: Device, benchmarks: Callable[[], DeviceBenchmarks]
 ) -> tuple[int, tuple[str, ...]]:
-    """Return the size of the largest group that can be formed here, and notes for the user.
-
-    Raises:
-        ConfigError: The study's device is not in this machine.
-    """
+    """Return the size of the largest group that can be formed here, and notes for the user."""
     if device.is_processor:
         return MOST_CPU_RANKS, _note_shared_cores(config)
     found = benchmarks().accelerators()

@@ -15,6 +15,7 @@ from costmodels.calibration.profile_file import memory_error_of, profile_text, w
 from costmodels.calibration.sources import is_known_source, source_of
 from costmodels.job.runtime import catalog_path, find_runtime
 from hardware.io.errors import ConfigError
+from hardware.io.output_file import check_place
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -94,15 +95,12 @@ def _check_out(out: Path, *, overwrite: bool) -> None:
         raise ConfigError(
             "must end in .yaml or .yml, so that a study recognises it as a file", key="--out", value=str(out)
         )
-    if out.is_dir() or not out.parent.is_dir():
-        rule = "is a directory, not a file" if out.is_dir() else "is in a directory that does not exist"
-        raise ConfigError(rule, key="--out", value=str(out))
+    check_place(out)
     if out.exists() and not overwrite:
         raise ConfigError("already exists", key="--out", value=str(out), nearest="--force replaces it")
 
 
 def _select_runs(runs: Sequence[MeasuredRun], runtime: str | None) -> tuple[str, list[MeasuredRun]]:
-    """Select the runs of one runtime, and return its name with them."""
     counts = Counter(source_of(run).runtime for run in runs)
     found = ", ".join(f"{name} ({count} runs)" for name, count in sorted(counts.items()))
     if runtime is None:

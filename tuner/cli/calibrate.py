@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from hardware.io.errors import ConfigError
+from hardware.io.output_file import check_place
 from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, check_out, load, number
 from tuner.terminal.console import NOTHING_WORKS, print_calibration, print_device_calibration, print_json, warn
 
@@ -15,31 +17,28 @@ from tuner.terminal.console import NOTHING_WORKS, print_calibration, print_devic
 def calibrate(
     measured: Annotated[
         list[Path] | None,
-        typer.Option(metavar="CSV...", help="CSV files of measured runs, in the format of configs/measured."),
+        Option(metavar="CSV...", help="CSV files of measured runs, in the format of configs/measured."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE", help="Profile to write; a study names it as its runtime. With --device: HTML page to write."
         ),
     ] = None,
-    more: Annotated[
-        list[Path] | None, typer.Argument(metavar="CSV", help="Further CSV files.", show_default=False)
-    ] = None,
+    more: Annotated[list[Path] | None, Argument(metavar="CSV", help="Further CSV files.", show_default=False)] = None,
     runtime: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Runtime to fit, if the files hold runs of several.")
+        str | None, Option(metavar="NAME", help="Runtime to fit, if the files hold runs of several.")
     ] = None,
     device: Annotated[
-        Path | None,
-        typer.Option(metavar="STUDY", help="Study whose operators and collectives are timed on this machine."),
+        Path | None, Option(metavar="STUDY", help="Study whose operators and collectives are timed on this machine.")
     ] = None,
     seconds: Annotated[
-        str | None, typer.Option(metavar="S", help="With --device: time budget; by default 120 on a CPU, 300 on a GPU.")
+        str | None, Option(metavar="S", help="With --device: time budget; by default 120 on a CPU, 300 on a GPU.")
     ] = None,
     storage: Storage = None,
     overrides: Overrides = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace an existing file; with --device also repeat known measurements.")
+        bool, Option("--force", help="Replace an existing file; with --device also repeat known measurements.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -111,7 +110,7 @@ def _measure(
 
     # Import after reading the study: loading Optuna takes seconds, and mistakes should be told at once.
     from tuner.calibrate.device import calibrate_device
-    from tuner.report.calibration_page import check_place, write_calibration_page
+    from tuner.report.calibration_page import write_calibration_page
     from tuner.terminal.progress import CalibrationLine
 
     if out is not None:

@@ -5,50 +5,23 @@ The catalogs are imported only when a shell asks for completions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
+from importlib import import_module
 
 
-def targets(incomplete: str) -> list[str]:
-    """Complete the targets of `export --to`."""
-    from tuner.export import EXPORTERS
+def _complete(module: str, names: str) -> Callable[[str], list[str]]:
+    """Return the completion of names that a module lists, or returns from a function."""
 
-    return _filter_by_prefix(incomplete, EXPORTERS)
+    def complete(incomplete: str) -> list[str]:
+        found = getattr(import_module(module), names)
+        return [name for name in (found() if callable(found) else found) if name.startswith(incomplete)]
 
-
-def planners(incomplete: str) -> list[str]:
-    """Complete the names of `plan --planner`."""
-    from tuner.planners.planning import PLANNERS
-
-    return _filter_by_prefix(incomplete, PLANNERS)
+    return complete
 
 
-def plan_forms(incomplete: str) -> list[str]:
-    """Complete the targets of `plan --export`."""
-    from tuner.plans.plan_export import PLAN_EXPORTERS
-
-    return _filter_by_prefix(incomplete, PLAN_EXPORTERS)
-
-
-def clusters(incomplete: str) -> list[str]:
-    """Complete the names of the catalog's clusters."""
-    from hardware.cluster import cluster_names
-
-    return _filter_by_prefix(incomplete, cluster_names())
-
-
-def models(incomplete: str) -> list[str]:
-    """Complete the names of the catalog's models."""
-    from costmodels.job.model_catalog import model_names
-
-    return _filter_by_prefix(incomplete, model_names())
-
-
-def runtimes(incomplete: str) -> list[str]:
-    """Complete the names of the catalog's runtimes."""
-    from costmodels.job.runtime import runtime_names
-
-    return _filter_by_prefix(incomplete, runtime_names())
-
-
-def _filter_by_prefix(incomplete: str, names: Iterable[str]) -> list[str]:
-    return [name for name in names if name.startswith(incomplete)]
+targets = _complete("tuner.export", "EXPORTERS")
+planners = _complete("tuner.planners.planning", "PLANNERS")
+plan_forms = _complete("tuner.plans.plan_export", "PLAN_EXPORTERS")
+clusters = _complete("hardware.cluster", "cluster_names")
+models = _complete("costmodels.job.model_catalog", "model_names")
+runtimes = _complete("costmodels.job.runtime", "runtime_names")

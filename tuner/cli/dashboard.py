@@ -6,6 +6,7 @@ import signal
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from hardware.io.errors import ConfigError, shown_url
 from tuner.cli.options import AsJson, Overrides, Storage, StudyFile, load, whole_number
@@ -17,10 +18,9 @@ MAX_PORT = 65_535
 def dashboard(
     study: StudyFile,
     port: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="Port to listen on; 0 picks a free one. By default 8080 if it is free."),
+        str | None, Option(metavar="N", help="Port to listen on; 0 picks a free one. By default 8080 if it is free.")
     ] = None,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on; the dashboard has no login.")] = (
+    host: Annotated[str, Option(metavar="ADDRESS", help="Address to listen on; the dashboard has no login.")] = (
         "127.0.0.1"
     ),
     storage: Storage = None,

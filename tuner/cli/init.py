@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from hardware.io.errors import ConfigError
 from tuner.cli import completion as cli_completion
@@ -21,51 +22,48 @@ _File = Path | None
 
 
 def init(
-    from_megatron: Annotated[_File, typer.Option(metavar="SCRIPT", help="Launch script, or a file of flags.")] = None,
-    from_torchtitan: Annotated[_File, typer.Option(metavar="FILE", help="TOML file, or a script with flags.")] = None,
-    from_deepspeed: Annotated[_File, typer.Option(metavar="FILE", help="JSON configuration file.")] = None,
-    from_nanotron: Annotated[_File, typer.Option(metavar="FILE", help="YAML configuration file.")] = None,
+    from_megatron: Annotated[_File, Option(metavar="SCRIPT", help="Launch script, or a file of flags.")] = None,
+    from_torchtitan: Annotated[_File, Option(metavar="FILE", help="TOML file, or a script with flags.")] = None,
+    from_deepspeed: Annotated[_File, Option(metavar="FILE", help="JSON configuration file.")] = None,
+    from_nanotron: Annotated[_File, Option(metavar="FILE", help="YAML configuration file.")] = None,
     from_hugging_face: Annotated[
-        _File, typer.Option(metavar="FILE", help="A model's config.json; it holds no current configuration.")
+        _File, Option(metavar="FILE", help="A model's config.json; it holds no current configuration.")
     ] = None,
-    from_json: Annotated[
-        _File, typer.Option(metavar="FILE", help="File written by `meshtune export --to json`.")
-    ] = None,
+    from_json: Annotated[_File, Option(metavar="FILE", help="File written by `meshtune export --to json`.")] = None,
     cluster: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="NAME", help="Cluster in the catalog, such as dgx-h100.", autocompletion=cli_completion.clusters
         ),
     ] = None,
     hosts: Annotated[
         str | None,
-        typer.Option(metavar="N", help="Number of hosts, if the file does not give it or another number is wanted."),
+        Option(metavar="N", help="Number of hosts, if the file does not give it or another number is wanted."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="NAME",
             help="Model to use instead of the file's: name in the catalog, or path.",
             autocompletion=cli_completion.models,
         ),
     ] = None,
-    vocab_size: Annotated[str | None, typer.Option(metavar="N", help="Rows of the embedding table.")] = None,
-    sequence_length: Annotated[str | None, typer.Option(metavar="N", help="Tokens per sequence.")] = None,
-    global_batch_size: Annotated[str | None, typer.Option(metavar="N", help="Sequences per step.")] = None,
+    vocab_size: Annotated[str | None, Option(metavar="N", help="Rows of the embedding table.")] = None,
+    sequence_length: Annotated[str | None, Option(metavar="N", help="Tokens per sequence.")] = None,
+    global_batch_size: Annotated[str | None, Option(metavar="N", help="Sequences per step.")] = None,
     runtime: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="NAME",
             help="Runtime profile, if not that of the file's framework.",
             autocompletion=cli_completion.runtimes,
         ),
     ] = None,
     config: Annotated[
-        str | None,
-        typer.Option("--config", metavar="pp=4,tp=2,...", help="Parallelism degrees that the file leaves open."),
+        str | None, Option("--config", metavar="pp=4,tp=2,...", help="Parallelism degrees that the file leaves open.")
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="STUDY", help="Study file to write.")] = Path("study.yaml"),
-    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
+    out: Annotated[Path, Option(metavar="STUDY", help="Study file to write.")] = Path("study.yaml"),
+    force: Annotated[bool, Option("--force", help="Replace existing files.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a study file from the configuration that you use today, which becomes its `current:`.
@@ -142,11 +140,7 @@ def _check_free(out: Path, *, force: bool) -> None:
 
 
 def _write(imported: Imported, added: Added, file: Path, out: Path, *, force: bool) -> tuple[list[Path], NewStudy]:
-    """Write the study and, if needed, the model's file, after checking that `load_study` can read both.
-
-    Raises:
-        ConfigError: One of the files cannot be loaded or cannot be written.
-    """
+    """Write the study and, if needed, the model's file, after checking that `load_study` can read both."""
     from tuner.study_file.config import load_study
     from tuner.study_file.new_study import new_study
 

@@ -12,12 +12,13 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer import Option
 
 from hardware.io.errors import ConfigError, shown_url
 from tuner.cli import calibrate as cli_calibrate
@@ -59,6 +60,7 @@ from tuner.terminal.console import (
 
 if TYPE_CHECKING:  # these load numpy, Optuna and Ray
     from tuner.run.loop import RunResult
+    from tuner.storage.record import TrialRecord
     from tuner.study_file.config import StudyConfig
 
 app = typer.Typer(
@@ -156,7 +158,7 @@ _STATUSES = "Exit status: 0 done, 1 ran but found nothing, 2 invalid input (one 
 def meshtune(
     context: typer.Context,
     version: Annotated[  # noqa: ARG001 # its callback does the work
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Find the fastest parallelism configuration for training a large language model on a cluster.
@@ -172,14 +174,14 @@ def meshtune(
 def run(
     study: StudyFile,
     trials: Annotated[
-        str | None, typer.Option(metavar="N", help="Maximum number of trials; replaces search.max_trials.")
+        str | None, Option(metavar="N", help="Maximum number of trials; replaces search.max_trials.")
     ] = None,
     storage: Storage = None,
-    seed: Annotated[str | None, typer.Option(metavar="N", help="Random seed; replaces search.seed.")] = None,
+    seed: Annotated[str | None, Option(metavar="N", help="Random seed; replaces search.seed.")] = None,
     overrides: Overrides = None,
     ray_address: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Address of an existing Ray cluster; takes precedence over RAY_ADDRESS."),
+        Option(metavar="ADDRESS", help="Address of an existing Ray cluster; takes precedence over RAY_ADDRESS."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -220,7 +222,6 @@ def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
     from tuner.answers.candidates import tokens_per_s_per_device
     from tuner.answers.device_time import device_time_json
     from tuner.answers.reference import gain_over, gains
-    from tuner.storage.record import num_failed, num_proxies, num_pruned, saved_s
 
     best, extrapolated = result.best, result.extrapolated
     gain = gain_over(result.reference, result.records, best.step_time_s if best else None)
@@ -233,17 +234,26 @@ def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
         "source": "predicted" if extrapolated else config.backend.origin,
         "clock": config.backend.clock,
         "extrapolated": extrapolated is not None,
-        "trials": sum(record.finished for record in result.records),
-        "proxies": num_proxies(result.records),
-        "failed": num_failed(result.records),
-        "pruned": num_pruned(result.records),
-        "saved_s": saved_s(result.records),
+        **_counts(result.records),
         **device_time_json(config, result.reference, result.records, step_time_s),
         "candidates": result.num_candidates,
         "p_star": result.p_star,
         "stop_reason": result.stop_reason.value,
         "study_name": config.name,
         "storage": shown_url(config.storage),
+    }
+
+
+def _counts(records: Sequence[TrialRecord]) -> dict[str, float]:
+    """Return the numbers of trials under the keys of JSON."""
+    from tuner.storage.record import num_failed, num_proxies, num_pruned, saved_s
+
+    return {
+        "trials": sum(record.finished for record in records),
+        "proxies": num_proxies(records),
+        "failed": num_failed(records),
+        "pruned": num_pruned(records),
+        "saved_s": saved_s(records),
     }
 
 
@@ -266,24 +276,16 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
 
     from tuner.answers.device_time import device_time_json
     from tuner.answers.reference import gain_over, gains, reference_of
-    from tuner.run.loop import is_running, stored_study
+    from tuner.run.studies import is_running, stored_study
     from tuner.search.population import P_STAR, in_lines, read_moments
     from tuner.search.proxy.extrapolation import extrapolated_of
     from tuner.search.stopping import StopReason
-    from tuner.storage.record import (
-        HISTORY,
-        STOP_REASON,
-        best_record,
-        num_failed,
-        num_proxies,
-        num_pruned,
-        read_records,
-        saved_s,
-    )
+    from tuner.storage.record import HISTORY, STOP_REASON, best_record, read_records
 
     stored = stored_study(config)
     records = read_records(stored)
     best = best_record(records)
+    best_s = best.step_time_s if best else None
     extrapolated = None if best else extrapolated_of(stored.user_attrs)
     running = is_running(stored)
     moments = read_moments(stored)
@@ -291,16 +293,12 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     reference_s = reference.step_time_s(records) if reference else None
     payload = {
         "study_name": config.name,
-        "trials": sum(record.finished for record in records),
+        **_counts(records),
         "running": sum(not record.finished for record in records) if running else 0,
-        "proxies": num_proxies(records),
-        "failed": num_failed(records),
-        "pruned": num_pruned(records),
-        "saved_s": saved_s(records),
-        **device_time_json(config, reference, records, best.step_time_s if best else None),
+        **device_time_json(config, reference, records, best_s),
         "clock": config.backend.clock,
-        "best_step_time_s": best.step_time_s if best else extrapolated.step_time_s if extrapolated else None,
-        **gains(reference, gain_over(reference, records, best.step_time_s if best else None)),
+        "best_step_time_s": extrapolated.step_time_s if extrapolated else best_s,
+        **gains(reference, gain_over(reference, records, best_s)),
         "extrapolated": extrapolated is not None,
         "p_star": stored.user_attrs.get(P_STAR, 0.0),
         "stop_reason": None if running else stored.user_attrs.get(STOP_REASON, "interrupted"),
@@ -346,18 +344,8 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
     config = with_plans(config)
     found = best_configuration(config)
     if found is None:
-        _finish_empty(
-            as_json,
-            {
-                "config": None,
-                "step_time_s": None,
-                "source": None,
-                "clock": None,
-                "extrapolated": False,
-                "gain_over_current": None,
-                "gain_over_baseline": None,
-            },
-        )
+        unknown = dict.fromkeys(("config", "step_time_s", "source", "clock"))
+        _finish_empty(as_json, {**unknown, "extrapolated": False, **gains(None, None)})
     payload: dict[str, Any] = {
         "config": found.config.values(config.dimensions),
         "step_time_s": found.step_time_s,
@@ -380,7 +368,7 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
 @app.command()
 def report(
     study: StudyFile,
-    out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
+    out: Annotated[Path, Option(help="HTML file to write.")] = Path("report.html"),
     storage: Storage = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -400,17 +388,16 @@ def export(
     study: StudyFile,
     to: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="TARGET",
             help="megatron, torchtitan, deepspeed, mindspeed, nemo, nanotron or json.",
             autocompletion=cli_completion.targets,
         ),
     ],
     chosen: Annotated[
-        str | None,
-        typer.Option("--config", metavar="pp=4,...", help="Configuration to export instead of the study's best."),
+        str | None, Option("--config", metavar="pp=4,...", help="Configuration to export instead of the study's best.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="File to write; by default stdout.")] = None,
+    out: Annotated[Path | None, Option(help="File to write; by default stdout.")] = None,
     storage: Storage = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -422,8 +409,7 @@ def export(
     exporter = find_exporter(to)
     config = load(study, overrides, storage)
     if chosen is not None:
-        wanted, broken = launchable_config(config, chosen)
-        notes = tuple(f"{name}: {reason}" for name, reason in broken.items())
+        wanted, notes = launchable_config(config, chosen)
         config = with_plans(config, wanted)
     else:
         from tuner.answers.best import best_configuration

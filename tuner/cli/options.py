@@ -6,9 +6,10 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from hardware.io.errors import ConfigError
+from hardware.io.output_file import write_output
 from trials.ray_job import check_outlives_job
 from tuner.terminal.console import warn
 
@@ -16,34 +17,32 @@ if TYPE_CHECKING:  # these load numpy
     from costmodels.job.parallel_config import ParallelConfig
     from tuner.study_file.config import StudyConfig
 
-StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="Study file (YAML).")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
+StudyFile = Annotated[Path, Argument(metavar="STUDY", help="Study file (YAML).")]
+AsJson = Annotated[bool, Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Replace a key of the study file, for example search.seed=3."),
+    Option("--set", metavar="KEY=VALUE", help="Replace a key of the study file, for example search.seed=3."),
 ]
 Storage = Annotated[
     str | None,
-    typer.Option(
-        metavar="URL", help="Database of the study; takes precedence over MESHTUNE_STORAGE and the study file."
-    ),
+    Option(metavar="URL", help="Database of the study; takes precedence over MESHTUNE_STORAGE and the study file."),
 ]
 Config = Annotated[
     str,
-    typer.Option(
+    Option(
         "--config", metavar="pp=4,tp=2,...", help="Configuration; a dimension not named is 1 or has the job's value."
     ),
 ]
 
 At = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--at", metavar="SECONDS", help="Time in the trace (cluster.trace or --network) whose cluster state is used."
     ),
 ]
 Network = Annotated[
     Path | None,
-    typer.Option("--network", metavar="TRACE", help="CSV trace of cluster changes, used instead of cluster.trace."),
+    Option("--network", metavar="TRACE", help="CSV trace of cluster changes, used instead of cluster.trace."),
 ]
 
 FOUND_NOTHING = 1
@@ -78,12 +77,8 @@ def at_time(config: StudyConfig, at: str | None, network: Path | None) -> tuple[
     """
     if at is None:
         if network is not None:
-            raise ConfigError(
-                "needs --at, the time in the trace",
-                key="--network",
-                value=str(network),
-                nearest="for example --at 3600",
-            )
+            rule = "needs --at, the time in the trace"
+            raise ConfigError(rule, key="--network", value=str(network), nearest="for example --at 3600")
         return config, ""
     from tuner.replan.network import missing_in_words, study_at, trace_of
 
@@ -93,11 +88,9 @@ def at_time(config: StudyConfig, at: str | None, network: Path | None) -> tuple[
 
 
 def with_plans(config: StudyConfig, chosen: ParallelConfig | None = None) -> StudyConfig:
-    """Return the study with the sharding of its layers planned, reusing the plans in its storage.
+    """Return the study with the sharding of its layers planned, for all candidates or only the chosen one.
 
-    Args:
-        config: Study that may name a planner.
-        chosen: Only configuration to plan for; None for all candidates.
+    Plans in the study's storage are reused.
 
     Raises:
         ConfigError: The planner's pins cannot be satisfied.
@@ -118,13 +111,10 @@ def with_plans(config: StudyConfig, chosen: ParallelConfig | None = None) -> Stu
     return planned
 
 
-def launchable_config(config: StudyConfig, text: str, missing: str = "") -> tuple[ParallelConfig, dict[str, str]]:
-    """Parse the configuration of `--config` and return it with the study's rules that it breaks.
+def launchable_config(config: StudyConfig, text: str, missing: str = "") -> tuple[ParallelConfig, tuple[str, ...]]:
+    """Parse the configuration of `--config` and return it with a note on each rule of the study that it breaks.
 
-    Args:
-        config: Study whose rules are checked.
-        text: Value of the option.
-        missing: Text on what the cluster lacks at that time, for the message.
+    `missing` says what the cluster lacks at that time, for the message.
 
     Raises:
         ConfigError: The configuration cannot be launched at all.
@@ -135,7 +125,7 @@ def launchable_config(config: StudyConfig, text: str, missing: str = "") -> tupl
     wanted = parse_config(text, config.config_defaults)
     broken = broken_rules(config.setting, config.options, wanted)
     if launchable(config.setting, wanted):
-        return wanted, broken
+        return wanted, tuple(f"{name}: {reason}" for name, reason in broken.items())
     devices, rest = config.setting.cluster.num_devices, wanted.num_devices // wanted.dp
     nearest = "`meshtune space --list` prints the configurations that can be launched"
     if wanted.num_devices != devices and devices % rest == 0:
@@ -177,7 +167,4 @@ def write_file(out: Path, text: str) -> None:
         ConfigError: The file cannot be written.
     """
     check_out(out)
-    try:
-        out.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot be written ({error.strerror})", key="--out", value=str(out)) from None
+    write_output(out, text.rstrip("\n") + "\n")

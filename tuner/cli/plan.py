@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from hardware.io.errors import ConfigError, did_you_mean
 from tuner.cli import completion as cli_completion
@@ -29,42 +30,35 @@ MOST_WORKERS = 5
 
 
 def plan(
-    study: Annotated[Path | None, typer.Argument(metavar="STUDY", help="Study file (YAML); requires --config.")] = None,
+    study: Annotated[Path | None, Argument(metavar="STUDY", help="Study file (YAML); requires --config.")] = None,
     chosen: Annotated[
-        str | None,
-        typer.Option("--config", metavar="dp=4,tp=2,...", help="Configuration whose degrees define the mesh."),
+        str | None, Option("--config", metavar="dp=4,tp=2,...", help="Configuration whose degrees define the mesh.")
     ] = None,
     jax: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="MODULE:FACTORY", help="Factory of a JAX step; it returns function, abstract arguments[, donated]."
         ),
     ] = None,
     torch: Annotated[
         str | None,
-        typer.Option(
-            metavar="MODULE:FACTORY", help="Factory of a torch module's step; it returns module, inputs[, loss]."
-        ),
+        Option(metavar="MODULE:FACTORY", help="Factory of a torch module's step; it returns module, inputs[, loss]."),
     ] = None,
     mesh: Annotated[
-        str | None, typer.Option(metavar="data=2,model=4", help="Mesh for --jax or --torch, slowest axis first.")
+        str | None, Option(metavar="data=2,model=4", help="Mesh for --jax or --torch, slowest axis first.")
     ] = None,
     cluster: Annotated[
         str,
-        typer.Option(
-            metavar="NAME", help="Cluster of that mesh, from the catalog.", autocompletion=cli_completion.clusters
-        ),
+        Option(metavar="NAME", help="Cluster of that mesh, from the catalog.", autocompletion=cli_completion.clusters),
     ] = "dgx-a100",
-    hosts: Annotated[str, typer.Option(metavar="N", help="Number of hosts of that cluster.")] = "1",
+    hosts: Annotated[str, Option(metavar="N", help="Number of hosts of that cluster.")] = "1",
     layers: Annotated[
         str | None,
-        typer.Option(
-            metavar="N", help="Number of layers to plan; by default the fewest that include every kind of layer."
-        ),
+        Option(metavar="N", help="Number of layers to plan; by default the fewest that include every kind of layer."),
     ] = None,
     planner: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="NAME",
             help="Planner: recursive (D-Rec), descent (improves that plan) or toast (searches over colours of dims).",
             autocompletion=cli_completion.planners,
@@ -72,20 +66,18 @@ def plan(
     ] = "descent",
     order: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="NAME",
             help="Order in which operators are visited: price, weight, topological, reverse; best tries all.",
         ),
     ] = "best",
     whole_axes: Annotated[
         bool,
-        typer.Option(
-            "--whole-axes", help="Let each axis cut only one dim of an operator; never split an axis between dims."
-        ),
+        Option("--whole-axes", help="Let each axis cut only one dim of an operator; never split an axis between dims."),
     ] = False,
     pin: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="op=*.up,dim=ffn,axis=tp",
             help="Pin a dim of operators to an axis, or to a number of parts with `ways=`; `weight_s=` makes it soft. "
             "An unnamed dim is addressed as `operand1.0` or `result.0`.",
@@ -93,37 +85,31 @@ def plan(
     ] = None,
     memory_gib: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--memory-gib",
             metavar="N|device",
             help="Memory limit per device for the planned arrays; `device` is its whole memory. No limit by default.",
         ),
     ] = None,
-    diagnose: Annotated[
-        bool, typer.Option("--diagnose", help="Also compute the cost of slightly different pins.")
-    ] = False,
+    diagnose: Annotated[bool, Option("--diagnose", help="Also compute the cost of slightly different pins.")] = False,
     prove: Annotated[
         str | None,
-        typer.Option(metavar="SECONDS", help="Let HiGHS search this long for a proven lower bound on the step time."),
+        Option(metavar="SECONDS", help="Let HiGHS search this long for a proven lower bound on the step time."),
     ] = None,
     export: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="TARGET",
             help="Also export the plan to jax, shardy, torch, megatron or mindspore; see --out.",
             autocompletion=cli_completion.plan_forms,
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="File for --export; without it, the terminal shows an excerpt.")
-    ] = None,
+    out: Annotated[Path | None, Option(help="File for --export; without it, the terminal shows an excerpt.")] = None,
     explain: Annotated[
-        str | None,
-        typer.Option(metavar="colours", help="Also show the dims that must be cut together, and their conflicts."),
+        str | None, Option(metavar="colours", help="Also show the dims that must be cut together, and their conflicts.")
     ] = None,
     drawing: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="With --explain: Graphviz file to write, with the dims in conflict."),
+        Path | None, Option(metavar="FILE", help="With --explain: Graphviz file to write, with the dims in conflict.")
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -169,21 +155,21 @@ def plan(
             found = plan_graph(graph, found_mesh, options, workers=workers)
     except ConfigError as error:
         raise _name_options(error) from None
+    payload, lines = plan_json(found), [title, *in_lines(found), "Shardings of the step's inputs:"]
+    lines += named_lines([*shardings_table(found).items()])
     explained = _explain_dims(graph, drawing) if explain is not None else None
     exported = _export(export, out, PlanSource(plan=found.plan, candidate=candidate), jax)
+    if exported is not None:
+        payload["export"] = exported.content
+    if explained is not None:
+        payload["explained"] = explained[0]
+        lines += explained[1]
+    lines += exported.lines if exported is not None else ()
     if as_json:
-        more = {} if exported is None else {"export": exported.content}
-        print_json(plan_json(found) | more | ({} if explained is None else {"explained": explained.content}))
-        warn(exported.notes if exported is not None else ())
-        return
-    typer.echo(printable(title))
-    for line in in_lines(found):
-        typer.echo(printable(line))
-    typer.echo("Shardings of the step's inputs:")
-    for line in named_lines([*shardings_table(found).items()]):
-        typer.echo(printable(line))
-    for line in (*(explained.lines if explained else ()), *(exported.lines if exported is not None else ())):
-        typer.echo(printable(line))
+        print_json(payload)
+    else:
+        for line in lines:
+            typer.echo(printable(line))
     warn(exported.notes if exported is not None else ())
 
 
@@ -286,19 +272,6 @@ def _read_function(
     return graph_of_torch_factory(torch), found_mesh
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Explained:
-    """Explanation of a graph's dims: colours and conflicts.
-
-    Attributes:
-        content: Explanation as data for JSON.
-        lines: Explanation as lines of text.
-    """
-
-    content: dict[str, Any]
-    lines: tuple[str, ...]
-
-
 def _check_explain(explain: str | None, drawing: Path | None) -> None:
     if explain not in (None, "colours"):
         raise ConfigError("is no known explanation", key="--explain", value=explain, nearest="colours")
@@ -306,8 +279,8 @@ def _check_explain(explain: str | None, drawing: Path | None) -> None:
         raise ConfigError("needs --explain", key="--drawing", value=str(drawing), nearest="--explain colours")
 
 
-def _explain_dims(graph: Graph, out: Path | None) -> _Explained:
-    """Find the colours of a graph's dims, and draw their conflicts to the file of `--drawing`."""
+def _explain_dims(graph: Graph, out: Path | None) -> tuple[dict[str, Any], list[str]]:
+    """Return the colours of a graph's dims for JSON and as lines, and draw their conflicts to the file `out`."""
     from tuner.planners.toast.colour_report import drawing, report_json, report_lines
     from tuner.planners.toast.compatibility import compatibility
     from tuner.planners.toast.named_dims import named_dims
@@ -317,7 +290,7 @@ def _explain_dims(graph: Graph, out: Path | None) -> _Explained:
     if out is not None:
         write_file(out, drawing(found))
         lines.append(f"wrote {out}")
-    return _Explained(content=report_json(found), lines=tuple(lines))
+    return report_json(found), lines
 
 
 def _check_export(export: str | None, out: Path | None) -> None:
@@ -331,7 +304,6 @@ def _check_export(export: str | None, out: Path | None) -> None:
 
 
 def _export(export: str | None, out: Path | None, source: PlanSource, jax: str | None) -> PlanExport | None:
-    """Export the plan for a framework, and write it to the file of `--out`."""
     from tuner.plans.plan_export import export_plan
 
     if export is None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from hardware.io.errors import ConfigError
 from tuner.cli.options import (
@@ -34,6 +35,7 @@ from tuner.terminal.console import (
     print_space,
     print_table,
     printable,
+    speed_in_words,
     value_in_words,
     warn,
 )
@@ -44,9 +46,9 @@ if TYPE_CHECKING:  # these load numpy
 
 def space(
     study: StudyFile,
-    list_configs: Annotated[bool, typer.Option("--list", help="Print every candidate.")] = False,
+    list_configs: Annotated[bool, Option("--list", help="Print every candidate.")] = False,
     why: Annotated[
-        str | None, typer.Option(metavar="pp=8,tp=3,...", help="Explain every rule that excludes this configuration.")
+        str | None, Option(metavar="pp=8,tp=3,...", help="Explain every rule that excludes this configuration.")
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -83,20 +85,18 @@ def predict(
     chosen: Config,
     at: At = None,
     network: Network = None,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Show how the layers are sharded, and their communication.")
-    ] = False,
+    plan: Annotated[bool, Option("--plan", help="Show how the layers are sharded, and their communication.")] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict step time and memory of one configuration, inside the search space or outside it."""
-    from tuner.answers.candidates import predict_candidate, prediction_errors
+    from tuner.answers.candidates import predict_with_errors
 
     config, missing = at_time(load(study, overrides), at, network)
     wanted, broken = launchable_config(config, chosen, missing)
-    warn(tuple(f"{name}: {reason}" for name, reason in broken.items()))
+    warn(broken)
     config = with_plans(config, wanted)
-    payload = predict_candidate(config, wanted) | prediction_errors(config, wanted)
+    payload = predict_with_errors(config, wanted)
     if plan:
         from tuner.answers.planned_candidates import by_hand
 
@@ -105,10 +105,7 @@ def predict(
         print_json(payload)
         return
     typer.echo(f"Predicted for {config_in_words(config, wanted)}")
-    typer.echo(
-        f"{payload['step_time_s']:.4g} s per step, {payload['tokens_per_s_per_device']:,.0f} tokens/s per device, "
-        f"MFU {payload['mfu']:.1%}"
-    )
+    typer.echo(speed_in_words(payload))
     low_s, high_s = payload["step_time_range_s"]
     leading = ", ".join(f"{name} {effect:.1%}" for name, effect in payload["step_time_from_constants"].items())
     typer.echo(
@@ -150,11 +147,9 @@ def _print_memory_parts(payload: dict[str, Any]) -> None:
 def simulate(
     study: StudyFile,
     chosen: Config,
-    schedule: Annotated[
-        str, typer.Option(metavar="NAME", help="Pipeline schedule: 1f1b, gpipe, zero-bubble.")
-    ] = "1f1b",
+    schedule: Annotated[str, Option(metavar="NAME", help="Pipeline schedule: 1f1b, gpipe, zero-bubble.")] = "1f1b",
     trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Perfetto trace to write; compressed if the name ends in .gz.")
+        Path | None, Option(metavar="FILE", help="Perfetto trace to write; compressed if the name ends in .gz.")
     ] = None,
     at: At = None,
     network: Network = None,
@@ -177,7 +172,7 @@ def simulate(
     if trace is not None:
         write_trace(simulation, trace)
         payload["trace"] = str(trace)
-    warn(tuple(f"{name}: {reason}" for name, reason in broken.items()))
+    warn(broken)
     if as_json:
         print_json(payload)
         return
@@ -191,14 +186,10 @@ def simulate(
 
 def rank(
     study: StudyFile,
-    top: Annotated[
-        str | None, typer.Option(metavar="K", help="Number of configurations to print; 10 by default.")
-    ] = None,
+    top: Annotated[str | None, Option(metavar="K", help="Number of configurations to print; 10 by default.")] = None,
     hosts: Annotated[
         str | None,
-        typer.Option(
-            metavar="2,4,8,...", help="Print the best configuration for each of these numbers of hosts instead."
-        ),
+        Option(metavar="2,4,8,...", help="Print the best configuration for each of these numbers of hosts instead."),
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from hardware.io.errors import ConfigError, did_you_mean
 from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, StudyFile, load, number, with_plans
@@ -25,34 +26,30 @@ LONGEST_TABLE = 40
 def replan(
     study: StudyFile,
     trace: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="TRACE", help="CSV trace of cluster changes, used instead of cluster.trace."),
+        list[Path] | None, Option(metavar="TRACE", help="CSV trace of cluster changes, used instead of cluster.trace.")
     ] = None,
     until: Annotated[
-        str | None, typer.Option(metavar="SECONDS", help="End of the plan; by default an hour after the last event.")
+        str | None, Option(metavar="SECONDS", help="End of the plan; by default an hour after the last event.")
     ] = None,
     robust: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="mean|p90", help="Find the one configuration that is best over all traces when it is never changed."
         ),
     ] = None,
     unforeseen: Annotated[
-        bool, typer.Option("--unforeseen", help="Plan each interval without knowledge of later events.")
+        bool, Option("--unforeseen", help="Plan each interval without knowledge of later events.")
     ] = False,
     restart: Annotated[
-        str,
-        typer.Option("--switch-restart", metavar="SECONDS", help="Time to stop and restart all processes (assumed)."),
+        str, Option("--switch-restart", metavar="SECONDS", help="Time to stop and restart all processes (assumed).")
     ] = "120",
     bandwidth: Annotated[
         str,
-        typer.Option(
-            "--switch-gb-per-s", metavar="GB/S", help="Bandwidth of one host to the checkpoint storage (assumed)."
-        ),
+        Option("--switch-gb-per-s", metavar="GB/S", help="Bandwidth of one host to the checkpoint storage (assumed)."),
     ] = "5",
     checkpoint: Annotated[
         str,
-        typer.Option(
+        Option(
             "--switch-checkpoint-every",
             metavar="SECONDS",
             help="Time between checkpoints; a failure loses half of it on average (assumed).",

@@ -23,7 +23,7 @@ import optuna
 from hardware.io.errors import ConfigError
 from tuner.dashboard.artifacts import StudyFiles
 from tuner.dashboard.view import StudyView
-from tuner.run.loop import stored_study
+from tuner.run.studies import stored_study
 from tuner.storage.opening import load_study, open_store
 from tuner.study_file.config import StudyConfig
 

@@ -76,14 +76,7 @@ class Snapshot:
 
 
 def snapshot_of(config: StudyConfig, study: Study, attributes: Mapping[str, Any], *, is_running: bool) -> Snapshot:
-    """Read the present state of a study.
-
-    Args:
-        config: Study as its file describes it.
-        study: Stored study with its trials.
-        attributes: User attributes of the stored study.
-        is_running: Whether a process drives the study.
-    """
+    """Read the present state of a study, whose user attributes the caller has read already."""
     records = tuple(read_records(study))
     best = best_record(records)
     stopped = None if is_running else StopReason(attributes.get(STOP_REASON, StopReason.INTERRUPTED))

@@ -20,7 +20,7 @@ MOST_PROBABLE = 5
 LAST_FAILURES = 8
 """Number of failures that get a row, the latest first; each trial's own page describes its failure too."""
 
-STATUS_WORDS = {status: status.value.replace("_", " ") for status in Status} | {Status.PRUNED: "stopped early"}
+STATUS_WORDS = {status: status.in_words for status in Status} | {Status.PRUNED: "stopped early"}
 """Words for each status of a trial."""
 
 

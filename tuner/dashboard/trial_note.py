@@ -41,12 +41,8 @@ def trial_note(
 ) -> str:
     """Compose the trial's note.
 
-    Args:
-        config: Study of the trial.
-        record: Trial to describe.
-        reference: Configuration that the study compares with; None without one.
-        step_error: One standard deviation of the logarithm of the predicted step time; None if unknown.
-        logs: Names of the trial's complete logs among the page's artifacts.
+    `step_error` is one standard deviation of the logarithm of the predicted step time. The logs are the names of the
+    trial's complete logs among the page's artifacts.
     """
     role = _role(record, reference)
     return paragraphs(

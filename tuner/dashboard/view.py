@@ -37,7 +37,7 @@ from tuner.dashboard.snapshot import Key, Snapshot, snapshot_of, step_errors
 from tuner.dashboard.study_note import study_facts, study_note
 from tuner.dashboard.trial_note import trial_facts, trial_note
 from tuner.run.driver import DRIVER
-from tuner.run.loop import is_driven
+from tuner.run.studies import is_driven
 from tuner.storage.record import SPENT_S, TrialRecord
 from tuner.study_file.config import StudyConfig
 

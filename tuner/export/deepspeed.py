@@ -21,7 +21,10 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.job.uneven_work import numbers_in_words
 from tuner.export.exporter import Export
-from tuner.export.parts import describe_uneven_work, layers_of_parts, runtime_note
+from tuner.export.parts import closing_notes, describe_uneven_work, layers_of_parts
+
+NAMED = ("recompute", "zero_stage", "sequence_parallel", "expert_tp")
+"""Further dimensions that the file or one of its notes covers."""
 
 
 def export_deepspeed(setting: Setting, config: ParallelConfig) -> Export:
@@ -35,7 +38,7 @@ def export_deepspeed(setting: Setting, config: ParallelConfig) -> Export:
             framework="DeepSpeed",
             recomputed="has one activation_checkpoint_interval, which applies to all stages",
         ).notes,
-        *runtime_note(setting, "DeepSpeed", ("megatron-deepspeed", "gpt-neox")),
+        *closing_notes(setting, config, "DeepSpeed", rule_sets=("megatron-deepspeed", "gpt-neox"), named=NAMED),
     )
     content: dict[str, Any] = {
         "comments": [str(config), *notes],
@@ -83,7 +86,6 @@ def _model_parallel(setting: Setting, config: ParallelConfig) -> dict[str, Any]:
 
 
 def _notes(setting: Setting, config: ParallelConfig) -> list[str]:
-    """Return one note for each dimension that the file cannot express."""
     job, notes = setting.job, []
     if config.pp > 1:
         held = numbers_in_words(layers_of_parts(setting, config)) if config.vpp == 1 else "as planned by the study"
@@ -113,8 +115,6 @@ def _notes(setting: Setting, config: ParallelConfig) -> list[str]:
         notes += _expert_notes(setting, config)
     if config.zero_stage > 1 and config.pp > 1:
         notes.append(f"zero_stage: DeepSpeed's pipeline rejects stage {config.zero_stage}; it supports 0 and 1")
-    if config.dp_shard and config.zero_stage:
-        notes.append(f"dp_shard: DeepSpeed shards over all data parallel ranks, not over {config.dp_shard}")
     if config.recompute == "full" and config.pp == 1:
         notes.append("recompute: call model.gradient_checkpointing_enable() in the training script")
     if config.recompute == "selective":

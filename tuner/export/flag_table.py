@@ -52,7 +52,6 @@ def read_flags(arguments: Sequence[str], table: Mapping[str, Flag]) -> dict[str,
 
 
 def _parse_value(name: str, words: Sequence[str], flag: Flag) -> FlagValue:
-    """Convert the words after a flag to the kind of value that the flag takes."""
     if flag.kind == "switch":
         if words:
             raise ConfigError("takes no value", key=name, value=words[0])

@@ -11,10 +11,13 @@ from __future__ import annotations
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
-from tuner.export.parts import Environment, Part, describe_uneven_work, export_flags, layers_of_parts, runtime_note
+from tuner.export.parts import Environment, Part, closing_notes, describe_uneven_work, export_flags, layers_of_parts
 
 ARRAY = "PARALLEL_ARGS"
 """Name of the bash array that the exported text defines."""
+
+NAMED = ("recompute", "zero_stage", "sequence_parallel", "expert_tp", "dp_shard")
+"""Further dimensions that the flags express."""
 
 BLOCK = (
     "recomputes the same number of layers on every stage; --recompute-method block --recompute-num-layers {most} "
@@ -35,7 +38,7 @@ def export_megatron(setting: Setting, config: ParallelConfig) -> Export:
         head=head_comments(config),
         usage=f'torchrun ... pretrain_gpt.py "${{{ARRAY}[@]}}" ...',
         environment=environment(config, sharded=_sharded_stage(setting, config) >= 2),
-        notes=runtime_note(setting, "Megatron-LM", ("megatron", "mindspeed")),
+        notes=closing_notes(setting, config, "Megatron-LM", rule_sets=("megatron", "mindspeed"), named=NAMED),
     )
 
 
@@ -217,7 +220,6 @@ def _data_parallel(setting: Setting, config: ParallelConfig) -> Part:
 
 
 def _recompute(setting: Setting, config: ParallelConfig) -> Part:
-    """Return the flags of activation recomputation."""
     modules = " ".join(setting.job.recompute_modules)
     flags = {
         "none": (),

@@ -13,7 +13,10 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
 from tuner.export.megatron import ARRAY, BLOCK, batch, environment, experts, head_comments, tensor
-from tuner.export.parts import Part, describe_uneven_work, export_flags, layers_of_parts, runtime_note
+from tuner.export.parts import Part, closing_notes, describe_uneven_work, export_flags, layers_of_parts
+
+NAMED = ("recompute", "zero_stage", "sequence_parallel", "expert_tp")
+"""Further dimensions that the flags express."""
 
 
 def export_mindspeed(setting: Setting, config: ParallelConfig) -> Export:
@@ -36,7 +39,7 @@ def export_mindspeed(setting: Setting, config: ParallelConfig) -> Export:
         head=head_comments(config),
         usage=f'torchrun ... pretrain_gpt.py --use-mcore-models "${{{ARRAY}[@]}}" ...',
         environment=environment(config, sharded=False),
-        notes=runtime_note(setting, "MindSpeed-LLM", ("mindspeed",)),
+        notes=closing_notes(setting, config, "MindSpeed-LLM", rule_sets=("mindspeed",), named=NAMED),
     )
 
 
@@ -93,17 +96,12 @@ def _data_parallel(setting: Setting, config: ParallelConfig) -> Part:
         flags.append("--overlap-grad-reduce")
         if stage and runtime.overlaps_weight_gather:
             flags.append("--overlap-param-gather")
-    notes = []
-    if stage < config.zero_stage:
-        why = "shards the optimizer states only" if stage else f"cannot shard the states of {job.optimizer}"
-        notes.append(f"zero_stage: MindSpeed-LLM {why}; stage {config.zero_stage} is exported as {stage}")
-    if config.dp_shard and stage:
-        notes.append(f"dp_shard: MindSpeed-LLM shards over all data parallel ranks, not over {config.dp_shard}")
-    return Part(flags=tuple(flags), notes=tuple(notes))
+    why = "shards the optimizer states only" if stage else f"cannot shard the states of {job.optimizer}"
+    note = f"zero_stage: MindSpeed-LLM {why}; stage {config.zero_stage} is exported as {stage}"
+    return Part(flags=tuple(flags), notes=(note,) if stage < config.zero_stage else ())
 
 
 def _recompute(setting: Setting, config: ParallelConfig) -> Part:
-    """Return the flags of activation recomputation."""
     flags = {
         "none": (),
         "selective": ("--recompute-granularity selective",),

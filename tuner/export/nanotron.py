@@ -17,7 +17,10 @@ import yaml
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
-from tuner.export.parts import describe_uneven_work, format_comments, runtime_note
+from tuner.export.parts import closing_notes, describe_uneven_work, format_comments
+
+NAMED = ("recompute", "zero_stage", "sequence_parallel")
+"""Further dimensions that the file or one of its notes covers."""
 
 
 def export_nanotron(setting: Setting, config: ParallelConfig) -> Export:
@@ -49,14 +52,13 @@ def export_nanotron(setting: Setting, config: ParallelConfig) -> Export:
     notes = (
         *_notes(setting, config),
         *describe_uneven_work(setting, config, framework="nanotron", recomputed="recomputes all layers or none").notes,
-        *runtime_note(setting, "nanotron", ("nanotron",)),
+        *closing_notes(setting, config, "nanotron", rule_sets=("nanotron",), named=NAMED),
     )
     text = "\n".join([*format_comments((str(config), *notes)), yaml.safe_dump(content, sort_keys=False)])
     return Export(target="nanotron", text=text, notes=notes)
 
 
 def _notes(setting: Setting, config: ParallelConfig) -> list[str]:
-    """Return one note for each dimension that the file cannot express."""
     job, notes = setting.job, []
     if config.vpp > 1:
         notes.append(
@@ -76,14 +78,10 @@ def _notes(setting: Setting, config: ParallelConfig) -> list[str]:
             if job.model.is_moe
             else f"ep: {config.ep} has no effect, because the model has no experts"
         )
-    if config.expert_tp not in (0, config.tp):
-        notes.append(f"expert_tp: nanotron splits experts by tp, not by {config.expert_tp}")
     if config.zero_stage > 1:
         notes.append(
             f"zero_stage: nanotron shards the optimizer states only; stage {config.zero_stage} is exported as 1"
         )
-    if config.dp_shard and config.zero_stage:
-        notes.append(f"dp_shard: nanotron shards over all data parallel ranks, not over {config.dp_shard}")
     if config.recompute == "full":
         notes.append(
             "recompute: recompute_layer requires nanotron from its repository; version 0.4 on PyPI rejects the key"

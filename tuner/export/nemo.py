@@ -14,9 +14,9 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
 from tuner.export.flag_table import FlagValue, Values, read_flags
-from tuner.export.megatron import megatron_parts
+from tuner.export.megatron import NAMED, megatron_parts
 from tuner.export.megatron_flags import MEGATRON_FLAGS
-from tuner.export.parts import format_comments, runtime_note
+from tuner.export.parts import closing_notes, format_comments
 
 FIELDS = {
     "--tensor-model-parallel-size": "trainer.strategy.tensor_model_parallel_size",
@@ -71,7 +71,7 @@ def export_nemo(setting: Setting, config: ParallelConfig) -> Export:
     parts = megatron_parts(setting, config)
     given = read_flags([word for part in parts for flag in part.flags for word in shlex.split(flag)], MEGATRON_FLAGS)
     notes = [*(note for part in parts for note in part.notes), *_notes(setting, config)]
-    notes += runtime_note(setting, "NeMo", ("megatron", "mindspeed"))
+    notes += closing_notes(setting, config, "NeMo", rule_sets=("megatron", "mindspeed"), named=NAMED)
     lines = [f"{path} = {value}" for path, value in _assignments(setting, ALWAYS | given).items()]
     text = "\n".join(
         [
@@ -108,7 +108,6 @@ def _assignments(setting: Setting, given: Values) -> dict[str, str]:
 
 
 def _as_python(flag: str, value: FlagValue) -> str:
-    """Return the value of a flag as a Python expression."""
     if flag == "--cp-comm-type" and isinstance(value, tuple):
         # MegatronStrategy creates no hierarchical groups, so that a2a+p2p is not available
         return repr("p2p" if value[0] == "a2a+p2p" else value[0])
@@ -116,7 +115,6 @@ def _as_python(flag: str, value: FlagValue) -> str:
 
 
 def _notes(setting: Setting, config: ParallelConfig) -> list[str]:
-    """Return one note for each dimension that the recipe cannot express."""
     job, notes = setting.job, []
     if config.cp > 1 and config.up > 1:
         notes.append(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.parallel_config import DIMENSIONS, ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.job.uneven_work import numbers_in_words
 from costmodels.step.schedules import assign_layers
@@ -47,16 +47,9 @@ def export_flags(
     environment: Environment = (),
     notes: tuple[str, ...] = (),
 ) -> Export:
-    """Format the parts as a bash array, with comments before it and an example of its use after it.
+    """Format the parts as a bash array named `array`, between comments: `head` and all notes, then `usage`.
 
-    Args:
-        target: Name of the exporter.
-        parts: Groups of flags and notes, in the order of the output.
-        array: Name of the bash array.
-        head: Lines of the comment at the beginning.
-        usage: Example of a command that takes the array.
-        environment: Environment variables that the flags require; the value None removes a variable.
-        notes: Further notes, which follow those of the parts.
+    The environment holds the variables that the flags require; the value None removes a variable.
     """
     all_notes = (*(note for part in parts for note in part.notes), *notes)
     flags = [flag for part in parts for flag in part.flags]
@@ -85,27 +78,42 @@ def layers_of_parts(setting: Setting, config: ParallelConfig) -> tuple[int, ...]
     return tuple(int(count) for count in held.dense + held.moe)
 
 
-def runtime_note(setting: Setting, framework: str, rule_sets: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a note if the study models a runtime other than this framework's.
-
-    A profile fitted to a user's own steps has a name of its own and keeps the rule set of its framework.
-    """
-    if setting.runtime.rule_set in rule_sets:
-        return ()
-    return (
-        f"runtime: the study models {setting.runtime.name}; this export is for {framework}, where another "
-        "configuration may be the fastest",
-    )
-
-
-def describe_uneven_work(setting: Setting, config: ParallelConfig, *, framework: str, recomputed: str) -> Part:
-    """Return notes about uneven work that no flag can express.
+def closing_notes(
+    setting: Setting, config: ParallelConfig, framework: str, *, rule_sets: tuple[str, ...], named: Collection[str]
+) -> tuple[str, ...]:
+    """Return notes on dimensions that an exporter lacks, and on a study of another runtime than its framework's.
 
     Args:
         setting: Job, cluster and runtime of the study.
         config: Configuration to export.
         framework: Name of the framework.
-        recomputed: Clause about stages that recompute different numbers of layers; `{most}` stands for the largest.
+        rule_sets: Rule sets of the framework's runtimes; a profile fitted to a user's own steps keeps its rule set.
+        named: Dimensions of DIMENSIONS that the exporter writes, or has notes of its own on.
+    """
+    usual = ParallelConfig().values(DIMENSIONS)
+    values = {name: value for name, value in config.values(DIMENSIONS).items() if name not in named}
+    # these values change nothing: experts split as the rest is, and shards of states that are not sharded
+    if config.expert_tp == config.tp:
+        values.pop("expert_tp", None)
+    if not config.zero_stage:
+        values.pop("dp_shard", None)
+    notes = [
+        f"{name}: {framework} has no setting for it; {value} is not exported"
+        for name, value in values.items()
+        if value != usual[name]
+    ]
+    if setting.runtime.rule_set not in rule_sets:
+        notes.append(
+            f"runtime: the study models {setting.runtime.name}; this export is for {framework}, where another "
+            "configuration may be the fastest"
+        )
+    return tuple(notes)
+
+
+def describe_uneven_work(setting: Setting, config: ParallelConfig, *, framework: str, recomputed: str) -> Part:
+    """Return notes about uneven work that no flag can express.
+
+    The clause `recomputed` is about stages that recompute different numbers of layers; `{most}` stands for the largest.
     """
     work, cluster = config.assignment, setting.cluster
     notes = []

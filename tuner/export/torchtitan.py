@@ -15,10 +15,13 @@ from itertools import accumulate
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
-from tuner.export.parts import Part, describe_uneven_work, export_flags, layers_of_parts, runtime_note
+from tuner.export.parts import Part, closing_notes, describe_uneven_work, export_flags, layers_of_parts
 
 ARRAY = "TORCHTITAN_ARGS"
 """Name of the bash array that the exported text defines."""
+
+NAMED = ("recompute", "zero_stage", "sequence_parallel", "dp_shard")
+"""Further dimensions that the flags express."""
 
 
 def export_torchtitan(setting: Setting, config: ParallelConfig) -> Export:
@@ -48,7 +51,7 @@ def export_torchtitan(setting: Setting, config: ParallelConfig) -> Export:
         array=ARRAY,
         head=(str(config),),
         usage=f'torchrun ... -m torchtitan.train --module ... --config ... "${{{ARRAY}[@]}}"',
-        notes=runtime_note(setting, "torchtitan", ("torchtitan",)),
+        notes=closing_notes(setting, config, "torchtitan", rule_sets=("torchtitan",), named=NAMED),
     )
 
 
@@ -103,7 +106,6 @@ def _data_parallel(setting: Setting, config: ParallelConfig) -> Part:
 
 
 def _tensor(config: ParallelConfig) -> Part:
-    """Return the flags of tensor and sequence parallelism."""
     flags = [f"--parallelism.tensor_parallel_degree {config.tp}"]
     if config.tp > 1:
         flags.append(f"--parallelism.{'' if config.sequence_parallel else 'no_'}enable_sequence_parallel")
@@ -148,7 +150,6 @@ def _modules(planned: tuple[int, ...]) -> list[str]:
 
 
 def _context(config: ParallelConfig) -> Part:
-    """Return the flag of context parallelism."""
     note = f"up: torchtitan has no Ulysses attention; ring attention of cp*up = {config.cp * config.up} replaces it"
     return Part(
         flags=(f"--parallelism.context_parallel_degree {config.cp * config.up}",),
@@ -157,21 +158,13 @@ def _context(config: ParallelConfig) -> Part:
 
 
 def _experts(setting: Setting, config: ParallelConfig) -> Part:
-    """Return the flag of expert parallelism."""
     if not setting.job.model.is_moe:
         note = f"ep: {config.ep} has no effect, because the model has no experts"
         return Part(notes=(note,) if config.ep > 1 else ())
-    notes = []
     ranks = shards_of(config) * config.cp * config.up * config.tp
-    if ranks % config.ep:
-        notes.append(
-            f"ep: {config.ep} must divide dp_shard*cp*tp = {ranks}, the ranks that torchtitan assigns to experts"
-        )
-    if config.expert_tp not in (0, config.tp):
-        notes.append(
-            f"expert_tp: torchtitan has no separate tensor degree for experts; {config.expert_tp} is not exported"
-        )
-    return Part(flags=(f"--parallelism.expert_parallel_degree {config.ep}",), notes=tuple(notes))
+    note = f"ep: {config.ep} must divide dp_shard*cp*tp = {ranks}, the ranks that torchtitan assigns to experts"
+    flag = f"--parallelism.expert_parallel_degree {config.ep}"
+    return Part(flags=(flag,), notes=(note,) if ranks % config.ep else ())
 
 
 def _precision(setting: Setting) -> Part:
@@ -191,7 +184,6 @@ def _precision(setting: Setting) -> Part:
 
 
 def _recompute(setting: Setting, config: ParallelConfig) -> Part:
-    """Return the subcommand that selects the recomputation policy."""
     note = (
         "recompute: torchtitan's selective policy keeps the results of most matrix products and all communication, and "
         f"recomputes everything else; it cannot select {', '.join(setting.job.recompute_modules)}"

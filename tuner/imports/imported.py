@@ -94,11 +94,6 @@ class Imported:
     notes: tuple[str, ...] = ()
 
     @property
-    def has_degrees(self) -> bool:
-        """Whether the file states a parallel configuration in addition to a model."""
-        return bool(self.degrees)
-
-    @property
     def num_devices(self) -> int | None:
         """Number of devices that the file starts on; None if unknown."""
         return None if self.hosts is None or self.devices_per_host is None else self.hosts * self.devices_per_host

@@ -245,11 +245,7 @@ def _chunks(found: _Found, pp: int, num_layers: int | None) -> int | None:
 
 
 def _layers_of(layout: str, line: int | None) -> tuple[int, ...]:
-    """Parse a pipeline layout such as `Et*3|(tt|)*2t*3L` into the number of layers of each part.
-
-    Raises:
-        ConfigError: the text contains other characters than those of a layout.
-    """
+    """Parse a pipeline layout such as `Et*3|(tt|)*2t*3L` into the number of layers of each part."""
     text = layout.replace(",", "").replace(" ", "")
     # Expand repeated groups before repeated letters; the limit on length bounds each expansion.
     for pattern in (r"\(([^)]+)\)\*([0-9]{1,3})", r"(.)\*([0-9]{1,3})"):
@@ -293,7 +289,6 @@ def _precision(flags: Flags) -> str:
 
 
 def _recompute(flags: Flags) -> dict[str, Any]:
-    """Return the keys of `job:` about activation recomputation."""
     if flags.has("--recompute-activations"):
         return {"recompute": "selective"}
     granularity = flags.one_of(
@@ -315,7 +310,6 @@ def _recompute(flags: Flags) -> dict[str, Any]:
 
 
 def _values(flags: Flags, name: str) -> list[str]:
-    """Return the known values of a flag."""
     return [value.text for value in flags.values(name) if not value.unknown]
 
 
@@ -376,7 +370,6 @@ def _sourced(script: Script) -> tuple[Unread, ...]:
 
 
 def _notes(flags: Flags, model: dict[str, Any], launch: Launch | None) -> tuple[str, ...]:
-    """Return notes about the imported model."""
     notes = []
     if "vocab_size" in model and not flags.has("--padded-vocab-size"):
         notes.append(

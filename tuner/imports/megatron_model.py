@@ -86,7 +86,6 @@ def _tables(flags: Flags) -> dict[str, Any]:
 
 
 def _attention(flags: Flags, hidden_size: int, num_heads: int) -> dict[str, Any]:
-    """Return the fields about attention."""
     if flags.has("--multi-latent-attention", "--multi-head-latent-attention"):
         return _latent(flags, num_heads)
     grouped = flags.has("--group-query-attention")
@@ -126,7 +125,6 @@ def _mlp(flags: Flags, hidden_size: int) -> dict[str, Any]:
 
 
 def _experts(flags: Flags, num_layers: int, ffn_size: int) -> dict[str, Any]:
-    """Return the fields about experts; empty for a dense model."""
     experts = flags.count("--num-experts")
     if not experts:
         return {}

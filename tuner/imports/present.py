@@ -33,20 +33,16 @@ class Present:
 
 
 def present_of(imported: Imported, *, devices: int, model: ModelSpec, runtime: RuntimeProfile) -> Present:
-    """Complete an imported configuration for a cluster of a given size.
+    """Complete an imported configuration, in which no key is open, for a cluster of so many devices.
 
-    Args:
-        imported: Facts from a file; no key may be open.
-        devices: Number of devices in the cluster.
-        model: Model that is trained.
-        runtime: Runtime profile, which determines how layers are distributed over stages by default.
+    The runtime profile determines how layers are distributed over stages by default.
 
     Raises:
         ConfigError: the degrees do not match the devices, or the layers do not match the model.
     """
     assert not imported.open, "the caller fills in all open keys before this call"
     job = dict(imported.job)
-    if not imported.has_degrees:
+    if not imported.degrees:
         return Present(job=job, current={})
     degrees = {**dict.fromkeys(DEGREES, 1), **imported.degrees}
     degrees["dp"] = _replicas(imported, degrees, devices)
@@ -66,11 +62,7 @@ def present_of(imported: Imported, *, devices: int, model: ModelSpec, runtime: R
 
 
 def _replicas(imported: Imported, degrees: Mapping[str, int], devices: int) -> int:
-    """Return the data parallel degree, which follows from the number of devices unless the file states it.
-
-    Raises:
-        ConfigError: the degrees do not match the number of devices.
-    """
+    """Return the data parallel degree, which follows from the number of devices unless the file states it."""
     parts = {name: degrees[name] for name in ("pp", "tp", "cp", "up") if degrees[name] > 1}
     dp = imported.degrees.get("dp")
     if dp is not None:
@@ -92,11 +84,7 @@ def _replicas(imported: Imported, degrees: Mapping[str, int], devices: int) -> i
 
 
 def _uneven_layers(layers: tuple[int, ...], chunks: int, model: ModelSpec, runtime: RuntimeProfile) -> tuple[int, ...]:
-    """Return the layers of each virtual stage [pp * vpp], or an empty tuple if they equal the runtime's default.
-
-    Raises:
-        ConfigError: the number of virtual stages or the sum of layers is wrong.
-    """
+    """Return the layers of each virtual stage [pp * vpp], or an empty tuple if they equal the runtime's default."""
     if not layers:
         return ()
     if len(layers) != chunks or sum(layers) != model.num_layers:

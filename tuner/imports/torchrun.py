@@ -6,12 +6,13 @@ Hosts and devices become placeholders of a study's `trial.command`. Exported var
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tuner.imports.bash.script import Command, Script
 from tuner.imports.bash.texts import Argument
 from tuner.imports.flags import Flag, flags_among
+from tuner.imports.imported import LaunchCommand
 
 TORCHRUN = (
     "--nnodes={num_hosts}",
@@ -107,7 +108,56 @@ def escape_braces(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 
-def environment_of(script: Script) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+def sort_words(
+    words: Iterable[Argument],
+    name_of: Callable[[str], str],
+    *,
+    replaces: Callable[[str], bool],
+    leaves: Callable[[str], bool],
+) -> tuple[list[Argument], tuple[str, ...]]:
+    """Return the arguments that a trial keeps, and the names of the flags that it leaves out.
+
+    `{flags}` replaces some flags, and a trial must not have others. The words after a flag share its fate. `name_of`
+    reads the name of a flag off its word.
+    """
+    kept: list[Argument] = []
+    left_out = []
+    keeps = True
+    for word in words:
+        if word.text.startswith("--"):
+            name = name_of(word.text)
+            keeps = not leaves(name) and not replaces(name)
+            left_out += [name] if leaves(name) else []
+        if keeps:
+            kept.append(word)
+    return kept, tuple(dict.fromkeys(left_out))
+
+
+def trial_command(
+    launch: Launch,
+    script: Script,
+    *,
+    framework: str,
+    own: Iterable[str],
+    unknown: tuple[str, ...],
+    left_out: tuple[str, ...],
+) -> LaunchCommand:
+    """Return the command of a trial: the launcher of the script with its environment, and the program's `own` words."""
+    environment, not_copied = _environment_of(script)
+    directory, moves = _directory_of(script, launch)
+    return LaunchCommand(
+        framework=framework,
+        arguments=(*launch.begin, *own),
+        environment=environment,
+        unknown=unknown,
+        left_out=left_out,
+        not_copied=not_copied,
+        directory=directory,
+        moves=moves,
+    )
+
+
+def _environment_of(script: Script) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
     """Return the exported variables with their values, and the names of variables that are not copied.
 
     Secrets and values that are known only at run time are not copied. Variables that `{flags}` and the placeholders set
@@ -125,7 +175,7 @@ def environment_of(script: Script) -> tuple[tuple[tuple[str, str], ...], tuple[s
     return tuple(found), tuple(not_copied)
 
 
-def directory_of(script: Script, launch: Launch) -> tuple[str, str]:
+def _directory_of(script: Script, launch: Launch) -> tuple[str, str]:
     """Return the working directory of the program, and the `cd` command that could not be followed.
 
     The directory is `.` unless the last `cd` before the program leads to a known absolute path.

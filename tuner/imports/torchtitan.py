@@ -88,9 +88,6 @@ def _read(text: str) -> tuple[Mapping[str, Any], tuple[int, int] | None, LaunchC
     """Return the keys, the number of hosts and of devices per host, and the launch command.
 
     The last two are None for a TOML file, and for a script that does not state them.
-
-    Raises:
-        ConfigError: the text is neither TOML nor a script with flags.
     """
     try:
         return tomllib.loads(text), None, None
@@ -137,7 +134,6 @@ def _command(script: Script) -> LaunchCommand | None:
 
 
 def _parse_value(text: str) -> Any:
-    """Convert the text of a value to an integer or boolean if it is one."""
     if re.fullmatch(r"-?[0-9]{1,12}", text):
         return int(text)
     return {"true": True, "false": False}.get(text.lower(), text)

@@ -9,11 +9,12 @@ Source: torchtitan 0.3.0 trainer.py (`Trainer.Config`: the sections) and config/
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from tuner.export.torchtitan_flags import POLICY, TORCHTITAN_FLAGS
 from tuner.imports.bash.script import Script
-from tuner.imports.bash.texts import Argument
 from tuner.imports.imported import LaunchCommand
-from tuner.imports.torchrun import Launch, directory_of, environment_of, escape_braces
+from tuner.imports.torchrun import Launch, escape_braces, sort_words, trial_command
 
 FROM_FILE = "--job.config_file"
 """Flag that names the TOML file in versions before 0.3."""
@@ -26,32 +27,16 @@ _EVERY_STEP = "--metrics.log_freq"
 
 def command_of(launch: Launch, script: Script) -> LaunchCommand:
     """Return the command of a trial, with the reasons for its unknown words."""
-    kept: list[Argument] = []
-    left_out = []
-    keeps = True
-    for word in launch.training:
-        if word.text.startswith(f"{POLICY}:"):
-            break  # the words after a subcommand are its own
-        if word.text.startswith("--"):
-            name = word.text.partition("=")[0].replace("-", "_").replace("__", "--", 1).replace(".no_", ".")
-            leaves = name.removeprefix("--").partition(".")[0] in _LEFT_OUT or name in _REPORTING
-            keeps = not leaves and name not in (*_REPLACED, _EVERY_STEP)
-            if leaves:
-                left_out.append(name)
-        if keeps:
-            kept.append(word)
+    # the words after a subcommand are its own
+    words = takewhile(lambda word: not word.text.startswith(f"{POLICY}:"), launch.training)
+    kept, left_out = sort_words(
+        words,
+        lambda word: word.partition("=")[0].replace("-", "_").replace("__", "--", 1).replace(".no_", "."),
+        replaces=lambda name: name in (*_REPLACED, _EVERY_STEP),
+        leaves=lambda name: name.removeprefix("--").partition(".")[0] in _LEFT_OUT or name in _REPORTING,
+    )
     unknown = launch.unknown(kept)
     if any(word.text.partition("=")[0] == FROM_FILE for word in kept):
         unknown = (*unknown, f"{{flags}} contains flags of torchtitan 0.3, which has no {FROM_FILE}")
-    environment, not_copied = environment_of(script)
-    directory, moves = directory_of(script, launch)
-    return LaunchCommand(
-        framework="torchtitan",
-        arguments=(*launch.begin, *(escape_braces(word.text) for word in kept), _EVERY_STEP, "1", "{flags}"),
-        environment=environment,
-        unknown=unknown,
-        left_out=tuple(dict.fromkeys(left_out)),
-        not_copied=not_copied,
-        directory=directory,
-        moves=moves,
-    )
+    own = (*(escape_braces(word.text) for word in kept), _EVERY_STEP, "1", "{flags}")
+    return trial_command(launch, script, framework="torchtitan", own=own, unknown=unknown, left_out=left_out)

@@ -37,7 +37,7 @@ from tuner.answers.best import best_known
 from tuner.replan.cluster_states import Course, Figures, Options, Pricing, Setup, cluster_of, options_over
 from tuner.replan.network import name_hosts
 from tuner.replan.timeline import Choices, best_timeline, steps_of, unforeseen_timeline
-from tuner.run.loop import check_meaning
+from tuner.run.studies import check_meaning
 from tuner.search.prior import ignore_progress
 from tuner.storage.opening import find_study
 from tuner.study_file.config import StudyConfig

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from costmodels.operators.isolated import IsolatedCall, isolated_call_s, isolated_operator
 from costmodels.operators.layer_operators import OpKind, Phase
-from hardware.io.errors import ConfigError
+from hardware.io.output_file import write_output
 from tuner.calibrate.device_results import DeviceCalibration
 from tuner.report.figures import CANDIDATES, CONFIDENCE, DRAW_SCRIPT, INK, drawing
 from tuner.report.markup import Html, concatenate, section, tag
@@ -22,27 +22,13 @@ _COLOURS = dict(zip(OpKind, (*CANDIDATES, CONFIDENCE), strict=True))
 _SYMBOLS = {Phase.FORWARD: "circle", Phase.BACKWARD: "circle-open"}
 
 
-def check_place(out: Path) -> None:
-    """Check that the page can be written there, before anything is measured.
-
-    Raises:
-        ConfigError: The path is a directory, or its directory does not exist.
-    """
-    if out.is_dir() or not out.parent.is_dir():
-        rule = "is a directory, not a file" if out.is_dir() else "is in a directory that does not exist"
-        raise ConfigError(rule, key="--out", value=str(out))
-
-
 def write_calibration_page(done: DeviceCalibration, out: Path) -> Path:
     """Write the page and return its path.
 
     Raises:
         ConfigError: `out` cannot be written.
     """
-    try:
-        out.write_text(render_calibration_page(done), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot be written ({error.strerror})", key="--out", value=str(out)) from None
+    write_output(out, render_calibration_page(done))
     return out
 
 

@@ -13,7 +13,7 @@ from trials.backend import Origin
 from tuner.answers.candidates import Candidates, candidates_of, ranking
 from tuner.answers.planned_candidates import LAYER_PLANS, plan_study
 from tuner.answers.reference import Reference, reference_of
-from tuner.run.loop import is_running, stored_study
+from tuner.run.studies import is_running, stored_study
 from tuner.search.failures import FailureConclusion, failure_conclusions
 from tuner.search.population import Moment, read_moments
 from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of

@@ -176,11 +176,7 @@ def _legend_entry(trace: Any) -> Html:
 def stacked_bars(bars: Sequence[Bar], *, axis: str, unit: str, limits: dict[str, float] | None = None) -> go.Figure:
     """Plot horizontal stacked bars, the first at the top, with diamonds for measured totals.
 
-    Args:
-        bars: Bars from top to bottom.
-        axis: Title of the horizontal axis.
-        unit: Unit of all numbers.
-        limits: Positions of vertical lines by their name in the legend.
+    `limits` holds the positions of vertical lines by their name in the legend.
     """
     figure = go.Figure()
     labels = [bar.label for bar in bars]

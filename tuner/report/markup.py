@@ -42,6 +42,11 @@ def section(identity: str, title: str, *contents: Content) -> Html:
     return tag("section", tag("h2", title), *contents, id=identity)
 
 
+def empty_section(identity: str, title: str, words: str) -> Html:
+    """Render a section that has nothing to show yet."""
+    return section(identity, title, tag("p", words, class_="empty"))
+
+
 def table(head: list[Content], rows: list[list[Content]], *, numeric: frozenset[int] = frozenset()) -> Html:
     """Render a table that scrolls sideways on narrow pages; the columns in `numeric` are right-aligned."""
 

@@ -7,7 +7,7 @@ import functools
 import hashlib
 from pathlib import Path
 
-from hardware.io.errors import ConfigError
+from hardware.io.output_file import write_output
 from tuner.report.data import ReportData, Section, collect
 from tuner.report.figures import DRAW_SCRIPT, plotly_script
 from tuner.report.markup import Html, concatenate, tag
@@ -56,11 +56,7 @@ def write_report(config: StudyConfig, out: Path) -> Path:
     Raises:
         ConfigError: The storage holds no such study, or `out` cannot be written.
     """
-    page = render_report(collect(config))
-    try:
-        out.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot be written ({error.strerror})", key="--out", value=str(out)) from None
+    write_output(out, render_report(collect(config)))
     return out
 
 

@@ -39,12 +39,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def after_trials(records: Sequence[TrialRecord], trial: int | None) -> str:
-    """Format the moment at which a trial ended by the number of trials that had ended then.
-
-    Args:
-        records: Trials of the study.
-        trial: Number of the trial that had just ended; None for the moment before the first trial.
-    """
+    """Format the moment at which a trial ended, None before the first one, by the number that had ended then."""
     if trial is None:
         return "before the first trial"
     ended = sorted((record for record in records if record.finished), key=lambda record: record.end_order)

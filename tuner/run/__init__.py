@@ -1,1 +1,1 @@
-"""Run a study: open or resume it, keep the trial slots busy, and record the results. Begin with `loop.py`."""
+"""Run a study: open or resume it (`studies.py`), keep the trial slots busy, and record the results (`loop.py`)."""

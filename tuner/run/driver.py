@@ -102,12 +102,7 @@ def claim(
 ) -> Claim:
     """Make this process the study's driver; of several that ask at once, one gets the claim.
 
-    Args:
-        store: Store that keeps the study.
-        study_name: Name of the study.
-        now_s: Seconds since the epoch.
-        on_note: Function that is told what takes seconds.
-        sleep: Function that waits so many seconds.
+    It is `now_s` after the epoch [s]. `on_note` is told what takes seconds, and `sleep` waits so many.
 
     Raises:
         ConfigError: Another process is driving the study.
@@ -152,7 +147,6 @@ def _own_claim(now_s: float) -> dict[str, Any]:
 
 
 def _driven_error(study_name: str, held: dict[str, Any]) -> ConfigError:
-    """Return the error for a study that another process drives."""
     process = f"process {held['pid']} on {held['host']}" if held else "another process"
     return ConfigError(
         f"is being run by {process}",

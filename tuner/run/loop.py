@@ -1,4 +1,4 @@
-"""Loop of one study: open or resume it, keep the trial slots busy, record the results, and stop by itself.
+"""Loop of one study: keep the trial slots busy, record the results, and stop by itself.
 
 The loop asks and tells through the hooks of the study's Optuna sampler, as `study.optimize` does, and adds durable
 transactions. A trial passes five points. It is asked for: its candidate's dimensions are parameters, its prediction an
@@ -12,51 +12,41 @@ observed is lost, and no candidate is finished twice.
 
 from __future__ import annotations
 
-import json
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-import numpy as np
-import optuna
-from optuna import Study
-from optuna.exceptions import ExperimentalWarning
-from optuna.pruners import NopPruner
-from optuna.storages import BaseStorage
 from optuna.trial import TrialState, create_trial
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
-from hardware.io.errors import ConfigError, quote_value
 from trials.backend import Observation, Status
 from trials.ray_executor import RayExecutor
 from tuner.answers.candidates import Candidates, candidates_of, plan_of, prediction_json
 from tuner.answers.device_time import device_time_of
 from tuner.answers.planned_candidates import LAYER_PLANS, as_stored, plan_layers
 from tuner.answers.reference import Reference, keep_baseline, reference_among, reference_of
-from tuner.run.driver import DRIVER, Claim, claim, interrupts_held, is_held
+from tuner.run.driver import Claim, claim, interrupts_held
 from tuner.run.own_trials import DrivenStudy, OwnTrials
-from tuner.search.acquisition import ACQUISITION_FUNCTIONS
+from tuner.run.studies import make_pruner, make_sampler, open_study
 from tuner.search.constraints import MEMORY_ATTRIBUTE, memory_excess
 from tuner.search.observations import OBSERVATION, STATUS, observation_of
 from tuner.search.parameters import ASSIGNMENT
 from tuner.search.population import P_STAR
-from tuner.search.prior import OnProgress, ignore_progress, initial_posterior
+from tuner.search.prior import ignore_progress
 from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
 from tuner.search.proxy.proxy_plan import ProxyPlan
 from tuner.search.proxy.proxy_trials import PROXY, Proxy
-from tuner.search.pruning import ClearlySlowerPruner, StepReports, reported_steps
+from tuner.search.pruning import StepReports, reported_steps
 from tuner.search.sampler import ThompsonSampler
 from tuner.search.stopping import Budgets, StopReason
 from tuner.storage.history import Past, keep_run, make_tables, past_of
-from tuner.storage.opening import find_study, open_store, storage_errors
-from tuner.storage.record import HISTORY, MEANING, ORIGIN, PREDICTION, SPENT_S, STOP_REASON, TrialRecord
+from tuner.storage.opening import open_store, storage_errors
+from tuner.storage.record import HISTORY, PREDICTION, SPENT_S, STOP_REASON, TrialRecord
 from tuner.storage.store import AbstractStore
 from tuner.study_file.config import StudyConfig
-from tuner.study_file.meaning import first_difference
 
 POLL_S = 1.0
 
@@ -112,10 +102,10 @@ class Progress:
     done: int
     running: int
     budget: int
-    best: TrialRecord | None
-    extrapolated: Extrapolated | None
-    p_star: float
-    seconds_left: float | None
+    best: TrialRecord | None = None
+    extrapolated: Extrapolated | None = None
+    p_star: float = 0.0
+    seconds_left: float | None = None
     device_hours_left: float | None = None
     note: str = ""
 
@@ -135,13 +125,13 @@ class RunResult:
         warnings: Sentences that a user should know.
     """
 
-    records: list[TrialRecord]
-    best: TrialRecord | None
-    extrapolated: Extrapolated | None
     stop_reason: StopReason
-    p_star: float
-    num_candidates: int
     warnings: tuple[str, ...]
+    records: list[TrialRecord] = field(default_factory=list)
+    best: TrialRecord | None = None
+    extrapolated: Extrapolated | None = None
+    p_star: float = 0.0
+    num_candidates: int = 0
     reference: Reference | None = None
 
 
@@ -171,7 +161,13 @@ def run_study(
     config = plan_layers(config)
     candidates = candidates_of(config)
     if not len(candidates.space.grid):
-        return _empty_result(candidates)
+        removed = max(candidates.space.removed.items(), key=lambda entry: entry[1], default=("", 0))
+        none_left = f"no configuration is left; {removed[0]} removed the most: see `meshtune space`"
+        return RunResult(stop_reason=StopReason.EXHAUSTED, warnings=(none_left, *candidates.space.warnings))
+
+    def tell(note: str) -> None:
+        on_progress(Progress(done=0, running=0, budget=config.search.max_trials, note=note))
+
     if executor is None:
         executor = RayExecutor(
             config.backend,
@@ -180,11 +176,11 @@ def run_study(
             address=ray_address,
             placement_wait_s=config.search.placement_wait_s,
             share_hosts=config.search.share_hosts,
-            on_note=lambda note: on_progress(_initial_progress(config, note)),
+            on_note=tell,
             uninterrupted=interrupts_held,
         )
     past = past_of(config)
-    sampler = make_sampler(config, candidates, past, on_note=lambda note: on_progress(_initial_progress(config, note)))
+    sampler = make_sampler(config, candidates, past, on_note=tell)
     with storage_errors(config.storage):
         store = open_store(config.storage)
         make_tables(store)
@@ -192,9 +188,7 @@ def run_study(
         keep_baseline(study, reference_among(config, candidates))
         if config.layer_plans.keys() > study.user_attrs.get(LAYER_PLANS, {"plans": {}})["plans"].keys():
             study.set_user_attr(LAYER_PLANS, as_stored(config))
-        held = claim(
-            store, config.name, now_s=wall_clock(), on_note=lambda note: on_progress(_initial_progress(config, note))
-        )
+        held = claim(store, config.name, now_s=wall_clock(), on_note=tell)
         # past Optuna's cache, which would keep all that was ever read
         trials = OwnTrials(store.storage.get_all_trials(study._study_id, deepcopy=False), config.dimensions, sampler)
         run = _Run(
@@ -229,20 +223,6 @@ def _warn_of_wide(proxies: ProxyPlan | None) -> tuple[str, ...]:
     return (
         f"{proxies.num_too_wide:,} of {len(proxies.grid):,} candidates are tried at full size only: their tp*cp*up is "
         f"more than the devices of the {proxies.options.hosts} hosts that trial.proxy allows",
-    )
-
-
-def _initial_progress(config: StudyConfig, note: str) -> Progress:
-    """Return the progress before the study is opened, with a note."""
-    return Progress(
-        done=0,
-        running=0,
-        budget=config.search.max_trials,
-        best=None,
-        extrapolated=None,
-        p_star=0.0,
-        seconds_left=None,
-        note=note,
     )
 
 
@@ -310,155 +290,10 @@ def _drive(
 
 
 def _enter(executor: AbstractContextManager[Executor], stack: ExitStack) -> Executor:
-    """Start the executor."""
     try:
         return stack.enter_context(executor)
     except SystemExit:  # what Ray makes of SIGTERM while it starts
         raise KeyboardInterrupt from None
-
-
-def _empty_result(candidates: Candidates) -> RunResult:
-    """Return the result of a study without a candidate."""
-    removed = max(candidates.space.removed.items(), key=lambda entry: entry[1], default=("", 0))
-    return RunResult(
-        records=[],
-        best=None,
-        extrapolated=None,
-        stop_reason=StopReason.EXHAUSTED,
-        p_star=0.0,
-        num_candidates=0,
-        warnings=(
-            f"no configuration is left; {removed[0]} removed the most: see `meshtune space`",
-            *candidates.space.warnings,
-        ),
-    )
-
-
-def make_sampler(
-    config: StudyConfig,
-    candidates: Candidates | None = None,
-    past: Past | None = None,
-    *,
-    stop_when_confident: bool = False,
-    on_note: OnProgress = ignore_progress,
-) -> ThompsonSampler:
-    """Return the sampler that a study's options ask for, with what its history teaches.
-
-    Args:
-        config: Study.
-        candidates: Candidates of the study; enumerated here if they are not given.
-        past: History of the study.
-        stop_when_confident: Whether the sampler ends `study.optimize`; the driver of a study ends its own loop.
-        on_note: Function that is told what takes seconds.
-    """
-    candidates = candidates or candidates_of(config)
-    grid = candidates.space.grid
-    reference = reference_among(config, candidates)
-    everywhere = np.arange(len(grid))
-    return ThompsonSampler(
-        grid,
-        initial_posterior([(config.measured_setting, everywhere)], grid, past, on_progress=on_note),
-        acquisition=ACQUISITION_FUNCTIONS[config.search.acquisition],
-        draws=config.search.draws,
-        confidence=config.search.confidence,
-        tolerance=config.search.tolerance,
-        seed=config.search.seed,
-        first=None if reference is None else reference.config,
-        proxies=None
-        if config.proxy is None
-        else ProxyPlan(
-            options=config.proxy,
-            setting=config.setting,
-            space=config.options,
-            grid=grid,
-            max_trials=config.search.max_trials,
-            confidence=config.search.confidence,
-        ),
-        repeats=config.search.repeats,
-        stop_when_confident=stop_when_confident,
-    )
-
-
-def make_pruner(config: StudyConfig) -> ClearlySlowerPruner:
-    """Return the pruner that stops trials early; the current configuration is measured in full."""
-    return ClearlySlowerPruner(current=config.current.values(config.dimensions) if config.current else None)
-
-
-def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: BaseStorage | None = None) -> Study:
-    """Open the study in its storage, new or as it was left; open the storage too if it is not given.
-
-    Raises:
-        ConfigError: The trials of the stored study mean something else than the study file now says.
-    """
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(
-        study_name=config.name,
-        storage=open_store(config.storage).storage if storage is None else storage,
-        sampler=sampler,
-        pruner=make_pruner(config) if config.search.prune else NopPruner(),
-        direction="minimize",
-        load_if_exists=True,
-    )
-    stored = study.user_attrs.get(MEANING)
-    if stored is None and not study.get_trials(deepcopy=False):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExperimentalWarning)
-            study.set_metric_names(["step_time_s"])  # what the dashboard writes beside its axes
-        study.set_user_attr(ORIGIN, config.backend.origin)
-        # last: with it the study is complete
-        study.set_user_attr(MEANING, json.loads(json.dumps(config.meaning)))
-    else:
-        check_meaning(config, study)
-    return study
-
-
-def check_meaning(config: StudyConfig, study: Study) -> None:
-    """Check that the stored trials mean what the study file says.
-
-    Raises:
-        ConfigError: They mean something else.
-    """
-    difference = first_difference(study.user_attrs.get(MEANING) or {}, json.loads(json.dumps(config.meaning)))
-    if difference is not None:
-        key, before, now = difference
-        raise ConfigError(
-            f"the stored study {config.name!r} was measured with {quote_value(before)}; its trials would no longer "
-            "mean the same",
-            file=config.file,
-            key=key,
-            value=now,
-            nearest="give the study another name, or change the key back",
-        )
-
-
-def stored_study(config: StudyConfig) -> Study:
-    """Return the study that the storage holds, for reading.
-
-    Raises:
-        ConfigError: The storage holds none yet.
-    """
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = find_study(config.storage, config.name)
-    if study is None:
-        raise ConfigError(
-            "has no trials in its storage yet",
-            file=config.file,
-            key="name",
-            value=config.name,
-            nearest=f"start it with `meshtune run {config.file}`",
-        )
-    return study
-
-
-def is_running(study: Study) -> bool:
-    """Return whether some process is driving the study."""
-    return is_driven(study.user_attrs)
-
-
-def is_driven(attributes: Mapping[str, Any]) -> bool:
-    """Return whether some process is driving the study with these attributes, which take a while to read."""
-    held = attributes.get(DRIVER)
-    return held is not None and is_held(held)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -569,7 +404,6 @@ class _Run:
         return storage.get_trial_number_from_id(trial_id)
 
     def _as_task(self, number: int, position: int, proxy: Proxy | None) -> Asked:
-        """Return the trial as the executor takes it."""
         if proxy is not None:
             return number, proxy.config, proxy.reduction
         return number, self.candidates.space.grid.config(position), None
@@ -594,15 +428,15 @@ class _Run:
     def record(self, number: int, observation: Observation) -> None:
         """Keep the observation, then end the trial: a driver that dies in between has lost nothing."""
         trial_id = self.live[number].trial_id
-        status = {STATUS: observation.status.value}
+        storage, status = self.store.storage, observation.status.value
         excess = self._memory_excess(number, observation)
         with self.held.together():
-            for key, value in {**status, OBSERVATION: observation.as_json()}.items():
-                self.store.storage.set_trial_user_attr(trial_id, key, value)
+            storage.set_trial_user_attr(trial_id, STATUS, status)
+            storage.set_trial_user_attr(trial_id, OBSERVATION, observation.as_json())
             if excess is not None:
-                self.store.storage.set_trial_system_attr(trial_id, MEMORY_ATTRIBUTE, excess)
+                storage.set_trial_system_attr(trial_id, MEMORY_ATTRIBUTE, excess)
             self._keep_run(number, observation)
-        self.trials[number].user_attrs.update({**status, OBSERVATION: observation})
+        self.trials[number].user_attrs.update({STATUS: status, OBSERVATION: observation})
         self._tell(number, observation)
 
     def _memory_excess(self, number: int, observation: Observation) -> float | None:
@@ -659,7 +493,6 @@ class _Run:
         return None if max_seconds is None else max(max_seconds - elapsed_s, 0.0)
 
     def progress(self, elapsed_s: float, note: str = "") -> Progress:
-        """Return the progress of the run."""
         attributes = self.study.user_attrs
         return Progress(
             done=self.trials.num_ended,

@@ -29,6 +29,10 @@ class OwnTrials:
         trials: All trials of the study.
         dimensions: Dimensions that the parameters of a trial with a candidate hold.
         sampler: Sampler that reads their observations.
+
+    Attributes:
+        best: Best record of the study; see `record.best_record`.
+        best_trial: Best completed trial; see `pruning.best_among`.
     """
 
     def __init__(self, trials: Sequence[FrozenTrial], dimensions: Sequence[str], sampler: ThompsonSampler) -> None:
@@ -44,8 +48,8 @@ class OwnTrials:
         self._records = dict(sorted(self._records.items()))
         completed = [record for record in self._records.values() if record.step_time_s is not None]
         self._completed = {tuple(record.params.values()) for record in completed}
-        self._best = best_record(completed)
-        self._best_trial = best_among(list(self._known.values()))
+        self.best = best_record(completed)
+        self.best_trial = best_among(list(self._known.values()))
 
     def __getitem__(self, number: int) -> FrozenTrial:
         """Return a trial; an ended trial is without most of its attributes."""
@@ -90,45 +94,28 @@ class OwnTrials:
         """Number of the next trial, if this process begins it."""
         return next(reversed(self._known), -1) + 1
 
-    @property
-    def best(self) -> TrialRecord | None:
-        """Best record of the study; see `record.best_record`."""
-        return self._best
-
-    @property
-    def best_trial(self) -> FrozenTrial | None:
-        """Best completed trial; see `pruning.best_among`."""
-        return self._best_trial
-
     def begin(self, trial: FrozenTrial) -> None:
         """Take a trial that was asked for, under its number."""
         self._known[trial.number] = self._running[trial.number] = trial
         self._observations = None
 
     def end(self, number: int, state: TrialState, values: Sequence[float] | None, p_star: float) -> None:
-        """Take the end of a running trial, of which all is written.
-
-        Args:
-            number: Number of the trial.
-            state: State in which Optuna keeps it.
-            values: Its step time, or what it reported last; None without.
-            p_star: Confidence of the study after it.
-        """
+        """Take the end of a running trial, of which all is written; `p_star` is the study's after it."""
         trial = self._running.pop(number)
         trial.values, trial.state = values, state
         trial.user_attrs[P_STAR] = p_star
         self._observations = None
         self.observations()  # before most of its attributes are dropped
         if state == TrialState.COMPLETE:
-            self._best_trial = best_among([trial, *([self._best_trial] if self._best_trial else [])])
+            self.best_trial = best_among([trial, *([self.best_trial] if self.best_trial else [])])
         record = self._remember(number)
         if record is None or record.step_time_s is None:
             return
         candidate = tuple(record.params.values())
         # measured again, a candidate may lose its place to another
-        some = self._records.values() if candidate in self._completed else filter(None, (self._best, record))
+        some = self._records.values() if candidate in self._completed else filter(None, (self.best, record))
         self._completed.add(candidate)
-        self._best = best_record(sorted(some, key=lambda each: each.number))
+        self.best = best_record(sorted(some, key=lambda each: each.number))
 
     def _remember(self, number: int) -> TrialRecord | None:
         """Keep the record of a trial that has ended, and drop its long attributes."""

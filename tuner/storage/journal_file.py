@@ -45,7 +45,11 @@ class JournalError(Exception):
 
 
 class JournalFile(BaseJournalBackend):
-    """Journal file at a path; `create` makes it."""
+    """Journal file at a path; `create` makes it.
+
+    Attributes:
+        batch: Name of the last transaction.
+    """
 
     def __init__(self, path: Path) -> None:
         # absolute: the lock is a link beside the journal, and one that points nowhere has no age
@@ -53,7 +57,7 @@ class JournalFile(BaseJournalBackend):
         self._lock = JournalFileSymlinkLock(str(self._path))
         self._joined: list[Entry] | None = None
         self._condition: Condition | None = None
-        self._batch = ""
+        self.batch = ""
         self._start()
 
     def _start(self) -> None:
@@ -95,7 +99,7 @@ class JournalFile(BaseJournalBackend):
     def together(self, condition: Condition) -> Iterator[None]:
         """Gather the appended entries; see `AbstractStore.together`. Reading them tells whether they took effect."""
         assert self._joined is None, "transactions do not nest"
-        self._joined, self._condition, self._batch = [], condition, uuid.uuid4().hex
+        self._joined, self._condition, self.batch = [], condition, uuid.uuid4().hex
         try:
             yield
             self._joined = self._joined or [NOTHING]
@@ -107,11 +111,6 @@ class JournalFile(BaseJournalBackend):
         """Return whether a batch that has been read since it was appended did not take effect."""
         return batch in self._dropped
 
-    @property
-    def batch(self) -> str:
-        """Name of the last transaction."""
-        return self._batch
-
     def append_if(self, condition: Condition, entry: Entry) -> str:
         """Write one entry under a condition; return its batch."""
         batch = uuid.uuid4().hex
@@ -122,11 +121,10 @@ class JournalFile(BaseJournalBackend):
         """Write the gathered entries of the transaction."""
         assert self._joined is not None
         assert self._condition is not None
-        self._append([_add_condition(entry, self._condition, self._batch) for entry in self._joined])
+        self._append([_add_condition(entry, self._condition, self.batch) for entry in self._joined])
         self._joined = []
 
     def _append(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        """Append entries to the file, under its lock."""
         if not entries:
             return
         text = "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in entries).encode()
@@ -179,17 +177,12 @@ def rows_in(path: Path) -> Iterator[list[dict[str, Any]]]:
 
 
 def _add_condition(entry: Mapping[str, Any], condition: Condition, batch: str) -> Entry:
-    """Return an entry with a condition and the name of its batch."""
     only_if = {"study_id": condition.study_id, "key": condition.key, "text": condition.text}
     return {**entry, "only_if": only_if, "batch": batch}
 
 
 def _parse_entry(line: bytes, number: int, path: Path) -> Entry:
-    """Return the entry of a line.
-
-    Raises:
-        JournalError: The line is no entry.
-    """
+    """Return the entry of a line."""
     try:
         entry = json.loads(line)
         if isinstance(entry, dict) and "op_code" in entry:
@@ -220,7 +213,6 @@ def _mend_torn_end(path: Path) -> None:
 
 
 def _start_of_last_line(file: int, end: int) -> int:
-    """Return where the text behind the last end of a line starts."""
     at = end
     while at > 0:
         before = max(0, at - _READ_AT_ONCE)

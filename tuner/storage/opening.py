@@ -92,11 +92,7 @@ def open_database(url: str) -> RDBStorage:
 
 @contextmanager
 def reading(url: str, metadata: MetaData) -> Iterator[Connection]:
-    """Connect to an existing store, without creating tables or changing settings.
-
-    Args:
-        url: URL of the store.
-        metadata: Tables of rows, for a journal, which has none.
+    """Connect to an existing store, without creating tables or changing settings; a journal needs the `metadata`.
 
     Raises:
         ConfigError: The URL is malformed, or the store cannot be read.
@@ -122,11 +118,7 @@ def _connect_args(parsed: URL) -> dict[str, Any]:
 
 
 def _parse(url: str) -> URL:
-    """Return the parsed URL, with psycopg2 as the driver of PostgreSQL.
-
-    Raises:
-        ConfigError: The URL is malformed.
-    """
+    """Return the parsed URL, with psycopg2 as the driver of PostgreSQL."""
     before_last_at = url.partition("://")[2].rpartition("@")[0]
     if "@" in before_last_at and not url.startswith("sqlite"):
         # the end of the password would become part of the host, and of every message that names the host
@@ -141,8 +133,8 @@ def _parse(url: str) -> URL:
 
 
 def _create(parsed: URL, connect_args: dict[str, Any]) -> RDBStorage:
-    # Optuna fills a template in the URL: braces in a password must not look like one
     """Open the database through Optuna, which creates its tables."""
+    # Optuna fills a template in the URL: braces in a password must not look like one
     url = parsed.render_as_string(hide_password=False).replace("{", "{{").replace("}", "}}")
     is_remote = parsed.get_backend_name() != "sqlite"  # a server may be restarted while trials run
     for attempt in range(CREATE_ATTEMPTS):
@@ -232,7 +224,6 @@ def _advise(error: BaseException) -> str | None:
 
 
 def _unusable_error(cause: str, url: str, nearest: str | None = None) -> ConfigError:
-    """Return the error for a storage that cannot be used."""
     return ConfigError(f"cannot be used ({cause})", key="storage", value=shown_url(url), nearest=nearest)
 
 
@@ -267,11 +258,7 @@ def find_study(url: str, name: str) -> optuna.Study | None:
 
 
 def _check_outlives(url: str) -> None:
-    """Refuse a file that would vanish with a Ray job's working directory.
-
-    Raises:
-        ConfigError: It would.
-    """
+    """Refuse a file that would vanish with a Ray job's working directory."""
     file = storage_file(url)
     if file is not None:
         check_outlives_job(file, key="storage", value=shown_url(url), nearest=LASTING)

@@ -102,10 +102,6 @@ def records_of(trials: Sequence[FrozenTrial], attributes: Mapping[str, Any]) -> 
     """Return the records of a study's trials that got a candidate, in the order of their numbers.
 
     A trial that lacks one of the dimensions is just being asked for, or its driver died while it was.
-
-    Args:
-        trials: All trials of the study.
-        attributes: Attributes of the study.
     """
     dimensions = {*DEGREES, *attributes.get(MEANING, {}).get("space", {}).get("opened", ())}
     return [
@@ -116,12 +112,7 @@ def records_of(trials: Sequence[FrozenTrial], attributes: Mapping[str, Any]) -> 
 
 
 def record_of(trial: FrozenTrial, p_star: float | None = None) -> TrialRecord:
-    """Return the record of a trial that got a candidate.
-
-    Args:
-        trial: Trial of a study.
-        p_star: Value of p_star after it, where earlier versions kept that on the study.
-    """
+    """Return the record of a trial that got a candidate; earlier versions kept its `p_star` on the study."""
     prediction = trial.user_attrs.get(PREDICTION, {})
     proxy = trial.user_attrs.get(PROXY)
     finished = trial.state.is_finished()

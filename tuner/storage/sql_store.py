@@ -119,7 +119,6 @@ def _replace_text(connection: Connection, condition: Condition, text: str) -> bo
 
 
 def _write_rows(connection: Connection, changes: tuple[Rows, ...]) -> None:
-    """Replace the rows of each change."""
     for change in changes:
         columns = change.table.c
         connection.execute(

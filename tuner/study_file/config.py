@@ -187,7 +187,6 @@ def _without_secret(error: ConfigError) -> ConfigError:
 
 
 def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths) -> StudyConfig:
-    """Turn checked keys into a study."""
     base_dir = path.parent
     _check_no_nul(keys.model_dump())
     described = under("cluster", lambda: read_described_cluster(keys.cluster, base_dir))
@@ -211,7 +210,8 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths) -> St
     check_absent_dimensions(setting, options)
     if group is None:
         check_possible_values(setting, options)
-    backend = keys.trial.build(_study_parts(setting, group, base_dir))
+    parts = StudyParts(setting=setting, base_dir=base_dir, measured=group, flag_exporters=flag_exporters(setting))
+    backend = keys.trial.build(parts)
     planning = _planning(keys.planner, backend)
     check_storage(storage)
     check_history(keys.history, base_dir, storage)
@@ -236,16 +236,8 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths) -> St
     )
 
 
-def _study_parts(setting: Setting, group: MeasuredGroup | None, base_dir: Path) -> StudyParts:
-    return StudyParts(setting=setting, base_dir=base_dir, measured=group, flag_exporters=flag_exporters(setting))
-
-
 def _check_written(trial: AbstractTrialKeys, storage: str, paths: StudyPaths) -> None:
-    """Check that all that a study writes lies where its file may write, or where the user allows it.
-
-    Raises:
-        ConfigError: A path leads elsewhere.
-    """
+    """Check that all that a study writes lies where its file may write, or where the user allows it."""
     file = storage_file(storage)
     if file is not None:
         nearest = f"give --storage {storage}, or MESHTUNE_STORAGE"
@@ -271,11 +263,7 @@ def _files_read(keys: StudyKeys, trace: Path | None, base_dir: Path) -> Iterator
 
 
 def _check_no_nul(value: Any, key: str = "") -> None:
-    """Check that no text of a study holds a NUL, which no path, name or argument of a program can hold.
-
-    Raises:
-        ConfigError: A text holds a NUL.
-    """
+    """Check that no text of a study holds a NUL, which no path, name or argument of a program can hold."""
     if isinstance(value, str) and "\0" in value:
         raise ConfigError("holds a NUL", key=key, value=value)
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -285,11 +273,7 @@ def _check_no_nul(value: Any, key: str = "") -> None:
 
 
 def _planning(keys: PlannerKeys, backend: AbstractBackend) -> LayerPlanning:
-    """Return the planner of layers.
-
-    Raises:
-        ConfigError: The backend's trials can only shard layers as frameworks do by hand.
-    """
+    """Return the planner of layers."""
     if keys.name != "megatron" and backend.with_layer_changes(()) is None:
         raise ConfigError(
             "needs simulated trials, because others shard layers as Megatron does",
@@ -323,7 +307,6 @@ def _search(keys: SearchKeys, backend: AbstractBackend) -> SearchOptions:
 
 
 def _runtime(name: str, base_dir: Path) -> RuntimeProfile:
-    """Return the runtime profile of a catalog name or of a YAML file."""
     is_file = name.endswith((".yaml", ".yml")) or "/" in name
     return read_profile(base_dir / name) if is_file else find_runtime(name)
 

@@ -30,11 +30,9 @@ class Key:
 
 
 def declare_keys(namespace: dict[str, Any], keys: Iterable[Key]) -> None:
-    """Declare keys in the body of a pydantic class, as if they were written there.
+    """Declare keys in the body of a pydantic class, as if they were written there, in the order of the reference.
 
-    Args:
-        namespace: Namespace of the class body, from `vars()`; an annotated key must stand above the call.
-        keys: Keys in the order of the reference.
+    The namespace is that of the class body, from `vars()`; an annotated key must stand above the call.
     """
     for key in keys:
         namespace["__annotations__"][key.name] = key.type
@@ -42,7 +40,6 @@ def declare_keys(namespace: dict[str, Any], keys: Iterable[Key]) -> None:
 
 
 def _type_of(name: str) -> Any:
-    """Return the annotation of one value of a dimension."""
     if name not in DIMENSIONS:
         return Annotated[int, Field(ge=1)]
     dimension = DIMENSIONS[name]

@@ -30,18 +30,7 @@ _DESCRIBING = ("name", "source", "assumed")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Added:
-    """Values that a user adds to the file; None adds nothing.
-
-    Attributes:
-        cluster: Name of the cluster in the catalog.
-        hosts: Number of hosts of the cluster.
-        model: Name of the model in the catalog, or path of a model's file.
-        vocab_size: Number of rows of the embedding table.
-        sequence_length: Number of tokens per sequence.
-        global_batch_size: Number of sequences per step.
-        runtime: Name of a runtime profile that replaces the file's framework.
-        config: Degrees by name, which complete or replace those of the file.
-    """
+    """Values of the options of `meshtune init`, which a user adds to the file; None adds nothing."""
 
     cluster: str | None = None
     hosts: int | None = None
@@ -92,14 +81,9 @@ def read_import(framework: str, file: Path, text: str) -> Imported:
 
 
 def new_study(imported: Imported, added: Added, *, file: Path, folder: Path, model_at: str | None = None) -> NewStudy:
-    """Build the study file.
+    """Build the study file for a folder, from the content of a framework's file and what the user adds.
 
-    Args:
-        imported: Content of `file`.
-        added: Values that the user adds.
-        file: Path of the framework's file.
-        folder: Folder of the new study file.
-        model_at: Value of `model:` if the model gets a file of its own; None is the name of that file.
+    `model_at` is the value of `model:` if the model gets a file of its own; None is the name of that file.
 
     Raises:
         ConfigError: Values are missing, or contradict each other.

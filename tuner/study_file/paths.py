@@ -8,7 +8,7 @@ MESHTUNE_STORAGE. Reading is harmless and allowed everywhere, but the user is to
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,11 +30,7 @@ class StudyPaths:
     def check_written(self, path: Path, *, key: str, value: str, nearest: str) -> None:
         """Check that a path of the file does not lead out of the allowed folders.
 
-        Args:
-            path: File or folder to be written; a relative path begins at the working directory.
-            key: Key that names the path.
-            value: Value of the key.
-            nearest: Advice that the error gives: the option by which the user allows the path.
+        A relative path begins at the working directory. The error's advice is the option by which the user allows it.
 
         Raises:
             ConfigError: The path leads elsewhere, and the user has not set the key.
@@ -60,9 +56,5 @@ class StudyPaths:
         return any(key == named or key.startswith(f"{named}.") for named in self.named)
 
     def _leads_out(self, path: Path) -> bool:
-        return not _is_below(path, (self.folder, Path()))
-
-
-def _is_below(path: Path, folders: Collection[Path]) -> bool:
-    real = Path(os.path.realpath(path))  # unlike resolve(), it accepts links in a circle
-    return any(real.is_relative_to(folder.resolve()) for folder in folders)
+        real = Path(os.path.realpath(path))  # unlike resolve(), it accepts links in a circle
+        return not any(real.is_relative_to(folder.resolve()) for folder in (self.folder, Path()))

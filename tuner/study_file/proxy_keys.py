@@ -13,12 +13,6 @@ from tuner.search.proxy.proxy_trials import ProxyOptions
 def proxy_options(keys: TrialKeys, setting: Setting, backend: AbstractBackend, max_trials: int) -> ProxyOptions | None:
     """Return the study's options for proxy trials; None where every trial runs at full size.
 
-    Args:
-        keys: Keys of the study's `trial:` section.
-        setting: Job, cluster and runtime of the study.
-        backend: Backend that runs the trials.
-        max_trials: Number of trials that the study may run.
-
     Raises:
         ConfigError: No proxy trial can be run under these keys.
     """

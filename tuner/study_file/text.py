@@ -21,16 +21,7 @@ _NO_TEXT = ("true", "false", "null", "yes", "no", "on", "off")
 def study_text(
     imported: Imported, present: Present, *, name: str, model: str, cluster: Mapping[str, Any], file: Path
 ) -> str:
-    """Return the text of the study file.
-
-    Args:
-        imported: Content of the framework's file.
-        present: Current configuration, with its job.
-        name: Name of the study.
-        model: Value of the key `model:`.
-        cluster: Keys and values of `cluster:`.
-        file: Path of the framework's file, for the comments.
-    """
+    """Return the text of the study file; `file` is the framework's, for the comments."""
     uneven = re.findall(r"([a-z_]+)=", str(present.current.get("assignment", "")))
     lines = [
         *_head(imported, file, has_current=bool(present.current)),

@@ -192,10 +192,7 @@ def print_simulation(simulation: Simulation, payload: Mapping[str, Any]) -> None
     from tuner.terminal.stage_text import LEGEND, pipeline_lines
 
     step_s, closed_form_s = payload["step_time_s"], payload["predicted_step_time_s"]
-    typer.echo(
-        f"{step_s:.4g} s per step, {payload['tokens_per_s_per_device']:,.0f} tokens/s per device, "
-        f"MFU {payload['mfu']:.1%}"
-    )
+    typer.echo(speed_in_words(payload))
     of_1f1b = "" if payload["schedule"] == "1f1b" else ", which models 1f1b only"
     typer.echo(f"  {step_s / closed_form_s - 1:+.1%} relative to the closed form of `meshtune predict`{of_1f1b}:")
     rows = [
@@ -269,6 +266,12 @@ def print_device_calibration(done: DeviceCalibration, plot: Path | None) -> None
         typer.echo(f"wrote {printable(str(plot))}", err=True)
 
 
+def speed_in_words(prediction: Mapping[str, Any]) -> str:
+    """Describe the step time, throughput and MFU of a prediction."""
+    step, tokens = f"{prediction['step_time_s']:.4g} s", f"{prediction['tokens_per_s_per_device']:,.0f} tokens/s"
+    return f"{step} per step, {tokens} per device, MFU {prediction['mfu']:.1%}"
+
+
 def confidence_in_words(p_star: float) -> str:
     """Describe `p_star`: the share of posterior draws in which no untried candidate is fastest."""
     return f"confidence {p_star:.2f} that no untried configuration is faster"
@@ -285,7 +288,7 @@ def print_failed(records: Sequence[TrialRecord]) -> None:
     failed = [record for record in records if record.has_failed and record.observation is not None]
     for record in failed[-FAILURES_SHOWN:]:
         assert record.observation is not None
-        status = record.observation.status.value.replace("_", " ")
+        status = record.observation.status.in_words
         reason = f": {printable(record.observation.reason)[:200]}" if record.observation.reason else ""
         typer.echo(f"  trial {record.number}, {in_words(record.params)}, {status}{reason}")
     if len(failed) > FAILURES_SHOWN:
@@ -295,7 +298,7 @@ def print_failed(records: Sequence[TrialRecord]) -> None:
 def _failures_in_words(result: RunResult) -> str:
     """Count the failed trials by status, and quote the first reason."""
     observations = [record.observation for record in result.records if record.observation is not None]
-    kinds = Counter(observation.status.value.replace("_", " ") for observation in observations)
+    kinds = Counter(observation.status.in_words for observation in observations)
     told = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) or "none has ended"
     reason = next((observation.reason for observation in observations if observation.reason), "")
     return told + (f"; first reason: {printable(reason)}" if reason else "")

@@ -47,7 +47,7 @@ def tell(backend, slots, **options):
         with executor:
             groups = [ray.util.placement_group_table(place.group) for place in executor._places if place.group]
             nodes = [sorted(group["bundles_to_node_id"].values()) for group in groups]
-            found |= {"slots": executor.num_slots, "note": executor.slots_note, "nodes": nodes}
+            found |= {"slots": executor.num_free_slots, "note": executor.slots_note, "nodes": nodes}
     except (ConfigError, KeyboardInterrupt) as error:
         found |= {"error": str(error), "kind": type(error).__name__}
     left = [group["state"] for group in ray.util.placement_group_table().values()]

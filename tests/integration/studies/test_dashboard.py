@@ -24,7 +24,7 @@ from tuner.dashboard.artifacts import StudyFiles
 from tuner.dashboard.markdown import LINE, block, plain, table
 from tuner.dashboard.view import StudyView
 from tuner.run.driver import claim
-from tuner.run.loop import stored_study
+from tuner.run.studies import stored_study
 from tuner.search.population import P_STAR
 from tuner.storage.opening import open_store
 from tuner.study_file.config import load_study

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, event
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.surrogates.predicted import Predicted
 from tests.unit.tuner.run.test_loop import SMALL, run
-from tuner.run.loop import stored_study
+from tuner.run.studies import stored_study
 from tuner.search.posterior import Posterior, posterior_of
 from tuner.search.sampler import MANY, RENEWED_BY, ThompsonSampler
 from tuner.search.stopping import StopReason

@@ -47,7 +47,7 @@ cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_
 cluster.add_node(num_cpus=2)
 ray.init(address=cluster.address, log_to_driver=False)
 with RayExecutor(backend(), parallel_trials=1, address=cluster.address) as executor:
-    print(json.dumps([executor.num_slots, executor.slots_note]))
+    print(json.dumps([executor.num_free_slots, executor.slots_note]))
     for number in range(2):
         print(json.dumps(observed(executor, number).as_json()))
 ray.shutdown()

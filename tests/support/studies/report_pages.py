@@ -9,7 +9,7 @@ import optuna
 from trials.backend import Observation, Status
 from tuner.answers.candidates import candidates_of, prediction_json
 from tuner.report import write_report
-from tuner.run.loop import make_sampler, open_study
+from tuner.run.studies import make_sampler, open_study
 from tuner.search.observations import OBSERVATION, STATUS
 from tuner.storage.record import PREDICTION, STOP_REASON
 from tuner.study_file.config import load_study

@@ -54,11 +54,6 @@ def test_only_ok_has_a_step_time(status):
     assert Observation(status=status, step_times_s=(1.0,)).step_time_s is None
 
 
-def test_only_memory_and_crashes_remove_a_candidate():
-    """A machine's failure, a time-out or an early end say nothing final about a candidate."""
-    assert {status for status in Status if status.removes_candidate} == {Status.OUT_OF_MEMORY, Status.CRASHED}
-
-
 def test_a_log_keeps_its_end():
     """A long log is cut at its beginning, because the reason stands at its end."""
     tail = tail_of("x" * 100_000 + "the reason")

@@ -13,7 +13,7 @@ import tuner
 from hardware.io.errors import ConfigError
 from tests.support.documented import ROOT, blocks_of
 from tuner.cli.main import app
-from tuner.run.loop import make_sampler
+from tuner.run.studies import make_sampler
 from tuner.search.sampler import ThompsonSampler
 from tuner.study_file.config import load_study
 

@@ -45,8 +45,7 @@ class DeviceBenchmarks:
     def measure(self, calls: Sequence[IsolatedCall]) -> Generator[Measured, None, None]:
         """Yield each call with its time, or with the reason why it has none; the caller may stop at any point.
 
-        Args:
-            calls: Calls to measure: all operators, or all collectives of one number of ranks.
+        The calls are operators, or collectives of one number of ranks.
         """
         left = list(calls)
         try:

@@ -7,7 +7,9 @@ columns. Fractional sizes, which occur in uneven splits, are rounded.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -60,16 +62,16 @@ def time_call(call: IsolatedCall, device: torch.device) -> Timing:
 def matmul(call: IsolatedCall, device: torch.device) -> Callable[[], Tensor]:
     """Return a product as `functional.linear` and its backward pass compute it."""
     m, k, n = _round_sizes(call.shape)
-    dtype = DTYPES[call.precision]
+    make = partial(_make_data, dtype=DTYPES[call.precision], device=device)
     match call.role:
         case "forward":
-            x, weight = _make_data(m, k, dtype=dtype, device=device), _make_data(n, k, dtype=dtype, device=device)
+            x, weight = make(m, k), make(n, k)
             return lambda: functional.linear(x, weight)
         case "data_gradient":  # g [m, k] times the weight [k, n]
-            g, weight = _make_data(m, k, dtype=dtype, device=device), _make_data(k, n, dtype=dtype, device=device)
+            g, weight = make(m, k), make(k, n)
             return lambda: g @ weight
         case "weight_gradient":  # the weight's gradient [m, n] sums over k tokens
-            g, x = _make_data(k, n, dtype=dtype, device=device), _make_data(k, m, dtype=dtype, device=device)
+            g, x = make(k, n), make(k, m)
             return lambda: g.t() @ x
     raise AssertionError(f"unknown role of a product: {call.role}")
 
@@ -77,25 +79,19 @@ def matmul(call: IsolatedCall, device: torch.device) -> Callable[[], Tensor]:
 def grouped_matmul(call: IsolatedCall, device: torch.device) -> Callable[[], Tensor]:
     """Return a product with several weights, each of which has an equal share of the tokens."""
     groups, m, k, n = _round_sizes(call.shape)
-    dtype = DTYPES[call.precision]
+    make = partial(_make_data, dtype=DTYPES[call.precision], device=device)
     tokens = k if call.role == "weight_gradient" else m
     # Ends of the groups' rows, in equal shares up to rounding.
     ends = torch.linspace(0, tokens, groups + 1, device=device).round()[1:].int()
     match call.role:
         case "forward":
-            x, weights = (
-                _make_data(m, k, dtype=dtype, device=device),
-                _make_data(groups, n, k, dtype=dtype, device=device),
-            )
+            x, weights = make(m, k), make(groups, n, k)
             return lambda: torch._grouped_mm(x, weights.transpose(1, 2), offs=ends)
         case "data_gradient":
-            g, weights = (
-                _make_data(m, k, dtype=dtype, device=device),
-                _make_data(groups, k, n, dtype=dtype, device=device),
-            )
+            g, weights = make(m, k), make(groups, k, n)
             return lambda: torch._grouped_mm(g, weights, offs=ends)
         case "weight_gradient":
-            g, x = _make_data(k, n, dtype=dtype, device=device), _make_data(k, m, dtype=dtype, device=device)
+            g, x = make(k, n), make(k, m)
             return lambda: torch._grouped_mm(g.t(), x, offs=ends)
     raise AssertionError(f"unknown role of a product: {call.role}")
 
@@ -132,6 +128,7 @@ def norm(call: IsolatedCall, device: torch.device) -> Run:
     rows, columns = _round_sizes(call.shape)
     dtype = DTYPES[call.precision]
     x = _make_data(rows, columns, dtype=dtype, device=device)
+    # only LayerNorm has a bias
     weight, bias = (_make_data(columns, dtype=dtype, device=device) for _ in range(2))
 
     def forward() -> Tensor:
@@ -190,6 +187,7 @@ def _choose_phase(call: IsolatedCall, forward: Callable[[], Tensor], leaves: tup
 
 
 def _gradients(out: Tensor, leaves: tuple[Tensor, ...], g: Tensor) -> Run:
+    # the forward pass has run once; its graph is kept, so that each run computes the gradients alone
     return lambda: torch.autograd.grad(out, leaves, g, retain_graph=True)
 
 
@@ -198,9 +196,6 @@ def _round_sizes(shape: tuple[float, ...]) -> tuple[int, ...]:
 
 
 def _make_data(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return normally distributed values."""
-    elements = 1
-    for size in shape:
-        elements *= size
+    elements = math.prod(shape)
     some = torch.randn(min(elements, RANDOM_ELEMENTS), device=device).to(dtype)
     return some.repeat(-(-elements // len(some)))[:elements].view(shape)

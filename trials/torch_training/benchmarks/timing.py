@@ -26,12 +26,7 @@ FLUSHED_BYTES = 2**28
 
 
 def time_runs(runs: Sequence[Callable[[], object]], device: torch.device) -> Timing:
-    """Return the time of one run.
-
-    Args:
-        runs: Runs of one call on one or several sets of data, in turn.
-        device: Device on which the runs compute.
-    """
+    """Return the time of one run of a call, on one or several sets of data in turn."""
     one = _cuda_timer(device) if device.type == "cuda" else _cpu_time_s
     # The first run of each data set is a warm-up.
     for run in runs:

@@ -207,6 +207,7 @@ class FeedForward(Block):
             x = apply_activation(x, self.gates)
         with record_function(f"@{role}.down"):
             x = functional.linear(x, self.down)
+        # the bias is added after the sum over the ranks, so that it counts once
         x = self.own.layout.move(x, "mlp.output", "residual")
         return x if self.down_bias is None else x + self.down_bias
 
@@ -276,6 +277,7 @@ class Head(Block):
         """Compute this rank's part of the logits [b, s, v] from x [b, s, h]."""
         with record_function("@head.norm"):
             x = self.norm(x)
+        # every rank computes the columns of its rows of the table; the loss joins them
         x = self.own.layout.move(x, "residual", "head.input")
         with record_function("@head.logits"):
             return functional.linear(x, self.table)

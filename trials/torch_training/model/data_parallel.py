@@ -67,6 +67,7 @@ def replicate(
     dtype = NARROW.get(precision, torch.float32)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32) if dtype != torch.float32 else None
     for chunk in chunks:
+        # inner modules come first: FSDP leaves to the modules around them what they have not taken
         alone = set[nn.Parameter]()  # expert weights that no other rank holds
         for part in chunk.modules():
             if isinstance(part, Experts) and not _shard(part, mesh, _EXPERTS, zero_stage, policy):
@@ -91,6 +92,7 @@ def _shard(
     copies, shards = dimensions
     if mesh.size(copies) * mesh.size(shards) == 1 and policy is None:
         return False
+    # with a mesh of two dims FSDP2 shards along the second and keeps copies along the first (HSDP)
     used = (copies, shards) if mesh.size(copies) > 1 else (shards,)
     fully_shard(
         module,

@@ -31,6 +31,7 @@ def finish_gradients(chunks: Iterable[Chunk], mesh: RankMesh, sharding: Sharding
         tied = {id(table) for table in _tied_tables(chunk)} if ends is not None else set()
         for weight, is_whole, is_partial in _list_weights(chunk, sharding):
             gradient = _local_gradient(weight)
+            # a whole weight that met a part of an activation has only a term of its gradient here
             if is_partial and tensor is not None:
                 dist.all_reduce(gradient, group=tensor)
             if id(weight) in tied:

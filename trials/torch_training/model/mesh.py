@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
-from costmodels.step.placement import expert_shards
+from costmodels.step import placement
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,32 +38,20 @@ class Extent:
 def extents(config: ParallelConfig) -> dict[str, Extent]:
     """Return every dimension of a configuration's mesh.
 
-    `weights` are the ranks that hold the same dense weights. ZeRO shards these over `shards` and keeps `copies` of each
-    shard. The experts' dimensions have the corresponding names.
+    ZeRO shards weights over `shards` and keeps `copies` of each shard; those of experts have the corresponding names.
     """
-    grid = ConfigGrid.from_configs([config])
-    tp, up, cp, dp, ep = config.tp, config.up, config.cp, config.dp, config.ep
-    expert_tp, copies = int(grid.expert_tensor[0]), int(grid.copies[0])
-    replicas = dp * cp * up
-    shards, of_experts = replicas // copies, int(expert_shards(grid)[0])
-    # Without ZeRO every rank keeps a whole copy of its weights.
+    placed = placement.extents(ConfigGrid.from_configs([config]))
+    found = {name: Extent(stride=int(stride[0]), size=int(size[0])) for name, (stride, size) in placed.items()}
+    found["dp"] = Extent(stride=config.tp * config.up * config.cp, size=config.dp)
+    names = {"weights": "shards", "weight_copies": "copies", "expert_weights": "expert_shards"}
+    found |= {new: found.pop(old) for old, new in names.items()}
     if config.zero_stage == 0:
-        copies, shards, of_experts = replicas, 1, 1
-    expert_replicas = replicas * tp // (expert_tp * ep)
-    return {
-        "tp": Extent(stride=1, size=tp),
-        "up": Extent(stride=tp, size=up),
-        "cp": Extent(stride=tp * up, size=cp),
-        "dp": Extent(stride=tp * up * cp, size=dp),
-        "pp": Extent(stride=tp * replicas, size=config.pp),
-        "weights": Extent(stride=tp, size=replicas),
-        "shards": Extent(stride=tp, size=shards),
-        "copies": Extent(stride=tp * shards, size=copies),
-        "expert_tp": Extent(stride=1, size=expert_tp),
-        "ep": Extent(stride=expert_tp, size=ep),
-        "expert_shards": Extent(stride=expert_tp * ep, size=of_experts),
-        "expert_copies": Extent(stride=expert_tp * ep * of_experts, size=expert_replicas // of_experts),
-    }
+        # without ZeRO every rank keeps a whole copy of its weights
+        for part in ("", "expert_"):
+            shards, copies = found[f"{part}shards"], found[f"{part}copies"]
+            found[f"{part}shards"] = Extent(stride=shards.stride, size=1)
+            found[f"{part}copies"] = Extent(stride=shards.stride, size=shards.size * copies.size)
+    return found
 
 
 class RankMesh:

@@ -34,6 +34,7 @@ def passes(
     if config.pp == 1:
         return _accumulate(chunks[0], config.mbs, loss_of)
     stages: list[Any] = [_make_stage(job, config, mesh, chunk) for chunk in chunks]
+    # each loss is divided by the tokens of the whole batch already, so that gradients must not be scaled again
     schedule: ScheduleInterleaved1F1B | ScheduleGPipe | Schedule1F1B
     if config.vpp > 1:
         schedule = ScheduleInterleaved1F1B(stages, num_micro_batches, loss_fn=loss_of, scale_grads=False)
@@ -45,6 +46,7 @@ def passes(
 
     def run(tokens: Tensor, targets: Tensor) -> Tensor:
         losses: list[Tensor] = []
+        # tokens enter at the first stage, and only the last one computes losses
         arguments = (tokens,) if is_first else ()
         if is_last:
             schedule.step(*arguments, target=targets, losses=losses, return_outputs=False)
@@ -73,6 +75,7 @@ def _make_stage(job: TrainingJob, config: ParallelConfig, mesh: RankMesh, chunk:
     """Return a chunk as a stage of torch's schedules, with given shapes, so that no pass is run to infer them."""
     virtual, num_virtual = chunk.chunk.virtual, config.pp * config.vpp
     dtype = NARROW.get(job.precision, torch.float32)
+    # on the meta device tensors have a shape and take no memory
     passed = torch.empty(activation_shape(job, config), dtype=dtype, device="meta", requires_grad=True)
     tokens = torch.empty((config.mbs, job.sequence_length // (config.cp * config.up)), dtype=torch.long, device="meta")
     return PipelineStage(

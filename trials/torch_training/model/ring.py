@@ -46,6 +46,7 @@ class _RingAttention(torch.autograd.Function):
         block = torch.stack((k, v))
         transfer = _BlockTransfer(block, ring, by=1)
         out, lse = block_forward(q, k, v, causal=True)
+        # results of many blocks add up, which would lose digits in the kernels' own dtype
         out = out.to(accumulator(q.dtype))
         for step in range(1, size):
             block = transfer.wait()

@@ -34,7 +34,8 @@ class Sharding:
 
 def megatron_sharding(*, sequence_parallel: bool) -> Sharding:
     """Return Megatron-LM's layout: columns, then rows; residuals and norms are whole or split over the positions."""
-    # Sequence parallelism splits the dim of positions.
+    # Sequence parallelism splits the dim of positions. A first product split by columns and a second one by rows need
+    # no communication between them.
     residual = Shard(1) if sequence_parallel else Replicate()
     return Sharding(
         weights={

@@ -96,6 +96,7 @@ def build_chunks(
         job.sequence_length, cp=config.cp, up=config.up, cp_rank=mesh.index("cp"), up_rank=mesh.index("up")
     ).to(mesh.device)
     tensor = mesh.group("tp")
+    # with sequence parallelism, the residual of a rank holds a part of its positions
     split = config.sequence_parallel and tensor is not None
     layout = Layout(sharding, None if tensor is None else mesh.device_mesh("tp"), mesh.index("tp"))
     own = Surroundings(

@@ -65,7 +65,6 @@ def cuts_of(placement: Placement, index: int, parts: int) -> tuple[Cut, ...]:
 
 
 def _cut(whole: Tensor, cuts: Sequence[Cut]) -> Tensor:
-    """Return a part of a whole weight."""
     for cut in cuts:
         # Parts are equal: the last one is padded with zeros, as for a vocabulary that tp does not divide.
         size = -(-whole.shape[cut.dim] // cut.parts)

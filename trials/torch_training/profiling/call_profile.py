@@ -115,12 +115,7 @@ def predicted_calls(setting: Setting, config: ParallelConfig) -> dict[Channel, T
 
 
 def recorded_calls(recordings: Sequence[RankRecording], config: ParallelConfig) -> dict[Channel, Traffic]:
-    """Return the recorded traffic of a step; messages count at their sender.
-
-    Args:
-        recordings: Recordings of all ranks.
-        config: Configuration that the ranks ran.
-    """
+    """Return the recorded traffic of a step of all ranks; messages count at their sender."""
     assert len(recordings) == config.num_devices, "every rank needs a recording"
     # Mean over the ranks of each stage, summed over the pp stages.
     part = config.pp / config.num_devices
@@ -136,13 +131,7 @@ def recorded_calls(recordings: Sequence[RankRecording], config: ParallelConfig) 
 
 
 def call_mismatches(setting: Setting, config: ParallelConfig, recordings: Sequence[RankRecording]) -> tuple[str, ...]:
-    """Return the differences between recorded and predicted bytes, one sentence each; empty if they agree.
-
-    Args:
-        setting: Job, cluster and runtime of the ranks.
-        config: Configuration that the ranks ran.
-        recordings: Recordings of all ranks.
-    """
+    """Return the differences between recorded and predicted bytes, one sentence each; empty if they agree."""
     predicted = predicted_calls(setting, config)
     recorded = recorded_calls(recordings, config)
     total_bytes = sum(traffic.num_bytes for traffic in recorded.values())

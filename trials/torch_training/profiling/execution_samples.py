@@ -20,12 +20,7 @@ _WEIGHT_FIRST = ("MmBackward0",)
 
 
 def read_profile(events: Iterable[TraceEvent], *, num_steps: int = 1) -> RankProfile:
-    """Return the operators of one step.
-
-    Args:
-        events: Events of a rank's threads without a parent, in the order of their start.
-        num_steps: Number of steps that the events cover.
-    """
+    """Return the operators of one step, from a rank's events without a parent, in the order of their start."""
     reader = TraceReader(events)
     unexplained = defaultdict(float, reader.unexplained)
     found: dict[tuple[str, Sizes], list[OperatorSample]] = defaultdict(list)
@@ -48,7 +43,6 @@ def read_profile(events: Iterable[TraceEvent], *, num_steps: int = 1) -> RankPro
 
 
 def _list_samples(execution: Execution) -> Iterator[OperatorSample]:
-    """Yield the samples of an execution and of its gradients."""
     if execution.role in _ELEMENTS:
         yield from _sample_pair(execution, OpKind.ELEMENTWISE, (_ELEMENTS[execution.role](_events(execution.forward)),))
     elif execution.role == "norm":
@@ -151,12 +145,10 @@ def _count_elements(*names: str) -> Callable[[Sequence[TraceEvent]], float]:
 
 
 def _count_looked_up(events: Sequence[TraceEvent]) -> float:
-    """Return the number of elements that an embedding returns."""
     return float(sum(e.elements(1) * e.shapes[0][1] for e in events if e.name == "aten::embedding"))
 
 
 def _count_largest(events: Sequence[TraceEvent]) -> float:
-    """Return the number of elements of the largest operand."""
     return float(max(event.elements(place) for event in events for place in range(len(event.shapes))))
 
 

@@ -60,12 +60,15 @@ class Recorder:
 
     Args:
         clock: Function for the CPU time of the calling thread [s].
+
+    Attributes:
+        step: Number of the step that is recorded, or of the last one; counted from 1.
     """
 
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
         self._clock = clock
         self._events: list[Event] | None = None
-        self._step = 0
+        self.step = 0
         self._num_calls = 0
         self._settled: set[int] = set()  # calls whose wait is already recorded
         self._since_s = 0.0
@@ -76,16 +79,11 @@ class Recorder:
         """Whether a step is being recorded."""
         return self._events is not None
 
-    @property
-    def step(self) -> int:
-        """Number of the step that is recorded, or of the last one; counted from 1."""
-        return self._step
-
     def start(self) -> None:
         """Begin to record a step."""
         assert not self.is_on, "a step is being recorded already"
         self._events = []
-        self._step += 1
+        self.step += 1
         self._num_calls = 0
         self._settled.clear()
         self._thread = threading.get_ident()
@@ -127,7 +125,7 @@ class Recorder:
 
     def awaits(self, step: int, call: int) -> bool:
         """Return whether a wait for this call still has to be recorded."""
-        return self.is_on and step == self._step and call not in self._settled
+        return self.is_on and step == self.step and call not in self._settled
 
 
 def register_recorded_backend(clock: Callable[[], float] = time.thread_time) -> Recorder:
@@ -207,22 +205,20 @@ class _RecordedGroup(dist.ProcessGroup):
         return self._record_call(method, arguments, named, kind, message_bytes)
 
     def send(self, tensors: list[torch.Tensor], dstRank: int, tag: int) -> Any:  # noqa: N803 # torch calls it so
-        """Send tensors to a member of the group."""
-        if not self._recorder.is_on:
-            return self._inner.send(tensors, dstRank, tag)
-        ends = (self._group.ranks[self.rank()], self._group.ranks[dstRank])
-        return self._record_call(
-            self._inner.send, (tensors, dstRank, tag), {}, OpKind.SEND_RECV, _count_bytes(tensors), ends, tag
-        )
+        return self._pass_message(self._inner.send, tensors, dstRank, tag, ends=(self.rank(), dstRank))
 
     def recv(self, tensors: list[torch.Tensor], srcRank: int, tag: int) -> Any:  # noqa: N803 # torch calls it so
-        """Receive tensors from a member of the group."""
+        return self._pass_message(self._inner.recv, tensors, srcRank, tag, ends=(srcRank, self.rank()))
+
+    def _pass_message(
+        self, method: Callable[..., Any], tensors: list[torch.Tensor], other: int, tag: int, *, ends: tuple[int, int]
+    ) -> Any:
+        """Send or receive tensors; sender and receiver are numbered in the group."""
         if not self._recorder.is_on:
-            return self._inner.recv(tensors, srcRank, tag)
-        ends = (self._group.ranks[srcRank], self._group.ranks[self.rank()])
-        return self._record_call(
-            self._inner.recv, (tensors, srcRank, tag), {}, OpKind.SEND_RECV, _count_bytes(tensors), ends, tag
-        )
+            return method(tensors, other, tag)
+        sender, receiver = (self._group.ranks[end] for end in ends)
+        size = _count_bytes(tensors)
+        return self._record_call(method, (tensors, other, tag), {}, OpKind.SEND_RECV, size, (sender, receiver), tag)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> Any:
         """Receive tensors from any member; not possible while a step is recorded."""
@@ -250,8 +246,6 @@ class _RecordedGroup(dist.ProcessGroup):
 
 
 def _make_forwarder(name: str) -> Callable[..., Any]:
-    """Return a method that forwards the collective of this name."""
-
     def call(self: _RecordedGroup, *arguments: Any, **named: Any) -> Any:
         return self.collective(name, arguments, named)
 

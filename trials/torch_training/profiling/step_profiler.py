@@ -24,12 +24,8 @@ _OF_PROFILER = ("profiler::", "[")
 def profile_steps(step: Callable[[], object], device: torch.device, *, num_steps: int = 1) -> RankProfile:
     """Return the operators of one step on this rank. All ranks must profile the same steps.
 
-    On a CPU the profiler adds 1 to 5 us to every event, which the times include. On a GPU the kernels are timed.
-
-    Args:
-        step: Function that runs one step; the first step of a process is not typical.
-        device: Device that the step computes on.
-        num_steps: Number of steps whose executions are counted and timed together.
+    On a CPU the profiler adds 1 to 5 us to every event, which the times include. On a GPU the kernels are timed. The
+    executions of `num_steps` steps are counted and timed together; the first step of a process is not typical.
     """
     has_kernels = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if has_kernels else [])]
@@ -76,9 +72,7 @@ def _nest_events(events: Iterable[_KinetoEvent], *, has_kernels: bool) -> tuple[
     for event in events:
         if event.device_type() != DeviceType.CPU:
             kernels_ns[event.linked_correlation_id()] += event.duration_ns()
-        elif not (
-            _is_hidden(event) or event.linked_correlation_id()
-        ):  # linked events are calls of the device's library
+        elif not _is_hidden(event) and not event.linked_correlation_id():  # linked: calls of the device's library
             of_host.append(event)
     roots: list[_OpenEvent] = []
     around: dict[int, list[_OpenEvent]] = defaultdict(list)

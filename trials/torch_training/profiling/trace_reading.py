@@ -135,7 +135,6 @@ class TraceReader:
             self._visit(event, place)
 
     def _find_execution(self, mark: TraceEvent) -> Execution:
-        """Return the execution that a mark begins or continues."""
         name = mark.name.removeprefix(_MARK)
         key = mark.thread, name.removesuffix(_CONTINUED)
         if not name.endswith(_CONTINUED):

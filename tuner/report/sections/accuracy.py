@@ -12,7 +12,7 @@ from costmodels.step.memory import estimate_memory
 from costmodels.surrogates.uncertainty import likely_range, step_uncertainty
 from tuner.report.data import ReportData
 from tuner.report.figures import BEST, CONFIDENCE, MEASURED, drawing, time_axis
-from tuner.report.markup import Html, section, tag
+from tuner.report.markup import Html, empty_section, section, tag
 from tuner.report.words import in_short, percent, plural
 from tuner.storage.record import TrialRecord
 
@@ -51,7 +51,7 @@ def accuracy_section(data: ReportData) -> Html:
         if record.predicted_s is not None and record.step_time_s is not None
     ]
     if not known:
-        return section("accuracy", TITLE, tag("p", "No trial has both a prediction and a step time.", class_="empty"))
+        return empty_section("accuracy", TITLE, "No trial has both a prediction and a step time.")
     records = [record for record, _, _, _ in known]
     ranges_s = likely_ranges_s(data, records)
     best = None if data.best is None else data.best.number

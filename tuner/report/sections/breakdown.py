@@ -10,7 +10,7 @@ from costmodels.job.parallel_config import ParallelConfig, Value
 from tuner.answers.candidates import predict_candidate
 from tuner.report.data import ReportData
 from tuner.report.figures import Bar, drawing, stacked_bars
-from tuner.report.markup import Content, Html, section, table, tag
+from tuner.report.markup import Content, Html, empty_section, section, table, tag
 from tuner.report.words import MISSING, SEPARATOR, in_short, seconds
 from tuner.storage.record import TrialRecord, fastest, step_time_of
 
@@ -48,7 +48,7 @@ def time_section(data: ReportData) -> Html:
     ]
     title = "Where the time goes"
     if not bars:
-        return section("time", title, tag("p", "There is no configuration to show.", class_="empty"))
+        return empty_section("time", title, "There is no configuration to show.")
     words = (
         "Predicted step time by part; communication counts only if it is not hidden behind compute. A diamond is the "
         "measured step."

@@ -10,7 +10,7 @@ import numpy as np
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.surrogates.error_terms import step_terms
 from tuner.report.data import ReportData
-from tuner.report.markup import Content, Html, section, table, tag
+from tuner.report.markup import Content, Html, empty_section, section, table, tag
 from tuner.report.words import plural
 from tuner.search.operator_posterior import errors_of, predicted_times
 
@@ -21,7 +21,7 @@ def calibration_section(data: ReportData) -> Html:
     """Render a table of median ratios and their spread; a ratio of 1 is a correct prediction."""
     rows = [*_steps(data), *_peaks(data), *_operators(data)]
     if not rows:
-        return section("calibration", TITLE, tag("p", "Nothing has been measured yet.", class_="empty"))
+        return empty_section("calibration", TITLE, "Nothing has been measured yet.")
     words = (
         "Measured figures of the trials divided by the cost model's predictions before any trial: 2 means twice the "
         "time, or twice the memory. The search learns from these ratios."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tuner.report.data import ReportData
-from tuner.report.markup import Content, Html, section, table, tag
+from tuner.report.markup import Content, Html, empty_section, section, table
 
 TITLE = "Conclusions from failures"
 
@@ -13,8 +13,6 @@ _KINDS = {"memory": "out of memory", "crash": "crashed", "timeout": "time limit"
 def lessons_section(data: ReportData) -> Html:
     """Render a table of the conclusions drawn from trials without a step time."""
     if not data.lessons:
-        return section(
-            "lessons", TITLE, tag("p", "No failure has changed the choice of configurations.", class_="empty")
-        )
+        return empty_section("lessons", TITLE, "No failure has changed the choice of configurations.")
     rows: list[list[Content]] = [[_KINDS[lesson.kind], lesson.text] for lesson in data.lessons]
     return section("lessons", TITLE, table(["failure", "conclusion"], rows))

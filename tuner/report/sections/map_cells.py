@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -43,13 +43,13 @@ class Cell:
     """
 
     candidates: int
-    fastest: Mapping[str, Value]
-    step_time_s: float | None
-    measured: bool
-    is_best: bool
-    failed: Status | None
-    removed: Mapping[str, int]
-    least_bytes: float | None
+    fastest: Mapping[str, Value] = field(default_factory=dict)
+    step_time_s: float | None = None
+    measured: bool = False
+    is_best: bool = False
+    failed: Status | None = None
+    removed: Mapping[str, int] = field(default_factory=dict)
+    least_bytes: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,22 +95,11 @@ def space_map(data: ReportData) -> SpaceMap:
             measured=record is not None,
             is_best=record is not None and data.best is not None and record.params == data.best.params,
             failed=failed.get(key),
-            removed={},
-            least_bytes=None,
         )
     # Cells without a candidate show what removed their combinations.
     for key, rules in _restrict_to_map(removed, shown).items():
         if key not in cells:
-            cells[key] = Cell(
-                candidates=0,
-                fastest={},
-                step_time_s=None,
-                measured=False,
-                is_best=False,
-                failed=None,
-                removed=rules,
-                least_bytes=least_bytes.get(key),
-            )
+            cells[key] = Cell(candidates=0, removed=rules, least_bytes=least_bytes.get(key))
     tp, pp, mbs, inner = shown
     return SpaceMap(tp=tp, pp=pp, mbs=mbs, inner=inner, cells=cells, correction=correction)
 

@@ -7,7 +7,7 @@ import numpy as np
 from costmodels.step.memory import MemoryEstimate, stage_memory
 from tuner.report.data import ReportData
 from tuner.report.figures import Bar, drawing, stacked_bars
-from tuner.report.markup import Content, Html, concatenate, section, table, tag
+from tuner.report.markup import Content, Html, concatenate, empty_section, section, table, tag
 from tuner.report.sections.breakdown import bars_height, worth_showing
 from tuner.report.words import GIB, gibibytes, percent
 from tuner.space.enumeration import launchable
@@ -27,7 +27,7 @@ def memory_section(data: ReportData) -> Html:
         for shown in worth
     ]
     if not bars:
-        return section("memory", TITLE, tag("p", "There is no configuration to show.", class_="empty"))
+        return empty_section("memory", TITLE, "There is no configuration to show.")
     capacity = min(shown.prediction["memory_capacity_bytes"] for shown in worth)
     headroom = data.config.options.memory_headroom
     words = (
@@ -40,7 +40,6 @@ def memory_section(data: ReportData) -> Html:
 
 
 def _stages(data: ReportData) -> Html | None:
-    """Render the memory of every stage of the best configuration."""
     best, setting = data.best_config, data.config.setting
     if best is None or not launchable(setting, best):
         return None
@@ -57,6 +56,7 @@ def _stages(data: ReportData) -> Html | None:
         )
         for stage in drawn
     ]
+    # unlike devices have limits of their own
     limits = dict(_limit(capacity, headroom) for capacity in np.unique(found.capacity_bytes).tolist())
     figure = stacked_bars(bars, axis="memory [GiB]", unit="GiB", limits=limits)
     told = "" if len(drawn) == best.pp else f"; only the {len(drawn)} fullest of {best.pp} are shown"

@@ -16,7 +16,7 @@ from hardware.io.errors import ConfigError
 from tuner.answers.simulation import simulate_candidate
 from tuner.report.data import ReportData
 from tuner.report.figures import BACKWARD, FORWARD, INK, WEIGHT_GRADIENTS, drawing, part_colour
-from tuner.report.markup import Html, section, tag
+from tuner.report.markup import Html, empty_section, section, tag
 from tuner.report.words import in_short, percent, plural, seconds
 from tuner.space.enumeration import launchable
 
@@ -136,7 +136,7 @@ def pipeline_section(data: ReportData) -> Html:
 
 
 def _empty(words: str) -> Html:
-    return section("pipeline", TITLE, tag("p", words, class_="empty"))
+    return empty_section("pipeline", TITLE, words)
 
 
 def _refusal(data: ReportData, best: ParallelConfig) -> str:

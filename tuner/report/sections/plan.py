@@ -8,7 +8,7 @@ from typing import Any
 from tuner.answers.candidates import plan_of
 from tuner.plans.layer_plans import differences_in_words
 from tuner.report.data import ReportData
-from tuner.report.markup import Content, Html, concatenate, section, table, tag
+from tuner.report.markup import Content, Html, concatenate, empty_section, section, table, tag
 from tuner.report.words import in_short, percent, seconds
 
 TITLE = "Sharding plan"
@@ -20,14 +20,14 @@ def plan_section(data: ReportData) -> Html:
     if planner == "megatron":
         return Html("")
     if data.best_config is None:
-        return section("plan", TITLE, tag("p", "The plan is shown once a trial has completed.", class_="empty"))
+        return empty_section("plan", TITLE, "The plan is shown once a trial has completed.")
     plan = plan_of(data.config, data.best_config).get("plan")
     if plan is None:
         words = (
             f"The layers of {in_short(data.best_config.values(data.dimensions))} are not planned: each device holds "
             "whole layers, or there is no plan by hand to compare with."
         )
-        return section("plan", TITLE, tag("p", words, class_="empty"))
+        return empty_section("plan", TITLE, words)
     return section("plan", TITLE, tag("p", _describe(plan)), _collectives(plan), _differences(plan), _pins(plan))
 
 

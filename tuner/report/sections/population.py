@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from costmodels.job.parallel_config import DEGREES, Value
 from tuner.report.data import ReportData
 from tuner.report.figures import CANDIDATES, FAILED, INK, OTHER_CANDIDATES, drawing
-from tuner.report.markup import Content, Html, section, table, tag
+from tuner.report.markup import Content, Html, empty_section, section, table, tag
 from tuner.report.words import after_trials, in_short, percent
 from tuner.search.population import MAX_SHARES, Moment, Share
 from tuner.storage.record import TrialRecord
@@ -59,7 +59,7 @@ def population_section(data: ReportData) -> Html:
     """Render a column of probabilities before the first trial and after each, with the choices made from it."""
     if not data.moments:
         words = "The study holds no probabilities yet; they are stored from its first trial on."
-        return section("population", TITLE, tag("p", words, class_="empty"))
+        return empty_section("population", TITLE, words)
     columns = _columns(data)
     colours = _colours(data, [moment for _, moment in columns])
     segments = [part for column, moment in columns for part in _stack_column(column, moment, colours)]

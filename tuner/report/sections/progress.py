@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from tuner.report.data import ReportData
 from tuner.report.figures import BEST, CONFIDENCE, CURRENT, FAILED, MEASURED, drawing, time_axis
-from tuner.report.markup import Html, section, tag
+from tuner.report.markup import Html, empty_section, section, tag
 from tuner.report.words import in_short, plural, seconds
 from tuner.storage.record import TrialRecord
 
@@ -18,7 +18,7 @@ def progress_section(data: ReportData) -> Html:
     """Render step times in the order in which trials ended, with the confidence on a second axis."""
     finished = list(enumerate(data.finished, start=1))
     if not finished:
-        return section("progress", "Progress", tag("p", "No trial has ended yet.", class_="empty"))
+        return empty_section("progress", "Progress", "No trial has ended yet.")
     timed = [(at, record, record.step_time_s) for at, record in finished if record.step_time_s is not None]
     failed = [(at, record) for at, record in finished if record.step_time_s is None and not _is_proxy_result(record)]
     proxies = [(at, record) for at, record in finished if _is_proxy_result(record)]
@@ -117,12 +117,7 @@ def progress_section(data: ReportData) -> Html:
 
 
 def _describe(data: ReportData, timed: Sequence[tuple[int, TrialRecord, float]]) -> str:
-    """Describe the best step so far and the confidence.
-
-    Args:
-        data: Data of the report.
-        timed: Trials with a step time: position in the order of their ends, trial, and step time [s].
-    """
+    """Describe the best step so far and the confidence, from each timed trial's position, record and step time [s]."""
     count = plural(len(data.finished), "trial")
     confidence = "" if data.p_star is None else f"; the confidence is {data.p_star:.2f}"
     if not timed:
@@ -134,5 +129,4 @@ def _describe(data: ReportData, timed: Sequence[tuple[int, TrialRecord, float]])
 
 
 def _is_proxy_result(record: TrialRecord) -> bool:
-    """Check whether a trial is a successful proxy job."""
     return record.is_proxy and not record.has_failed

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from tuner.report.data import ReportData
-from tuner.report.markup import Html, section, tag
+from tuner.report.markup import Html, empty_section, section, tag
 from tuner.report.sections.map_cells import Cell, SpaceMap, space_map
 from tuner.report.words import GIB, in_short, percent, plural, seconds
 
@@ -30,7 +30,7 @@ _MOST_RULES = 4
 def map_section(data: ReportData) -> Html:
     """Render the map with its legend and an explanation."""
     if not len(data.candidates.space.grid):
-        return section("map", TITLE, tag("p", "There is no candidate to show.", class_="empty"))
+        return empty_section("map", TITLE, "There is no candidate to show.")
     found = space_map(data)
     shown = _select_rows(found)
     words = (
@@ -199,7 +199,7 @@ def _describe_cell(data: ReportData, cell: Cell, correction: float) -> str:
     told = f"{in_short(cell.fastest)}, {seconds(cell.step_time_s)} {known}"
     told += ", the best of the study" if cell.is_best else ""
     told += f"; the fastest known of {plural(cell.candidates, 'candidate')}" if cell.candidates > 1 else ""
-    return told + (f"; a trial failed: {cell.failed.value.replace('_', ' ')}" if cell.failed else "")
+    return told + (f"; a trial failed: {cell.failed.in_words}" if cell.failed else "")
 
 
 def _explain_empty(data: ReportData, cell: Cell) -> str:
@@ -242,7 +242,6 @@ def _text(x: float, y: float, words: str, *, anchor: str = "start", kind: str = 
 
 
 def _short(number: int) -> str:
-    """Format a number in few characters."""
     return f"{number // 1024}k" if number >= 1024 and number % 1024 == 0 else str(number)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from costmodels.job.parallel_config import DEGREES
-from trials.backend import CLOCK_WORDS, Status
+from trials.backend import CLOCK_WORDS
 from tuner.answers.candidates import tokens_per_s_per_device
 from tuner.answers.device_time import device_time_of, duration, hours, payback_of
 from tuner.report.data import ReportData
@@ -123,7 +123,7 @@ def _prior_card(data: ReportData) -> Html:
         )
         return _card(name, f"{own_s / best_s:.2f}\N{MULTIPLICATION SIGN}", note)
     tried = [record for record in data.records if record.params == values and not record.is_proxy]
-    ends = {record.status.value.replace("_", " ") if record.status else "running" for record in tried}
+    ends = {record.status.in_words if record.status else "running" for record in tried}
     became = f"has no measured step: {', '.join(sorted(ends))}" if ends else "was not tried"
     return _card(name, MISSING, f"{what}, predicted to be fastest, {became}")
 
@@ -150,7 +150,7 @@ def _device_time_card(data: ReportData) -> Html:
 
 def _trial_words(data: ReportData) -> str:
     kinds = Counter(record.status for record in data.failed)
-    failures = [f"{count} {_STATUS_WORDS[status]}" for status, count in kinds.items() if status]
+    failures = [f"{count} {status.in_words}" for status, count in kinds.items() if status]
     pruned = num_pruned(data.records)
     running = sum(not record.finished for record in data.records)
     proxies = num_proxies(data.records)
@@ -163,9 +163,6 @@ def _trial_words(data: ReportData) -> str:
             f"budget {data.config.search.max_trials:,}",
         ]
     )
-
-
-_STATUS_WORDS = {status: status.value.replace("_", " ") for status in Status}
 
 
 def _stop(data: ReportData) -> Html:

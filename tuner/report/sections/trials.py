@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trials.backend import CLOCK_WORDS, Status
 from tuner.report.data import ReportData
-from tuner.report.markup import Content, Html, concatenate, section, table, tag
+from tuner.report.markup import Content, Html, concatenate, empty_section, section, table, tag
 from tuner.report.sections.accuracy import relative_error
 from tuner.report.words import format_value, gibibytes, in_short, percent, plural, seconds
 from tuner.storage.record import TrialRecord
@@ -18,7 +18,7 @@ _HARMLESS = (Status.OK, Status.PRUNED, Status.CANCELLED)
 def trials_section(data: ReportData) -> Html:
     """Render number, dimensions, status, step time, prediction and memory of each trial."""
     if not data.records:
-        return section("trials", TITLE, tag("p", "No trial has been started yet.", class_="empty"))
+        return empty_section("trials", TITLE, "No trial has been started yet.")
     head: list[Content] = ["trial", *data.dimensions, "status", _step_head(data), *_PREDICTED]
     rows = [_row(data, record) for record in data.records]
     first = 1 + len(data.dimensions)
@@ -59,7 +59,7 @@ def _status(record: TrialRecord) -> Html:
     reason = observation.reason if observation else ""
     log = observation.log_tail if observation else ""
     return concatenate(
-        tag("span", record.status.value.replace("_", " "), class_=kind),
+        tag("span", record.status.in_words, class_=kind),
         tag("div", _proxy_words(record), class_="note") if record.is_proxy else None,
         tag("div", reason, class_="note") if reason else None,
         tag("details", tag("summary", "log"), tag("pre", log)) if log else None,

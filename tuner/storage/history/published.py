@@ -57,7 +57,6 @@ def clock_of(run: MeasuredRun) -> Clock:
 
 
 def _past_run(run: MeasuredRun, measured: MeasuredSetting) -> PastRun:
-    """Return a published run as a past run."""
     return PastRun(
         group=published_group(run),
         job=measured.setting.job,

@@ -128,8 +128,8 @@ class _Reader:
                 runs.append(
                     PastRun(
                         group=self.group(row.study),
-                        job=self.once(_parse_job, row.job),
-                        cluster=self.once(_parse_cluster, row.cluster),
+                        job=self.once(_JOB.validate_json, row.job),
+                        cluster=self.once(_CLUSTER.validate_json, row.cluster),
                         runtime=row.runtime,
                         facts=self.once(_parse_facts, row.facts),
                         config=self.once(_parse_config, row.config),
@@ -199,7 +199,6 @@ class _Reader:
         )
 
     def older_study(self, study_id: int, trials: list[tuple[str, int]]) -> tuple[list[PastRun], list[PastSample]]:
-        """Return the runs of one study that the tables lack."""
         observations = self.attributes(study_id)
         observed = [(name, trial_id) for name, trial_id in trials if trial_id in observations]
         meaning = self.connection.execute(
@@ -254,7 +253,6 @@ class _Reader:
         return {row.trial_id: str(json.loads(row.value_json)) for row in self.connection.execute(wanted)}
 
     def params(self, study_id: int) -> dict[int, dict[str, Any]]:
-        """Return the parameters of each trial of a study."""
         wanted = (
             select(*_PARAMS.c)
             .join(_TRIALS, _TRIALS.c.trial_id == _PARAMS.c.trial_id)
@@ -298,7 +296,6 @@ class _Meaning:
         )
 
     def samples(self, group: str, observation: Observation) -> list[PastSample]:
-        """Return the operator times of one trial."""
         return [
             PastSample(
                 group=group,
@@ -329,11 +326,7 @@ def _split_origin(text: str) -> dict[str, Any]:
 
 
 def _check_number(value: Any, kind: type) -> Any:
-    """Return a number of a row, or None.
-
-    Raises:
-        ValueError: It is none that anybody measures.
-    """
+    """Return a number of a row, or None."""
     if value is None:
         return None
     if not isinstance(value, int | float) or not 0 <= value < math.inf:
@@ -341,21 +334,9 @@ def _check_number(value: Any, kind: type) -> Any:
     return kind(value)
 
 
-def _parse_job(text: str) -> TrainingJob:
-    """Parse a training job."""
-    return _JOB.validate_json(text)
-
-
-def _parse_cluster(text: str) -> Cluster:
-    """Parse a cluster."""
-    return _CLUSTER.validate_json(text)
-
-
 def _parse_facts(text: str) -> tuple[Fact, ...]:
-    """Parse the facts of a runtime."""
     return facts_of_profile(json.loads(text))
 
 
 def _parse_config(text: str) -> ParallelConfig:
-    """Parse a configuration."""
     return ParallelConfig(**{name: value for name, value in json.loads(text).items() if name in _CONFIG_FIELDS})

@@ -191,5 +191,4 @@ def has_tables(connection: Connection) -> bool:
 
 
 def _json(value: Mapping[str, Any] | tuple[float, ...]) -> str:
-    """Return a value as compact JSON."""
     return json.dumps(value, separators=(",", ":"))

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.studies.broken_studies import ROW, rows, study
 from tests.support.studies.command_line import MEASURED, Done, assert_users_mistake, write_replay
-from tuner.run.loop import stored_study
+from tuner.run.studies import stored_study
 from tuner.storage.record import read_records
 from tuner.study_file.config import load_study
 

@@ -305,7 +305,7 @@ def test_hugging_face_files():
     """A config.json tells a model and no configuration."""
     imported = read("hugging-face", CONFIG_JSON)
 
-    assert not imported.has_degrees
+    assert not imported.degrees
     assert imported.model["num_layers"] == 32
 
 

@@ -27,7 +27,7 @@ from tuner.report.sections.outcomes import outcomes_table
 from tuner.report.sections.pipeline import pipeline_section
 from tuner.report.sections.population import ABOVE
 from tuner.report.words import in_short
-from tuner.run.loop import make_sampler
+from tuner.run.studies import make_sampler
 from tuner.search.failures import LEARNED, FailureConclusion
 from tuner.storage.record import ORIGIN
 

@@ -14,7 +14,8 @@ from tests.support.studies.driver_process import STUDY, DriverProcess
 from tests.support.studies.in_process_executor import InProcessExecutor
 from tests.support.studies.stepping_executor import SteppingExecutor
 from trials.backend import Observation, Status
-from tuner.run.loop import is_running, run_study, stored_study
+from tuner.run.loop import run_study
+from tuner.run.studies import is_running, stored_study
 from tuner.search.observations import OBSERVATION
 from tuner.search.population import read_moments
 from tuner.search.pruning import MARGIN, MAX_REPORTS

@@ -15,7 +15,8 @@ from tuner.answers.best import best_configuration
 from tuner.cli.main import app
 from tuner.report.data import collect
 from tuner.report.page import render_report
-from tuner.run.loop import run_study, stored_study
+from tuner.run.loop import run_study
+from tuner.run.studies import stored_study
 from tuner.search.prior import learn
 from tuner.search.proxy.proxy_trials import PROXY, Proxy
 from tuner.storage.history import read_past

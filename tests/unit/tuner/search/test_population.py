@@ -9,7 +9,7 @@ from optuna.trial import create_trial
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from tuner.answers.candidates import candidates_of
 from tuner.cli.main import main
-from tuner.run.loop import make_sampler, open_study
+from tuner.run.studies import make_sampler, open_study
 from tuner.search.parameters import params_of
 from tuner.search.population import (
     MAX_SHARES,

@@ -11,7 +11,7 @@ from tests.support.studies.broken_studies import GOOD, study
 from tests.support.studies.command_line import assert_users_mistake, in_process, write_replay
 from tests.support.studies.commanded_study import MODEL, run_here, write_study
 from trials.backend import Status
-from tuner.run.loop import stored_study
+from tuner.run.studies import stored_study
 from tuner.storage.record import read_records
 from tuner.study_file.config import load_study
 

@@ -22,7 +22,8 @@ from tests.support.studies.broken_studies import rows
 from tests.support.studies.driver_process import STUDY
 from tests.support.studies.in_process_executor import InProcessExecutor
 from trials.backend import Observation, OperatorSample, Status
-from tuner.run.loop import run_study, stored_study
+from tuner.run.loop import run_study
+from tuner.run.studies import stored_study
 from tuner.search.earlier_runs import facts_of_profile
 from tuner.search.observations import OBSERVATION
 from tuner.storage.history import Past, keep_run, make_tables, past_of, read_past

@@ -1,0 +1,157 @@
+"""Studies in their storage: open one as new or as it was left, with the sampler that its options ask for."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna import Study
+from optuna.exceptions import ExperimentalWarning
+from optuna.pruners import NopPruner
+from optuna.storages import BaseStorage
+
+from hardware.io.errors import ConfigError, quote_value
+from tuner.answers.candidates import Candidates, candidates_of
+from tuner.answers.reference import reference_among
+from tuner.run.driver import DRIVER, is_held
+from tuner.search.acquisition import ACQUISITION_FUNCTIONS
+from tuner.search.prior import OnProgress, ignore_progress, initial_posterior
+from tuner.search.proxy.proxy_plan import ProxyPlan
+from tuner.search.pruning import ClearlySlowerPruner
+from tuner.search.sampler import ThompsonSampler
+from tuner.storage.history import Past
+from tuner.storage.opening import find_study, open_store
+from tuner.storage.record import MEANING, ORIGIN
+from tuner.study_file.config import StudyConfig
+from tuner.study_file.meaning import first_difference
+
+
+def make_sampler(
+    config: StudyConfig,
+    candidates: Candidates | None = None,
+    past: Past | None = None,
+    *,
+    stop_when_confident: bool = False,
+    on_note: OnProgress = ignore_progress,
+) -> ThompsonSampler:
+    """Return the sampler that a study's options ask for, with what its history teaches.
+
+    Args:
+        config: Study.
+        candidates: Candidates of the study; enumerated here if they are not given.
+        past: History of the study.
+        stop_when_confident: Whether the sampler ends `study.optimize`; the driver of a study ends its own loop.
+        on_note: Function that is told what takes seconds.
+    """
+    candidates = candidates or candidates_of(config)
+    grid = candidates.space.grid
+    reference = reference_among(config, candidates)
+    everywhere = np.arange(len(grid))
+    return ThompsonSampler(
+        grid,
+        initial_posterior([(config.measured_setting, everywhere)], grid, past, on_progress=on_note),
+        acquisition=ACQUISITION_FUNCTIONS[config.search.acquisition],
+        draws=config.search.draws,
+        confidence=config.search.confidence,
+        tolerance=config.search.tolerance,
+        seed=config.search.seed,
+        first=None if reference is None else reference.config,
+        proxies=None
+        if config.proxy is None
+        else ProxyPlan(
+            options=config.proxy,
+            setting=config.setting,
+            space=config.options,
+            grid=grid,
+            max_trials=config.search.max_trials,
+            confidence=config.search.confidence,
+        ),
+        repeats=config.search.repeats,
+        stop_when_confident=stop_when_confident,
+    )
+
+
+def make_pruner(config: StudyConfig) -> ClearlySlowerPruner:
+    """Return the pruner that stops trials early; the current configuration is measured in full."""
+    return ClearlySlowerPruner(current=config.current.values(config.dimensions) if config.current else None)
+
+
+def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: BaseStorage | None = None) -> Study:
+    """Open the study in its storage, new or as it was left; open the storage too if it is not given.
+
+    Raises:
+        ConfigError: The trials of the stored study mean something else than the study file now says.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        study_name=config.name,
+        storage=open_store(config.storage).storage if storage is None else storage,
+        sampler=sampler,
+        pruner=make_pruner(config) if config.search.prune else NopPruner(),
+        direction="minimize",
+        load_if_exists=True,
+    )
+    stored = study.user_attrs.get(MEANING)
+    if stored is None and not study.get_trials(deepcopy=False):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            study.set_metric_names(["step_time_s"])  # what the dashboard writes beside its axes
+        study.set_user_attr(ORIGIN, config.backend.origin)
+        # last: with it the study is complete
+        study.set_user_attr(MEANING, json.loads(json.dumps(config.meaning)))
+    else:
+        check_meaning(config, study)
+    return study
+
+
+def check_meaning(config: StudyConfig, study: Study) -> None:
+    """Check that the stored trials mean what the study file says.
+
+    Raises:
+        ConfigError: They mean something else.
+    """
+    difference = first_difference(study.user_attrs.get(MEANING) or {}, json.loads(json.dumps(config.meaning)))
+    if difference is not None:
+        key, before, now = difference
+        raise ConfigError(
+            f"the stored study {config.name!r} was measured with {quote_value(before)}; its trials would no longer "
+            "mean the same",
+            file=config.file,
+            key=key,
+            value=now,
+            nearest="give the study another name, or change the key back",
+        )
+
+
+def stored_study(config: StudyConfig) -> Study:
+    """Return the study that the storage holds, for reading.
+
+    Raises:
+        ConfigError: The storage holds none yet.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = find_study(config.storage, config.name)
+    if study is None:
+        raise ConfigError(
+            "has no trials in its storage yet",
+            file=config.file,
+            key="name",
+            value=config.name,
+            nearest=f"start it with `meshtune run {config.file}`",
+        )
+    return study
+
+
+def is_running(study: Study) -> bool:
+    """Return whether some process is driving the study."""
+    return is_driven(study.user_attrs)
+
+
+def is_driven(attributes: Mapping[str, Any]) -> bool:
+    """Return whether some process is driving the study with these attributes, which take a while to read."""
+    held = attributes.get(DRIVER)
+    return held is not None and is_held(held)
