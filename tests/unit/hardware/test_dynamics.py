@@ -58,24 +58,18 @@ def shares_of(changed, nominal):
 
 @given(changing_clusters())
 @settings(max_examples=40, deadline=None)
-def test_before_the_first_event_nothing_has_changed(changing):
-    """Until something happens the cluster is as described; at the moment when it happens it has changed."""
-    cluster, trace = changing
-
-    assert cluster_at(cluster, trace, 0.999) == cluster
-    for count, event in enumerate(trace.events, start=1):
-        assert cluster_at(cluster, trace, event.time_s) == after(cluster, *trace.events[:count])
-
-
-@given(changing_clusters())
-@settings(max_examples=40, deadline=None)
-def test_what_is_undone_leaves_no_mark(changing):
-    """Once every link has its whole bandwidth and every host is back, the cluster is the described one, bit by bit."""
+def test_events_change_the_cluster_and_can_be_undone(changing):
+    """Before the first event the cluster is as described, from the time of each on changed; once all is undone, it is
+    the described one again, bit by bit.
+    """
     cluster, trace = changing
     links = {event.link for event in trace.events if isinstance(event, LinkEvent)}
     hosts = {event.host for event in trace.events if isinstance(event, HostEvent)}
     undone = (*[links_have(99, link, 1.0) for link in links], *[back(99, host) for host in hosts])
 
+    assert cluster_at(cluster, trace, 0.999) == cluster
+    for count, event in enumerate(trace.events, start=1):
+        assert cluster_at(cluster, trace, event.time_s) == after(cluster, *trace.events[:count])
     assert after(cluster, *trace.events, *undone) == cluster
 
 
@@ -139,17 +133,6 @@ def test_unlike_hosts_split_their_group_and_no_further():
     assert [group.hosts for group in after(cluster, *slow, lost(2, 2)).groups] == [2, 1, 2]
     assert [group.hosts for group in after(cluster, *slow, lost(2, 2), lost(2, 3)).groups] == [4]
     assert [group.hosts for group in after(cluster, *slow, links_have(2, (2,), 1.0)).groups] == [3, 1, 2]
-
-
-def test_pairs_are_numbered_anew():
-    """Where host 1 is lost, the slow path between hosts 2 and 3 is that between 1 and 2; where host 3 is, none is."""
-    cluster = find_cluster("dgx-h100", 4)
-    slow = links_have(1, (2, 3), 0.1)
-
-    assert after(cluster, slow).slow_pairs == (SlowPair(first_host=2, second_host=3, share=0.1),)
-    assert after(cluster, slow, lost(2, 1)).slow_pairs == (SlowPair(first_host=1, second_host=2, share=0.1),)
-    assert after(cluster, slow, lost(2, 3)).slow_pairs == ()
-    assert after(cluster, slow, lost(2, 3), back(3, 3)) == after(cluster, slow)
 
 
 def test_a_split_group_is_still_one_network():
@@ -285,6 +268,8 @@ def test_nothing_happens_in_one_interval(cluster):
 
 # What cannot be
 
+SLOW = SlowPair(first_host=0, second_host=1, share=0.5)
+
 
 @pytest.mark.parametrize(
     ("make", "words"),
@@ -297,12 +282,7 @@ def test_nothing_happens_in_one_interval(cluster):
         (lambda: after(find_cluster("dgx-h100", 1), lost(0, 0)), "some host is always there"),
         (lambda: after(find_cluster("dgx-h100", 2), links_have(0, (0, 2), 0.5)), "names some of 2 hosts"),
         (lambda: intervals(find_cluster("dgx-h100", 2), Trace(events=()), 0.0), "time goes on"),
-        (
-            lambda: after(
-                replace(find_cluster("dgx-h100", 2), slow_pairs=(SlowPair(first_host=0, second_host=1, share=0.5),))
-            ),
-            "begins with the nominal cluster",
-        ),
+        (lambda: after(replace(find_cluster("dgx-h100", 2), slow_pairs=(SLOW,))), "begins with the nominal cluster"),
     ],
 )
 def test_what_no_trace_file_can_say_is_our_bug(make, words):
