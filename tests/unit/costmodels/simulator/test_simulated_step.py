@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime, runtime_names
-from costmodels.job.setting import Setting
 from costmodels.job.uneven_work import Assignment
 from costmodels.simulator.passes import Kind, pass_order
 from costmodels.simulator.simulated_step import Role, simulate_step
@@ -18,7 +17,7 @@ from costmodels.step.breakdown import BREAKDOWN
 from costmodels.step.step_time import estimate_step
 from hardware.cluster import cluster_from_mapping, find_cluster
 from tests.support.settings.pass_times import pass_times
-from tests.support.settings.random_settings import cases, grid_of, job_of
+from tests.support.settings.random_settings import cases, grid_of, job_of, setting_for
 
 MEGATRON = find_runtime("megatron-core")
 TWO_KINDS = cluster_from_mapping(
@@ -26,14 +25,14 @@ TWO_KINDS = cluster_from_mapping(
 )
 
 
-def simulated(case_or_job, cluster, runtime, config, **rest):
-    """A simulated step's time."""
-    return simulate_step(Setting(job=case_or_job, cluster=cluster, runtime=runtime), config, **rest).step_time_s
+def simulated(job, cluster, config, runtime=MEGATRON, **rest):
+    """A simulated step of a job, under Megatron-Core by default."""
+    return simulate_step(setting_for(job, cluster, runtime), config, **rest)
 
 
 def closed_form(job, cluster, runtime, config):
     """The closed form's step time."""
-    return float(estimate_step(Setting(job=job, cluster=cluster, runtime=runtime), grid_of(config)).step_time_s[0])
+    return float(estimate_step(setting_for(job, cluster, runtime), grid_of(config)).step_time_s[0])
 
 
 @given(
@@ -59,7 +58,7 @@ def test_equal_stages_without_contention_agree_with_the_closed_form(runtime, pp,
     cluster = find_cluster("dgx-h100", hosts=pp)
     config = ParallelConfig(pp=pp, tp=8, vpp=vpp, mbs=mbs, recompute=recompute, sequence_parallel=True, zero_stage=0)
 
-    assert simulated(job, cluster, profile, config) == pytest.approx(
+    assert simulated(job, cluster, config, runtime=profile).step_time_s == pytest.approx(
         closed_form(job, cluster, profile, config), rel=0.02
     )
 
@@ -87,13 +86,8 @@ def test_every_configuration_can_be_simulated(case, schedule):
 def test_replicas_that_are_alike_are_simulated_once():
     """Eight times the replicas on eight times the hosts make no more tasks."""
     config = ParallelConfig(pp=2, tp=8, dp=2)
-    few = simulate_step(
-        Setting(job=job_of(batch=32), cluster=find_cluster("dgx-h100", hosts=4), runtime=MEGATRON), config
-    )
-    many = simulate_step(
-        Setting(job=job_of(batch=256), cluster=find_cluster("dgx-h100", hosts=32), runtime=MEGATRON),
-        replace(config, dp=16),
-    )
+    few = simulated(job_of(batch=32), find_cluster("dgx-h100", hosts=4), config)
+    many = simulated(job_of(batch=256), find_cluster("dgx-h100", hosts=32), replace(config, dp=16))
 
     assert len(many.labels) == len(few.labels)
     assert [kind.count for kind in many.replicas] == [16]
@@ -105,12 +99,12 @@ def test_an_unlike_replica_sets_the_pace_and_less_work_helps_it():
     No sooner than a perfect split would have it, which is (1 + r) / 2 times as fast for times in the ratio r.
     """
     job, config = job_of(batch=48), ParallelConfig(tp=8, dp=2)
-    even = simulate_step(Setting(job=job, cluster=TWO_KINDS, runtime=MEGATRON), config)
+    even = simulated(job, TWO_KINDS, config)
     fast_s, slow_s = (sum(works[0].parts_s().values()) for works in even.stages)
     ratio = slow_s / fast_s
     share = round(48 / (1 + 1 / ratio))
     less = Assignment(micro_batches=(share, 48 - share))
-    uneven = simulate_step(Setting(job=job, cluster=TWO_KINDS, runtime=MEGATRON), replace(config, assignment=less))
+    uneven = simulated(job, TWO_KINDS, replace(config, assignment=less))
 
     assert len(even.replicas) == 2
     assert ratio > 1.5
@@ -122,8 +116,8 @@ def test_an_unlike_replica_sets_the_pace_and_less_work_helps_it():
 def test_fewer_layers_on_the_slow_stage_help():
     """A pipeline over H100 and A100 is faster when the A100's stage holds fewer of the layers."""
     job, config = job_of(batch=32), ParallelConfig(pp=2, tp=8)
-    even = simulated(job, TWO_KINDS, MEGATRON, config)
-    uneven = simulated(job, TWO_KINDS, MEGATRON, replace(config, assignment=Assignment(layers=(22, 10))))
+    even = simulated(job, TWO_KINDS, config).step_time_s
+    uneven = simulated(job, TWO_KINDS, replace(config, assignment=Assignment(layers=(22, 10)))).step_time_s
 
     assert uneven < 0.8 * even
 
@@ -131,8 +125,8 @@ def test_fewer_layers_on_the_slow_stage_help():
 def test_the_order_of_hosts_decides_who_has_the_head():
     """With the head's layers on the fast host, and as many layers on either, a step is shorter."""
     job, config = job_of(batch=32), ParallelConfig(pp=2, tp=8)
-    head_on_slow = simulated(job, TWO_KINDS, MEGATRON, config)
-    head_on_fast = simulated(job, TWO_KINDS, MEGATRON, replace(config, assignment=Assignment(hosts=(1, 0))))
+    head_on_slow = simulated(job, TWO_KINDS, config).step_time_s
+    head_on_fast = simulated(job, TWO_KINDS, replace(config, assignment=Assignment(hosts=(1, 0)))).step_time_s
 
     assert head_on_fast < head_on_slow
 
@@ -141,9 +135,9 @@ def test_recomputing_some_layers_costs_their_forward_pass():
     """Half of the layers recomputed in full cost half of what all of them cost."""
     job, cluster = job_of(batch=64), find_cluster("dgx-h100")
     config = ParallelConfig(tp=8)
-    none = simulated(job, cluster, MEGATRON, config)
-    half = simulated(job, cluster, MEGATRON, replace(config, assignment=Assignment(recomputed=(16,))))
-    full = simulated(job, cluster, MEGATRON, replace(config, recompute="full"))
+    none = simulated(job, cluster, config).step_time_s
+    half = simulated(job, cluster, replace(config, assignment=Assignment(recomputed=(16,)))).step_time_s
+    full = simulated(job, cluster, replace(config, recompute="full")).step_time_s
 
     assert half - none == pytest.approx(0.5 * (full - none), rel=0.02)
 
@@ -155,11 +149,11 @@ def test_zero_bubble_and_chunks_shorten_the_bubble():
     """
     job, cluster = job_of(batch=8, vocab_size=64), find_cluster("dgx-h100")
     config = ParallelConfig(pp=8)
-    plain = simulated(job, cluster, MEGATRON, config)
+    plain = simulated(job, cluster, config).step_time_s
 
-    assert simulated(job, cluster, MEGATRON, config, schedule="gpipe") == pytest.approx(plain, rel=0.02)
-    assert simulated(job, cluster, MEGATRON, config, schedule="zero-bubble") < 0.95 * plain
-    assert simulated(job, cluster, MEGATRON, replace(config, vpp=4)) < 0.9 * plain
+    assert simulated(job, cluster, config, schedule="gpipe").step_time_s == pytest.approx(plain, rel=0.02)
+    assert simulated(job, cluster, config, schedule="zero-bubble").step_time_s < 0.95 * plain
+    assert simulated(job, cluster, replace(config, vpp=4)).step_time_s < 0.9 * plain
 
 
 def test_gradients_and_messages_share_a_nic():
@@ -167,7 +161,7 @@ def test_gradients_and_messages_share_a_nic():
     job, cluster = job_of(batch=16), find_cluster("v100-pcie", hosts=4)
     config = ParallelConfig(pp=2, tp=8, dp=2, zero_stage=1)
     job = replace(job, precision="fp16")
-    found = simulate_step(Setting(job=job, cluster=cluster, runtime=MEGATRON), config)
+    found = simulated(job, cluster, config)
     hops = [task for task, label in enumerate(found.labels) if label.role == Role.HOP]
     seconds = found.timeline.end_s[hops] - found.timeline.start_s[hops]
 
@@ -179,10 +173,7 @@ def test_messages_that_wait_for_their_receiver_cost_every_micro_batch():
     job, cluster = job_of(batch=64, vocab_size=64), find_cluster("v100-pcie", hosts=4)
     job, config = replace(job, precision="fp16"), ParallelConfig(pp=4, tp=8)
     waits, hides = (
-        simulate_step(
-            Setting(job=job, cluster=cluster, runtime=replace(MEGATRON, overlaps_p2p=overlaps, straggler_share=0.0)),
-            config,
-        )
+        simulated(job, cluster, config, runtime=replace(MEGATRON, overlaps_p2p=overlaps, straggler_share=0.0))
         for overlaps in (False, True)
     )
 
@@ -191,10 +182,7 @@ def test_messages_that_wait_for_their_receiver_cost_every_micro_batch():
 
 def test_a_later_stage_reduces_its_gradients_in_the_bubble():
     """The last stage's gradients are on their way while the first stage still computes."""
-    found = simulate_step(
-        Setting(job=job_of(batch=32), cluster=find_cluster("dgx-h100", hosts=8), runtime=MEGATRON),
-        ParallelConfig(pp=4, tp=8, dp=2),
-    )
+    found = simulated(job_of(batch=32), find_cluster("dgx-h100", hosts=8), ParallelConfig(pp=4, tp=8, dp=2))
     reduced_s = {
         label.stage: found.timeline.end_s[task] for task, label in enumerate(found.labels) if label.role == Role.REDUCE
     }
@@ -217,10 +205,8 @@ def test_a_tied_table_adds_what_the_closed_form_has(zero_stage, pp):
     config, hosts = ParallelConfig(pp=pp, tp=4, dp=2, zero_stage=zero_stage), find_cluster("dgx-h100", hosts=pp)
     parts = [
         (
-            simulate_step(Setting(job=job, cluster=hosts, runtime=profile), config).breakdown_s["pp"],
-            float(
-                estimate_step(Setting(job=job, cluster=hosts, runtime=profile), grid_of(config)).breakdown_s["pp"][0]
-            ),
+            simulated(job, hosts, config, runtime=profile).breakdown_s["pp"],
+            float(estimate_step(setting_for(job, hosts, profile), grid_of(config)).breakdown_s["pp"][0]),
         )
         for job in (untied, tied)
     ]
@@ -249,9 +235,9 @@ def pcie_cluster(**group):
 def test_a_lone_sender_has_the_whole_adapter():
     """Of a host's two stages only the second sends to another host: two devices with the shares of four."""
     job, config = job_of(batch=32), ParallelConfig(pp=8, tp=2)
-    alone = simulate_step(Setting(job=job, cluster=pcie_cluster(), runtime=MEGATRON), config)
+    alone = simulated(job, pcie_cluster(), config)
     own = {"kind": "infiniband", "bandwidth_gb_per_s": 3.0, "latency_us": 4}
-    unshared = simulate_step(Setting(job=job, cluster=pcie_cluster(nic_links=[own]), runtime=MEGATRON), config)
+    unshared = simulated(job, pcie_cluster(nic_links=[own]), config)
 
     assert min(hop_seconds(alone)[1]) < 0.6 * min(hop_seconds(unshared)[1])
 
@@ -259,12 +245,8 @@ def test_a_lone_sender_has_the_whole_adapter():
 def test_stages_under_one_switch_share_its_uplink():
     """A narrow uplink delays messages to hosts under other switches, not those under the same one."""
     job, config = job_of(batch=32), ParallelConfig(pp=4, tp=4)
-    free = hop_seconds(simulate_step(Setting(job=job, cluster=pcie_cluster(), runtime=MEGATRON), config))
-    narrow = hop_seconds(
-        simulate_step(
-            Setting(job=job, cluster=pcie_cluster(switch={"hosts": 2, "uplink_gb_per_s": 4}), runtime=MEGATRON), config
-        )
-    )
+    free = hop_seconds(simulated(job, pcie_cluster(), config))
+    narrow = hop_seconds(simulated(job, pcie_cluster(switch={"hosts": 2, "uplink_gb_per_s": 4}), config))
 
     assert min(narrow[1]) > 2 * min(free[1])
     assert min(narrow[0]) == pytest.approx(min(free[0]))
@@ -275,10 +257,8 @@ def test_a_transfer_takes_the_link_that_another_one_excludes():
     nvlink = {"kind": "nvlink3", "bandwidth_gb_per_s": 20, "latency_us": 1, "exclusive_group": "peer"}
     pcie = {"kind": "pcie4", "bandwidth_gb_per_s": 18, "latency_us": 1, "exclusive_group": "peer"}
     job, config = job_of(batch=8), ParallelConfig(pp=2, dp=2, zero_stage=0)
-    both = simulate_step(
-        Setting(job=job, cluster=pcie_cluster(hosts=1, intra_links=[nvlink, pcie]), runtime=MEGATRON), config
-    )
-    one = simulate_step(Setting(job=job, cluster=pcie_cluster(hosts=1, intra_links=[nvlink]), runtime=MEGATRON), config)
+    both = simulated(job, pcie_cluster(hosts=1, intra_links=[nvlink, pcie]), config)
+    one = simulated(job, pcie_cluster(hosts=1, intra_links=[nvlink]), config)
 
     assert both.timeline.route.max() == 1
     assert one.timeline.route.max() == 0
@@ -304,7 +284,7 @@ def test_passes_run_when_what_they_wait_for_is_there(pp, vpp, rounds, schedule, 
     config = ParallelConfig(pp=pp, tp=8, vpp=vpp, zero_stage=0, assignment=Assignment(layers=cut))
     nic = {"kind": "infiniband", "bandwidth_gb_per_s": 1e6, "latency_us": 40}
     cluster = cluster_from_mapping({"name": "dgx-h100", "hosts": pp, "nic_links": [nic]}, Path())
-    found = simulate_step(Setting(job=job, cluster=cluster, runtime=MEGATRON), config, schedule=schedule)
+    found = simulated(job, cluster, config, schedule=schedule)
     order = pass_order(schedule, pp, vpp, rounds * pp)
     works, virtual = found.stages[0], range(pp * vpp)
     pass_s = np.zeros((3, pp * vpp))

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime, runtime_names
-from costmodels.job.setting import Setting
 from costmodels.operators.kernels import collective_s, kernel_s
 from costmodels.operators.layer_operators import BLOCKS, Block
 from costmodels.simulator.simulated_step import simulate_step
@@ -18,7 +17,7 @@ from costmodels.step.breakdown import EXPOSED_PARTS
 from costmodels.step.step_time import estimate_step
 from hardware.cluster import find_cluster
 from tests.support.graphs.layer_changes import at, change_for, random_change
-from tests.support.settings.random_settings import cases, grid_of, job_of
+from tests.support.settings.random_settings import cases, grid_of, job_of, setting_for
 
 MEGATRON = replace(find_runtime("megatron-core"), residuals=())
 """Without what calibration has left, which scales whole steps."""
@@ -39,16 +38,13 @@ def with_change(runtime, *changes):
 def costs(*configs, changes=()):
     """The block costs of some configurations, a row each."""
     return block_costs(
-        Setting(job=JOB, cluster=CLUSTER, runtime=with_change(MEGATRON, *changes)),
-        grid_of(*configs),
-        kernel_s,
-        collective_s,
+        setting_for(JOB, CLUSTER, with_change(MEGATRON, *changes)), grid_of(*configs), kernel_s, collective_s
     )
 
 
 def breakdown(config, *changes, runtime=MEGATRON, cluster=CLUSTER, job=JOB):
     """The parts of one configuration's step."""
-    estimate = estimate_step(Setting(job=job, cluster=cluster, runtime=with_change(runtime, *changes)), grid_of(config))
+    estimate = estimate_step(setting_for(job, cluster, with_change(runtime, *changes)), grid_of(config))
     return {part: float(seconds[0]) for part, seconds in estimate.breakdown_s.items()}
 
 
@@ -185,7 +181,7 @@ def test_changed_steps_stay_positive(case, seed):
 
 def simulated(job, cluster, runtime, config):
     """A simulated step's time."""
-    return simulate_step(Setting(job=job, cluster=cluster, runtime=runtime), config).step_time_s
+    return simulate_step(setting_for(job, cluster, runtime), config).step_time_s
 
 
 @given(cases(max_configs=1))
@@ -224,9 +220,7 @@ def test_the_simulator_agrees_about_a_change(runtime, pp, rounds, recompute, see
     config = ParallelConfig(pp=pp, tp=8, recompute=recompute, sequence_parallel=True, zero_stage=0)
     profile = with_change(profile, random_change(config, seed))
 
-    closed_form_s = float(
-        estimate_step(Setting(job=job, cluster=cluster, runtime=profile), grid_of(config)).step_time_s[0]
-    )
+    closed_form_s = float(estimate_step(setting_for(job, cluster, profile), grid_of(config)).step_time_s[0])
     simulated_s = simulated(job, cluster, profile, config)
     is_beside = profile.overlaps_tensor or profile.overlaps_tensor_gradients
     assert simulated_s == pytest.approx(closed_form_s, rel=0.1 if is_beside else 0.02)
@@ -242,9 +236,7 @@ def test_the_simulator_agrees_about_the_weights_traffic(overlaps, share):
     change = change_for(config, once_s=at(DENSE, shape=len(BLOCKS), value=share * alone / 32))
     changed = with_change(runtime, change)
 
-    closed_form_s = float(
-        estimate_step(Setting(job=JOB, cluster=TWO_HOSTS, runtime=changed), grid_of(config)).step_time_s[0]
-    )
+    closed_form_s = float(estimate_step(setting_for(JOB, TWO_HOSTS, changed), grid_of(config)).step_time_s[0])
     assert simulated(JOB, TWO_HOSTS, changed, config) == pytest.approx(closed_form_s, rel=0.02)
     if share > 0 or not overlaps:
         assert abs(simulated(JOB, TWO_HOSTS, runtime, config) - closed_form_s) > 0.02 * closed_form_s

@@ -6,14 +6,13 @@ from hypothesis import assume, given, settings
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
-from costmodels.job.setting import Setting
 from costmodels.job.uneven_work import Assignment
 from costmodels.operators.kernels import collective_s
 from costmodels.operators.layer_operators import OpKind, Phase
 from costmodels.step.executions import collective_executions, operator_executions
 from costmodels.step.step_time import estimate_step
 from hardware.cluster import find_cluster
-from tests.support.settings.random_settings import cases, grid_of, job_of
+from tests.support.settings.random_settings import cases, grid_of, job_of, setting_for
 
 MEGATRON = find_runtime("megatron-core")
 HOSTS = find_cluster("dgx-h100", hosts=4)
@@ -29,9 +28,7 @@ def counted(job, cluster, config, runtime=MEGATRON):
     """Executions of each collective by name and phase."""
     return {
         (collective.name, phase): float(count.sum())
-        for collective, phase, count in collective_executions(
-            Setting(job=job, cluster=cluster, runtime=runtime), grid_of(config)
-        )
+        for collective, phase, count in collective_executions(setting_for(job, cluster, runtime), grid_of(config))
     }
 
 
@@ -91,9 +88,7 @@ def test_hops_are_those_between_stages():
 
     hops = [
         (collective, phase, count)
-        for collective, phase, count in collective_executions(
-            Setting(job=job, cluster=HOSTS, runtime=MEGATRON), grid_of(config)
-        )
+        for collective, phase, count in collective_executions(setting_for(job, HOSTS), grid_of(config))
         if collective.name == "pp.send_recv"
     ]
 
@@ -124,9 +119,7 @@ def test_zero_2_may_reduce_every_micro_batch():
     assert counts["weights.reduce_scatter", Phase.BACKWARD] == 4
     assert counts["weights.all_gather", Phase.FORWARD] == 1
     once_s, each_s = (
-        estimate_step(Setting(job=job, cluster=HOSTS, runtime=without_overlap(own)), grid_of(config)).breakdown_s["dp"][
-            0
-        ]
+        estimate_step(setting_for(job, HOSTS, without_overlap(own)), grid_of(config)).breakdown_s["dp"][0]
         for own in (MEGATRON, runtime)
     )
     assert once_s < each_s < 4 * once_s

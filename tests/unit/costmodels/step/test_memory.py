@@ -9,7 +9,6 @@ from costmodels.job.model_catalog import find_model
 from costmodels.job.model_spec import ModelSpec
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import RuntimeProfile, find_runtime
-from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.step.memory import (
     LEAST_CHANCE,
@@ -22,7 +21,7 @@ from costmodels.step.memory import (
 from costmodels.step.placement import local_parameters
 from costmodels.step.schedules import assign_layers
 from hardware.cluster import cluster_from_mapping, find_cluster
-from tests.support.settings.random_settings import cases, grid_of, job_of
+from tests.support.settings.random_settings import cases, grid_of, job_of, setting_for
 
 MEGATRON = find_runtime("megatron-core")
 STATES = ("weights", "gradients", "optimizer")
@@ -33,11 +32,16 @@ def bare(gradient_bytes: int) -> RuntimeProfile:
     return replace(MEGATRON, gradient_bytes=gradient_bytes, memory_overhead_bytes=0, activation_slack=0.0)
 
 
+def estimate(job, cluster, *configs, runtime=MEGATRON, **rest):
+    """The memory of a few configurations, under Megatron-Core by default."""
+    return estimate_memory(setting_for(job, cluster, runtime), grid_of(*configs), **rest)
+
+
 def state_bytes_per_parameter(config: ParallelConfig, *, gradient_bytes: int) -> float:
     """Weights, gradients and optimizer states that one rank keeps per parameter of the model."""
     job = job_of("llama-7b", batch=256)
     cluster = find_cluster("dgx-h100", hosts=config.num_devices // 8)
-    found = estimate_memory(Setting(job=job, cluster=cluster, runtime=bare(gradient_bytes)), grid_of(config))
+    found = estimate(job, cluster, config, runtime=bare(gradient_bytes))
     return sum(float(found.parts_bytes[part][0]) for part in STATES) / job.model.num_parameters
 
 
@@ -247,12 +251,8 @@ def test_zero_shards_experts_over_their_own_replicas():
     """With ep = dp an expert has one copy, so the optimizer states of experts are not sharded any further."""
     job = job_of("mixtral-8x7b")
     cluster = find_cluster("dgx-h100")
-    split = estimate_memory(
-        Setting(job=job, cluster=cluster, runtime=bare(4)), grid_of(ParallelConfig(dp=8, ep=8))
-    ).parts_bytes["optimizer"][0]
-    whole = estimate_memory(
-        Setting(job=job, cluster=cluster, runtime=bare(4)), grid_of(ParallelConfig(dp=8, ep=1))
-    ).parts_bytes["optimizer"][0]
+    split = estimate(job, cluster, ParallelConfig(dp=8, ep=8), runtime=bare(4)).parts_bytes["optimizer"][0]
+    whole = estimate(job, cluster, ParallelConfig(dp=8, ep=1), runtime=bare(4)).parts_bytes["optimizer"][0]
 
     assert split == pytest.approx(whole, rel=1e-12)
 
@@ -263,9 +263,7 @@ def test_shards_over_a_part_of_dp_need_a_middle(stage):
     job, cluster = job_of(batch=256), find_cluster("dgx-h100", hosts=4)
     shards = [ParallelConfig(dp=32, zero_stage=stage, dp_shard=shard) for shard in (0, 32, 8, 2, 1)]
 
-    found = estimate_memory(
-        Setting(job=job, cluster=cluster, runtime=bare(4)), grid_of(*shards, ParallelConfig(dp=32, zero_stage=0))
-    )
+    found = estimate(job, cluster, *shards, ParallelConfig(dp=32, zero_stage=0), runtime=bare(4))
 
     states = sum(found.parts_bytes[part] for part in STATES)
     assert states[0] == states[1] < states[2] < states[3] < states[4] == states[5]
@@ -277,9 +275,8 @@ def test_experts_are_sharded_over_the_same_part_of_dp():
     """With dp 16 in shards of 4 there are four copies of each expert's states too."""
     job, cluster = job_of("mixtral-8x7b", batch=64), find_cluster("dgx-h100", hosts=2)
 
-    all_of_dp, part = estimate_memory(
-        Setting(job=job, cluster=cluster, runtime=bare(4)),
-        grid_of(ParallelConfig(dp=16, ep=4), ParallelConfig(dp=16, ep=4, dp_shard=4)),
+    all_of_dp, part = estimate(
+        job, cluster, ParallelConfig(dp=16, ep=4), ParallelConfig(dp=16, ep=4, dp_shard=4), runtime=bare(4)
     ).parts_bytes["optimizer"]
 
     assert part == pytest.approx(4 * all_of_dp)
@@ -288,13 +285,13 @@ def test_experts_are_sharded_over_the_same_part_of_dp():
 def test_experts_of_another_tensor_degree_keep_as_many_weights():
     """Split by tp or dealt whole to twice the ranks, a rank's experts weigh the same; not split at all, twice that."""
     job = job_of("mixtral-8x7b", batch=64)
-    split, dealt, whole = estimate_memory(
-        Setting(job=job, cluster=find_cluster("dgx-h100"), runtime=bare(4)),
-        grid_of(
-            ParallelConfig(tp=2, dp=4, ep=4),
-            ParallelConfig(tp=2, dp=4, ep=8, expert_tp=1),
-            ParallelConfig(tp=2, dp=4, ep=4, expert_tp=1),
-        ),
+    split, dealt, whole = estimate(
+        job,
+        find_cluster("dgx-h100"),
+        ParallelConfig(tp=2, dp=4, ep=4),
+        ParallelConfig(tp=2, dp=4, ep=8, expert_tp=1),
+        ParallelConfig(tp=2, dp=4, ep=4, expert_tp=1),
+        runtime=bare(4),
     ).parts_bytes["weights"]
 
     experts = 2 * 8 * job.model.expert_parameters * job.model.num_layers
@@ -355,9 +352,7 @@ def test_recomputation_lowers_the_activations(name, config):
     """Full keeps less than selective, selective less than none."""
     grid = grid_of(*(replace(config, recompute=mode) for mode in ("full", "selective", "none")))
 
-    activations = estimate_memory(
-        Setting(job=job_of(name), cluster=find_cluster("dgx-h100"), runtime=MEGATRON), grid
-    ).parts_bytes["activations"]
+    activations = estimate_memory(setting_for(job_of(name), find_cluster("dgx-h100")), grid).parts_bytes["activations"]
 
     assert activations[0] < activations[1] < activations[2]
 
@@ -366,9 +361,9 @@ def test_first_stage_of_a_pipeline_is_the_fullest():
     """1F1B holds p micro-batches on the first stage: pp 4 keeps as many activations as one stage with all layers."""
     job = job_of("llama3-8b", vocab_size=128)
     cluster = find_cluster("dgx-h100")
-    one, four = estimate_memory(
-        Setting(job=job, cluster=cluster, runtime=bare(4)), grid_of(ParallelConfig(dp=8), ParallelConfig(pp=4, dp=2))
-    ).parts_bytes["activations"]
+    one, four = estimate(job, cluster, ParallelConfig(dp=8), ParallelConfig(pp=4, dp=2), runtime=bare(4)).parts_bytes[
+        "activations"
+    ]
 
     assert one == pytest.approx(four)
 
@@ -376,9 +371,8 @@ def test_first_stage_of_a_pipeline_is_the_fullest():
 def test_interleaving_keeps_more():
     """With vpp 2 a stage of 4 keeps 1 + 3/8 of what one stage with all layers keeps (Korthikanti 2022, 4.2.3)."""
     job = job_of("llama3-8b", vocab_size=128)
-    one, interleaved = estimate_memory(
-        Setting(job=job, cluster=find_cluster("dgx-h100"), runtime=bare(4)),
-        grid_of(ParallelConfig(dp=8), ParallelConfig(pp=4, dp=2, vpp=2)),
+    one, interleaved = estimate(
+        job, find_cluster("dgx-h100"), ParallelConfig(dp=8), ParallelConfig(pp=4, dp=2, vpp=2), runtime=bare(4)
     ).parts_bytes["activations"]
 
     assert interleaved == pytest.approx(one * (1 + 3 / 8))
@@ -387,7 +381,7 @@ def test_interleaving_keeps_more():
 def test_fits_leaves_the_headroom_free():
     """A peak of 92% of the device fits with a headroom of 8%, and not with 9%."""
     cluster = find_cluster("dgx-h100")
-    exact = estimate_memory(Setting(job=job_of(), cluster=cluster, runtime=MEGATRON), grid_of(ParallelConfig(tp=8)))
+    exact = estimate(job_of(), cluster, ParallelConfig(tp=8))
     capacity = exact.capacity_bytes[0]
     slack = exact.parts_bytes["fragmentation"]
     full = replace(exact, peak_bytes=np.array([0.92 * capacity]) + slack)
@@ -401,7 +395,7 @@ def test_fragmentation_does_not_decide_whether_it_fits():
     """An allocator gives up what it holds beyond its tensors before it fails, so only the rest must fit."""
     cluster, grid = find_cluster("dgx-h100"), grid_of(ParallelConfig(tp=8))
     lean, wasteful = (
-        estimate_memory(Setting(job=job_of(), cluster=cluster, runtime=replace(MEGATRON, activation_slack=slack)), grid)
+        estimate_memory(setting_for(job_of(), cluster, replace(MEGATRON, activation_slack=slack)), grid)
         for slack in (0.0, 0.5)
     )
 
@@ -411,9 +405,7 @@ def test_fragmentation_does_not_decide_whether_it_fits():
 
 def test_what_a_peak_counts():
     """Allocated leaves out fragmentation and overhead, reserved overhead alone, and the device holds all of them."""
-    found = estimate_memory(
-        Setting(job=job_of(), cluster=find_cluster("dgx-h100"), runtime=MEGATRON), grid_of(ParallelConfig(tp=8))
-    )
+    found = estimate(job_of(), find_cluster("dgx-h100"), ParallelConfig(tp=8))
     allocated, reserved, device = (found.peak_as(meaning)[0] for meaning in ("allocated", "reserved", "device"))
 
     assert device == found.peak_bytes[0]
@@ -423,9 +415,7 @@ def test_what_a_peak_counts():
 
 def test_the_probability_of_fit_is_that_of_a_lognormal_error():
     """A need of exactly the device fits with 50%; one log error below it with 84%, above it with 16%."""
-    found = estimate_memory(
-        Setting(job=job_of(), cluster=find_cluster("dgx-h100"), runtime=MEGATRON), grid_of(*[ParallelConfig(tp=8)] * 4)
-    )
+    found = estimate(job_of(), find_cluster("dgx-h100"), *[ParallelConfig(tp=8)] * 4)
     capacity, slack = found.capacity_bytes, found.parts_bytes["fragmentation"]
     needed = capacity * np.exp([0.0, -0.1, 0.1, 0.13])
     at = replace(found, peak_bytes=needed + slack)
@@ -440,9 +430,7 @@ def test_a_pass_ends_with_the_embeddings_gradient():
     job = replace(job_of("llama3-8b"), sequence_length=16)
     cluster = find_cluster("dgx-h100")
     runtime = replace(bare(4), fused_accumulation=False)
-    found = estimate_memory(
-        Setting(job=job, cluster=cluster, runtime=runtime), grid_of(ParallelConfig(pp=2, dp=4)), stage="first"
-    )
+    found = estimate(job, cluster, ParallelConfig(pp=2, dp=4), runtime=runtime, stage="first")
     hidden = 2 * 16 * 4096
 
     assert found.parts_bytes["buffers"][0] == WORKSPACE_BYTES + hidden + 2 * job.model.embedding_parameters
@@ -452,8 +440,7 @@ def test_fp32_weights_are_the_optimizers_copy():
     """Sharded fp32 weights, gradients and two moments are 16 bytes per parameter, not 18 (torchtitan docs/fsdp.md)."""
     grid = grid_of(ParallelConfig(dp=8, zero_stage=3))
     found = estimate_memory(
-        Setting(job=job_of("llama-7b"), cluster=find_cluster("dgx-h100"), runtime=replace(bare(4), fp32_weights=True)),
-        grid,
+        setting_for(job_of("llama-7b"), find_cluster("dgx-h100"), replace(bare(4), fp32_weights=True)), grid
     ).parts_bytes
 
     states = sum(float(found[part][0]) for part in STATES)
@@ -507,7 +494,7 @@ def test_measured_on_b200(model, length, config, mebibytes):
     job = TrainingJob(model=model, sequence_length=length, global_batch_size=4 * config.dp)
     runtime = replace(MEGATRON, fused_cross_entropy=True)
 
-    found = estimate_memory(Setting(job=job, cluster=cluster, runtime=runtime), grid_of(config))
+    found = estimate(job, cluster, config, runtime=runtime)
 
     assert found.peak_as("allocated")[0] / 2**20 == pytest.approx(mebibytes, rel=0.01)
     assert found.fits(0.0)[0]
@@ -546,11 +533,7 @@ def test_measured_by_megatrons_functional_tests(config, flash, gibibytes):
     job = TrainingJob(model=model, sequence_length=1024, global_batch_size=32)
     runtime = replace(MEGATRON, fused_attention=flash, fused_accumulation=False, attention_dropout=True)
 
-    found = estimate_memory(
-        Setting(job=job, cluster=find_cluster("dgx-a100"), runtime=runtime),
-        grid_of(replace(config, mbs=4)),
-        stage="last",
-    )
+    found = estimate(job, find_cluster("dgx-a100"), replace(config, mbs=4), runtime=runtime, stage="last")
 
     assert found.peak_as("allocated")[0] / 2**30 == pytest.approx(gibibytes, rel=0.04)
 
@@ -587,9 +570,7 @@ def test_measured_by_the_ultra_scale_playbook(config, gibibytes):
     )
     job = TrainingJob(model=model, sequence_length=4096, global_batch_size=256)
 
-    found = estimate_memory(
-        Setting(job=job, cluster=find_cluster("dgx-h100"), runtime=find_runtime("nanotron")), grid_of(config)
-    )
+    found = estimate(job, find_cluster("dgx-h100"), config, runtime=find_runtime("nanotron"))
 
     assert found.peak_as("reserved")[0] / 2**30 == pytest.approx(gibibytes, rel=0.11)
     assert found.fits(0.0)[0]
@@ -602,9 +583,7 @@ def test_the_smaller_of_two_kinds_of_devices_decides():
     )
     job = job_of("llama3-8b", vocab_size=128)
 
-    found = estimate_memory(
-        Setting(job=job, cluster=mixed, runtime=MEGATRON), grid_of(ParallelConfig(dp=16), ParallelConfig(pp=2, dp=8))
-    )
+    found = estimate(job, mixed, ParallelConfig(dp=16), ParallelConfig(pp=2, dp=8))
 
     assert found.capacity_bytes.tolist() == [mixed.groups[0].device.memory_bytes] * 2
     assert mixed.groups[0].device.memory_bytes < 41 * 2**30
@@ -618,7 +597,7 @@ def test_each_stage_must_fit_its_own_devices():
 
     def fits(*groups):
         cluster = cluster_from_mapping({"groups": list(groups)}, Path())
-        return bool(estimate_memory(Setting(job=job, cluster=cluster, runtime=MEGATRON), grid_of(config)).fits(0.0)[0])
+        return bool(estimate(job, cluster, config).fits(0.0)[0])
 
     assert fits(large, small)
     assert not fits(small, large)
@@ -630,10 +609,10 @@ def test_the_fullest_stage_is_the_one_that_decides(name):
     job, cluster = job_of(name, batch=256), find_cluster("dgx-h100", hosts=4)
     pipelines = ((1, 1), (2, 1), (4, 1), (4, 2), (8, 1))
     configs = [ParallelConfig(pp=pp, tp=4, dp=8 // pp, vpp=vpp) for pp, vpp in pipelines]
-    whole = estimate_memory(Setting(job=job, cluster=cluster, runtime=MEGATRON), grid_of(*configs))
+    whole = estimate(job, cluster, *configs)
 
     for at, config in enumerate(configs):
-        found = stage_memory(Setting(job=job, cluster=cluster, runtime=MEGATRON), config)
+        found = stage_memory(setting_for(job, cluster), config)
         fullest = int(np.argmax(found.peak_bytes / found.capacity_bytes))
 
         assert len(found.peak_bytes) == config.pp

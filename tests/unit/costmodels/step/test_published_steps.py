@@ -6,11 +6,10 @@ import pytest
 from costmodels.job.model_spec import ModelSpec
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
-from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.step.step_time import estimate_step
 from hardware.cluster import cluster_from_mapping
-from tests.support.settings.random_settings import grid_of
+from tests.support.settings.random_settings import grid_of, setting_for
 
 # layers, hidden, heads, devices, batch, (tp, pp, dp, vpp, mbs), recompute, sequence parallel, seconds
 KORTHIKANTI_TABLE_5 = [
@@ -54,9 +53,7 @@ def ratio(layers, hidden, heads, devices, batch, degrees, recompute, sequence_pa
         tp=tp, pp=pp, dp=dp, vpp=vpp, mbs=mbs, recompute=recompute, zero_stage=0, sequence_parallel=sequence_parallel
     )
     return (
-        estimate_step(
-            Setting(job=job, cluster=cluster, runtime=find_runtime("megatron-lm-2022")), grid_of(config)
-        ).step_time_s[0]
+        estimate_step(setting_for(job, cluster, find_runtime("megatron-lm-2022")), grid_of(config)).step_time_s[0]
         / seconds
     )
 

@@ -7,7 +7,6 @@ import pytest
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
-from costmodels.job.setting import Setting
 from costmodels.operators.kernels import MISALIGNED_TIME, alone_s
 from costmodels.operators.layer_operators import step_operators
 from costmodels.step.executions import collective_executions
@@ -15,7 +14,7 @@ from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.cluster import find_cluster
 from hardware.device import find_device
-from tests.support.settings.random_settings import grid_of, job_of
+from tests.support.settings.random_settings import grid_of, job_of, setting_for
 
 MEGATRON = find_runtime("megatron-core")
 HOSTS = find_cluster("dgx-a100", hosts=4)
@@ -25,7 +24,7 @@ PIPELINE = ParallelConfig(pp=4, tp=4, dp=2, mbs=1)
 
 def step_s(runtime, config=PIPELINE, job=JOB, cluster=HOSTS):
     """The predicted step time of one configuration."""
-    return float(estimate_step(Setting(job=job, cluster=cluster, runtime=runtime), grid_of(config)).step_time_s[0])
+    return float(estimate_step(setting_for(job, cluster, runtime), grid_of(config)).step_time_s[0])
 
 
 def test_a_captured_graph_never_waits_for_the_host():
@@ -33,9 +32,7 @@ def test_a_captured_graph_never_waits_for_the_host():
     slow = replace(MEGATRON, launch_s=3e-4)
     captured = replace(slow, captured_graph=True)
 
-    assert (
-        estimate_step(Setting(job=JOB, cluster=HOSTS, runtime=captured), grid_of(PIPELINE)).breakdown_s["host"][0] == 0
-    )
+    assert estimate_step(setting_for(JOB, HOSTS, captured), grid_of(PIPELINE)).breakdown_s["host"][0] == 0
     assert step_s(captured) < step_s(slow)
 
 
@@ -62,8 +59,7 @@ def test_inputs_kept_as_gathered_need_more_memory():
     split, whole = (replace(PIPELINE, sequence_parallel=parallel) for parallel in (True, False))
     again, kept = (
         estimate_memory(
-            Setting(job=JOB, cluster=HOSTS, runtime=replace(MEGATRON, gathers_inputs_again=gathers)),
-            grid_of(split, whole),
+            setting_for(JOB, HOSTS, replace(MEGATRON, gathers_inputs_again=gathers)), grid_of(split, whole)
         ).parts_bytes
         for gathers in (True, False)
     )
@@ -81,7 +77,7 @@ def test_tied_gradients_may_be_added_up_as_shards():
         (shards, zero_stage): sum(
             float((count * collective.wire_bytes).sum())
             for collective, _, count in collective_executions(
-                Setting(job=job, cluster=HOSTS, runtime=replace(MEGATRON, shards_tied_gradients=shards)),
+                setting_for(job, HOSTS, replace(MEGATRON, shards_tied_gradients=shards)),
                 grid_of(replace(PIPELINE, zero_stage=zero_stage)),
             )
             if collective.name == "tied.all_reduce"
@@ -99,7 +95,7 @@ def test_gradients_kept_as_shards_need_less_memory():
     config = ParallelConfig(dp=32, mbs=1, zero_stage=1)
     whole, sharded = (
         estimate_memory(
-            Setting(job=JOB, cluster=HOSTS, runtime=replace(MEGATRON, shards_gradients=shards)), grid_of(config)
+            setting_for(JOB, HOSTS, replace(MEGATRON, shards_gradients=shards)), grid_of(config)
         ).parts_bytes
         for shards in (False, True)
     )
@@ -116,8 +112,8 @@ def test_dropout_passes_over_the_scores_once_more():
         dropping = replace(runtime, attention_dropout=True)
         slower = step_s(dropping, config) > step_s(runtime, config)
         larger = (
-            estimate_memory(Setting(job=JOB, cluster=HOSTS, runtime=dropping), grid_of(config)).peak_bytes[0]
-            > estimate_memory(Setting(job=JOB, cluster=HOSTS, runtime=runtime), grid_of(config)).peak_bytes[0]
+            estimate_memory(setting_for(JOB, HOSTS, dropping), grid_of(config)).peak_bytes[0]
+            > estimate_memory(setting_for(JOB, HOSTS, runtime), grid_of(config)).peak_bytes[0]
         )
         assert (slower, larger) == (costs, costs)
 
@@ -141,12 +137,7 @@ def test_fp4_multiplies_faster_than_fp8_and_both_faster_than_bf16():
     jobs = [replace(job_of("llama3-70b", batch=72), precision=precision) for precision in ("bf16", "fp8", "nvfp4")]
 
     times = [step_s(MEGATRON, config, job, cluster) for job in jobs]
-    kept = [
-        estimate_memory(Setting(job=job, cluster=cluster, runtime=MEGATRON), grid_of(config)).parts_bytes[
-            "activations"
-        ][0]
-        for job in jobs
-    ]
+    kept = [estimate_memory(setting_for(job, cluster), grid_of(config)).parts_bytes["activations"][0] for job in jobs]
     assert times == sorted(times, reverse=True)
     assert kept == sorted(kept, reverse=True)
     assert np.all(np.diff(times) < 0)

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
-from costmodels.job.setting import Setting
 from costmodels.operators.kernels import kernel_s
 from costmodels.step.breakdown import BREAKDOWN
 from costmodels.step.memory import MemoryEstimate
@@ -15,7 +14,7 @@ from costmodels.step.placement import place
 from costmodels.step.step_time import estimate_step, model_flops_utilisation
 from hardware.cluster import cluster_from_mapping, find_cluster
 from hardware.collectives import all_gather_s, send_recv_s
-from tests.support.settings.random_settings import cases, grid_of, job_of
+from tests.support.settings.random_settings import cases, grid_of, job_of, setting_for
 
 # what a fit left of some devices and layers would stand between these claims and the terms that they are about
 MEGATRON = replace(find_runtime("megatron-core"), residuals=(), device_speed=(), step_overhead_s=0.01)
@@ -25,7 +24,7 @@ HOSTS = find_cluster("dgx-h100", hosts=4)
 
 def estimate(job, cluster, *configs, runtime=MEGATRON):
     """The estimate of a few configurations."""
-    return estimate_step(Setting(job=job, cluster=cluster, runtime=runtime), grid_of(*configs))
+    return estimate_step(setting_for(job, cluster, runtime), grid_of(*configs))
 
 
 # Claims about every estimate
@@ -314,9 +313,7 @@ def test_a_step_that_does_not_quite_fit_stalls():
     memory = MemoryEstimate(peak_bytes=np.array([2.0, 0.2]), parts_bytes={}, capacity_bytes=np.array([1.0, 1.0]))
 
     calm = estimate(job, HOST, *configs, runtime=runtime).breakdown_s["overhead"]
-    found = estimate_step(
-        Setting(job=job, cluster=HOST, runtime=runtime), grid_of(*configs), memory=memory
-    ).breakdown_s["overhead"]
+    found = estimate_step(setting_for(job, HOST, runtime), grid_of(*configs), memory=memory).breakdown_s["overhead"]
 
     assert found - calm == pytest.approx([2 * 0.5 * 8, 0.0], abs=1e-6)
 
@@ -479,7 +476,7 @@ def by_hand(cluster, config, model="llama3-8b", **changes):
     """The estimate with those operators, and collectives that take no time."""
     job = job_of(model, batch=32, vocab_size=128, **changes)
     return estimate_step(
-        Setting(job=job, cluster=cluster, runtime=CHEAP),
+        setting_for(job, cluster, CHEAP),
         grid_of(config),
         kernel_time=counted_s,
         collective_time=lambda collective: 0.0 * collective.wire_bytes,

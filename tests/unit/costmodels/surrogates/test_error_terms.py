@@ -7,7 +7,6 @@ from hypothesis import given, settings
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import find_runtime
-from costmodels.job.setting import Setting
 from costmodels.operators.kernels import collective_s, execution_s, kernel_s
 from costmodels.operators.layer_operators import COLLECTIVES
 from costmodels.step.executions import collective_executions, operator_executions
@@ -15,7 +14,7 @@ from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
 from costmodels.surrogates.error_terms import step_terms
 from hardware.cluster import find_cluster
-from tests.support.settings.random_settings import MIXED, cases, grid_of, job_of, meshes
+from tests.support.settings.random_settings import MIXED, cases, grid_of, job_of, meshes, setting_for
 
 HOST = find_cluster("dgx-h100")
 HOSTS = find_cluster("dgx-h100", hosts=4)
@@ -93,7 +92,7 @@ def test_errors_are_put_together_as_the_cost_model_does(name, deviation):
     """
     job, cluster, runtime, fields = SWEEPS[name]
     grid = candidates(job, cluster, **fields)
-    setting = Setting(job=job, cluster=cluster, runtime=runtime)
+    setting = setting_for(job, cluster, runtime)
     memory = estimate_memory(setting, grid)
     terms = step_terms(setting, grid, memory=memory)
     off = []
@@ -159,14 +158,14 @@ def test_an_elasticity_is_the_share_of_the_step():
     job, runtime = job_of("mixtral-8x7b"), plain("megatron-core")
     config = ParallelConfig(tp=2, dp=2, cp=2, ep=2, mbs=2, zero_stage=1)
     grid = grid_of(config)
-    terms = step_terms(Setting(job=job, cluster=HOST, runtime=runtime), grid)
+    terms = step_terms(setting_for(job, HOST, runtime), grid)
     found = {term.name: terms.elasticity(index)[0] for index, term in enumerate(terms.terms)}
-    step_s = estimate_step(Setting(job=job, cluster=HOST, runtime=runtime), grid).step_time_s[0]
+    step_s = estimate_step(setting_for(job, HOST, runtime), grid).step_time_s[0]
     expected = {
         operator.name: (execution_s(operator, HOST.devices[0], job, runtime, grid) * count)[0] / step_s
         for operator, count in operator_executions(job, runtime, grid)
     }
-    for collective, _, count in collective_executions(Setting(job=job, cluster=HOST, runtime=runtime), grid):
+    for collective, _, count in collective_executions(setting_for(job, HOST, runtime), grid):
         seconds = float((collective_s(collective) * count).sum())
         expected[collective.name] = expected.get(collective.name, 0.0) + seconds / step_s
 
@@ -180,7 +179,7 @@ def test_what_hides_has_no_elasticity():
     """Ring exchanges that attention hides completely may err without moving the step; attention may not."""
     job = job_of("llama3-8b", sequence_length=131072, batch=8)
     runtime = replace(find_runtime("megatron-core"), overlap_efficiency=1.0, residuals=())
-    terms = step_terms(Setting(job=job, cluster=HOST, runtime=runtime), grid_of(ParallelConfig(tp=4, cp=2)))
+    terms = step_terms(setting_for(job, HOST, runtime), grid_of(ParallelConfig(tp=4, cp=2)))
 
     found = {term.name: terms.elasticity(index)[0] for index, term in enumerate(terms.terms)}
 
@@ -193,7 +192,7 @@ def test_each_candidate_has_the_errors_of_its_shapes():
     """The change is the sum of each term's elasticity times the relative error of the shape that the candidate has."""
     job, cluster, runtime, fields = SWEEPS["mixtral-8x7b, megatron-core"]
     grid = candidates(job, cluster, **fields)
-    terms = step_terms(Setting(job=job, cluster=cluster, runtime=runtime), grid)
+    terms = step_terms(setting_for(job, cluster, runtime), grid)
     rng = np.random.default_rng(0)
     errors = [rng.normal(0, 0.2, (3, len(term.shape))) for term in terms.terms]
 
@@ -209,7 +208,7 @@ def test_each_candidate_has_the_errors_of_its_shapes():
 def test_terms_say_what_they_are():
     """An operator's term has its device and phase, a collective's neither; shapes are distinct, and each is used."""
     job, cluster, runtime, fields = SWEEPS["llama3-8b, unlike hosts"]
-    terms = step_terms(Setting(job=job, cluster=cluster, runtime=runtime), candidates(job, cluster, **fields)).terms
+    terms = step_terms(setting_for(job, cluster, runtime), candidates(job, cluster, **fields)).terms
 
     assert {term.device for term in terms} == {device.name for device in cluster.devices} | {""}
     assert len({(term.name, term.device) for term in terms}) == len(terms)
@@ -222,7 +221,7 @@ def test_terms_say_what_they_are():
 def test_no_error_makes_a_time_negative():
     """However large the errors, a step's change is a number: a term that takes no time leaves the others."""
     job, cluster, runtime, fields = SWEEPS["llama3-8b, megatron-core"]
-    terms = step_terms(Setting(job=job, cluster=cluster, runtime=runtime), candidates(job, cluster, **fields))
+    terms = step_terms(setting_for(job, cluster, runtime), candidates(job, cluster, **fields))
 
     nothing_left = terms.log_change([np.full((1, len(term.shape)), -50.0) for term in terms.terms])[0]
 

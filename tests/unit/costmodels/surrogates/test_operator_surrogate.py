@@ -7,7 +7,6 @@ import pytest
 from costmodels.job.model_catalog import find_model
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import find_runtime
-from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import collective_s, kernel_s
 from costmodels.operators.layer_operators import COLLECTIVES, OpKind, Phase
@@ -24,6 +23,7 @@ from costmodels.surrogates.operator_surrogate import (
     timing_variance,
 )
 from hardware.cluster import find_cluster
+from tests.support.settings.random_settings import setting_for
 
 FORWARD, BACKWARD = Phase.FORWARD, Phase.BACKWARD
 MATMUL = (OpKind.MATMUL, FORWARD)
@@ -70,7 +70,7 @@ def setting():
     cluster, runtime = find_cluster("dgx-h100", hosts=2), find_runtime("megatron-core")
     layouts = [(tp, pp, 16 // tp // pp, mbs) for tp in (1, 2, 4, 8) for pp in (1, 2) for mbs in (1, 2)]
     grid = ConfigGrid.from_configs([ParallelConfig(tp=tp, pp=pp, dp=dp, mbs=mbs) for tp, pp, dp, mbs in layouts])
-    return job, cluster, runtime, grid, step_terms(Setting(job=job, cluster=cluster, runtime=runtime), grid)
+    return job, cluster, runtime, grid, step_terms(setting_for(job, cluster, runtime), grid)
 
 
 def test_unseen_shapes_are_predicted_better_than_by_the_prior(learned, rng):
@@ -318,14 +318,9 @@ def test_the_mean_of_a_composition_is_what_the_cost_model_says_with_those_errors
         return seconds * np.exp(error)
 
     exact = estimate_step(
-        Setting(job=job, cluster=cluster, runtime=runtime),
-        grid,
-        kernel_time=kernel_time,
-        collective_time=collective_time,
+        setting_for(job, cluster, runtime), grid, kernel_time=kernel_time, collective_time=collective_time
     )
-    change = np.log(
-        exact.step_time_s / estimate_step(Setting(job=job, cluster=cluster, runtime=runtime), grid).step_time_s
-    )
+    change = np.log(exact.step_time_s / estimate_step(setting_for(job, cluster, runtime), grid).step_time_s)
     assert change.std() > 0.005
     assert composed.mean == pytest.approx(change, abs=0.005)
 
@@ -380,7 +375,7 @@ def test_times_alone_are_believed_before_any_trial(setting, rng):
         return kernel_s(operator, device, job, runtime) * (1.2 if operator.kind is OpKind.MATMUL else 1)
 
     before, after = (
-        estimate_step(Setting(job=job, cluster=cluster, runtime=runtime), grid, kernel_time=time).step_time_s
+        estimate_step(setting_for(job, cluster, runtime), grid, kernel_time=time).step_time_s
         for time in (kernel_s, slow)
     )
     np.testing.assert_allclose(composition.mean, np.log(after / before), atol=0.015)  # to first order

@@ -6,12 +6,12 @@ import pytest
 from costmodels.job.model_catalog import load_model
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import CONSTANTS, find_prior
-from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
 from costmodels.surrogates.uncertainty import likely_range, step_uncertainty
 from hardware.cluster import cluster_from_mapping
+from tests.support.settings.random_settings import setting_for
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +29,7 @@ def uncertainty(setting, runtime):
     """The uncertainty of the setting's two configurations."""
     job, cluster, grid = setting
     return step_uncertainty(
-        Setting(job=job, cluster=cluster, runtime=runtime),
-        grid,
-        memory=estimate_memory(Setting(job=job, cluster=cluster, runtime=runtime), grid),
+        setting_for(job, cluster, runtime), grid, memory=estimate_memory(setting_for(job, cluster, runtime), grid)
     )
 
 
@@ -57,10 +55,7 @@ def test_one_unknown_constant_is_propagated(setting):
     found = uncertainty(setting, runtime)
 
     slower = runtime.with_constants({"matmul_efficiency": runtime.matmul_efficiency * np.exp(-0.1)})
-    times = [
-        estimate_step(Setting(job=job, cluster=cluster, runtime=profile), grid).step_time_s
-        for profile in (runtime, slower)
-    ]
+    times = [estimate_step(setting_for(job, cluster, profile), grid).step_time_s for profile in (runtime, slower)]
     np.testing.assert_allclose(found.log_error, np.log(times[1] / times[0]), rtol=0.15)
     assert np.all(found.log_error < 0.1)
     assert found.dominant(0)[0][0] == "matmul_efficiency"
