@@ -19,6 +19,7 @@ from tests.support.settings.random_settings import job_of
 
 TABLED = [name for name in device_names() if kernel_constants(name).table]
 SIZES = st.integers(min_value=1, max_value=1 << 17).map(float)
+DEVICES = st.sampled_from(device_names())
 
 
 def operator(kind, shape, flop, moved_bytes, *, phase=Phase.FORWARD, precision="bf16", name="op"):
@@ -62,18 +63,16 @@ def share_of_peak(op, device):
     return float((op.flop / alone_s(op, device) / device.peak_flop_per_s(op.precision))[0])
 
 
-@given(m=SIZES, k=SIZES, n=SIZES, name=st.sampled_from(device_names()))
-def test_no_product_beats_its_device(m, k, n, name):
-    """A product takes at least its work at the device's peak, and a positive time however small it is."""
+@given(m=SIZES, k=SIZES, n=SIZES, heads=st.integers(1, 128), phase=st.sampled_from(Phase), name=DEVICES, data=st.data())
+def test_no_kernel_beats_its_device(m, k, n, heads, phase, name, data):
+    """A product, and attention under the mask, take at least their work at the device's peak, however small."""
+    length, size = data.draw(st.sampled_from([128, 512, 2048, 8192, 65536])), data.draw(st.sampled_from([32, 96, 256]))
+
     assert 0 < share_of_peak(product(m, k, n), find_device(name)) <= 1
+    assert 0 < share_of_peak(attention(1, heads, length, size, phase=phase), find_device(name)) < 1
 
 
-@given(
-    m=st.integers(min_value=256, max_value=1 << 15),
-    k=st.integers(min_value=512, max_value=1 << 14),
-    n=st.integers(min_value=512, max_value=1 << 14),
-    name=st.sampled_from(device_names()),
-)
+@given(m=st.integers(256, 1 << 15), k=st.integers(512, 1 << 14), n=st.integers(512, 1 << 14), name=DEVICES)
 def test_twice_the_rows_take_longer(m, k, n, name):
     """Doubling m never makes a product more than 10% faster; a measured table may have that much noise."""
     device = find_device(name)
@@ -81,7 +80,7 @@ def test_twice_the_rows_take_longer(m, k, n, name):
     assert alone_s(product(2 * m, k, n), device)[0] > 0.9 * alone_s(product(m, k, n), device)[0]
 
 
-@given(small=SIZES, factor=st.floats(min_value=1, max_value=100), name=st.sampled_from(device_names()))
+@given(small=SIZES, factor=st.floats(min_value=1, max_value=100), name=DEVICES)
 def test_more_bytes_never_take_less_time(small, factor, name):
     """A memory-bound operator is no faster for moving more, and never faster than the memory's peak."""
     device = find_device(name)
@@ -89,18 +88,6 @@ def test_more_bytes_never_take_less_time(small, factor, name):
 
     assert alone_s(few, device) <= alone_s(many, device)
     assert alone_s(many, device)[0] > many.moved_bytes[0] / device.memory_bandwidth_bytes_per_s
-
-
-@given(
-    heads=st.integers(min_value=1, max_value=128),
-    length=st.sampled_from([128, 512, 2048, 8192, 65536]),
-    size=st.sampled_from([32, 64, 96, 128, 192, 256]),
-    phase=st.sampled_from(Phase),
-    name=st.sampled_from(device_names()),
-)
-def test_no_attention_beats_its_device(heads, length, size, phase, name):
-    """Attention takes at least its work under the mask at the device's peak."""
-    assert 0 < share_of_peak(attention(1, heads, length, size, phase=phase), find_device(name)) < 1
 
 
 def test_every_device_has_kernel_constants():
@@ -212,31 +199,24 @@ def test_one_expert_is_a_plain_product():
 
 
 def test_a_tile_begun_is_a_tile_paid():
-    """Rows just beyond a multiple of the tile and of a wave cost more than the rows that fill it."""
+    """Rows just beyond a multiple of the tile and of a wave cost more; a single tile leaves the device idle."""
     device = replace(find_device("A100"), name="no table")
     full, spilled = (share_of_peak(product(m, 4096, 108 * 128), device) for m in (256, 260))
 
     assert spilled < 0.8 * full
-
-
-def test_idle_multiprocessors_show_in_the_time():
-    """An output of a single tile leaves nearly the whole device idle."""
     assert share_of_peak(product(128, 4096, 128), find_device("H100")) < 0.05
 
 
 def test_fp8_is_faster_but_not_by_its_peak():
     """On an H100 fp8 gives a large product 1.5 to 1.9 times the speed of bf16, and a small one hardly anything."""
     device = find_device("H100")
-    gains = [
-        float(
-            alone_s(product(size, size, size), device)[0]
-            / alone_s(product(size, size, size, precision="fp8"), device)[0]
-        )
-        for size in (8192, 256)
-    ]
+    large, small = (
+        float(alone_s(product(n, n, n), device)[0] / alone_s(product(n, n, n, precision="fp8"), device)[0])
+        for n in (8192, 256)
+    )
 
-    assert 1.5 < gains[0] < 1.9
-    assert gains[1] < 1.3
+    assert 1.5 < large < 1.9
+    assert small < 1.3
 
 
 def test_the_runtime_takes_its_share():
