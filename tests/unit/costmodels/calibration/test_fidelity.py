@@ -100,38 +100,30 @@ def test_memory_is_judged_where_a_peak_was_measured():
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "num_groups"),
     [
-        {"source": "other"},
-        {"device": "A100-SXM-80"},
-        {"precision": "fp16"},
-        {"sequence_length": 1024},
-        {"global_batch_size": 64},
-        {"model": small_model(4096)},
+        ({"source": "other"}, 2),
+        ({"device": "A100-SXM-80"}, 2),
+        ({"precision": "fp16"}, 2),
+        ({"sequence_length": 1024}, 2),
+        ({"global_batch_size": 64}, 2),
+        ({"model": small_model(4096)}, 2),
+        ({"config": ParallelConfig(mbs=64, recompute="full", zero_stage=3)}, 1),
     ],
-    ids=lambda change: next(iter(change)),
 )
-def test_what_makes_a_group(change):
-    """Runs that differ in anything but their configuration are in different groups."""
-    _, overall = judge([*group(), *(replace(run, **change) for run in group())], said([*MEASURED_S, *MEASURED_S]))
+def test_what_makes_a_group(change, num_groups):
+    """Runs that differ in anything but their configuration (recomputation is of it) are in different groups."""
+    groups, overall = judge([*group(), *(replace(run, **change) for run in group())], said([*MEASURED_S, *MEASURED_S]))
 
-    assert overall["num_groups"] == 2
-
-
-def test_recomputation_belongs_to_the_configuration():
-    """Runs that differ in recomputation or ZeRO stage alone share a group and are ranked against each other."""
-    runs = [replace(run, config=replace(run.config, recompute="full", zero_stage=3)) for run in group()]
-    (figures,), _ = judge([*group(), *runs], said([*MEASURED_S, *MEASURED_S]))
-
-    assert figures["num_configs"] == 10
+    assert overall["num_groups"] == num_groups
+    assert sum(figures["num_configs"] for figures in groups) == (10 if num_groups == 2 else 6)
 
 
-@pytest.mark.parametrize(
-    ("notes", "clean"), [("", True), ("LOW-MFU", False), ("a; OUTLIER 0.3", False), ("SUSPECT", False)]
-)
-def test_tags_make_a_run_unclean(notes, clean):
+def test_tags_make_a_run_unclean():
     """The three tags of a run's notes say that its throughput is not to be explained."""
-    assert is_clean(group(notes=notes)[0]) is clean
+    tagged = ("", "LOW-MFU", "a; OUTLIER 0.3", "SUSPECT")
+
+    assert [is_clean(group(notes=notes)[0]) for notes in tagged] == [True, False, False, False]
 
 
 def test_unknown_devices_are_counted_not_raised():
@@ -145,9 +137,8 @@ def test_unknown_devices_are_counted_not_raised():
 
 def test_predictions_are_those_of_each_runs_own_setting():
     """Runs predicted together get what each gets alone."""
-    truth = find_runtime("megatron-core")
     runs = varied_runs()
-    alone = [run.step_time_s for run in timed_by(runs, truth, np.zeros(len(runs)))]
+    alone = [run.step_time_s for run in timed_by(runs, find_runtime("megatron-core"), np.zeros(len(runs)))]
     kept, settings, _ = settings_of(runs, {}, "megatron-core")
 
     np.testing.assert_allclose(predict(kept, settings).step_time_s, alone)
