@@ -320,17 +320,6 @@ def test_the_ends_of_a_pipeline(length, hosts, sharers):
     assert sizes_of(found, 1) == [1, 1, 1, 1]
 
 
-def test_a_group_over_unlike_hosts_crosses_the_slower_adapter():
-    """Whichever way round the hosts stand, what crosses between them is as slow as the slower of both."""
-    nics = [{"kind": "test", "bandwidth_gb_per_s": bandwidth, "latency_us": 1} for bandwidth in (1, 5)]
-    for pair in (nics, nics[::-1]):
-        groups = [{"device": "T4-16", "nic_links": [nic]} for nic in pair]
-        across = ask(cluster_from_mapping({"groups": groups}, Path()), [(1, 8), (4, 2), (1, 4)]).kinds
-
-        assert (1 / across.inter.long_s_per_byte[1:]).tolist() == pytest.approx([0.8e9, 0.8e9])
-        assert across.inter.long_s_per_byte[0] == 0
-
-
 def test_an_uplink_slows_groups_across_switches_alone():
     """Four devices of 3 GB/s behind 4 GB/s get a third of that each; groups under one switch do not notice."""
     nic = {"kind": "infiniband", "bandwidth_gb_per_s": 3.0, "latency_us": 4}

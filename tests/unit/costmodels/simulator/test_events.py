@@ -90,33 +90,23 @@ def test_no_link_carries_more_than_its_capacity(drawn, overlap_efficiency):
                 assert sum(inside) <= most * max(end_s - begin_s, 0.0) * (1 + 1e-9) + 1e-12 or not inside
 
 
-def test_two_on_one_link_take_twice_as_long():
-    """Equal transfers that begin together end together, at half the rate each; alone, one takes half of that."""
+def test_two_on_one_link_share_it_while_both_run():
+    """Equal transfers that begin together end together, at half the rate each; alone, one takes half of that.
+
+    One that begins after half of the other is done delays it by its own half; a latency takes nothing from a link.
+    """
     over_link = Route(1.0, ((0, 1.0),))
+    staggered, latent = TaskGraph(), TaskGraph()
+    staggered.add(over_link)
+    wait = staggered.add(Route(0.5))
+    staggered.add(Route(0.25, ((0, 1.0),)), after=[wait])
+    latent.add(over_link)
+    latent.add(over_link, latency_s=1.0)
 
     assert alone([1.0], over_link) == [1.0]
     assert alone([1.0], over_link, over_link) == [2.0, 2.0]
-
-
-def test_a_late_one_slows_the_first_down_only_while_both_run():
-    """One that begins after half of the other is done delays it by its own half."""
-    graph = TaskGraph()
-    first = graph.add(Route(1.0, ((0, 1.0),)))
-    wait = graph.add(Route(0.5))
-    late = graph.add(Route(0.25, ((0, 1.0),)), after=[wait])
-    end_s = run(graph, [1.0], 1.0).end_s
-
-    assert end_s[late] == pytest.approx(1.0)
-    assert end_s[first] == pytest.approx(1.25)
-
-
-def test_a_latency_takes_nothing_from_a_link():
-    """While one transfer has not begun to send, the other has the link for itself."""
-    graph = TaskGraph()
-    graph.add(Route(1.0, ((0, 1.0),)))
-    graph.add(Route(1.0, ((0, 1.0),)), latency_s=1.0)
-
-    assert run(graph, [1.0], 1.0).end_s.tolist() == [1.0, 2.0]
+    assert run(staggered, [1.0], 1.0).end_s == pytest.approx([1.25, 0.5, 1.0])
+    assert run(latent, [1.0], 1.0).end_s.tolist() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("overlap_efficiency", [0.0, 0.4, 1.0])

@@ -204,7 +204,7 @@ def test_a_change_of_nothing_leaves_the_simulated_step(case):
 )
 @settings(max_examples=15, deadline=None)
 def test_the_simulator_agrees_about_a_change(runtime, pp, rounds, recompute, seed):
-    """Within 2%, as it does without one (test_simulator.py), where no tensor traffic runs beside products.
+    """Within 2%, as it does without one (test_simulated_step.py), where no tensor traffic runs beside products.
 
     Where some does, the closed form scales what is exposed of it, and the simulator hides what is left of it beside
     products that are shorter or longer: within 10%.

@@ -10,12 +10,6 @@ from costmodels.surrogates.gaussian_process import GaussianProcess, Hyperparamet
 HYPER = Hyperparameters(amplitude=0.5, length_scale=np.array([1.0, 2.0]), noise=0.05, scale=1.0)
 
 
-@pytest.fixture
-def rng():
-    """A fixed stream."""
-    return np.random.default_rng(0)
-
-
 def random_points(rng, num_points):
     """Points of two features and a common offset."""
     return Points(features=rng.uniform(-2, 2, (num_points, 2)), linear=np.full((num_points, 1), 0.4))

@@ -46,12 +46,6 @@ class OnColumns(Kernel):
         return False
 
 
-@pytest.fixture
-def rng():
-    """A fixed stream."""
-    return np.random.default_rng(0)
-
-
 def random_points(rng, num_points):
     """Points of three features and two linear columns: a slope and a common offset."""
     features = rng.uniform(-2, 2, (num_points, 3))

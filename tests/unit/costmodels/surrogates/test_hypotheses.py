@@ -49,12 +49,6 @@ def seen_at(measured, log_value, bounded=(), log_edge=(), side=1.0):
     )
 
 
-@pytest.fixture
-def rng():
-    """A fixed stream."""
-    return np.random.default_rng(0)
-
-
 def group_of(rng, count, log_error, peak_error=0.0):
     """Earlier runs that erred so; `log_error` is a number or one per run."""
     predicted = predicted_of(rng, count)

@@ -135,17 +135,15 @@ def test_programs_that_megatron_does_not_run_are_refused():
         megatron_parallelism(plan_by_names(graph, MESH, axis=[("*", ("batch",))]))
 
 
-def test_a_switch_for_all_axes_is_one():
-    """The optimizer's states cut along one data axis only are refused, for Megatron-LM has one ZeRO stage."""
+def test_axes_have_one_switch_and_an_order():
+    """The optimizer's states cut along one data axis only are refused, for Megatron-LM has one ZeRO stage.
+
+    Tensor parallelism along the mesh's slower axis is recognised, and known to be elsewhere than Megatron-LM's.
+    """
     mesh = mesh_of(outer=2, inner=4)
     plan = served_together(LLAMA, mesh, outer=[("*", ("batch",))], inner=[*SHARDED, ("*", ("batch",))])
+    found = megatron_parallelism(by_two_axes(LLAMA, [("*", TENSOR)], [("*", ("batch",))]))
+
     with pytest.raises(ConfigError, match="the ZeRO stage along all axes or none: the plan has 0 along outer and 1"):
         megatron_parallelism(plan)
-
-
-def test_ranks_in_another_order_are_told():
-    """Tensor parallelism along the mesh's slower axis is recognised, and known to be elsewhere than Megatron-LM's."""
-    plan = by_two_axes(LLAMA, [("*", TENSOR)], [("*", ("batch",))])
-    found = megatron_parallelism(plan)
-
     assert (found.tp, found.dp, found.is_in_rank_order) == (2, 4, False)
