@@ -214,10 +214,15 @@ def test_a_reference_to_nothing_is_a_mistake_of_the_user(tmp_path, reference):
 
 
 def test_a_yaml_file_gives_the_model_it_describes(tmp_path):
-    """A YAML file has the fields of ModelSpec as keys, and names the model unless it says otherwise."""
+    """A YAML file has the fields of ModelSpec as keys, and names the model unless it says otherwise.
+
+    A name of the catalog wins over a file of that name.
+    """
     (tmp_path / "tiny.yaml").write_text(YAML)
     (tmp_path / "other.yaml").write_text(f"name: mine\nassumed: [vocab_size]{YAML}")
+    (tmp_path / "llama3-8b").write_text(YAML)
 
+    assert load_model("llama3-8b", tmp_path) == find_model("llama3-8b")
     assert load_model("tiny.yaml", tmp_path) == TINY
     assert load_model("other.yaml", tmp_path) == dataclasses.replace(TINY, name="mine", assumed=("vocab_size",))
 

@@ -13,7 +13,7 @@ from costmodels.sharding.exports.torch_placements import keeps_leading_axes, tor
 from costmodels.sharding.layouts import PARTIAL
 from tests.support.graphs.named_plans import mesh_of
 from tests.support.graphs.random_graphs import plans
-from tests.support.graphs.shared_factors import served_together
+from tests.support.graphs.shared_factors import contested_plan, served_together
 from tests.support.graphs.small_graphs import mlp
 
 
@@ -106,15 +106,9 @@ def test_tensor_parallelism_under_sharded_parameters_is_major():
 
 def test_an_order_that_suits_nobody_is_named():
     """A weight that one reader wants along the first axis and another along the second can't have both first."""
-    graph = mlp(batch=64, hidden=64, ffn=256)
-    plan = served_together(
-        graph,
-        mesh_of(data=2, model=4),
-        data=[("0.w1", ("ffn",)), ("0.up", ("ffn",)), ("*", ())],
-        model=[("0.w1", ("ffn",)), ("0.up.data", ("ffn",)), ("*", ())],
-    )
+    plan = contested_plan()
 
-    named = {(graph.tensors[tensor].name, graph.ops[op].name) for tensor, op in axis_orders(plan).broken}
+    named = {(plan.graph.tensors[tensor].name, plan.graph.ops[op].name) for tensor, op in axis_orders(plan).broken}
     assert len(named) == 1
     assert named <= {("0.w1", "0.up"), ("0.w1", "0.up.data")}
 

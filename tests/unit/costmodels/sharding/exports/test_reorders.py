@@ -4,12 +4,13 @@ import itertools
 from collections import defaultdict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from costmodels.sharding.exports.axis_order import axis_orders
 from costmodels.sharding.exports.relayouts import relayouts
 from costmodels.sharding.exports.reorders import reorders, way
 from tests.support.graphs.random_graphs import plans
+from tests.support.graphs.shared_factors import contested_plan
 
 A, B, C = range(3)
 SIZES = (4, 2, 3)
@@ -37,6 +38,7 @@ def test_ways(before, after, layouts, permuted_bytes):
 
 
 @given(plan=plans())
+@example(plan=contested_plan())
 @settings(max_examples=120, deadline=None)
 def test_ways_arrive_by_cheap_moves(plan):
     """Every step permutes the axes of dims and nothing else, or finds those that stay in front in one order.
