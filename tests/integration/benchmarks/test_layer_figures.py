@@ -31,34 +31,24 @@ def planned(name, rules, num_layers):
     return plan, cost_of(plan)
 
 
-def step_s(figures, num_layers):
-    """All passes and the update, one after the other."""
-    shares = [(num_layers, figures.layer), (1, figures.first), (1, figures.last)]
-    return sum(count * (share.forward_s + share.backward_s + share.once_s + share.synced_s) for count, share in shares)
-
-
 CASES = [("llama3-8b", "data"), ("llama3-8b", "tensor"), ("mixtral-8x7b", "experts"), ("mixtral-8x7b", "tensor")]
 
 
 @pytest.mark.parametrize(("name", "rules"), CASES)
-def test_three_layers_tell_the_time_of_seven(name, rules):
+def test_three_layers_tell_what_seven_cost(name, rules):
     """Seven times a layer and the ends once is what the step of seven takes, but for one sum of gradients.
 
-    Behind the last layer the gradient has one part, and behind all others two that are added up.
+    Behind the last layer the gradient has one part, and behind all others two that are added up. States, activations or
+    gradients, and what an operator needs come to the peak of seven layers, or 10% more.
     """
     figures = layer_figures(*planned(name, PLANS[rules], 3), num_layers=3)
     _, cost = planned(name, PLANS[rules], 7)
-
-    assert step_s(figures, 7) == pytest.approx(cost.step_time_s, rel=2e-3)
-
-
-@pytest.mark.parametrize(("name", "rules"), CASES)
-def test_three_layers_tell_the_memory_of_seven(name, rules):
-    """States, activations or gradients, and what an operator needs come to the peak of seven layers, or 10% more."""
-    figures = layer_figures(*planned(name, PLANS[rules], 3), num_layers=3)
-    _, cost = planned(name, PLANS[rules], 7)
-
     shares = [(7, figures.layer), (1, figures.first), (1, figures.last)]
+
+    step_s = sum(
+        count * (share.forward_s + share.backward_s + share.once_s + share.synced_s) for count, share in shares
+    )
+    assert step_s == pytest.approx(cost.step_time_s, rel=2e-3)
     held_bytes = sum(
         count * (share.state_bytes + max(share.kept_bytes, share.gradient_bytes)) for count, share in shares
     )
@@ -66,17 +56,13 @@ def test_three_layers_tell_the_memory_of_seven(name, rules):
 
 
 def test_data_parallelism_syncs_once_a_step_alone():
-    """Gradients are added up once a step, and neither pass of a micro-batch sends anything."""
+    """Gradients are added up once a step, and neither pass of a micro-batch sends anything.
+
+    A recomputed layer keeps what it reads: one tensor of hidden vectors, of a device's sequences.
+    """
     plan, cost = planned("llama3-8b", PLANS["data"], 3)
     figures = layer_figures(plan, cost, num_layers=3)
 
-    assert figures.layer.synced_s * 3 + figures.first.synced_s + figures.last.synced_s == pytest.approx(
-        cost.comm_s, rel=1e-3
-    )  # the loss is a number of each micro-batch
-
-
-def test_a_recomputed_layer_keeps_what_it_reads():
-    """That is one tensor of hidden vectors, of a device's sequences."""
-    figures = layer_figures(*planned("llama3-8b", PLANS["data"], 3), num_layers=3)
-
+    synced_s = figures.layer.synced_s * 3 + figures.first.synced_s + figures.last.synced_s
+    assert synced_s == pytest.approx(cost.comm_s, rel=1e-3)  # the loss is a number of each micro-batch
     assert figures.entry_bytes == 2048 * 4096 * 2

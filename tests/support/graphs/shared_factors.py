@@ -5,6 +5,8 @@ from fnmatch import fnmatch
 import numpy as np
 
 from costmodels.sharding.plan import NONE, Plan, violations
+from tests.support.graphs.named_plans import mesh_of
+from tests.support.graphs.small_graphs import mlp
 
 
 def served_together(graph, mesh, **axes):
@@ -18,3 +20,13 @@ def served_together(graph, mesh, **axes):
     plan = Plan(graph=graph, mesh=mesh, served=served)
     assert violations(plan) == ()
     return plan
+
+
+def contested_plan():
+    """Return a plan with a weight that one reader wants along the first axis first and another along the second."""
+    return served_together(
+        mlp(batch=64, hidden=64, ffn=256),
+        mesh_of(data=2, model=4),
+        data=[("0.w1", ("ffn",)), ("0.up", ("ffn",)), ("*", ())],
+        model=[("0.w1", ("ffn",)), ("0.up.data", ("ffn",)), ("*", ())],
+    )

@@ -16,6 +16,7 @@ from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster, cluster_from_mapping, find_cluster
 
+MEGATRON = find_runtime("megatron-core")
 MIXED = cluster_from_mapping({"groups": [{"name": "dgx-a100", "hosts": 1}, {"name": "dgx-h100", "hosts": 1}]}, Path())
 PRECISIONS_OF_ALL = ("bf16", "fp16")  # what every device below has units for
 CLUSTERS = {
@@ -99,6 +100,11 @@ def job_of(model: str = "llama3-8b", *, sequence_length: int = 4096, batch: int 
     """Build a job of a catalog model, with replaced fields."""
     spec = replace(find_model(model), **fields) if fields else find_model(model)
     return TrainingJob(model=spec, sequence_length=sequence_length, global_batch_size=batch)
+
+
+def setting_for(job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile = MEGATRON) -> Setting:
+    """Bundle a job, a cluster and a runtime, which is Megatron-Core's by default."""
+    return Setting(job=job, cluster=cluster, runtime=runtime)
 
 
 def grid_of(*configs: ParallelConfig) -> ConfigGrid:

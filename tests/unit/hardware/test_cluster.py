@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hardware.cluster import (
     Cluster,
@@ -97,10 +98,10 @@ def ask(cluster, pairs) -> GroupLinks:
     return cluster.group_links(stride, size)
 
 
-@given(clusters)
-@settings(max_examples=60, deadline=None)
+@given(st.one_of(clusters, slowed_clusters()))
+@settings(max_examples=80, deadline=None)
 def test_group_links_agree_with_brute_force(cluster):
-    """For every stride and size, on like and unlike hosts, aligned or not, the fields are those of plain loops."""
+    """For every stride and size, on any hosts, networks and slow pairs, the fields are those of plain loops."""
     pairs = divisor_pairs(cluster.num_devices)
 
     found = ask(cluster, pairs)
@@ -109,36 +110,6 @@ def test_group_links_agree_with_brute_force(cluster):
         sizes, costs = brute_force(cluster, stride, size)
         assert sizes_of(found, row) == sizes, (stride, size)
         assert costs_of(found, row) == costs, (stride, size)
-
-
-@given(slowed_clusters())
-@settings(max_examples=60, deadline=None)
-def test_slow_pairs_and_networks_agree_with_brute_force(cluster):
-    """A slow pair slows groups of ranks on both of its hosts; only unlike networks need links between groups."""
-    pairs = divisor_pairs(cluster.num_devices)
-
-    found = ask(cluster, pairs)
-
-    for row, (stride, size) in enumerate(pairs):
-        sizes, costs = brute_force(cluster, stride, size)
-        assert sizes_of(found, row) == sizes, (stride, size)
-        assert costs_of(found, row) == costs, (stride, size)
-
-
-def test_a_slow_pair_costs_bandwidth_and_no_latency():
-    """Half the bandwidth between two hosts doubles what a byte costs groups on both, and nothing else of anybody."""
-    cluster = find_cluster("dgx-h100", 4)
-    slow = replace(cluster, slow_pairs=(SlowPair(first_host=1, second_host=3, share=0.5),))
-    questions = [(1, 8), (1, 16), (8, 2), (16, 2), (8, 4), (1, 32)]
-
-    before, after = ask(cluster, questions), ask(slow, questions)
-
-    for row, question in enumerate(questions):
-        meets = question in [(16, 2), (8, 4), (1, 32)]
-        factor = [2.0 if meets and field.endswith("_s_per_byte") else 1.0 for field in LinkCost._fields]
-        assert costs_of(after, row)[:2] == costs_of(before, row)[:2]
-        assert costs_of(after, row)[2] == [cost * f for cost, f in zip(costs_of(before, row)[2], factor, strict=True)]
-        assert sizes_of(after, row) == sizes_of(before, row)
 
 
 def test_a_slow_pair_joins_two_of_the_hosts():
@@ -150,7 +121,7 @@ def test_a_slow_pair_joins_two_of_the_hosts():
 
 
 @given(clusters)
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_cluster_hashes_pickles_and_counts(cluster):
     """A cluster is a value: equal after pickling, hashable, its arrays as long as its devices are many."""
     copy = pickle.loads(pickle.dumps(cluster))  # noqa: S301 our own bytes
@@ -162,45 +133,19 @@ def test_a_cluster_hashes_pickles_and_counts(cluster):
     assert cluster.memory_bytes == min(device.memory_bytes for device in cluster.devices)
 
 
-def test_sixteen_ranks_on_hosts_of_eight():
-    """Tensor parallelism of 16 spans two hosts of eight, with eight members on each, over NVLink and InfiniBand."""
-    cluster = find_cluster("dgx-h100", 4)
-    found = ask(cluster, [(1, 16)])
-
-    assert sizes_of(found, 0) == [16, 2, 8, 8]
-    assert costs_of(found, 0)[0] == list(cluster.groups[0].intra_links[0].cost(8))
-    assert costs_of(found, 0)[2] == list(cluster.groups[0].nic_links[0].cost())
-
-
-def test_groups_of_six_on_hosts_of_eight():
-    """Groups of six straddle hosts of eight; the worst has two members on one of them."""
-    assert sizes_of(ask(find_cluster("dgx-h100", 3), [(1, 6)]), 0) == [6, 2, 2, 6]
-
-
-def test_degrees_that_are_no_powers_of_two():
-    """6,144 ranks split 6 x 8 x 128: data parallelism of stride 48 has every member on a host of its own."""
-    found = ask(find_cluster("ascend-910b", 768), [(1, 6), (6, 8), (48, 128)])
-
-    assert [sizes_of(found, row)[1:3] for row in range(3)] == [[2, 2], [6, 1], [128, 1]]
-
-
-def test_a_small_group_on_a_mesh_uses_few_wires():
-    """Two of eight fully meshed NPUs have one of seven wires, and so has any pair among eight."""
-    (pair_intra, pair_pair, _), (all_intra, all_pair, _) = (
-        costs_of(ask(find_cluster("ascend-910b"), [(1, size)]), 0) for size in (2, 8)
-    )
-    per_byte = LinkCost._fields.index("long_s_per_byte")
-
-    assert pair_intra[per_byte] == pair_pair[per_byte] == all_pair[per_byte]
-    assert pair_intra[per_byte] == pytest.approx(7 * all_intra[per_byte])
-
-
-def test_a_group_of_one_uses_no_link():
-    """A degree of one crosses nothing."""
-    found = ask(find_cluster("dgx-a100", 2), [(1, 1)])
-
-    assert sizes_of(found, 0) == [1, 1, 1, 1]
-    assert costs_of(found, 0) == [NO_COST] * 3
+@pytest.mark.parametrize(
+    ("hosts", "stride", "size", "sizes"),
+    [
+        (4, 1, 16, [16, 2, 8, 8]),
+        (3, 1, 6, [6, 2, 2, 6]),
+        (768, 6, 8, [8, 6, 1, 2]),
+        (768, 48, 128, [128, 128, 1, 1]),
+        (2, 1, 1, [1, 1, 1, 1]),
+    ],
+)
+def test_groups_on_hosts_of_eight(hosts, stride, size, sizes):
+    """Members, hosts, and fewest and most members per host by hand, also of degrees that are no powers of two."""
+    assert sizes_of(ask(find_cluster("dgx-h100", hosts), [(stride, size)]), 0) == sizes
 
 
 def test_unlike_hosts_and_their_link():
@@ -222,18 +167,13 @@ def test_unlike_hosts_and_their_link():
 
 
 def test_take_gathers_rows():
-    """`take` selects entries by index and by mask."""
+    """`take` selects entries by index and by mask, and no question has no answer."""
     found = ask(find_cluster("dgx-h100", 2), [(1, 2), (1, 8), (8, 2)])
+    empty = np.array([], dtype=np.int64)
 
     assert found.take(np.array([2, 0])).size.tolist() == [2, 2]
     assert found.take(np.array([2, 0])).hosts.tolist() == [2, 1]
     assert sizes_of(found.take(found.hosts > 1), 0) == [2, 2, 1, 1]
-
-
-def test_no_question_no_answer():
-    """Empty arrays give empty arrays."""
-    empty = np.array([], dtype=np.int64)
-
     assert find_cluster("dgx-h100").group_links(empty, empty).hosts.tolist() == []
 
 
@@ -243,33 +183,28 @@ def test_groups_tile_the_ranks():
         ask(find_cluster("dgx-h100"), [(1, 3)])
 
 
-@pytest.mark.parametrize("name", cluster_names())
-def test_every_catalog_cluster_resolves(name):
-    """Every name of the catalog is a cluster, with as many devices as hosts times one host's devices."""
-    cluster = find_cluster(name, 3)
-
-    assert cluster.name == name
-    assert cluster.num_devices == 3 * cluster.devices_per_host
-
-
-def test_the_documented_clusters_exist():
-    """The names that studies and docs rely on are all there."""
+def test_every_catalog_cluster_resolves():
+    """Every name of the catalog, those in the docs among them, is a cluster with hosts times one host's devices."""
     documented = "ascend-910b dgx-a100 dgx-h100 dgx-h200 dgx-b200 gb200-nvl72 p5-h100 v100-pcie rtx4090d l20 tpu-v3"
 
-    assert set(documented.split()) <= set(cluster_names())
+    for name in {*documented.split(), *cluster_names()}:
+        cluster = find_cluster(name, 3)
+        assert cluster.name == name
+        assert cluster.num_devices == 3 * cluster.devices_per_host
     assert find_cluster("gb200-nvl72").num_devices == 72
     assert find_cluster("p5-h100").groups[0].nic_links[0].bandwidth_bytes_per_s == 8 * 50e9 / 8
 
 
 def test_a_device_makes_a_cluster():
-    """Hosts of a device take its links from the catalog, unless the configuration gives others."""
+    """Hosts of a device, or the devices of them that a job uses, have the catalog's links unless others are given."""
     mapping = {"device": "h100", "hosts": 2, "devices_per_host": 4}
     nic = {"kind": "roce", "bandwidth_gb_per_s": 12.5, "latency_us": 6, "exclusive_group": "nic"}
 
     plain = cluster_from_mapping(mapping, Path())
+    part = cluster_from_mapping({"name": "DGX H100", "hosts": 2, "devices_per_host": 4}, Path())
     own_nic = cluster_from_mapping({**mapping, "nic_links": [nic, nic]}, Path())
 
-    assert plain.num_devices == 8
+    assert plain.num_devices == part.num_devices == 8
     assert plain.groups[0].nic_links == (find_device("H100").scale_out,)
     assert costs_of(ask(own_nic, [(4, 2)]), 0)[2] == list(own_nic.groups[0].nic_links[0].cost())
     assert own_nic.groups[0].nic_links[0].bandwidth_bytes_per_s == 12.5e9
@@ -285,11 +220,6 @@ def test_a_user_may_know_what_a_link_reaches():
 
     assert plain.cost().long_s_per_byte == pytest.approx(1 / (25e9 * link_kind("infiniband").efficiency))
     assert own.cost().long_s_per_byte == pytest.approx(1 / (25e9 * 0.5))
-
-
-def test_a_job_may_use_a_part_of_a_host():
-    """`devices_per_host` below the catalog's uses the first devices of every host."""
-    assert cluster_from_mapping({"name": "DGX H100", "devices_per_host": 4}, Path()).num_devices == 4
 
 
 def test_a_cluster_file_is_relative_to_the_study(tmp_path):
@@ -365,9 +295,7 @@ def shared_hosts(hosts: int) -> Cluster:
     return cluster_from_mapping({"device": "T4-16", "hosts": hosts, "nic_links": [nic]}, Path())
 
 
-@pytest.mark.parametrize(
-    ("stride", "size", "sharers"), [(8, 2, 4), (4, 4, 4), (2, 8, 2), (1, 16, 1), (1, 4, 0), (2, 2, 0)]
-)
+@pytest.mark.parametrize(("stride", "size", "sharers"), [(8, 2, 4), (2, 8, 2), (1, 16, 1), (1, 4, 0)])
 def test_who_sends_alone_gets_the_whole_adapter(stride, size, sharers):
     """Of four devices behind an adapter only those whose next stage is on another host share it."""
     cluster = shared_hosts(4)
@@ -379,7 +307,7 @@ def test_who_sends_alone_gets_the_whole_adapter(stride, size, sharers):
     assert kinds.inter.long_s_per_byte[0] == (own.long_s_per_byte if sharers else 0)
 
 
-@pytest.mark.parametrize(("length", "hosts", "sharers"), [(1, 2, 1), (2, 2, 2), (4, 2, 4), (8, 2, 4)])
+@pytest.mark.parametrize(("length", "hosts", "sharers"), [(1, 2, 1), (2, 2, 2), (8, 2, 4)])
 def test_the_ends_of_a_pipeline(length, hosts, sharers):
     """The first and the last ranks are pairs on two hosts, which share the adapters with nobody else."""
     cluster = shared_hosts(4)
@@ -390,17 +318,6 @@ def test_the_ends_of_a_pipeline(length, hosts, sharers):
     own = cluster.groups[0].nic_links[0].cost()
     assert found.kinds.inter.long_s_per_byte[found.row[0]] == pytest.approx(own.long_s_per_byte * sharers / 4)
     assert sizes_of(found, 1) == [1, 1, 1, 1]
-
-
-def test_a_group_over_unlike_hosts_crosses_the_slower_adapter():
-    """Whichever way round the hosts stand, what crosses between them is as slow as the slower of both."""
-    nics = [{"kind": "test", "bandwidth_gb_per_s": bandwidth, "latency_us": 1} for bandwidth in (1, 5)]
-    for pair in (nics, nics[::-1]):
-        groups = [{"device": "T4-16", "nic_links": [nic]} for nic in pair]
-        across = ask(cluster_from_mapping({"groups": groups}, Path()), [(1, 8), (4, 2), (1, 4)]).kinds
-
-        assert (1 / across.inter.long_s_per_byte[1:]).tolist() == pytest.approx([0.8e9, 0.8e9])
-        assert across.inter.long_s_per_byte[0] == 0
 
 
 def test_an_uplink_slows_groups_across_switches_alone():
@@ -420,9 +337,8 @@ def test_an_uplink_slows_groups_across_switches_alone():
 
 def test_hosts_keep_their_switches_in_any_order():
     """Reordering and resizing move switches with their hosts."""
-    cluster = cluster_from_mapping(
-        {"name": "dgx-h100", "hosts": 4, "switch": {"hosts": 2, "uplink_gb_per_s": 100}}, Path()
-    )
+    switch = {"hosts": 2, "uplink_gb_per_s": 100}
+    cluster = cluster_from_mapping({"name": "dgx-h100", "hosts": 4, "switch": switch}, Path())
 
     assert cluster.switches == (0, 0, 1, 1)
     assert cluster.reordered((0, 2, 1, 3)).switches == (0, 1, 0, 1)

@@ -1,3 +1,4 @@
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,16 @@ def group_of(name: str, *, hosts: int, stride: int, size: int) -> GroupLinks:
     return find_cluster(name, hosts).group_links(np.array([stride]), np.array([size]))
 
 
+def group_on(described: dict, *, stride: int, size: int) -> GroupLinks:
+    """The links of one kind of group on a cluster as a study describes it."""
+    return cluster_from_mapping(described, Path()).group_links(np.array([stride]), np.array([size]))
+
+
+def bus_gb_per_s(size: int, message_bytes: float, seconds) -> float:
+    """The bus bandwidth of an all-reduce, as nccl-tests counts it."""
+    return 2 * (size - 1) / size * message_bytes / seconds / 1e9
+
+
 @st.composite
 def groups(draw):
     """One group of a catalog cluster."""
@@ -28,65 +39,56 @@ def groups(draw):
     return cluster.group_links(np.array([stride]), np.array([size]))
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES)
 @given(group=groups(), message_bytes=st.floats(0, 1e11), more=st.floats(0, 1e11))
-@settings(max_examples=50, deadline=None)
-def test_more_bytes_take_no_less_time(collective, group, message_bytes, more):
+@settings(deadline=None)
+def test_more_bytes_take_no_less_time(group, message_bytes, more):
     """Time is finite, never negative, and never falls when the message grows."""
-    short_s, long_s = collective(message_bytes, group), collective(message_bytes + more, group)
+    for collective in COLLECTIVES:
+        short_s, long_s = collective(message_bytes, group), collective(message_bytes + more, group)
 
-    assert np.all(np.isfinite(long_s))
-    assert np.all(short_s >= 0)
-    assert np.all(short_s <= long_s * (1 + 1e-12))
+        assert np.all(np.isfinite(long_s))
+        assert np.all(short_s >= 0)
+        assert np.all(short_s <= long_s * (1 + 1e-12))
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES)
-def test_a_group_of_one_takes_no_time(collective):
+def test_a_group_of_one_takes_no_time():
     """One rank has nobody to talk to."""
-    assert collective(np.array([1e9]), group_of("dgx-h100", hosts=2, stride=1, size=1)).tolist() == [0.0]
+    alone = group_of("dgx-h100", hosts=2, stride=1, size=1)
+
+    assert [collective(np.array([1e9]), alone).tolist() for collective in COLLECTIVES] == [[0.0]] * len(COLLECTIVES)
 
 
-@given(group=groups())
+@given(group=groups(), message_bytes=st.one_of(st.just(1e14), st.floats(0, 1e12)))
 @settings(deadline=None)
-def test_long_all_reduce_costs_one_to_two_halves(group):
-    """A long all-reduce costs what its two halves cost, or less where two hosts or a switch save it the way back."""
-    message_bytes = 1e14
+def test_an_all_reduce_costs_one_to_two_halves(group, message_bytes):
+    """An all-reduce costs its two halves or less, for trees, two hosts and switches help; a long one costs one half."""
+    half_s, whole_s = all_gather_s(message_bytes, group), all_reduce_s(message_bytes, group)
 
-    half_s = all_gather_s(message_bytes, group)
-    whole_s = all_reduce_s(message_bytes, group)
-
-    assert np.all(whole_s <= 2 * half_s * (1 + 1e-9))
-    assert np.all(whole_s >= half_s * (1 - 1e-9))
-
-
-@given(group=groups(), message_bytes=st.floats(0, 1e12))
-@settings(deadline=None)
-def test_all_reduce_is_never_slower_than_its_halves(group, message_bytes):
-    """The tree can only help."""
-    halves_s = reduce_scatter_s(message_bytes, group) + all_gather_s(message_bytes, group)
-
-    assert np.all(all_reduce_s(message_bytes, group) <= halves_s * (1 + 1e-12))
+    assert np.all(whole_s <= (reduce_scatter_s(message_bytes, group) + half_s) * (1 + 1e-12))
+    if message_bytes == 1e14:
+        assert np.all(half_s * (1 - 1e-9) <= whole_s)
+        assert np.all(whole_s <= 2 * half_s * (1 + 1e-9))
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("name", ["dgx-a100", "dgx-h100", "dgx-b200", "p5-h100", "v100-pcie", "l20", "gb200-nvl72"])
 @pytest.mark.parametrize("size", [2, 4, 8])
-@pytest.mark.parametrize("message_bytes", [0.0, 1e3, MB, 1e9])
-def test_crossing_hosts_is_never_faster(collective, name, size, message_bytes):
+def test_crossing_hosts_is_never_faster(name, size):
     """The same group takes at least as long with its members on hosts of their own, or on two hosts.
 
     On PCIe the second half of a host is behind the other socket, so that two halves of hosts may be faster than one.
     """
     per_host = find_cluster(name).devices_per_host
-    within_s = collective(message_bytes, group_of(name, hosts=size, stride=1, size=size))
-    one_each_s = collective(message_bytes, group_of(name, hosts=size, stride=per_host, size=size))
-    half_each_s = collective(message_bytes, group_of(name, hosts=2, stride=per_host * 2 // size, size=size))
+    within = group_of(name, hosts=size, stride=1, size=size)
+    one_each = group_of(name, hosts=size, stride=per_host, size=size)
+    half_each = group_of(name, hosts=2, stride=per_host * 2 // size, size=size)
+    for collective, message_bytes in itertools.product(COLLECTIVES, (0.0, 1e3, MB, 1e9)):
+        within_s = collective(message_bytes, within)
 
-    assert within_s <= one_each_s * (1 + 1e-12)
-    assert within_s <= half_each_s * (1 + 1e-12) or (name in {"v100-pcie", "l20"} and size == per_host)
+        assert within_s <= collective(message_bytes, one_each) * (1 + 1e-12)
+        if name not in {"v100-pcie", "l20"} or size < per_host:
+            assert within_s <= collective(message_bytes, half_each) * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES)
 @given(
     kinds=st.tuples(st.sampled_from(link_kind_names()), st.sampled_from(link_kind_names())),
     bandwidths=st.tuples(st.floats(1, 1000), st.floats(1, 100)),
@@ -94,8 +96,8 @@ def test_crossing_hosts_is_never_faster(collective, name, size, message_bytes):
     shape=st.sampled_from([(1, 2), (1, 3), (1, 6), (2, 3), (1, 12), (6, 2), (3, 4), (2, 6)]),
     message_bytes=st.floats(0, 1e10),
 )
-@settings(max_examples=50, deadline=None)
-def test_better_links_are_never_slower(collective, kinds, bandwidths, times, shape, message_bytes):
+@settings(max_examples=120, deadline=None)
+def test_better_links_are_never_slower(kinds, bandwidths, times, shape, message_bytes):
     """More bandwidth, or less latency, of either link never costs time, on any kinds of links."""
 
     def seconds(*, bandwidth_times=(1, 1), latency_us=(3, 9)):
@@ -104,33 +106,24 @@ def test_better_links_are_never_slower(collective, kinds, bandwidths, times, sha
             for kind, bandwidth, factor, latency in zip(kinds, bandwidths, bandwidth_times, latency_us, strict=True)
         )
         mapping = {"device": "V100", "hosts": 2, "devices_per_host": 6, "intra_links": [intra], "nic_links": [nic]}
-        stride, size = shape
-        links = cluster_from_mapping(mapping, Path()).group_links(np.array([stride]), np.array([size]))
-        return collective(message_bytes, links)[0]
+        links = group_on(mapping, stride=shape[0], size=shape[1])
+        return np.array([collective(message_bytes, links)[0] for collective in COLLECTIVES])
 
-    plain_s = seconds()
+    most_s = seconds() * (1 + 1e-12)
 
-    assert seconds(bandwidth_times=(times, 1)) <= plain_s * (1 + 1e-12)
-    assert seconds(bandwidth_times=(1, times)) <= plain_s * (1 + 1e-12)
-    assert seconds(latency_us=(3 / times, 9)) <= plain_s * (1 + 1e-12)
-    assert seconds(latency_us=(3, 9 / times)) <= plain_s * (1 + 1e-12)
+    assert np.all(seconds(bandwidth_times=(times, 1)) <= most_s)
+    assert np.all(seconds(bandwidth_times=(1, times)) <= most_s)
+    assert np.all(seconds(latency_us=(3 / times, 9)) <= most_s)
+    assert np.all(seconds(latency_us=(3, 9 / times)) <= most_s)
 
 
-@pytest.mark.parametrize("collective", [all_reduce_s, all_gather_s, all_to_all_s])
-@pytest.mark.parametrize("message_bytes", [1e4, MB, 1e9])
-def test_groups_need_no_power_of_two(collective, message_bytes):
+def test_groups_need_no_power_of_two():
     """On one switch, where all devices are equal, each member more takes more time, whatever its number."""
-    seconds = [
-        collective(
-            message_bytes,
-            cluster_from_mapping({"device": "A100", "devices_per_host": size}, Path()).group_links(
-                np.array([1]), np.array([size])
-            ),
-        )[0]
-        for size in range(2, 13)
-    ]
+    switches = [group_on({"device": "A100", "devices_per_host": size}, stride=1, size=size) for size in range(2, 13)]
 
-    assert seconds == sorted(seconds)
+    for collective, message_bytes in itertools.product((all_reduce_s, all_gather_s, all_to_all_s), (1e4, MB, 1e9)):
+        seconds = [collective(message_bytes, group)[0] for group in switches]
+        assert seconds == sorted(seconds)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +201,7 @@ def test_many_hosts_take_what_was_measured(collective, measured):
 
 
 @pytest.mark.parametrize(
-    ("name", "hosts", "message_bytes", "bus_gb_per_s"),
+    ("name", "hosts", "message_bytes", "reported"),
     [
         # NVIDIA/nccl issue 812: "On an Nvidia DGX-A100 system we have 8x200Gbit/s IB cards and we measure 192GB/s"
         ("dgx-a100", 4, 2**33, 192),
@@ -223,28 +216,27 @@ def test_many_hosts_take_what_was_measured(collective, measured):
         ("dgx-h100", 1, 2**34, 480),
     ],
 )
-def test_long_all_reduces_reach_the_reported_bus_bandwidth(name, hosts, message_bytes, bus_gb_per_s):
+def test_long_all_reduces_reach_the_reported_bus_bandwidth(name, hosts, message_bytes, reported):
     """Bus bandwidth within 15% of what NVIDIA and users report, also beyond the rate of the NICs on two hosts."""
     size = 8 * hosts
     found_s = all_reduce_s(float(message_bytes), group_of(name, hosts=hosts, stride=1, size=size))
 
-    assert 2 * (size - 1) / size * message_bytes / found_s / 1e9 == pytest.approx(bus_gb_per_s, rel=0.15)
+    assert bus_gb_per_s(size, message_bytes, found_s) == pytest.approx(reported, rel=0.15)
 
 
 @pytest.mark.parametrize(
-    ("size", "bus_gb_per_s", "tolerance"),
+    ("size", "reported", "tolerance"),
     [(2, 370, 0.25), (3, 370, 0.17), (4, 370, 0.13), (5, 420, 0.13), (6, 440, 0.13), (7, 460, 0.13), (8, 480, 0.13)],
 )
-def test_the_switch_adds_up_for_five_devices_and_more(size, bus_gb_per_s, tolerance):
+def test_the_switch_adds_up_for_five_devices_and_more(size, reported, tolerance):
     """Long all-reduces on one H100 host gain from NVLink SHARP from five devices on.
 
     Pairs are 22% too slow here and 10% against aiconfigurator, which measured 318 GB/s where this source has 370.
     Source: NVIDIA/nccl issue 1455.
     """
-    cluster = cluster_from_mapping({"device": "H100", "devices_per_host": size}, Path())
-    found_s = all_reduce_s(2.0**32, cluster.group_links(np.array([1]), np.array([size])))
+    found_s = all_reduce_s(2.0**32, group_on({"device": "H100", "devices_per_host": size}, stride=1, size=size))
 
-    assert 2 * (size - 1) / size * 2**32 / found_s / 1e9 == pytest.approx(bus_gb_per_s, rel=tolerance)
+    assert bus_gb_per_s(size, 2.0**32, found_s) == pytest.approx(reported, rel=tolerance)
 
 
 @pytest.mark.parametrize(("stride", "shares"), [(8, 1), (4, 2)])
@@ -254,26 +246,10 @@ def test_each_rank_has_its_share_of_the_nics(stride, shares):
     Source: PKU-DAIR/Hetu-Galvatron, allreduce_bandwidth_2nodes_8gpus_per_node (bus bandwidth of all groups at once).
     """
     nic = {"kind": "roce", "bandwidth_gb_per_s": 8.13, "latency_us": 4, "efficiency": 1.0}
-    group = cluster_from_mapping({"device": "A100", "hosts": 2, "nic_links": [nic]}, Path()).group_links(
-        np.array([stride]), np.array([2 * shares])
-    )
     size = 2 * shares
+    group = group_on({"device": "A100", "hosts": 2, "nic_links": [nic]}, stride=stride, size=size)
 
     assert (size - 1) / size * 1e10 / all_gather_s(1e10, group) / 1e9 == pytest.approx(8.13 * shares, rel=0.01)
-
-
-@pytest.mark.parametrize("adapters", [1, 2, 4, 8])
-def test_a_host_has_no_more_than_its_adapters(adapters):
-    """However ranks are grouped, what crosses between hosts of eight is their adapters' bandwidth, however few."""
-    nic = {"kind": "infiniband", "bandwidth_gb_per_s": 25 * adapters / 8, "latency_us": 4, "efficiency": 1.0}
-    cluster = cluster_from_mapping({"device": "H100", "hosts": 2, "nic_links": [nic]}, Path())
-    per_host = []
-    for stride in (1, 2, 4, 8):
-        size = 16 // stride
-        seconds = all_gather_s(1e11, cluster.group_links(np.array([stride]), np.array([size])))[0]
-        per_host.append(stride * (size - 1) / size * 1e11 / seconds)
-
-    assert per_host == pytest.approx([25e9 * adapters] * 4, rel=0.01)
 
 
 def test_short_all_reduces_climb_a_tree():
@@ -292,13 +268,6 @@ def test_a_short_message_takes_the_short_protocol():
 
     assert all_gather_s(0.0, group) == pytest.approx(nvlink.short_base_s + 7 * nvlink.short_hop_s)
     assert added_s == pytest.approx((7 + 0.4) / 8 * 2**27 * nvlink.long_s_per_byte)
-
-
-def test_all_to_all_sends_little_of_its_buffer_to_each():
-    """Sixteen ranks on two hosts send half of their buffers off the host, each through its own NIC."""
-    group = group_of("dgx-h100", hosts=2, stride=1, size=16)
-
-    assert all_to_all_s(1e11, group) == pytest.approx(8 / 16 * 1e11 / (0.94 * 50e9), rel=0.01)
 
 
 def test_pairs_on_a_mesh_have_one_wire():
@@ -332,10 +301,6 @@ def test_arrays_give_arrays():
 
 def test_hccl_halves_and_doubles_among_powers_of_two():
     """Between 128 Ascend hosts a short all-gather takes 7 rounds, between 96 a ring of 95."""
-    times = {}
-    for hosts in (96, 128):
-        cluster = find_cluster("ascend-910b", hosts=hosts)
-        group = cluster.group_links(np.array([8]), np.array([hosts]))
-        times[hosts] = float(all_gather_s(np.array([1.0]), group)[0])
+    ring_s, halved_s = (all_gather_s(1.0, group_of("ascend-910b", hosts=n, stride=8, size=n)) for n in (96, 128))
 
-    assert times[128] < 0.3 * times[96]
+    assert halved_s < 0.3 * ring_s

@@ -36,16 +36,17 @@ def numbers_of(entry):
     return list(chain.from_iterable(map(numbers_of, entry))) if isinstance(entry, list) else []
 
 
-@pytest.mark.parametrize("name", [*MEASURED, *MEASURED_WITH_REMARKS])
-def test_every_measured_spelling_is_one_device(name):
+def test_every_measured_spelling_is_one_device():
     """Each spelling of the measured files names one device, and so one pair with an open count."""
-    assert find_devices(name) == ((0, find_device(name)),)
+    for name in (*MEASURED, *MEASURED_WITH_REMARKS):
+        assert find_devices(name) == ((0, find_device(name)),), name
 
 
 @pytest.mark.parametrize("name", device_names())
 def test_every_device_is_usable(name):
-    """Every device has a peak, memory, bandwidths and links, and pickles to itself."""
+    """Every device has a peak, memory, bandwidths, links and a source of each figure, and pickles to itself."""
     device = find_device(name)
+    sources = dict(device.sources)
 
     slower = 1000 if name == "cpu-core" else 1  # the least of an accelerator, in which a core has no part
 
@@ -57,6 +58,8 @@ def test_every_device_is_usable(name):
     assert device.devices_per_host >= 1
     assert pickle.loads(pickle.dumps(device)) == device  # noqa: S301 our own bytes
     assert hash(device) == hash(find_device(name))
+    assert {"memory_gib", "scale_up.bandwidth_gb_per_s", "scale_out.latency_us"} <= set(sources)
+    assert all(text.endswith(("(high)", "(medium)", "(low)", "(assumed)")) for text in sources.values())
 
 
 @pytest.mark.parametrize("catalog", ["devices.yaml", "clusters.yaml"])
@@ -72,23 +75,11 @@ def test_every_catalog_number_has_a_source(catalog):
         assert not (assumed and number["confidence"] == "high"), number
 
 
-@pytest.mark.parametrize("name", device_names())
-def test_a_device_carries_its_sources(name):
-    """A device names the source of each of its figures."""
-    fields = dict(find_device(name).sources)
+def test_spellings_and_remarks_name_a_device():
+    """Case, spaces and dashes do not matter; a known remark names its own device, an unknown one is ignored."""
+    spellings = ("RTX4090D", "rtx-4090-d", "GeForce RTX 4090 D", "rtx_4090d")
 
-    assert {"memory_gib", "scale_up.bandwidth_gb_per_s", "scale_out.latency_us"} <= set(fields)
-    assert all(text.endswith(("(high)", "(medium)", "(low)", "(assumed)")) for text in fields.values())
-
-
-@pytest.mark.parametrize("spelling", ["RTX4090D", "rtx-4090-d", "GeForce RTX 4090 D", "rtx_4090d"])
-def test_spelling_does_not_matter(spelling):
-    """Case, spaces, dashes and underscores don't tell devices apart."""
-    assert find_device(spelling).name == "RTX4090D"
-
-
-def test_a_known_remark_names_its_own_device():
-    """The faster 910B of the 900 A2 PoDc is not the one of the 800T A2; an unknown remark is ignored."""
+    assert {find_device(spelling).name for spelling in spellings} == {"RTX4090D"}
     assert find_device("Ascend-910B (900 A2 PoDc)") != find_device("Ascend-910B")
     assert find_device("Ascend-910B (800T A2)") == find_device("Ascend-910B (in a shed)") == find_device("Ascend-910B")
 
@@ -102,19 +93,11 @@ def test_a_tpu_core_is_half_a_chip():
     assert core.memory_bytes * 2 == pytest.approx(chip.memory_bytes, abs=2)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("mixed:8xRTX-2080+8xRTX-3090+8xTitan-RTX", [(8, "RTX2080"), (8, "RTX3090"), (8, "TitanRTX")]),
-        ("mixed:16xRTX-2080+8xRTX-3090+8xTitan-RTX", [(16, "RTX2080"), (8, "RTX3090"), (8, "TitanRTX")]),
-        ("mixed:24xRTX-2080+8xRTX-3090+16xTitan-RTX", [(24, "RTX2080"), (8, "RTX3090"), (16, "TitanRTX")]),
-        ("mixed:8xV100+8xT4", [(8, "V100-SXM-32"), (8, "T4-16")]),
-        ("mixed:4xV100-SXM-16+12xT4-16", [(4, "V100-SXM-16"), (12, "T4-16")]),
-    ],
-)
-def test_mixed_devices_are_counted(text, expected):
+def test_mixed_devices_are_counted():
     """`mixed:` lists counts and names in order."""
-    assert [(count, device.name) for count, device in find_devices(text)] == expected
+    found = find_devices("mixed:24xRTX-2080+8xV100+16xTitan-RTX")
+
+    assert [(count, device.name) for count, device in found] == [(24, "RTX2080"), (8, "V100-SXM-32"), (16, "TitanRTX")]
 
 
 @pytest.mark.parametrize("text", ["mixed:", "mixed:8V100", "mixed:0xV100", "mixed:8xV100+", "mixed:8xH1000", "", "()"])
@@ -122,12 +105,6 @@ def test_an_unreadable_device_is_the_users_mistake(text):
     """What names no device ends in one ConfigError, never in another exception."""
     with pytest.raises(ConfigError):
         find_devices(text)
-
-
-def test_an_unknown_device_gets_a_suggestion():
-    """The message holds the key, the value seen, the rule and the nearest name."""
-    with pytest.raises(ConfigError, match=r"device = 'H10O-SXM-80': is not a known device; did you mean 'H100-SXM-80'"):
-        find_device("H10O-SXM-80")
 
 
 def test_bf16_falls_back_to_fp16():
@@ -138,10 +115,12 @@ def test_bf16_falls_back_to_fp16():
     assert v100.peak_flop_per_s("bf16") == v100.fp16_flop_per_s == 125e12
 
 
-def test_missing_units_and_unknown_precisions_are_told_apart():
-    """fp8 on an A100 names what the A100 has; fp9 names the precisions there are."""
+def test_missing_units_and_unknown_names_are_told_apart():
+    """An unknown device gets a suggestion, fp8 on an A100 what the A100 has, and fp9 the precisions there are."""
     a100 = find_device("A100-SXM-80")
 
+    with pytest.raises(ConfigError, match=r"device = 'H10O-SXM-80': is not a known device; did you mean 'H100-SXM-80'"):
+        find_device("H10O-SXM-80")
     with pytest.raises(ConfigError, match=r"no known peak on A100-SXM-80; use one of: bf16, fp16, tf32, fp32"):
         a100.peak_flop_per_s("fp8")
     with pytest.raises(ConfigError, match=", ".join(sorted(PRECISIONS))):

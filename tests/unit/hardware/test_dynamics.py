@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hardware.cluster import SlowPair, cluster_from_mapping, find_cluster
 from hardware.dynamics import INTER, INTRA, HostEvent, LinkEvent, Trace, cluster_at, intervals
 from hardware.link import LinkCost, combine_links
-from tests.support.settings.random_clusters import changing_clusters, clusters
+from tests.support.settings.random_clusters import changing_clusters
 
 
 def links_have(time_s, link, share) -> LinkEvent:
@@ -58,24 +58,18 @@ def shares_of(changed, nominal):
 
 @given(changing_clusters())
 @settings(max_examples=40, deadline=None)
-def test_before_the_first_event_nothing_has_changed(changing):
-    """Until something happens the cluster is as described; at the moment when it happens it has changed."""
-    cluster, trace = changing
-
-    assert cluster_at(cluster, trace, 0.999) == cluster
-    for count, event in enumerate(trace.events, start=1):
-        assert cluster_at(cluster, trace, event.time_s) == after(cluster, *trace.events[:count])
-
-
-@given(changing_clusters())
-@settings(max_examples=40, deadline=None)
-def test_what_is_undone_leaves_no_mark(changing):
-    """Once every link has its whole bandwidth and every host is back, the cluster is the described one, bit by bit."""
+def test_events_change_the_cluster_and_can_be_undone(changing):
+    """Before the first event the cluster is as described, from the time of each on changed; once all is undone, it is
+    the described one again, bit by bit.
+    """
     cluster, trace = changing
     links = {event.link for event in trace.events if isinstance(event, LinkEvent)}
     hosts = {event.host for event in trace.events if isinstance(event, HostEvent)}
     undone = (*[links_have(99, link, 1.0) for link in links], *[back(99, host) for host in hosts])
 
+    assert cluster_at(cluster, trace, 0.999) == cluster
+    for count, event in enumerate(trace.events, start=1):
+        assert cluster_at(cluster, trace, event.time_s) == after(cluster, *trace.events[:count])
     assert after(cluster, *trace.events, *undone) == cluster
 
 
@@ -115,15 +109,10 @@ def test_shares_of_names_that_overlap_are_multiplied():
     """With inter at a half, the kind at a half and host 1 at a half leave the NICs of host 1 an eighth."""
     cluster = find_cluster("dgx-h100", 3)
     nic, inside = cluster.groups[0].nic_links[0].kind, cluster.groups[0].intra_links[0].kind
+    named = (INTER, nic.upper(), (1,), inside)
 
-    changed = after(
-        cluster,
-        links_have(1, INTER, 0.5),
-        links_have(2, nic.upper(), 0.5),
-        links_have(3, (1,), 0.5),
-        links_have(4, inside, 0.5),
-        links_have(5, INTRA, 0.8),
-    )
+    halves = (links_have(time_s, link, 0.5) for time_s, link in enumerate(named))
+    changed = after(cluster, *halves, links_have(5, INTRA, 0.8))
 
     assert shares_of(changed, cluster) == pytest.approx(np.array([[0.4, 0.25], [0.4, 0.125], [0.4, 0.25]]))
     assert [group.hosts for group in changed.groups] == [1, 1, 1]
@@ -141,24 +130,18 @@ def test_unlike_hosts_split_their_group_and_no_further():
     assert [group.hosts for group in after(cluster, *slow, links_have(2, (2,), 1.0)).groups] == [3, 1, 2]
 
 
-def test_pairs_are_numbered_anew():
-    """Where host 1 is lost, the slow path between hosts 2 and 3 is that between 1 and 2; where host 3 is, none is."""
-    cluster = find_cluster("dgx-h100", 4)
-    slow = links_have(1, (2, 3), 0.1)
+ETHERNET = {"kind": "ethernet", "bandwidth_gb_per_s": 0.5, "latency_us": 30}
 
-    assert after(cluster, slow).slow_pairs == (SlowPair(first_host=2, second_host=3, share=0.1),)
-    assert after(cluster, slow, lost(2, 1)).slow_pairs == (SlowPair(first_host=1, second_host=2, share=0.1),)
-    assert after(cluster, slow, lost(2, 3)).slow_pairs == ()
-    assert after(cluster, slow, lost(2, 3), back(3, 3)) == after(cluster, slow)
+
+def two_kinds(hosts):
+    """Hosts of two kinds, and a slow link between the kinds."""
+    groups = [{"name": name, "hosts": hosts} for name in ("dgx-h100", "dgx-a100")]
+    return cluster_from_mapping({"groups": groups, "inter_group_links": [ETHERNET]}, Path())
 
 
 def test_a_split_group_is_still_one_network():
     """A slow NIC does not put the link between groups between the hosts of one group."""
-    mapping = {
-        "groups": [{"name": "dgx-h100", "hosts": 2}, {"name": "dgx-a100", "hosts": 2}],
-        "inter_group_links": [{"kind": "ethernet", "bandwidth_gb_per_s": 0.5, "latency_us": 30}],
-    }
-    cluster = cluster_from_mapping(mapping, Path())
+    cluster = two_kinds(2)
 
     changed = after(cluster, links_have(1, (1,), 0.5))
     found = changed.group_links(np.array([8, 16]), np.array([2, 2]))
@@ -172,12 +155,9 @@ def test_a_split_group_is_still_one_network():
 
 def test_links_between_groups_belong_to_inter():
     """`inter` and the kind of a link between groups change its bandwidth; one host's network does not."""
-    ethernet = {"kind": "ethernet", "bandwidth_gb_per_s": 1, "latency_us": 30}
-    mapping = {"groups": [{"name": "dgx-h100"}, {"name": "dgx-a100"}], "inter_group_links": [ethernet]}
-    cluster = cluster_from_mapping(mapping, Path())
-
-    for link, bandwidth in ((INTER, 0.5e9), ("Ethernet", 0.5e9), ((0,), 1e9), (INTRA, 1e9)):
-        assert after(cluster, links_have(1, link, 0.5)).inter_group_links[0].bandwidth_bytes_per_s == bandwidth
+    for link, share in ((INTER, 0.5), ("Ethernet", 0.5), ((0,), 1), (INTRA, 1)):
+        changed = after(two_kinds(1), links_have(1, link, 0.5))
+        assert changed.inter_group_links[0].bandwidth_bytes_per_s == 0.5e9 * share
 
 
 def test_another_link_works_where_the_widest_has_become_narrow():
@@ -195,6 +175,7 @@ def test_another_link_works_where_the_widest_has_become_narrow():
 
 
 @given(st.sampled_from([INTRA, INTER, "infiniband", (1,), (0, 2)]), st.floats(1e-6, 1))
+@settings(max_examples=50)
 def test_less_bandwidth_is_never_faster(link, share):
     """On hosts with one link each, a share makes no cost per byte smaller, and no other cost different."""
     cluster = find_cluster("dgx-h100", 4)
@@ -234,56 +215,41 @@ def test_intervals_tile_the_time(changing, until_s):
 def test_an_interval_tells_what_began_it():
     """Events without an effect begin nothing; those of one time begin one interval together; later ones are cut off."""
     cluster = find_cluster("dgx-h100", 2)
-    events = (
-        links_have(10, INTER, 1.0),
-        links_have(20, INTER, 0.5),
-        lost(20, 1),
-        links_have(30, (1,), 0.5),
-        back(40, 1),
-        lost(50, 0),
-    )
+    half = links_have(20, INTER, 0.5)
+    events = (links_have(10, INTER, 1.0), half, lost(20, 1), links_have(30, (1,), 0.5), back(40, 1), lost(50, 0))
 
     found = intervals(cluster, Trace(events=events), 50)
 
-    assert [(interval.from_s, interval.to_s, interval.hosts) for interval in found] == [
-        (0, 20, (0, 1)),
-        (20, 40, (0,)),
-        (40, 50, (0, 1)),
-    ]
+    assert [(interval.from_s, interval.to_s) for interval in found] == [(0, 20), (20, 40), (40, 50)]
+    assert [interval.hosts for interval in found] == [(0, 1), (0,), (0, 1)]
     assert [interval.events for interval in found] == [(), events[1:3], (events[4],)]
-    assert [str(event) for event in events] == [
-        "inter has 1 of its bandwidth",
-        "inter has 0.5 of its bandwidth",
-        "h1 is lost",
-        "h1 has 0.5 of its bandwidth",
-        "h1 is back",
-        "h0 is lost",
-    ]
+    has_all, has_half, is_lost, *_, is_back, _ = map(str, events)
+    assert [has_all, has_half] == ["inter has 1 of its bandwidth", "inter has 0.5 of its bandwidth"]
+    assert [is_lost, is_back] == ["h1 is lost", "h1 is back"]
     assert str(links_have(0, (0, 3), 1 / 3)) == "h0-h3 has 0.3333 of its bandwidth"
 
 
 def test_other_hosts_are_another_interval():
-    """Where one of two equal hosts takes the other's place, the cluster is equal, and yet the job has to move."""
+    """Where one of two equal hosts takes the other's place, the cluster is equal, and yet the job has to move.
+
+    Without events the described cluster is there all the time, and an event at 0 leaves no time before it.
+    """
+    cluster = find_cluster("dgx-h100", 2)
     events = (lost(10, 0), back(20, 0), lost(20, 1))
 
-    found = intervals(find_cluster("dgx-h100", 2), Trace(events=events), math.inf)
-
-    assert [interval.hosts for interval in found] == [(0, 1), (1,), (0,)]
-    assert found[1].cluster == found[2].cluster
-
-
-@given(clusters)
-@settings(max_examples=40, deadline=None)
-def test_nothing_happens_in_one_interval(cluster):
-    """Without events the described cluster is there all the time, and an event at 0 leaves no time before it."""
+    found = intervals(cluster, Trace(events=events), math.inf)
     (whole,) = intervals(cluster, Trace(events=()), 7.0)
     (changed,) = intervals(cluster, Trace(events=(links_have(0, INTER, 0.5),)), 7.0)
 
+    assert [interval.hosts for interval in found] == [(0, 1), (1,), (0,)]
+    assert found[1].cluster == found[2].cluster
     assert (whole.from_s, whole.to_s, whole.cluster, whole.events) == (0, 7, cluster, ())
     assert changed.cluster == after(cluster, links_have(0, INTER, 0.5)) != cluster
 
 
 # What cannot be
+
+SLOW = SlowPair(first_host=0, second_host=1, share=0.5)
 
 
 @pytest.mark.parametrize(
@@ -297,12 +263,7 @@ def test_nothing_happens_in_one_interval(cluster):
         (lambda: after(find_cluster("dgx-h100", 1), lost(0, 0)), "some host is always there"),
         (lambda: after(find_cluster("dgx-h100", 2), links_have(0, (0, 2), 0.5)), "names some of 2 hosts"),
         (lambda: intervals(find_cluster("dgx-h100", 2), Trace(events=()), 0.0), "time goes on"),
-        (
-            lambda: after(
-                replace(find_cluster("dgx-h100", 2), slow_pairs=(SlowPair(first_host=0, second_host=1, share=0.5),))
-            ),
-            "begins with the nominal cluster",
-        ),
+        (lambda: after(replace(find_cluster("dgx-h100", 2), slow_pairs=(SLOW,))), "begins with the nominal cluster"),
     ],
 )
 def test_what_no_trace_file_can_say_is_our_bug(make, words):

@@ -3,17 +3,8 @@ import pytest
 from costmodels.calibration.measured_model import ASSUMED_GPT_VOCABULARY, model_of
 from hardware.io.errors import ConfigError
 
-SIZES = {
-    "layers": 8,
-    "hidden": 512,
-    "heads": 8,
-    "kv_heads": 8,
-    "ffn": 2048,
-    "vocab": 32000,
-    "experts": None,
-    "topk": None,
-    "moe_ffn": None,
-}
+SIZES = {"layers": 8, "hidden": 512, "heads": 8, "kv_heads": 8, "ffn": 2048, "vocab": 32000}
+SIZES |= dict.fromkeys(("experts", "topk", "moe_ffn"))
 EXPERTS = {"experts": 16, "topk": 4, "moe_ffn": 256}
 
 
@@ -31,22 +22,19 @@ def model(name="llama-tiny", notes="", **sizes):
         ("MLA kv_lora512 rope64", (0, 512, 128, 64, 128)),
         ("swiglu; multi-latent-attention=True; kv-channels=128", (512, 512, 128, 64, 128)),
     ],
-    ids=["words", "sum", "flags", "without query rank", "Megatron's defaults"],
 )
 def test_latent_attention_is_read_from_the_remarks(notes, sizes):
-    """Ranks and head sizes are those that are named, else Megatron-Core's defaults; keys have all heads."""
+    """Ranks and head sizes are those that are named, else Megatron-Core's defaults; keys have all heads.
+
+    Remarks about other things leave plain attention, with the row's key heads.
+    """
     spec = model(notes=notes, kv_heads=1)
 
     named = (spec.q_lora_rank, spec.kv_lora_rank, spec.qk_nope_head_dim, spec.qk_rope_head_dim, spec.v_head_dim)
     assert named == sizes
     assert (spec.head_dim, spec.num_kv_heads) == (sizes[2] + sizes[3], 8)
-
-
-def test_without_a_word_of_it_attention_is_not_latent():
-    """Remarks about other things leave plain attention, with the row's key heads."""
-    spec = model(notes="swiglu; rope; nope of these; kv-channels=64", kv_heads=2)
-
-    assert (spec.kv_lora_rank, spec.num_kv_heads, spec.head_dim) == (0, 2, 64)
+    plain = model(notes="swiglu; rope; nope of these; kv-channels=64", kv_heads=2)
+    assert (plain.kv_lora_rank, plain.num_kv_heads, plain.head_dim) == (0, 2, 64)
 
 
 @pytest.mark.parametrize(
@@ -99,18 +87,17 @@ def test_dense_first_layers_are_read_from_the_remarks(notes, dense):
     ],
 )
 def test_what_the_remarks_leave_out_follows_from_the_family(name, norm, positions, gated):
-    """GPT and its kin have layer norms and two MLP matrices, most of them learned positions; others are like LLaMA."""
+    """GPT and its kin have layer norms and two MLP matrices, most of them learned positions; others are like LLaMA.
+
+    Of gating the remarks tell; a denial counts before the word that it denies.
+    """
     spec = model(name)
 
     assert (spec.norm, spec.learned_positions, spec.gated_ffn) == (norm, positions, gated)
-
-
-@pytest.mark.parametrize(
-    ("notes", "gated"), [("squared-relu", False), ("gelu non-gated", False), ("swiglu", True), ("GeGLU, gated", True)]
-)
-def test_gating_is_read_from_the_remarks(notes, gated):
-    """A denial counts before the word that it denies."""
-    assert model(notes=notes).gated_ffn is gated
+    for notes in ("squared-relu", "gelu non-gated"):
+        assert not model(name, notes=notes).gated_ffn
+    for notes in ("swiglu", "GeGLU, gated"):
+        assert model(name, notes=notes).gated_ffn
 
 
 def test_vocabularies_that_are_left_out_are_the_familys():

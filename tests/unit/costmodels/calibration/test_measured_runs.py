@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 
-from costmodels.calibration.measured_model import ASSUMED_GPT_VOCABULARY
 from costmodels.calibration.measured_runs import (
     COLUMNS,
     one_group,
@@ -46,67 +45,47 @@ def test_reads_every_field_of_a_row(write):
     """A row gives the model, the job, the configuration, the result, and the place that it stands in."""
     row = {"recompute": "selective:core_attn", "peak_mem_gib": "1.5", "notes": "swiglu; tied embeddings"}
     (run,) = read(write(row))
+    model, config = run.model, run.config
 
-    assert (run.model.num_layers, run.model.head_dim, run.model.num_kv_heads) == (4, 16, 2)
-    assert (run.model.gated_ffn, run.model.norm, run.model.tied_embeddings) == (True, "rms", True)
-    assert (run.config.dp, run.config.vpp, run.config.recompute, run.config.sequence_parallel) == (
-        2,
-        1,
-        "selective",
-        False,
-    )
+    assert (model.num_layers, model.head_dim, model.num_kv_heads) == (4, 16, 2)
+    assert (model.gated_ffn, model.norm, model.tied_embeddings) == (True, "rms", True)
+    assert (config.dp, config.vpp, config.recompute, config.sequence_parallel) == (2, 1, "selective", False)
     assert (run.step_time_s, run.peak_memory_bytes, run.precision) == (2.0, 3 * 2**29, "bf16")
     assert (run.place, run.is_failed) == ("runs.csv:2", False)
 
 
-def test_derives_the_step_time_from_throughput(write):
-    """Without a printed step time, it follows from tokens per second and device."""
-    (run,) = read(write({"step_seconds": "", "tokens_per_s_per_device": "256"}))
+@pytest.mark.parametrize(
+    ("row", "step_time_s"),
+    [
+        ({"step_seconds": "", "tokens_per_s_per_device": "256"}, 128 * 8 / (256 * 2)),
+        ({"notes": "FAILED: oom"}, None),
+        ({"step_seconds": ""}, None),
+    ],
+)
+def test_a_step_time_follows_from_throughput_or_the_run_failed(write, row, step_time_s):
+    """Without a printed step time, it follows from tokens per second and device.
 
-    assert run.step_time_s == 128 * 8 / (256 * 2)
-
-
-@pytest.mark.parametrize("row", [{"notes": "FAILED: oom"}, {"step_seconds": ""}])
-def test_a_run_without_result_is_failed(write, row):
-    """A note that begins with FAILED, or a row without any result, is a failed run."""
+    A note that begins with FAILED, or a row without any result, is a failed run.
+    """
     (run,) = read(write(row))
 
-    assert run.is_failed
-    assert run.step_time_s is None
-
-
-def test_a_gpt_row_is_built_like_gpt(write):
-    """GPT rows have layer norms, two MLP matrices and, where the file names none, an assumed vocabulary."""
-    (run,) = read(write({"model": "gpt-1.7B", "vocab": ""}))
-
-    assert (run.model.norm, run.model.gated_ffn, run.model.vocab_size) == ("layer", False, ASSUMED_GPT_VOCABULARY)
-    assert "vocab_size" in run.model.assumed
+    assert (run.step_time_s, run.is_failed) == (step_time_s, step_time_s is None)
 
 
 def test_a_failed_row_takes_its_ties_from_its_sweep(write):
     """A row whose notes don't tell takes tied embeddings from another row of the same source and model."""
-    runs = read(
-        write({"notes": "tied embeddings"}, {"notes": "FAILED"}, {"model": "other", "notes": "untied embeddings"})
-    )
+    rows = ({"notes": "tied embeddings"}, {"notes": "FAILED"}, {"model": "other", "notes": "untied embeddings"})
 
-    assert [run.model.tied_embeddings for run in runs] == [True, True, False]
+    assert [run.model.tied_embeddings for run in read(write(*rows))] == [True, True, False]
 
 
 def test_incomplete_rows_are_skipped_and_counted(write):
     """Rows that tell no whole, consistent configuration with a step time are counted where they match."""
-    rows = [
-        {},
-        {"mbs": ""},
-        {"recompute": "maxtext:custom"},
-        {"devices": "4"},
-        {"dp": "2", "mbs": "3"},
-        {"step_seconds": "", "peak_mem_gib": "3"},
-        {"mbs": "", "gbs": "64"},
-    ]
+    incomplete = [{"mbs": ""}, {"recompute": "maxtext:custom"}, {"devices": "4"}, {"dp": "2", "mbs": "3"}]
+    rows = [{}, *incomplete, {"step_seconds": "", "peak_mem_gib": "3"}, {"mbs": "", "gbs": "64"}]
     group = read_measured_group(["runs.csv"], {"gbs": 8}, write(*rows))
 
-    assert len(group.runs) == 1
-    assert group.skipped == 5
+    assert (len(group.runs), group.skipped) == (1, 5)
 
 
 def test_where_compares_numbers_as_numbers(write):
@@ -138,41 +117,26 @@ def test_a_mistake_is_told_with_its_place(write, rows, where, message):
         read(write(*rows), **where)
 
 
-def test_a_missing_file_is_told_with_its_neighbours(write):
-    """A misspelt file name comes with the CSV that stands there."""
-    with pytest.raises(ConfigError, match=r"run\.csv: no such file; did you mean 'runs\.csv'"):
-        read_measured(["run.csv"], {}, write({}))
-
-
-def test_a_missing_column_is_told(write):
-    """A header without one of the columns is refused."""
-    with pytest.raises(ConfigError, match=r"runs\.csv:1: gbs: is a missing column"):
-        read(write({}, columns=[column for column in COLUMNS if column != "gbs"]))
-
-
-def test_a_row_with_too_few_cells_is_told(write):
-    """A line that was cut off is refused, with its number."""
+def test_a_file_that_is_no_table_is_told(write):
+    """A misspelt file name comes with the CSV that stands there; a lacking column and a line cut off are refused."""
     folder = write({})
     with (folder / "runs.csv").open("a") as file:
         file.write("test,only,three\n")
 
+    with pytest.raises(ConfigError, match=r"run\.csv: no such file; did you mean 'runs\.csv'"):
+        read_measured(["run.csv"], {}, folder)
     with pytest.raises(ConfigError, match=r"runs\.csv:3: has 3 cells where the header has 34"):
         read(folder)
+    with pytest.raises(ConfigError, match=r"runs\.csv:1: gbs: is a missing column"):
+        read(write({}, columns=[column for column in COLUMNS if column != "gbs"]))
 
 
-@pytest.mark.parametrize(
-    ("row", "column"),
-    [
-        ({"gbs": "16"}, "gbs"),
-        ({"layers": "8"}, "layers"),
-        ({"model": "x"}, "model"),
-        ({"precision": "fp16"}, "precision"),
-    ],
-)
-def test_a_group_shares_one_job(write, row, column):
+@pytest.mark.parametrize("column", ["gbs", "layers", "model", "precision"])
+def test_a_group_shares_one_job(write, column):
     """Rows of two jobs are refused, with the column that tells them apart."""
+    row = {"gbs": "16", "layers": "8", "model": "x", "precision": "fp16"}
     with pytest.raises(ConfigError, match=rf"add `{column}` to `where`"):
-        one_group(read(write({}, row)))
+        one_group(read(write({}, {column: row[column]})))
 
 
 def test_only_dimensions_within_equal_degrees_vary():
@@ -196,10 +160,9 @@ MOE = {"model": "mixtral-tiny", "experts": "8", "topk": "2", "moe_ffn": "64"}
         ({"notes": "expert-tensor-parallel-size=1; swiglu"}, 1),
         ({"notes": "expert_tensor_parallel_size=2"}, 0),
         ({"notes": "CI golden moe/gpt3_moe_tp2_pp1_ep2_etp1_1node"}, 1),
-        ({"notes": "", "ep": "4"}, 1),
-        ({"notes": "", "ep": "2"}, 0),
+        ({"ep": "4"}, 1),
+        ({"ep": "2"}, 0),
     ],
-    ids=["upper case", "flag", "that of tp", "name", "no other fits", "silent"],
 )
 def test_the_experts_tensor_degree_is_read_from_the_remarks(write, row, expert_tp):
     """It is what the remarks name, 1 where ep leaves no other, and 0 where it is that of tp."""
@@ -221,7 +184,6 @@ def test_a_shard_over_some_ranks_is_read_from_the_remarks(write, notes, dp_shard
     [
         ("none", "none", ("core_attn",)),
         ("full:block:4", "full", ("core_attn",)),
-        ("selective", "selective", ("core_attn",)),
         ("selective:[moe_act]", "selective", ("moe_act",)),
         ("modules:layernorm+moe_act", "selective", ("layernorm", "moe_act")),
         ("maxtext:full", "full", ("core_attn",)),
@@ -235,37 +197,29 @@ def test_recomputation_is_read_in_every_spelling(write, cell, mode, modules):
     assert (run.config.recompute, run.recompute_modules) == (mode, modules)
 
 
-@pytest.mark.parametrize("notes", ["schedule 1F1B", "Schedule Interleaved1F1B", "no word of it"])
-def test_schedules_that_have_a_model_are_read(write, notes):
-    """Plain and interleaved 1F1B are priced, and silence means the former."""
-    assert len(read(write({"notes": notes}))) == 1
+def test_precision_is_told_in_the_words_of_a_job(write):
+    """Whatever stands beside it, the type of the products is one that TrainingJob has."""
+    cells = ("bf16", "FP8 (delayed)", "nvfp4", "fp16", "")
+    runs = read(write(*({"precision": cell} for cell in cells)))
 
-
-@pytest.mark.parametrize("row", [{"notes": "schedule GPipe"}, {"notes": "DualPipe"}, {"model": "gpt ZB-2p"}])
-def test_schedules_without_a_model_are_skipped(write, row):
-    """A run under another schedule cannot be compared, and is counted with that reason."""
-    runs, skipped = read_measured_and_skipped(["runs.csv"], write({}, row))
-
-    assert len(runs) == 1
-    assert skipped == {"a pipeline schedule that the cost model does not know": 1}
-
-
-def test_an_impossible_architecture_is_skipped_with_its_reason(write):
-    """Sizes that contradict each other leave the row out and say what is wrong."""
-    _, skipped = read_measured_and_skipped(["runs.csv"], write({}, {"kv_heads": "3"}))
-
-    ((reason, count),) = skipped.items()
-    assert reason.startswith("impossible architecture: ")
-    assert "num_kv_heads" in reason
-    assert count == 1
+    assert [run.precision for run in runs] == ["bf16", "fp8", "nvfp4", "fp16", "bf16"]
 
 
 @pytest.mark.parametrize(
-    ("cell", "precision"),
-    [("bf16", "bf16"), ("FP8 (delayed)", "fp8"), ("nvfp4", "nvfp4"), ("fp16", "fp16"), ("", "bf16")],
+    ("row", "words"),
+    [
+        ({"notes": "schedule GPipe"}, "a pipeline schedule that the cost model does not know"),
+        ({"notes": "DualPipe"}, "a pipeline schedule that the cost model does not know"),
+        ({"model": "gpt ZB-2p"}, "a pipeline schedule that the cost model does not know"),
+        ({"kv_heads": "3"}, "impossible architecture: "),
+    ],
 )
-def test_precision_is_told_in_the_words_of_a_job(write, cell, precision):
-    """Whatever stands beside it, the type of the products is one that TrainingJob has."""
-    (run,) = read(write({"precision": cell}))
+def test_runs_without_a_model_are_skipped_with_their_reason(write, row, words):
+    """A run under another schedule than plain or interleaved 1F1B, or of sizes that contradict, cannot be compared."""
+    known = ({"notes": "schedule 1F1B"}, {"notes": "Schedule Interleaved1F1B"}, {"notes": "no word of it"})
+    runs, skipped = read_measured_and_skipped(["runs.csv"], write(*known, row))
 
-    assert run.precision == precision
+    ((reason, count),) = skipped.items()
+    assert (len(runs), count) == (3, 1)
+    assert reason.startswith(words)
+    assert ("num_kv_heads" in reason) == ("kv_heads" in row)

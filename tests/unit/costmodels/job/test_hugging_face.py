@@ -3,7 +3,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodels.job.hugging_face import READERS, model_from_hugging_face
@@ -58,6 +58,11 @@ def read(mapping):
     return model_from_hugging_face(mapping, name="some-model", file="some-model.json")
 
 
+def without(config, key):
+    """A configuration that lacks a key."""
+    return {name: value for name, value in config.items() if name != key}
+
+
 def refusal(mapping):
     """The text of the ConfigError that `mapping` ends in."""
     with pytest.raises(ConfigError) as caught:
@@ -95,19 +100,12 @@ def test_a_directory_with_a_config_json_is_a_model(tmp_path):
     assert load_model("my-llama/config.json", tmp_path) == load_model("my-llama", tmp_path)
 
 
-@pytest.mark.parametrize("absent", [{}, {"num_key_value_heads": None}])
-def test_llama_without_kv_heads_has_one_per_query_head(absent):
-    """LlamaConfig turns a missing or null num_key_value_heads into num_attention_heads."""
-    config = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"} | absent
+def test_missing_kv_heads_are_as_many_as_heads_or_refused():
+    """LlamaConfig turns a missing or null number into that of heads; Qwen2Config guesses 32, and that is refused."""
+    llama, qwen = (without(ALL[name], "num_key_value_heads") for name in ("llama-3-8b", "qwen2.5-7b"))
 
-    assert read(config).num_kv_heads == 32
-
-
-def test_kv_heads_are_required_where_transformers_would_guess_a_number():
-    """Qwen2Config fills a missing num_key_value_heads with 32, whatever the model: that is refused."""
-    config = {key: value for key, value in ALL["qwen2.5-7b"].items() if key != "num_key_value_heads"}
-
-    assert "num_key_value_heads: is required and missing" in refusal(config)
+    assert read(llama).num_kv_heads == read(llama | {"num_key_value_heads": None}).num_kv_heads == 32
+    assert "num_key_value_heads: is required and missing" in refusal(qwen)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +113,7 @@ def test_kv_heads_are_required_where_transformers_would_guess_a_number():
 )
 def test_tied_embeddings_default_by_model_type(name, tied):
     """A missing tie_word_embeddings means what the configuration class of the model type says."""
-    config = {key: value for key, value in ALL[name].items() if key != "tie_word_embeddings"}
+    config = without(ALL[name], "tie_word_embeddings")
 
     assert read(config).tied_embeddings is tied
     assert read({**config, "tie_word_embeddings": not tied}).tied_embeddings is not tied
@@ -137,26 +135,16 @@ def test_gemma_3_reads_the_text_model_with_its_defaults():
     assert (model.num_heads, model.num_kv_heads, model.head_dim, model.norms_per_layer) == (8, 4, 256, 4)
     assert model.num_parameters == pytest.approx(3.88e9, rel=0.001)
     assert read(text) == model
-    assert "text_config.hidden_size = 'big'" in refusal(
-        {"model_type": "gemma3", "text_config": {**text, "hidden_size": "big"}}
-    )
-    assert "text_config.num_key_value_heads = 3" in refusal(
-        {"model_type": "gemma3", "text_config": {**text, "num_key_value_heads": 3}}
-    )
+    for key, value in (("hidden_size", "big"), ("num_key_value_heads", 3)):
+        broken = {"model_type": "gemma3", "text_config": {**text, key: value}}
+        assert f"text_config.{key} = {value!r}" in refusal(broken)
 
 
 def test_phi_3_mini_has_its_published_parameters():
     """Phi-3-mini-4k has 3,821,079,552 parameters (microsoft/Phi-3-mini-4k-instruct)."""
-    config = {
-        "model_type": "phi3",
-        "hidden_size": 3072,
-        "intermediate_size": 8192,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 32,
-        "num_key_value_heads": 32,
-        "tie_word_embeddings": False,
-        "vocab_size": 32064,
-    }
+    sizes = {"hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32, "vocab_size": 32064}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 32}
+    config = {"model_type": "phi3", "tie_word_embeddings": False} | sizes | heads
 
     assert read(config).num_parameters == 3_821_079_552
 
@@ -184,16 +172,10 @@ def test_mlp_only_layers_must_come_first():
         ("llama-3-8b", {"model_type": None}, "model_type: must not be null"),
         ("llama-3-8b", {"model_type": ["llama"]}, "model_type = ['llama']: unknown model type"),
         ("llama-3-8b", {"num_hidden_layers": 0}, "num_hidden_layers = 0: must be a whole number from 1"),
-        ("llama-3-8b", {"num_hidden_layers": "32"}, "num_hidden_layers = '32': must be a whole number"),
         ("llama-3-8b", {"num_hidden_layers": True}, "num_hidden_layers = True: must be a whole number"),
-        ("llama-3-8b", {"hidden_size": -4096}, "hidden_size = -4096: must be a whole number"),
         ("llama-3-8b", {"vocab_size": None}, "vocab_size: must not be null"),
         ("llama-3-8b", {"tie_word_embeddings": 1}, "tie_word_embeddings = 1: must be true or false"),
-        (
-            "llama-3-8b",
-            {"num_key_value_heads": 5},
-            "num_key_value_heads = 5: must divide the model's 32 attention heads",
-        ),
+        ("llama-3-8b", {"num_key_value_heads": 5}, "num_key_value_heads = 5: must divide the model's 32 attention"),
         ("mixtral-8x7b", {"num_experts_per_tok": 9}, "num_experts_per_tok = 9: must not exceed the number of experts"),
         ("deepseek-v2", {"first_k_dense_replace": 60}, "first_k_dense_replace = 60: must leave at least one"),
         ("deepseek-v2", {"moe_layer_freq": 2}, "moe_layer_freq = 2: must be 1"),
@@ -212,9 +194,7 @@ def test_broken_configurations_are_refused_in_their_own_words(name, changes, mes
 @pytest.mark.parametrize("key", ["model_type", "num_hidden_layers", "hidden_size", "vocab_size", "intermediate_size"])
 def test_a_missing_size_is_never_guessed(key):
     """A size that is missing from a config.json is an error, although transformers has a default for it."""
-    config = {name: value for name, value in LLAMA.items() if name != key}
-
-    assert refusal(config) == f"some-model.json: {key}: is required and missing"
+    assert refusal(without(LLAMA, key)) == f"some-model.json: {key}: is required and missing"
 
 
 def test_a_missing_q_lora_rank_is_no_null():
@@ -222,7 +202,7 @@ def test_a_missing_q_lora_rank_is_no_null():
     config = ALL["deepseek-v2"]
 
     assert read({**config, "q_lora_rank": None}).q_lora_rank == 0
-    assert "q_lora_rank: is required" in refusal({k: v for k, v in config.items() if k != "q_lora_rank"})
+    assert "q_lora_rank: is required" in refusal(without(config, "q_lora_rank"))
 
 
 @pytest.mark.parametrize(
@@ -255,6 +235,7 @@ JUNK = st.one_of(
 
 
 @given(data=st.data())
+@settings(max_examples=60)
 def test_any_damage_to_a_configuration_ends_in_a_model_or_a_config_error(data):
     """Deleting keys of a published configuration, or filling them with junk, never raises anything else."""
     config = dict(ALL[data.draw(st.sampled_from(sorted(ALL)))])

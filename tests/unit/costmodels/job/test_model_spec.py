@@ -1,7 +1,7 @@
 import dataclasses
-import pickle
 
 import pytest
+import yaml
 
 from costmodels.job.model_catalog import find_model, load_model, model_names
 from costmodels.job.model_spec import ModelSpec
@@ -54,20 +54,20 @@ NAMED_PARAMETERS = {
 # What the papers quote, in billions, to the digits they print.
 ACTIVE_PARAMETERS = {"mixtral-8x7b": (12.9, 0.05), "deepseek-v3": (37, 0.6), "llama3-8b": (8.0, 0.05)}
 
-TINY = ModelSpec(
-    name="tiny",
-    source="made up",
-    num_layers=4,
-    hidden_size=64,
-    vocab_size=128,
-    tied_embeddings=False,
-    norm="rms",
-    num_heads=8,
-    num_kv_heads=2,
-    head_dim=8,
-    ffn_size=96,
-    gated_ffn=True,
-)
+YAML = """
+source: made up
+num_layers: 4
+hidden_size: 64
+vocab_size: 128
+tied_embeddings: false
+norm: rms
+num_heads: 8
+num_kv_heads: 2
+head_dim: 8
+ffn_size: 96
+gated_ffn: true
+"""
+TINY = ModelSpec(name="tiny", **yaml.safe_load(YAML))
 TINY_MOE = dataclasses.replace(TINY, num_layers=7, num_experts=4, top_k=2, expert_ffn_size=32)
 TINY_MLA = dataclasses.replace(
     TINY, num_kv_heads=8, kv_lora_rank=16, qk_nope_head_dim=6, qk_rope_head_dim=2, v_head_dim=4
@@ -79,15 +79,12 @@ def test_the_catalog_holds_the_names_that_studies_rely_on():
     assert list(model_names()) == NAMES
 
 
-@pytest.mark.parametrize(("name", "parameters"), EXACT_PARAMETERS.items())
-def test_catalog_models_have_exactly_the_published_parameters(name, parameters):
-    """A catalog model with a public checkpoint has that checkpoint's number of parameters."""
-    assert find_model(name).num_parameters == parameters
-
-
-@pytest.mark.parametrize(("name", "parameters", "tolerance"), [(n, *p) for n, p in NAMED_PARAMETERS.items()])
-def test_catalog_models_without_a_checkpoint_have_the_parameters_of_their_name(name, parameters, tolerance):
-    """A catalog model without a public checkpoint has the size that its name says."""
+@pytest.mark.parametrize(
+    ("name", "parameters", "tolerance"),
+    [*((name, count, 0) for name, count in EXACT_PARAMETERS.items()), *((n, *p) for n, p in NAMED_PARAMETERS.items())],
+)
+def test_catalog_models_have_the_published_parameters(name, parameters, tolerance):
+    """A catalog model has as many parameters as its checkpoint, or, where none is public, as its name says."""
     assert find_model(name).num_parameters == pytest.approx(parameters, rel=tolerance)
 
 
@@ -97,17 +94,11 @@ def test_active_parameters_are_those_of_the_papers(name, billions, tolerance):
     assert find_model(name).num_active_parameters / 1e9 == pytest.approx(billions, abs=tolerance)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_catalog_model_names_its_source(name):
-    """A catalog model takes its name from its file and says where its sizes come from."""
-    model = find_model(name)
-
-    assert model.name == name
-    assert "arXiv" in model.source or "FlexParallel" in model.source
-
-
-def test_what_is_only_assumed_is_marked():
-    """FlexParallel's GPT models, of which two sizes are public, mark the rest as assumed; Llama 3 marks nothing."""
+def test_every_catalog_model_names_its_source():
+    """A catalog model takes its name from its file and says where its sizes come from, and which are assumed."""
+    for name in NAMES:
+        assert find_model(name).name == name
+        assert "arXiv" in find_model(name).source or "FlexParallel" in find_model(name).source
     assert "vocab_size" in find_model("gpt-38b").assumed
     assert find_model("llama3-8b").assumed == ()
 
@@ -152,23 +143,15 @@ def test_latent_attention_flops_use_both_head_sizes():
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 7])
-@pytest.mark.parametrize("dense", [0, 1, 3, 5])
-def test_num_moe_layers_counts_is_moe_layer(period, dense):
+def test_num_moe_layers_counts_is_moe_layer(period):
     """The closed form of num_moe_layers agrees with asking every layer, and layers add up to the model."""
-    model = dataclasses.replace(TINY_MOE, moe_layer_period=period, num_dense_layers=dense)
-    moe_layers = [i for i in range(model.num_layers) if model.is_moe_layer(i)]
-    layers = sum(model.moe_layer_parameters if i in moe_layers else model.dense_layer_parameters for i in range(7))
+    for dense in (0, 1, 3, 5):
+        model = dataclasses.replace(TINY_MOE, moe_layer_period=period, num_dense_layers=dense)
+        is_moe = [model.is_moe_layer(layer) for layer in range(7)]
+        layers = sum(model.moe_layer_parameters if moe else model.dense_layer_parameters for moe in is_moe)
 
-    assert model.num_moe_layers == len(moe_layers)
-    assert model.num_parameters == layers + 2 * model.embedding_parameters + model.final_norm_parameters
-
-
-def test_a_model_is_hashable_and_pickles():
-    """A ModelSpec travels to Ray workers and serves as a key."""
-    model = find_model("deepseek-v3")
-
-    assert pickle.loads(pickle.dumps(model)) == model  # noqa: S301 (our own bytes)
-    assert len({model, TINY}) == 2
+        assert model.num_moe_layers == sum(is_moe)
+        assert model.num_parameters == layers + 2 * model.embedding_parameters + model.final_norm_parameters
 
 
 @pytest.mark.parametrize(
@@ -183,7 +166,6 @@ def test_a_model_is_hashable_and_pickles():
         (TINY, {"name": " "}, "name", "text"),
         (TINY, {"norm": "rmsnorm"}, "norm", "did you mean 'rms'?"),
         (TINY, {"num_kv_heads": 3}, "num_kv_heads", "nearest: 2"),
-        (TINY, {"num_kv_heads": 16}, "num_kv_heads", "nearest: 8"),
         (TINY, {"assumed": ("vocab",)}, "assumed", "did you mean 'vocab_size'?"),
         (TINY, {"top_k": 2}, "top_k", "only where num_experts is above 0"),
         (TINY, {"v_head_dim": 8}, "v_head_dim", "only where kv_lora_rank is above 0"),
@@ -225,26 +207,16 @@ def test_a_reference_to_nothing_is_a_mistake_of_the_user(tmp_path, reference):
         load_model(reference, tmp_path)
 
 
-YAML = """
-source: made up
-num_layers: 4
-hidden_size: 64
-vocab_size: 128
-tied_embeddings: false
-norm: rms
-num_heads: 8
-num_kv_heads: 2
-head_dim: 8
-ffn_size: 96
-gated_ffn: true
-"""
-
-
 def test_a_yaml_file_gives_the_model_it_describes(tmp_path):
-    """A YAML file has the fields of ModelSpec as keys, and names the model unless it says otherwise."""
+    """A YAML file has the fields of ModelSpec as keys, and names the model unless it says otherwise.
+
+    A name of the catalog wins over a file of that name.
+    """
     (tmp_path / "tiny.yaml").write_text(YAML)
     (tmp_path / "other.yaml").write_text(f"name: mine\nassumed: [vocab_size]{YAML}")
+    (tmp_path / "llama3-8b").write_text(YAML)
 
+    assert load_model("llama3-8b", tmp_path) == find_model("llama3-8b")
     assert load_model("tiny.yaml", tmp_path) == TINY
     assert load_model("other.yaml", tmp_path) == dataclasses.replace(TINY, name="mine", assumed=("vocab_size",))
 
@@ -254,12 +226,7 @@ def test_a_yaml_file_gives_the_model_it_describes(tmp_path):
     [
         (YAML + "num_expert: 4\n", "num_expert", "did you mean 'num_experts'?"),
         (YAML.replace("vocab_size: 128\n", ""), "vocab_size", "is required and missing"),
-        (YAML.replace("128", "128k"), "vocab_size", "whole number"),
-        (
-            YAML.replace("num_kv_heads: 2", "num_kv_heads: 3"),
-            "num_kv_heads",
-            "must divide the model's 8 attention heads",
-        ),
+        (YAML.replace("kv_heads: 2", "kv_heads: 3"), "num_kv_heads", "must divide the model's 8 attention heads"),
     ],
 )
 def test_a_broken_yaml_file_is_named_with_its_key(tmp_path, text, key, rule):

@@ -9,29 +9,42 @@ from hypothesis import strategies as st
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig, concatenate, parse_config
 from costmodels.job.runtime import find_runtime
-from costmodels.job.setting import Setting
 from costmodels.job.uneven_work import EVEN, Assignment, numbers_in_words, parse_assignment, parse_numbers
 from costmodels.simulator.simulated_step import simulate_step
 from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.cluster import find_cluster
 from hardware.io.errors import ConfigError
-from tests.support.settings.random_settings import MIXED, grid_of, job_of
+from tests.support.settings.random_settings import MIXED, grid_of, job_of, setting_for
 
 MEGATRON = find_runtime("megatron-core")
 HOST = find_cluster("dgx-h100")
 NUMBERS = st.lists(st.integers(0, 40), min_size=1, max_size=12).map(tuple)
 
 
-def step_s(job, cluster, config):
-    """The closed form's step time."""
-    return float(estimate_step(Setting(job=job, cluster=cluster, runtime=MEGATRON), grid_of(config)).step_time_s[0])
+JOB, PIPELINE = job_of(batch=64), ParallelConfig(pp=2, tp=2, dp=2)
+
+
+def step_s(job, cluster, *configs):
+    """The closed form's step times."""
+    return estimate_step(setting_for(job, cluster), grid_of(*configs)).step_time_s
+
+
+def peak_bytes(*configs, **rest):
+    """Peaks of memory on one host."""
+    return estimate_memory(setting_for(JOB, HOST), grid_of(*configs), **rest).peak_bytes
 
 
 @given(NUMBERS)
 def test_numbers_are_read_as_they_are_written(numbers):
     """Runs of equal and of ascending numbers are shortened, and come back."""
     assert parse_numbers(numbers_in_words(numbers), "layers") == numbers
+
+
+def test_runs_are_short():
+    """Equal neighbours are counted, ascending ones become a range."""
+    assert numbers_in_words((22, 22, 22, 30, 4, 5, 6, 7)) == "22x3/30/4-7"
+    assert str(EVEN) == ""
 
 
 @given(NUMBERS, NUMBERS, st.permutations(range(7)))
@@ -43,13 +56,6 @@ def test_assignments_are_read_as_they_are_written(layers, recomputed, hosts):
     assert parse_assignment(str(assignment)) == assignment
     assert parse_config(str(config), {}) == config
     assert ParallelConfig(**config.values(["pp", "assignment"])) == config
-
-
-def test_runs_are_short():
-    """Equal neighbours are counted, ascending ones become a range."""
-    assert numbers_in_words((22, 22, 22, 30)) == "22x3/30"
-    assert numbers_in_words((4, 5, 6, 7, 0, 1, 2, 3)) == "4-7/0-3"
-    assert str(EVEN) == ""
 
 
 @pytest.mark.parametrize(
@@ -88,38 +94,29 @@ def test_a_grid_keeps_its_assignments():
 @pytest.mark.parametrize("vpp", [1, 2])
 def test_an_even_assignment_in_words_changes_nothing(vpp):
     """Naming the runtime's own shares gives its own memory and step time."""
-    job = job_of(batch=64)
-    config = ParallelConfig(pp=2, tp=2, dp=2, vpp=vpp)
+    config = replace(PIPELINE, vpp=vpp)
     told = Assignment(layers=(32 // (2 * vpp),) * (2 * vpp), micro_batches=(32, 32), hosts=(0,))
-    said = replace(config, assignment=told)
-    memory = estimate_memory(Setting(job=job, cluster=HOST, runtime=MEGATRON), grid_of(config, said))
+    configs = (config, replace(config, assignment=told))
 
-    assert step_s(job, HOST, said) == pytest.approx(step_s(job, HOST, config))
-    assert memory.peak_bytes[0] == memory.peak_bytes[1]
+    assert np.ptp(step_s(JOB, HOST, *configs)) == pytest.approx(0, abs=1e-9)
+    assert np.ptp(peak_bytes(*configs)) == 0
 
 
 def test_all_layers_recomputed_are_full_recomputation():
     """Recomputing every layer of every stage costs what `recompute: full` costs, in time and memory."""
-    job = job_of(batch=64)
-    config = ParallelConfig(pp=2, tp=2, dp=2, mbs=2)
-    full, every = replace(config, recompute="full"), replace(config, assignment=Assignment(recomputed=(16, 16)))
-    memory = estimate_memory(Setting(job=job, cluster=HOST, runtime=MEGATRON), grid_of(full, every))
+    full = replace(PIPELINE, mbs=2, recompute="full")
+    every = replace(PIPELINE, mbs=2, assignment=Assignment(recomputed=(16, 16)))
 
-    assert step_s(job, HOST, every) == pytest.approx(step_s(job, HOST, full))
-    assert memory.peak_bytes[0] == pytest.approx(memory.peak_bytes[1])
+    for found in (step_s(JOB, HOST, full, every), peak_bytes(full, every)):
+        assert found[0] == pytest.approx(found[1])
 
 
 def test_recomputing_more_layers_takes_longer_and_less_memory():
     """From none to all layers of the first stage, time rises and the peak falls."""
-    job = job_of(batch=64)
-    configs = [
-        ParallelConfig(pp=2, tp=2, dp=2, assignment=Assignment(recomputed=(first, 16))) for first in (0, 4, 8, 16)
-    ]
-    grid = grid_of(*configs)
-    memory = estimate_memory(Setting(job=job, cluster=HOST, runtime=MEGATRON), grid, stage="first")
+    configs = [replace(PIPELINE, assignment=Assignment(recomputed=(first, 16))) for first in (0, 4, 8, 16)]
 
-    assert (np.diff(estimate_step(Setting(job=job, cluster=HOST, runtime=MEGATRON), grid).step_time_s) > 0).all()
-    assert (np.diff(memory.peak_bytes) < 0).all()
+    assert (np.diff(step_s(JOB, HOST, *configs)) > 0).all()
+    assert (np.diff(peak_bytes(*configs, stage="first")) < 0).all()
 
 
 @pytest.mark.parametrize(
@@ -136,15 +133,15 @@ def test_the_closed_form_prices_uneven_work_as_the_simulator_runs_it(config):
     """Within 4% on A100 beside H100, where the pipeline's bubble is an upper bound of the simulated one."""
     job = job_of(batch=128)
 
-    simulated_s = simulate_step(Setting(job=job, cluster=MIXED, runtime=MEGATRON), config).step_time_s
-    assert step_s(job, MIXED, config) == pytest.approx(simulated_s, rel=0.04)
+    simulated_s = simulate_step(setting_for(job, MIXED), config).step_time_s
+    assert step_s(job, MIXED, config)[0] == pytest.approx(simulated_s, rel=0.04)
 
 
 def test_unequal_shares_go_to_the_replica_they_name():
     """The A100's replica with fewer micro-batches ends sooner than with an equal share, the H100's later."""
     job, config = job_of(batch=128), ParallelConfig(tp=8, dp=2)
     shares = [replace(config, assignment=Assignment(micro_batches=(few, 128 - few))) for few in (32, 40, 64, 96)]
-    found = estimate_step(Setting(job=job, cluster=MIXED, runtime=MEGATRON), grid_of(*shares)).step_time_s
+    found = step_s(job, MIXED, *shares)
 
     assert found.argmin() in (0, 1)
     assert found[3] > found[2] > found.min()

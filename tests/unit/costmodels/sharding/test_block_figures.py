@@ -95,35 +95,24 @@ def test_parts_are_called_after_the_axes():
 
 def test_ratios_of_nothing_are_one():
     """Where there is nothing to compare with, nothing is changed."""
-    found = ratios(np.array([[1.0, 3.0, 0.0]]), np.array([[2.0, 0.0, 0.0]]))
-
-    assert found.tolist() == [[0.5, 1.0, 1.0]]
+    assert ratios(np.array([[1.0, 3.0, 0.0]]), np.array([[2.0, 0.0, 0.0]])).tolist() == [[0.5, 1.0, 1.0]]
 
 
 # What several micro-batches add up once
 
 
-@pytest.mark.parametrize("micro_batches", [1, 8])
-def test_gradients_of_all_micro_batches_are_added_up_once(micro_batches):
-    """Partial sums of gradients wait for the update, which reads them once; those of activations are wanted at once."""
-    plan, cost = planned("llama3-8b", micro_batches=micro_batches, cp=2, tp=2)
-    times = {}
-    for each in cost.collectives:
-        kind = plan.graph.tensors[each.tensor].kind
-        times.setdefault(kind, set()).add(each.times)
+def test_gradients_of_all_micro_batches_are_added_up_once():
+    """Partial sums of gradients wait for the update, which reads them once; those of activations are wanted at once.
 
-    assert times[TensorKind.GRADIENT] == {1}
-    assert times[TensorKind.ACTIVATION] == {micro_batches}
-    assert times[TensorKind.PARAMETER] == {1}
-
-
-def test_sums_run_as_often_as_they_are_made_or_read():
-    """Whichever is less often; who reads nothing, as a loss, is added up as often as it is made."""
-    plan, _ = planned("llama3-8b", micro_batches=8, tp=2)
+    Sums run as often as they are made or read, whichever is less; who reads nothing, as a loss, as often as it is made.
+    """
+    plan, cost = planned("llama3-8b", micro_batches=8, cp=2, tp=2)
     graph = plan.graph
     sums = {tensor.name: count for tensor, count in zip(graph.tensors, graph.sums, strict=True)}
+    times = {}
+    for each in cost.collectives:
+        times.setdefault(graph.tensors[each.tensor].kind, set()).add(each.times)
 
-    assert sums["layers.0.dense_mlp.up.weight_gradient"] == 1
-    assert sums["layers.0.dense_mlp.down"] == 8
-    assert sums["layers.0.dense_mlp.up.weight"] == 1
-    assert sums["head.cross_entropy"] == 8
+    assert times == {TensorKind.GRADIENT: {1}, TensorKind.ACTIVATION: {8}, TensorKind.PARAMETER: {1}}
+    assert sums["layers.0.dense_mlp.up.weight_gradient"] == sums["layers.0.dense_mlp.up.weight"] == 1
+    assert sums["layers.0.dense_mlp.down"] == sums["head.cross_entropy"] == 8

@@ -31,47 +31,34 @@ def ranks_by_hand(sizes, axes):
     return np.array(list(groups.values()))
 
 
-@pytest.mark.parametrize("kind", TIMES)
-@given(mesh=meshes(), data=st.data())
-@settings(max_examples=50, deadline=None)
-def test_collectives_take_what_they_take_on_their_ranks(kind, mesh, data):
-    """A collective along any axes takes what hardware/collectives.py says of these very ranks, all at work at once."""
+@given(mesh=meshes(), kind=st.sampled_from(list(TIMES)), data=st.data())
+@settings(max_examples=120, deadline=None)
+def test_collectives_take_what_they_take_on_their_ranks(mesh, kind, data):
+    """A collective along any axes, in any order, takes what hardware/collectives.py says of these very ranks.
+
+    All ranks are at work at once.
+    """
     axes = tuple(data.draw(st.sets(st.sampled_from(range(len(mesh.sizes))), min_size=1)))
     links = mesh.cluster.links_among([ranks_by_hand(mesh.sizes, axes)], np.arange(mesh.num_devices))
 
     for message_bytes in MESSAGES:
-        assert mesh.seconds(kind, message_bytes, axes) == pytest.approx(TIMES[kind](message_bytes, links)[0])
+        found_s = mesh.seconds(kind, message_bytes, axes)
+        assert found_s == pytest.approx(TIMES[kind](message_bytes, links)[0])
+        assert found_s == mesh.seconds(kind, message_bytes, axes[::-1])
 
 
-@pytest.mark.parametrize("kind", TIMES)
 @pytest.mark.parametrize(
     ("axes", "stride", "size"),
     [((2,), 1, 2), ((1,), 2, 4), ((0,), 8, 2), ((1, 2), 1, 8), ((0, 1), 2, 8), ((0, 1, 2), 1, 16)],
 )
-def test_evenly_spaced_groups_take_what_their_stride_says(kind, axes, stride, size):
+def test_evenly_spaced_groups_take_what_their_stride_says(axes, stride, size):
     """On two hosts, contiguous, strided and merged axes are the groups that a stride and a size name."""
     cluster = find_cluster("dgx-h100", hosts=2)
     mesh = DeviceMesh(names=("a", "b", "c"), sizes=(2, 4, 2), cluster=cluster)
     links = cluster.group_links(np.array([stride]), np.array([size]))
 
-    for message_bytes in MESSAGES:
+    for kind, message_bytes in itertools.product(TIMES, MESSAGES):
         assert mesh.seconds(kind, message_bytes, axes) == pytest.approx(TIMES[kind](message_bytes, links)[0])
-
-
-def test_an_axis_across_hosts_is_slower():
-    """A gather among hosts takes longer than one of as many devices of a host."""
-    mesh = DeviceMesh(names=("a", "b", "c"), sizes=(2, 4, 2), cluster=find_cluster("dgx-h100", hosts=2))
-
-    assert mesh.seconds(OpKind.ALL_GATHER, 1e8, (0,)) > 2 * mesh.seconds(OpKind.ALL_GATHER, 1e8, (2,))
-
-
-@given(mesh=meshes(), kind=st.sampled_from(list(TIMES)))
-@settings(max_examples=50, deadline=None)
-def test_the_order_of_axes_does_not_matter(mesh, kind):
-    """A group along several axes is one group, whichever axis is named first."""
-    axes = tuple(range(len(mesh.sizes)))
-
-    assert mesh.seconds(kind, 1e6, axes) == mesh.seconds(kind, 1e6, axes[::-1])
 
 
 def test_a_part_of_a_cluster_shares_it_with_the_others():
@@ -91,15 +78,6 @@ def test_nothing_and_nobody_take_no_time():
     assert mesh.seconds(OpKind.ALL_REDUCE, 0.0, (0,)) == 0.0
     assert mesh.seconds(OpKind.ALL_REDUCE, 1e9, (1,)) == 0.0
     assert mesh.seconds(OpKind.ALL_REDUCE, 1e9, ()) == 0.0
-
-
-def test_a_mesh_says_what_it_is():
-    """Its axes in words, its devices, and those along some of its axes."""
-    mesh = DeviceMesh(names=("data", "model"), sizes=(2, 4), cluster=find_cluster("dgx-h100"))
-
-    assert mesh.in_words == "data=2,model=4"
-    assert mesh.num_devices == 8
-    assert mesh.size_along((1,)) == 4
 
 
 @pytest.mark.parametrize(

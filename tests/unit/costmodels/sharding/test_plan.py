@@ -42,68 +42,7 @@ def sent(plan):
     ]
 
 
-def test_data_parallelism_adds_up_gradients():
-    """With the batch cut and weights whole, every gradient of a weight is all-reduced, and nothing else is sent."""
-    plan = served_by(mesh_of(8), compute=[("batch",)], state=[()])
-
-    assert sent(plan) == [
-        ("0.w2.g", OpKind.ALL_REDUCE, (0,), WEIGHT_BYTES),
-        ("0.w1.g", OpKind.ALL_REDUCE, (0,), WEIGHT_BYTES),
-    ]
-    assert violations(plan) == ()
-
-
-def test_tensor_parallelism_adds_up_activations():
-    """With columns of the first weight and rows of the second cut, each pass all-reduces one activation."""
-    plan = served_by(mesh_of(8), compute=[("ffn",)], state=[("ffn",)])
-
-    assert sent(plan) == [
-        ("0.o", OpKind.ALL_REDUCE, (0,), HIDDEN_BYTES),
-        ("0.x.g", OpKind.ALL_REDUCE, (0,), HIDDEN_BYTES),
-    ]
-
-
-def test_sequence_parallelism_scatters_and_gathers_activations():
-    """Where the loss works on parts of the batch, the sums are scattered to it and what it makes is gathered."""
-    plan = served_by(mesh_of(8), compute=[("ffn", "batch")], state=[("ffn",)])
-
-    assert sent(plan) == [
-        ("x", OpKind.ALL_GATHER, (0,), HIDDEN_BYTES),
-        ("0.o", OpKind.REDUCE_SCATTER, (0,), HIDDEN_BYTES),
-        ("loss.g", OpKind.ALL_GATHER, (0,), HIDDEN_BYTES),
-        ("0.x.g", OpKind.ALL_REDUCE, (0,), HIDDEN_BYTES),
-    ]
-
-
-def test_fully_sharded_data_parallelism_gathers_and_scatters_weights():
-    """With weights cut and the batch cut, a weight is gathered in each pass and its gradient is scattered."""
-    plan = served_by(mesh_of(8), compute=[("batch",)], state=[("hidden",)])
-
-    assert sorted(sent(plan)) == [
-        ("0.w1", OpKind.ALL_GATHER, (0,), WEIGHT_BYTES),
-        ("0.w1", OpKind.ALL_GATHER, (0,), WEIGHT_BYTES),
-        ("0.w1.g", OpKind.REDUCE_SCATTER, (0,), WEIGHT_BYTES),
-        ("0.w2", OpKind.ALL_GATHER, (0,), WEIGHT_BYTES),
-        ("0.w2", OpKind.ALL_GATHER, (0,), WEIGHT_BYTES),
-        ("0.w2.g", OpKind.REDUCE_SCATTER, (0,), WEIGHT_BYTES),
-    ]
-
-
-def test_two_axes_send_parts():
-    """Data by tensor parallelism: each axis sends what the other one has cut."""
-    plan = served_by(mesh_of(2, 4), compute=[("batch",), ("ffn",)], state=[(), ("ffn",)])
-
-    assert sorted(sent(plan)) == [
-        ("0.o", OpKind.ALL_REDUCE, (1,), HIDDEN_BYTES / 2),
-        ("0.w1.g", OpKind.ALL_REDUCE, (0,), WEIGHT_BYTES / 4),
-        ("0.w2.g", OpKind.ALL_REDUCE, (0,), WEIGHT_BYTES / 4),
-        ("0.x.g", OpKind.ALL_REDUCE, (1,), HIDDEN_BYTES / 2),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("compute", "state"), [([("batch",)], [()]), ([("ffn",)], [("ffn",)]), ([("batch",)], [("hidden",)])]
-)
+@pytest.mark.parametrize(("compute", "state"), [([("batch",)], [()]), ([("ffn",)], [("ffn",)])])
 def test_products_take_an_eighth_on_eight_devices(compute, state):
     """Whichever factor eight devices serve, long products take an eighth of their arithmetic."""
     graph = mlp(batch=8 * BATCH, hidden=4 * 1024, ffn=16 * 1024)
@@ -133,15 +72,6 @@ def test_data_parallelism_holds_the_weights_whole():
     activations = (3 * FFN_BYTES + 2 * HIDDEN_BYTES) / 8  # z, z.g, y; x, loss.g
 
     assert cost_of(plan).peak_memory_bytes == states + WEIGHT_BYTES + activations
-
-
-def test_sharded_states_take_their_part():
-    """With everything cut on eight devices the peak is an eighth of that on one."""
-    alone = served_by(mesh_of(1), compute=[()], state=[()])
-    plan = served_by(mesh_of(8), compute=[("ffn",)], state=[("ffn",)])
-    whole = cost_of(alone).peak_memory_bytes
-
-    assert whole / 8 < cost_of(plan).peak_memory_bytes < whole
 
 
 def brute_force_peak_bytes(plan):
@@ -186,10 +116,15 @@ def copies_by_hand(plan, tensor):
 
 
 @given(plan=plans())
-@settings(max_examples=200, deadline=None)
-def test_peak_memory_is_what_counting_finds(plan):
-    """The peak is the most that any operator finds alive."""
-    assert cost_of(plan).peak_memory_bytes == pytest.approx(brute_force_peak_bytes(plan))
+@settings(max_examples=150, deadline=None)
+def test_a_step_is_compute_and_communication_and_its_peak_is_counted(plan):
+    """The time is the sum of both, none of them negative; the peak is the most that any operator finds alive."""
+    cost = cost_of(plan)
+
+    sent_s = [each.seconds * each.times for each in cost.collectives]
+    assert cost.step_time_s == pytest.approx(cost.compute_s.sum() + sum(sent_s))
+    assert min(0, *cost.compute_s, *sent_s) == 0
+    assert cost.peak_memory_bytes == pytest.approx(brute_force_peak_bytes(plan))
 
 
 def chain(*patterns):
@@ -236,17 +171,12 @@ def test_a_state_that_another_one_keeps_takes_memory():
 
 
 def test_a_tensor_is_moved_once_for_all_who_want_it_alike():
-    """Two readers that want a tensor whole share one gather, and a third one that slices it moves nothing."""
+    """Two readers that want a tensor whole share one gather, a third one slices it, and nobody sends a constant."""
     plan = plan_of(readers(3), mesh_of(2), [[0], [NONE], [NONE], [0]])
+    of_constant = plan_of(readers(2, primitive=CONSTANT), mesh_of(2), [[0], [NONE], [1]])
 
     assert sent(plan) == [("x", OpKind.ALL_GATHER, (0,), 48.0)]
-
-
-def test_a_constant_is_made_wherever_it_is_wanted():
-    """Nobody sends a constant."""
-    plan = plan_of(readers(2, primitive=CONSTANT), mesh_of(2), [[0], [NONE], [1]])
-
-    assert sent(plan) == []
+    assert sent(of_constant) == []
 
 
 def test_a_move_runs_as_often_as_the_first_who_needs_it():
@@ -286,33 +216,25 @@ def test_dims_name_their_axes():
 
 
 def test_violations_are_told():
-    """A plan that serves what is not there, what can't be cut, or what does not divide is told so, in words."""
+    """A plan that serves what is not there, what can't be cut, what is needed whole or does not divide is told so."""
     graph = readers(1)
     missing = plan_of(graph, mesh_of(2), [[7], [NONE]])
     uneven = plan_of(graph, mesh_of(4), [[1], [NONE]])
+    builder = GraphBuilder(name="blocked")
+    source = builder.source(INPUT, "x", (8,), 1, TensorKind.DATA)
+    result = builder.tensor("y", (8,), 1, TensorKind.ACTIVATION)
+    builder.op("sort", "sort", (source,), (result,), rule_of("a -> a", {"a": 8}, blocked=("a",)))
+    blocked = plan_of(builder.done(), mesh_of(2), [[0], [0]])
 
     assert violations(missing) == ("x: axis data serves factor 7, which it does not have",)
     assert violations(uneven) == ("x: b of 6 can't be cut into 4",)
-
-
-def test_a_blocked_factor_is_told():
-    """Serving a factor that is needed whole names its kind."""
-    graph = GraphBuilder(name="blocked")
-    source = graph.source(INPUT, "x", (8,), 1, TensorKind.DATA)
-    result = graph.tensor("y", (8,), 1, TensorKind.ACTIVATION)
-    graph.op("sort", "sort", (source,), (result,), rule_of("a -> a", {"a": 8}, blocked=("a",)))
-
-    assert violations(plan_of(graph.done(), mesh_of(2), [[0], [0]])) == ("sort: factor a can't be cut (blocked)",)
-
-
-def test_a_plan_has_a_row_for_every_operator():
-    """`served` is as long as the graph and as wide as the mesh."""
+    assert violations(blocked) == ("sort: factor a can't be cut (blocked)",)
     with pytest.raises(AssertionError, match="`served` is"):
         Plan(graph=GRAPH, mesh=mesh_of(2), served=np.zeros((1, 1), dtype=np.int64))
 
 
 @given(graph=graphs(), mesh=meshes())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_who_serves_nothing_sends_nothing(graph, mesh):
     """With every operator whole on every device nothing is sent, and all take the time of one device."""
     plan = plan_of(graph, mesh, [[NONE] * len(mesh.sizes) for _ in graph.ops])
@@ -322,7 +244,7 @@ def test_who_serves_nothing_sends_nothing(graph, mesh):
 
 
 @given(plan=plans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_parts_of_axes_cost_what_axes_cost(plan):
     """Serving a factor with an axis costs what serving it with all of the axis's prime parts costs."""
     mesh, levels = refine_mesh(plan.mesh)
@@ -336,16 +258,3 @@ def test_parts_of_axes_cost_what_axes_cost(plan):
     if not serves_single:
         assert cost_of_parts.comm_s == pytest.approx(cost.comm_s)
         assert cost_of_parts.peak_memory_bytes == pytest.approx(cost.peak_memory_bytes)
-
-
-@given(plan=plans())
-@settings(max_examples=100, deadline=None)
-def test_a_step_is_compute_and_communication(plan):
-    """Its time is the sum of both, none of which is negative, and every collective has more than one member."""
-    cost = cost_of(plan)
-
-    assert cost.step_time_s == pytest.approx(
-        cost.compute_s.sum() + sum(each.seconds * each.times for each in cost.collectives)
-    )
-    assert (cost.compute_s >= 0).all()
-    assert all(each.seconds >= 0 for each in cost.collectives)

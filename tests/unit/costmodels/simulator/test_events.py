@@ -38,14 +38,18 @@ def alone(capacity, *tasks, overlap_efficiency=1.0):
 
 @given(graphs(), st.floats(0.0, 1.0))
 def test_tasks_begin_when_the_last_that_they_wait_for_ends(drawn, overlap_efficiency):
-    """Every task begins at the end of one of those, none before, and the first ones at once."""
+    """Every task begins at the end of one of those, none before; the critical path has no gap."""
     graph, capacity = drawn
     timeline = run(graph, capacity, overlap_efficiency)
+    path = timeline.critical_path()
 
     for task, after in enumerate(graph.after):
         latest_s = max((timeline.end_s[other] for other in after), default=0.0)
         assert timeline.start_s[task] == latest_s
         assert (timeline.waited_for[task] == NOTHING) == (not after)
+    assert timeline.start_s[path[0]] == 0.0
+    assert timeline.end_s[path[-1]] == timeline.makespan_s
+    assert [timeline.end_s[task] for task in path[:-1]] == [timeline.start_s[task] for task in path[1:]]
 
 
 @given(graphs(), st.floats(0.0, 1.0))
@@ -86,45 +90,23 @@ def test_no_link_carries_more_than_its_capacity(drawn, overlap_efficiency):
                 assert sum(inside) <= most * max(end_s - begin_s, 0.0) * (1 + 1e-9) + 1e-12 or not inside
 
 
-@given(graphs(), st.floats(0.0, 1.0))
-def test_the_critical_path_has_no_gap(drawn, overlap_efficiency):
-    """It leads from 0 to the makespan, each task beginning where the one before ends."""
-    graph, capacity = drawn
-    timeline = run(graph, capacity, overlap_efficiency)
-    path = timeline.critical_path()
+def test_two_on_one_link_share_it_while_both_run():
+    """Equal transfers that begin together end together, at half the rate each; alone, one takes half of that.
 
-    assert timeline.start_s[path[0]] == 0.0
-    assert timeline.end_s[path[-1]] == timeline.makespan_s
-    assert [timeline.end_s[task] for task in path[:-1]] == [timeline.start_s[task] for task in path[1:]]
-
-
-def test_two_on_one_link_take_twice_as_long():
-    """Equal transfers that begin together end together, at half the rate each; alone, one takes half of that."""
+    One that begins after half of the other is done delays it by its own half; a latency takes nothing from a link.
+    """
     over_link = Route(1.0, ((0, 1.0),))
+    staggered, latent = TaskGraph(), TaskGraph()
+    staggered.add(over_link)
+    wait = staggered.add(Route(0.5))
+    staggered.add(Route(0.25, ((0, 1.0),)), after=[wait])
+    latent.add(over_link)
+    latent.add(over_link, latency_s=1.0)
 
     assert alone([1.0], over_link) == [1.0]
     assert alone([1.0], over_link, over_link) == [2.0, 2.0]
-
-
-def test_a_late_one_slows_the_first_down_only_while_both_run():
-    """One that begins after half of the other is done delays it by its own half."""
-    graph = TaskGraph()
-    first = graph.add(Route(1.0, ((0, 1.0),)))
-    wait = graph.add(Route(0.5))
-    late = graph.add(Route(0.25, ((0, 1.0),)), after=[wait])
-    end_s = run(graph, [1.0], 1.0).end_s
-
-    assert end_s[late] == pytest.approx(1.0)
-    assert end_s[first] == pytest.approx(1.25)
-
-
-def test_a_latency_takes_nothing_from_a_link():
-    """While one transfer has not begun to send, the other has the link for itself."""
-    graph = TaskGraph()
-    graph.add(Route(1.0, ((0, 1.0),)))
-    graph.add(Route(1.0, ((0, 1.0),)), latency_s=1.0)
-
-    assert run(graph, [1.0], 1.0).end_s.tolist() == [1.0, 2.0]
+    assert run(staggered, [1.0], 1.0).end_s == pytest.approx([1.25, 0.5, 1.0])
+    assert run(latent, [1.0], 1.0).end_s.tolist() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("overlap_efficiency", [0.0, 0.4, 1.0])
@@ -154,9 +136,9 @@ def test_alternating_traffic_at_its_mean_share_takes_what_alternating_takes():
     mean = alone([1.0], Route(30.0, ((0, 1 / 3),)), Route(12.0, ((0, 1.0),)))
     graph = TaskGraph()
     last = NOTHING
-    for _ in range(1000):
-        last = graph.add(Route(0.02), after=[last])
-        last = graph.add(Route(0.01, ((0, 1.0),)), after=[last])
+    for _ in range(250):
+        last = graph.add(Route(0.08), after=[last])
+        last = graph.add(Route(0.04, ((0, 1.0),)), after=[last])
     transfer = graph.add(Route(12.0, ((0, 1.0),)))
     alternating = run(graph, [1.0], 1.0).end_s
 

@@ -1,32 +1,28 @@
 import numpy as np
 import pytest
 
-from costmodels.job.model_catalog import find_model
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
-from costmodels.job.setting import Setting
-from costmodels.job.training_job import TrainingJob
 from costmodels.simulator.simulated_step import Role, simulate_step
 from costmodels.simulator.stage_rows import idle_gaps, stage_rows
 from hardware.cluster import find_cluster
+from tests.support.settings.random_settings import job_of, setting_for
 
-CONFIGS = (
-    ParallelConfig(pp=4, tp=2, dp=2),
-    ParallelConfig(pp=4, tp=2, dp=2, vpp=2),
-    ParallelConfig(pp=1, tp=2, dp=8),
-    ParallelConfig(pp=2, tp=4, dp=2, zero_stage=3),
+CASES = (
+    (ParallelConfig(pp=4, tp=2, dp=2), "megatron-core"),
+    (ParallelConfig(pp=4, tp=2, dp=2, vpp=2), "megatron-core"),
+    (ParallelConfig(pp=4, tp=2, dp=2, vpp=2), "nanotron"),
+    (ParallelConfig(pp=1, tp=2, dp=8), "nanotron"),
+    (ParallelConfig(pp=2, tp=4, dp=2, zero_stage=3), "torchtitan"),
 )
-RUNTIMES = ("megatron-core", "nanotron", "torchtitan")
 
 
-@pytest.fixture(scope="module", params=[(c, r) for c in CONFIGS for r in RUNTIMES], ids=lambda p: f"{p[1]}-{p[0]}")
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[1]}-{case[0]}")
 def simulation(request):
-    """A step of each configuration under each runtime, with its number of chunks and micro-batches."""
+    """A configuration, and a step of it under some runtime."""
     config, runtime = request.param
-    job = TrainingJob(model=find_model("llama3-8b"), sequence_length=4096, global_batch_size=32)
-    return config, simulate_step(
-        Setting(job=job, cluster=find_cluster("dgx-h100", hosts=2), runtime=find_runtime(runtime)), config
-    )
+    job, cluster = job_of(batch=32), find_cluster("dgx-h100", hosts=2)
+    return config, simulate_step(setting_for(job, cluster, find_runtime(runtime)), config)
 
 
 def test_a_stage_computes_one_thing_after_the_other(simulation):
@@ -65,13 +61,8 @@ def test_every_stage_has_every_micro_batch(simulation):
 
 def test_a_stage_without_layers_is_idle():
     """A runtime that balances stages may leave one empty: it has no passes, and idles all the step."""
-    job = TrainingJob(model=find_model("llama3-8b"), sequence_length=4096, global_batch_size=8)
-    config = ParallelConfig(pp=32, tp=2, dp=2)
-    rows = stage_rows(
-        simulate_step(
-            Setting(job=job, cluster=find_cluster("p5-h100", hosts=16), runtime=find_runtime("nanotron")), config
-        )
-    )
+    setting = setting_for(job_of(batch=8), find_cluster("p5-h100", hosts=16), find_runtime("nanotron"))
+    rows = stage_rows(simulate_step(setting, ParallelConfig(pp=32, tp=2, dp=2)))
 
     empty = [row for row in rows if not any(span.role == Role.PASS for span in row.computing)]
     assert empty

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime, runtime_names
-from costmodels.job.setting import Setting
 from costmodels.operators.kernels import collective_s, kernel_s
 from costmodels.operators.layer_operators import BLOCKS, Block
 from costmodels.simulator.simulated_step import simulate_step
@@ -18,7 +17,7 @@ from costmodels.step.breakdown import EXPOSED_PARTS
 from costmodels.step.step_time import estimate_step
 from hardware.cluster import find_cluster
 from tests.support.graphs.layer_changes import at, change_for, random_change
-from tests.support.settings.random_settings import cases, grid_of, job_of
+from tests.support.settings.random_settings import cases, grid_of, job_of, setting_for
 
 MEGATRON = replace(find_runtime("megatron-core"), residuals=())
 """Without what calibration has left, which scales whole steps."""
@@ -39,16 +38,13 @@ def with_change(runtime, *changes):
 def costs(*configs, changes=()):
     """The block costs of some configurations, a row each."""
     return block_costs(
-        Setting(job=JOB, cluster=CLUSTER, runtime=with_change(MEGATRON, *changes)),
-        grid_of(*configs),
-        kernel_s,
-        collective_s,
+        setting_for(JOB, CLUSTER, with_change(MEGATRON, *changes)), grid_of(*configs), kernel_s, collective_s
     )
 
 
 def breakdown(config, *changes, runtime=MEGATRON, cluster=CLUSTER, job=JOB):
     """The parts of one configuration's step."""
-    estimate = estimate_step(Setting(job=job, cluster=cluster, runtime=with_change(runtime, *changes)), grid_of(config))
+    estimate = estimate_step(setting_for(job, cluster, with_change(runtime, *changes)), grid_of(config))
     return {part: float(seconds[0]) for part, seconds in estimate.breakdown_s.items()}
 
 
@@ -82,13 +78,13 @@ def test_ratios_scale_their_block_pass_and_part():
     assert (changed.host == plain.host).all()
 
 
-@pytest.mark.parametrize("name", ["tp", "cp", "up", "mbs", "expert_tp", "sequence_parallel"])
-def test_another_shape_is_not_changed(name):
+def test_another_shape_is_not_changed():
     """A change is for one shape: any other degree of it, and it is not the same."""
-    value = (not CONFIG.sequence_parallel) if name == "sequence_parallel" else getattr(CONFIG, name) + 1
-    change = random_change(replace(CONFIG, **{name: value}), 1)
+    others = {name: getattr(CONFIG, name) + 1 for name in ("tp", "cp", "up", "mbs", "expert_tp")}
 
-    assert breakdown(CONFIG, change) == breakdown(CONFIG)
+    for name, value in (others | {"sequence_parallel": not CONFIG.sequence_parallel}).items():
+        change = random_change(replace(CONFIG, **{name: value}), 1)
+        assert breakdown(CONFIG, change) == breakdown(CONFIG), name
 
 
 def test_what_runs_again_is_changed_as_the_forward_pass():
@@ -106,25 +102,21 @@ def test_what_runs_again_is_changed_as_the_forward_pass():
 
 @pytest.mark.parametrize(("recompute", "forward_passes"), [("none", 1), ("selective", 1), ("full", 2)])
 def test_what_is_added_is_exposed_in_full(recompute, forward_passes):
-    """Each micro-batch and layer waits for it, as long as the runtime's links take; recomputation sends it again."""
+    """Each micro-batch and layer waits for it, as long as the runtime's links take; recomputation sends it again.
+
+    What is added to the head is sent once a pass, also where layers are recomputed.
+    """
     config = replace(CONFIG, recompute=recompute)
-    forward_s, backward_s = 3e-4, 5e-4
+    forward_s, backward_s, head_s = 3e-4, 5e-4, 1e-3
     added_s = at(0, CP, DENSE, shape=SIZES, value=forward_s) + at(1, CP, DENSE, shape=SIZES, value=backward_s)
+    added_s += at(0, TP, HEAD, shape=SIZES, value=head_s)
     plain, changed = breakdown(config), breakdown(config, change_for(config, added_s=added_s))
 
     expected_s = 16 * 32 * (forward_passes * forward_s + backward_s) / MEGATRON.network_efficiency
     assert changed["cp"] - plain["cp"] == pytest.approx(expected_s)
+    assert changed["tp"] - plain["tp"] == pytest.approx(16 * head_s / MEGATRON.network_efficiency)
     # what the host or the gradients' sums hide beside longer passes is theirs
-    assert all(changed[part] == plain[part] for part in ("compute", "tp", "up", "ep", "pp", "optimizer"))
-
-
-def test_a_head_is_not_recomputed():
-    """What is added to the head is sent once a pass, also where layers are recomputed."""
-    full = replace(CONFIG, recompute="full")
-    added_s = at(0, TP, HEAD, shape=SIZES, value=1e-3)
-    plain, changed = breakdown(full), breakdown(full, change_for(full, added_s=added_s))
-
-    assert changed["tp"] - plain["tp"] == pytest.approx(16 * 1e-3 / MEGATRON.network_efficiency)
+    assert all(changed[part] == plain[part] for part in ("compute", "up", "ep", "pp", "optimizer"))
 
 
 # Of the weights' traffic
@@ -185,7 +177,7 @@ def test_changed_steps_stay_positive(case, seed):
 
 def simulated(job, cluster, runtime, config):
     """A simulated step's time."""
-    return simulate_step(Setting(job=job, cluster=cluster, runtime=runtime), config).step_time_s
+    return simulate_step(setting_for(job, cluster, runtime), config).step_time_s
 
 
 @given(cases(max_configs=1))
@@ -212,7 +204,7 @@ def test_a_change_of_nothing_leaves_the_simulated_step(case):
 )
 @settings(max_examples=15, deadline=None)
 def test_the_simulator_agrees_about_a_change(runtime, pp, rounds, recompute, seed):
-    """Within 2%, as it does without one (test_simulator.py), where no tensor traffic runs beside products.
+    """Within 2%, as it does without one (test_simulated_step.py), where no tensor traffic runs beside products.
 
     Where some does, the closed form scales what is exposed of it, and the simulator hides what is left of it beside
     products that are shorter or longer: within 10%.
@@ -224,16 +216,13 @@ def test_the_simulator_agrees_about_a_change(runtime, pp, rounds, recompute, see
     config = ParallelConfig(pp=pp, tp=8, recompute=recompute, sequence_parallel=True, zero_stage=0)
     profile = with_change(profile, random_change(config, seed))
 
-    closed_form_s = float(
-        estimate_step(Setting(job=job, cluster=cluster, runtime=profile), grid_of(config)).step_time_s[0]
-    )
+    closed_form_s = float(estimate_step(setting_for(job, cluster, profile), grid_of(config)).step_time_s[0])
     simulated_s = simulated(job, cluster, profile, config)
     is_beside = profile.overlaps_tensor or profile.overlaps_tensor_gradients
     assert simulated_s == pytest.approx(closed_form_s, rel=0.1 if is_beside else 0.02)
 
 
-@pytest.mark.parametrize("share", [-2.0, -0.5, 0.5])
-@pytest.mark.parametrize("overlaps", [True, False])
+@pytest.mark.parametrize(("overlaps", "share"), [(True, -0.5), (True, 0.5), (False, -2.0), (False, -0.5), (False, 0.5)])
 def test_the_simulator_agrees_about_the_weights_traffic(overlaps, share):
     """What a change saves of it or adds to it, as a share of what it takes, is within 2% of the step in both."""
     runtime = replace(MEGATRON, overlaps_gradients=overlaps, overlaps_weight_gather=overlaps)
@@ -242,9 +231,7 @@ def test_the_simulator_agrees_about_the_weights_traffic(overlaps, share):
     change = change_for(config, once_s=at(DENSE, shape=len(BLOCKS), value=share * alone / 32))
     changed = with_change(runtime, change)
 
-    closed_form_s = float(
-        estimate_step(Setting(job=JOB, cluster=TWO_HOSTS, runtime=changed), grid_of(config)).step_time_s[0]
-    )
+    closed_form_s = float(estimate_step(setting_for(JOB, TWO_HOSTS, changed), grid_of(config)).step_time_s[0])
     assert simulated(JOB, TWO_HOSTS, changed, config) == pytest.approx(closed_form_s, rel=0.02)
     if share > 0 or not overlaps:
         assert abs(simulated(JOB, TWO_HOSTS, runtime, config) - closed_form_s) > 0.02 * closed_form_s

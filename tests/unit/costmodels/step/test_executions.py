@@ -6,17 +6,17 @@ from hypothesis import assume, given, settings
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
-from costmodels.job.setting import Setting
 from costmodels.job.uneven_work import Assignment
 from costmodels.operators.kernels import collective_s
 from costmodels.operators.layer_operators import OpKind, Phase
 from costmodels.step.executions import collective_executions, operator_executions
 from costmodels.step.step_time import estimate_step
 from hardware.cluster import find_cluster
-from tests.support.settings.random_settings import cases, grid_of, job_of
+from tests.support.settings.random_settings import cases, grid_of, job_of, setting_for
 
 MEGATRON = find_runtime("megatron-core")
 HOSTS = find_cluster("dgx-h100", hosts=4)
+JOB = job_of(batch=64)
 
 
 def without_overlap(runtime):
@@ -29,13 +29,11 @@ def counted(job, cluster, config, runtime=MEGATRON):
     """Executions of each collective by name and phase."""
     return {
         (collective.name, phase): float(count.sum())
-        for collective, phase, count in collective_executions(
-            Setting(job=job, cluster=cluster, runtime=runtime), grid_of(config)
-        )
+        for collective, phase, count in collective_executions(setting_for(job, cluster, runtime), grid_of(config))
     }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(cases())
 def test_collectives_sum_to_their_parts_of_the_step(case):
     """On one stage and without overlap, the collectives' executions together take the step's tp, cp, up, ep and dp.
@@ -58,10 +56,9 @@ def test_collectives_sum_to_their_parts_of_the_step(case):
 
 def test_stages_share_the_layers():
     """A pipeline's stages together execute each layer's operators once per micro-batch, and again if recomputed."""
-    job = job_of("llama3-8b", batch=64)
     for recompute, forward in (("none", 1), ("full", 2)):
         config = ParallelConfig(pp=4, tp=2, dp=4, mbs=2, recompute=recompute)
-        counts = {operator.name: count[0] for operator, count in operator_executions(job, MEGATRON, grid_of(config))}
+        counts = {operator.name: count[0] for operator, count in operator_executions(JOB, MEGATRON, grid_of(config))}
 
         assert counts["attention.qkv"] == 32 * 8 * forward
         assert counts["attention.qkv.weight_gradient"] == 32 * 8
@@ -86,14 +83,11 @@ def test_layers_that_an_assignment_recomputes_run_again():
 
 def test_hops_are_those_between_stages():
     """Each micro-batch passes every boundary between model chunks forward and back; the message is one micro-batch."""
-    job = job_of("llama3-8b", batch=64)
     config = ParallelConfig(pp=4, vpp=2, tp=1, dp=8, mbs=2)
 
     hops = [
         (collective, phase, count)
-        for collective, phase, count in collective_executions(
-            Setting(job=job, cluster=HOSTS, runtime=MEGATRON), grid_of(config)
-        )
+        for collective, phase, count in collective_executions(setting_for(JOB, HOSTS), grid_of(config))
         if collective.name == "pp.send_recv"
     ]
 
@@ -105,8 +99,7 @@ def test_hops_are_those_between_stages():
 @pytest.mark.parametrize(("zero_stage", "gathers", "scatters"), [(1, 1, 1), (3, 2 * 4, 4)])
 def test_a_zero_stage_says_how_often_weights_travel(zero_stage, gathers, scatters):
     """ZeRO 1 gathers weights and scatters gradients once per step, ZeRO 3 in each micro-batch's passes."""
-    job = job_of("llama3-8b", batch=64)
-    counts = counted(job, HOSTS, ParallelConfig(tp=2, dp=16, mbs=1, zero_stage=zero_stage))
+    counts = counted(JOB, HOSTS, ParallelConfig(tp=2, dp=16, mbs=1, zero_stage=zero_stage))
 
     assert (
         counts["weights.all_gather", Phase.FORWARD] + counts.get(("weights.all_gather", Phase.BACKWARD), 0) == gathers
@@ -116,17 +109,14 @@ def test_a_zero_stage_says_how_often_weights_travel(zero_stage, gathers, scatter
 
 def test_zero_2_may_reduce_every_micro_batch():
     """Then gradients travel as often as under ZeRO 3, weights as under ZeRO 1, and the step takes longer."""
-    job = job_of("llama3-8b", batch=64)
     config = ParallelConfig(tp=2, dp=16, mbs=1, zero_stage=2)
     runtime = replace(MEGATRON, reduces_each_micro_batch=True)
-    counts = counted(job, HOSTS, config, runtime)
+    counts = counted(JOB, HOSTS, config, runtime)
 
     assert counts["weights.reduce_scatter", Phase.BACKWARD] == 4
     assert counts["weights.all_gather", Phase.FORWARD] == 1
     once_s, each_s = (
-        estimate_step(Setting(job=job, cluster=HOSTS, runtime=without_overlap(own)), grid_of(config)).breakdown_s["dp"][
-            0
-        ]
+        estimate_step(setting_for(JOB, HOSTS, without_overlap(own)), grid_of(config)).breakdown_s["dp"][0]
         for own in (MEGATRON, runtime)
     )
     assert once_s < each_s < 4 * once_s

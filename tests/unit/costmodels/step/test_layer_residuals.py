@@ -5,11 +5,10 @@ import pytest
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
-from costmodels.job.setting import Setting
 from costmodels.step.layer_residuals import cell_of, fit_residuals, layer_residual
 from costmodels.step.step_time import estimate_step
 from hardware.cluster import find_cluster
-from tests.support.settings.random_settings import grid_of, job_of
+from tests.support.settings.random_settings import grid_of, job_of, setting_for
 
 JOB = job_of(sequence_length=4096, batch=64)
 CONFIG = ParallelConfig(tp=4, dp=2, mbs=2)
@@ -55,8 +54,7 @@ def test_residuals_scale_the_whole_step():
     cluster = find_cluster("dgx-h100")
 
     before, after = (
-        estimate_step(Setting(job=JOB, cluster=cluster, runtime=runtime), grid_of(CONFIG))
-        for runtime in (plain, corrected)
+        estimate_step(setting_for(JOB, cluster, runtime), grid_of(CONFIG)) for runtime in (plain, corrected)
     )
 
     ratio = after.step_time_s[0] / before.step_time_s[0]

@@ -1,16 +1,17 @@
 """The cost model against published steps of runs that no shipped profile was fitted to."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from costmodels.job.model_spec import ModelSpec
+from costmodels.job.model_catalog import find_model
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
-from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.step.step_time import estimate_step
 from hardware.cluster import cluster_from_mapping
-from tests.support.settings.random_settings import grid_of
+from tests.support.settings.random_settings import grid_of, setting_for
 
 # layers, hidden, heads, devices, batch, (tp, pp, dp, vpp, mbs), recompute, sequence parallel, seconds
 KORTHIKANTI_TABLE_5 = [
@@ -28,21 +29,9 @@ KORTHIKANTI_TABLE_5 = [
 
 def gpt(layers, hidden, heads):
     """A GPT as the Megatron papers train it."""
-    return ModelSpec(
-        name="gpt",
-        source="Korthikanti et al. 2022, table 3",
-        num_layers=layers,
-        hidden_size=hidden,
-        vocab_size=51200,
-        tied_embeddings=True,
-        learned_positions=2048,
-        norm="layer",
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=hidden // heads,
-        ffn_size=4 * hidden,
-        gated_ffn=False,
-    )
+    sizes = {"num_layers": layers, "hidden_size": hidden, "head_dim": hidden // heads, "ffn_size": 4 * hidden}
+    no_biases = dict.fromkeys(("qkv_bias", "attention_output_bias", "mlp_bias"), False)
+    return replace(find_model("gpt-22b"), num_heads=heads, num_kv_heads=heads, **sizes, **no_biases)
 
 
 def ratio(layers, hidden, heads, devices, batch, degrees, recompute, sequence_parallel, seconds):
@@ -54,9 +43,7 @@ def ratio(layers, hidden, heads, devices, batch, degrees, recompute, sequence_pa
         tp=tp, pp=pp, dp=dp, vpp=vpp, mbs=mbs, recompute=recompute, zero_stage=0, sequence_parallel=sequence_parallel
     )
     return (
-        estimate_step(
-            Setting(job=job, cluster=cluster, runtime=find_runtime("megatron-lm-2022")), grid_of(config)
-        ).step_time_s[0]
+        estimate_step(setting_for(job, cluster, find_runtime("megatron-lm-2022")), grid_of(config)).step_time_s[0]
         / seconds
     )
 

@@ -7,7 +7,6 @@ import pytest
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
-from costmodels.job.setting import Setting
 from costmodels.operators.kernels import MISALIGNED_TIME, alone_s
 from costmodels.operators.layer_operators import step_operators
 from costmodels.step.executions import collective_executions
@@ -15,7 +14,7 @@ from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.cluster import find_cluster
 from hardware.device import find_device
-from tests.support.settings.random_settings import grid_of, job_of
+from tests.support.settings.random_settings import grid_of, job_of, setting_for
 
 MEGATRON = find_runtime("megatron-core")
 HOSTS = find_cluster("dgx-a100", hosts=4)
@@ -25,7 +24,12 @@ PIPELINE = ParallelConfig(pp=4, tp=4, dp=2, mbs=1)
 
 def step_s(runtime, config=PIPELINE, job=JOB, cluster=HOSTS):
     """The predicted step time of one configuration."""
-    return float(estimate_step(Setting(job=job, cluster=cluster, runtime=runtime), grid_of(config)).step_time_s[0])
+    return float(estimate_step(setting_for(job, cluster, runtime), grid_of(config)).step_time_s[0])
+
+
+def memory(runtime, *configs, job=JOB, cluster=HOSTS):
+    """The predicted memory of some configurations."""
+    return estimate_memory(setting_for(job, cluster, runtime), grid_of(*configs))
 
 
 def test_a_captured_graph_never_waits_for_the_host():
@@ -33,9 +37,7 @@ def test_a_captured_graph_never_waits_for_the_host():
     slow = replace(MEGATRON, launch_s=3e-4)
     captured = replace(slow, captured_graph=True)
 
-    assert (
-        estimate_step(Setting(job=JOB, cluster=HOSTS, runtime=captured), grid_of(PIPELINE)).breakdown_s["host"][0] == 0
-    )
+    assert estimate_step(setting_for(JOB, HOSTS, captured), grid_of(PIPELINE)).breakdown_s["host"][0] == 0
     assert step_s(captured) < step_s(slow)
 
 
@@ -49,29 +51,29 @@ def test_pending_transfers_slow_tensor_parallelism_between_hosts_only():
 
 
 def test_a_scattered_transfer_sends_a_share():
-    """Without sequence parallelism, tp ranks that send a share each hand on faster than ranks that send it all."""
-    config = replace(PIPELINE, sequence_parallel=False)
-    whole, scattered = (replace(MEGATRON, scatters_p2p=scatters) for scatters in (False, True))
+    """Without sequence parallelism, tp ranks that send a share each hand on faster than ranks that send it all.
 
-    assert step_s(scattered, config) < step_s(whole, config)
-    assert step_s(scattered) == step_s(whole)
+    Ranks that send shares forward and all of the gradients back save half of that.
+    """
+    config = replace(PIPELINE, sequence_parallel=False)
+    whole, forward, both = (replace(MEGATRON, scatters_p2p=scatters) for scatters in (False, "activations", True))
+
+    assert step_s(both, config) < step_s(forward, config) < step_s(whole, config)
+    assert step_s(forward, config) == pytest.approx((step_s(whole, config) + step_s(both, config)) / 2)
+    assert step_s(both) == step_s(whole)
 
 
 def test_inputs_kept_as_gathered_need_more_memory():
     """Two per layer stand whole where they were split over tp; without sequence parallelism nothing changes."""
     split, whole = (replace(PIPELINE, sequence_parallel=parallel) for parallel in (True, False))
     again, kept = (
-        estimate_memory(
-            Setting(job=JOB, cluster=HOSTS, runtime=replace(MEGATRON, gathers_inputs_again=gathers)),
-            grid_of(split, whole),
-        ).parts_bytes
+        memory(replace(MEGATRON, gathers_inputs_again=gathers), split, whole).parts_bytes["activations"]
         for gathers in (True, False)
     )
 
-    more_bytes = kept["activations"] - again["activations"]
     # 8 layers of the first stage for 4 micro-batches in flight, 3 of 4 parts of two inputs in 16 bits
-    assert more_bytes[0] == pytest.approx(4 * 8 * 2 * 2 * 4096 * 4096 * 3 / 4, rel=0.1)
-    assert more_bytes[1] == 0
+    assert kept[0] - again[0] == pytest.approx(4 * 8 * 2 * 2 * 4096 * 4096 * 3 / 4, rel=0.1)
+    assert kept[1] == again[1]
 
 
 def test_tied_gradients_may_be_added_up_as_shards():
@@ -81,7 +83,7 @@ def test_tied_gradients_may_be_added_up_as_shards():
         (shards, zero_stage): sum(
             float((count * collective.wire_bytes).sum())
             for collective, _, count in collective_executions(
-                Setting(job=job, cluster=HOSTS, runtime=replace(MEGATRON, shards_tied_gradients=shards)),
+                setting_for(job, HOSTS, replace(MEGATRON, shards_tied_gradients=shards)),
                 grid_of(replace(PIPELINE, zero_stage=zero_stage)),
             )
             if collective.name == "tied.all_reduce"
@@ -96,11 +98,8 @@ def test_tied_gradients_may_be_added_up_as_shards():
 
 def test_gradients_kept_as_shards_need_less_memory():
     """A runtime that keeps gradients only as shards under ZeRO 1 keeps 1/dp of them."""
-    config = ParallelConfig(dp=32, mbs=1, zero_stage=1)
     whole, sharded = (
-        estimate_memory(
-            Setting(job=JOB, cluster=HOSTS, runtime=replace(MEGATRON, shards_gradients=shards)), grid_of(config)
-        ).parts_bytes
+        memory(replace(MEGATRON, shards_gradients=shards), ParallelConfig(dp=32, mbs=1, zero_stage=1)).parts_bytes
         for shards in (False, True)
     )
 
@@ -110,15 +109,11 @@ def test_gradients_kept_as_shards_need_less_memory():
 
 def test_dropout_passes_over_the_scores_once_more():
     """Attention dropout costs time and memory where scores pass through memory, and nothing in a flash kernel."""
-    unfused = replace(MEGATRON, fused_attention=False)
     config = ParallelConfig(tp=4, dp=8, mbs=1)
-    for runtime, costs in ((unfused, True), (MEGATRON, False)):
+    for runtime, costs in ((replace(MEGATRON, fused_attention=False), True), (MEGATRON, False)):
         dropping = replace(runtime, attention_dropout=True)
         slower = step_s(dropping, config) > step_s(runtime, config)
-        larger = (
-            estimate_memory(Setting(job=JOB, cluster=HOSTS, runtime=dropping), grid_of(config)).peak_bytes[0]
-            > estimate_memory(Setting(job=JOB, cluster=HOSTS, runtime=runtime), grid_of(config)).peak_bytes[0]
-        )
+        larger = memory(dropping, config).peak_bytes[0] > memory(runtime, config).peak_bytes[0]
         assert (slower, larger) == (costs, costs)
 
 
@@ -141,35 +136,17 @@ def test_fp4_multiplies_faster_than_fp8_and_both_faster_than_bf16():
     jobs = [replace(job_of("llama3-70b", batch=72), precision=precision) for precision in ("bf16", "fp8", "nvfp4")]
 
     times = [step_s(MEGATRON, config, job, cluster) for job in jobs]
-    kept = [
-        estimate_memory(Setting(job=job, cluster=cluster, runtime=MEGATRON), grid_of(config)).parts_bytes[
-            "activations"
-        ][0]
-        for job in jobs
-    ]
-    assert times == sorted(times, reverse=True)
-    assert kept == sorted(kept, reverse=True)
+    kept = [memory(MEGATRON, config, job=job, cluster=cluster).parts_bytes["activations"][0] for job in jobs]
+
     assert np.all(np.diff(times) < 0)
+    assert kept == sorted(kept, reverse=True)
 
 
 def test_a_mask_travels_forward_alone():
     """With the mask of one sequence each micro-batch takes longer forward, the same for any micro-batch size."""
-    config = replace(PIPELINE, sequence_parallel=False)
     masked = replace(MEGATRON, sends_mask=True)
-    more_s = [
-        (step_s(masked, replace(config, mbs=mbs)) - step_s(MEGATRON, replace(config, mbs=mbs))) * mbs for mbs in (1, 2)
-    ]
+    configs = [replace(PIPELINE, sequence_parallel=False, mbs=mbs) for mbs in (1, 2)]
+    more_s = [(step_s(masked, config) - step_s(MEGATRON, config)) * config.mbs for config in configs]
 
     assert more_s[0] > 0
     assert more_s[1] < 1.5 * more_s[0]
-
-
-def test_shares_of_the_activations_alone_save_half():
-    """Ranks that send shares forward and all of the gradients back are between those that do neither and both."""
-    config = replace(PIPELINE, sequence_parallel=False)
-    none, forward, both = (
-        step_s(replace(MEGATRON, scatters_p2p=scatters), config) for scatters in (False, "activations", True)
-    )
-
-    assert both < forward < none
-    assert forward == pytest.approx((none + both) / 2)

@@ -34,21 +34,20 @@ def test_stages_hold_exactly_the_models_layers(name, runtime, pp, vpp, padding):
     assert min(stages.dense.min(), stages.moe.min()) >= 0
 
 
-def test_even_split_gives_each_stage_the_same():
-    """32 layers on 4 stages are 8 each, with any number of chunks that divides them."""
-    for vpp in (1, 2, 4, 8):
-        assert assign_layers(find_model("llama3-8b"), MEGATRON, 4, vpp).dense.tolist() == [8, 8, 8, 8]
+def test_even_splits_and_their_no_op_layers():
+    """Each stage holds the same, with any chunks that divide it, or no two layers more than another.
 
+    28 layers filled up to 32 leave the last of 4 stages, or the last chunk, with fewer real layers.
+    """
+    llama, qwen, padded = find_model("llama3-8b"), find_model("qwen2.5-7b"), replace(MEGATRON, layer_padding=8)
 
-def test_no_op_layers_stand_at_the_end():
-    """28 layers filled up to 32 leave the last of 4 stages, or the last chunk, with fewer real layers."""
-    padded = replace(MEGATRON, layer_padding=8)
-    model = find_model("qwen2.5-7b")
-
-    assert assign_layers(model, padded, 4, 1).dense.tolist() == [8, 8, 8, 4]
-    assert assign_layers(model, padded, 4, 2).dense.tolist() == [8, 8, 8, 4]
-    assert assign_layers(model, padded, 8, 4).dense.tolist() == [4, 4, 4, 4, 3, 3, 3, 3]
-    assert assign_layers(model, MEGATRON, 4, 1).dense.tolist() == [7, 7, 7, 7]
+    for vpp in (1, 2, 8):
+        assert assign_layers(llama, MEGATRON, 4, vpp).dense.tolist() == [8, 8, 8, 8]
+    assert np.ptp(assign_layers(llama, MEGATRON, 6, 1).dense) <= 1
+    assert assign_layers(qwen, padded, 4, 1).dense.tolist() == [8, 8, 8, 4]
+    assert assign_layers(qwen, padded, 4, 2).dense.tolist() == [8, 8, 8, 4]
+    assert assign_layers(qwen, padded, 8, 4).dense.tolist() == [4, 4, 4, 4, 3, 3, 3, 3]
+    assert assign_layers(qwen, MEGATRON, 4, 1).dense.tolist() == [7, 7, 7, 7]
 
 
 def test_chunks_are_dealt_around_the_stages():
@@ -61,13 +60,6 @@ def test_chunks_are_dealt_around_the_stages():
     assert plain.dense.tolist() == [3, 0, 0]
     assert interleaved.dense.tolist() == [1, 1, 1]
     assert interleaved.moe.tolist() == [3, 3, 3]
-
-
-def test_a_count_that_cannot_be_cut_evenly_is_spread():
-    """An expert may run 32 layers in 6 stages: no stage has two layers more than another."""
-    stages = assign_layers(find_model("llama3-8b"), MEGATRON, 6, 1)
-
-    assert stages.dense.max() - stages.dense.min() <= 1
 
 
 @given(st.sampled_from(model_names()), st.integers(1, 40))
@@ -96,19 +88,15 @@ def test_balanced_split_leaves_the_head_room():
 
     A stage keeps the layer that takes it past its share: 8.6 layers make 9 (nanotron models/base.py).
     """
-    stages = assign_layers(find_model("llama3-8b"), NANOTRON, 4, 1)
-
-    assert stages.dense.tolist() == [9, 9, 8, 6]
+    assert assign_layers(find_model("llama3-8b"), NANOTRON, 4, 1).dense.tolist() == [9, 9, 8, 6]
 
 
-@pytest.mark.parametrize("vpp", [1, 2, 5])
-@pytest.mark.parametrize("pp", [1, 2, 4, 8])
-@pytest.mark.parametrize("num_micro_batches", [8, 40])
-def test_equal_stages_have_narayanans_bubble(pp, vpp, num_micro_batches):
+@pytest.mark.parametrize(("pp", "vpp"), [(1, 1), (8, 1), (4, 5)])
+def test_equal_stages_have_narayanans_bubble(pp, vpp):
     """Bubble over ideal time is (p-1)/m, and (p-1)/(m v) interleaved (Narayanan et al. 2021, sections 2.2.1, 2.2.2)."""
     bubble = bubble_s(np.full((1, 1), 0.3), np.array([pp]), vpp)[0]
 
-    assert bubble / (num_micro_batches * 0.3) == pytest.approx((pp - 1) / (num_micro_batches * vpp))
+    assert bubble / (40 * 0.3) == pytest.approx((pp - 1) / (40 * vpp))
 
 
 def test_slowest_stage_sets_the_pace():
@@ -126,27 +114,6 @@ def test_first_stage_holds_korthikantis_layers(pp, vpp):
     in_flight = stage_in_flight(np.arange(pp), pp, vpp, np.array([1000]))
 
     assert in_flight[0] * num_layers / pp == pytest.approx(num_layers * (1 + (pp - 1) / (pp * vpp)))
-
-
-@given(st.integers(1, 16), st.integers(1, 64))
-def test_1f1b_holds_as_many_micro_batches_as_stages_follow(pp, m):
-    """Stage i of 1F1B holds min(m, p - i) micro-batches: p on the first, one on the last."""
-    in_flight = stage_in_flight(np.arange(pp), pp, 1, np.array([m]))
-
-    assert in_flight.tolist() == [min(m, pp - stage) for stage in range(pp)]
-
-
-@given(st.integers(2, 16), st.integers(2, 8), st.integers(1, 10))
-def test_interleaving_holds_more_but_never_more_than_all(pp, vpp, rounds):
-    """Interleaving never keeps more than all micro-batches, never less than 1F1B does, and least on the last stage."""
-    m = np.array([rounds * pp])
-
-    plain = stage_in_flight(np.arange(pp), pp, 1, m)
-    interleaved = stage_in_flight(np.arange(pp), pp, vpp, m)
-
-    assert np.all(interleaved <= m)
-    assert interleaved[0] >= plain[0]
-    assert np.all(np.diff(interleaved) <= 0)
 
 
 @given(st.sampled_from(model_names()), st.integers(1, 4))

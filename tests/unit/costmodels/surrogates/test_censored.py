@@ -10,12 +10,6 @@ from costmodels.surrogates.gaussian_process import GaussianProcess, Hyperparamet
 HYPER = Hyperparameters(amplitude=0.5, length_scale=np.array([1.0, 2.0]), noise=0.05, scale=1.0)
 
 
-@pytest.fixture
-def rng():
-    """A fixed stream."""
-    return np.random.default_rng(0)
-
-
 def random_points(rng, num_points):
     """Points of two features and a common offset."""
     return Points(features=rng.uniform(-2, 2, (num_points, 2)), linear=np.full((num_points, 1), 0.4))
@@ -44,7 +38,7 @@ def bounds_at(at, edge, side, mishap):
     )
 
 
-def by_sampling(process, bounds, asked, rng, num_samples=200_000):
+def by_sampling(process, bounds, asked, rng, num_samples=100_000):
     """Means and deviations at `asked` and the log probability of the bounds, from weighed draws of the process."""
     at = Points(
         features=np.concatenate([bounds.at.features, asked.features]),
@@ -61,7 +55,7 @@ def by_sampling(process, bounds, asked, rng, num_samples=200_000):
 
 
 @pytest.mark.parametrize(("mishap", "num_false"), [(1e-4, 0), (0.02, 0), (0.02, 1), (0.3, 2)])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_it_agrees_with_sampling_from_the_exact_process(seed, mishap, num_false):
     """After six bounds to both sides, some of them mishaps, means at other points are right within 0.05, deviations
     within 0.08, and the log probability within 0.15; before the bounds, deviations are 0.4 to 0.5.
@@ -83,7 +77,7 @@ def test_it_agrees_with_sampling_from_the_exact_process(seed, mishap, num_false)
     assert log_probability == pytest.approx(sampled, abs=0.15)
 
 
-@pytest.mark.parametrize(("edge", "mishap"), [(0.0, 1e-4), (0.5, 1e-4), (0.0, 0.02), (0.5, 0.1), (1.0, 0.02)])
+@pytest.mark.parametrize(("edge", "mishap"), [(0.5, 1e-4), (0.0, 0.02), (1.0, 0.02)])
 def test_one_bound_is_met_exactly(rng, edge, mishap):
     """A single bound leaves the mean that sampling finds, to 0.01, and has its log probability, to 0.03."""
     process, at = process_after(rng), random_points(rng, 1)
@@ -109,25 +103,20 @@ def test_a_bound_narrows_and_never_widens(rng):
     assert found[1] == pytest.approx(process.mean_and_deviation(at)[1], abs=1e-3)
 
 
-def test_a_bound_that_would_be_seen_anyhow_says_nothing(rng):
-    """With mishaps nearly certain the process stays what it was, and gave the bounds a probability near one."""
+@pytest.mark.parametrize(("edge", "mishap"), [(2.0, 1 - 1e-9), (-8.0, 0.02)])
+def test_a_bound_that_would_be_seen_anyhow_says_nothing(rng, edge, mishap):
+    """With mishaps nearly certain, or ten deviations beyond the edge already, the process stays what it was.
+
+    It gave the bounds a probability near one; no bounds at all leave it itself.
+    """
     process, at, asked = process_after(rng), random_points(rng, 5), random_points(rng, 20)
 
-    after, log_probability = condition_on_bounds(process, bounds_at(at, 2.0, 1.0, 1 - 1e-9))
+    after, log_probability = condition_on_bounds(process, bounds_at(at, edge, 1.0, mishap))
 
     for found, expected in zip(after.mean_and_deviation(asked), process.mean_and_deviation(asked), strict=True):
         assert np.abs(found - expected).max() < 1e-3
     assert log_probability == pytest.approx(0.0, abs=1e-3)
-
-
-def test_a_bound_that_holds_anyhow_says_nothing(rng):
-    """What is ten deviations beyond its edge already is not moved by the bound."""
-    process, at = process_after(rng), random_points(rng, 5)
-
-    after, log_probability = condition_on_bounds(process, bounds_at(at, -8.0, 1.0, 0.02))
-
-    assert np.abs(after.mean_and_deviation(at)[0] - process.mean_and_deviation(at)[0]).max() < 1e-3
-    assert log_probability == pytest.approx(0.0, abs=1e-3)
+    assert condition_on_bounds(process, bounds_at(at.take(slice(0)), edge, 1.0, mishap)) == (process, 0.0)
 
 
 def test_the_order_of_bounds_does_not_matter(rng):
@@ -144,10 +133,10 @@ def test_the_order_of_bounds_does_not_matter(rng):
 
 
 def test_many_bounds_converge(rng):
-    """Two hundred bounds of one plausible function are all met within what is left uncertain."""
-    process, at = process_after(rng), random_points(rng, 200)
+    """Eighty bounds of one plausible function are all met within what is left uncertain."""
+    process, at = process_after(rng), random_points(rng, 80)
     truth = process.draw(at, 1, rng)[0]
-    side = rng.choice([-1.0, 1.0], 200)
+    side = rng.choice([-1.0, 1.0], 80)
     bounds = bounds_at(at, truth - 0.1 * side, side, 0.02)
 
     after, log_probability = condition_on_bounds(process, bounds)
@@ -169,13 +158,3 @@ def test_contradictory_bounds_are_put_down_to_mishaps(rng):
     mean, _ = after.mean_and_deviation(at)
     assert mean[0] < 0.1
     assert log_probability == pytest.approx(np.log(0.02), abs=2.0)
-
-
-def test_without_bounds_the_process_is_the_same(rng):
-    """No bound changes nothing, at probability one."""
-    process = process_after(rng)
-
-    after, log_probability = condition_on_bounds(process, bounds_at(random_points(rng, 0), 0.0, 1.0, 0.5))
-
-    assert after is process
-    assert log_probability == 0.0

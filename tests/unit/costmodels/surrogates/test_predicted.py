@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from costmodels.calibration.sources import MeasuredSetting
-from costmodels.job.parallel_config import ConfigGrid
 from costmodels.step.memory import MEMORY_PARTS, estimate_memory
 from costmodels.step.step_time import estimate_step
 from costmodels.surrogates.features import FEATURES
@@ -29,10 +28,15 @@ def predicted(problem):
 
 
 def test_it_is_what_the_models_say(problem, predicted):
-    """Step times, need, capacity and peak are those of estimate_step and estimate_memory."""
+    """Step times, need, capacity and peak are those of estimate_step and estimate_memory.
+
+    The shares of what a candidate needs are none below zero; those of all parts but fragmentation, which an allocator
+    gives up, sum to one. Memory that the caller gives is believed.
+    """
     measured, grid = problem
     memory = estimate_memory(measured.setting, grid)
     step = estimate_step(measured.setting, grid, memory=memory)
+    is_needed = [part != "fragmentation" for part in MEMORY_PARTS]
 
     assert np.array_equal(predicted.step_time_s, step.step_time_s)
     assert np.array_equal(predicted.needed_bytes, memory.needed_bytes)
@@ -41,35 +45,19 @@ def test_it_is_what_the_models_say(problem, predicted):
     assert predicted.memory_error == measured.setting.runtime.memory_error
     assert predicted.features.shape == (len(grid), len(FEATURES))
     assert predicted.constant_effects.shape == (len(grid), len(measured.setting.runtime.log_errors))
-
-
-def test_memory_at_hand_is_not_computed_again(problem, predicted):
-    """Memory that the caller gives is believed: on devices of half the size, the same need has half the room."""
-    measured, grid = problem
-    memory = estimate_memory(measured.setting, grid)
-    small = replace(memory, capacity_bytes=0.5 * memory.capacity_bytes)
-
-    found = predict(measured, grid, memory=small)
-
-    assert np.array_equal(found.needed_bytes, predicted.needed_bytes)
-    assert np.array_equal(found.capacity_bytes, 0.5 * predicted.capacity_bytes)
-
-
-def test_shares_of_memory_are_those_of_the_parts(predicted):
-    """The shares of what a candidate needs are none below zero; those of all parts but fragmentation, which an
-    allocator gives up, sum to one.
-    """
     assert predicted.memory_shares.shape == (len(predicted), len(MEMORY_PARTS))
     assert (predicted.memory_shares >= 0).all()
-    needed = predicted.memory_shares[:, [part != "fragmentation" for part in MEMORY_PARTS]]
-    assert needed.sum(axis=1) == pytest.approx(1.0)
+    assert predicted.memory_shares[:, is_needed].sum(axis=1) == pytest.approx(1.0)
+    small = predict(measured, grid, memory=replace(memory, capacity_bytes=0.5 * memory.capacity_bytes))
+    assert np.array_equal(small.needed_bytes, predicted.needed_bytes)
+    assert np.array_equal(small.capacity_bytes, 0.5 * predicted.capacity_bytes)
 
 
 def test_parts_go_back_to_their_places(problem, predicted):
-    """Candidates that are predicted in two interleaved parts are, together, what they are in one."""
+    """Candidates that are predicted in two parts, one of them alone, are, together, what they are in one."""
     measured, grid = problem
     order = np.random.default_rng(0).permutation(len(grid))
-    at = [order[: len(order) // 3], order[len(order) // 3 :]]
+    at = [order[:1], order[1:]]
 
     merged = together([predict(measured, grid.take(part)) for part in at], at)
 
@@ -86,29 +74,19 @@ def test_the_larger_error_of_memory_counts():
 
 
 def test_bare_times_know_no_memory(predicted):
-    """Whoever has step times alone gets candidates that always fit, no constants, and their own features."""
+    """Whoever has step times alone gets candidates that always fit, no constants, and their own features.
+
+    Features must have a row for every step time; the message says how many were given.
+    """
     features = np.arange(6.0).reshape(3, 2)
 
     bare = Predicted.of_times(np.array([3, 1, 2]), features)
 
     assert len(bare) == 3
-    assert not bare.knows_memory
     assert predicted.knows_memory
+    assert not bare.knows_memory
     assert (bare.needed_bytes < bare.capacity_bytes).all()
     assert bare.constant_effects.shape == (3, 0)
     assert np.array_equal(bare.features, features)
-
-
-def test_features_of_other_candidates_are_refused():
-    """Features must have a row for every step time; the message says how many were given."""
     with pytest.raises(ValueError, match="each of 3 step times, but got 2"):
         Predicted.of_times(np.ones(3), np.zeros((2, 1)))
-
-
-def test_one_candidate_is_enough(problem):
-    """A single candidate is predicted as it is among others."""
-    measured, grid = problem
-
-    alone = predict(measured, ConfigGrid.from_configs([grid.config(3)], grid.opened))
-
-    assert alone.step_time_s[0] == pytest.approx(predict(measured, grid).step_time_s[3])

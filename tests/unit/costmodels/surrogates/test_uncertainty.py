@@ -3,36 +3,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from costmodels.job.model_catalog import load_model
-from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import CONSTANTS, find_prior
-from costmodels.job.setting import Setting
-from costmodels.job.training_job import TrainingJob
 from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
 from costmodels.surrogates.uncertainty import likely_range, step_uncertainty
-from hardware.cluster import cluster_from_mapping
+from hardware.cluster import find_cluster
+from tests.support.settings.random_settings import grid_of, job_of, setting_for
+
+JOB, HOSTS = job_of(), find_cluster("dgx-h100", hosts=2)
+GRID = grid_of(ParallelConfig(tp=2, dp=8, mbs=2), ParallelConfig(tp=8, pp=2, dp=1))
+"""Large matrix products, and many small launches."""
 
 
-@pytest.fixture(scope="module")
-def setting(tmp_path_factory):
-    """Llama 3 8B on two hosts, with large matrix products and with many small launches."""
-    job = TrainingJob(
-        model=load_model("llama3-8b", tmp_path_factory.mktemp("empty")), sequence_length=4096, global_batch_size=64
-    )
-    cluster = cluster_from_mapping({"name": "dgx-h100", "hosts": 2}, tmp_path_factory.mktemp("none"), None)
-    grid = ConfigGrid.from_configs([ParallelConfig(tp=2, dp=8, mbs=2), ParallelConfig(tp=8, pp=2, dp=1)])
-    return job, cluster, grid
-
-
-def uncertainty(setting, runtime):
-    """The uncertainty of the setting's two configurations."""
-    job, cluster, grid = setting
-    return step_uncertainty(
-        Setting(job=job, cluster=cluster, runtime=runtime),
-        grid,
-        memory=estimate_memory(Setting(job=job, cluster=cluster, runtime=runtime), grid),
-    )
+def uncertainty(runtime):
+    """The uncertainty of both configurations."""
+    setting = setting_for(JOB, HOSTS, runtime)
+    return step_uncertainty(setting, GRID, memory=estimate_memory(setting, GRID))
 
 
 def exactly_known(step_error):
@@ -42,43 +29,39 @@ def exactly_known(step_error):
     )
 
 
-def test_known_constants_leave_the_error_of_unseen_runs(setting):
+def test_known_constants_leave_the_error_of_unseen_runs():
     """Where every constant is known exactly, the error is the profile's `step_error` and no constant dominates."""
-    found = uncertainty(setting, exactly_known(0.07))
+    found = uncertainty(exactly_known(0.07))
 
     np.testing.assert_allclose(found.log_error, 0.07)
     assert found.dominant(0) == ()
 
 
-def test_one_unknown_constant_is_propagated(setting):
+def test_one_unknown_constant_is_propagated():
     """With one uncertain constant the error is what the step moves by when the constant does."""
-    job, cluster, grid = setting
     runtime = replace(exactly_known(1e-9), log_errors=(("matmul_efficiency", 0.1),))
-    found = uncertainty(setting, runtime)
+    found = uncertainty(runtime)
 
     slower = runtime.with_constants({"matmul_efficiency": runtime.matmul_efficiency * np.exp(-0.1)})
-    times = [
-        estimate_step(Setting(job=job, cluster=cluster, runtime=profile), grid).step_time_s
-        for profile in (runtime, slower)
-    ]
+    times = [estimate_step(setting_for(JOB, HOSTS, profile), GRID).step_time_s for profile in (runtime, slower)]
     np.testing.assert_allclose(found.log_error, np.log(times[1] / times[0]), rtol=0.15)
     assert np.all(found.log_error < 0.1)
     assert found.dominant(0)[0][0] == "matmul_efficiency"
 
 
-def test_errors_are_not_counted_twice(setting):
+def test_errors_are_not_counted_twice():
     """The error is the larger of what unseen runs showed and what the constants leave open, never their sum."""
     runtime = find_prior("megatron-core")
-    of_constants = uncertainty(setting, replace(runtime, step_error=1e-9)).log_error
+    of_constants = uncertainty(replace(runtime, step_error=1e-9)).log_error
 
     for step_error in (0.001, 0.5):
-        found = uncertainty(setting, replace(runtime, step_error=step_error)).log_error
+        found = uncertainty(replace(runtime, step_error=step_error)).log_error
         np.testing.assert_allclose(found, np.maximum(step_error, of_constants))
 
 
-def test_a_constant_that_a_run_lacks_adds_nothing(setting):
+def test_a_constant_that_a_run_lacks_adds_nothing():
     """A constant that a fact of the run has set to zero, or that a dense model does not use, has no share."""
-    found = uncertainty(setting, replace(find_prior("megatron-core"), stall_s=0.0))
+    found = uncertainty(replace(find_prior("megatron-core"), stall_s=0.0))
 
     np.testing.assert_array_equal(found.from_constants["stall_s"], 0.0)
     np.testing.assert_array_equal(found.from_constants["expert_imbalance"], 0.0)

@@ -14,17 +14,17 @@ from trials.command.patience import at_most
 @pytest.fixture
 def place(tmp_path):
     """Makes what a path may lead to; the path."""
+    path = tmp_path / "study.yaml"
+    makers = {
+        "pipe": lambda: os.mkfifo(path),
+        "loop": lambda: path.symlink_to(path),
+        "directory": path.mkdir,
+        "device": lambda: path.symlink_to("/dev/zero"),
+        "nothing": lambda: None,
+    }
 
     def make(kind):
-        path = tmp_path / "study.yaml"
-        if kind == "pipe":
-            os.mkfifo(path)
-        elif kind == "loop":
-            path.symlink_to(path)
-        elif kind == "directory":
-            path.mkdir()
-        elif kind == "device":
-            path.symlink_to("/dev/zero")
+        makers[kind]()
         return path
 
     return make
@@ -68,7 +68,7 @@ def test_as_much_is_read_as_is_allowed_and_no_more(tmp_path):
 
 def test_a_packed_file_unpacks_to_no_more_than_is_allowed(tmp_path):
     """A few bytes that unpack to gigabytes are refused when the limit is reached."""
-    bomb = gzip.compress(bytes(64_000_000), mtime=0)
+    bomb = gzip.compress(bytes(8_000_000), mtime=0)
     path = tmp_path / "x.gz"
 
     assert unpack(gzip.compress(b"small", mtime=0), most_bytes=5, path=path) == b"small"
@@ -76,7 +76,7 @@ def test_a_packed_file_unpacks_to_no_more_than_is_allowed(tmp_path):
     with pytest.raises(ConfigError, match="is larger than 1 MB"):
         unpack(bomb, most_bytes=1_000_000, path=path)
     with pytest.raises(ConfigError, match="is damaged: it cannot be decompressed"):
-        unpack(bomb[:-9], most_bytes=100_000_000, path=path)
+        unpack(bomb[:-9], most_bytes=10_000_000, path=path)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,6 @@ def test_a_packed_file_unpacks_to_no_more_than_is_allowed(tmp_path):
         ("a: " + "x" * MAX_YAML_BYTES, "is larger than 1 MB"),
         ("a: " + "1" * 5000, "is not valid YAML (Exceeds the limit (4300 digits)"),
         ("a: !!bool maybe", "is not valid YAML ('maybe' is neither true nor false)"),
-        ("a: !!timestamp x", "is not valid YAML (could not determine a constructor"),
         ("a: !!python/object/apply:os.system [ls]", "is not valid YAML (could not determine a constructor"),
     ],
 )

@@ -22,7 +22,7 @@ def data_and_tensor():
 
 @pytest.mark.slow
 @given(plan=plans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_plan_keeps_to_the_form(plan):
     """Ways divide dims and devices, layouts say the same as strategies, and no axis cuts a tensor twice."""
     strategies = mindspore_strategies(plan)

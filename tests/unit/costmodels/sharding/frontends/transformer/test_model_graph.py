@@ -39,21 +39,14 @@ def states(graph, kind):
     return [tensor for tensor in kept if tensor.kind == kind]
 
 
-@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("name", [*model_names(), *SMALL])
 def test_the_parameters_are_the_models(name):
-    """The graph of every catalog model has exactly its parameters, and two moments for each."""
-    model, graph = find_model(name), graph_of(name)
+    """The graph of every catalog model and of any variant has exactly its parameters, and two moments for each."""
+    graph = transformer_graph(small_job(name), micro_batch_size=2) if name in SMALL else graph_of(name)
+    count = (SMALL[name] if name in SMALL else find_model(name)).num_parameters
 
-    assert sum(math.prod(tensor.shape) for tensor in states(graph, TensorKind.PARAMETER)) == model.num_parameters
-    assert sum(math.prod(tensor.shape) for tensor in states(graph, TensorKind.OPTIMIZER)) == 2 * model.num_parameters
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_the_parameters_of_any_variant_are_the_models(name):
-    """Biases, norms of heads, gates of shared experts, ranks: all are counted as the model counts them."""
-    graph = transformer_graph(small_job(name), micro_batch_size=2)
-
-    assert sum(math.prod(tensor.shape) for tensor in states(graph, "parameter")) == SMALL[name].num_parameters
+    assert sum(math.prod(tensor.shape) for tensor in states(graph, TensorKind.PARAMETER)) == count
+    assert sum(math.prod(tensor.shape) for tensor in states(graph, TensorKind.OPTIMIZER)) == 2 * count
 
 
 @pytest.mark.parametrize("name", model_names())
@@ -75,38 +68,20 @@ def test_flops_are_the_cost_models(name):
     assert flop == pytest.approx(sum(counts[op.block] * float(op.flop[0]) for op in operators), rel=1e-12)
 
 
-@pytest.mark.parametrize("name", model_names())
-def test_flops_are_the_models(name):
-    """Without the core they are 6 N of a token, less norms and biases, which no product multiplies: below 0.1%.
+def test_the_first_layers_alone():
+    """A graph may have the first layers only; of DeepSeek-V3 three are dense, and the fourth has experts.
 
-    The core has 3.5 / 6 of the convention's: the causal half, and a backward pass of 2.5 times the forward pass.
+    A rule is the same object in all layers, so that what a planner finds out about it holds for all of them.
     """
-    graph, model = graph_of(name), find_model(name)
-    core = sum(op.flop for op in graph.ops if ".core" in op.name)
-    rest = sum(op.flop for op in graph.ops) - core
-    attention = 6 * model.num_layers * 2048 * (model.q_size + model.context_size)
-
-    assert core == pytest.approx(2048 * attention * 3.5 / 6, rel=1e-12)
-    assert rest == pytest.approx(2048 * (model.model_flops_per_token(2048) - attention), rel=1e-3)
-    assert rest <= 2048 * (model.model_flops_per_token(2048) - attention)
-
-
-def test_layers_share_their_rules():
-    """A rule is the same object in all layers, so that what a planner finds out about it holds for all of them."""
+    graph = graph_of("deepseek-v3", num_layers=4)
     few, many = graph_of("llama3-70b", num_layers=2), graph_of("llama3-70b")
 
-    assert len({id(op.rule) for op in few.ops}) == len({id(op.rule) for op in many.ops})
-    assert len(many.ops) > 30 * len(few.ops)
-
-
-def test_the_first_layers_alone():
-    """A graph may have the first layers only; of DeepSeek-V3 three are dense, and the fourth has experts."""
-    graph = graph_of("deepseek-v3", num_layers=4)
     cores = [op.name for op in graph.ops if op.primitive == "attention"]
     experts = [op.name for op in graph.ops if op.primitive == "batch_matmul"]
-
     assert cores == [f"layers.{number}.attention.core" for number in range(4)]
     assert experts == ["layers.3.moe_mlp.up", "layers.3.moe_mlp.down"]
+    assert len({id(op.rule) for op in few.ops}) == len({id(op.rule) for op in many.ops})
+    assert len(many.ops) > 30 * len(few.ops)
 
 
 def test_every_dim_has_a_name():
@@ -177,21 +152,11 @@ def test_slots_are_the_balanced_share(tokens, top_k, experts, slots):
 
 
 @pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        ({"micro_batch_size": 0}, "micro_batch_size"),
-        ({"micro_batch_size": 1, "num_layers": 0}, "num_layers"),
-        ({"micro_batch_size": 1, "num_layers": 41}, "num_layers"),
-        ({"micro_batch_size": 1, "optimizer": "adm"}, "optimizer"),
-    ],
+    ("key", "value"), [("micro_batch_size", 0), ("num_layers", 0), ("num_layers", 41), ("optimizer", "adm")]
 )
-def test_sizes_out_of_range_are_refused(options, key):
-    """A size that cannot be is the user's mistake, and is called by its name."""
+def test_sizes_out_of_range_are_refused(key, value):
+    """A size that cannot be is the user's mistake, and is called by its name; so is too long a sequence."""
     with pytest.raises(ConfigError, match=key):
-        transformer_graph(job_of("gpt-13b"), **options)
-
-
-def test_no_more_tokens_than_learned_positions():
-    """A sequence that is longer than the table of positions is refused."""
+        transformer_graph(job_of("gpt-13b"), **{"micro_batch_size": 1, key: value})
     with pytest.raises(ConfigError, match="sequence_length"):
         transformer_graph(job_of("gpt-13b", sequence_length=2**20), micro_batch_size=1)

@@ -110,13 +110,11 @@ def test_tensor_parallelism_reduces_twice_in_each_pass():
         for tensor in ("attention.out", "attention.qkv.data_gradient", "dense_mlp.down", "dense_mlp.up.data_gradient")
     ]
     assert of_layer(found, 0) == of_layer(found, 1) == sorted(per_layer)
-    assert [each for each in found if not each[1].startswith("layers.")] == sorted(
-        [
-            ("all_reduce", "embedding.lookup", HIDDEN_BYTES),
-            ("all_reduce", "head.logits.data_gradient", HIDDEN_BYTES),
-            *(("all_reduce", f"head.cross_entropy.{part}", ROW_BYTES) for part in ("maximum", "sum", "label")),
-        ]
-    )
+    assert [each for each in found if not each[1].startswith("layers.")] == [
+        ("all_reduce", "embedding.lookup", HIDDEN_BYTES),
+        *(("all_reduce", f"head.cross_entropy.{part}", ROW_BYTES) for part in ("label", "maximum", "sum")),
+        ("all_reduce", "head.logits.data_gradient", HIDDEN_BYTES),
+    ]
 
 
 def test_sequence_parallelism_gathers_and_scatters_instead():
@@ -223,14 +221,12 @@ def test_latent_attention_reduces_at_its_ranks():
     found = of_layer(collectives(planned(graph, ("*", TENSOR))), 0, but=("*dense_mlp*",))
 
     tokens_bytes = BATCH * TOKENS * BYTES
-    assert found == sorted(
-        [
-            ("all_reduce", "attention.out", tokens_bytes * model.hidden_size),
-            ("all_reduce", "attention.q_up.data_gradient", tokens_bytes * model.q_lora_rank),
-            ("all_reduce", "attention.kv_up.data_gradient", tokens_bytes * model.kv_lora_rank),
-            ("all_reduce", "attention.key_rotary.gradient.rotary", tokens_bytes * model.qk_rope_head_dim),
-        ]
-    )
+    assert found == [
+        ("all_reduce", "attention.key_rotary.gradient.rotary", tokens_bytes * model.qk_rope_head_dim),
+        ("all_reduce", "attention.kv_up.data_gradient", tokens_bytes * model.kv_lora_rank),
+        ("all_reduce", "attention.out", tokens_bytes * model.hidden_size),
+        ("all_reduce", "attention.q_up.data_gradient", tokens_bytes * model.q_lora_rank),
+    ]
 
 
 def test_queries_that_share_one_key_can_be_cut():
@@ -240,14 +236,12 @@ def test_queries_that_share_one_key_can_be_cut():
     found = of_layer(collectives(plan), 0)
 
     one_head_bytes = BATCH * TOKENS * 128 * BYTES
-    assert found == sorted(
-        [
-            ("all_reduce", "attention.out", HIDDEN_BYTES),
-            ("all_reduce", "attention.q.data_gradient", HIDDEN_BYTES),
-            ("all_reduce", "attention.core.gradient.keys", one_head_bytes),
-            ("all_reduce", "attention.core.gradient.values", one_head_bytes),
-        ]
-    )
+    assert found == [
+        ("all_reduce", "attention.core.gradient.keys", one_head_bytes),
+        ("all_reduce", "attention.core.gradient.values", one_head_bytes),
+        ("all_reduce", "attention.out", HIDDEN_BYTES),
+        ("all_reduce", "attention.q.data_gradient", HIDDEN_BYTES),
+    ]
 
 
 def test_two_axes_combine():
