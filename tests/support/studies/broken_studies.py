@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,13 +23,12 @@ GOOD = {
 
 REPLAY = {"name": "broken", "cluster": "{name: dgx-h100, hosts: 1}", "trial": "{backend: replay, measured: [rows.csv]}"}
 
-ROW = dict(
-    pair.split("=")
-    for pair in (
-        "source=made up;model=llama-8B;layers=32;hidden=4096;heads=32;kv_heads=8;ffn=14336;vocab=128256;seq_len=4096;"
-        "gbs=16;mbs=1;devices=8;device=H100-SXM-80;tp=8;pp=1;vpp=1;cp=1;up=1;ep=1;dp=1;recompute=none;zero_stage=1;"
-        "seq_parallel=1;precision=bf16;step_seconds=1.5"
-    ).split(";")
+(ROW,) = csv.DictReader(
+    (
+        "source,model,layers,hidden,heads,kv_heads,ffn,vocab,seq_len,gbs,mbs,devices,device,tp,pp,vpp,cp,up,ep,dp,"
+        "recompute,zero_stage,seq_parallel,precision,step_seconds",
+        "made up,llama-8B,32,4096,32,8,14336,128256,4096,16,1,8,H100-SXM-80,8,1,1,1,1,1,1,none,1,1,bf16,1.5",
+    )
 )
 """Cells of a measured run, by column."""
 

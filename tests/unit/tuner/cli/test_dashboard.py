@@ -5,16 +5,20 @@ import pytest
 
 from docs.site.json_keys import JSON_KEYS
 from tests.support.studies.command_line import assert_users_mistake, write_replay
+from tests.support.studies.in_process_executor import InProcessExecutor
+from tuner.run.loop import run_study
+from tuner.study_file.config import load_study
 
 pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed (the extra `dashboard`)")
 
 
-@pytest.fixture
-def replayed(meshtune, request, tmp_path):
-    """A study that has run."""
-    request.getfixturevalue("no_ray")
-    path = write_replay(tmp_path)
-    assert meshtune("run", path, "--trials", 1).status == 0
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory):
+    """A study that has run, in its own storage."""
+    folder = tmp_path_factory.mktemp("replayed")
+    path = write_replay(folder, storage=f"sqlite:///{folder / 'study.db'}")
+    config = load_study(path, overrides=["search.max_trials=1"])
+    run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend))
     return path
 
 

@@ -3,8 +3,6 @@ import re
 
 import pytest
 
-from tests.support.studies.command_line import KEYS
-
 
 def test_a_candidate_is_planned(meshtune, simulated):
     """`plan` shards a layer over a candidate's degrees: what it sends adds up, and every tensor is told."""
@@ -12,7 +10,6 @@ def test_a_candidate_is_planned(meshtune, simulated):
 
     assert done.status == 0, done.err
     told = done.json
-    assert told.keys() >= KEYS["plan"]
     assert told["mesh"] == {"dp.0": 2, "dp.1": 2, "tp": 2}
     sent_s = sum(each["seconds"] * each["times"] for each in told["collectives"])
     assert told["comm_s"] == pytest.approx(sent_s)
@@ -226,6 +223,7 @@ def test_a_jax_step_is_planned(meshtune):
     assert done.json["unknown_primitives"] == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("factory", "mesh", "told"),
     [
@@ -274,6 +272,7 @@ def jax_factories(tmp_path, monkeypatch):
     tmp_path.joinpath("jax_steps.py").write_text("\n".join(lines))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("jax_factories")
 @pytest.mark.parametrize("place", ["result.0", "operand.1", "operand1.1"])
 def test_dims_of_a_jax_step_are_pinned_by_their_places(meshtune, place):
@@ -286,6 +285,7 @@ def test_dims_of_a_jax_step_are_pinned_by_their_places(meshtune, place):
     assert (done.json["pins"][0]["ops"], done.json["pins"][0]["missing"]) == (1, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("jax_factories")
 def test_an_operator_without_a_rule_is_counted_and_stays_whole(meshtune):
     """A primitive that nobody wrote a rule for is no error: the report counts it, and no pin can cut it."""
@@ -312,6 +312,7 @@ def test_a_mesh_that_the_cluster_can_not_form(meshtune):
     assert "--mesh = 'data=8,model=8': is 64 devices, which do not divide the 8 of dgx-a100" in many.err
 
 
+@pytest.mark.slow
 def test_dims_of_a_torch_module_are_pinned_by_their_places(meshtune):
     """A product that a module calls is cut along the second dim of its second operand, as the pin says."""
     pytest.importorskip("torch", reason="plans of torch modules need torch: pip install 'meshtune[torch]'")
@@ -338,6 +339,7 @@ def factories(tmp_path, monkeypatch):
     tmp_path.joinpath("torch_steps.py").write_text("\n".join(lines))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("factories")
 @pytest.mark.parametrize(
     ("factory", "mesh", "told"),

@@ -22,6 +22,7 @@ def test_a_plan_is_exported(meshtune, simulated, tmp_path, target):
     assert told.json["shardings"].keys() == told.json["export"]["arguments"].keys()
 
 
+@pytest.mark.slow
 def test_a_jax_step_is_exported_with_its_outputs(meshtune):
     """Specs of a JAX step are by the paths of its arguments and of what it returns."""
     pytest.importorskip("jax", reason="plans of JAX programs need JAX: pip install 'meshtune[jax]'")
@@ -37,6 +38,7 @@ def test_a_jax_step_is_exported_with_its_outputs(meshtune):
     assert told["outputs"]["2"] == []
 
 
+@pytest.mark.slow
 def test_a_jax_step_is_annotated_for_shardy(meshtune, tmp_path):
     """More devices than are here are no obstacle, and `--out` and `--json` have the text that Shardy's parser reads."""
     pytest.importorskip("jax", reason="plans of JAX programs need JAX: pip install 'meshtune[jax]'")
@@ -76,6 +78,7 @@ def test_what_can_not_be_exported(meshtune, simulated, arguments, told):
     assert len(done.err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_megatron_trains_no_jax_step(meshtune):
     """A plan of a JAX function is no Megatron-LM plan, and the message names the targets that are left."""
     pytest.importorskip("jax", reason="plans of JAX programs need JAX: pip install 'meshtune[jax]'")
