@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -74,36 +75,51 @@ def test_times_that_teach_little(meshtune, tmp_path, name):
     assert_only_numbers(*(one.out for one in done.values()))
 
 
-@pytest.mark.usefixtures("no_ray")
-@pytest.mark.filterwarnings("error::RuntimeWarning")
-@pytest.mark.parametrize("name", ["all out of memory", "eighteen decades", "one row"])
-def test_report_of_times_that_teach_little(meshtune, tmp_path, name):
-    """The report of such a study opens: what its figures draw is JSON, and its text shows numbers."""
-    path = write_replay(tmp_path, SCRIPTS[name], search="{max_trials: 6, draws: 10}")
-    storage = ("--storage", f"sqlite:///{tmp_path / 'done.db'}")
-    meshtune("run", path, *storage)
-
-    done = meshtune("report", path, *storage, "--out", tmp_path / "report.html", "--json")
+def assert_report_opens(meshtune, path, *storage):
+    """What the figures of a study's report draw is JSON, and its text shows numbers."""
+    done = meshtune("report", path, *storage, "--out", "report.html", "--json")
 
     assert done.status == 0, done.err
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    page = Path("report.html").read_text(encoding="utf-8")
     assert len(figures_of(page)) >= 1
     assert_only_numbers(re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL))
 
 
 @pytest.mark.usefixtures("no_ray")
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("name", ["eighteen decades", "one row"])
+def test_report_of_times_that_teach_little(meshtune, tmp_path, name):
+    """The report of such a study opens."""
+    path = write_replay(tmp_path, SCRIPTS[name], search="{max_trials: 6, draws: 10}")
+    storage = ("--storage", f"sqlite:///{tmp_path / 'done.db'}")
+    meshtune("run", path, *storage)
+
+    assert_report_opens(meshtune, path, *storage)
+
+
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_what_has_failed_is_not_the_best(meshtune, tmp_path):
-    """Where every candidate ran out of memory, `best` and `export` hand none of them over, and say where to look."""
+    """While all trials fail, the best is the fastest prediction among the others; once every candidate has failed,
+    `best` and `export` hand none of them over and say where to look, and the report opens.
+    """
     path = write_replay(tmp_path, SCRIPTS["all out of memory"], search=SEARCH)
     storage = ("--storage", f"sqlite:///{tmp_path / 'done.db'}")
+    before = meshtune("best", path, *storage, "--json").json["config"]
+    meshtune("run", path, *storage, "--trials", 11)
+    after = meshtune("best", path, *storage, "--json").json
+    tried = [record.params for record in read_records(stored_study(load_study(path, storage=storage[1])))]
 
-    told, run, best, export, status = (
+    assert len(tried) == 11
+    assert before in tried
+    assert after["source"] == "predicted"
+    assert after["config"] not in tried
+
+    told, run, best, status = (
         meshtune(*command, *storage)
-        for command in (
-            *(("run", path, "--json"), ("run", path), ("best", path)),
-            *(("export", path, "--to", "json"), ("status", path)),
-        )
+        for command in (("run", path, "--json"), ("run", path), ("best", path), ("status", path))
     )
+    export = meshtune("export", path, "--to", "json", *storage)
 
     assert (told.status, run.status) == (1, 1)
     assert (told.json["best"], told.json["step_time_s"], told.json["failed"]) == (None, None, 12)
@@ -115,23 +131,7 @@ def test_what_has_failed_is_not_the_best(meshtune, tmp_path):
         )
     assert "12 trials, 12 failed" in status.out
     assert "Probability" not in status.out
-
-
-@pytest.mark.usefixtures("no_ray")
-def test_some_that_failed_leave_the_others(meshtune, tmp_path):
-    """Before any trial ends well, the best is the fastest prediction among those that have not failed."""
-    path = write_replay(tmp_path, SCRIPTS["all out of memory"], search="{max_trials: 11, draws: 10}")
-    storage = f"sqlite:///{tmp_path / 'done.db'}"
-    before = meshtune("best", path, "--storage", storage, "--json").json["config"]
-
-    meshtune("run", path, "--storage", storage)
-    after = meshtune("best", path, "--storage", storage, "--json").json
-
-    tried = [record.params for record in read_records(stored_study(load_study(path, storage=storage)))]
-    assert len(tried) == 11
-    assert before in tried
-    assert after["source"] == "predicted"
-    assert after["config"] not in tried
+    assert_report_opens(meshtune, path, *storage)
 
 
 @pytest.mark.usefixtures("no_ray")
