@@ -5,8 +5,7 @@ import pytest
 
 from docs.site.json_keys import JSON_KEYS
 from tests.support.studies.command_line import assert_users_mistake, write_replay
-from tests.support.studies.in_process_executor import InProcessExecutor
-from tuner.run.loop import run_study
+from tests.support.studies.in_process_executor import run_here
 from tuner.study_file.config import load_study
 
 pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed (the extra `dashboard`)")
@@ -17,8 +16,7 @@ def replayed(tmp_path_factory):
     """A study that has run, in its own storage."""
     folder = tmp_path_factory.mktemp("replayed")
     path = write_replay(folder, storage=f"sqlite:///{folder / 'study.db'}")
-    config = load_study(path, overrides=["search.max_trials=1"])
-    run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend))
+    run_here(load_study(path, overrides=["search.max_trials=1"]))
     return path
 
 

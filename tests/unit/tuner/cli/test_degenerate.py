@@ -123,6 +123,7 @@ def test_what_has_failed_is_not_the_best(meshtune, tmp_path):
 
     assert (told.status, run.status) == (1, 1)
     assert (told.json["best"], told.json["step_time_s"], told.json["failed"]) == (None, None, 12)
+    assert told.json["stop_reason"] == "exhausted"
     assert "No configuration completed a trial: 12 out of memory" in run.out
     for done in (best, export):
         assert (done.status, done.out) == (1, "")

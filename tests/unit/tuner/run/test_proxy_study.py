@@ -8,7 +8,7 @@ from optuna.trial import TrialState
 
 from costmodels.operators.layer_operators import OpKind
 from tests.support.studies.commits import kept_at_each_commit
-from tests.support.studies.in_process_executor import InProcessExecutor
+from tests.support.studies.in_process_executor import run_here as run
 from tests.support.studies.stepping_executor import SteppingExecutor
 from trials.backend import Observation, Status
 from tuner.answers.best import best_configuration
@@ -51,12 +51,6 @@ def finished(tmp_path_factory):
     file.write_text(STUDY)
     config = load_study(file, storage=f"sqlite:///{folder / 'study.db'}")
     return config, *run(config)
-
-
-def run(config, backend=None, slots=1):
-    """Runs a study in this process; its result and its executor."""
-    executor = InProcessExecutor(backend or config.backend, slots)
-    return run_study(config, on_progress=lambda _: None, executor=executor), executor
 
 
 def sequence(records):
