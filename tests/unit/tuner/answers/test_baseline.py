@@ -102,7 +102,7 @@ model: llama-13b
 cluster: {name: dgx-a100, hosts: 1}
 job: {sequence_length: 4096, global_batch_size: 64}
 space: {pp: [1, 2], cp: [1], up: [1], vpp: [1], mbs: [1]}
-search: {draws: 10, confidence: 1.0, max_trials: 3, baseline: true}
+search: {draws: 10, confidence: 1.0, max_trials: 2, baseline: true}
 """
 
 
@@ -133,7 +133,7 @@ def test_the_baseline_of_a_study_stays_the_same(study):
     run(study())
     before = find_study(study().storage, "without-current").user_attrs[BASELINE]
 
-    run(study("search.max_trials=4", "search.baseline=false"))
+    run(study("search.max_trials=3", "search.baseline=false"))
 
     assert find_study(study().storage, "without-current").user_attrs[BASELINE] == before
     assert best_configuration(study("search.baseline=false")).reference.role == "baseline"
@@ -141,11 +141,11 @@ def test_the_baseline_of_a_study_stays_the_same(study):
 
 def test_a_study_that_began_without_a_baseline_gets_none(study):
     """Later trials of an older study are not taken for its baseline."""
-    run(study("search.baseline=false"))
-    result, _ = run(study("search.max_trials=4"))
+    run(study("search.baseline=false", "search.max_trials=1"))
+    result, _ = run(study())
 
     assert result.reference is None
-    assert len(read_records(find_study(study().storage, "without-current"))) == 4
+    assert len(read_records(find_study(study().storage, "without-current"))) == 2
 
 
 def test_an_expert_is_the_reference(study):

@@ -37,20 +37,16 @@ def taken():
 
 @pytest.mark.usefixtures("unserved")
 def test_it_tells_where_to_look(meshtune, replayed):
-    """The study's page stands on standard output alone, on loopback, with no warning."""
+    """The study's page stands on standard output alone, on loopback, with no warning; `--json` has the dashboard's
+    address, that of the page, and what is shown.
+    """
     done = meshtune("dashboard", replayed, "--port", 0)
+    told = meshtune("dashboard", replayed, "--port", 0, "--json").json
 
     assert done.status == 0
     assert done.out.startswith("http://127.0.0.1:")
     assert done.out.endswith("/dashboard/studies/1\n")
     assert "note:" not in done.err
-
-
-@pytest.mark.usefixtures("unserved")
-def test_json_tells_where_to_look(meshtune, replayed):
-    """`--json` has the dashboard's address, that of the study's page, and what is shown."""
-    told = meshtune("dashboard", replayed, "--port", 0, "--json").json
-
     assert told.keys() == JSON_KEYS["dashboard"][""].keys()
     assert told["study_url"] == f"{told['url']}dashboard/studies/1"
     assert told["study_name"] == "replayed"

@@ -50,8 +50,7 @@ def test_rank_puts_what_does_not_fit_last(meshtune, tmp_path):
 
 @pytest.mark.parametrize("file", sorted((ROOT / "configs" / "studies").glob("*.yaml")), ids=lambda file: file.stem)
 def test_the_shipped_studies_work(meshtune, file):
-    """Every example that stands beside the README of the studies has candidates and a best prediction."""
-    assert meshtune("space", file, "--json").json["feasible"] > 0
+    """Every example that stands beside the README of the studies has a best prediction."""
     assert meshtune("rank", file, "--top", 1, "--json").status == 0
 
 

@@ -109,24 +109,13 @@ def test_an_everyday_configuration_needs_no_note():
     export = megatron(setting_of(), pp=4, tp=8, dp=2, vpp=2, mbs=2, recompute="full")
 
     assert export.notes == ()
-    assert flags_of(export.text) == {
-        "--tensor-model-parallel-size": ["8"],
-        "--sequence-parallel": [],
-        "--pipeline-model-parallel-size": ["4"],
-        "--num-virtual-stages-per-pipeline-rank": ["2"],
-        "--context-parallel-size": ["1"],
-        "--micro-batch-size": ["2"],
-        "--global-batch-size": ["512"],
-        "--seq-length": ["8192"],
-        "--use-distributed-optimizer": [],
-        "--overlap-grad-reduce": [],
-        "--overlap-param-gather": [],
-        "--recompute-granularity": ["full"],
-        "--recompute-method": ["uniform"],
-        "--recompute-num-layers": ["1"],
-        "--bf16": [],
-        "--optimizer": ["adam"],
-    }
+    assert flags_of(export.text) == flags_of(
+        "PARALLEL_ARGS=(--tensor-model-parallel-size 8 --sequence-parallel --pipeline-model-parallel-size 4 "
+        "--num-virtual-stages-per-pipeline-rank 2 --context-parallel-size 1 --micro-batch-size 2 "
+        "--global-batch-size 512 --seq-length 8192 --use-distributed-optimizer --overlap-grad-reduce "
+        "--overlap-param-gather --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 "
+        "--bf16 --optimizer adam\n)"
+    )
 
 
 @pytest.mark.parametrize(

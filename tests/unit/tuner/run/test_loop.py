@@ -133,7 +133,7 @@ def test_measured_memory_is_a_constraint_of_the_trial(study):
 
 def test_confidence_waits_for_what_is_pending(study):
     """A study that has become confident asks for nothing more and still hears the trials in flight out."""
-    result, executor = run(study("search.confidence=0.01", "search.parallel_trials=3", "search.draws=100"), slots=3)
+    result, executor = run(study("search.confidence=0.01", "search.parallel_trials=3", "search.draws=20"), slots=3)
 
     assert result.stop_reason == "confident"
     assert all(record.finished for record in result.records)
@@ -143,9 +143,9 @@ def test_confidence_waits_for_what_is_pending(study):
 
 def test_parallel_trials_have_different_candidates(study):
     """Trials that run at the same time never measure the same candidate."""
-    result, _ = run(study("search.max_trials=6", "search.parallel_trials=3"), slots=3)
+    result, _ = run(study("search.max_trials=4", "search.parallel_trials=3"), slots=3)
 
-    assert len({tuple(record.params.values()) for record in result.records}) == 6
+    assert len({tuple(record.params.values()) for record in result.records}) == 4
 
 
 NUM_STEPS = 8
