@@ -117,7 +117,7 @@ def test_what_has_failed_is_not_the_best(meshtune, tmp_path):
 
     told, run, best, status = (
         meshtune(*command, *storage)
-        for command in (("run", path, "--json"), ("run", path), ("best", path), ("status", path))
+        for command in (("run", path, "--trials", 20, "--json"), ("run", path), ("best", path), ("status", path))
     )
     export = meshtune("export", path, "--to", "json", *storage)
 

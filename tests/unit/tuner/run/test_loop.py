@@ -236,24 +236,17 @@ def test_slow_trials_are_stopped_on_ray(tmp_path):
     assert 0 < printed["saved_s"] == pytest.approx(saved_s(records))
 
 
-class Clock:
-    """Time that goes on by twenty seconds whenever somebody looks."""
-
-    def __init__(self):
-        self.now_s = 0.0
-
-    def __call__(self):
-        """Seconds."""
-        self.now_s += 20.0
-        return self.now_s
+def ticking():
+    """A clock that goes on by twenty seconds whenever somebody looks."""
+    return itertools.count(20.0, 20.0).__next__
 
 
 def test_budget_of_seconds_counts_every_run(study):
     """The budget of time is spent by all runs of a study together; once spent, the study is finished."""
-    first, executor = run(study("search.max_seconds=200"), clock=Clock())
+    first, executor = run(study("search.max_seconds=200"), clock=ticking())
     spent_s = stored_study(study()).user_attrs[SPENT_S]
-    again, idle = run(study("search.max_seconds=200"), clock=Clock())
-    more, _ = run(study("search.max_seconds=400"), clock=Clock())
+    again, idle = run(study("search.max_seconds=200"), clock=ticking())
+    more, _ = run(study("search.max_seconds=400"), clock=ticking())
 
     assert first.stop_reason == again.stop_reason == more.stop_reason == "max_seconds"
     assert 200 <= spent_s < 300
@@ -262,22 +255,15 @@ def test_budget_of_seconds_counts_every_run(study):
     assert all(record.finished for record in more.records)
 
 
-class Jumping:
+def jumping():
     """A wall clock that somebody sets whenever it is looked at: an hour on, two back, and so forth."""
-
-    def __init__(self):
-        self.jumps_s = itertools.cycle([3600.0, -7200.0, 90.0, -3600.0, 7110.0])
-        self.now_s = 1_000_000.0
-
-    def __call__(self):
-        """Seconds since the epoch."""
-        self.now_s += next(self.jumps_s)
-        return self.now_s
+    jumps_s = itertools.cycle([3600.0, -7200.0, 90.0, -3600.0, 7110.0])
+    return itertools.accumulate(jumps_s, initial=1_000_000.0).__next__
 
 
 def test_a_wall_clock_that_jumps_changes_nothing(study):
     """Whatever the date does, a run spends the time that passes, keeps its claim, and ends all its trials."""
-    result, _ = run(study("search.max_seconds=600", "search.max_trials=4"), wall_clock=Jumping())
+    result, _ = run(study("search.max_seconds=600", "search.max_trials=4"), wall_clock=jumping())
 
     stored = stored_study(study())
     assert result.stop_reason == "max_trials"
