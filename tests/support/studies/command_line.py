@@ -15,54 +15,6 @@ from tuner.cli.main import app
 ROOT = Path(__file__).resolve().parents[3]
 COMMANDS = tuple(command.name or command.callback.__name__ for command in app.registered_commands)
 
-KEYS = {
-    "run": {
-        "best",
-        "step_time_s",
-        "tokens_per_s_per_device",
-        "trials",
-        "failed",
-        "p_star",
-        "stop_reason",
-        "study_name",
-        "storage",
-    },
-    "space": {"grid", "feasible", "removed"},
-    "predict": {
-        "step_time_s",
-        "breakdown_s",
-        "peak_memory_bytes",
-        "memory_bytes",
-        "fits",
-        "mfu",
-        "tokens_per_s_per_device",
-        "step_time_log_error",
-        "step_time_range_s",
-        "peak_memory_log_error",
-        "fit_probability",
-    },
-    "simulate": {
-        "step_time_s",
-        "breakdown_s",
-        "peak_memory_bytes",
-        "memory_bytes",
-        "fits",
-        "mfu",
-        "tokens_per_s_per_device",
-        "predicted_step_time_s",
-        "schedule",
-        "operator_events",
-        "stages",
-    },
-    "plan": {"shardings", "collectives", "comm_s", "step_time_s", "peak_memory_bytes", "search_s", "pins"},
-    "rank": {"configs"},
-    "status": {"study_name", "trials", "running", "failed", "best_step_time_s", "p_star", "stop_reason"},
-    "best": {"config", "step_time_s", "source", "gain_over_current"},
-    "report": {"written"},
-    "export": {"target", "text"},
-}
-"""The keys that DESIGN's command table promises of each command's JSON."""
-
 MEASURED = (
     # pp, tp, dp, mbs, step time [s]; None failed
     (1, 8, 1, 1, 1.50),
@@ -116,10 +68,10 @@ def measured_rows(measured=MEASURED) -> str:
 
 
 def write_replay(folder: Path, measured=MEASURED, **changes: str) -> Path:
-    """Write a study that replays `measured`, with its rows in a file beside it."""
+    """Write a study that replays `measured` by a search of few draws, with its rows in a file beside it."""
     (folder / "rows.csv").write_text(measured_rows(measured), encoding="utf-8")
     path = folder / "replay.yaml"
-    path.write_text(study(REPLAY, name="replayed", **changes), encoding="utf-8")
+    path.write_text(study(REPLAY, **{"name": "replayed", "search": "{draws: 10}"} | changes), encoding="utf-8")
     return path
 
 

@@ -1,4 +1,4 @@
-"""Executor that runs trials in the test's own process, one per poll, so that a loop takes milliseconds."""
+"""Executor that runs trials in the test's own process, one per poll, and runs of studies with it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from types import TracebackType
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from trials.backend import AbstractBackend, Observation
+from tuner.run.loop import RunResult, run_study
+from tuner.study_file.config import StudyConfig
 
 
 @dataclass
@@ -82,3 +84,11 @@ class InProcessExecutor:
         reduced = self.backend.reduced(self.reductions[number])
         assert reduced is not None, "the backend measures smaller jobs too"
         return reduced
+
+
+def run_here(
+    config: StudyConfig, backend: AbstractBackend | None = None, slots: int = 1, **options: object
+) -> tuple[RunResult, InProcessExecutor]:
+    """Run a study in this process, on another backend than its own if one is given."""
+    executor = InProcessExecutor(backend or config.backend, slots)
+    return run_study(config, on_progress=lambda _: None, executor=executor, **options), executor

@@ -16,7 +16,7 @@ def planned_study_text(planner: str | None = "{name: descent}", **changes: str) 
         "cluster": "{name: dgx-h100, hosts: 2}",
         "job": "{sequence_length: 4096, global_batch_size: 64}",
         "space": SPACE,
-        "search": "{max_trials: 3, confidence: 1.0}",
+        "search": "{max_trials: 3, confidence: 1.0, draws: 10}",
         "planner": planner,
     }
     return study(**keys | changes)

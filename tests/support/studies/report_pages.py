@@ -21,6 +21,7 @@ model: llama-7b
 cluster: {name: dgx-a100, hosts: 1}
 job: {sequence_length: 4096, global_batch_size: 64}
 space: {recompute: [none, full]}
+search: {draws: 20}
 trial: {backend: simulated}
 """
 SCRIPT_OR_STYLE = re.compile(r"<(script|style)\b[^>]*>.*?</\1>", re.DOTALL)

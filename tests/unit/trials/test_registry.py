@@ -25,13 +25,6 @@ def test_every_backend_brings_keys_of_its_own(keys):
     assert {"time_limit_s", "proxy"} <= set(keys.model_fields)
 
 
-def test_no_name_stands_for_two_backends():
-    """Each name in `trial.backend` chooses one class."""
-    names = [get_args(keys.model_fields["backend"].annotation) for keys in KEYS]
-
-    assert len(set(names)) == len(names)
-
-
 def test_limits_do_not_change_the_meaning_of_trials():
     """A study may resume with another time limit; its seed may not change."""
     limited = DEFAULT_TRIAL.model_copy(update={"time_limit_s": 5.0})

@@ -3,8 +3,6 @@
 import importlib.util
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -56,15 +54,6 @@ def test_each_name_is_loaded_when_it_is_used():
                 getattr(tuner, f"plan_{library}")
     with pytest.raises(AttributeError, match="no attribute 'ranking'"):
         tuner.ranking  # noqa: B018 # looking it up is the test
-
-
-def test_predicting_loads_neither_ray_nor_optuna():
-    """The names that run no trial leave the libraries that run trials alone."""
-    program = "import sys; from tuner import load_study; print(sorted({'ray', 'sklearn'} & set(sys.modules)))"
-
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-
-    assert done.stdout.strip() == "[]"
 
 
 def test_rank_and_predict_return_what_the_commands_print(file):

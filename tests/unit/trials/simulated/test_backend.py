@@ -61,8 +61,8 @@ class TestSimulatedBackend(RepeatableBackendContract):
 
     @pytest.fixture
     def grid(self, all_candidates):
-        """Every fourth configuration."""
-        return all_candidates.take(np.arange(0, len(all_candidates), 4))
+        """Every eighth configuration."""
+        return all_candidates.take(np.arange(0, len(all_candidates), 8))
 
 
 class TestSimulatedBackendOfEvents(RepeatableBackendContract):
@@ -104,7 +104,7 @@ def test_an_exact_world_of_events_is_the_simulators(event_world, all_candidates)
     by some percent.
     """
     exact = dataclasses.replace(event_world, operator_error=0.0)
-    some = all_candidates.take(np.arange(0, len(all_candidates), 8))
+    some = all_candidates.take(np.arange(0, len(all_candidates), 16))
     hidden = exact.hidden_step(some)
 
     config = some.config(3)

@@ -7,10 +7,9 @@ from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
 from costmodels.step.memory import estimate_memory
 from hardware.cluster import find_cluster
-from tests.support.studies.in_process_executor import InProcessExecutor
+from tests.support.studies.in_process_executor import run_here as run
 from tuner.answers.baseline import baseline_position
 from tuner.answers.best import best_configuration
-from tuner.run.loop import run_study
 from tuner.space.enumeration import SpaceOptions, enumerate_space, setting_for
 from tuner.storage.opening import find_study
 from tuner.storage.record import BASELINE, best_record, read_records
@@ -103,7 +102,7 @@ model: llama-13b
 cluster: {name: dgx-a100, hosts: 1}
 job: {sequence_length: 4096, global_batch_size: 64}
 space: {pp: [1, 2], cp: [1], up: [1], vpp: [1], mbs: [1]}
-search: {draws: 10, confidence: 1.0, max_trials: 3, baseline: true}
+search: {draws: 10, confidence: 1.0, max_trials: 2, baseline: true}
 """
 
 
@@ -115,16 +114,11 @@ def study(tmp_path):
     return lambda *overrides: load_study(file, overrides=overrides, storage=f"sqlite:///{tmp_path / 'study.db'}")
 
 
-def run(config):
-    """A run in this process."""
-    return run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend))
-
-
 def test_the_baseline_is_the_first_trial_and_what_the_best_is_compared_with(study):
     """It runs first, is kept by the study, and the gain is that of measured step times."""
     config = study()
 
-    result = run(config)
+    result, _ = run(config)
 
     first = next(record for record in result.records if record.number == 0)
     assert result.reference.role == "baseline"
@@ -139,7 +133,7 @@ def test_the_baseline_of_a_study_stays_the_same(study):
     run(study())
     before = find_study(study().storage, "without-current").user_attrs[BASELINE]
 
-    run(study("search.max_trials=4", "search.baseline=false"))
+    run(study("search.max_trials=3", "search.baseline=false"))
 
     assert find_study(study().storage, "without-current").user_attrs[BASELINE] == before
     assert best_configuration(study("search.baseline=false")).reference.role == "baseline"
@@ -147,16 +141,16 @@ def test_the_baseline_of_a_study_stays_the_same(study):
 
 def test_a_study_that_began_without_a_baseline_gets_none(study):
     """Later trials of an older study are not taken for its baseline."""
-    run(study("search.baseline=false"))
-    result = run(study("search.max_trials=4"))
+    run(study("search.baseline=false", "search.max_trials=1"))
+    result, _ = run(study())
 
     assert result.reference is None
-    assert len(read_records(find_study(study().storage, "without-current"))) == 4
+    assert len(read_records(find_study(study().storage, "without-current"))) == 2
 
 
 def test_an_expert_is_the_reference(study):
     """Where the study names what is in use today, that runs first, and no baseline is tried for its own sake."""
-    result = run(study("current={tp: 8}"))
+    result, _ = run(study("current={tp: 8}"))
 
     assert result.reference.role == "current"
     assert result.records[0].params["tp"] == 8

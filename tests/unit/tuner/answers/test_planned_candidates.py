@@ -6,7 +6,6 @@ from dataclasses import asdict
 import pytest
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
-from hardware.io.errors import ConfigError
 from tests.support.studies.planned_studies import NUM_SHAPES, planned_study_text
 from tuner.answers.candidates import predict_candidate
 from tuner.answers.planned_candidates import as_stored, by_hand, plan_study, unused_pins
@@ -196,17 +195,6 @@ def test_a_pin_that_no_shape_has_devices_for_is_told(folder):
         "planner.pins[1]: no candidate has the devices for *.core kv_heads on cp",
         "planner.pins[2]: no candidate has the devices for *.core kv_heads 8 ways on tp",
     )
-
-
-def test_a_pin_of_nothing_is_the_users_mistake(folder):
-    """The message names the file, the key with its number, and operators that there are."""
-    pinned = config_with(folder, "nothing", planner="{name: descent, pins: [{op: '*.mlp_up', dim: ffn, axis: tp}]}")
-    with pytest.raises(ConfigError) as told:
-        plan_study(pinned, pinned.space().grid)
-
-    assert told.value.key == "planner.pins[0].op"
-    assert "nothing.yaml" in str(told.value)
-    assert "layers.*.dense_mlp.up" in str(told.value)
 
 
 def test_sizes_are_planned_too(folder):

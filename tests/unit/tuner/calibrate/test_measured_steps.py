@@ -48,41 +48,28 @@ def test_a_fit_is_one_json_object_and_a_profile(calibrate, measured, tmp_path):
 
 
 def test_a_fit_in_words(calibrate, measured, tmp_path):
-    """The table names every constant, and a sentence what the runs do not determine."""
-    status, out, err = calibrate("--measured", measured, "--out", tmp_path / "ours.yaml")
-
-    assert status == 0, err
-    assert out.startswith("Fitted megatron-core to 5 runs of made up.\n")
-    for name in CONSTANTS:
-        assert name in out
-    assert "The runs do not determine " in out
-    assert err.endswith("ours.yaml\n")
-
-
-def test_a_study_uses_a_calibrated_profile(calibrate, measured, tmp_path):
-    """`runtime:` takes the path of a profile, relative to the study, and predicts with its constants."""
-    (tmp_path / "profiles").mkdir()
-    calibrate("--measured", measured, "--out", tmp_path / "profiles" / "ours.yaml")
-    path = tmp_path / "study.yaml"
-    path.write_text(study(runtime="profiles/ours.yaml"), encoding="utf-8")
-    runtime = load_study(path).setting.runtime
-
-    assert runtime.name == "ours"
-    assert runtime.rule_set == find_runtime("megatron-core").rule_set
-    assert runtime.matmul_efficiency != find_runtime("megatron-core").matmul_efficiency
-
-
-def test_an_existing_file_is_kept_unless_forced(calibrate, measured, tmp_path):
-    """A profile is not overwritten by accident."""
+    """A profile is not overwritten by accident; with `--force` the table names every constant, a sentence what the runs
+    do not determine, and `runtime:` of a study takes the profile's path and predicts with its constants.
+    """
     out = tmp_path / "ours.yaml"
     out.write_text("precious\n", encoding="utf-8")
+    (tmp_path / "study.yaml").write_text(study(runtime="./ours.yaml"), encoding="utf-8")
     refused = calibrate("--measured", measured, "--out", out)
-
     assert refused[:2] == (2, "")
     assert "exists; --force replaces it" in refused[2]
     assert out.read_text(encoding="utf-8") == "precious\n"
-    assert calibrate("--measured", measured, "--out", out, "--force")[0] == 0
-    assert read_profile(out).name == "ours"
+
+    status, told, err = calibrate("--measured", measured, "--out", out, "--force")
+    runtime = load_study(tmp_path / "study.yaml").setting.runtime
+
+    assert status == 0, err
+    assert told.startswith("Fitted megatron-core to 5 runs of made up.\n")
+    assert all(name in told for name in CONSTANTS)
+    assert "The runs do not determine " in told
+    assert err.endswith("ours.yaml\n")
+    assert runtime.name == "ours"
+    assert runtime.rule_set == find_runtime("megatron-core").rule_set
+    assert runtime.matmul_efficiency != find_runtime("megatron-core").matmul_efficiency
 
 
 def test_runs_of_several_runtimes_need_a_choice(calibrate, tmp_path):

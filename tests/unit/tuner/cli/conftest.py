@@ -48,7 +48,7 @@ def no_ray(monkeypatch):
 def simulated(tmp_path) -> Path:
     """A small study that the cost model answers."""
     path = tmp_path / "study.yaml"
-    path.write_text(study(name="small", current="{tp: 8}"), encoding="utf-8")
+    path.write_text(study(name="small", current="{tp: 8}", search="{draws: 10}"), encoding="utf-8")
     return path
 
 

@@ -5,16 +5,18 @@ import pytest
 
 from docs.site.json_keys import JSON_KEYS
 from tests.support.studies.command_line import assert_users_mistake, write_replay
+from tests.support.studies.in_process_executor import run_here
+from tuner.study_file.config import load_study
 
 pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed (the extra `dashboard`)")
 
 
-@pytest.fixture
-def replayed(meshtune, request, tmp_path):
-    """A study that has run."""
-    request.getfixturevalue("no_ray")
-    path = write_replay(tmp_path)
-    assert meshtune("run", path, "--trials", 1).status == 0
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory):
+    """A study that has run, in its own storage."""
+    folder = tmp_path_factory.mktemp("replayed")
+    path = write_replay(folder, storage=f"sqlite:///{folder / 'study.db'}")
+    run_here(load_study(path, overrides=["search.max_trials=1"]))
     return path
 
 
@@ -35,20 +37,16 @@ def taken():
 
 @pytest.mark.usefixtures("unserved")
 def test_it_tells_where_to_look(meshtune, replayed):
-    """The study's page stands on standard output alone, on loopback, with no warning."""
+    """The study's page stands on standard output alone, on loopback, with no warning; `--json` has the dashboard's
+    address, that of the page, and what is shown.
+    """
     done = meshtune("dashboard", replayed, "--port", 0)
+    told = meshtune("dashboard", replayed, "--port", 0, "--json").json
 
     assert done.status == 0
     assert done.out.startswith("http://127.0.0.1:")
     assert done.out.endswith("/dashboard/studies/1\n")
     assert "note:" not in done.err
-
-
-@pytest.mark.usefixtures("unserved")
-def test_json_tells_where_to_look(meshtune, replayed):
-    """`--json` has the dashboard's address, that of the study's page, and what is shown."""
-    told = meshtune("dashboard", replayed, "--port", 0, "--json").json
-
     assert told.keys() == JSON_KEYS["dashboard"][""].keys()
     assert told["study_url"] == f"{told['url']}dashboard/studies/1"
     assert told["study_name"] == "replayed"

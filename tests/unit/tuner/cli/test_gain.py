@@ -1,7 +1,5 @@
 import pytest
 
-from tests.support.studies.command_line import write_replay
-
 BASELINE = "pp=1,tp=2,dp=4,cp=1,up=1,vpp=1,ep=1,mbs=1"
 """Of the measured rows that are predicted to fit, the one with the least tp and pp."""
 
@@ -12,7 +10,7 @@ def test_every_command_tells_the_gain_over_the_baseline(meshtune, replay, tmp_pa
     options = (replay, "--set", "search.baseline=true")
 
     ran = meshtune("run", *options)
-    told = {command: meshtune(command, *options, "--json").json for command in ("run", "status", "best")}
+    told = [meshtune(command, *options, "--json").json for command in ("run", "status", "best")]
     shown = {command: meshtune(command, *options).out for command in ("status", "best")}
     meshtune("report", *options, "--out", "report.html")
 
@@ -20,7 +18,7 @@ def test_every_command_tells_the_gain_over_the_baseline(meshtune, replay, tmp_pa
     assert line in ran.out
     assert line in shown["status"]
     assert "1.053x as fast as the baseline" in shown["best"]
-    for payload in told.values():
+    for payload in told:
         assert payload["gain_over_baseline"] == pytest.approx(1.0 / 0.95)
         assert payload["gain_over_current"] is None
     report = (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -29,22 +27,8 @@ def test_every_command_tells_the_gain_over_the_baseline(meshtune, replay, tmp_pa
 
 
 @pytest.mark.usefixtures("no_ray")
-def test_every_command_tells_the_gain_over_the_current(meshtune, tmp_path):
-    """With a current configuration the same places speak of it."""
-    path = write_replay(tmp_path, current="{tp: 8}")
-
-    ran = meshtune("run", path)
-    told = {command: meshtune(command, path, "--json").json for command in ("run", "status", "best")}
-
-    assert "1.579x as fast as the current configuration (1.5 s)" in ran.out
-    for payload in told.values():
-        assert payload["gain_over_current"] == pytest.approx(1.5 / 0.95)
-        assert payload["gain_over_baseline"] is None
-
-
-@pytest.mark.usefixtures("no_ray")
 def test_without_either_nothing_is_compared(meshtune, replay):
     """A replayed study without a current configuration is compared with nothing unless it asks for a baseline."""
-    ran = meshtune("run", replay, "--json").json
+    ran = meshtune("run", replay, "--trials", 1, "--json").json
 
     assert (ran["gain_over_current"], ran["gain_over_baseline"]) == (None, None)

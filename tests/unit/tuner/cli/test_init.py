@@ -33,32 +33,30 @@ def current_of(path):
     return {name: size for name, size in current.values().items() if size != 1}
 
 
-def test_a_script_becomes_a_study(meshtune, tmp_path):
-    """The study loads, with the script's configuration as the current one; its trials run its command."""
-    script = write(tmp_path, "train_8b.sh", ARRAYS)
+H100 = ("--cluster", "dgx-h100")
 
-    done = meshtune("init", "--from-megatron", script, "--cluster", "dgx-h100", "--json")
+
+def init(meshtune, folder, text, *more, framework="megatron", cluster=H100):
+    """Runs `meshtune init` on a file of that text."""
+    return meshtune("init", f"--from-{framework}", write(folder, "train.sh", text), *cluster, *more)
+
+
+def test_a_script_becomes_a_study(meshtune, tmp_path):
+    """The study loads, with the script's configuration as the current one; its trials run its command; comments say
+    what was read from where and what was left out.
+    """
+    done = init(meshtune, tmp_path, ARRAYS, "--json")
 
     study = load_study(tmp_path / "study.yaml")
     assert done.status == 0
-    assert done.json["written"] == "study.yaml"
-    assert done.json["trial"] == "command"
-    assert done.json["model"] is None
+    assert (done.json["written"], done.json["trial"], done.json["model"]) == ("study.yaml", "command", None)
     assert current_of(tmp_path / "study.yaml") == {"pp": 2, "tp": 4, "dp": 2, "cp": 2, "vpp": 4}
     assert done.json["current"] == study.current.values()
     assert study.setting.job.model.name == "llama3-8b"
     assert isinstance(study.backend, CommandBackend)
     assert study.backend.flags(study.current).arguments[:2] == ("--tensor-model-parallel-size", "4")
-
-
-def test_the_files_are_readable(meshtune, tmp_path):
-    """What was read from where, what each part is for and what was left out stand as comments in the study."""
-    script = write(tmp_path, "train_8b.sh", ARRAYS)
-
-    meshtune("init", "--from-megatron", script, "--cluster", "dgx-h100", "--out", "ours.yaml")
-
-    text = (tmp_path / "ours.yaml").read_text(encoding="utf-8")
-    assert "train_8b.sh`: `current:` is what it runs today" in text
+    text = (tmp_path / "study.yaml").read_text(encoding="utf-8")
+    assert "train.sh`: `current:` is what it runs today" in text
     assert "# in use today: never pruned, and the first trial" in text
     assert "Left out, which a trial must not do: --save --save-interval --tensorboard-dir --wandb-project" in text
     assert "not-for-a-study" not in text
@@ -66,8 +64,7 @@ def test_the_files_are_readable(meshtune, tmp_path):
 
 def test_what_to_do_next_is_told(meshtune, tmp_path):
     """The last lines are commands that work on the written study."""
-    script = write(tmp_path, "train_8b.sh", ARRAYS)
-    done = meshtune("init", "--from-megatron", script, "--cluster", "dgx-h100")
+    done = init(meshtune, tmp_path, ARRAYS)
 
     commands = [line.partition("#")[0].split() for line in done.out.splitlines() if line.startswith("  meshtune ")]
 
@@ -80,9 +77,7 @@ def test_a_command_that_is_not_whole_stands_as_a_comment(meshtune, tmp_path):
     """Where a value comes from elsewhere trials are simulated, and the command waits with the reason in comments;
     without their signs it is a `trial:` that loads.
     """
-    script = write(tmp_path, "train.sh", STRINGS.replace("python -u", "torchrun"))
-
-    done = meshtune("init", "--from-megatron", script, "--cluster", "dgx-a100")
+    done = init(meshtune, tmp_path, STRINGS.replace("python -u", "torchrun"))
 
     assert done.status == 0
     text = (tmp_path / "study.yaml").read_text(encoding="utf-8")
@@ -95,25 +90,18 @@ def test_a_command_that_is_not_whole_stands_as_a_comment(meshtune, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("option", "text", "more", "current"),
+    ("framework", "text", "more", "current"),
     [
-        ("--from-megatron", STRINGS, (), {"pp": 4, "tp": 8, "dp": 4, "mbs": 2}),
-        ("--from-torchtitan", TORCHTITAN, ("--hosts", "2"), {"tp": 4, "dp": 4, "mbs": 2}),
-        ("--from-nanotron", NANOTRON, (), {"pp": 2, "tp": 2, "dp": 4, "mbs": 2}),
-        (
-            "--from-deepspeed",
-            DEEPSPEED,
-            ("--hosts", "2", "--model", "llama3-8b", "--sequence-length", "4096"),
-            {"dp": 16, "mbs": 4},
-        ),
+        ("megatron", STRINGS, "", {"pp": 4, "tp": 8, "dp": 4, "mbs": 2}),
+        ("torchtitan", TORCHTITAN, "--hosts 2", {"tp": 4, "dp": 4, "mbs": 2}),
+        ("nanotron", NANOTRON, "", {"pp": 2, "tp": 2, "dp": 4, "mbs": 2}),
+        ("deepspeed", DEEPSPEED, "--hosts 2 --model llama3-8b --sequence-length 4096", {"dp": 16, "mbs": 4}),
     ],
-    ids=lambda value: value if isinstance(value, str) and value.startswith("--") else "",
+    ids=["megatron", "torchtitan", "nanotron", "deepspeed"],
 )
-def test_every_format_becomes_a_study(meshtune, tmp_path, option, text, more, current):
+def test_every_format_becomes_a_study(meshtune, tmp_path, framework, text, more, current):
     """Each framework's file becomes a study that loads, with the current configuration that the file means."""
-    file = write(tmp_path, "theirs.txt", text)
-
-    done = meshtune("init", option, file, "--cluster", "dgx-a100", *more)
+    done = init(meshtune, tmp_path, text, *more.split(), framework=framework)
 
     assert (done.status, done.out.partition("\n")[0]) == (0, "wrote study.yaml")
     assert current_of(tmp_path / "study.yaml") == current
@@ -121,9 +109,7 @@ def test_every_format_becomes_a_study(meshtune, tmp_path, option, text, more, cu
 
 def test_a_script_of_mindspeed_becomes_a_study(meshtune, tmp_path):
     """It is a study about MindSpeed, whose trials run the script's command with MindSpeed's flags."""
-    file = write(tmp_path, "train.sh", ASCEND)
-
-    done = meshtune("init", "--from-megatron", file, "--cluster", "ascend-910b", "--json")
+    done = init(meshtune, tmp_path, ASCEND, "--json", cluster=("--cluster", "ascend-910b"))
 
     study = load_study(tmp_path / "study.yaml")
     assert done.json["trial"] == "command"
@@ -134,9 +120,7 @@ def test_a_script_of_mindspeed_becomes_a_study(meshtune, tmp_path):
 
 def test_a_script_of_torchtitan_becomes_a_study(meshtune, tmp_path):
     """Its trials run the script's command with torchtitan's flags, of which the subcommand is the last word."""
-    file = write(tmp_path, "train.sh", TORCHTITAN_SCRIPT)
-
-    done = meshtune("init", "--from-torchtitan", file, "--cluster", "dgx-h100", "--json")
+    done = init(meshtune, tmp_path, TORCHTITAN_SCRIPT, "--json", framework="torchtitan")
 
     study = load_study(tmp_path / "study.yaml")
     assert done.json["trial"] == "command"
@@ -162,8 +146,7 @@ def test_a_config_json_becomes_a_study_without_a_current_configuration(meshtune,
 def test_an_exported_configuration_is_the_current(meshtune, tmp_path):
     """`export` and `init` are inverse: flags and JSON of a configuration become a study with it as current."""
     config = "pp=2,tp=4,dp=2,mbs=2"
-    script = write(tmp_path, "train_8b.sh", ARRAYS)
-    meshtune("init", "--from-megatron", script, "--cluster", "dgx-h100", "--hosts", "2")
+    init(meshtune, tmp_path, ARRAYS, "--hosts", "2")
     for target in ("megatron", "json"):
         meshtune("export", "study.yaml", "--to", target, "--config", config, "--out", f"{target}.txt")
         given = ("--cluster", "dgx-h100", "--hosts", "2", "--model", "llama3-8b")
@@ -177,11 +160,8 @@ def test_an_exported_configuration_is_the_current(meshtune, tmp_path):
 def test_uneven_layers_are_opened(meshtune, tmp_path):
     """A layout of unequal stages is the current configuration's assignment, and the study searches such ones."""
     text = ARRAYS.replace("--num-layers-per-virtual-pipeline-stage 4", "--pipeline-model-parallel-layout 'Et*17|t*15L'")
-    script = write(tmp_path, "train.sh", text)
 
-    done = meshtune("init", "--from-megatron", script, "--cluster", "dgx-h100")
-
-    assert done.status == 0
+    assert init(meshtune, tmp_path, text).status == 0
     assert str(load_study(tmp_path / "study.yaml").current.assignment) == "layers=17/15"
 
 
@@ -199,78 +179,55 @@ def test_nothing_is_overwritten(meshtune, tmp_path):
     assert load_study(tmp_path / "study.yaml").setting.job.model.vocab_size == 50304
 
 
-BROKEN = {
-    "a script of something else": (
-        "echo hello\n",
-        (),
-        ("train.sh", "has no flags of Megatron-LM", "--tensor-model-parallel-size"),
+FSDP = "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params"
+LAYOUT = "--pipeline-model-parallel-layout 'Et*20|t*20L'"
+
+BROKEN = [
+    ("PP=2", "PP=two", "train.sh: line 41: --pipeline-model-parallel-size = 'two' | whole number"),
+    ("PP=2", "PP=$1", "train.sh: leaves open | --config pp=N | (line 41) | $1 on line 9 is given when the script"),
+    ("PP=2", "PP=16", "train.sh | pp=16, tp=4, cp=2 | occupies 128 devices | the 32 of the cluster | --hosts 16"),
+    ("--num-query-groups 8", "--num-query-groups 5", "train.sh | num_kv_heads = 5 | must divide | nearest: 4"),
+    (
+        "--global-batch-size 256",
+        "--global-batch-size 255",
+        "train.sh | current | dp*mbs must divide the global batch of",
     ),
-    "a degree that is no number": (
-        ARRAYS.replace("PP=2", "PP=two"),
-        (),
-        ("train.sh: line 41: --pipeline-model-parallel-size = 'two'", "whole number"),
-    ),
-    "a degree from elsewhere": (
-        ARRAYS.replace("PP=2", "PP=$1"),
-        (),
-        ("train.sh: leaves open", "--config pp=N", "(line 41)", "$1 on line 9 is given when the script is started"),
-    ),
-    "degrees that the devices cannot hold": (
-        ARRAYS.replace("PP=2", "PP=16"),
-        (),
-        ("train.sh", "pp=16, tp=4, cp=2", "occupies 128 devices", "the 32 of the cluster", "--hosts 16"),
-    ),
-    "sizes that contradict each other": (
-        ARRAYS.replace("--num-query-groups 8", "--num-query-groups 5"),
-        (),
-        ("train.sh", "num_kv_heads = 5", "must divide", "nearest: 4"),
-    ),
-    "a configuration that cannot be launched": (
-        ARRAYS.replace("--global-batch-size 256", "--global-batch-size 255"),
-        (),
-        ("train.sh", "current", "dp*mbs must divide the global batch of 255"),
-    ),
-    "sharded weights, which the runtime's profile does not offer": (
-        ARRAYS.replace(
-            "--overlap-grad-reduce", "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params"
-        ),
-        (),
-        ("train.sh", "job.zero_stage = 3", "is not offered by the runtime megatron-core", "valid: 0, 1"),
-    ),
-    "a layout of too many layers": (
-        ARRAYS.replace("--num-layers-per-virtual-pipeline-stage 4", "--pipeline-model-parallel-layout 'Et*20|t*20L'"),
-        (),
-        ("train.sh", "must add up to the model's 32"),
-    ),
-    "several files": (ARRAYS, ("--from-nanotron", "x.yaml"), ("init", "one of --from-megatron, --from-torchtitan")),
-    "an unknown cluster": (ARRAYS, ("--cluster", "dgx-h1000"), ("--cluster = 'dgx-h1000'", "did you mean 'dgx-h100'?")),
-    "no number of hosts": (ARRAYS, ("--hosts", "few"), ("--hosts = 'few'", "whole number")),
-    "an unknown runtime": (ARRAYS, ("--runtime", "megatron"), ("--runtime = 'megatron'", "did you mean")),
-    "a further dimension as degree": (
-        ARRAYS,
-        ("--config", "zero_stage=1"),
-        ("--config = 'zero_stage'", "valid: pp, tp"),
-    ),
-    "a study of another kind": (ARRAYS, ("--out", "study.txt"), ("--out = 'study.txt'", "must end in .yaml")),
+    ("--overlap-grad-reduce", FSDP, "train.sh | job.zero_stage = 3 | not offered by the runtime megatron-core | 0, 1"),
+    ("--num-layers-per-virtual-pipeline-stage 4", LAYOUT, "train.sh | must add up to the model's 32"),
+]
+
+WRONG = {
+    "--from-nanotron x.yaml": "init | one of --from-megatron, --from-torchtitan",
+    "--cluster dgx-h1000": "--cluster = 'dgx-h1000' | did you mean 'dgx-h100'?",
+    "--hosts few": "--hosts = 'few' | whole number",
+    "--runtime megatron": "--runtime = 'megatron' | did you mean",
+    "--config zero_stage=1": "--config = 'zero_stage' | valid: pp, tp",
+    "--out study.txt": "--out = 'study.txt' | must end in .yaml",
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_every_mistake_is_one_message(meshtune, tmp_path, name):
-    """A script that cannot become a study ends in one line with status 2, and nothing is written."""
-    text, more, words = BROKEN[name]
-    script = write(tmp_path, "train.sh", text)
-    cluster = () if "--cluster" in more else ("--cluster", "dgx-h100")
+@pytest.mark.parametrize(
+    ("text", "more", "words"),
+    [
+        ("echo hello\n", "", "train.sh | has no flags of Megatron-LM | --tensor-model-parallel-size"),
+        *((ARRAYS.replace(old, new), "", words) for old, new, words in BROKEN),
+        *((ARRAYS, more, words) for more, words in WRONG.items()),
+    ],
+    ids=["something else", *(new for _, new, _ in BROKEN), *WRONG],
+)
+def test_every_mistake_is_one_message(meshtune, tmp_path, text, more, words):
+    """A script that cannot become a study, and an option that cannot be, end in one line with status 2, and nothing is
+    written.
+    """
+    done = init(meshtune, tmp_path, text, *more.split(), cluster=() if "--cluster" in more else H100)
 
-    assert_users_mistake(meshtune("init", "--from-megatron", script, *cluster, *more), *words)
+    assert_users_mistake(done, *words.split(" | "))
     assert not (tmp_path / "study.yaml").exists()
 
 
 def test_all_that_is_missing_is_asked_for_at_once(meshtune, tmp_path):
     """One message names every option that would fill what the file leaves open."""
-    script = write(tmp_path, "train.sh", "--tensor-model-parallel-size 2 --num-layers 4 --hidden-size 64")
-
-    done = meshtune("init", "--from-megatron", script)
+    done = init(meshtune, tmp_path, "--tensor-model-parallel-size 2 --num-layers 4 --hidden-size 64", cluster=())
 
     options = ("--cluster NAME", "--hosts N", "--vocab-size N", "--model NAME", "--sequence-length N", "--config mbs=N")
     assert_users_mistake(done, *options)
@@ -278,9 +235,7 @@ def test_all_that_is_missing_is_asked_for_at_once(meshtune, tmp_path):
 
 def test_the_script_is_not_run(meshtune, tmp_path):
     """Whatever a script would do, reading it does nothing of it."""
-    script = write(tmp_path, "train.sh", f"touch {tmp_path}/made\nX=$(touch {tmp_path}/made)\n{ARRAYS}")
-
-    done = meshtune("init", "--from-megatron", script, "--cluster", "dgx-h100")
+    done = init(meshtune, tmp_path, f"touch {tmp_path}/made\nX=$(touch {tmp_path}/made)\n{ARRAYS}")
 
     assert done.status == 0
     assert not (tmp_path / "made").exists()
@@ -290,8 +245,7 @@ def test_the_command_of_a_trial_runs(meshtune, tmp_path):
     """With a program that only prints its arguments, the written command starts with the configuration's flags."""
     program = "import json, sys; print(json.dumps(sys.argv[1:]))"
     write(tmp_path, "pretrain_gpt.py", program)
-    script = write(tmp_path, "train.sh", ARRAYS)
-    meshtune("init", "--from-megatron", script, "--cluster", "dgx-h100")
+    init(meshtune, tmp_path, ARRAYS)
     backend = load_study(tmp_path / "study.yaml").backend
 
     words = [*backend.arguments[backend.arguments.index("pretrain_gpt.py") :]]

@@ -1,24 +1,11 @@
 import pytest
 
 from docs.site.json_keys import JSON_KEYS
-from tests.support.studies.command_line import COMMANDS, ROOT, write_replay
-from tests.support.studies.in_process_executor import InProcessExecutor
+from tests.support.studies.command_line import COMMANDS, ROOT
 from tests.support.studies.launch_scripts import ARRAYS
-from tuner.run.loop import run_study
-from tuner.study_file.config import load_study
 
 CONFIG = "pp=2,tp=2,dp=2"
 SMALL = ROOT / "configs" / "studies" / "cpu-gpt.yaml"
-
-
-@pytest.fixture(scope="module")
-def replayed(tmp_path_factory):
-    """A study that has run, and its storage."""
-    path = write_replay(tmp_path_factory.mktemp("replayed"))
-    storage = f"sqlite:///{path.parent / 'done.db'}"
-    config = load_study(path, storage=storage)
-    run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend))
-    return [path, "--storage", storage]
 
 
 @pytest.mark.parametrize(
@@ -39,10 +26,7 @@ def replayed(tmp_path_factory):
         ("plan STUDY --config dp=4,tp=2 --layers 1 --planner recursive --export jax", "with `--export`, also"),
         ("plan STUDY --config dp=4,tp=2 --layers 1 --planner recursive --explain colours", "with `--explain`, also"),
         (f"replan {SMALL} --trace network.csv", ""),
-        (
-            f"replan {ROOT / 'configs/studies/cpu-gpt.yaml'} --trace network.csv --robust mean",
-            "with `--robust` instead",
-        ),
+        (f"replan {SMALL} --trace network.csv --robust mean", "with `--robust` instead"),
         ("status FINISHED", ""),
         ("best FINISHED", ""),
         ("report FINISHED", ""),
@@ -51,9 +35,9 @@ def replayed(tmp_path_factory):
     ],
     ids=lambda text: text.split("/")[-1].replace(" ", "_"),
 )
-def test_json_has_the_documented_keys(meshtune, simulated, replayed, tmp_path, line, when):
+def test_json_has_the_documented_keys(meshtune, simulated, finished, tmp_path, line, when):
     """A command prints the keys that docs/commands.md names, and no others."""
-    scene = {"FINISHED": replayed, "STUDY": [simulated]}
+    scene = {"FINISHED": [finished[0], "--storage", finished[1]], "STUDY": [simulated]}
     (tmp_path / "train.sh").write_text(ARRAYS, encoding="utf-8")
     (tmp_path / "network.csv").write_text("time_s,link,share\n0,intra,0.5\n", encoding="utf-8")
     command, *words = line.split()

@@ -2,6 +2,8 @@ import json
 
 import pytest
 
+from tests.support.studies.command_line import assert_users_mistake
+
 PLANNED = ("--config", "dp=4,tp=2", "--whole-axes")
 
 
@@ -22,6 +24,7 @@ def test_a_plan_is_exported(meshtune, simulated, tmp_path, target):
     assert told.json["shardings"].keys() == told.json["export"]["arguments"].keys()
 
 
+@pytest.mark.slow
 def test_a_jax_step_is_exported_with_its_outputs(meshtune):
     """Specs of a JAX step are by the paths of its arguments and of what it returns."""
     pytest.importorskip("jax", reason="plans of JAX programs need JAX: pip install 'meshtune[jax]'")
@@ -37,6 +40,7 @@ def test_a_jax_step_is_exported_with_its_outputs(meshtune):
     assert told["outputs"]["2"] == []
 
 
+@pytest.mark.slow
 def test_a_jax_step_is_annotated_for_shardy(meshtune, tmp_path):
     """More devices than are here are no obstacle, and `--out` and `--json` have the text that Shardy's parser reads."""
     pytest.importorskip("jax", reason="plans of JAX programs need JAX: pip install 'meshtune[jax]'")
@@ -69,18 +73,15 @@ def test_a_jax_step_is_annotated_for_shardy(meshtune, tmp_path):
 )
 def test_what_can_not_be_exported(meshtune, simulated, arguments, told):
     """A mistake, or a plan that the framework has no words for, is one line and status 2."""
-    done = meshtune("plan", simulated, *PLANNED, *arguments)
-
-    assert done.status == 2
-    assert told in done.err
-    assert len(done.err.splitlines()) == 1
+    assert_users_mistake(meshtune("plan", simulated, *PLANNED, *arguments), told)
 
 
+@pytest.mark.slow
 def test_megatron_trains_no_jax_step(meshtune):
     """A plan of a JAX function is no Megatron-LM plan, and the message names the targets that are left."""
     pytest.importorskip("jax", reason="plans of JAX programs need JAX: pip install 'meshtune[jax]'")
     step = ("--jax", "benchmarks.zoo:decode_small", "--mesh", "data=2")
+
     done = meshtune("plan", *step, "--export", "megatron")
 
-    assert done.status == 2
-    assert "Megatron-LM trains no other programs; jax, mindspore, shardy or torch" in done.err
+    assert_users_mistake(done, "Megatron-LM trains no other programs; jax, mindspore, shardy or torch")

@@ -152,37 +152,33 @@ def test_unused_pins_are_noted(meshtune, tmp_path):
     assert "note: planner.pins[0]: no candidate has the devices for *.core kv_heads on cp" in done.err
 
 
-@pytest.mark.parametrize(
-    ("planner", "words"),
-    [
-        ("{name: descend}", ("planner.name = 'descend'", "descent")),
-        ("{nam: descent}", ("planner", "nam")),
-        (
-            "{name: megatron, pins: [{op: x, dim: y, axis: tp}]}",
-            ("planner.pins", "megatron, which is the plan by hand", "planner.name: descent"),
-        ),
-        ("{name: descent, pins: [{op: '*.up', dim: ffn, axis: model}]}", ("planner.pins", "axis = 'model'", "tp")),
-        ("{name: descent, pins: [{op: '*.up', dim: ffn}]}", ("planner.pins[0]", "names neither an axis nor ways")),
-        (
-            "{name: descent, pins: [{op: '*.mlp_up', dim: ffn, axis: tp}]}",
-            ("planner.pins[0].op = '*.mlp_up'", "matches no operator", "layers.*.dense_mlp.up"),
-        ),
-        (
-            "{name: descent, pins: [{op: '*.dense_mlp.up', dim: feet, axis: cp}]}",
-            ("planner.pins[0].dim = 'feet'", "is no dim of layers.0.dense_mlp.up", "ffn"),
-        ),
-    ],
-)
-def test_mistakes_in_the_key_are_told(meshtune, tmp_path, planner, words):
+UP = "op: '*.up', dim: ffn"
+WRONG = {
+    "name: descend": "planner.name = 'descend' | descent",
+    "nam: descent": "planner | nam",
+    "name: megatron, pins: [{op: x, dim: y, axis: tp}]": "planner.pins | megatron, which is the plan by hand | descent",
+    f"name: descent, pins: [{{{UP}, axis: model}}]": "planner.pins | axis = 'model' | tp",
+    f"name: descent, pins: [{{{UP}}}]": "planner.pins[0] | names neither an axis nor ways",
+    "name: descent, pins: [{op: '*.mlp_up', dim: ffn, axis: tp}]": (
+        "planner.pins[0].op = '*.mlp_up' | matches no operator | layers.*.dense_mlp.up"
+    ),
+    "name: descent, pins: [{op: '*.dense_mlp.up', dim: feet, axis: cp}]": (
+        "planner.pins[0].dim = 'feet' | is no dim of layers.0.dense_mlp.up | ffn"
+    ),
+}
+
+
+@pytest.mark.parametrize("planner", WRONG)
+def test_mistakes_in_the_key_are_told(meshtune, tmp_path, planner):
     """Each ends with status 2 and one line with the file, the key, the value and what would do."""
     path = tmp_path / "planned.yaml"
-    path.write_text(planned_study_text(planner), encoding="utf-8")
+    path.write_text(planned_study_text(f"{{{planner}}}"), encoding="utf-8")
     done = meshtune("rank", path)
 
     assert done.status == 2
     told = [line for line in done.err.splitlines() if line.startswith("meshtune: ")]
     assert len(told) == 1
-    assert all(word in told[0] for word in ("planned.yaml", *words)), told[0]
+    assert all(word in told[0] for word in ("planned.yaml", *WRONG[planner].split(" | "))), told[0]
 
 
 @pytest.mark.parametrize("backend", ["replay", "torch"])

@@ -1,5 +1,5 @@
 from tests.support.studies.broken_studies import study
-from tests.support.studies.command_line import FASTEST, KEYS
+from tests.support.studies.command_line import FASTEST
 
 
 def test_space_counts_and_lists_the_candidates(meshtune, simulated):
@@ -8,7 +8,6 @@ def test_space_counts_and_lists_the_candidates(meshtune, simulated):
     shown = meshtune("space", simulated, "--list")
 
     assert told.status == 0, told.err
-    assert told.json.keys() >= KEYS["space"]
     assert len(told.json["configs"]) == told.json["feasible"] == len(shown.out.splitlines())
     assert told.json["grid"] - told.json["removed"]["memory"] == told.json["feasible"]
     assert all(config.keys() == FASTEST.keys() for config in told.json["configs"])
@@ -48,7 +47,6 @@ def test_why_tells_every_broken_rule(meshtune, simulated):
     shown = meshtune("space", simulated, "--why", "tp=3,dp=5,vpp=2,zero_stage=0")
 
     assert told.status == shown.status == 0
-    assert told.json.keys() >= KEYS["space"] | {"reasons"}
     reasons = told.json["reasons"]
     expected = {"devices", "heads", "kv_heads", "ffn", "sequence", "global_batch", "vpp_two_stages", "job.zero_stage"}
     assert reasons.keys() == expected

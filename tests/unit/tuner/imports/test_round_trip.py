@@ -1,3 +1,4 @@
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ MODELS = ("llama3-8b", "llama2-34b", "qwen2.5-7b", "gpt-175b", "mixtral-8x7b", "
 OPENED = (("recompute", (0, 1, 2)), ("zero_stage", (0, 1)), ("expert_tp", (0, 1, 2)), ("dp_shard", (0, 2, 4)))
 
 
+@cache
 def space_of(model, sequence_parallel):
     """A setting on 64 H100 and all configurations of it that obey Megatron-LM's rules."""
     job = TrainingJob(
@@ -32,18 +34,14 @@ def space_of(model, sequence_parallel):
     return setting, enumerate_space(setting, options)[0]
 
 
-SPACES = {
-    (model, splits): space_of(model, splits)
-    for model in MODELS
-    for splits in (False, True)
-    if splits or not load_model(model, Path()).is_moe  # Megatron-LM trains experts with sequence parallelism only
-}
+# Megatron-LM trains experts with sequence parallelism only.
+SPACES = [(model, True) for model in MODELS] + [(model, False) for model in MODELS[:4]]
 
 
 @st.composite
 def configurations(draw):
     """A setting with a valid configuration of it, whose stages may hold unequal layers."""
-    setting, grid = SPACES[draw(st.sampled_from(sorted(SPACES)))]
+    setting, grid = space_of(*draw(st.sampled_from(SPACES)))
     config = grid.config(draw(st.integers(0, len(grid) - 1)))
     chunks, layers = config.pp * config.vpp, setting.job.model.num_layers
     if chunks > 1 and draw(st.booleans()):
@@ -100,7 +98,7 @@ def layers_of(text, setting, config):
     return imported.layers or (setting.job.model.num_layers // chunks,) * chunks
 
 
-@settings(deadline=None)  # as above
+@settings(deadline=None, max_examples=30)  # as above; every dimension is told alike
 @given(configurations())
 def test_an_import_of_our_json_is_the_configuration(drawn):
     """JSON tells every dimension by its name, uneven layers too."""
@@ -112,7 +110,7 @@ def test_an_import_of_our_json_is_the_configuration(drawn):
 @pytest.mark.parametrize("target", ["megatron", "json"])
 def test_uneven_layers_come_back(target):
     """An assignment that no runtime would choose by itself is told by the layout and read back from it."""
-    setting, _ = SPACES["llama3-8b", True]
+    setting, _ = space_of("llama3-8b", True)
     config = ParallelConfig(pp=4, tp=8, dp=2, assignment=Assignment(layers=(10, 9, 7, 6)))
 
     assert read_back(target, setting, config) == config

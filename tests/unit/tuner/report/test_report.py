@@ -23,103 +23,61 @@ from tuner.answers.candidates import candidates_of
 from tuner.answers.planned_candidates import LAYER_PLANS, as_stored, plan_study
 from tuner.report import SECTIONS, collect, render_report, write_report
 from tuner.report.figures import part_colour, time_axis
+from tuner.report.sections.failures import lessons_section
 from tuner.report.sections.outcomes import outcomes_table
 from tuner.report.sections.pipeline import pipeline_section
-from tuner.report.sections.population import ABOVE
+from tuner.report.sections.population import ABOVE, population_section
 from tuner.report.words import in_short
-from tuner.run.studies import make_sampler
+from tuner.run.studies import make_sampler, open_study
 from tuner.search.failures import LEARNED, FailureConclusion
-from tuner.storage.record import ORIGIN
+from tuner.storage.opening import find_study
 
 HOSTILE = "<script>alert('x')</script><img src=https://evil.example/x onerror=alert(1)>\"'&"
 IDENTITIES = (
-    "summary",
-    "progress",
-    "population",
-    "map",
-    "accuracy",
-    "calibration",
-    "time",
-    "pipeline",
-    "memory",
-    "flags",
-    "trials",
-    "lessons",
-    "pruning",
-    "warnings",
+    "summary progress population map accuracy calibration time pipeline memory flags trials lessons pruning warnings"
 )
 
 
 CASES = {
-    "some failed": (STUDY + CURRENT, 6, {2: CRASH, 3: OUT_OF_MEMORY}),
-    "one trial": (STUDY + CURRENT, 1, {}),
-    "no trial": (STUDY + CURRENT, 0, {}),
-    "all failed": (STUDY + CURRENT, 3, dict.fromkeys(range(3), CRASH)),
-    "the current configuration failed": (STUDY + CURRENT, 3, {0: OUT_OF_MEMORY}),
-    "no current configuration": (STUDY, 3, {}),
+    "no_current_configuration": (STUDY, 1, {}),
+    "no_trial": (STUDY + CURRENT, 0, {}),
+    "all_failed": (STUDY + CURRENT, 2, dict.fromkeys(range(2), CRASH)),
+    "the_current_configuration_failed": (STUDY + CURRENT, 2, {0: OUT_OF_MEMORY}),
 }
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda name: name.replace(" ", "_"))
-def page(request, tmp_path_factory):
-    """The report of each case."""
-    folder = tmp_path_factory.mktemp("case")
-    text, num_trials, failures = CASES[request.param]
-    config = study_of(folder, text=text)
-    run(config, num_trials, failures)
-    return page_of(config, folder)
-
-
-@pytest.mark.slow
-def test_every_section_stands_in_every_report(page):
-    """All sections are there in their order, whatever became of the trials."""
-    assert tuple(re.findall(r'<section id="([a-z]+)">', page)) == IDENTITIES
-    assert len(IDENTITIES) == len(SECTIONS) - 1  # that of the sharding plan is for studies that plan layers
-
-
-@pytest.mark.slow
-def test_the_page_is_well_formed(page):
-    """Every element closes where it should, so that no section swallows the next."""
+@pytest.mark.parametrize("case", ["some_failed", *CASES])
+def test_a_page_of_every_kind_of_study(case, request, tmp_path):
+    """Whatever became of the trials, all sections are there in their order, every element closes where it should,
+    plotly.js stands there once, nothing is fetched, and no raw Python shows through.
+    """
+    if case == "some_failed":
+        page = request.getfixturevalue("page")
+    else:
+        text, num_trials, failures = CASES[case]
+        config = study_of(tmp_path, text=text)
+        run(config, num_trials, failures)
+        page = page_of(config, tmp_path)
     parsed = structure_of(page)
+    styles = "".join(re.findall(r"<style>(.*?)</style>", page, re.DOTALL))
+    words = re.sub(r"<[^>]+>", " ", visible(page))
 
-    assert parsed.wrong == []
-    assert parsed.open == []
-
-
-def test_the_page_needs_no_network(page):
-    """Nothing on the page is fetched: no source, no link, no import, and the policy forbids the rest."""
-    parsed = structure_of(page)
-
+    assert " ".join(re.findall(r'<section id="([a-z]+)">', page)) == IDENTITIES
+    assert len(IDENTITIES.split()) == len(SECTIONS) - 1  # that of the sharding plan is for studies that plan layers
+    assert parsed.wrong == parsed.open == []
+    assert page.count("* plotly.js v") == 1
     assert not parsed.attributes & {"src", "href", "srcset", "action"}
     assert not parsed.elements & {"link", "img", "iframe", "base", "object", "embed"}
-    assert "http://" not in visible(page)
-    assert "https://" not in visible(page)
+    assert not re.search("https?://", visible(page))
     assert 'content="default-src &#x27;none&#x27;;' in page
-    styles = "".join(re.findall(r"<style>(.*?)</style>", page, re.DOTALL))
-    assert "url(" not in styles
-    assert "@import" not in styles
+    assert not re.search(r"url\(|@import", styles)
+    assert not re.search(r"\bNone\b(?!\.)|\bnan\b|\binf\b|\{'|Status\.", words)
 
 
-def test_the_drawing_library_stands_there_once(page):
-    """plotly.js is inlined once, however many pictures there are."""
-    assert page.count("* plotly.js v") == 1
-
-
-def test_no_python_shows_through(page):
-    """A reader sees words and numbers with units, no raw dicts, None or nan."""
-    text = re.sub(r"<[^>]+>", " ", visible(page))
-
-    assert not re.search(r"\bNone\b(?!\.)|\bnan\b|\binf\b|\{'|Status\.", text)
-
-
-def test_the_summary_tells_the_best_trial(tmp_path):
+def test_the_summary_tells_the_best_trial(data, page):
     """Step time, gain over the current configuration and the sizes of the space are those of the stored study."""
-    config = study_of(tmp_path)
-    run(config, 6)
+    text = visible(page)
 
-    data = collect(config)
-
-    text = visible(render_report(data))
     assert data.best is not None
     assert f"trial {data.best.number}" in text
     assert f"{data.reference_step_time_s / data.best.step_time_s:.2f}×" in text  # noqa: RUF001 # the sign of a factor
@@ -129,26 +87,18 @@ def test_the_summary_tells_the_best_trial(tmp_path):
     assert "before it was confident" in text
 
 
-def test_synthetic_times_are_announced(tmp_path):
+def test_synthetic_times_are_announced(data, page):
     """A study of a simulated world says so loudly, and a measured one does not."""
-    config = study_of(tmp_path)
-    study = run(config, 1)
-    synthetic = page_of(config, tmp_path)
-    study.set_user_attr(ORIGIN, "measured")
+    measured = render_report(replace(data, origin="measured"))
 
-    measured = page_of(config, tmp_path)
-
-    assert "<strong>SYNTHETIC</strong>" in synthetic
+    assert "<strong>SYNTHETIC</strong>" in page
     assert "SYNTHETIC" not in visible(measured)
     assert "measured</p>" in measured
 
 
-def test_every_candidate_dropped_is_accounted_for(tmp_path):
+def test_every_candidate_dropped_is_accounted_for(config, page):
     """The table of rules names every rule that dropped something, with its reason and its count."""
-    config = study_of(tmp_path)
-    run(config, 1)
-
-    text = visible(page_of(config, tmp_path))
+    text = visible(page)
 
     for rule, count in config.space().removed.items():
         assert f"<code>{rule}</code>" in text
@@ -156,15 +106,15 @@ def test_every_candidate_dropped_is_accounted_for(tmp_path):
     assert "must be the 8 devices of the cluster" in text or "must divide" in text
 
 
-def test_hostile_text_stays_text(tmp_path):
+def test_hostile_text_stays_text(data):
     """Names, reasons and logs that look like HTML are shown as they are, and become no element."""
-    config = study_of(tmp_path)
+    config = data.config
     job = replace(config.setting.job, model=replace(config.setting.job.model, name=HOSTILE))
-    setting = replace(config.setting, job=job)
-    config = replace(config, name=HOSTILE, file=HOSTILE, setting=setting)
-    run(config, 3, {1: Observation(status=Status.CRASHED, reason=HOSTILE, log_tail=HOSTILE, origin="synthetic")})
+    config = replace(config, name=HOSTILE, file=HOSTILE, setting=replace(config.setting, job=job))
+    crash = Observation(status=Status.CRASHED, reason=HOSTILE, log_tail=HOSTILE, origin="synthetic")
+    records = [replace(record, observation=crash) if record.number == 3 else record for record in data.records]
 
-    page = page_of(config, tmp_path)
+    page = render_report(replace(data, config=config, records=tuple(records)))
 
     assert "alert('x')" not in page
     assert "<img" not in page
@@ -174,38 +124,32 @@ def test_hostile_text_stays_text(tmp_path):
     assert "onerror" not in parsed.attributes
 
 
-def test_a_running_trial_is_shown_as_running(tmp_path):
-    """A trial in flight stands in the table and in the warnings, and does not count as failed."""
-    config = study_of(tmp_path)
-    study = run(config, 2)
-    sampler = make_sampler(config, candidates_of(config))
-    study.ask(fixed_distributions=sampler.search_space)
+def test_trials_are_counted_by_how_they_ended(copied):
+    """Each way in which a trial ended has a row with its count; one in flight stands in the table and in the warnings,
+    and does not count as failed.
+    """
+    sampler = make_sampler(copied, candidates_of(copied))
+    open_study(copied, sampler).ask(fixed_distributions=sampler.search_space)
 
-    text = visible(page_of(config, tmp_path))
+    data = collect(copied)
+    text = visible(render_report(data))
 
+    rows = re.findall(r'<tr><td>([^<]+)</td><td class="number">(\d+)</td>', outcomes_table(data))
+    assert rows == [("completed", "5"), ("out of memory", "1"), ("crashed", "1"), ("running", "1")]
     assert ">running</span>" in text
     assert "1 trial had not ended" in text
-    assert "none failed" in text
+    assert "2 failed" in text
 
 
-def test_the_flags_are_those_of_the_best(tmp_path):
+def test_the_flags_are_those_of_the_best(data, page):
     """The report prints the Megatron-LM export of the fastest trial."""
-    config = study_of(tmp_path)
-    run(config, 4)
-
-    data = collect(config)
-
-    best = data.best_config
-    assert f"--tensor-model-parallel-size {best.tp}\n" in render_report(data)
-    assert f"# {best}\n" in render_report(data)
+    assert f"--tensor-model-parallel-size {data.best_config.tp}\n" in page
+    assert f"# {data.best_config}\n" in page
 
 
-def test_the_same_study_gives_the_same_page(tmp_path):
+def test_the_same_study_gives_the_same_page(config, page):
     """A report holds no clock and no random names, so that two of the same study can be compared."""
-    config = study_of(tmp_path)
-    run(config, 3)
-
-    assert page_of(config, tmp_path) == page_of(config, tmp_path)
+    assert render_report(collect(config)) == page
 
 
 def test_every_part_has_a_colour_of_its_own():
@@ -220,11 +164,8 @@ def test_a_study_without_storage_is_the_users_mistake(tmp_path):
         write_report(study_of(tmp_path), tmp_path / "report.html")
 
 
-def test_a_folder_that_does_not_exist_is_the_users_mistake(tmp_path):
+def test_a_folder_that_does_not_exist_is_the_users_mistake(config, tmp_path):
     """An output path that cannot be written is told with its path."""
-    config = study_of(tmp_path)
-    run(config, 1)
-
     with pytest.raises(ConfigError, match="missing"):
         write_report(config, tmp_path / "missing" / "report.html")
 
@@ -253,34 +194,27 @@ def population_of(page):
     return parts, {trace["name"]: trace for trace in traces if trace["type"] == "scatter" and "name" in trace}
 
 
-@pytest.mark.slow
-def test_the_columns_are_the_population_after_each_trial(tmp_path):
+def test_the_columns_are_the_population_after_each_trial(data, page):
     """There is a column before the first trial and one after each, its parts fill it, and the tried end at p_star."""
-    config = study_of(tmp_path)
-    run(config, 5)
+    parts, marks = population_of(page)
 
-    parts, marks = population_of(page_of(config, tmp_path))
-
-    assert sorted({column for column, _, _, _ in parts}) == list(range(6))
+    assert sorted({column for column, _, _, _ in parts}) == list(range(8))
     for column, p_star in zip(marks["confidence"]["x"], marks["confidence"]["y"], strict=True):
         inside = sorted((bottom, height, tried) for at, bottom, height, tried in parts if at == column)
         tops = [0.0, *(bottom + height for bottom, height, _ in inside)]
         assert [bottom for bottom, _, _ in inside] == pytest.approx(tops[:-1])
         assert tops[-1] == pytest.approx(1.0)
         assert sum(height for _, height, tried in inside if tried) == pytest.approx(p_star)
-    assert marks["confidence"]["y"][1:] == pytest.approx([share for _, share in collect(config).p_star_history])
+    assert marks["confidence"]["y"][1:] == pytest.approx([share for _, share in data.p_star_history])
 
 
-def test_a_choice_stands_on_the_column_from_which_it_was_drawn(tmp_path):
+def test_a_choice_stands_on_the_column_from_which_it_was_drawn(data):
     """Trial N is marked after N trials, on the part that is its candidate's or, if it has none, above the column."""
-    config = study_of(tmp_path)
-    run(config, 5)
-    data = collect(config)
     start, first = data.moments[0], tuple(data.records[0].params[name] for name in data.dimensions)
     others = tuple(share for share in start.shares if share.key != first)
     data = replace(data, moments=(replace(start, shares=others), *data.moments[1:]))
 
-    traces, _ = figure_of(render_report(data), "population")
+    traces, _ = figure_of(population_section(data), "population")
     marks = next(trace for trace in traces if trace.get("name") == "tried next")
     parts = {
         (column, text.split("<br>")[0]): bottom + height / 2
@@ -303,7 +237,7 @@ def test_trials_side_by_side_are_drawn_from_the_column_that_stood(tmp_path):
     for _ in range(3):
         study.ask(fixed_distributions=sampler.search_space)
 
-    _, marks = population_of(page_of(config, tmp_path))
+    _, marks = population_of(population_section(collect(config)))
 
     chosen = marks["tried next"]
     assert set(chosen["x"]) == {0}
@@ -311,54 +245,32 @@ def test_trials_side_by_side_are_drawn_from_the_column_that_stood(tmp_path):
     assert sorted(named) == ["trial 0", "trial 1", "trial 2"]
 
 
-def test_a_study_without_populations_says_so(tmp_path):
+def test_a_study_without_populations_says_so(data):
     """A study that an older version ran has no picture of them, and a sentence in its place."""
-    config = study_of(tmp_path)
-    run(config, 1)
-
-    data = replace(collect(config), moments=())
-
-    assert "The study holds no probabilities" in visible(render_report(data))
+    assert "The study holds no probabilities" in population_section(replace(data, moments=()))
 
 
-def test_trials_are_counted_by_how_they_ended(tmp_path):
-    """Each way in which a trial ended has a row with its count, running ones included, and no other has one."""
-    config = study_of(tmp_path)
-    study = run(config, 6, {2: CRASH, 3: OUT_OF_MEMORY, 4: CRASH})
-    study.ask(fixed_distributions=make_sampler(config, candidates_of(config)).search_space)
-
-    rows = re.findall(r'<tr><td>([^<]+)</td><td class="number">(\d+)</td>', outcomes_table(collect(config)))
-
-    assert rows == [("completed", "3"), ("out of memory", "1"), ("crashed", "2"), ("running", "1")]
-
-
-def test_what_the_failures_taught_is_told(tmp_path):
+def test_what_the_failures_taught_is_told(copied):
     """Each lesson of the study is a row, escaped; without any there is a sentence and no table."""
-    config = study_of(tmp_path)
-    study = run(config, 1)
-    before = re.search(r'<section id="lessons">.*?</section>', page_of(config, tmp_path), re.DOTALL)[0]
-    study.set_user_attr(LEARNED, [FailureConclusion(kind="crash", text=f"Schedules with {HOSTILE} crash.").as_json()])
+    lesson = FailureConclusion(kind="crash", text=f"Schedules with {HOSTILE} crash.")
+    find_study(copied.storage, copied.name).set_user_attr(LEARNED, [lesson.as_json()])
+    data = collect(copied)
 
-    after = re.search(r'<section id="lessons">.*?</section>', page_of(config, tmp_path), re.DOTALL)[0]
+    none, told = (str(lessons_section(each)) for each in (replace(data, lessons=()), data))
 
-    assert "<table>" not in before
-    assert "No failure has changed the choice of configurations." in before
-    assert "<td>crashed</td>" in after
-    assert "Schedules with &lt;script&gt;" in after
+    assert "<table>" not in none
+    assert "No failure has changed the choice of configurations." in none
+    assert "<td>crashed</td>" in told
+    assert "Schedules with &lt;script&gt;" in told
 
 
-def test_what_stopping_early_saved_is_told(tmp_path):
+def test_what_stopping_early_saved_is_told(data):
     """A trial that was stopped is no failure, and the summary says what its unmeasured steps would have taken."""
-    config = study_of(tmp_path)
-    run(config, 3)
-    data = collect(config)
     stopped = Observation(status=Status.PRUNED, step_times_s=(2.0, 2.5, 2.0), expected_steps=10)
-    records = tuple(
-        replace(record, status=Status.PRUNED, step_time_s=None, observation=stopped) if record.number == 2 else record
-        for record in data.records
-    )
+    *records, last = data.records[:3]
+    last = replace(last, status=Status.PRUNED, step_time_s=None, observation=stopped)
 
-    text = visible(render_report(replace(data, records=records)))
+    text = visible(render_report(replace(data, records=(*records, last))))
 
     assert "none failed; 1 stopped early, about 14.000 s of steps saved" in text
 
@@ -366,17 +278,15 @@ def test_what_stopping_early_saved_is_told(tmp_path):
 # The pipeline
 
 
-def test_the_pipeline_of_the_best_is_drawn(tmp_path):
+def test_the_pipeline_of_the_best_is_drawn(deep):
     """The report shows what every stage of the best configuration does, and how long it is idle."""
-    config = study_of(tmp_path, text=STUDY.replace("recompute: [none, full]", "pp: [4], vpp: [1], recompute: [full]"))
-    run(config, 2)
-    drawn = pipeline_section(collect(config))
+    drawn = pipeline_section(deep)
 
     assert 'id="figure-pipeline"' in drawn
+    assert "<span><i" in drawn
     for words in ("(measured: ", "are idle for", "is the bottleneck", "stage 0", "stage 3"):
         assert words in drawn
     for kind in ("forward", "backward", "idle"):
-        assert "<span><i" in drawn
         assert f'"name":"{kind}"' in drawn
     assert "micro-batch %{customdata[0]}" in drawn
 
@@ -392,13 +302,11 @@ def test_a_long_step_is_drawn_at_its_ends(tmp_path):
     assert len(drawn) < 200_000
 
 
-def test_too_many_passes_are_not_simulated(tmp_path, monkeypatch):
+def test_too_many_passes_are_not_simulated(data, monkeypatch):
     """Where a step has more passes than a page may wait for, it names the command that writes them."""
-    config = study_of(tmp_path)
-    run(config, 1)
     monkeypatch.setattr("tuner.report.sections.pipeline.MAX_SIMULATED", 1)
 
-    assert "`meshtune simulate --trace`" in pipeline_section(collect(config))
+    assert "`meshtune simulate --trace`" in pipeline_section(data)
 
 
 # The sharding plan

@@ -6,12 +6,9 @@ import pytest
 
 from costmodels.step.memory import stage_memory
 from tests.support.studies.report_pages import (
-    CRASH,
     CURRENT,
-    OUT_OF_MEMORY,
     STUDY,
     figure_of,
-    page_of,
     run,
     section_of,
     structure_of,
@@ -19,33 +16,17 @@ from tests.support.studies.report_pages import (
     visible,
 )
 from trials.backend import Observation, Status
-from tuner.report import collect, render_report
+from tuner.report import collect
 from tuner.report.sections.accuracy import likely_ranges_s
 from tuner.report.sections.breakdown import worth_showing
+from tuner.report.sections.flags import flags_section
 from tuner.report.sections.map_cells import space_map
+from tuner.report.sections.memory import memory_section
+from tuner.report.sections.space_map import map_section
+from tuner.report.sections.summary import summary_section
 from tuner.report.words import after_trials, in_short, seconds
 from tuner.space.enumeration import enumerate_space
 from tuner.storage.record import fastest
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    """A study with seven trials, the first of which is the current one; one crashed, one ran out of memory."""
-    config = study_of(tmp_path_factory.mktemp("study"))
-    run(config, 7, {3: CRASH, 4: OUT_OF_MEMORY})
-    return config
-
-
-@pytest.fixture(scope="module")
-def data(config):
-    """What its report looks at."""
-    return collect(config)
-
-
-@pytest.fixture(scope="module")
-def page(data):
-    """Its page."""
-    return render_report(data)
 
 
 def text_of(markup):
@@ -61,7 +42,6 @@ def without(data, values):
 # What was gained, and what it cost
 
 
-@pytest.mark.slow
 def test_the_gain_over_the_priors_choice_is_measured(data):
     """The best is compared with the measured step of what was predicted fastest, or it is said that this has none."""
     chosen = data.prior_choice.values(data.dimensions)
@@ -72,7 +52,7 @@ def test_the_gain_over_the_priors_choice_is_measured(data):
     best = replace(other, step_time_s=data.best_step_time_s)
 
     def told(*records):
-        return text_of(section_of(render_report(replace(data, best=best, records=(*tried, *records))), "summary"))
+        return text_of(summary_section(replace(data, best=best, records=(*tried, *records))))
 
     assert "over the cost model&#x27;s first choice 3.00" in told(best, slower)
     assert f"{in_short(chosen)}, predicted to be fastest, was not tried" in told(best)
@@ -103,7 +83,7 @@ def test_real_device_hours_are_told_apart_from_start_up(data):
     records = tuple(replace(record, observation=observed) for record in data.records[:2])
     trained = replace(data, origin="measured", records=records, config=replace(data.config, backend=Training()))
 
-    told = text_of(section_of(render_report(trained), "summary"))
+    told = text_of(summary_section(trained))
 
     assert "device-hours of trials 16.0 12.0 of them for start-up and warm-up" in told
 
@@ -125,12 +105,9 @@ def test_the_five_fastest_are_shown_with_the_expert_and_the_prior(data, page):
     assert all(len(trace["y"]) == len(shown) for trace in drawn if trace["type"] == "bar")
 
 
-def test_predictions_fill_up_what_was_not_measured(tmp_path):
+def test_predictions_fill_up_what_was_not_measured(data):
     """After one trial the four best predictions stand beside it."""
-    config = study_of(tmp_path, text=STUDY)
-    run(config, 1)
-
-    assert len(worth_showing(collect(config))) == 5
+    assert len(worth_showing(replace(data, records=data.records[:1], best=data.records[0]))) == 5
 
 
 def test_the_bars_stand_there_in_numbers(data, page):
@@ -142,21 +119,17 @@ def test_the_bars_stand_there_in_numbers(data, page):
         assert f">{seconds(one.prediction['step_time_s'])}</td>" in told
 
 
-def test_every_stage_stands_against_its_limit(tmp_path):
+def test_every_stage_stands_against_its_limit(deep):
     """Each stage of the best has a bar that sums to its predicted peak, beside the limit."""
-    config = study_of(tmp_path, text=STUDY.replace("recompute: [none, full]", "pp: [4], vpp: [1], recompute: [full]"))
-    run(config, 2)
-    data = collect(config)
-    page = render_report(data)
-    setting = config.setting
-    found = stage_memory(setting, data.best_config)
+    found = stage_memory(deep.config.setting, deep.best_config)
+    drawn = memory_section(deep)
 
-    traces, _ = figure_of(page, "stages")
+    traces, _ = figure_of(drawn, "stages")
     sums_gib = np.sum([trace["x"] for trace in traces if trace["type"] == "bar"], axis=0)
 
     assert sums_gib == pytest.approx(found.peak_bytes / 2**30)
-    assert f"limit {0.92 * found.capacity_bytes[0] / 2**30:.1f} GiB" in section_of(page, "memory")
-    assert "stage 3" in page
+    assert f"limit {0.92 * found.capacity_bytes[0] / 2**30:.1f} GiB" in drawn
+    assert "stage 3" in drawn
 
 
 # How good predictions were
@@ -248,7 +221,7 @@ def test_a_cell_that_memory_emptied_says_what_it_needs(tmp_path):
     assert needs
     capacity = config.setting.cluster.devices[0].memory_bytes
     assert all(cell.least_bytes > 0.8 * capacity and "memory" in cell.removed for cell in needs)
-    assert re.search(r"it needs at least \d+\.\d GiB", render_report(data))
+    assert re.search(r"it needs at least \d+\.\d GiB", map_section(data))
 
 
 def test_the_map_needs_no_script(page):
@@ -299,7 +272,7 @@ def test_the_report_writes_for_the_studys_framework(tmp_path, runtime, title, fl
     config = study_of(tmp_path, text=text)
     run(config, 1)
 
-    told = section_of(page_of(config, tmp_path), "flags")
+    told = flags_section(collect(config))
 
     assert f"<h2>{title}</h2>" in told
     assert flag in told

@@ -10,8 +10,9 @@ import pytest
 from optuna.trial import TrialState
 
 from hardware.io.errors import ConfigError
-from tests.support.studies.driver_process import STUDY, DriverProcess
+from tests.support.studies.driver_process import DriverProcess
 from tests.support.studies.in_process_executor import InProcessExecutor
+from tests.support.studies.in_process_executor import run_here as run
 from tests.support.studies.stepping_executor import SteppingExecutor
 from trials.backend import Observation, Status
 from tuner.run.loop import run_study
@@ -76,12 +77,6 @@ class Scripted:
         return Observation(status=status, step_times_s=times, origin="synthetic")
 
 
-def run(config, backend=None, slots=1, **options):
-    """Runs a study in this process; its result and its executor."""
-    executor = InProcessExecutor(backend or config.backend, slots)
-    return run_study(config, on_progress=lambda _: None, executor=executor, **options), executor
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "is_tried_again"),
@@ -109,19 +104,15 @@ def test_what_a_failure_means_for_its_candidate(study, status, is_tried_again):
     assert result.records[0].step_time_s is None
 
 
-@pytest.mark.parametrize(
-    ("status", "state"),
-    [(Status.OK, TrialState.COMPLETE), (Status.TIMEOUT, TrialState.FAIL), (Status.PRUNED, TrialState.PRUNED)],
-)
-def test_how_a_trial_ends_in_optuna(study, status, state):
+def test_how_trials_end_in_optuna(study):
     """Only a trial that ended well is complete for Optuna, and the observation stands beside it."""
-    config = study("search.max_trials=1")
+    config = study("search.max_trials=3")
+    states = {Status.OK: TrialState.COMPLETE, Status.TIMEOUT: TrialState.FAIL, Status.PRUNED: TrialState.PRUNED}
 
-    run(config, Scripted([status]))
+    run(config, Scripted([*states]))
 
-    (trial,) = stored_study(config).get_trials()
-    assert trial.state == state
-    assert trial.user_attrs["status"] == status
+    told = {trial.user_attrs["status"]: trial.state for trial in stored_study(config).get_trials()}
+    assert told == states
 
 
 def test_measured_memory_is_a_constraint_of_the_trial(study):
@@ -141,17 +132,9 @@ def test_measured_memory_is_a_constraint_of_the_trial(study):
     assert unknown == {}
 
 
-def test_nothing_but_failures(study):
-    """A study in which every trial fails tries every candidate once and has no best."""
-    result, _ = run(study("search.max_trials=100"), Scripted([Status.CRASHED] * 100))
-
-    assert (result.stop_reason, result.best) == ("exhausted", None)
-    assert len(result.records) == result.num_candidates
-
-
 def test_confidence_waits_for_what_is_pending(study):
     """A study that has become confident asks for nothing more and still hears the trials in flight out."""
-    result, executor = run(study("search.confidence=0.01", "search.parallel_trials=3", "search.draws=100"), slots=3)
+    result, executor = run(study("search.confidence=0.01", "search.parallel_trials=3", "search.draws=20"), slots=3)
 
     assert result.stop_reason == "confident"
     assert all(record.finished for record in result.records)
@@ -161,9 +144,9 @@ def test_confidence_waits_for_what_is_pending(study):
 
 def test_parallel_trials_have_different_candidates(study):
     """Trials that run at the same time never measure the same candidate."""
-    result, _ = run(study("search.max_trials=6", "search.parallel_trials=3"), slots=3)
+    result, _ = run(study("search.max_trials=4", "search.parallel_trials=3"), slots=3)
 
-    assert len({tuple(record.params.values()) for record in result.records}) == 6
+    assert len({tuple(record.params.values()) for record in result.records}) == 4
 
 
 NUM_STEPS = 8
@@ -201,7 +184,7 @@ def test_clearly_slower_trials_are_stopped(study):
 
 def test_first_steps_are_kept_as_intermediate_values(study):
     """Optuna holds the first steps of each trial, a few of them however many there are, and none without pruning."""
-    config = study("search.max_trials=6", f"trial.num_steps={NUM_STEPS}")
+    config = study("search.max_trials=4", f"trial.num_steps={NUM_STEPS}")
     run_step_by_step(config)
 
     trials = stored_study(config).get_trials()
@@ -210,9 +193,9 @@ def test_first_steps_are_kept_as_intermediate_values(study):
         steps_s = trial.user_attrs[OBSERVATION]["step_times_s"]
         assert trial.intermediate_values == dict(enumerate(steps_s[:MAX_REPORTS], start=1))
 
-    whole = study("search.max_trials=2", "name=whole", "search.prune=false")
+    whole = study("search.max_trials=1", "name=whole", "search.prune=false")
     run_step_by_step(whole)
-    assert [trial.intermediate_values for trial in stored_study(whole).get_trials()] == [{}, {}]
+    assert [trial.intermediate_values for trial in stored_study(whole).get_trials()] == [{}]
 
 
 @pytest.mark.parametrize(("is_current", "status"), [(True, Status.OK), (False, Status.PRUNED)])
@@ -254,24 +237,17 @@ def test_slow_trials_are_stopped_on_ray(tmp_path):
     assert 0 < printed["saved_s"] == pytest.approx(saved_s(records))
 
 
-class Clock:
-    """Time that goes on by twenty seconds whenever somebody looks."""
-
-    def __init__(self):
-        self.now_s = 0.0
-
-    def __call__(self):
-        """Seconds."""
-        self.now_s += 20.0
-        return self.now_s
+def ticking():
+    """A clock that goes on by twenty seconds whenever somebody looks."""
+    return itertools.count(20.0, 20.0).__next__
 
 
 def test_budget_of_seconds_counts_every_run(study):
     """The budget of time is spent by all runs of a study together; once spent, the study is finished."""
-    first, executor = run(study("search.max_seconds=200"), clock=Clock())
+    first, executor = run(study("search.max_seconds=200"), clock=ticking())
     spent_s = stored_study(study()).user_attrs[SPENT_S]
-    again, idle = run(study("search.max_seconds=200"), clock=Clock())
-    more, _ = run(study("search.max_seconds=400"), clock=Clock())
+    again, idle = run(study("search.max_seconds=200"), clock=ticking())
+    more, _ = run(study("search.max_seconds=400"), clock=ticking())
 
     assert first.stop_reason == again.stop_reason == more.stop_reason == "max_seconds"
     assert 200 <= spent_s < 300
@@ -280,22 +256,15 @@ def test_budget_of_seconds_counts_every_run(study):
     assert all(record.finished for record in more.records)
 
 
-class Jumping:
+def jumping():
     """A wall clock that somebody sets whenever it is looked at: an hour on, two back, and so forth."""
-
-    def __init__(self):
-        self.jumps_s = itertools.cycle([3600.0, -7200.0, 90.0, -3600.0, 7110.0])
-        self.now_s = 1_000_000.0
-
-    def __call__(self):
-        """Seconds since the epoch."""
-        self.now_s += next(self.jumps_s)
-        return self.now_s
+    jumps_s = itertools.cycle([3600.0, -7200.0, 90.0, -3600.0, 7110.0])
+    return itertools.accumulate(jumps_s, initial=1_000_000.0).__next__
 
 
 def test_a_wall_clock_that_jumps_changes_nothing(study):
     """Whatever the date does, a run spends the time that passes, keeps its claim, and ends all its trials."""
-    result, _ = run(study("search.max_seconds=600", "search.max_trials=4"), wall_clock=Jumping())
+    result, _ = run(study("search.max_seconds=600", "search.max_trials=4"), wall_clock=jumping())
 
     stored = stored_study(study())
     assert result.stop_reason == "max_trials"
@@ -362,14 +331,13 @@ def test_finished_study_returns_without_starting_anything(study, overrides, reas
     assert executor.entered == 0
 
 
-def test_larger_budget_goes_on(study):
+def test_larger_budget_goes_on(begun):
     """More trials for a finished study go on from where it stopped, as if they had been there from the start."""
-    run(study("search.max_trials=2"))
-    continued, executor = run(study("search.max_trials=4"))
+    continued, executor = run(begun("search.max_trials=3"))
 
-    assert [number for number, _ in executor.seen] == [2, 3]
+    assert [number for number, _ in executor.seen] == [1, 2]
     assert continued.stop_reason == "max_trials"
-    assert [record.number for record in continued.records] == [0, 1, 2, 3]
+    assert [record.number for record in continued.records] == [0, 1, 2]
 
 
 def test_nothing_fits(study):
@@ -435,36 +403,32 @@ def test_what_leaves_the_trials_their_meaning_may_change(begun, override):
     assert result.stop_reason == "max_trials"
 
 
+@pytest.mark.usefixtures("begun")
 def test_changed_meaning_on_the_command_line(tmp_path):
     """The command ends with status 2 and one message that names the key, and does not start Ray."""
-    storage = f"sqlite:///{tmp_path / 'study.db'}"
-    config = load_study(STUDY, overrides=["search.max_trials=1"], storage=storage)
-    run(config)
+    file = tmp_path / "study.yaml"
 
-    with DriverProcess(storage, "runtime=megatron-core") as driver:
+    with DriverProcess(f"sqlite:///{tmp_path / 'study.db'}", "runtime=mindspeed", study=file) as driver:
         status, out, err = driver.end()
 
     assert (status, out) == (2, "")
     assert "runtime." in err
     assert "its trials would no longer mean the same" in err
     assert "Traceback" not in err
-    assert f"{STUDY}" in err
+    assert str(file) in err
 
 
-def test_what_a_study_keeps_of_itself(study):
+def test_what_a_study_keeps_of_itself(begun):
     """A study says what its trials mean, where their times come from and why it stopped, and nobody drives it."""
-    config = study("search.max_trials=1")
+    stored = stored_study(begun())
 
-    run(config)
-
-    stored = stored_study(config)
     assert stored.user_attrs[ORIGIN] == "synthetic"
     assert stored.user_attrs[MEANING]["model"]["name"] == "llama-7b"
     assert stored.user_attrs[STOP_REASON] == "max_trials"
     assert not is_running(stored)
 
 
-def test_resumed_run_that_dies_is_interrupted(study):
+def test_resumed_run_that_dies_is_interrupted(begun):
     """A finished study that was continued and died says so, instead of the reason for which it first stopped."""
 
     class Dying(InProcessExecutor):
@@ -472,10 +436,7 @@ def test_resumed_run_that_dies_is_interrupted(study):
             assert stored_study(config).user_attrs[STOP_REASON] == "interrupted"
             raise KeyboardInterrupt
 
-    config = study("search.max_trials=1")
-    run(config)
-
-    config = study("search.max_trials=2")
+    config = begun("search.max_trials=2")
     result = run_study(config, on_progress=lambda _: None, executor=Dying(config.backend))
 
     assert result.stop_reason == "interrupted"

@@ -11,7 +11,7 @@ from optuna.distributions import IntDistribution
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.uneven_work import Assignment
 from hardware.io.errors import ConfigError
-from tests.support.studies.in_process_executor import InProcessExecutor
+from tests.support.studies.in_process_executor import run_here
 from trials.backend import Status
 from tuner.answers.candidates import reasons_against
 from tuner.run.loop import run_study
@@ -123,7 +123,7 @@ def test_trials_of_uneven_work_are_run_kept_and_found_again(study):
     assert {record.status for record in records} == {Status.OK}
     assert all(config.config_of(record.params).values(config.dimensions) == record.params for record in records)
     config = study(("max_trials: 6", "max_trials: 7"))
-    again = run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend))
+    again, _ = run_here(config)
     assert len(again.records) == 7
     assert [record.params for record in again.records[:6]] == [record.params for record in records]
 

@@ -4,8 +4,7 @@ import pytest
 
 from tests.chaos.stored import EMPTY, read_stored
 from tests.chaos.studies import DIMENSIONS, PUBLISHED
-from tests.support.studies.in_process_executor import InProcessExecutor
-from tuner.run.loop import run_study
+from tests.support.studies.in_process_executor import run_here
 from tuner.storage.opening import find_study
 from tuner.storage.record import read_records
 from tuner.study_file.config import load_study
@@ -16,7 +15,7 @@ def test_rows_are_read_as_they_are(database):
     overrides = ["search.confidence=1.0", "search.draws=10", "search.max_trials=3", "search.prune=false"]
     config = load_study(PUBLISHED, overrides=overrides, storage=database)
     assert read_stored(database) == EMPTY
-    run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend))
+    run_here(config)
 
     found = read_stored(database)
 

@@ -92,12 +92,10 @@ def test_the_user_may_write_anywhere(home, monkeypatch):
 
 
 def test_a_refused_study_leaves_no_file(home):
-    """Every command refuses such a study with one message, before anything is made."""
+    """A process refuses such a study with one message, before anything is made."""
     file = write_replay(home.parent / "study", storage=f"sqlite:///{home}/x.db")
 
-    for command in ("run", "status", "report"):
-        assert_users_mistake(in_process(command, file, cwd=home.parent / "work"), OUTSIDE)
-
+    assert_users_mistake(in_process("run", file, cwd=home.parent / "work"), OUTSIDE)
     assert list(home.iterdir()) == list((home.parent / "work").iterdir()) == []
 
 
@@ -134,7 +132,6 @@ def test_what_is_read_elsewhere_is_told(home):
         ({"runtime": "circle/x.yaml"}, ("runtime",)),
         ({"model": "/dev/zero"}, ("/dev/zero", "is a pipe or a device")),
         ({"name": "../x"}, ("name = '../x'",)),
-        ({"name": "a/b"}, ("name = 'a/b'",)),
         ({"name": "-rf"}, ("name = '-rf'",)),
         ({"name": '"a\\0b"'}, ("name = ",)),
         ({"name": "a" * 300}, ("name = ",)),

@@ -95,29 +95,10 @@ def test_nothing_is_run(tmp_path):
     assert all(word.unknown for word in script.commands[-1].words[1:])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "'",
-        '"',
-        "${",
-        "$((",
-        "$(",
-        "`",
-        "A=(",
-        "if",
-        "fi",
-        "then",
-        "}",
-        "((",
-        "<<",
-        "${${${",
-        "\\",
-        "a=$((9" + "9" * 5000 + "))",
-        "\x00",
-    ],
-    ids=repr,
-)
+BROKEN = ("'", '"', "${", "$((", "$(", "`", "A=(", "if", "fi", "then", "}", "((", "<<", "${${${", "\\", "\x00")
+
+
+@pytest.mark.parametrize("text", [*BROKEN, "a=$((9" + "9" * 5000 + "))"], ids=lambda text: repr(text[:9]))
 def test_broken_scripts_are_read_to_their_end(text):
     """A script that bash would refuse is read without an error of ours, also at the end of another."""
     read_script(text)
