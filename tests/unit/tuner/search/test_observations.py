@@ -87,32 +87,17 @@ def test_a_trial_that_ended_well_is_measured():
     ],
 )
 def test_each_ending_says_what_it_says(status, explored, misfits, crashed):
-    """Only memory and crashes speak against a candidate, and an incident or the study's end says nothing of it."""
-    steps = (2.0,) if status is Status.PRUNED else ()
+    """Only memory and crashes speak against a candidate, and an incident or the study's end says nothing of it; steps
+    before a stop are measurements, and no best, those before a failure are none.
+    """
+    stopped = failed(status, 2.0, 2.2, 2.1, peak_memory_bytes=5, time_limit_s=100.0)
 
-    found = observations(trial(0, 3, failed(status, *steps, peak_memory_bytes=5)))
+    found = observations(trial(0, 3, stopped), trial(1, 4, ok(3.0)))
 
-    assert (found.explored, found.misfits, found.crashed) == (explored, misfits, crashed)
-    assert found.best_s is None
-    assert found.peaks_bytes == {}
-    assert found.num_decisions == 1
-
-
-@pytest.mark.parametrize("status", [Status.PRUNED, Status.TIMEOUT])
-def test_steps_of_a_trial_that_was_stopped_are_measurements(status):
-    """Steps that ended before a trial was stopped are true: they are seen, and are no best."""
-    found = observations(trial(0, 3, failed(status, 2.0, 2.2, 2.1, time_limit_s=100.0)), trial(1, 4, ok(3.0)))
-
-    assert found.measured.tolist() == [3, 4]
-    assert found.log_step_s[0] == pytest.approx(math.log(2.1))
-    assert found.best_s == 3.0
-    assert found.limits_s == {}
-
-
-@pytest.mark.parametrize("status", [Status.OUT_OF_MEMORY, Status.CRASHED, Status.INCIDENT, Status.CANCELLED])
-def test_steps_of_a_trial_that_failed_are_none(status):
-    """Steps before a failure don't count as a measurement of the candidate."""
-    assert observations(trial(0, 3, failed(status, 2.0))).measured.tolist() == []
+    assert (found.explored - {4}, found.misfits, found.crashed) == (explored, misfits, crashed)
+    assert found.measured.tolist() == [*sorted(explored), 4]
+    assert found.log_step_s == pytest.approx(np.log([2.1, 3.0][-len(found.measured) :]))
+    assert (found.best_s, found.peaks_bytes, found.limits_s, found.num_decisions) == (3.0, {}, {}, 2)
 
 
 def test_a_time_out_without_a_step_bounds_the_step():
@@ -166,31 +151,15 @@ def test_repeats_that_disagree_are_uncertain():
     assert found.variance[0] == pytest.approx(math.log(1.1) ** 2 / 2 / 2)
 
 
-def test_the_best_is_a_candidate_and_no_lucky_trial():
-    """A candidate whose trials were once fast and once slow is as fast as both together."""
-    lucky = [trial(0, 5, ok(1.0)), trial(1, 5, ok(1.44))]
+def test_endings_of_one_candidate_are_weighed():
+    """A candidate that failed and ran, in any order, is one that runs; memory that ran out explains another crash."""
+    crashed, misfit, ran = failed(Status.CRASHED), failed(Status.OUT_OF_MEMORY), ok(1.0)
+    endings = [(1, crashed), (1, ran), (2, ran), (2, misfit), (3, crashed), (3, misfit)]
 
-    assert observations(*lucky, trial(2, 6, ok(1.1))).best_s == 1.1
+    found = observations(*(trial(number, candidate, end) for number, (candidate, end) in enumerate(endings)))
 
-
-def test_a_later_success_outweighs_a_failure():
-    """A candidate that crashed or ran out of memory and then ran is one that runs."""
-    found = observations(
-        trial(0, 1, failed(Status.CRASHED)),
-        trial(1, 1, ok(1.0)),
-        trial(2, 2, ok(1.0)),
-        trial(3, 2, failed(Status.OUT_OF_MEMORY)),
-    )
-
-    assert found.impossible == frozenset()
-    assert found.explored == {1, 2}
-
-
-def test_memory_that_ran_out_explains_a_crash_of_the_same_candidate():
-    """A candidate that crashed once and ran out of memory another time counts as a misfit alone."""
-    found = observations(trial(0, 1, failed(Status.CRASHED)), trial(1, 1, failed(Status.OUT_OF_MEMORY)))
-
-    assert (found.misfits, found.crashed) == ({1}, frozenset())
+    assert (found.explored, found.misfits, found.crashed) == ({1, 2}, {3}, frozenset())
+    assert found.impossible == {3}
 
 
 def test_trials_of_no_candidate_tell_nothing():
@@ -219,21 +188,16 @@ def test_trials_that_run_are_pending():
 
 
 def test_a_finishing_trial_counts_as_finished():
-    """A trial whose end the storage does not hold yet counts by the state and value it is about to have."""
+    """A trial whose end the storage does not hold yet counts by the state and value it is about to have, in the
+    order of the trials' numbers.
+    """
     running = trial(3, 8, ok(2.0, 2.0), state=TrialState.RUNNING, value=None)
 
     found = observations(trial(5, 1, ok(1.0)), finishing=[(running, TrialState.COMPLETE, [2.0])])
 
-    assert found.measured.tolist() == [8, 1]  # in the order of the trials
+    assert found.measured.tolist() == [8, 1]
     assert found.pending == frozenset()
     assert found.best_s == 1.0
-
-
-def test_order_of_the_endings_does_not_matter():
-    """Trials count in the order of their numbers, whoever hands them over in whichever order."""
-    trials = [trial(at, candidate, ok(1.0 + at)) for at, candidate in enumerate((4, 2, 9))]
-
-    assert observations(*reversed(trials)).measured.tolist() == [4, 2, 9]
 
 
 def test_operator_times_of_all_trials_are_kept():
@@ -270,20 +234,12 @@ def test_one_step_is_as_noisy_as_steps_usually_are():
 
 
 def test_values_of_a_plain_loop_are_enough():
-    """In a loop that keeps no observation a value is a step time, and a failure is a crash of the candidate."""
-    found = observations(trial(0, 1, value=2.0), trial(1, 2, state=TrialState.FAIL))
+    """In a loop that keeps no observation a value is a step time; a failure or infinity is a crash of the candidate."""
+    found = observations(trial(0, 1, value=2.0), trial(1, 2, state=TrialState.FAIL), trial(2, 3, value=math.inf))
 
+    assert found.measured.tolist() == [1]
     assert found.log_step_s == pytest.approx([math.log(2.0)])
-    assert found.crashed == {2}
-
-
-def test_infinity_is_no_time():
-    """A loop that returns infinity for what failed has told of a crash, and measured nothing."""
-    found = observations(trial(0, 1, value=math.inf), trial(1, 2, value=2.0))
-
-    assert found.measured.tolist() == [2]
-    assert found.crashed == {1}
-    assert found.best_s == 2.0
+    assert (found.crashed, found.best_s) == ({2, 3}, 2.0)
 
 
 def test_a_loop_may_prune():

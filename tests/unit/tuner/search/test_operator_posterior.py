@@ -5,30 +5,18 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau
 
-from costmodels.calibration.sources import MeasuredSetting
 from costmodels.job.runtime import CONSTANTS
 from costmodels.operators.layer_operators import COLLECTIVES, OpKind, Phase
 from costmodels.surrogates.error_terms import step_terms
 from costmodels.surrogates.operator_surrogate import timing_variance
 from costmodels.surrogates.predicted import predict
-from tests.support.settings.small_spaces import setting_of
 from trials.backend import OperatorSample
 from trials.simulated.backend import SimulatedBackend
 from tuner.search.observations import observations_of
 from tuner.search.operator_posterior import TOLD_BY, OperatorPosterior, errors_of, predicted_times
 from tuner.search.posterior import posterior_of
-from tuner.space.enumeration import enumerate_space
 
 NUM_DRAWS = 100
-
-
-@pytest.fixture(scope="module")
-def problem():
-    """A setting of two hosts, and all its candidates."""
-    setting, options = setting_of("megatron", hosts=2, batch=32)
-    grid, _ = enumerate_space(setting, options)
-    measured = MeasuredSetting(setting=setting, memory="reserved", stage="fullest")
-    return measured, grid
 
 
 @pytest.fixture(scope="module")

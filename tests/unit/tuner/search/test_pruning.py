@@ -3,7 +3,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState, create_trial
 
-from tuner.search.pruning import MARGIN, RISK, ClearlySlowerPruner, is_clearly_slower
+from tuner.search.pruning import MARGIN, ClearlySlowerPruner, is_clearly_slower
 
 BEST_STEPS_S = (1.00, 1.02, 0.98, 1.01, 0.99)
 
@@ -14,7 +14,7 @@ def noisy_steps(rng, median_s, spread, num_steps):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spread", [0.005, 0.02, 0.1, 0.3])
+@pytest.mark.parametrize("spread", [0.02, 0.3])
 @pytest.mark.parametrize(("num_steps", "num_best"), [(2, 1), (2, 5), (3, 3), (5, 10)])
 def test_an_equal_trial_is_hardly_ever_slower(spread, num_steps, num_best):
     """Without any margin, steps of the same candidate are called slower less often than the risk that is promised."""
@@ -36,10 +36,14 @@ def test_a_trial_half_as_fast_is_seen_after_two_steps():
     assert seen == 200
 
 
-def test_one_slow_step_is_no_evidence():
-    """A hiccup in one of two or three steps does not make a trial slow."""
-    assert not is_clearly_slower([9.0, 1.0], 1.0, BEST_STEPS_S)
-    assert not is_clearly_slower([1.01, 9.0, 0.99], 1.0, BEST_STEPS_S)
+@pytest.mark.parametrize(
+    ("steps_s", "best_s"),
+    [([9.0, 1.0], BEST_STEPS_S), ([1.01, 9.0, 0.99], BEST_STEPS_S), ([100.0], (1.0,)), ([100.0], ())],
+    ids=["one of two", "one of three", "one beside one", "one beside none"],
+)
+def test_one_slow_step_is_no_evidence(steps_s, best_s):
+    """A hiccup in one of a few steps, or one step where nothing tells of the noise, is not slow."""
+    assert not is_clearly_slower(steps_s, 1.0, best_s)
 
 
 def test_a_trial_within_the_margin_goes_on():
@@ -59,12 +63,6 @@ def test_noise_demands_more_steps():
     assert is_clearly_slower(quiet, 1.0, BEST_STEPS_S)
     assert not is_clearly_slower(loud, 1.0, loud_best)
     assert is_clearly_slower(longer, 1.0, loud_best)
-
-
-def test_without_any_spread_nothing_is_clear():
-    """One step beside a best of one step tells nothing of the noise, however slow it is."""
-    assert not is_clearly_slower([100.0], 1.0, (1.0,))
-    assert not is_clearly_slower([100.0], 1.0, ())
 
 
 # In anybody's own study
@@ -155,8 +153,3 @@ def test_senseless_options_are_refused(field):
     """An option out of its range is named in the message."""
     with pytest.raises(ValueError, match=next(iter(field))):
         ClearlySlowerPruner(**field)
-
-
-def test_defaults_are_those_that_are_documented():
-    """A margin of a tenth and one wrong look in a hundred."""
-    assert (MARGIN, RISK) == (0.1, 0.01)
