@@ -31,7 +31,7 @@ class Ticks:
         return self.now_s
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=120)
 @given(problem=problems)
 def test_it_finds_the_optimum_or_says_that_there_is_none(problem):
     """With and without dominance and a heuristic, the result is that of trying everything."""
@@ -56,7 +56,7 @@ def test_workers_keep_to_the_limits():
     assert outcome.bound <= HARD_OPTIMUM
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(problem=problems, nodes=st.integers(0, 40))
 def test_what_is_known_and_why_it_stopped_are_two_things(problem, nodes):
     """Stopped after some nodes, the outcome claims neither more nor less than it knows."""
@@ -104,11 +104,8 @@ def test_the_trace_only_gets_better():
     assert outcome.trace == tuple(told)
     assert len(told) > 3
     for before, after in itertools.pairwise(outcome.trace):
-        assert before.seconds <= after.seconds
-        assert before.nodes <= after.nodes
-        assert before.cost >= after.cost
-        assert before.bound <= after.bound
-        assert before.gap >= after.gap
+        assert all(getattr(before, name) <= getattr(after, name) for name in ("seconds", "nodes", "bound"))
+        assert all(getattr(before, name) >= getattr(after, name) for name in ("cost", "gap"))
     assert all(progress.bound <= HARD_OPTIMUM <= progress.cost for progress in outcome.trace)
     assert outcome.trace[-1].gap == 0
 

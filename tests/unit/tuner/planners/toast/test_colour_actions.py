@@ -43,7 +43,7 @@ def action_for(actions, op, factor, axis, resolution=0):
 
 
 @given(graph=graphs(), mesh=meshes(), data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80)
 def test_a_state_is_a_plan_and_costs_what_it_costs(graph, mesh, data):
     """After any actions in any graph the plan can run, and time and memory are those of `cost_of`."""
     actions = actions_of(graph, mesh)
@@ -61,7 +61,7 @@ def test_a_state_is_a_plan_and_costs_what_it_costs(graph, mesh, data):
 
 
 @given(order=st.permutations(range(4)))
-@settings(max_examples=24, deadline=None)
+@settings(max_examples=24)
 def test_all_orders_of_actions_meet_in_one_state(order):
     """Actions that do not compete for an axis lead to one state in whatever order."""
     actions = actions_of(attention(2), mesh_of(2, 4, 2))
