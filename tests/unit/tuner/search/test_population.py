@@ -1,5 +1,4 @@
 import json
-import sys
 
 import numpy as np
 import optuna
@@ -9,7 +8,6 @@ from optuna.trial import create_trial
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from tests.support.studies.broken_studies import study
 from tuner.answers.candidates import candidates_of
-from tuner.cli.main import main
 from tuner.run.loop import make_sampler, open_study
 from tuner.search.parameters import params_of
 from tuner.search.population import (
@@ -135,7 +133,7 @@ def test_the_lines_name_the_leaders_and_sum_up_the_rest():
 
 
 @pytest.mark.slow
-def test_status_shows_the_newest_population(tmp_path, monkeypatch, capsys):
+def test_status_shows_the_newest_population(tmp_path, meshtune):
     """`meshtune status` prints the leading candidates after the last trial, and with --json all that is stored."""
     file = tmp_path / "study.yaml"
     file.write_text(study(), encoding="utf-8")
@@ -155,17 +153,10 @@ def test_status_shows_the_newest_population(tmp_path, monkeypatch, capsys):
         )
     )
 
-    printed = []
-    for options in ([], ["--json"]):
-        monkeypatch.setattr(sys, "argv", ["meshtune", "status", str(file), "--storage", config.storage, *options])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 0
-        printed.append(capsys.readouterr().out)
+    shown, told = (meshtune("status", file, "--storage", config.storage, *more) for more in ((), ("--json",)))
 
     leader = ",".join(f"{name}={value}" for name, value in grid.values(0).items())
-    assert "Probability of being the fastest, after trial 0:\n" in printed[0]
-    assert f"   75.0%  {leader}\n" in printed[0]
-    told = json.loads(printed[1])["population"]
-    assert told["trial"] == 0
-    assert told["shares"][0] == {"config": grid.values(0), "probability": 0.75, "tried": True}
+    assert "Probability of being the fastest, after trial 0:\n" in shown.out
+    assert f"   75.0%  {leader}\n" in shown.out
+    assert told.json["population"]["trial"] == 0
+    assert told.json["population"]["shares"][0] == {"config": grid.values(0), "probability": 0.75, "tried": True}
