@@ -156,7 +156,7 @@ def test_slow_kernels_slow_their_candidates(problem, operators):
 @pytest.mark.slow
 def test_a_constant_is_told_by_all_its_kinds(problem, operators):
     """The network's efficiency is told once every collective of the candidates is measured, and not before."""
-    samples = samples_of(problem, 0, np.arange(0, len(problem[1]), 20))
+    samples = samples_of(problem, 0, np.arange(0, len(problem[1]), 60))
     used = {term.kind for term in operators.terms.terms if term.kind in COLLECTIVES}
     rng = np.random.default_rng(0)
 
