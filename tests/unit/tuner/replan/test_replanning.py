@@ -136,29 +136,24 @@ def test_of_many_states_some_stand_for_others(monkeypatch):
 
 
 def test_every_setup_occupies_its_hosts(config):
-    """What may run in an interval stands on hosts that are there, and occupies all of their devices."""
-    course = course_of(config, trace(lost(10.0), back(20.0)), 30.0)
+    """What may run in an interval stands on hosts that are there, and occupies all of their devices; without a trial
+    its step times are those that `predict` gives on the cluster of the time.
+    """
+    events = trace(lost(10.0), back(20.0), slow(30.0, 0.1))
+    course = course_of(config, events, 40.0)
 
     options = options_over(Pricing(config), [course], [], None)
 
     for interval, figures in zip(course.intervals, options.figures[0], strict=True):
         assert figures
-        for at in figures:
-            assert {*interval.hosts} >= {*options.setups[at].hosts}
-            assert options.setups[at].config.num_devices == 8 * len(options.setups[at].hosts)
-
-
-def test_predictions_of_an_untried_study_are_those_of_the_cost_model(config):
-    """Without a trial the step times are those that `predict` gives on the cluster of the time."""
-    events = trace(slow(10.0, 0.1))
-    course = course_of(config, events, 20.0)
-    options = options_over(Pricing(config), [course], [], None)
-
-    for at, figures in enumerate(options.figures[0]):
-        then = study_at(config, events, course.intervals[at].from_s)
-        for option, told in figures.items():
-            expected = predict_candidate(then, options.setups[option].config)["step_time_s"]
-            assert told.step_time_s == pytest.approx(expected, rel=1e-9)
+        then = study_at(config, events, interval.from_s)
+        for at, told in figures.items():
+            setup = options.setups[at]
+            assert {*interval.hosts} >= {*setup.hosts}
+            assert setup.config.num_devices == 8 * len(setup.hosts)
+            if setup.hosts == HOSTS:
+                expected = predict_candidate(then, setup.config)["step_time_s"]
+                assert told.step_time_s == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.slow
@@ -239,7 +234,9 @@ def test_a_trace_may_begin_with_the_loss(tuned):
 
 
 def test_a_returned_host_leads_back(config):
-    """When the host returns, so does the configuration of all hosts; who stays waits for it."""
+    """When the host returns, so does the configuration of all hosts; who stays waits for it, and everybody does where
+    the loss is shorter than the change.
+    """
     plan = replan_trace(config, trace(lost(3600.0), back(40000.0)), until_s=80000.0)
 
     first, middle, last = setups(plan.best)
@@ -250,14 +247,9 @@ def test_a_returned_host_leads_back(config):
     assert plan.staying.stretches[2].lost_work_s == 0.0
     assert plan.staying.stretches[1].lost_work_s == 900.0
     assert plan.gain_over_staying > 0.1
-
-
-def test_a_short_loss_is_waited_for(config):
-    """Nobody moves to other hosts for a loss that is shorter than the change."""
-    plan = replan_trace(config, trace(lost(3600.0), back(3660.0)), until_s=7200.0)
-
-    assert [setup is None for setup in setups(plan.best)] == [False, True, False]
-    assert plan.best.stretches[1].lost_work_s == 900.0
+    short = replan_trace(config, trace(lost(3600.0), back(3660.0)), until_s=7200.0).best
+    assert [setup is None for setup in setups(short)] == [False, True, False]
+    assert short.stretches[1].lost_work_s == 900.0
 
 
 @pytest.mark.parametrize(("restart_s", "changes"), [(0.0, True), (20000.0, False)])

@@ -99,18 +99,12 @@ class AcquisitionContract:
 
         assert {chosen(self.acquisition, log_step_s, best_s=3.0, seed=seed) for seed in range(20)} == {1}
 
-    def test_one_candidate_is_the_choice(self):
-        """With one candidate there is nothing to choose, be it open or closed."""
-        log_step_s = np.zeros((5, 1), dtype=np.float32)
-
-        assert chosen(self.acquisition, log_step_s) == 0
-        assert chosen(self.acquisition, log_step_s, closed=(0,), best_s=1.0) == 0
-
-    def test_an_exhausted_grid_measures_the_fastest_again(self):
-        """Once every candidate is closed, one that is the fastest in each draw is named again."""
-        log_step_s = draws_of((2, 0), (2, 0), num_candidates=3)
+    def test_without_an_open_candidate_the_fastest_is_measured_again(self):
+        """Once every candidate is closed, the fastest in each draw is named again; one alone is the choice."""
+        log_step_s, alone = draws_of((2, 0), (2, 0), num_candidates=3), np.zeros((5, 1), dtype=np.float32)
 
         assert chosen(self.acquisition, log_step_s, closed=(0, 1, 2), best_s=2.0) == 2
+        assert chosen(self.acquisition, alone) == chosen(self.acquisition, alone, closed=(0,), best_s=1.0) == 0
 
     def test_a_batch_has_different_candidates(self):
         """Asked again and again with what it named pending, it names each candidate once."""

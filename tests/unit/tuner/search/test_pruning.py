@@ -28,14 +28,6 @@ def test_an_equal_trial_is_hardly_ever_slower(spread, num_steps, num_best):
     assert wrong / 1500 <= 0.02 + 3 * np.sqrt(0.02 * 0.98 / 1500)
 
 
-def test_a_trial_half_as_fast_is_seen_after_two_steps():
-    """Two steps of a trial that takes twice as long are enough where steps differ by 2%."""
-    rng = np.random.default_rng(3)
-    seen = sum(is_clearly_slower(noisy_steps(rng, 2.0, 0.02, 2), 1.0, BEST_STEPS_S) for _ in range(200))
-
-    assert seen == 200
-
-
 @pytest.mark.parametrize(
     ("steps_s", "best_s"),
     [([9.0, 1.0], BEST_STEPS_S), ([1.01, 9.0, 0.99], BEST_STEPS_S), ([100.0], (1.0,)), ([100.0], ())],
@@ -53,7 +45,7 @@ def test_a_trial_within_the_margin_goes_on():
 
 
 def test_noise_demands_more_steps():
-    """The same slowness that is clear with a spread of 2% is not with one of 20%, and is again after more steps."""
+    """A slowness that two steps show with a spread of 2% is not clear with one of 20%, and is again after 40 steps."""
     rng = np.random.default_rng(11)
     quiet, loud, longer = (
         noisy_steps(rng, 1.6, spread, num_steps) for spread, num_steps in ((0.02, 2), (0.2, 2), (0.2, 40))
@@ -61,6 +53,7 @@ def test_noise_demands_more_steps():
     loud_best = noisy_steps(rng, 1.0, 0.2, 5)
 
     assert is_clearly_slower(quiet, 1.0, BEST_STEPS_S)
+    assert all(is_clearly_slower(noisy_steps(rng, 2.0, 0.02, 2), 1.0, BEST_STEPS_S) for _ in range(200))
     assert not is_clearly_slower(loud, 1.0, loud_best)
     assert is_clearly_slower(longer, 1.0, loud_best)
 

@@ -186,8 +186,8 @@ def test_the_choice_is_uniform_over_the_unexplored_draws(grid):
     sampler = make(grid)
     study, _ = run(sampler, world(grid)[1], 4)
     observations = known_to(sampler, study)
-    fastest = sampler.population(observations).fastest
-    open_draws = [p for p in fastest.tolist() if p not in observations.explored]
+    open_draws = [at for at in sampler.population(observations).fastest.tolist() if at not in observations.explored]
+
     chosen = [sampler.choose(replace(observations, num_decisions=decision)) for decision in range(400)]
 
     for position in set(open_draws):

@@ -127,14 +127,20 @@ def test_only_a_rule_of_the_set_can_be_switched_off(rule):
 
 
 def test_tightening_a_degree_keeps_exactly_those_values():
-    """`tp: [1, 4]` keeps the configurations with these tp and counts the others under `space.tp`."""
+    """`tp: [1, 4]` keeps the configurations with these tp and counts the others under `space.tp`; the current
+    configuration stays whatever its tp.
+    """
     setting, options = setting_of("megatron")
     whole = rows_of(enumerate_space(setting, options)[0])
 
-    grid, removed = enumerate_space(setting, replace(options, allowed=(("tp", (1, 4)),)))
+    tight = replace(options, allowed=(("tp", (1, 4)),))
+    grid, removed = enumerate_space(setting, tight)
 
     assert rows_of(grid) == [row for row in whole if row[1] in (1, 4)]
     assert removed["space.tp"] > 0
+    space = build_space(setting, tight, current=ParallelConfig(tp=8))
+    assert sorted(set(space.grid.tp.tolist())) == [1, 4, 8]
+    assert "space.tp (the study allows tp only 1, 4)" in space.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -297,27 +303,14 @@ def test_current_is_never_pruned(current, names):
         assert name in space.warnings[0]
 
 
-def test_expert_outside_a_tightened_space_stays_too():
-    """A study that allows tp 1 and 2 only still tries the tp 8 of its current configuration."""
-    setting, options = setting_of("megatron")
-
-    space = build_space(setting, replace(options, allowed=(("tp", (1, 2)),)), current=ParallelConfig(tp=8))
-
-    assert sorted(set(space.grid.tp.tolist())) == [1, 2, 8]
-    assert "space.tp (the study allows tp only 1, 2)" in space.warnings[0]
-
-
 def test_launchable_is_what_the_cost_model_can_price():
     """Degrees that miss the devices, do not divide the batch, or exceed the layers cannot be the current one."""
     setting, _ = setting_of("megatron", batch=16, num_layers=4)
 
-    assert launchable(setting, ParallelConfig(pp=4, dp=2))
-    assert not launchable(setting, ParallelConfig(pp=4, dp=4))
-    assert not launchable(setting, ParallelConfig(pp=8))
-    assert not launchable(setting, ParallelConfig(dp=8, mbs=4))
-    assert not launchable(setting, ParallelConfig(dp=8, ep=2))
-    assert not launchable(setting, ParallelConfig(dp=8, dp_shard=3))
-    assert launchable(setting, ParallelConfig(dp=8, dp_shard=4))
+    for degrees in ({"pp": 4, "dp": 2}, {"dp": 8, "dp_shard": 4}):
+        assert launchable(setting, ParallelConfig(**degrees))
+    for degrees in ({"pp": 4, "dp": 4}, {"pp": 8}, {"dp": 8, "mbs": 4}, {"dp": 8, "ep": 2}, {"dp": 8, "dp_shard": 3}):
+        assert not launchable(setting, ParallelConfig(**degrees))
 
 
 def test_divisors_are_all_divisors():

@@ -40,6 +40,16 @@ def on(job, cluster=TWO_KINDS):
     return Setting(job=job, cluster=cluster, runtime=MEGATRON)
 
 
+def step_s(job, grid, cluster=TWO_KINDS):
+    """Predicted step times [n]."""
+    return estimate_step(on(job, cluster), grid).step_time_s
+
+
+def fits(job, grid, headroom=0.08, cluster=TWO_KINDS):
+    """Whether each has so much memory to spare [n]."""
+    return estimate_memory(on(job, cluster), grid).fits(headroom)
+
+
 def compositions(total, parts):
     """All ways to write `total` as an ordered sum of `parts` numbers of at least 1."""
     for bars in itertools.combinations(range(1, total), parts - 1):
@@ -162,13 +172,11 @@ def test_a_plan_is_never_slower_than_equal_shares():
         ]
     )
     found = plan_uneven_work(on(job), grid, PARTS, memory_headroom=0.08)
-    before = estimate_step(on(job), grid).step_time_s
-    after = estimate_step(on(job), found).step_time_s
-    fitted = estimate_memory(on(job), grid).fits(0.08)
+    before, after, fitted = step_s(job, grid), step_s(job, found), fits(job, grid)
 
     assert (after[fitted] <= before[fitted] * (1 + 1e-9)).all()
     assert np.median(before / after) > 1.3
-    assert estimate_memory(on(job), found).fits(0.08)[fitted].all()
+    assert fits(job, found)[fitted].all()
     for position in range(len(grid)):
         config = found.config(position)
         assert replace(config, assignment=grid.config(position).assignment) == grid.config(position)
@@ -191,11 +199,10 @@ def test_recomputing_some_layers_makes_room():
     found = plan_uneven_work(on(job, cluster), grid, ("layers", "recomputed"), memory_headroom=0.4)
     full = grid_of(replace(grid.config(0), recompute="full"))
 
-    assert not estimate_memory(on(job, cluster), grid).fits(0.4)[0]
-    assert estimate_memory(on(job, cluster), found).fits(0.4)[0]
+    assert not fits(job, grid, 0.4, cluster)[0]
+    assert fits(job, found, 0.4, cluster)[0]
     assert 0 < sum(found.config(0).assignment.recomputed) < 80
-    steps = [estimate_step(on(job, cluster), each).step_time_s[0] for each in (found, full)]
-    assert steps[0] < steps[1]
+    assert step_s(job, found, cluster)[0] < step_s(job, full, cluster)[0]
 
 
 def test_branch_and_bound_never_makes_a_plan_slower():
@@ -206,8 +213,8 @@ def test_branch_and_bound_never_makes_a_plan_slower():
     parts = ("layers", "recomputed")
     found = plan_uneven_work(on(job, cluster), grid, parts, memory_headroom=0.08)
     proven = refine_stages(on(job, cluster), found, parts, memory_headroom=0.08)
-    before, after = (estimate_step(on(job, cluster), each).step_time_s for each in (found, proven))
-    fits_before, fits_after = (estimate_memory(on(job, cluster), each).fits(0.08) for each in (found, proven))
+    before, after = (step_s(job, each, cluster) for each in (found, proven))
+    fits_before, fits_after = (fits(job, each, cluster=cluster) for each in (found, proven))
 
     assert (fits_after | ~fits_before).all()
     assert (after[fits_before] <= before[fits_before] * (1 + 1e-9)).all()
@@ -223,5 +230,4 @@ def test_a_proof_places_stages_on_the_hosts_that_it_names():
     assert outcome.known is Known.OPTIMAL
     assert [TWO_KINDS.devices[stage.kind].name for stage in outcome.best.solution.stages] == names
     assert best.assignment.layers == tuple(stage.num_layers for stage in outcome.best.solution.stages)
-    closed_form_s = estimate_step(on(job), grid_of(best)).step_time_s[0]
-    assert outcome.best.cost == pytest.approx(closed_form_s, rel=0.08)
+    assert outcome.best.cost == pytest.approx(step_s(job, grid_of(best))[0], rel=0.08)

@@ -1,4 +1,4 @@
-"""Descent along the axes: it makes no plan worse, costs what `cost_of` says, and gets a single axis right."""
+"""Descent along the axes: it makes no plan worse, and gets a single axis right."""
 
 import numpy as np
 import pytest
@@ -21,17 +21,6 @@ MOST_PLANS = 2000
 def rows_of(plan):
     """The factors that the axes serve in each operator."""
     return [tuple(row) for row in plan.served.tolist()]
-
-
-@given(plan=plans())
-@settings(max_examples=60)
-def test_the_tables_say_what_a_plan_costs(plan):
-    """With one row for each operator the sum of all tables is the step time."""
-    rows, terms = rows_of(plan), ShardingTerms(plan.graph, plan.mesh)
-    assume(terms.is_exact)
-    found = terms.least([(row,) for row in rows], rows)
-
-    assert found.cost_s == pytest.approx(cost_of(plan).step_time_s, rel=1e-9, abs=1e-15)
 
 
 @given(graph=graphs(max_ops=4), mesh=meshes(max_axes=2))

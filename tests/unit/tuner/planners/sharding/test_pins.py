@@ -1,6 +1,5 @@
 """Pins on small graphs: what they mean, that they hold, and what is said of those that can't."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -14,7 +13,7 @@ from hardware.io.errors import ConfigError
 from tests.support.graphs.random_graphs import mesh_of
 from tests.support.graphs.small_graphs import mlp
 from tuner.planners.sharding.manumatic import PinnedSearch
-from tuner.planners.sharding.pins import Pin, deviation, resolve_pins
+from tuner.planners.sharding.pins import Pin, resolve_pins
 from tuner.planners.sharding.recursive import ORDERS, recursive_plan, refine_mesh, whole
 from tuner.planners.sharding.sharding_terms import ShardingTerms
 
@@ -131,13 +130,6 @@ def test_a_growing_weight_ends_where_the_hard_pin_is():
     assert missing[0] > 0
     assert missing == sorted(missing, reverse=True)
     assert missing[-1] == 0
-
-
-def test_deviation_is_what_is_missing():
-    """D is zero for multiples of the target, and the logarithm of what is missing else."""
-    assert deviation(8, 4) == deviation(4, 4) == 0
-    assert deviation(1, 4) == pytest.approx(math.log(4))
-    assert deviation(6, 4) == pytest.approx(math.log(2))
 
 
 def test_what_a_pin_saved_is_told_by_a_plan_without_it():

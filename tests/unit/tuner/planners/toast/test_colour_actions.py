@@ -99,19 +99,13 @@ def test_batch_and_then_parameters_is_fsdp():
     }
 
 
-def test_a_colour_that_does_not_divide_is_left_alone():
-    """An axis of three cuts nothing of a graph whose dims are powers of two."""
-    actions = actions_of(mlp(), mesh_of(3))
-
-    assert actions.actions == ()
-
-
-def test_small_colours_are_left_out_where_asked():
-    """The threshold leaves out what cuts fewer names; by default it does not hold for so few colours."""
-    mesh = mesh_of(2)
-
-    assert len(actions_of(mlp(), mesh).actions) == 4
-    assert actions_of(mlp(), mesh, least_dims=10_000).actions == ()
+def test_what_cannot_or_need_not_be_cut_is_left_alone():
+    """An axis of three cuts nothing of a graph whose dims are powers of two; the threshold leaves out what cuts fewer
+    names, and by default it does not hold for so few colours.
+    """
+    assert actions_of(mlp(), mesh_of(3)).actions == ()
+    assert len(actions_of(mlp(), mesh_of(2)).actions) == 4
+    assert actions_of(mlp(), mesh_of(2), least_dims=10_000).actions == ()
 
 
 def test_constants_follow_their_readers():

@@ -49,29 +49,20 @@ def test_hard_pins_hold_in_every_state(data, graph, mesh, is_whole):
 @given(data=st.data(), graph=graphs(), mesh=meshes(max_axes=2), is_whole=st.booleans())
 @settings(max_examples=20)
 def test_hard_pins_hold_to_the_end(data, graph, mesh, is_whole):
-    """Scripts, search, edits and polish keep hard pins, and the plan is no faster than the bound."""
+    """Scripts, search, edits and polish keep hard pins, and the plan is no faster than the bound; with soft pins of no
+    weight, which split classes all the same, the search ends no worse than what it began with.
+    """
     own_mesh, levels = (whole if is_whole else refine_mesh)(mesh)
     pins = that_hold(data.draw(pins_of(graph, mesh)), graph, mesh, levels)
-    own = resolve_pins(pins, graph, mesh, levels)
-    found = toast_plan(graph, own_mesh, SMALL, pins=own)
+    soft_pins = [replace(pin, weight_s=0.0) for pin in pins]
+    found, soft = (
+        toast_plan(graph, own_mesh, SMALL, pins=resolve_pins(each, graph, mesh, levels)) for each in (pins, soft_pins)
+    )
 
     assert all(holds(pin, found.plan, mesh) for pin in pins)
-    assert violations(found.plan) == ()
+    assert violations(found.plan) == violations(soft.plan) == ()
     assert found.bound_s <= cost_of(found.plan).step_time_s * (1 + 1e-9)
-
-
-@given(data=st.data(), graph=graphs(), mesh=meshes(max_axes=2))
-@settings(max_examples=20)
-def test_a_soft_pin_of_no_weight_changes_nothing(data, graph, mesh):
-    """Soft pins of no weight split classes, and the search ends no worse than what it began with."""
-    own_mesh, levels = whole(mesh)
-    pins = that_hold(data.draw(pins_of(graph, mesh)), graph, mesh, levels)
-    soft = [replace(pin, weight_s=0.0) for pin in pins]
-    found = toast_plan(graph, own_mesh, SMALL, pins=resolve_pins(soft, graph, mesh, levels))
-    step_time_s = cost_of(found.plan).step_time_s
-
-    assert violations(found.plan) == ()
-    assert found.steps[0].figures.step_time_s >= step_time_s * (1 - 1e-9)
+    assert soft.steps[0].figures.step_time_s >= cost_of(soft.plan).step_time_s * (1 - 1e-9)
 
 
 def test_a_soft_pin_of_great_weight_holds():

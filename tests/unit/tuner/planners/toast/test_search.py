@@ -77,14 +77,6 @@ def test_a_small_tree_is_exhausted():
     assert {node.state for node in tree.nodes} == all_states(game)
 
 
-def test_states_are_seen_once():
-    """However many trajectories come by, a state is one node and is evaluated once."""
-    tree = search(game_of(attention(), mesh_of(2, 2)), SearchOptions(), np.random.default_rng(0))
-
-    assert len({node.state for node in tree.nodes}) == len(tree.nodes)
-    assert max(node.visits for node in tree.nodes[1:]) > 1
-
-
 def test_a_search_crosses_a_ridge():
     """The end of a line is found although every state on the way there costs more than the begin; where the search may
     not go so deep nothing is better than the begin, and there is one round, and no action.
@@ -112,13 +104,19 @@ def test_the_same_seed_grows_the_same_tree():
     assert "0.9" in shown[0] or "1.0" in shown[0]
 
 
-def test_a_state_limit_holds():
-    """A search ends at the number of states that it was given, and says so."""
-    game = game_of(attention(2), mesh_of(2, 4))
-    tree = search(game, SearchOptions(), np.random.default_rng(0), limits=Limits(nodes=5))
+def test_states_are_seen_once_and_limited():
+    """However many trajectories come by, a state is one node; a search ends at the number of states that it was given,
+    and says so.
+    """
+    tree, short = (
+        search(game_of(attention(), mesh_of(2, 2)), SearchOptions(), np.random.default_rng(0), limits=limits)
+        for limits in (Limits(), Limits(nodes=5))
+    )
 
-    assert tree.stop is Stop.NODES
-    assert 5 <= len(tree.nodes) < 5 + SearchOptions().depth
+    assert len({node.state for node in tree.nodes}) == len(tree.nodes)
+    assert max(node.visits for node in tree.nodes[1:]) > 1
+    assert short.stop is Stop.NODES
+    assert 5 <= len(short.nodes) < 5 + SearchOptions().depth
 
 
 def test_editing_takes_back_what_was_committed():
