@@ -115,7 +115,9 @@ def test_a_change_tells_what_the_figures_differ_by(shape):
 
 
 def test_equal_shapes_are_planned_once():
-    """Candidates that differ in pp, dp, vpp or recomputation have one plan; a lone device's layers have none."""
+    """Candidates that differ in pp, dp, vpp or recomputation have one plan; a lone device's layers have none, nor has a
+    shape without a plan by hand, as with more ranks of tp than key heads.
+    """
     first, other = ParallelConfig(tp=2, dp=4), ParallelConfig(tp=2, dp=2, pp=2)
     configs = [first, other, replace(other, vpp=2, recompute="full"), ParallelConfig(tp=4, dp=2)]
     configs += [replace(first, mbs=2), ParallelConfig(dp=8)]
@@ -124,12 +126,7 @@ def test_equal_shapes_are_planned_once():
 
     assert [(each.config.tp, each.config.mbs) for each in tasks] == [(2, 1), (4, 1), (2, 2)]
     assert [each.num_micro_batches for each in tasks] == [32, 32, 8]
-
-
-def test_a_shape_without_a_plan_by_hand_has_none():
-    """With more ranks of tp than key heads there is nothing to compare with."""
     sixteen = replace(task_of("llama3-8b", ParallelConfig(tp=16), "descent"), cluster=CLUSTER.with_hosts(2))
-
     assert plan_layer(sixteen) is None
 
 

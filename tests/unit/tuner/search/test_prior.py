@@ -139,11 +139,11 @@ def test_a_wrong_constant_is_learned_from_runs_of_another_model(problem, past, t
 
 def test_without_a_past_nothing_is_learned(problem):
     """No history, or an empty one, leaves one hypothesis, of the profile as it is."""
-    measured, grid = problem
+    setting, grid = problem[0].setting, problem[1]
 
     for nothing in (None, Past()):
         cold, _ = belief_after(problem, nothing).steps
-        assert np.allclose(cold.log_predicted, log_steps(measured.setting, measured.setting.runtime, grid))
+        assert np.allclose(cold.log_predicted, log_steps(setting, setting.runtime, grid))
 
 
 @pytest.mark.slow
@@ -213,13 +213,8 @@ def test_the_nearest_jobs_come_first_and_are_thinned(problem, small):
     measured, grid = problem
     other, _ = setting_of("megatron", batch=32, hosts=4)
     smaller, _ = small
-    a100 = replace(
-        measured.setting.cluster,
-        groups=tuple(
-            replace(group, device=replace(group.device, name="A100-SXM-80"))
-            for group in measured.setting.cluster.groups
-        ),
-    )
+    (group,) = measured.setting.cluster.groups
+    a100 = replace(measured.setting.cluster, groups=(replace(group, device=replace(group.device, name="A100-SXM-80")),))
 
     def run(group, time_s=1.0, **changes):
         return run_of(replace(measured.setting, **changes), grid.config(0), time_s, group=group)
@@ -243,18 +238,15 @@ def test_a_fact_outlives_the_fitted_constants(problem):
     the fitted ones, and what the runtime does stays as it is.
     """
     measured, _ = problem
-    without = replace(
-        measured, setting=replace(measured.setting, runtime=replace(measured.setting.runtime, hop_launch_s=0.0))
-    )
-    fitted = measured.setting.runtime.with_constants({"network_efficiency": 0.123})
+    runtime = measured.setting.runtime
+    without = replace(measured, setting=replace(measured.setting, runtime=replace(runtime, hop_launch_s=0.0)))
+    fitted = runtime.with_constants({"network_efficiency": 0.123})
     fitted = replace(fitted, overlaps_gradients=not fitted.overlaps_gradients, step_error=0.321)
 
     found = under(without, fitted).setting.runtime
 
-    assert found.hop_launch_s == 0.0
-    assert found.network_efficiency == 0.123
-    assert found.step_error == 0.321
-    assert found.overlaps_gradients == measured.setting.runtime.overlaps_gradients
+    assert (found.hop_launch_s, found.network_efficiency, found.step_error) == (0.0, 0.123, 0.321)
+    assert found.overlaps_gradients == runtime.overlaps_gradients
 
 
 # Operators

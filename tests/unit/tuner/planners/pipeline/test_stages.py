@@ -153,19 +153,6 @@ def test_a_large_pipeline_is_proven_within_seconds():
     assert outcome.known is Known.OPTIMAL
 
 
-def test_faster_devices_hold_more_layers():
-    """Of two kinds of which one is twice as fast, the fast one's stages hold about twice the layers."""
-    pipeline = random_pipeline(np.random.default_rng(2), num_layers=24, num_stages=4, room=100.0)
-    free = {name: np.zeros_like(getattr(pipeline, name)) for name in ("first_s", "last_s", "stage_s", "hop_s")}
-    pipeline = changed(
-        pipeline, **free, layer_s=np.array([[0.01], [0.02]]), supply=np.array([2, 2]), num_micro_batches=64, vpp=1
-    )
-
-    stages = branch_and_bound(StagesProblem(pipeline)).best.solution.stages
-
-    assert sorted((stage.kind, stage.num_layers) for stage in stages) == [(0, 8), (0, 8), (1, 4), (1, 4)]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -159,23 +159,21 @@ def test_the_heavier_model_goes_first():
 @pytest.mark.parametrize(("gather_s", "devices", "cost_s"), [(0.5, 2, 2.5), (2.5, 1, 4.0)])
 def test_an_operator_is_split_when_that_pays(gather_s, devices, cost_s):
     """Two halves on two devices beat the whole if gathering them takes little, and not if it takes long."""
-    of = workload([[4.0, 4.0]], splits=(Split(op=0, parts=2, part_s=(2.0, 2.0), gather_s=gather_s),))
+    split = Split(op=0, parts=2, part_s=(2.0, 2.0), gather_s=gather_s)
 
-    best = best_of(of)
+    best = best_of(workload([[4.0, 4.0]], splits=(split,)))
 
-    assert len(best.solution.runs[0].devices) == devices
-    assert best.cost == cost_s
+    assert (len(best.solution.runs[0].devices), best.cost) == (devices, cost_s)
 
 
 @pytest.mark.parametrize(("both_s", "num_runs", "cost_s"), [(1.5, 1, 1.5), (2.5, 2, 2.0)])
 def test_operators_are_fused_when_that_pays(both_s, num_runs, cost_s):
     """Two operators become one if that is faster than both in a row."""
-    of = workload([[1.0], [1.0]], [(0, 1)], fusions=(Fusion(first=0, second=1, exec_s=(both_s,), memory_bytes=2.0),))
+    fusion = Fusion(first=0, second=1, exec_s=(both_s,), memory_bytes=2.0)
 
-    best = best_of(of)
+    best = best_of(workload([[1.0], [1.0]], [(0, 1)], fusions=(fusion,)))
 
-    assert len(best.solution.runs) == num_runs
-    assert best.cost == cost_s
+    assert (len(best.solution.runs), best.cost) == (num_runs, cost_s)
 
 
 def test_memory_and_links_decide_where_work_goes():

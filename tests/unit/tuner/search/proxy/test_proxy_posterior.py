@@ -160,10 +160,14 @@ def test_memory_of_proxies_speaks_of_their_candidates():
 
 
 def test_a_proxy_without_memory_leaves_its_candidate_in_play():
-    """Where a smaller job runs out of memory, its candidate may still be the fastest."""
-    _, runs = errors_drawn(observations(seen(0, ran_out=True)))
+    """Where a smaller job runs out of memory, its candidate may still be the fastest; a draw has a value for each
+    candidate and for nothing else.
+    """
+    _, grid, posterior, _ = problem()
+    known = observations(seen(0, ran_out=True), seen(1, 0.1))
 
-    assert runs[0] > 0.1
+    assert errors_drawn(known)[1][0] > 0.1
+    assert posterior.draw(known, 10, np.random.default_rng(0)).shape == (10, len(grid))
 
 
 @pytest.mark.slow
@@ -207,20 +211,5 @@ def test_proxies_end_once_they_agree_or_the_budget_is_spent():
     assert not plan.goes_on(observations(seen(0, 0.0), full={3: 0.0}), named)
     assert plan.is_spent(observations(seen(0, 0.0), full={3: 0.0, 4: 0.0}), named)
     assert not plan.is_spent(observations(seen(0, 0.0), full={3: 0.0}), named)
-
-
-def test_what_another_candidates_proxy_has_told_is_not_asked_again():
-    """Candidates that share a smaller job are settled by one run of it."""
-    _, grid, _, proxies = problem()
-    plan = plan_of(grid.take(np.arange(2)), [proxies[0], proxies[0]])
-
-    assert plan.is_settled(observations(seen(0, 0.0)), np.array([1])).all()
-
-
-def test_proxies_leave_the_draws_of_candidates_alone():
-    """However many smaller jobs were tried, a draw has a value for each candidate and for nothing else."""
-    _, grid, posterior, _ = problem()
-
-    drawn = posterior.draw(observations(*(seen(at, 0.1) for at in range(3))), 10, np.random.default_rng(0))
-
-    assert drawn.shape == (10, len(grid))
+    shared = plan_of(grid.take(np.arange(2)), [proxies[0], proxies[0]])  # one run settles both candidates
+    assert shared.is_settled(observations(seen(0, 0.0)), np.array([1])).all()

@@ -104,15 +104,13 @@ def test_both_kinds_of_parallelism_show_where_there_is_room():
     assert llama(pp=1, tp=8, dp=8).config == ParallelConfig(pp=1, tp=8, dp=2)
 
 
-def test_a_device_keeps_its_layers():
-    """With `auto` a stage has as many layers as the candidate's; a number fixes the total."""
+def test_a_device_keeps_its_layers_and_the_bubble():
+    """With `auto` a stage has as many layers as the candidate's; a number fixes the total. A stage gets as many
+    micro-batches as the candidate's, and MAX_ROUNDS of them at most.
+    """
     assert llama(pp=8, tp=4, dp=2).reduction.layers == 2 * 32 // 8
     assert llama(pp=4, tp=4, dp=4, vpp=4).reduction.layers == 2 * 32 // 4
     assert llama(pp=8, tp=4, dp=2, layers=4).reduction.layers == 4
-
-
-def test_the_bubble_stays_comparable_and_the_step_cheap():
-    """A stage gets as many micro-batches as the candidate's, and MAX_ROUNDS of them at most."""
     many = llama(pp=8, tp=4, dp=2)
     assert many.reduction.global_batch_size == many.config.pp * many.config.dp * MAX_ROUNDS
     few = llama(pp=8, tp=4, dp=2, mbs=16)  # 16 micro-batches for 8 stages
