@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from costmodels.job.model_catalog import find_model
-from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, ConfigGrid, ParallelConfig
+from costmodels.job.parallel_config import DEGREES, DIMENSIONS, FURTHER_DIMENSIONS, ConfigGrid
 from costmodels.job.runtime import find_runtime
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
@@ -68,26 +68,23 @@ def raw_product(setting, opened=()) -> ConfigGrid:
         if math.prod(mesh) == setting.cluster.num_devices
     ]
     default_sp = runtime.sequence_parallel if job.sequence_parallel is None else job.sequence_parallel
-    further = (
-        runtime.recompute_modes if "recompute" in opened else (job.recompute,),
-        runtime.zero_stages if "zero_stage" in opened else (job.zero_stage,),
-        (False, True) if "sequence_parallel" in opened else (default_sp,),
-    )
-    configs = [
-        ParallelConfig(
-            **dict(zip(("pp", "tp", "dp", "cp", "up"), mesh, strict=True)),
-            mbs=mbs,
-            vpp=vpp,
-            ep=ep,
-            **dict(zip(OPENED, choice, strict=True)),
-        )
+    further = {
+        "recompute": runtime.recompute_modes if "recompute" in opened else (job.recompute,),
+        "zero_stage": runtime.zero_stages if "zero_stage" in opened else (job.zero_stage,),
+        "sequence_parallel": (False, True) if "sequence_parallel" in opened else (default_sp,),
+    }
+    choices = [[DIMENSIONS[name].code_of(value) for value in values] for name, values in further.items()]
+    rows = [
+        (*mesh, mbs, vpp, ep, *choice)
         for mesh in meshes
         for mbs in divisors(job.global_batch_size)
         for vpp in divisors(setting.padded_layers)
         for ep in divisors(max(job.model.num_experts, 1))
-        for choice in itertools.product(*further)
+        for choice in itertools.product(*choices)
     ]
-    return ConfigGrid.from_configs(configs, tuple(opened))
+    names = ("pp", "tp", "dp", "cp", "up", "mbs", "vpp", "ep", *further)
+    codes = {name: np.zeros(len(rows), dtype=np.int64) for name in FURTHER_DIMENSIONS}
+    return ConfigGrid.from_codes(codes | dict(zip(names, np.array(rows).T, strict=True)), opened=tuple(opened))
 
 
 def rules_broken_by_row(setting, options, grid) -> list[frozenset]:
@@ -95,4 +92,9 @@ def rules_broken_by_row(setting, options, grid) -> list[frozenset]:
     columns = {name: grid.matrix([name])[:, 0] for name in DEGREES + FURTHER_DIMENSIONS}
     rules = active_rules(setting, options)
     broken = np.stack([np.broadcast_to(~rule.keep(setting, columns), len(grid)) for rule in rules], axis=1)
-    return [frozenset(rule.name for rule, is_broken in zip(rules, row, strict=True) if is_broken) for row in broken]
+    codes = broken @ (1 << np.arange(len(rules)))
+    names = {
+        code: frozenset(rule.name for at, rule in enumerate(rules) if code >> at & 1)
+        for code in np.unique(codes).tolist()
+    }
+    return [names[code] for code in codes.tolist()]

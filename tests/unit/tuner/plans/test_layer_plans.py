@@ -71,37 +71,29 @@ def test_no_plan_is_worse_than_the_one_by_hand(shape, planner):
     assert (planned.change is None) == bool((planned.found.served == planned.by_hand.served).all())
 
 
-def test_descent_finds_what_is_faster():
-    """With cp it shortens the step by a twentieth at least, and what it changes is told."""
-    planned = found_for("cp", "descent")
-
-    assert planned.cost.step_time_s < 0.95 * planned.by_hand_cost.step_time_s
-    assert planned.change is not None
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_plan_by_hand_changes_nothing(shape):
-    """Under megatron nothing is changed, whatever the degrees."""
-    planned = found_for(shape, "megatron")
+def test_the_plan_by_hand_changes_nothing():
+    """Under megatron nothing is changed."""
+    planned = found_for("experts", "megatron")
 
     assert planned.change is None
     assert planned.found is planned.by_hand
 
 
-@pytest.mark.parametrize("shape", ["cp", "experts"])
-def test_the_same_shape_has_the_same_plan(shape):
+def test_the_same_shape_has_the_same_plan():
     """Planned again, every operator is served alike, and the summary is the same."""
-    task = task_of(*SHAPES[shape], "descent")
-    once, again = found_for(shape, "descent"), plan_layer(task)
+    task = task_of(*SHAPES["experts"], "descent")
+    once, again = found_for("experts", "descent"), plan_layer(task)
 
     assert (once.found.served == again.found.served).all()
     assert summary_of(task, once) == summary_of(task, again)
     assert once.change == again.change
 
 
-@pytest.mark.parametrize("shape", ["cp and tp", "experts", "experts on every rank"])
+@pytest.mark.parametrize("shape", ["cp", "cp and tp", "experts"])
 def test_a_change_tells_what_the_figures_differ_by(shape):
-    """Ratios and additions make the plan's own figures of the ones by hand, in every block and part."""
+    """Ratios and additions make the plan's own figures of the ones by hand, in every block and part; with cp the step
+    is shorter by a twentieth at least.
+    """
     planned = found_for(shape, "descent")
     own, by_hand = (
         block_figures(plan, cost)
@@ -115,32 +107,25 @@ def test_a_change_tells_what_the_figures_differ_by(shape):
     assert np.array(change.once_s) == pytest.approx(own.once_s - by_hand.once_s)
     assert (np.array(change.exposed) <= 1).all()
     assert (np.array(change.added_s) >= 0).all()
+    assert shape == "experts" or planned.cost.step_time_s < 0.95 * planned.by_hand_cost.step_time_s
 
 
 # Which shapes there are
 
 
 def test_equal_shapes_are_planned_once():
-    """Candidates that differ in pp, dp, vpp or recomputation have one plan; a lone device's layers have none."""
-    configs = [
-        ParallelConfig(tp=2, dp=4),
-        ParallelConfig(tp=2, dp=2, pp=2),
-        ParallelConfig(tp=2, dp=2, pp=2, vpp=2, recompute="full"),
-        ParallelConfig(tp=4, dp=2),
-        ParallelConfig(tp=2, dp=4, mbs=2),
-        ParallelConfig(dp=8),
-    ]
+    """Candidates that differ in pp, dp, vpp or recomputation have one plan; a lone device's layers have none, nor has a
+    shape without a plan by hand, as with more ranks of tp than key heads.
+    """
+    first, other = ParallelConfig(tp=2, dp=4), ParallelConfig(tp=2, dp=2, pp=2)
+    configs = [first, other, replace(other, vpp=2, recompute="full"), ParallelConfig(tp=4, dp=2)]
+    configs += [replace(first, mbs=2), ParallelConfig(dp=8)]
     task = task_of(*SHAPES["tp"], "descent")
     tasks = layer_tasks(task.job, CLUSTER, ConfigGrid.from_configs(configs), task.planning)
 
     assert [(each.config.tp, each.config.mbs) for each in tasks] == [(2, 1), (4, 1), (2, 2)]
     assert [each.num_micro_batches for each in tasks] == [32, 32, 8]
-
-
-def test_a_shape_without_a_plan_by_hand_has_none():
-    """With more ranks of tp than key heads there is nothing to compare with."""
     sixteen = replace(task_of("llama3-8b", ParallelConfig(tp=16), "descent"), cluster=CLUSTER.with_hosts(2))
-
     assert plan_layer(sixteen) is None
 
 
@@ -151,8 +136,7 @@ def test_a_shape_without_a_plan_by_hand_has_none():
 def test_pins_hold_and_are_reported(planner):
     """The pinned operators are cut as the pin says, also where that makes the step longer, and the change says so."""
     pin = Pin(op="*.dense_mlp.*norm", dim="sequence", axis="cp")
-    shape = "cp"
-    planned = found_for(shape, planner, (pin,))
+    planned = found_for("cp", planner, (pin,))
     graph = planned.found.graph
     rows = {
         op.name: op.rule.factors[row[0]].name
@@ -162,7 +146,7 @@ def test_pins_hold_and_are_reported(planner):
 
     assert rows == {f"layers.{layer}.dense_mlp.norm": "sequence" for layer in range(2)}
     assert planned.pins == ((pin, 2, 2),)
-    summary = summary_of(task_of(*SHAPES[shape], planner, (pin,)), planned)
+    summary = summary_of(task_of(*SHAPES["cp"], planner, (pin,)), planned)
     assert summary["pins"] == [{"pin": pin.in_words, "ops": 2, "held": 2}]
     assert "  pin *.dense_mlp.*norm sequence on cp: holds at 2 of 2 operators" in plan_lines(summary)
 

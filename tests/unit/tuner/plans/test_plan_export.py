@@ -25,15 +25,16 @@ def source_of(**axes):
     return PlanSource(plan=served_together(graph, mesh, **axes), candidate=(setting, CANDIDATE))
 
 
+USUAL = {"dp": [*STATES, ("*", ("batch",))], "tp": [("*", TENSOR)]}
+
+
 def test_a_recognised_plan_is_flags():
     """Data and tensor parallelism with sharded states are the flags of that configuration, and no others."""
-    exported = export_plan("megatron", source_of(dp=[*STATES, ("*", ("batch",))], tp=[("*", TENSOR)]))
+    exported = export_plan("megatron", source_of(**USUAL))
     flags = flags_of(exported.text)
 
-    assert flags["--tensor-model-parallel-size"] == ["4"]
-    assert flags["--pipeline-model-parallel-size"] == ["8"]
-    assert flags["--micro-batch-size"] == ["2"]
-    assert flags["--context-parallel-size"] == ["1"]
+    sizes = ("tensor-model-parallel", "pipeline-model-parallel", "context-parallel", "micro-batch")
+    assert [flags[f"--{name}-size"] for name in sizes] == [["4"], ["8"], ["1"], ["2"]]
     assert "--use-distributed-optimizer" in flags
     assert "--sequence-parallel" not in flags
     assert exported.content["roles"] == {"dp": "data parallelism and ZeRO 1", "tp": "tensor parallelism"}
@@ -63,16 +64,14 @@ def test_ranks_that_stand_elsewhere_are_noted():
 
 def test_a_plan_without_a_candidate_is_refused():
     """Megatron-LM's flags need a study's model, whatever the graph looks like."""
-    source = source_of(dp=[("*", ("batch",))], tp=[("*", TENSOR)])
-
     with pytest.raises(ConfigError, match="is only for plans of a study's model"):
-        export_plan("megatron", PlanSource(plan=source.plan))
+        export_plan("megatron", PlanSource(plan=source_of(**USUAL).plan))
 
 
 @pytest.mark.parametrize("target", [target for target in PLAN_EXPORTERS if target not in ("megatron", "shardy")])
 def test_files_are_json(target):
     """What is written is what `--json` has, on lines of its own for each entry, and a preview is short."""
-    source = source_of(dp=[*STATES, ("*", ("batch",))], tp=[("*", TENSOR)])
+    source = source_of(**USUAL)
     exported = export_plan(target, source)
 
     assert json.loads(exported.text) == json.loads(json.dumps(exported.content))
@@ -84,7 +83,7 @@ def test_files_are_json(target):
 @pytest.mark.parametrize(("target", "key"), [("jax", "constraints"), ("torch", "redistributions")])
 def test_every_collective_stands_at_a_change(target, key):
     """Each collective of the plan's cost belongs to a tensor that the file has a change of layout for."""
-    source = source_of(dp=[*STATES, ("*", ("batch",))], tp=[("*", TENSOR)])
+    source = source_of(**USUAL)
     changes = {(each["tensor"], each["op"]) for each in export_plan(target, source).content[key]}
 
     graph = source.plan.graph

@@ -1,7 +1,4 @@
-import itertools
-import json
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +9,10 @@ from costmodels.job.parallel_config import ParallelConfig
 from hardware.dynamics import HostEvent, LinkEvent, Trace, cluster_at, intervals
 from hardware.io.errors import ConfigError
 from tests.support.studies.broken_studies import study
+from tests.support.studies.command_line import assert_users_mistake
 from tests.support.studies.in_process_executor import InProcessExecutor
-from tuner.cli.main import main
+from tuner.answers.best import best_configuration
+from tuner.answers.candidates import predict_candidate
 from tuner.replan import cluster_states as scenes
 from tuner.replan.cluster_states import Pricing, Setup, cluster_of, fastest_hosts, has_slow_hosts, options_over
 from tuner.replan.network import lost_hosts, study_at
@@ -28,22 +27,19 @@ from tuner.replan.replanning import (
     stays,
 )
 from tuner.run.loop import run_study
+from tuner.storage.opening import find_study
 from tuner.study_file.config import load_study
 
 FREE = Assumptions(restart_s=0.0, storage_bytes_per_s=1e18, checkpoint_every_s=0.0)
 HOSTS = (0, 1, 2, 3)
+SLOW = ("9,inter,0.5",)
 
 
 @pytest.fixture(autouse=True)
 def unconfigured(monkeypatch, tmp_path):
-    """Every test works in an empty folder of its own."""
+    """Every test works in a folder of its own, with few configurations of each state of the cluster: it is quick."""
     monkeypatch.delenv("MESHTUNE_STORAGE", raising=False)
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def few(monkeypatch):
-    """Few configurations of each state of the cluster, so that a test is quick."""
     monkeypatch.setattr(scenes, "MOST_KEPT", 6)
 
 
@@ -75,14 +71,14 @@ def tuned(tmp_path_factory):
     return found
 
 
-def lost(time_s, host=3):
-    """A host is lost."""
-    return HostEvent(time_s=time_s, host=host, is_lost=True)
+def lost(time_s):
+    """The last host is lost."""
+    return HostEvent(time_s=time_s, host=3, is_lost=True)
 
 
-def back(time_s, host=3):
-    """A host returns."""
-    return HostEvent(time_s=time_s, host=host, is_lost=False)
+def back(time_s):
+    """The last host returns."""
+    return HostEvent(time_s=time_s, host=3, is_lost=False)
 
 
 def slow(time_s, share, link="inter"):
@@ -140,40 +136,29 @@ def test_of_many_states_some_stand_for_others(monkeypatch):
 
 
 def test_every_setup_occupies_its_hosts(config):
-    """What may run in an interval stands on hosts that are there, and occupies all of their devices."""
-    course = course_of(config, trace(lost(10.0), back(20.0)), 30.0)
+    """What may run in an interval stands on hosts that are there, and occupies all of their devices; without a trial
+    its step times are those that `predict` gives on the cluster of the time.
+    """
+    events = trace(lost(10.0), back(20.0), slow(30.0, 0.1))
+    course = course_of(config, events, 40.0)
 
     options = options_over(Pricing(config), [course], [], None)
 
     for interval, figures in zip(course.intervals, options.figures[0], strict=True):
         assert figures
-        for at in figures:
-            assert {*interval.hosts} >= {*options.setups[at].hosts}
-            assert options.setups[at].config.num_devices == 8 * len(options.setups[at].hosts)
-
-
-def test_predictions_of_an_untried_study_are_those_of_the_cost_model(config):
-    """Without a trial the step times are those that `predict` gives on the cluster of the time."""
-    from tuner.answers.candidates import predict_candidate
-
-    events = trace(slow(10.0, 0.1))
-    course = course_of(config, events, 20.0)
-    options = options_over(Pricing(config), [course], [], None)
-
-    for at, figures in enumerate(options.figures[0]):
-        then = study_at(config, events, course.intervals[at].from_s)
-        for option, told in figures.items():
-            expected = predict_candidate(then, options.setups[option].config)["step_time_s"]
-            assert told.step_time_s == pytest.approx(expected, rel=1e-9)
+        then = study_at(config, events, interval.from_s)
+        for at, told in figures.items():
+            setup = options.setups[at]
+            assert {*interval.hosts} >= {*setup.hosts}
+            assert setup.config.num_devices == 8 * len(setup.hosts)
+            if setup.hosts == HOSTS:
+                expected = predict_candidate(then, setup.config)["step_time_s"]
+                assert told.step_time_s == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.slow
 def test_trials_correct_what_is_predicted_for_other_clusters(tuned):
     """What the trials measured is expected where they ran, and their common error also with a host less."""
-    from tuner.answers.best import best_configuration
-    from tuner.answers.candidates import predict_candidate
-    from tuner.storage.opening import find_study
-
     best = best_configuration(tuned)
     events = trace(lost(10.0))
     course = course_of(tuned, events, 20.0)
@@ -230,8 +215,7 @@ def test_nobody_leaves_a_host_before_a_loss_that_is_not_foreseen(config):
         replan_trace(config, trace(lost(60.0)), until_s=7200.0, foresees=foresees) for foresees in (True, False)
     )
 
-    assert setups(foreseen.best)[0].hosts != HOSTS
-    assert setups(unforeseen.best)[0].hosts == HOSTS
+    assert setups(foreseen.best)[0].hosts != HOSTS == setups(unforeseen.best)[0].hosts
     assert unforeseen.best.stretches[1].switch_s > 120.0
     assert unforeseen.best.steps < foreseen.best.steps
 
@@ -250,7 +234,9 @@ def test_a_trace_may_begin_with_the_loss(tuned):
 
 
 def test_a_returned_host_leads_back(config):
-    """When the host returns, so does the configuration of all hosts; who stays waits for it."""
+    """When the host returns, so does the configuration of all hosts; who stays waits for it, and everybody does where
+    the loss is shorter than the change.
+    """
     plan = replan_trace(config, trace(lost(3600.0), back(40000.0)), until_s=80000.0)
 
     first, middle, last = setups(plan.best)
@@ -261,14 +247,9 @@ def test_a_returned_host_leads_back(config):
     assert plan.staying.stretches[2].lost_work_s == 0.0
     assert plan.staying.stretches[1].lost_work_s == 900.0
     assert plan.gain_over_staying > 0.1
-
-
-def test_a_short_loss_is_waited_for(config):
-    """Nobody moves to other hosts for a loss that is shorter than the change."""
-    plan = replan_trace(config, trace(lost(3600.0), back(3660.0)), until_s=7200.0)
-
-    assert [setup is None for setup in setups(plan.best)] == [False, True, False]
-    assert plan.best.stretches[1].lost_work_s == 900.0
+    short = replan_trace(config, trace(lost(3600.0), back(3660.0)), until_s=7200.0).best
+    assert [setup is None for setup in setups(short)] == [False, True, False]
+    assert short.stretches[1].lost_work_s == 900.0
 
 
 @pytest.mark.parametrize(("restart_s", "changes"), [(0.0, True), (20000.0, False)])
@@ -308,8 +289,6 @@ def test_the_robust_choice_is_that_of_brute_force(config, statistic):
     courses = [course_of(config, one, 2000.0) for one in traces]
 
     choice = robust_choice(config, traces, statistic, until_s=2000.0)
-
-    from tuner.answers.candidates import predict_candidate
 
     def time_per_token_s(one, course):
         steps, before = 0.0, None
@@ -357,57 +336,37 @@ def test_a_stored_study_that_means_something_else_is_refused(tuned):
 # The command
 
 
-@pytest.fixture
-def meshtune(capsys, monkeypatch):
-    """Runs a command line in this process: its status, stdout and stderr."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["meshtune", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return call
-
-
 def write_trace(*rows, name="trace.csv"):
     """A trace file of those rows, below the header; its name."""
     Path(name).write_text("\n".join(["time_s,link,share", *rows]) + "\n", encoding="utf-8")
     return name
 
 
-def test_the_command_prints_one_json_object(meshtune, tuned):
-    """`replan --json` prints timeline, steps, gain and assumptions; the parts of the timeline add up."""
+def test_the_command_tells_programs_and_people(meshtune, tuned):
+    """`replan --json` prints timeline, steps, gain and assumptions, and the parts of the timeline add up; without it
+    there are a table, a sentence for each change, and what was assumed.
+    """
     file = write_trace("3600,h3,lost", "40000,h3,back")
-    options = ("--trace", file, "--until", 80000, "--switch-restart", 60, "--storage", tuned.storage, "--json")
+    asked = ("replan", tuned.file, "--trace", file, "--storage", tuned.storage)
 
-    status, out, err = meshtune("replan", tuned.file, *options)
-    found = json.loads(out)
+    found = meshtune(*asked, "--until", 80000, "--switch-restart", 60, "--json").json
+    shown = meshtune(*asked)
 
-    assert status == 0, err
     assert found.keys() >= {"timeline", "gain_over_staying", "steps", "assumptions", "staying", "until_s", "trials"}
     keys = {"from_s", "to_s", "config", "hosts", "step_time_s", "steps", "reason", "switch_s", "lost_work_s"}
     assert all(one.keys() == keys for one in found["timeline"])
     assert sum(one["steps"] for one in found["timeline"]) == pytest.approx(found["steps"])
     assert [one["to_s"] for one in found["timeline"]] == [3600.0, 40000.0, 80000.0]
     assert found["steps"] / found["staying"]["steps"] - 1 == pytest.approx(found["gain_over_staying"])
-    assert found["assumptions"]["restart_s"] == 60.0
-    assert found["trials"] == 5
-
-
-def test_the_command_tells_people_why(meshtune, tuned):
-    """Without `--json` there are a table, a sentence for each change, and what was assumed."""
-    file = write_trace("3600,h3,lost", "40000,h3,back")
-
-    status, out, _ = meshtune("replan", tuned.file, "--trace", file, "--storage", tuned.storage)
-
-    assert status == 0
-    assert "3600 s: h3 is lost: the fastest on the 3 remaining hosts, 1 of them idle." in out
-    assert "40000 s: h3 is back: " in out
-    assert "predictions corrected by 5 trials" in out
-    assert "over keeping the study's best" in out
-    assert "Assumed: 120 s to restart, 5 GB/s" in out
+    assert (found["assumptions"]["restart_s"], found["trials"]) == (60.0, 5)
+    for words in (
+        "3600 s: h3 is lost: the fastest on the 3 remaining hosts, 1 of them idle.",
+        "40000 s: h3 is back: ",
+        "predictions corrected by 5 trials",
+        "over keeping the study's best",
+        "Assumed: 120 s to restart, 5 GB/s",
+    ):
+        assert words in shown.out
 
 
 def test_the_study_s_own_trace_is_taken(meshtune, tmp_path):
@@ -415,74 +374,65 @@ def test_the_study_s_own_trace_is_taken(meshtune, tmp_path):
     write_trace("60,inter,0.5")
     path = write_study(tmp_path, cluster="{name: dgx-h100, hosts: 4, trace: trace.csv}")
 
-    status, out, _ = meshtune("replan", path, "--json")
-
-    assert status == 0
-    assert json.loads(out)["until_s"] == 3660.0
+    assert meshtune("replan", path, "--json").json["until_s"] == 3660.0
 
 
 def test_the_robust_command_prints_figures_of_each_trace(meshtune, tmp_path):
     """`--robust` over two traces names one configuration and what it makes of each."""
-    path = write_study(tmp_path)
     files = [write_trace("60,inter,0.5", name="a.csv"), write_trace("60,h1,0.01", name="b.csv")]
-    asked = ("replan", path, "--robust", "p90", *itertools.chain(*(("--trace", file) for file in files)))
+    asked = ("replan", write_study(tmp_path), "--robust", "p90", "--trace", files[0], "--trace", files[1])
 
-    told, shown = meshtune(*asked, "--json"), meshtune(*asked)
+    found, shown = meshtune(*asked, "--json").json, meshtune(*asked)
 
-    found = json.loads(told[1])
-    assert (told[0], shown[0]) == (0, 0)
     assert [one["trace"] for one in found["traces"]] == files
     assert found["time_per_token_s"] == max(one["time_per_token_s"] for one in found["traces"])
     assert found["gain_over_staying"] >= 0
-    assert "Best over 2 traces: pp=" in shown[1]
+    assert shown.status == 0
+    assert "Best over 2 traces: pp=" in shown.out
 
 
 def test_nothing_works_without_a_configuration(meshtune, tmp_path):
     """Where no configuration fits at any time the command ends 1."""
     path = write_study(tmp_path, model="llama3-405b", cluster="{name: dgx-h100, hosts: 1}")
 
-    status, out, _ = meshtune("replan", path, "--trace", write_trace("60,intra,0.5"), "--json")
+    done = meshtune("replan", path, "--trace", write_trace("60,intra,0.5"), "--json")
 
-    assert status == 1
-    assert all(one["config"] is None for one in json.loads(out)["timeline"])
-    assert json.loads(out)["gain_over_staying"] is None
+    assert done.status == 1
+    assert all(one["config"] is None for one in done.json["timeline"])
+    assert done.json["gain_over_staying"] is None
+
+
+REPLAN = ("replan", "study.yaml", "--trace", "trace.csv")
+SIMULATE = ("simulate", "study.yaml", "--config", "tp=8,dp=4")
 
 
 @pytest.mark.parametrize(
-    ("rows", "options", "words"),
+    ("rows", "command", "words"),
     [
-        (("9,inter,0.5", "3,inter,1"), (), ("trace.csv:3", "time_s = '3'", "ascend in time")),
-        (("3,h9,lost",), (), ("trace.csv:2", "h9", "h0 to h3")),
-        (("3,inter,0",), (), ("trace.csv:2", "share = '0'", "above 0")),
-        (tuple(f"3,h{host},lost" for host in HOSTS), (), ("trace.csv:5", "none is left")),
-        (("9,inter,0.5",), ("--until", "9"), ("--until = '9'", "later than the last event", "above 9")),
-        (("9,inter,0.5",), ("--until", "soon"), ("--until = 'soon'", "must be a number above 0")),
-        (("9,inter,0.5",), ("--robust", "best"), ("--robust = 'best'", "mean, p90")),
-        (("9,inter,0.5",), ("--robust", "mean", "--unforeseen"), ("--unforeseen", "--robust, which plans no changes")),
-        (("9,inter,0.5",), ("--trace", "trace.csv"), ("--trace", "--robust mean")),
-        (("9,inter,0.5",), ("--switch-gb-per-s", "0"), ("--switch-gb-per-s = '0'", "above 0")),
-        (("9,inter,0.5",), ("--switch-restart", "-1"), ("--switch-restart = '-1'", "at least 0")),
-        (("9,inter,0.5",), ("--swich-restart", "1"), ("--switch-restart",)),
+        (("9,inter,0.5", "3,inter,1"), REPLAN, ("trace.csv:3", "time_s = '3'", "ascend in time")),
+        (("3,h9,lost",), REPLAN, ("trace.csv:2", "h9", "h0 to h3")),
+        (("3,inter,0",), REPLAN, ("trace.csv:2", "share = '0'", "above 0")),
+        (tuple(f"3,h{host},lost" for host in HOSTS), REPLAN, ("trace.csv:5", "none is left")),
+        (SLOW, (*REPLAN, "--until", "9"), ("--until = '9'", "later than the last event", "above 9")),
+        (SLOW, (*REPLAN, "--until", "soon"), ("--until = 'soon'", "must be a number above 0")),
+        (SLOW, (*REPLAN, "--robust", "best"), ("--robust = 'best'", "mean, p90")),
+        (SLOW, (*REPLAN, "--robust", "mean", "--unforeseen"), ("--unforeseen", "--robust, which plans no changes")),
+        (SLOW, (*REPLAN, "--trace", "trace.csv"), ("--trace", "--robust mean")),
+        (SLOW, (*REPLAN, "--switch-gb-per-s", "0"), ("--switch-gb-per-s = '0'", "above 0")),
+        (SLOW, (*REPLAN, "--switch-restart", "-1"), ("--switch-restart = '-1'", "at least 0")),
+        (SLOW, (*REPLAN, "--swich-restart", "1"), ("--switch-restart",)),
+        (SLOW, REPLAN[:2], ("has none",)),
+        (SLOW, (*SIMULATE, "--at", "60"), ("--at = '60'", "needs a trace")),
+        (SLOW, (*SIMULATE, "--network", "trace.csv"), ("--network", "needs --at")),
+        (SLOW, (*SIMULATE, "--at", "-1", "--network", "trace.csv"), ("--at = '-1'", "at least 0")),
     ],
 )
-def test_mistakes_end_in_one_message(meshtune, tmp_path, rows, options, words):
+def test_mistakes_end_in_one_message(meshtune, tmp_path, rows, command, words):
     """Bad traces and options end with status 2, one line on stderr, and nothing on stdout."""
-    file = write_trace(*rows)
+    write_trace(*rows)
+    write_study(tmp_path)
 
-    status, out, err = meshtune("replan", write_study(tmp_path), "--trace", file, *options)
-
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    for word in words:
-        assert word in err
-
-
-def test_without_a_trace_the_command_says_so(meshtune, tmp_path):
-    """A study without a trace needs one named."""
-    status, _, err = meshtune("replan", write_study(tmp_path))
-
-    assert status == 2
-    assert err.count("\n") == 1
-    assert "has none" in err
+    assert_users_mistake(meshtune(*command), *words)
 
 
 # One step at a time
@@ -492,10 +442,9 @@ def test_without_a_trace_the_command_says_so(meshtune, tmp_path):
 def test_a_step_on_a_slower_network_takes_longer(meshtune, tmp_path, command):
     """`--at` takes the cluster as the trace has it then; before the first event it is the nominal one."""
     path, file = write_study(tmp_path), write_trace("60,inter,0.02")
-    asked = (command, path, "--config", "tp=8,dp=4", "--json")
 
     plain, before, after = (
-        json.loads(meshtune(*asked, *more)[1])["step_time_s"]
+        meshtune(command, path, "--config", "tp=8,dp=4", "--json", *more).json["step_time_s"]
         for more in ((), ("--at", 59, "--network", file), ("--at", 60, "--network", file))
     )
 
@@ -505,31 +454,10 @@ def test_a_step_on_a_slower_network_takes_longer(meshtune, tmp_path, command):
 def test_a_step_after_a_loss_needs_fewer_devices(meshtune, tmp_path):
     """A configuration of all devices cannot run after a loss, and the message says how many are left."""
     write_trace("60,h1,lost", "70,h2,lost")
-    path = write_study(tmp_path, cluster="{name: dgx-h100, hosts: 4, trace: trace.csv}")
+    write_study(tmp_path, cluster="{name: dgx-h100, hosts: 4, trace: trace.csv}")
 
-    status, out, err = meshtune("simulate", path, "--config", "tp=8,dp=4", "--at", 80)
-    fits = meshtune("simulate", path, "--config", "tp=8,dp=2", "--at", 80, "--json")
+    refused = meshtune(*SIMULATE, "--at", 80)
+    fits = meshtune(*SIMULATE[:3], "tp=8,dp=2", "--at", 80, "--json")
 
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert "at 80 s h1, h2 are lost, and 16 of 32 devices are left" in err
-    assert "dp=2" in err
-    assert fits[0] == 0, fits[2]
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--at", "60"), ("--at = '60'", "needs a trace")),
-        (("--network", "trace.csv"), ("--network", "needs --at")),
-        (("--at", "-1", "--network", "trace.csv"), ("--at = '-1'", "at least 0")),
-    ],
-)
-def test_mistakes_in_a_time_end_in_one_message(meshtune, tmp_path, options, words):
-    """A time without a trace, a trace without a time, and no time at all end with status 2."""
-    write_trace("60,inter,0.5")
-
-    status, out, err = meshtune("simulate", write_study(tmp_path), "--config", "tp=8,dp=4", *options)
-
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    for word in words:
-        assert word in err
+    assert_users_mistake(refused, "at 80 s h1, h2 are lost, and 16 of 32 devices are left", "dp=2")
+    assert fits.status == 0, fits.err

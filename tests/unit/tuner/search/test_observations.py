@@ -53,25 +53,16 @@ def failed(status, *step_times_s, **details):
     return Observation(status=status, step_times_s=step_times_s, **details)
 
 
-def test_no_trial_tells_nothing():
-    """Without trials everything is empty, and arrays are arrays."""
-    found = observations()
-
-    assert len(found.measured) == len(found.log_step_s) == len(found.variance) == found.num_decisions == 0
-    assert found.measured.dtype == np.int64
-    assert found.best_s is None
-    assert found.closed == frozenset()
-
-
 def test_a_trial_that_ended_well_is_measured():
-    """Its candidate is explored, its step time is the median, and its peak is kept."""
-    found = observations(trial(0, 7, ok(1.0, 3.0, 1.5, peak_memory_bytes=2**30)))
+    """Its candidate is explored, its step time is the median, and its peak is kept; no trial tells nothing."""
+    nothing, found = observations(), observations(trial(0, 7, ok(1.0, 3.0, 1.5, peak_memory_bytes=2**30)))
 
+    assert len(nothing.measured) == len(nothing.log_step_s) == len(nothing.variance) == nothing.num_decisions == 0
+    assert nothing.measured.dtype == np.int64
+    assert (nothing.best_s, nothing.closed) == (None, frozenset())
     assert found.measured.tolist() == [7]
     assert found.log_step_s == pytest.approx([math.log(1.5)])
-    assert found.best_s == 1.5
-    assert found.explored == {7}
-    assert found.impossible == frozenset()
+    assert (found.best_s, found.explored, found.impossible) == (1.5, {7}, frozenset())
     assert found.peaks_bytes == {7: 2**30}
 
 
@@ -87,66 +78,45 @@ def test_a_trial_that_ended_well_is_measured():
     ],
 )
 def test_each_ending_says_what_it_says(status, explored, misfits, crashed):
-    """Only memory and crashes speak against a candidate, and an incident or the study's end says nothing of it."""
-    steps = (2.0,) if status is Status.PRUNED else ()
+    """Only memory and crashes speak against a candidate, and an incident or the study's end says nothing of it; steps
+    before a stop are measurements, and no best, those before a failure are none.
+    """
+    stopped = failed(status, 2.0, 2.2, 2.1, peak_memory_bytes=5, time_limit_s=100.0)
 
-    found = observations(trial(0, 3, failed(status, *steps, peak_memory_bytes=5)))
+    found = observations(trial(0, 3, stopped), trial(1, 4, ok(3.0)))
 
-    assert (found.explored, found.misfits, found.crashed) == (explored, misfits, crashed)
-    assert found.best_s is None
-    assert found.peaks_bytes == {}
-    assert found.num_decisions == 1
-
-
-@pytest.mark.parametrize("status", [Status.PRUNED, Status.TIMEOUT])
-def test_steps_of_a_trial_that_was_stopped_are_measurements(status):
-    """Steps that ended before a trial was stopped are true: they are seen, and are no best."""
-    found = observations(trial(0, 3, failed(status, 2.0, 2.2, 2.1, time_limit_s=100.0)), trial(1, 4, ok(3.0)))
-
-    assert found.measured.tolist() == [3, 4]
-    assert found.log_step_s[0] == pytest.approx(math.log(2.1))
-    assert found.best_s == 3.0
-    assert found.limits_s == {}
-
-
-@pytest.mark.parametrize("status", [Status.OUT_OF_MEMORY, Status.CRASHED, Status.INCIDENT, Status.CANCELLED])
-def test_steps_of_a_trial_that_failed_are_none(status):
-    """Steps before a failure don't count as a measurement of the candidate."""
-    assert observations(trial(0, 3, failed(status, 2.0))).measured.tolist() == []
+    assert (found.explored - {4}, found.misfits, found.crashed) == (explored, misfits, crashed)
+    assert found.measured.tolist() == [*sorted(explored), 4]
+    assert found.log_step_s == pytest.approx(np.log([2.1, 3.0][-len(found.measured) :]))
+    assert (found.best_s, found.peaks_bytes, found.limits_s, found.num_decisions) == (3.0, {}, {}, 2)
 
 
 def test_a_time_out_without_a_step_bounds_the_step():
-    """Start-up as usual in this study, whenever it was told, is no part of the limit that a step took at least."""
-    cut_off = failed(Status.TIMEOUT, time_limit_s=60.0)
-    well = [ok(1.0, 1.0, elapsed_s=elapsed_s) for elapsed_s in (12.0, 22.0, 14.0)]
+    """Start-up as usual in this study, whenever it was told, is no part of the limit that a step took at least; of two
+    time-outs the longer limit holds, and a measurement ends it.
+    """
+    cut_off = [trial(at, 9, failed(Status.TIMEOUT, time_limit_s=limit_s)) for at, limit_s in enumerate((60.0, 90.0))]
+    well = [trial(2 + at, at, ok(1.0, 1.0, elapsed_s=elapsed_s)) for at, elapsed_s in enumerate((12.0, 22.0, 14.0))]
 
-    found = observations(trial(0, 9, cut_off), *(trial(1 + at, at, one) for at, one in enumerate(well)))
-
-    assert found.limits_s == {9: 60.0 - 12.0}
-    assert found.measured.tolist() == [0, 1, 2]
+    assert observations(cut_off[0], *well).limits_s == {9: 60.0 - 12.0}
+    assert observations(*cut_off, *well).limits_s == {9: 90.0 - 12.0}
+    assert observations(*cut_off, *well).measured.tolist() == [0, 1, 2]
+    assert observations(*cut_off, *well, trial(5, 9, ok(85.0))).limits_s == {}
 
 
 def test_a_time_out_says_nothing_where_no_start_up_is_known():
     """The limit may be all start-up: there is no bound without a trial that ended well, or within its start-up."""
     cut_off = trial(0, 9, failed(Status.TIMEOUT, time_limit_s=60.0))
 
-    assert observations(cut_off).limits_s == {}
-    assert observations(cut_off, trial(1, 1, ok(1.0))).limits_s == {}
-    assert observations(cut_off, trial(1, 1, ok(1.0, elapsed_s=90.0))).limits_s == {}
     assert observations(cut_off).explored == {9}
-
-
-def test_the_longest_limit_counts_and_a_measurement_ends_it():
-    """Of two time-outs of a candidate the later limit holds; once its steps are measured no bound is left."""
-    cut_off = [trial(at, 9, failed(Status.TIMEOUT, time_limit_s=limit_s)) for at, limit_s in enumerate((60.0, 90.0))]
-    other = trial(2, 1, ok(1.0, elapsed_s=11.0))
-
-    assert observations(*cut_off, other).limits_s == {9: 80.0}
-    assert observations(*cut_off, other, trial(3, 9, ok(85.0))).limits_s == {}
+    for others in ((), (trial(1, 1, ok(1.0)),), (trial(1, 1, ok(1.0, elapsed_s=90.0)),)):
+        assert observations(cut_off, *others).limits_s == {}
 
 
 def test_repeats_are_averaged():
-    """A candidate that was tried twice is seen once, at the mean of the logarithms, with half the variance."""
+    """A candidate that was tried twice is seen once, at the mean of the logarithms, with half the variance, or where
+    the trials differ by more than their steps explain, as uncertain as they differ.
+    """
     once = observations(trial(0, 5, ok(1.0, 1.1, 1.2)))
     twice = observations(trial(0, 5, ok(1.0, 1.1, 1.2)), trial(1, 6, ok(9.0)), trial(2, 5, ok(1.01, 1.111, 1.212)))
 
@@ -157,40 +127,19 @@ def test_repeats_are_averaged():
     assert twice.num_completed.tolist() == [2, 1]
     assert twice.num_trials == {5: 2, 6: 1}
     assert twice.num_decisions == 3
+    apart = observations(trial(0, 5, ok(1.0, 1.001, 1.0)), trial(1, 5, ok(1.1, 1.101, 1.1)))
+    assert apart.variance[0] == pytest.approx(math.log(1.1) ** 2 / 2 / 2)
 
 
-def test_repeats_that_disagree_are_uncertain():
-    """Trials that differ by more than their steps explain are as uncertain as they differ."""
-    found = observations(trial(0, 5, ok(1.0, 1.001, 1.0)), trial(1, 5, ok(1.1, 1.101, 1.1)))
+def test_endings_of_one_candidate_are_weighed():
+    """A candidate that failed and ran, in any order, is one that runs; memory that ran out explains another crash."""
+    crashed, misfit, ran = failed(Status.CRASHED), failed(Status.OUT_OF_MEMORY), ok(1.0)
+    endings = [(1, crashed), (1, ran), (2, ran), (2, misfit), (3, crashed), (3, misfit)]
 
-    assert found.variance[0] == pytest.approx(math.log(1.1) ** 2 / 2 / 2)
+    found = observations(*(trial(number, candidate, end) for number, (candidate, end) in enumerate(endings)))
 
-
-def test_the_best_is_a_candidate_and_no_lucky_trial():
-    """A candidate whose trials were once fast and once slow is as fast as both together."""
-    lucky = [trial(0, 5, ok(1.0)), trial(1, 5, ok(1.44))]
-
-    assert observations(*lucky, trial(2, 6, ok(1.1))).best_s == 1.1
-
-
-def test_a_later_success_outweighs_a_failure():
-    """A candidate that crashed or ran out of memory and then ran is one that runs."""
-    found = observations(
-        trial(0, 1, failed(Status.CRASHED)),
-        trial(1, 1, ok(1.0)),
-        trial(2, 2, ok(1.0)),
-        trial(3, 2, failed(Status.OUT_OF_MEMORY)),
-    )
-
-    assert found.impossible == frozenset()
-    assert found.explored == {1, 2}
-
-
-def test_memory_that_ran_out_explains_a_crash_of_the_same_candidate():
-    """A candidate that crashed once and ran out of memory another time counts as a misfit alone."""
-    found = observations(trial(0, 1, failed(Status.CRASHED)), trial(1, 1, failed(Status.OUT_OF_MEMORY)))
-
-    assert (found.misfits, found.crashed) == ({1}, frozenset())
+    assert (found.explored, found.misfits, found.crashed) == ({1, 2}, {3}, frozenset())
+    assert found.impossible == {3}
 
 
 def test_trials_of_no_candidate_tell_nothing():
@@ -207,33 +156,19 @@ def test_trials_of_no_candidate_tell_nothing():
 
 
 def test_trials_that_run_are_pending():
-    """Running and waiting trials close their candidates and count as decisions, and tell nothing else."""
-    found = observations(
-        trial(0, 1, ok(1.0)), trial(1, 2, state=TrialState.RUNNING), trial(2, 3, state=TrialState.WAITING)
-    )
-
-    assert found.pending == {2, 3}
-    assert found.closed == {1, 2, 3}
-    assert found.measured.tolist() == [1]
-    assert found.num_decisions == 3
-
-
-def test_a_finishing_trial_counts_as_finished():
-    """A trial whose end the storage does not hold yet counts by the state and value it is about to have."""
+    """Running and waiting trials close their candidates and count as decisions, and tell nothing else; a trial whose
+    end the storage does not hold yet counts by the state and value it is about to have, at the place of its number.
+    """
+    ended, waiting = trial(4, 1, ok(1.0)), trial(5, 3, state=TrialState.WAITING)
     running = trial(3, 8, ok(2.0, 2.0), state=TrialState.RUNNING, value=None)
 
-    found = observations(trial(5, 1, ok(1.0)), finishing=[(running, TrialState.COMPLETE, [2.0])])
+    before = observations(ended, running, waiting)
+    after = observations(ended, waiting, finishing=[(running, TrialState.COMPLETE, [2.0])])
 
-    assert found.measured.tolist() == [8, 1]  # in the order of the trials
-    assert found.pending == frozenset()
-    assert found.best_s == 1.0
-
-
-def test_order_of_the_endings_does_not_matter():
-    """Trials count in the order of their numbers, whoever hands them over in whichever order."""
-    trials = [trial(at, candidate, ok(1.0 + at)) for at, candidate in enumerate((4, 2, 9))]
-
-    assert observations(*reversed(trials)).measured.tolist() == [4, 2, 9]
+    assert (before.pending, before.closed, before.num_decisions) == ({3, 8}, {1, 3, 8}, 3)
+    assert before.measured.tolist() == [1]
+    assert (after.pending, after.best_s) == ({3}, 1.0)
+    assert after.measured.tolist() == [8, 1]
 
 
 def test_operator_times_of_all_trials_are_kept():
@@ -249,8 +184,9 @@ def test_operator_times_of_all_trials_are_kept():
 
 def test_variance_is_that_of_a_median():
     """Over 4,000 trials of seven normal steps the median varies as the formula says within 15%, on top of what the
-    steps of one trial share.
+    steps of one trial share; a single step, or a value without an observation, has the assumed noise.
     """
+    assert observations(trial(0, 1, ok(1.0)), trial(1, 2, value=2.0)).variance == pytest.approx([STEP_NOISE**2] * 2)
     rng = np.random.default_rng(0)
     steps = np.exp(0.05 * rng.standard_normal((4000, 7)))
 
@@ -259,31 +195,16 @@ def test_variance_is_that_of_a_median():
     assert statistics.mean(found) == pytest.approx(np.var(np.median(np.log(steps), axis=1)), rel=0.15)
 
 
-def test_one_step_is_as_noisy_as_steps_usually_are():
-    """A single step, or a value without an observation, has the assumed noise."""
-    found = observations(trial(0, 1, ok(1.0)), trial(1, 2, value=2.0))
-
-    assert found.variance == pytest.approx([STEP_NOISE**2] * 2)
-
-
 # Loops that are not ours
 
 
 def test_values_of_a_plain_loop_are_enough():
-    """In a loop that keeps no observation a value is a step time, and a failure is a crash of the candidate."""
-    found = observations(trial(0, 1, value=2.0), trial(1, 2, state=TrialState.FAIL))
+    """In a loop that keeps no observation a value is a step time; a failure or infinity is a crash of the candidate."""
+    found = observations(trial(0, 1, value=2.0), trial(1, 2, state=TrialState.FAIL), trial(2, 3, value=math.inf))
 
+    assert found.measured.tolist() == [1]
     assert found.log_step_s == pytest.approx([math.log(2.0)])
-    assert found.crashed == {2}
-
-
-def test_infinity_is_no_time():
-    """A loop that returns infinity for what failed has told of a crash, and measured nothing."""
-    found = observations(trial(0, 1, value=math.inf), trial(1, 2, value=2.0))
-
-    assert found.measured.tolist() == [2]
-    assert found.crashed == {1}
-    assert found.best_s == 2.0
+    assert (found.crashed, found.best_s) == ({2, 3}, 2.0)
 
 
 def test_a_loop_may_prune():

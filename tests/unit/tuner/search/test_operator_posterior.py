@@ -5,30 +5,18 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau
 
-from costmodels.calibration.sources import MeasuredSetting
 from costmodels.job.runtime import CONSTANTS
 from costmodels.operators.layer_operators import COLLECTIVES, OpKind, Phase
 from costmodels.surrogates.error_terms import step_terms
 from costmodels.surrogates.operator_surrogate import timing_variance
 from costmodels.surrogates.predicted import predict
-from tests.support.settings.small_spaces import setting_of
 from trials.backend import OperatorSample
 from trials.simulated.backend import SimulatedBackend
 from tuner.search.observations import observations_of
 from tuner.search.operator_posterior import TOLD_BY, OperatorPosterior, errors_of, predicted_times
 from tuner.search.posterior import posterior_of
-from tuner.space.enumeration import enumerate_space
 
 NUM_DRAWS = 100
-
-
-@pytest.fixture(scope="module")
-def problem():
-    """A setting of two hosts, and all its candidates."""
-    setting, options = setting_of("megatron", hosts=2, batch=32)
-    grid, _ = enumerate_space(setting, options)
-    measured = MeasuredSetting(setting=setting, memory="reserved", stage="fullest")
-    return measured, grid
 
 
 @pytest.fixture(scope="module")
@@ -90,22 +78,17 @@ def test_errors_are_logarithms_of_measured_over_predicted():
 
 
 def test_an_unknown_name_is_known_by_its_shape():
-    """An operator that a trace calls by another name is predicted by its shape; of two names each has its own time."""
-    predicted_s = {
-        ("qkv", OpKind.MATMUL, Phase.FORWARD, (1.0, 2.0)): 2.0,
-        ("", OpKind.MATMUL, Phase.FORWARD, (1.0, 2.0)): 4.0,
-    }
+    """An operator that a trace calls by another name is predicted by its shape; of two names each has its own time.
+    Shapes and kinds that no candidate has, and times that are predicted as zero, are no errors.
+    """
+    forward = OpKind.MATMUL, Phase.FORWARD
+    predicted_s = {("qkv", *forward, (1.0, 2.0)): 2.0, ("", *forward, (1.0, 2.0)): 4.0, ("", *forward, (5.0,)): 0.0}
 
     (found,) = errors_of([sample_of(name="gemm_kernel"), sample_of(name="qkv")], predicted_s)
 
     assert found.log_error == pytest.approx(-np.log([4.0, 2.0]))
-
-
-def test_what_nothing_predicts_is_left_out():
-    """Shapes and kinds that no candidate has, and times that are predicted as zero, are no errors."""
-    predicted_s = {("", OpKind.MATMUL, Phase.FORWARD, (1.0, 2.0)): 0.0}
-
-    assert errors_of([sample_of(), sample_of(kind=OpKind.NORM), sample_of(shape=(9.0, 9.0))], predicted_s) == ()
+    strange = [sample_of(shape=(5.0,)), sample_of(kind=OpKind.NORM), sample_of(shape=(9.0, 9.0))]
+    assert errors_of(strange, predicted_s) == ()
 
 
 def test_a_collective_is_one_in_both_phases():
@@ -123,7 +106,9 @@ def test_a_collective_is_one_in_both_phases():
 
 
 def test_nothing_is_taken_apart_before_something_is_measured(problem):
-    """The candidates' steps are taken apart at the first measured time, and only once."""
+    """The candidates' steps are taken apart at the first measured time, and only once; times of operators that no
+    candidate has are as good as none.
+    """
     measured, grid = problem
     calls = []
 
@@ -139,12 +124,8 @@ def test_nothing_is_taken_apart_before_something_is_measured(problem):
     samples = samples_of(problem, 0, [0])
     assert lazy.compose(samples, 5, rng) is not None
     assert lazy.compose(samples, 5, rng) is not None
+    assert lazy.compose([sample_of(shape=(3.0, 3.0, 3.0, 3.0))], 5, rng) is None
     assert calls == [1]
-
-
-def test_times_that_fit_nothing_change_nothing(operators):
-    """Samples of operators that no candidate has are as good as none."""
-    assert operators.compose([sample_of(shape=(3.0, 3.0, 3.0, 3.0))], 5, np.random.default_rng(0)) is None
 
 
 def samples_of(problem, seed, positions, **options):
@@ -175,7 +156,7 @@ def test_slow_kernels_slow_their_candidates(problem, operators):
 @pytest.mark.slow
 def test_a_constant_is_told_by_all_its_kinds(problem, operators):
     """The network's efficiency is told once every collective of the candidates is measured, and not before."""
-    samples = samples_of(problem, 0, np.arange(0, len(problem[1]), 20))
+    samples = samples_of(problem, 0, np.arange(0, len(problem[1]), 60))
     used = {term.kind for term in operators.terms.terms if term.kind in COLLECTIVES}
     rng = np.random.default_rng(0)
 

@@ -1,5 +1,4 @@
 import json
-import sys
 
 import numpy as np
 import optuna
@@ -7,8 +6,8 @@ import pytest
 from optuna.trial import create_trial
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from tests.support.studies.broken_studies import study
 from tuner.answers.candidates import candidates_of
-from tuner.cli.main import main
 from tuner.run.studies import make_sampler, open_study
 from tuner.search.parameters import params_of
 from tuner.search.population import (
@@ -16,7 +15,6 @@ from tuner.search.population import (
     POPULATION,
     POPULATION_AT_START,
     Moment,
-    Share,
     as_json,
     from_json,
     in_lines,
@@ -37,7 +35,9 @@ def grid_of(num_candidates):
 
 
 def test_a_probability_is_the_share_of_the_draws_that_name_a_candidate():
-    """Ten draws name three candidates: their frequencies are their probabilities, the largest first."""
+    """Ten draws name three candidates: their frequencies are their probabilities, the largest first, and equals in the
+    order of the grid.
+    """
     found = shares(np.array([4, 2, 4, 4, 0, 4, 2, 4, 4, 2]), grid_of(6), explored={2, 3})
 
     assert [(share.config["dp"], share.config["recompute"], share.probability, share.tried) for share in found] == [
@@ -45,14 +45,9 @@ def test_a_probability_is_the_share_of_the_draws_that_name_a_candidate():
         (2, "none", 0.3, True),
         (1, "none", 0.1, False),
     ]
-
-
-def test_equals_stand_in_the_order_of_the_grid():
-    """Candidates that as many draws name have one order, whatever the order of the draws."""
-    grid = grid_of(6)
-
-    assert shares(np.array([5, 1, 3]), grid, ()) == shares(np.array([3, 5, 1]), grid, ())
-    assert [share.config["dp"] for share in shares(np.array([5, 1, 3]), grid, ())] == [1, 2, 3]
+    equals = shares(np.array([5, 1, 3]), grid_of(6), ())
+    assert [share.config["dp"] for share in equals] == [1, 2, 3]
+    assert equals == shares(np.array([3, 5, 1]), grid_of(6), ())
 
 
 def test_p_star_is_the_sum_over_the_tried():
@@ -91,34 +86,21 @@ def test_a_population_is_small_enough_for_an_attribute():
 
 def test_moments_stand_in_the_order_of_the_ends():
     """Trials that ran side by side are read in the order in which they ended, after what stood before the first, also
-    where an earlier version kept them on the study.
+    where an earlier version kept them on the study; what a driver that died while it ended a trial has left behind does
+    not count, nor does what was never stored.
     """
-    study = optuna.create_study()
-    trials = [study.ask() for _ in range(3)]
+    kept = optuna.create_study()
+    trials = [kept.ask() for _ in range(5)]
     stored = as_json(shares(np.array([0, 1]), grid_of(2), ()))
-    study.set_user_attr(POPULATION_AT_START, stored)
-    study.set_user_attr(f"{POPULATION}:0", stored)  # as earlier versions kept it
-    for trial in trials[1:]:
-        trial.set_user_attr(POPULATION, stored)
-
-    for number in (2, 0, 1):
-        study.tell(trials[number], 1.0)
-
-    assert [moment.trial for moment in read_moments(study)] == [None, 2, 0, 1]
-
-
-def test_a_trial_that_has_not_ended_has_no_moment():
-    """What a driver that died while it ended a trial has left behind does not count, nor does what was never stored."""
-    study = optuna.create_study()
-    trials = [study.ask() for _ in range(3)]
-    stored = as_json(shares(np.array([0, 1]), grid_of(2), ()))
-    for number in (0, 2):
+    kept.set_user_attr(POPULATION_AT_START, stored)
+    kept.set_user_attr(f"{POPULATION}:0", stored)  # as earlier versions kept it
+    for number in (1, 2, 4):
         trials[number].set_user_attr(POPULATION, stored)
 
-    for number in (0, 1):
-        study.tell(trials[number], 1.0)
+    for number in (2, 0, 1, 3):
+        kept.tell(trials[number], 1.0)
 
-    assert [moment.trial for moment in read_moments(study)] == [0]
+    assert [moment.trial for moment in read_moments(kept)] == [None, 2, 0, 1]
 
 
 def test_the_lines_name_the_leaders_and_sum_up_the_rest():
@@ -133,35 +115,23 @@ def test_the_lines_name_the_leaders_and_sum_up_the_rest():
         "   30.0%  dp=2  (not tried yet)",
         "   30.0%  all others",
     ]
-
-
-def test_nothing_is_said_of_others_where_there_are_none():
-    """A population of one candidate is one line below the heading, which says that no trial has ended."""
-    moment = Moment(
-        trial=None, shares=(Share(config={"dp": 1}, probability=1.0, tried=False),), rest_tried=0.0, rest_untried=0.0
-    )
-
-    assert in_lines(moment, str)[0].endswith("before the first trial:")
-    assert len(in_lines(moment, str)) == 2
+    (heading, _) = in_lines(from_json(None, as_json(found[:1])), str)  # of one candidate
+    assert heading.endswith("before the first trial:")
 
 
 @pytest.mark.slow
-def test_status_shows_the_newest_population(tmp_path, monkeypatch, capsys):
+def test_status_shows_the_newest_population(tmp_path, meshtune):
     """`meshtune status` prints the leading candidates after the last trial, and with --json all that is stored."""
     file = tmp_path / "study.yaml"
-    file.write_text(
-        "name: small\nmodel: llama-7b\ncluster: {name: dgx-a100, hosts: 1}\n"
-        "job: {sequence_length: 4096, global_batch_size: 64}\n",
-        encoding="utf-8",
-    )
+    file.write_text(study(), encoding="utf-8")
     config = load_study(file, storage=f"sqlite:///{tmp_path / 'study.db'}")
     candidates = candidates_of(config)
     sampler = make_sampler(config, candidates)
-    study = open_study(config, sampler)
+    opened = open_study(config, sampler)
     grid = candidates.space.grid
     found = shares(np.array([0] * 3 + [1]), grid, explored={0})
-    study.set_user_attr(POPULATION_AT_START, as_json(found[1:]))
-    study.add_trial(
+    opened.set_user_attr(POPULATION_AT_START, as_json(found[1:]))
+    opened.add_trial(
         create_trial(
             value=1.0,
             params=params_of(grid.values(0)),
@@ -170,17 +140,10 @@ def test_status_shows_the_newest_population(tmp_path, monkeypatch, capsys):
         )
     )
 
-    printed = []
-    for options in ([], ["--json"]):
-        monkeypatch.setattr(sys, "argv", ["meshtune", "status", str(file), "--storage", config.storage, *options])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 0
-        printed.append(capsys.readouterr().out)
+    shown, told = (meshtune("status", file, "--storage", config.storage, *more) for more in ((), ("--json",)))
 
     leader = ",".join(f"{name}={value}" for name, value in grid.values(0).items())
-    assert "Probability of being the fastest, after trial 0:\n" in printed[0]
-    assert f"   75.0%  {leader}\n" in printed[0]
-    told = json.loads(printed[1])["population"]
-    assert told["trial"] == 0
-    assert told["shares"][0] == {"config": grid.values(0), "probability": 0.75, "tried": True}
+    assert "Probability of being the fastest, after trial 0:\n" in shown.out
+    assert f"   75.0%  {leader}\n" in shown.out
+    assert told.json["population"]["trial"] == 0
+    assert told.json["population"]["shares"][0] == {"config": grid.values(0), "probability": 0.75, "tried": True}

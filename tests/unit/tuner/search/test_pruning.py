@@ -3,7 +3,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState, create_trial
 
-from tuner.search.pruning import MARGIN, RISK, ClearlySlowerPruner, is_clearly_slower
+from tuner.search.pruning import MARGIN, ClearlySlowerPruner, is_clearly_slower
 
 BEST_STEPS_S = (1.00, 1.02, 0.98, 1.01, 0.99)
 
@@ -14,7 +14,7 @@ def noisy_steps(rng, median_s, spread, num_steps):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spread", [0.005, 0.02, 0.1, 0.3])
+@pytest.mark.parametrize("spread", [0.02, 0.3])
 @pytest.mark.parametrize(("num_steps", "num_best"), [(2, 1), (2, 5), (3, 3), (5, 10)])
 def test_an_equal_trial_is_hardly_ever_slower(spread, num_steps, num_best):
     """Without any margin, steps of the same candidate are called slower less often than the risk that is promised."""
@@ -28,18 +28,14 @@ def test_an_equal_trial_is_hardly_ever_slower(spread, num_steps, num_best):
     assert wrong / 1500 <= 0.02 + 3 * np.sqrt(0.02 * 0.98 / 1500)
 
 
-def test_a_trial_half_as_fast_is_seen_after_two_steps():
-    """Two steps of a trial that takes twice as long are enough where steps differ by 2%."""
-    rng = np.random.default_rng(3)
-    seen = sum(is_clearly_slower(noisy_steps(rng, 2.0, 0.02, 2), 1.0, BEST_STEPS_S) for _ in range(200))
-
-    assert seen == 200
-
-
-def test_one_slow_step_is_no_evidence():
-    """A hiccup in one of two or three steps does not make a trial slow."""
-    assert not is_clearly_slower([9.0, 1.0], 1.0, BEST_STEPS_S)
-    assert not is_clearly_slower([1.01, 9.0, 0.99], 1.0, BEST_STEPS_S)
+@pytest.mark.parametrize(
+    ("steps_s", "best_s"),
+    [([9.0, 1.0], BEST_STEPS_S), ([1.01, 9.0, 0.99], BEST_STEPS_S), ([100.0], (1.0,)), ([100.0], ())],
+    ids=["one of two", "one of three", "one beside one", "one beside none"],
+)
+def test_one_slow_step_is_no_evidence(steps_s, best_s):
+    """A hiccup in one of a few steps, or one step where nothing tells of the noise, is not slow."""
+    assert not is_clearly_slower(steps_s, 1.0, best_s)
 
 
 def test_a_trial_within_the_margin_goes_on():
@@ -49,7 +45,7 @@ def test_a_trial_within_the_margin_goes_on():
 
 
 def test_noise_demands_more_steps():
-    """The same slowness that is clear with a spread of 2% is not with one of 20%, and is again after more steps."""
+    """A slowness that two steps show with a spread of 2% is not clear with one of 20%, and is again after 40 steps."""
     rng = np.random.default_rng(11)
     quiet, loud, longer = (
         noisy_steps(rng, 1.6, spread, num_steps) for spread, num_steps in ((0.02, 2), (0.2, 2), (0.2, 40))
@@ -57,14 +53,9 @@ def test_noise_demands_more_steps():
     loud_best = noisy_steps(rng, 1.0, 0.2, 5)
 
     assert is_clearly_slower(quiet, 1.0, BEST_STEPS_S)
+    assert all(is_clearly_slower(noisy_steps(rng, 2.0, 0.02, 2), 1.0, BEST_STEPS_S) for _ in range(200))
     assert not is_clearly_slower(loud, 1.0, loud_best)
     assert is_clearly_slower(longer, 1.0, loud_best)
-
-
-def test_without_any_spread_nothing_is_clear():
-    """One step beside a best of one step tells nothing of the noise, however slow it is."""
-    assert not is_clearly_slower([100.0], 1.0, (1.0,))
-    assert not is_clearly_slower([100.0], 1.0, ())
 
 
 # In anybody's own study
@@ -155,8 +146,3 @@ def test_senseless_options_are_refused(field):
     """An option out of its range is named in the message."""
     with pytest.raises(ValueError, match=next(iter(field))):
         ClearlySlowerPruner(**field)
-
-
-def test_defaults_are_those_that_are_documented():
-    """A margin of a tenth and one wrong look in a hundred."""
-    assert (MARGIN, RISK) == (0.1, 0.01)

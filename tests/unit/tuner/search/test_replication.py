@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.studies import broken_studies
 from tests.support.studies.in_process_executor import InProcessExecutor
 from tests.unit.tuner.search.test_observations import failed, observations, ok, trial
 from trials.backend import Observation, Status
@@ -17,15 +18,12 @@ from tuner.study_file.config import USUAL_REPEATS, load_study
 
 TOLERANCE = 0.01
 
-STUDY = """
-name: close
-model: llama-7b
-cluster: {name: dgx-a100, hosts: 1}
-job: {sequence_length: 4096, global_batch_size: 64}
-space: {pp: [1, 2], cp: [1], up: [1], vpp: [1], mbs: [1]}
-search: {draws: 10, confidence: 1.0, repeats: 2, max_trials: 100}
-trial: {backend: simulated}
-"""
+KEYS = {
+    "model": "llama-7b",
+    "space": "{pp: [1, 2], tp: [1, 2], cp: [1], up: [1], vpp: [1], mbs: [1]}",
+    "search": "{draws: 10, confidence: 1.0, repeats: 2, max_trials: 100}",
+    "trial": "{backend: simulated}",
+}
 
 
 def steps(median_s, spread=0.0):
@@ -44,17 +42,11 @@ def test_who_may_be_faster_than_the_best_is_a_finalist():
 
 
 def test_a_clear_best_has_no_finalists():
-    """Where nothing is close, nothing is measured again, and one candidate alone is no call."""
-    assert finalists(observations(trial(0, 1, steps(1.0)), trial(1, 2, steps(1.1))), TOLERANCE) == ()
-    assert finalists(observations(trial(0, 1, steps(1.0))), TOLERANCE) == ()
-    assert finalists(observations(), TOLERANCE) == ()
+    """Where nothing is close, or only what was stopped, nothing is measured again; one candidate alone is no call."""
+    best, stopped = trial(0, 1, steps(1.0)), failed(Status.PRUNED, 0.99, 1.0, 1.01)
 
-
-def test_what_never_ended_well_is_no_finalist():
-    """A trial that was stopped says enough with its steps."""
-    known = observations(trial(0, 1, steps(1.0)), trial(1, 2, failed(Status.PRUNED, 0.99, 1.0, 1.01)))
-
-    assert finalists(known, TOLERANCE) == ()
+    for known in ((best, trial(1, 2, steps(1.1))), (best, trial(1, 2, stopped)), (best,), ()):
+        assert finalists(observations(*known), TOLERANCE) == ()
 
 
 @given(
@@ -63,12 +55,8 @@ def test_what_never_ended_well_is_no_finalist():
 )
 def test_finalists_are_few_and_led_by_the_fastest(times_s, spreads):
     """Whatever was measured, there is no finalist or at least two and at most three, the fastest first."""
-    known = observations(
-        *(
-            trial(at, at, steps(time_s, spread))
-            for at, (time_s, spread) in enumerate(zip(times_s, spreads, strict=False))
-        )
-    )
+    measured = map(steps, times_s, spreads)
+    known = observations(*(trial(at, at, one) for at, one in enumerate(measured)))
 
     found = finalists(known, TOLERANCE)
 
@@ -109,7 +97,7 @@ class Drifting:
 @pytest.fixture
 def study(tmp_path):
     """A function that loads the study."""
-    (tmp_path / "study.yaml").write_text(STUDY)
+    (tmp_path / "study.yaml").write_text(broken_studies.study(**KEYS))
     return lambda *overrides: load_study(
         tmp_path / "study.yaml", overrides=overrides, storage=f"sqlite:///{tmp_path / 'study.db'}"
     )
@@ -151,13 +139,8 @@ def test_repeats_are_trials_of_the_budget(study):
 
 def test_who_repeats_unless_told(study):
     """Real training is repeated by default; a simulation, whose trials tell the same again, is not."""
-    torch = study(
-        "trial={backend: torch}",
-        "runtime=torch-reference",
-        "cluster={name: cpu-host, hosts: 1}",
-        "search={}",
-        "job={sequence_length: 4096, global_batch_size: 64, precision: fp32}",
-    )
+    host = "trial={backend: torch}", "runtime=torch-reference", "cluster={name: cpu-host, hosts: 1}"
+    torch = study(*host, "search={}", "job.precision=fp32")
 
     assert study("search={}").search.repeats == 0
     assert torch.search.repeats == USUAL_REPEATS > 0

@@ -49,7 +49,7 @@ def world(grid, seed=0):
     return predicted, true
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def grid():
     """The 30 candidates of 16 devices."""
     return grid_of()
@@ -80,6 +80,37 @@ def run(sampler, true, num_trials):
     return study, order
 
 
+@pytest.fixture(scope="module")
+def undisturbed(grid):
+    """The first eight choices of a sampler that nothing disturbs."""
+    return run(make(grid), world(grid)[1], 8)[1]
+
+
+@pytest.fixture(scope="module")
+def exhausted():
+    """Twenty candidates, a study in which all were tried and three again, and its choices."""
+    grid = grid_of(8)
+    return grid, *run(make(grid), world(grid)[1], len(grid) + 3)
+
+
+def known_to(sampler, study):
+    """What the trials of a study tell its sampler."""
+    return sampler.observations(study.get_trials(deepcopy=False))
+
+
+def fail(sampler, *statuses):
+    """A study whose trials failed with these statuses, and the positions in their order; None is a plain failure."""
+    study = optuna.create_study(sampler=sampler)
+    failed = []
+    for status in statuses:
+        trial = study.ask(fixed_distributions=sampler.search_space)
+        if status is not None:
+            trial.set_user_attr(STATUS, status.value)
+        failed.append(sampler.position_of(trial.params))
+        study.tell(trial, state=TrialState.FAIL)
+    return study, failed
+
+
 def test_it_finds_the_best_in_a_plain_optimize_loop(grid):
     """Whoever uses only the sampler tunes with study.optimize; it stops by itself, within 5% of the best."""
     predicted, true = world(grid, seed=3)
@@ -97,88 +128,48 @@ def test_it_finds_the_best_in_a_plain_optimize_loop(grid):
     assert study.user_attrs[P_STAR] > 0.95
 
 
-def test_parameters_are_the_dimensions_under_their_own_names(grid):
-    """A trial's parameters are the eight degrees and the opened dimensions, as the dashboard shall plot them."""
-    sampler = make(grid)
-    study, _ = run(sampler, world(grid)[1], 3)
-
-    assert all(tuple(trial.params) == grid.dimensions for trial in study.trials)
-    assert all(sampler.config_of(trial.params) for trial in study.trials)
-
-
 @pytest.mark.slow
-def test_no_candidate_is_tried_twice_before_all_were(grid):
-    """Asked for as many trials as there are candidates, the sampler names each once."""
-    _, order = run(make(grid), world(grid)[1], len(grid))
+def test_candidates_are_repeated_once_all_were_tried(exhausted):
+    """The sampler names each candidate once; in a loop that goes on, the best ones are repeated, and nothing raised."""
+    grid, _, order = exhausted
 
-    assert sorted(order) == list(range(len(grid)))
-
-
-@pytest.mark.slow
-def test_an_exhausted_grid_measures_the_fastest_again(grid):
-    """In a loop that goes on after every candidate was tried, the best ones are repeated, and no error raised."""
-    _, true = world(grid)
-    _, order = run(make(grid), true, len(grid) + 3)
-
-    best = set(np.argsort(true)[:3].tolist())
-    assert set(order[len(grid) :]) <= best
+    assert sorted(order[: len(grid)]) == list(range(len(grid)))
+    assert set(order[len(grid) :]) <= set(np.argsort(world(grid)[1])[:3].tolist())
 
 
-def test_pending_candidates_are_not_drawn_again(grid):
-    """Trials asked for before any is told all have different candidates."""
+def test_pending_candidates_are_closed_and_prove_nothing(grid):
+    """Trials asked for before any is told all have different candidates, and do not raise p_star."""
     sampler = make(grid)
     study = optuna.create_study(sampler=sampler)
 
     asked = [sampler.position_of(study.ask(fixed_distributions=sampler.search_space).params) for _ in range(12)]
 
     assert len(set(asked)) == 12
-
-
-def test_p_star_counts_finished_trials_only(grid):
-    """A pending trial does not raise p_star; its end does."""
-    predicted, _ = world(grid)
-    sampler = sampler_of(grid, predicted, seed=1)
-    study = optuna.create_study(sampler=sampler)
-    study.ask(fixed_distributions=sampler.search_space)
-
-    pending = sampler.observations(study.get_trials(deepcopy=False))
-
-    assert sampler.population(pending).p_star == 0.0
-    assert sampler.decide(pending).reason is None
-
-
-def test_p_star_is_the_share_of_draws_whose_fastest_was_tried(grid):
-    """p_star equals (|S| - |S-bar|) / |S| (FlexParallel equation 6), recomputed from the population."""
-    study, order = run(make(grid), world(grid)[1], 6)
-    sampler = study.sampler
-    observations = sampler.observations(study.get_trials(deepcopy=False))
-
-    population = sampler.population(observations)
-
-    unexplored = [position for position in population.fastest.tolist() if position not in set(order)]
-    assert population.p_star == pytest.approx(1 - len(unexplored) / len(population.fastest))
+    assert sampler.population(known_to(sampler, study)).p_star == 0.0
+    assert sampler.decide(known_to(sampler, study)).reason is None
 
 
 @pytest.mark.slow
-def test_confidence_is_confirmed_by_further_draws(grid):
+def test_confidence_is_confirmed_by_further_draws(exhausted):
     """Where a hundred draws exceed the confidence, further ones take part in p_star; below it they are not made."""
-    sampler = make(grid)
-    study, _ = run(sampler, world(grid)[1], len(grid))
-    observations = sampler.observations(study.get_trials(deepcopy=False))
+    grid, study, _ = exhausted
+    observations = known_to(study.sampler, study)
 
-    assert sampler.decide(observations).reason is StopReason.CONFIDENT
-    assert len(sampler.population(observations).fastest) == (1 + CONFIRMATIONS) * 100
+    assert study.sampler.decide(observations).reason is StopReason.CONFIDENT
+    assert len(study.sampler.population(observations).fastest) == (1 + CONFIRMATIONS) * 100
     assert len(make(grid, confidence=1.0).population(observations).fastest) == 100
 
 
 def test_nobody_pays_trials_for_less_than_the_tolerance(grid):
-    """A draw names a tried candidate that is within the tolerance of its fastest; with tolerance 0 only the fastest."""
+    """A draw names a tried candidate that is within the tolerance of its fastest, with tolerance 0 only the fastest;
+    p_star is the share of draws that do (FlexParallel equation 6).
+    """
     _, true = world(grid)
     shares = []
     for tolerance in (0.0, 0.01, 0.9):
         sampler = make(grid, tolerance=tolerance, confidence=1.0)
         study, order = run(sampler, true, 3)
-        population = sampler.population(sampler.observations(study.get_trials(deepcopy=False)))
+        population = sampler.population(known_to(sampler, study))
         drawn = population.log_step_s
         drawn[:, order] += np.log1p(tolerance)
         near = drawn[:, order].min(axis=1) <= drawn.min(axis=1) + np.log1p(tolerance) + 1e-6
@@ -190,150 +181,59 @@ def test_nobody_pays_trials_for_less_than_the_tolerance(grid):
     assert shares[-1] == 1.0
 
 
-def test_p_star_stands_on_the_study_after_every_trial(grid):
-    """The study holds p_star, and each trial its value after that trial."""
-    study, _ = run(make(grid), world(grid)[1], 4)
-
-    assert [P_STAR in trial.user_attrs for trial in study.trials] == [True] * 4
-    assert study.user_attrs[P_STAR] == study.trials[3].user_attrs[P_STAR]
-
-
 def test_the_choice_is_uniform_over_the_unexplored_draws(grid):
     """A candidate that many draws name is chosen in proportion (FlexParallel 3.2), over 400 numbered decisions."""
     sampler = make(grid)
     study, _ = run(sampler, world(grid)[1], 4)
-    observations = sampler.observations(study.get_trials(deepcopy=False))
-    fastest = sampler.population(observations).fastest
-    open_draws = [p for p in fastest.tolist() if p not in observations.explored]
-    chosen = []
-    for decision in range(400):
-        numbered = replace(observations, num_decisions=decision)
-        chosen.append(sampler.choose(numbered))
+    observations = known_to(sampler, study)
+    open_draws = [at for at in sampler.population(observations).fastest.tolist() if at not in observations.explored]
+
+    chosen = [sampler.choose(replace(observations, num_decisions=decision)) for decision in range(400)]
 
     for position in set(open_draws):
         expected = open_draws.count(position) / len(open_draws)
         assert chosen.count(position) / 400 == pytest.approx(expected, abs=0.1)
 
 
-def test_what_crashed_or_ran_out_of_memory_is_never_the_fastest_of_a_draw(grid):
-    """A failed candidate is removed from the draws; so is one that a plain loop told as failed."""
+def test_endings_without_an_observation_count(grid):
+    """What crashed, ran out of memory or failed in a plain loop is never the fastest of a draw, what ran into the time
+    limit is not tried again, and an incident is not held against its candidate.
+    """
     sampler = make(grid)
-    study = optuna.create_study(sampler=sampler)
-    failed = []
-    for status in (Status.CRASHED, Status.OUT_OF_MEMORY, None):
-        trial = study.ask(fixed_distributions=sampler.search_space)
-        if status is not None:
-            trial.set_user_attr(STATUS, status.value)
-        failed.append(sampler.position_of(trial.params))
-        study.tell(trial, state=TrialState.FAIL)
+    study, failed = fail(sampler, Status.CRASHED, Status.OUT_OF_MEMORY, None, Status.TIMEOUT, Status.INCIDENT)
 
-    observations = sampler.observations(study.get_trials(deepcopy=False))
+    observations = known_to(sampler, study)
 
-    assert observations.impossible == set(failed)
-    assert not set(sampler.population(observations).fastest.tolist()) & set(failed)
+    assert observations.impossible == set(failed[:3])
+    assert observations.explored == {failed[3]}
+    assert observations.num_decisions == 5
+    assert not set(sampler.population(observations).fastest.tolist()) & set(failed[:3])
+    assert sampler.choose(observations) not in failed[:4]
 
 
-def test_an_incident_is_not_held_against_its_candidate(grid):
-    """A trial that lost its machine leaves its candidate as it was: neither tried nor removed."""
-    sampler = make(grid)
-    study = optuna.create_study(sampler=sampler)
-    trial = study.ask(fixed_distributions=sampler.search_space)
-    trial.set_user_attr(STATUS, Status.INCIDENT.value)
-    study.tell(trial, state=TrialState.FAIL)
+def test_the_first_trial_is_the_experts_or_the_shortest_in_the_median(grid):
+    """The first decision is the current configuration, whatever the draws say; without one it has the shortest median
+    step, whatever the seed.
+    """
+    _, true = world(grid)
 
-    observations = sampler.observations(study.get_trials(deepcopy=False))
-
-    assert not observations.explored
-    assert not observations.impossible
-    assert observations.num_decisions == 1
-
-
-def test_a_time_out_is_not_tried_again(grid):
-    """A candidate that ran into the time limit counts as explored, and stays in the model."""
-    sampler = make(grid)
-    study = optuna.create_study(sampler=sampler)
-    trial = study.ask(fixed_distributions=sampler.search_space)
-    trial.set_user_attr(STATUS, Status.TIMEOUT.value)
-    position = sampler.position_of(trial.params)
-    study.tell(trial, state=TrialState.FAIL)
-
-    observations = sampler.observations(study.get_trials(deepcopy=False))
-
-    assert observations.explored == {position}
-    assert sampler.choose(observations) != position
-
-
-def test_candidates_that_may_not_fit_are_drawn_less_often(grid):
-    """A candidate predicted at twice the memory is in few draws, one at all of it in half, one at half in most."""
-    predicted = np.ones(len(grid))
-    predicted[:3] = 0.01
-    memory_share = np.full(len(grid), 0.5)
-    memory_share[:3] = (2.0, 1.0, 0.5)
-    sampler = sampler_of(grid, predicted, memory_share=memory_share, draws=400)
-    study = optuna.create_study(sampler=sampler)
-    observations = sampler.observations(study.get_trials(deepcopy=False))
-
-    lost = np.isinf(sampler.population(observations).log_step_s).mean(axis=0)
-
-    assert lost[0] > 0.95
-    assert 0.3 < lost[1] < 0.7
-    assert lost[2] < 0.05
-
-
-def test_trials_that_run_out_of_memory_tell_of_the_others(grid):
-    """After some candidates that should have fitted ran out of memory, others of their size are drawn less often."""
-    predicted, _ = world(grid)
-    memory_share = np.full(len(grid), 0.9)
-    sampler = sampler_of(grid, predicted, memory_share=memory_share, memory_error=0.1, draws=400)
-    study = optuna.create_study(sampler=sampler)
-    before = np.isinf(sampler.population(sampler.observations([])).log_step_s).mean()
-    for _ in range(4):
-        trial = study.ask(fixed_distributions=sampler.search_space)
-        trial.set_user_attr(STATUS, Status.OUT_OF_MEMORY.value)
-        study.tell(trial, state=TrialState.FAIL)
-    observations = sampler.observations(study.get_trials(deepcopy=False))
-
-    log_step_s = sampler.population(observations).log_step_s
-    after = np.isinf(np.delete(log_step_s, sorted(observations.impossible), axis=1)).mean()
-
-    assert observations.misfits == observations.impossible
-    assert before < 0.3
-    assert after > 1.5 * before
-
-
-def test_trials_that_ran_tell_that_others_fit(grid):
-    """After several candidates at the device's limit ran, others there are drawn more often."""
-    predicted, true = world(grid)
-    memory_share = np.full(len(grid), 1.05)
-
-    def share_left_out(num_trials):
-        sampler = sampler_of(grid, predicted, memory_share=memory_share, memory_error=0.1, draws=400)
-        study, order = run(sampler, true, num_trials)
-        log_step_s = sampler.population(sampler.observations(study.get_trials(deepcopy=False))).log_step_s
-        return np.isinf(np.delete(log_step_s, order, axis=1)).mean()
-
-    assert share_left_out(6) < 0.8 * share_left_out(0)
-
-
-def test_the_first_trial_is_the_shortest_in_the_median(grid):
-    """Without a current configuration the first candidate has the shortest median step, whatever the seed."""
+    assert run(make(grid, first=grid.config(len(grid) - 1)), true, 1)[1] == [len(grid) - 1]
     for seed in range(3):
         sampler = make(grid, seed=seed)
         drawn = sampler.population(sampler.observations([])).log_step_s
-
-        _, order = run(sampler, world(grid)[1], 1)
-
-        assert order[0] == np.argmin(np.median(drawn, axis=0))
+        assert run(sampler, true, 1)[1] == [np.argmin(np.median(drawn, axis=0))]
 
 
 def test_the_population_is_kept_before_and_after_every_trial(grid):
-    """The study holds how probable each candidate is to be the best, from before the first trial on."""
+    """The study holds how probable each candidate is to be the best, from before the first trial on, and p_star."""
     study, order = run(make(grid), world(grid)[1], 3)
+    assert all(tuple(trial.params) == grid.dimensions for trial in study.trials)
 
     moments = read_moments(study)
 
     assert [moment.trial for moment in moments] == [None, 0, 1, 2]
     assert moments[-1].p_star == pytest.approx(study.user_attrs[P_STAR])
+    assert [trial.user_attrs[P_STAR] for trial in study.trials] == pytest.approx([one.p_star for one in moments[1:]])
     tried = {share.key for moment in moments for share in moment.shares if share.tried}
     assert tried <= {tuple(grid.values(position).values()) for position in order}
 
@@ -341,11 +241,7 @@ def test_the_population_is_kept_before_and_after_every_trial(grid):
 def test_failures_leave_their_lesson_on_the_study(grid):
     """After trials that ran out of memory the study says what that means for the others."""
     sampler = make(grid, memory_share=np.full(len(grid), 0.9))
-    study = optuna.create_study(sampler=sampler)
-    for _ in range(3):
-        trial = study.ask(fixed_distributions=sampler.search_space)
-        trial.set_user_attr(STATUS, Status.OUT_OF_MEMORY.value)
-        study.tell(trial, state=TrialState.FAIL)
+    study, _ = fail(sampler, *[Status.OUT_OF_MEMORY] * 3)
 
     (lesson,) = failure_conclusions(study.user_attrs)
 
@@ -353,37 +249,26 @@ def test_failures_leave_their_lesson_on_the_study(grid):
     assert lesson.text.startswith("3 trials ran out of memory")
 
 
-def test_the_expert_is_the_first_trial(grid):
-    """With a current configuration the first decision is that one, whatever the draws say."""
-    current = grid.config(len(grid) - 1)
-
-    _, order = run(make(grid, first=current), world(grid)[1], 2)
-
-    assert order[0] == len(grid) - 1
-
-
-def test_a_new_sampler_continues_as_the_old_one_would_have(grid):
-    """The state is the study alone: after 5 trials a fresh sampler makes the decisions of the undisturbed run."""
+@pytest.mark.parametrize("is_pickled", [False, True])
+def test_another_sampler_continues_as_the_old_one_would_have(grid, undisturbed, is_pickled):
+    """The state is the study alone: after 5 trials a fresh sampler, or one from a pickle as Optuna's own samplers can
+    be, makes the decisions of the undisturbed run.
+    """
     _, true = world(grid)
-    _, undisturbed = run(make(grid), true, 10)
     study, order = run(make(grid), true, 5)
 
-    study.sampler = make(grid)
-    for _ in range(5):
+    study.sampler = pickle.loads(pickle.dumps(study.sampler)) if is_pickled else make(grid)  # noqa: S301 # its own
+    for _ in range(3):
         trial = study.ask(fixed_distributions=study.sampler.search_space)
         order.append(study.sampler.position_of(trial.params))
         study.tell(trial, true[order[-1]])
 
-    assert order == undisturbed
+    assert order == undisturbed[:8]
 
 
-def test_seeds_differ(grid):
+def test_seeds_differ(grid, undisturbed):
     """Another seed explores in another order."""
-    _, true = world(grid)
-
-    orders = {tuple(run(make(grid, seed=seed), true, 6)[1]) for seed in range(4)}
-
-    assert len(orders) > 1
+    assert run(make(grid, seed=1), world(grid)[1], 6)[1] != undisturbed[:6]
 
 
 def test_foreign_parameters_are_left_to_chance(grid):
@@ -423,7 +308,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_dimension_may_be_suggested_by_any_distribution(grid, kind):
+def test_a_dimension_may_be_suggested_by_any_distribution(grid, undisturbed, kind):
     """The candidates of a study do not depend on the kind of distribution that its objective suggests."""
     _, true = world(grid)
     sampler = make(grid)
@@ -436,10 +321,10 @@ def test_a_dimension_may_be_suggested_by_any_distribution(grid, kind):
         return true[order[-1]]
 
     study = optuna.create_study(sampler=sampler)
-    study.optimize(objective, n_trials=8)
+    study.optimize(objective, n_trials=5)
 
-    assert order == run(make(grid), true, 8)[1]
-    assert sampler.observations(study.trials).num_decisions == 8
+    assert order == undisturbed[:5]
+    assert sampler.observations(study.trials).num_decisions == 5
 
 
 def test_a_distribution_without_the_candidates_value_is_refused(grid):
@@ -450,8 +335,7 @@ def test_a_distribution_without_the_candidates_value_is_refused(grid):
         study.optimize(lambda trial: trial.suggest_categorical("pp", [1, 2]), n_trials=1)
 
 
-@pytest.mark.parametrize("n_jobs", [2, 4])
-def test_threads_never_get_the_same_candidate(grid, n_jobs):
+def test_threads_never_get_the_same_candidate(grid):
     """Trials of several threads have different candidates, although their parameters are stored one by one."""
     _, true = world(grid)
     sampler = make(grid)
@@ -464,9 +348,9 @@ def test_threads_never_get_the_same_candidate(grid, n_jobs):
         return true[sampler.position_of(params)]
 
     study = optuna.create_study(sampler=sampler)
-    study.optimize(objective, n_trials=20, n_jobs=n_jobs)
+    study.optimize(objective, n_trials=12, n_jobs=4)
 
-    assert len({tuple(trial.params.values()) for trial in study.trials}) == 20
+    assert len({tuple(trial.params.values()) for trial in study.trials}) == 12
     assert not sampler._chosen
 
 
@@ -488,29 +372,6 @@ def test_a_constraint_on_memory_is_a_failure_of_memory(grid):
     assert len(observations.measured) == 2
 
 
-def test_a_sampler_survives_pickling(grid):
-    """A pickled sampler goes on as the original one does, as Optuna's own samplers do."""
-    _, true = world(grid)
-    study, order = run(make(grid), true, 3)
-
-    study.sampler = pickle.loads(pickle.dumps(study.sampler))  # noqa: S301 # what it wrote itself
-    trial = study.ask(fixed_distributions=study.sampler.search_space)
-
-    assert study.sampler.position_of(trial.params) == run(make(grid), true, 4)[1][3]
-    assert study.sampler.position_of(trial.params) not in order
-
-
-@settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), num_trials=st.integers(1, 12))
-def test_every_suggestion_is_a_candidate(seed, num_trials):
-    """Whatever the seed and the observations, a suggestion names a row of the grid."""
-    grid = grid_of(8, opened=())
-
-    _, order = run(make(grid, seed=seed), world(grid)[1], num_trials)
-
-    assert None not in order
-
-
 ENDS = st.one_of(
     st.floats(-9, 9).map(lambda exponent: 10.0**exponent),
     st.just(1.0),
@@ -519,7 +380,7 @@ ENDS = st.one_of(
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     seed=st.integers(0, 2**32 - 1), ends=st.lists(ENDS, min_size=1, max_size=10), predicted=st.sampled_from([0, -9, 9])
 )
@@ -535,6 +396,7 @@ def test_any_ends_leave_proposals_among_what_is_left(seed, ends, predicted):
     for end in ends:
         trial = study.ask(fixed_distributions=sampler.search_space)
         position = sampler.position_of(trial.params)
+        assert position in range(len(grid))
         assert position not in closed
         if isinstance(end, Status):
             trial.set_user_attr(STATUS, end.value)

@@ -3,16 +3,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.unit.tuner.search.test_posterior import grid, observations, posterior, problem  # noqa: F401 # fixtures
+from tests.unit.tuner.search.test_posterior import observations
 from tuner.search.subset import MAX_FAILURES, MAX_OBSERVATIONS, select_subset
-
-NUM_CANDIDATES = 1000
 
 
 @pytest.fixture
 def features():
     """Where the candidates stand: a cloud around 0, and one candidate far from all others."""
-    found = np.random.default_rng(0).normal(size=(NUM_CANDIDATES, 3))
+    found = np.random.default_rng(0).normal(size=(1000, 3))
     found[700] = 50.0
     return found
 
@@ -60,19 +58,16 @@ def test_failures_are_told_of_some(features):
     assert (told.crashed, told.limits_s, len(told.measured)) == ({600}, {601: 2.0}, 50)
 
 
-@pytest.mark.slow
-def test_what_was_measured_stays_known(posterior, grid):  # noqa: F811 # as above
+def test_what_was_measured_stays_known(posterior, monkeypatch):
     """A candidate of which the surrogates are not told has its measured step time in every draw, within its error."""
-    count = MAX_OBSERVATIONS + 40
-    assert count < len(grid)
-    positions = np.arange(count)
-    log_step_s = np.log(posterior.predicted.step_time_s[:count]) + 0.3 * np.sin(7.0 * positions)
-    found = observations(positions, log_step_s)
-    found = replace(found, num_completed=np.ones(count, dtype=np.int64))
+    monkeypatch.setattr("tuner.search.subset.MAX_OBSERVATIONS", 60)
+    positions = np.arange(80)
+    log_step_s = np.log(posterior.predicted.step_time_s[:80]) + 0.3 * np.sin(7.0 * positions)
+    found = replace(observations(positions, log_step_s), num_completed=np.ones(80, dtype=np.int64))
     told = select_subset(found, posterior.steps[0].points.features)
     untold = np.setdiff1d(positions, told.measured)
 
     drawn = posterior.draw(found, 20, np.random.default_rng(0))
 
-    assert len(untold) == 40
+    assert len(untold) == 20
     assert np.abs(drawn[:, untold] - log_step_s[untold]).max() < 5 * 0.005

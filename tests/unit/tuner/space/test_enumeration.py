@@ -1,17 +1,14 @@
-import itertools
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import tuner.space.enumeration
-from costmodels.job.parallel_config import DEGREES, RECOMPUTE_MODES, ParallelConfig
+from costmodels.job.parallel_config import DEGREES, ParallelConfig
 from costmodels.step.memory import LEAST_CHANCE
 from hardware.io.errors import ConfigError
-from tests.support.settings.small_spaces import OPENED, raw_product, rows_of, rules_broken_by_row, setting_of
+from tests.support.settings.small_spaces import raw_product, rows_of, rules_broken_by_row, setting_of
 from tuner.space.enumeration import (
     SpaceOptions,
     broken_rules,
@@ -48,25 +45,17 @@ TABLE_2 = {
 
 @pytest.mark.parametrize(("row", "count"), TABLE_2.items(), ids=TABLE_2)
 def test_all_rows_of_table_2_come_out_exactly(row, count):
-    """The grid before memory has the size that FlexParallel's table 2 prints."""
+    """The grid before memory has the size that FlexParallel's table 2 prints; each row's study is complete."""
     study = load_study(STUDIES / "flexparallel" / f"{row}.yaml")
 
-    grid, _ = enumerate_space(study.setting, study.options)
-
-    assert len(grid) == count
     assert study.space().num_before_memory == count
+    assert study.name == f"flexparallel-{row}"
+    assert study.current.num_devices == study.setting.cluster.num_devices == int(row.rpartition("-")[2])
 
 
 def test_every_row_of_table_2_has_a_study():
-    """The folder holds the twelve rows, each named after its file, each with the current configuration."""
-    found = sorted((STUDIES / "flexparallel").glob("*.yaml"))
-
-    assert {path.stem for path in found} == set(TABLE_2)
-    for path in found:
-        study = load_study(path)
-        assert study.name == f"flexparallel-{path.stem}"
-        assert study.current is not None
-        assert study.current.num_devices == study.setting.cluster.num_devices == int(path.stem.rpartition("-")[2])
+    """The folder holds the twelve rows and nothing else."""
+    assert {path.stem for path in (STUDIES / "flexparallel").glob("*.yaml")} == set(TABLE_2)
 
 
 def test_expert_of_pangu_8192_stays_although_a_rule_is_against_it():
@@ -90,139 +79,9 @@ def test_the_closest_miss_is_named_where_nothing_fits():
     space = study.space()
 
     assert len(space.grid) == 0
-    assert len(space.warnings) == 1
-    assert "nothing fits: the closest, pp=" in space.warnings[0]
-    assert "GiB of 79.1 GiB" in space.warnings[0]
-    assert "space.recompute" in space.warnings[0]
-
-
-# The grid against a slow oracle
-
-
-ORACLE_SETS = ("flexparallel", "megatron", "mindspeed", "nanotron")
-
-
-def oracle(rule_set, setting, opened) -> list[tuple]:
-    """Every configuration that obeys the rules, by plain loops; shares no code with tuner/space/enumeration.py."""
-    devices = setting.cluster.num_devices
-    found = []
-    for pp, tp, dp, cp in itertools.product(range(1, devices + 1), repeat=4):
-        up = devices // (pp * tp * dp * cp)
-        if pp * tp * dp * cp * up == devices and mesh_obeys(rule_set, setting, (pp, tp, cp, up)):
-            for mbs, vpp, ep in schedules_that_obey(rule_set, setting, pp, dp, cp * up):
-                further = further_that_obey(rule_set, setting, opened, tp, dp * cp * up)
-                found.extend((pp, tp, dp, cp, up, vpp, ep, mbs, *values) for values in further)
-    return sorted(found)
-
-
-def mesh_obeys(rule_set, setting, mesh) -> bool:
-    """The rules about heads, layers, MLP sizes, the sequence, and the host."""
-    pp, tp, cp, up = mesh
-    model, length = setting.job.model, setting.job.sequence_length
-    if model.num_heads % (tp * up):
-        return False
-    if rule_set == "flexparallel":
-        return setting.cluster.devices_per_host % tp == 0 and (cp == 1 or length % (2 * cp) == 0)
-    sizes = [model.expert_ffn_size, model.shared_expert_ffn_size]
-    if any(not model.is_moe_layer(layer) for layer in range(model.num_layers)):
-        sizes.append(model.ffn_size)
-    kv_heads_fit = model.num_kv_heads % tp == 0 or tp % model.num_kv_heads == 0
-    if rule_set == "megatron" and max(model.num_kv_heads // tp, 1) % up:
-        return False
-    chunks = tp * up * 2 * cp if cp > 1 else tp * up
-    return pp <= model.num_layers and kv_heads_fit and all(size % tp == 0 for size in sizes) and length % chunks == 0
-
-
-def schedules_that_obey(rule_set, setting, pp, dp, cp_up):
-    """The values of mbs, vpp and ep that obey the rules about batches, chunks of layers and experts."""
-    batch, layers = setting.job.global_batch_size, setting.job.model.num_layers
-    experts = setting.job.model.num_experts or 1
-    while rule_set == "flexparallel" and layers % 8:
-        layers += 1  # no-op layers
-    for mbs, vpp, ep in itertools.product(range(1, batch + 1), range(1, layers + 1), range(1, experts + 1)):
-        if batch % (dp * mbs) or layers % vpp or experts % ep:
-            continue
-        micro_batches = batch // (dp * mbs)
-        if rule_set == "nanotron":
-            obeys = vpp == 1 and dp % ep == 0
-        elif rule_set == "flexparallel":
-            obeys = layers % (pp * vpp) == 0 and dp % ep == 0
-            obeys = obeys and (vpp == 1 or (pp > 2 and micro_batches % pp == 0))
-        else:
-            uneven = rule_set == "megatron" and vpp == 1
-            obeys = (uneven or layers % (pp * vpp) == 0) and dp * cp_up % ep == 0
-            obeys = obeys and (vpp == 1 or (pp > 1 and micro_batches % pp == 0))
-        if obeys:
-            yield mbs, vpp, ep
-
-
-def further_that_obey(rule_set, setting, opened, tp, replicas):
-    """The values of recompute, zero_stage and sequence_parallel, each the job's own unless opened."""
-    job, runtime = setting.job, setting.runtime
-    recomputes = runtime.recompute_modes if "recompute" in opened else [job.recompute]
-    stages = runtime.zero_stages if "zero_stage" in opened else [job.zero_stage]
-    splits = [0, 1] if "sequence_parallel" in opened else [int(runtime.sequence_parallel)]
-    for recompute, stage, split in itertools.product(recomputes, stages, splits):
-        pointless = ("zero_stage" in opened and stage > 0 and replicas == 1) or (
-            "sequence_parallel" in opened and split and tp == 1
-        )
-        refused = rule_set in ("megatron", "mindspeed") and job.model.is_moe and tp > 1 and not split
-        if not pointless and not refused:
-            yield RECOMPUTE_MODES.index(recompute), stage, split
-
-
-@st.composite
-def small_settings(draw):
-    """A rule set, a job of few layers, heads and sequences, a cluster of few devices, and opened dimensions."""
-    rule_set = draw(st.sampled_from(ORACLE_SETS))
-    kv_heads = draw(st.sampled_from([1, 2, 3, 4]))
-    experts = draw(st.sampled_from([0, 0, 2, 4, 6]))
-    moe = {"num_experts": experts, "top_k": 1, "expert_ffn_size": draw(st.sampled_from([6, 8, 12]))} if experts else {}
-    layers = draw(st.integers(1, 10))
-    if experts and layers > 1 and draw(st.booleans()):
-        moe["num_dense_layers"] = 1
-    setting, options = setting_of(
-        rule_set,
-        hosts=draw(st.sampled_from([1, 2, 3])),
-        devices_per_host=draw(st.sampled_from([4, 2, 3, 1])),
-        sequence_length=draw(st.sampled_from([8, 12, 16, 48])),
-        batch=draw(st.integers(1, 12)),
-        num_layers=layers,
-        hidden_size=48,
-        num_kv_heads=kv_heads,
-        num_heads=kv_heads * draw(st.sampled_from([1, 2, 3])),
-        head_dim=4,
-        ffn_size=draw(st.sampled_from([6, 8, 12])),
-        **moe,
-    )
-    opened = tuple(name for name in OPENED if draw(st.booleans()))
-    return rule_set, setting, replace(options, opened=opened)
-
-
-@settings(max_examples=150, deadline=None)
-@given(small_settings())
-def test_enumeration_equals_the_slow_oracle(case):
-    """For these rule sets the grid is exactly what plain loops over the rules' sentences find, in the same order."""
-    rule_set, setting, options = case
-
-    grid, _ = enumerate_space(setting, options)
-
-    assert rows_of(grid) == oracle(rule_set, setting, options.opened)
-
-
-@settings(max_examples=30, deadline=None)
-@given(small_settings())
-def test_nothing_is_lost_between_kept_and_removed(case):
-    """Kept and removed configurations together are the raw product; kept ones break no rule, others do."""
-    _, setting, options = case
-    raw = raw_product(setting, options.opened)
-
-    grid, removed = enumerate_space(setting, options)
-
-    assert len(grid) + sum(removed.values()) == len(raw)
-    kept = set(rows_of(grid))
-    for row, broken in zip(rows_of(raw), rules_broken_by_row(setting, options, raw), strict=True):
-        assert (row in kept) == (not broken), row
+    assert space.removed["memory"] == space.num_before_memory > 0
+    (warning,) = space.warnings
+    assert all(words in warning for words in ("nothing fits: the closest, pp=", "GiB of 79.1 GiB", "space.recompute"))
 
 
 def test_broken_rules_names_the_rules_one_configuration_at_a_time():
@@ -253,9 +112,9 @@ def test_switching_a_rule_off_keeps_exactly_what_it_alone_removed():
         assert rule not in removed
 
 
-@pytest.mark.parametrize("rule", ["devices", "hedas", "no_vpp"])
+@pytest.mark.parametrize("rule", ["devices", "no_vpp"])
 def test_only_a_rule_of_the_set_can_be_switched_off(rule):
-    """Naming no rule, a rule of another set, or the number of devices is an error that lists the choices."""
+    """Naming a rule of another set, or the number of devices, is an error that lists the choices."""
     study = load_study(STUDIES / "flexparallel" / "llama-7b-8.yaml")
 
     with pytest.raises(ConfigError, match=r"space\.without = .*flexparallel.*valid: .*heads"):
@@ -268,14 +127,20 @@ def test_only_a_rule_of_the_set_can_be_switched_off(rule):
 
 
 def test_tightening_a_degree_keeps_exactly_those_values():
-    """`tp: [1, 4]` keeps the configurations with these tp and counts the others under `space.tp`."""
+    """`tp: [1, 4]` keeps the configurations with these tp and counts the others under `space.tp`; the current
+    configuration stays whatever its tp.
+    """
     setting, options = setting_of("megatron")
     whole = rows_of(enumerate_space(setting, options)[0])
 
-    grid, removed = enumerate_space(setting, replace(options, allowed=(("tp", (1, 4)),)))
+    tight = replace(options, allowed=(("tp", (1, 4)),))
+    grid, removed = enumerate_space(setting, tight)
 
     assert rows_of(grid) == [row for row in whole if row[1] in (1, 4)]
     assert removed["space.tp"] > 0
+    space = build_space(setting, tight, current=ParallelConfig(tp=8))
+    assert sorted(set(space.grid.tp.tolist())) == [1, 4, 8]
+    assert "space.tp (the study allows tp only 1, 4)" in space.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -308,7 +173,9 @@ SPARSE = {"num_experts": 4, "top_k": 2, "expert_ffn_size": 14336}
 
 
 def test_experts_may_have_a_tensor_degree_of_their_own():
-    """Opened, expert_tp adds the layouts whose experts are split otherwise, and ep may then span tp too."""
+    """Opened, expert_tp adds the layouts whose experts are split otherwise, and ep may then span tp too, as it does
+    where the job itself says expert_tp = 1.
+    """
     setting, options = setting_of("megatron", **SPARSE)
     closed = enumerate_space(setting, options)[0]
 
@@ -320,9 +187,12 @@ def test_experts_may_have_a_tensor_degree_of_their_own():
     assert np.all(grid.tp[grid.expert_tp == 1] > 1)
     assert np.any(grid.ep[grid.expert_tp == 1] > (grid.dp * grid.cp * grid.up)[grid.expert_tp == 1])
     assert "expert_tp_distinct" in removed
+    fixed, _ = enumerate_space(*setting_of("megatron", job={"expert_tp": 1}, **SPARSE))
+    assert set(fixed.expert_tp.tolist()) == {1}
+    assert fixed.ep[(fixed.tp == 8)].max() == 4
 
 
-@pytest.mark.parametrize("rule_set", ["megatron", "torchtitan", "fsdp", "maxtext", "internevo"])
+@pytest.mark.parametrize("rule_set", ["megatron", "fsdp"])
 def test_states_may_be_sharded_over_a_part_of_dp(rule_set):
     """Opened, dp_shard adds each layout once more per proper divisor of dp that the study allows."""
     setting, options = setting_of(rule_set)
@@ -333,16 +203,6 @@ def test_states_may_be_sharded_over_a_part_of_dp(rule_set):
     assert len(grid) == len(closed) + int((closed.dp % 4 == 0).sum())
     assert set(grid.dp_shard.tolist()) == {0, 2}
     assert len(grid.positions()) == len(grid)
-
-
-def test_a_fixed_degree_of_the_experts_moves_the_bound_of_ep():
-    """A job that says expert_tp = 1 has the candidates whose ep divides all ranks of a stage, also on tp 8."""
-    setting, options = setting_of("megatron", job={"expert_tp": 1}, **SPARSE)
-
-    grid, _ = enumerate_space(setting, options)
-
-    assert set(grid.expert_tp.tolist()) == {1}
-    assert grid.ep[(grid.tp == 8)].max() == 4
 
 
 def test_a_copy_of_the_states_holds_all_experts():
@@ -443,43 +303,20 @@ def test_current_is_never_pruned(current, names):
         assert name in space.warnings[0]
 
 
-def test_expert_outside_a_tightened_space_stays_too():
-    """A study that allows tp 1 and 2 only still tries the tp 8 of its current configuration."""
-    setting, options = setting_of("megatron")
-
-    space = build_space(setting, replace(options, allowed=(("tp", (1, 2)),)), current=ParallelConfig(tp=8))
-
-    assert sorted(set(space.grid.tp.tolist())) == [1, 2, 8]
-    assert "space.tp (the study allows tp only 1, 2)" in space.warnings[0]
-
-
-def test_space_without_any_candidate_is_empty_and_says_why():
-    """A model that fits nowhere leaves an empty grid, no exception: the command line reports it."""
-    setting, options = setting_of("megatron", devices_per_host=1, num_layers=80, hidden_size=8192, ffn_size=28672)
-
-    space = build_space(setting, options, current=None)
-
-    assert len(space.grid) == 0
-    assert space.removed["memory"] == space.num_before_memory > 0
-
-
 def test_launchable_is_what_the_cost_model_can_price():
     """Degrees that miss the devices, do not divide the batch, or exceed the layers cannot be the current one."""
     setting, _ = setting_of("megatron", batch=16, num_layers=4)
 
-    assert launchable(setting, ParallelConfig(pp=4, dp=2))
-    assert not launchable(setting, ParallelConfig(pp=4, dp=4))
-    assert not launchable(setting, ParallelConfig(pp=8))
-    assert not launchable(setting, ParallelConfig(dp=8, mbs=4))
-    assert not launchable(setting, ParallelConfig(dp=8, ep=2))
-    assert not launchable(setting, ParallelConfig(dp=8, dp_shard=3))
-    assert launchable(setting, ParallelConfig(dp=8, dp_shard=4))
+    for degrees in ({"pp": 4, "dp": 2}, {"dp": 8, "dp_shard": 4}):
+        assert launchable(setting, ParallelConfig(**degrees))
+    for degrees in ({"pp": 4, "dp": 4}, {"pp": 8}, {"dp": 8, "mbs": 4}, {"dp": 8, "ep": 2}, {"dp": 8, "dp_shard": 3}):
+        assert not launchable(setting, ParallelConfig(**degrees))
 
 
-@given(st.integers(1, 5000))
-def test_divisors_are_all_divisors(number):
+def test_divisors_are_all_divisors():
     """Ascending, complete, without repetition."""
-    assert divisors(number) == [d for d in range(1, number + 1) if number % d == 0]
+    for number in range(1, 400):
+        assert divisors(number) == [d for d in range(1, number + 1) if number % d == 0]
 
 
 @pytest.mark.parametrize(
@@ -497,7 +334,6 @@ def test_divisors_are_all_divisors(number):
 def test_values_that_cannot_be_are_told(dimension, values, note):
     """A value that divides nothing is named in a note with what it must divide, and the others are searched."""
     setting, options = setting_of("megatron")
-
     opened = (dimension,) if dimension == "dp_shard" else ()
 
     space = build_space(setting, replace(options, allowed=((dimension, values),), opened=opened), current=None)

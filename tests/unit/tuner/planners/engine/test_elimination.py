@@ -3,7 +3,6 @@
 import itertools
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,29 +27,20 @@ def cost_at(terms, values):
     return sum(float(term.table[tuple(values[variable] for variable in term.scope)]) for term in terms)
 
 
-@given(problem=problems())
-@settings(max_examples=300, deadline=None)
-def test_it_finds_the_minimum(problem):
-    """No values cost less than those found, which cost what is said."""
+@given(problem=problems(), seed=st.integers(0, 100))
+@settings(max_examples=200)
+def test_it_finds_the_minimum_in_any_order(problem, seed):
+    """No values cost less than those found, which cost what is said; any order of elimination ends with that cost."""
     sizes, terms = problem
     found = least(sizes, terms, cheapest_order(sizes, [term.scope for term in terms]).variables)
+    shuffled = np.random.default_rng(seed).permutation(len(sizes)).tolist()
 
-    assert found.cost == cost_at(terms, found.values)
+    assert found.cost == cost_at(terms, found.values) == least(sizes, terms, shuffled).cost
     assert found.cost == min(cost_at(terms, values) for values in itertools.product(*map(range, sizes)))
 
 
-@given(problem=problems(), seed=st.integers(0, 100))
-@settings(max_examples=100, deadline=None)
-def test_the_order_changes_nothing_but_the_work(problem, seed):
-    """Any order of elimination ends with the same cost."""
-    sizes, terms = problem
-    shuffled = np.random.default_rng(seed).permutation(len(sizes)).tolist()
-
-    assert least(sizes, terms, shuffled).cost == least(sizes, terms, range(len(sizes))).cost
-
-
 @given(problem=problems(), most_entries=st.integers(1, 30))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 def test_what_is_fixed_keeps_tables_small(problem, most_entries):
     """With the fixed variables taken out, no variable's own table has more entries than allowed but its values."""
     sizes, terms = problem
@@ -64,12 +54,11 @@ def test_what_is_fixed_keeps_tables_small(problem, most_entries):
         scopes = [scope for scope in scopes if variable not in scope] + [joined - {variable}]
 
 
-@pytest.mark.parametrize("count", [10, 1000])
-def test_a_chain_needs_small_tables_alone(count):
+def test_a_chain_needs_small_tables_alone():
     """A chain of variables of three values is eliminated by tables over two of them, however long it is."""
-    scopes = [(number, number + 1) for number in range(count - 1)]
+    scopes = [(number, number + 1) for number in range(999)]
 
-    assert cheapest_order([3] * count, scopes, most_entries=9).fixed == frozenset()
+    assert cheapest_order([3] * 1000, scopes, most_entries=9).fixed == frozenset()
 
 
 def test_spared_variables_are_fixed_last():
@@ -79,6 +68,5 @@ def test_spared_variables_are_fixed_last():
 
     again = cheapest_order([4] * 5, scopes, most_entries=64, spared=first).fixed
 
-    assert first
-    assert again
+    assert min(len(first), len(again)) > 0
     assert not first & again

@@ -37,10 +37,12 @@ pipelines = st.builds(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=100)
 @given(pipeline=pipelines, most_caps=st.integers(1, 4))
 def test_it_finds_what_trying_everything_finds(pipeline, most_caps):
-    """On small pipelines the plan costs what the best of all plans costs, or both say that there is none."""
+    """On small pipelines the plan costs what the best of all plans costs, or both say that there is none; its stages
+    hold every layer once, within the memory and the supply of their kinds.
+    """
     outcome = branch_and_bound(StagesProblem(pipeline, most_caps=most_caps))
     best = plan_stages_exhaustively(pipeline)
 
@@ -50,9 +52,13 @@ def test_it_finds_what_trying_everything_finds(pipeline, most_caps):
     else:
         assert outcome.known is Known.OPTIMAL
         assert outcome.best.cost == pytest.approx(best.step_s, rel=1e-12)
+        stages = outcome.best.solution.stages
+        assert all(stage.memory_bytes <= pipeline.capacity_bytes[stage.kind] * (1 + SLACK) for stage in stages)
+        assert (np.bincount([stage.kind for stage in stages], minlength=pipeline.num_kinds) <= pipeline.supply).all()
+        assert sum(stage.num_layers for stage in stages) == pipeline.num_layers
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_it_finds_what_highs_finds(seed):
     """On pipelines too large to try everything, HiGHS proves the same step time, or the same lack of a plan."""
     rng = np.random.default_rng(seed)
@@ -67,7 +73,7 @@ def test_it_finds_what_highs_finds(seed):
         assert ours.best.cost == pytest.approx(theirs.best.cost, rel=HIGHS_TOLERANCE)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(pipeline=pipelines, most_caps=st.integers(1, 3), seed=st.integers(0, 99))
 def test_no_bound_is_above_what_lies_below_it(pipeline, most_caps, seed):
     """On the way to any plan that fits, every node's bound is at most that plan's step time, and bounds never fall."""
@@ -84,19 +90,7 @@ def test_no_bound_is_above_what_lies_below_it(pipeline, most_caps, seed):
         assert bounds[-1] == pytest.approx(problem.complete(node).cost, rel=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
-@given(pipeline=pipelines)
-def test_every_stage_of_a_plan_fits(pipeline):
-    """Stages keep to the memory and the supply of their kinds, and hold every layer once."""
-    best = branch_and_bound(StagesProblem(pipeline)).best
-    if best is not None:
-        stages = best.solution.stages
-        assert all(stage.memory_bytes <= pipeline.capacity_bytes[stage.kind] * (1 + SLACK) for stage in stages)
-        assert (np.bincount([stage.kind for stage in stages], minlength=pipeline.num_kinds) <= pipeline.supply).all()
-        assert sum(stage.num_layers for stage in stages) == pipeline.num_layers
-
-
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60)
 @given(pipeline=pipelines, data=st.data())
 def test_no_cheaper_recomputation_suffices(pipeline, data):
     """What a stage recomputes fits, and of all that fits it takes the least time."""
@@ -115,7 +109,7 @@ def test_no_cheaper_recomputation_suffices(pipeline, data):
         assert recomputed[0] @ pipeline.recompute_s[kind] == pytest.approx(least_s, rel=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(pipeline=pipelines)
 def test_settled_kinds_stay(pipeline):
     """With the kinds of the best plan settled the best plan is found again, and it costs no less with any others."""
@@ -154,19 +148,6 @@ def test_a_large_pipeline_is_proven_within_seconds():
     outcome = branch_and_bound(StagesProblem(pipeline), limits=Limits(time_s=5.0, nodes=1000))
 
     assert outcome.known is Known.OPTIMAL
-
-
-def test_faster_devices_hold_more_layers():
-    """Of two kinds of which one is twice as fast, the fast one's stages hold about twice the layers."""
-    pipeline = random_pipeline(np.random.default_rng(2), num_layers=24, num_stages=4, room=100.0)
-    free = {name: np.zeros_like(getattr(pipeline, name)) for name in ("first_s", "last_s", "stage_s", "hop_s")}
-    pipeline = changed(
-        pipeline, **free, layer_s=np.array([[0.01], [0.02]]), supply=np.array([2, 2]), num_micro_batches=64, vpp=1
-    )
-
-    stages = branch_and_bound(StagesProblem(pipeline)).best.solution.stages
-
-    assert sorted((stage.kind, stage.num_layers) for stage in stages) == [(0, 8), (0, 8), (1, 4), (1, 4)]
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from tests.oracles.schedule_check import violations
 from tests.oracles.schedule_exhaustive import schedule_exhaustively
 from tests.oracles.schedule_milp import schedule_by_milp
 from tests.support.graphs.workloads import changed, link, random_workload, workload
-from tuner.planners.engine.branch_and_bound import AbstractProblem, branch_and_bound
-from tuner.planners.engine.frontier import Merit
+from tuner.planners.engine.branch_and_bound import branch_and_bound
 from tuner.planners.engine.outcome import Known, Limits
 from tuner.planners.engine.workers import ProcessWorkers
 from tuner.planners.scheduling.problem import Fusion, Run, Schedule, Split, Transfer, ways_between
@@ -43,10 +42,12 @@ def best_of(of):
     return branch_and_bound(SchedulingProblem(of)).best
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(of=workloads)
 def test_it_finds_what_trying_everything_finds(of):
-    """On small workloads, with splits and fusions, the schedule is valid and costs what the best of all costs."""
+    """On small workloads, with splits and fusions, the schedule is valid and costs what the best of all costs, although
+    dominated nodes are left out.
+    """
     outcome = branch_and_bound(SchedulingProblem(of))
     best = schedule_exhaustively(of)
 
@@ -58,7 +59,7 @@ def test_it_finds_what_trying_everything_finds(of):
         assert outcome.best.cost == pytest.approx(best.cost_s(of), rel=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_it_finds_what_highs_finds(seed):
     """On workloads too large to try everything, HiGHS proves the same cost, or the same lack of a schedule."""
     of = random_workload(np.random.default_rng(seed), num_ops=5)
@@ -71,7 +72,7 @@ def test_it_finds_what_highs_finds(seed):
         assert violations(of, theirs.best.solution) == []
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(of=workloads, seed=st.integers(0, 99))
 def test_no_bound_is_above_what_lies_below_it(of, seed):
     """On the way to any schedule no bound is above its cost, nor above the best cost at the root."""
@@ -90,69 +91,21 @@ def test_no_bound_is_above_what_lies_below_it(of, seed):
     assert bounds[-1] <= problem.complete(node).cost * (1 + 1e-12)
 
 
-class WithoutDominance(AbstractProblem):
-    """A problem whose nodes each have a key of their own, so that none dominates another."""
-
-    def __init__(self, problem):
-        self.problem = problem
-
-    def root(self):
-        """The problem's."""
-        return self.problem.root()
-
-    def children(self, node, cutoff):
-        """The problem's."""
-        return self.problem.children(node, cutoff)
-
-    def lower_bound(self, node):
-        """The problem's."""
-        return self.problem.lower_bound(node)
-
-    def complete(self, node):
-        """The problem's."""
-        return self.problem.complete(node)
-
-    def greedy(self, node):
-        """The problem's."""
-        return self.problem.greedy(node)
-
-    def merit(self, node):
-        """Every node by itself."""
-        return Merit(node, ())
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_dominance_loses_nothing(seed):
-    """Without comparing nodes the search finds the same cost, with no fewer nodes."""
-    of = random_workload(np.random.default_rng(seed), num_ops=4, num_splits=1, num_fusions=1)
-
-    compared, apart = branch_and_bound(SchedulingProblem(of)), branch_and_bound(WithoutDominance(SchedulingProblem(of)))
-
-    assert compared.known is apart.known
-    assert compared.nodes <= apart.nodes
-    if apart.best is not None:
-        assert compared.best.cost == pytest.approx(apart.best.cost, rel=1e-9)
-
-
-def test_workers_find_what_one_finds():
-    """Two processes prove the same cost as one."""
+def test_workers_and_limits_agree_with_one_whole_search():
+    """Two processes prove the cost of one, which leaves dominated nodes out; stopped at once, the search has the greedy
+    schedule and an honest gap.
+    """
     of = random_workload(np.random.default_rng(3), num_ops=7)
-
+    whole = branch_and_bound(SchedulingProblem(of))
     with ProcessWorkers(2) as workers:
         together = branch_and_bound(SchedulingProblem(of), workers=workers)
+    short = branch_and_bound(SchedulingProblem(of), limits=Limits(nodes=1))
 
     assert together.known is Known.OPTIMAL
-    assert together.best.cost == pytest.approx(best_of(of).cost, rel=1e-9)
-
-
-def test_a_search_cut_short_has_a_valid_schedule():
-    """Stopped at once, the search still has the greedy schedule, and an honest gap."""
-    of = random_workload(np.random.default_rng(3), num_ops=7)
-
-    outcome = branch_and_bound(SchedulingProblem(of), limits=Limits(nodes=1))
-
-    assert violations(of, outcome.best.solution) == []
-    assert outcome.bound <= best_of(of).cost <= outcome.best.cost
+    assert together.best.cost == pytest.approx(whole.best.cost, rel=1e-9)
+    assert whole.dominated > 0
+    assert violations(of, short.best.solution) == []
+    assert short.bound <= whole.best.cost <= short.best.cost
 
 
 def test_work_moves_when_the_link_is_worth_it():
@@ -206,40 +159,33 @@ def test_the_heavier_model_goes_first():
 @pytest.mark.parametrize(("gather_s", "devices", "cost_s"), [(0.5, 2, 2.5), (2.5, 1, 4.0)])
 def test_an_operator_is_split_when_that_pays(gather_s, devices, cost_s):
     """Two halves on two devices beat the whole if gathering them takes little, and not if it takes long."""
-    of = workload([[4.0, 4.0]], splits=(Split(op=0, parts=2, part_s=(2.0, 2.0), gather_s=gather_s),))
+    split = Split(op=0, parts=2, part_s=(2.0, 2.0), gather_s=gather_s)
 
-    best = best_of(of)
+    best = best_of(workload([[4.0, 4.0]], splits=(split,)))
 
-    assert len(best.solution.runs[0].devices) == devices
-    assert best.cost == cost_s
+    assert (len(best.solution.runs[0].devices), best.cost) == (devices, cost_s)
 
 
 @pytest.mark.parametrize(("both_s", "num_runs", "cost_s"), [(1.5, 1, 1.5), (2.5, 2, 2.0)])
 def test_operators_are_fused_when_that_pays(both_s, num_runs, cost_s):
     """Two operators become one if that is faster than both in a row."""
-    of = workload([[1.0], [1.0]], [(0, 1)], fusions=(Fusion(first=0, second=1, exec_s=(both_s,), memory_bytes=2.0),))
+    fusion = Fusion(first=0, second=1, exec_s=(both_s,), memory_bytes=2.0)
 
-    best = best_of(of)
+    best = best_of(workload([[1.0], [1.0]], [(0, 1)], fusions=(fusion,)))
 
-    assert len(best.solution.runs) == num_runs
-    assert best.cost == cost_s
+    assert (len(best.solution.runs), best.cost) == (num_runs, cost_s)
 
 
-def test_memory_decides_where_work_goes():
-    """What does not fit on the fast device runs on the slow one, and what fits nowhere is infeasible."""
+def test_memory_and_links_decide_where_work_goes():
+    """What does not fit on the fast device runs on the slow one; what fits nowhere, or needs a link that is not there,
+    is infeasible.
+    """
     of = workload([[1, 5], [1, 5]], memory_bytes=np.array([6.0, 6.0]), capacity_bytes=np.array([10.0, 10.0]))
+    too_small = changed(of, capacity_bytes=np.array([10.0, 5.0]))
+    apart = workload([[1.0, np.inf], [np.inf, 1.0]], [(0, 1)])
 
     assert best_of(of).cost == 5.0
-    assert branch_and_bound(SchedulingProblem(changed(of, capacity_bytes=np.array([10.0, 5.0])))).known is (
-        Known.INFEASIBLE
-    )
-
-
-def test_devices_that_no_link_joins_exchange_nothing():
-    """An operator that can run on one device only, after one that can run on another only, needs a link."""
-    of = workload([[1.0, np.inf], [np.inf, 1.0]], [(0, 1)])
-
-    assert branch_and_bound(SchedulingProblem(of)).known is Known.INFEASIBLE
+    assert all(branch_and_bound(SchedulingProblem(one)).known is Known.INFEASIBLE for one in (too_small, apart))
 
 
 def test_alike_devices_are_not_tried_twice():
@@ -282,8 +228,8 @@ def test_a_broken_schedule_is_caught(change, message):
 def test_crowded_devices_and_links_are_caught():
     """The checks see two operators at once on a device, and more memory than it has."""
     of = workload([[1.0], [1.0]], capacity_bytes=np.array([1.5]))
-    crowded = Schedule(
-        runs=tuple(Run(ops=(op,), devices=(0,), start_s=0.0, end_s=1.0) for op in range(2)), transfers=()
-    )
+    runs = tuple(Run(ops=(op,), devices=(0,), start_s=0.0, end_s=1.0) for op in range(2))
 
-    assert [sentence.split()[0:2] for sentence in violations(of, crowded)] == [["device", "0"], ["device", "0"]]
+    found = violations(of, Schedule(runs=runs, transfers=()))
+
+    assert [sentence.split()[0:2] for sentence in found] == [["device", "0"], ["device", "0"]]

@@ -1,4 +1,4 @@
-"""Descent along the axes: it makes no plan worse, costs what `cost_of` says, and gets a single axis right."""
+"""Descent along the axes: it makes no plan worse, and gets a single axis right."""
 
 import numpy as np
 import pytest
@@ -23,19 +23,8 @@ def rows_of(plan):
     return [tuple(row) for row in plan.served.tolist()]
 
 
-@given(plan=plans())
-@settings(max_examples=120, deadline=None)
-def test_the_tables_say_what_a_plan_costs(plan):
-    """With one row for each operator the sum of all tables is the step time."""
-    rows, terms = rows_of(plan), ShardingTerms(plan.graph, plan.mesh)
-    assume(terms.is_exact)
-    found = terms.least([(row,) for row in rows], rows)
-
-    assert found.cost_s == pytest.approx(cost_of(plan).step_time_s, rel=1e-9, abs=1e-15)
-
-
 @given(graph=graphs(max_ops=4), mesh=meshes(max_axes=2))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40)
 def test_the_tables_hold_every_plan(graph, mesh):
     """With every row open the cheapest combination is the best of all plans there are."""
     assume(num_plans(graph, mesh) <= MOST_PLANS)
@@ -49,7 +38,7 @@ def test_the_tables_hold_every_plan(graph, mesh):
 
 
 @given(plan=plans())
-@settings(max_examples=90, deadline=None)
+@settings(max_examples=50)
 def test_no_plan_gets_worse(plan):
     """From anywhere, the plan at the end can run, costs no more, and a second descent leaves it alone."""
     terms = ShardingTerms(plan.graph, plan.mesh)
@@ -61,7 +50,7 @@ def test_no_plan_gets_worse(plan):
 
 
 @given(graph=graphs(max_ops=5), mesh=meshes(max_axes=1))
-@settings(max_examples=36, deadline=None)
+@settings(max_examples=25)
 def test_one_axis_ends_with_the_optimum(graph, mesh):
     """On a mesh of one axis the integer program finds nothing better."""
     own_mesh, levels = whole(mesh)
@@ -73,7 +62,7 @@ def test_one_axis_ends_with_the_optimum(graph, mesh):
 
 
 @given(plan=plans(), closed=st.integers(0, 2**16))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40)
 def test_what_is_closed_stays(plan, closed):
     """An operator that may not choose what an axis serves keeps it."""
 
@@ -87,16 +76,13 @@ def test_what_is_closed_stays(plan, closed):
 
 
 @given(plan=plans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40)
 def test_the_rows_beside_are_all_that_differ_in_one_axis(plan):
     """They are the choices of the operator that agree with its row on all other axes."""
     for op, row in zip(plan.graph.ops, rows_of(plan), strict=True):
         for axis in range(len(row)):
-            others = [
-                one
-                for one in choices(op, plan.mesh.sizes)
-                if one[:axis] + one[axis + 1 :] == row[:axis] + row[axis + 1 :]
-            ]
+            rest = row[:axis] + row[axis + 1 :]
+            others = [one for one in choices(op, plan.mesh.sizes) if one[:axis] + one[axis + 1 :] == rest]
 
             assert sorted(rows_beside(op.rule, plan.mesh.sizes, row, axis)) == sorted(others)
 
@@ -113,7 +99,7 @@ def test_what_is_charged_beside_counts():
 
 
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20)
 def test_a_tensor_that_very_many_read_makes_no_plan_worse(data):
     """Where the tables are an approximation, the cost itself decides."""
     graph = widely_read(num_readers=MOST_READERS + 2)

@@ -27,33 +27,26 @@ def fastest(graph, mesh):
 
 
 @given(plan=plans(), prices=st.lists(st.sampled_from((0.0, 0.0, 1e-9, 3e-7)), min_size=30, max_size=30))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60)
 def test_prices_are_of_what_is_alive(plan, prices):
-    """With one row for each operator the tables are the step time and every operator's live bytes at its price."""
-    terms = ShardingTerms(plan.graph, plan.mesh)
+    """With one row for each operator the tables are the step time, with prices also every operator's live bytes at its
+    price; a descent with prices leaves the tables as they were.
+    """
+    terms, rows = ShardingTerms(plan.graph, plan.mesh), [tuple(row) for row in plan.served.tolist()]
     assume(terms.is_exact)
-    rows = [tuple(row) for row in plan.served.tolist()]
-    byte_s = dict(zip(range(len(rows)), prices, strict=False))
-    priced = terms.with_prices(byte_s).least([(row,) for row in rows], rows)
+    alone, priced_terms = [(row,) for row in rows], terms.with_prices(dict(enumerate(prices[: len(rows)])))
+    before, priced = terms.least(alone, rows), priced_terms.least(alone, rows)
+    descend(plan, priced_terms)
 
+    assert before.cost_s == pytest.approx(cost_of(plan).step_time_s, rel=1e-9, abs=1e-15)
+    assert terms.least(alone, rows).cost_s == before.cost_s
     held_s = float(live_bytes(plan) @ np.array(prices[: len(rows)]))
     assume(max(map(len, plan.graph.uses)) <= MOST_READERS)  # constants that more read are charged by shares
     assert priced.cost_s == pytest.approx(cost_of(plan).step_time_s + held_s, rel=1e-9, abs=1e-15)
 
 
-@given(plan=plans())
-@settings(max_examples=50, deadline=None)
-def test_prices_leave_the_tables_as_they_were(plan):
-    """What is known without prices is the same after a descent with some."""
-    terms, rows = ShardingTerms(plan.graph, plan.mesh), [tuple(row) for row in plan.served.tolist()]
-    before = terms.least([(row,) for row in rows], rows).cost_s
-    descend(plan, terms.with_prices(dict.fromkeys(range(len(rows)), 1e-6)))
-
-    assert terms.least([(row,) for row in rows], rows).cost_s == before
-
-
 @given(graph=graphs(max_ops=6), mesh=meshes(max_axes=2), share=st.floats(0.3, 1.0))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20)
 def test_a_plan_fits_and_is_no_better_than_the_bound(graph, mesh, share):
     """What is found can run, is below the limit, and not below the integer program's bound under that limit."""
     plan, terms = fastest(graph, mesh)
@@ -108,7 +101,7 @@ def draws(count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("share", "most"), [(0.9, 1.001), (0.8, 1.03), (0.7, 1.001)])
+@pytest.mark.parametrize(("share", "most"), [(0.9, 1.001), (0.8, 1.03)])
 def test_an_mlp_within_less_memory_is_hardly_slower_than_it_must_be(share, most):
     """Under limits below the fastest plan's peak, the step is at most that much over the optimum under the same."""
     plan, terms = fastest(mlp(batch=32768, num_layers=2), mesh_of(2, 4))

@@ -1,6 +1,5 @@
 """Pins on small graphs: what they mean, that they hold, and what is said of those that can't."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -11,15 +10,17 @@ from costmodels.sharding.graph import INPUT, GraphBuilder, TensorKind
 from costmodels.sharding.plan import cost_of, violations
 from hardware.cluster import find_cluster
 from hardware.io.errors import ConfigError
+from tests.support.graphs.random_graphs import mesh_of
 from tests.support.graphs.small_graphs import mlp
 from tuner.planners.sharding.manumatic import PinnedSearch
-from tuner.planners.sharding.pins import Pin, deviation, resolve_pins
+from tuner.planners.sharding.pins import Pin, resolve_pins
 from tuner.planners.sharding.recursive import ORDERS, recursive_plan, refine_mesh, whole
 from tuner.planners.sharding.sharding_terms import ShardingTerms
 
 GRAPH = mlp(batch=4096, hidden=1024, ffn=4096, num_layers=2)
 MESH = DeviceMesh(names=("data", "model"), sizes=(4, 2), cluster=find_cluster("dgx-a100"))
 REFINED, LEVELS = refine_mesh(MESH)
+RIVALS = [Pin(op="0.up", dim="ffn", axis="model"), Pin(op="*.up", dim="batch", axis="model")]
 
 
 def search_of(graph, mesh=MESH, refined_mesh=REFINED, levels=LEVELS, **options):
@@ -32,62 +33,31 @@ def planned(*pins, **options):
     return search_of(GRAPH, **options).plan(pins)
 
 
-def split(plan, op_name, factor_name):
-    """Into how many parts an operator's factor is cut."""
-    number = next(at for at, op in enumerate(GRAPH.ops) if op.name == op_name)
-    factors = GRAPH.ops[number].rule.factors
-    return math.prod(
-        size
-        for size, served in zip(plan.mesh.sizes, plan.served[number].tolist(), strict=True)
-        if served >= 0 and factors[served].name == factor_name
-    )
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_no_pins_are_d_rec(order):
-    """Without pins every operator's choice is D-Rec's."""
-    found = planned(order=order)
-
-    assert (found.plan.served == recursive_plan(GRAPH, REFINED, LEVELS, order=order).served).all()
-    assert found.reports == ()
-
-
-@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(
-    "pin",
+    ("pin", "num_ops"),
     [
-        Pin(op="*.up", dim="ffn", ways=4),
-        Pin(op="*.up", dim="ffn", axis="model"),
-        Pin(op="0.down", dim="hidden", axis="data"),
-        Pin(op="*.up.weight", dim="batch", ways=8),
-        Pin(op="*.activation*", dim="ffn", ways=2),
+        (Pin(op="*.up", dim="ffn", axis="model"), 2),
+        (Pin(op="0.down", dim="hidden", axis="data"), 1),
+        (Pin(op="*.up.weight", dim="batch", ways=8), 2),
+        (Pin(op="*.activation*", dim="ffn", ways=2), 4),
     ],
 )
-def test_hard_pins_hold(order, pin):
-    """What is pinned is cut into a multiple of the pin's ways, whatever that costs."""
-    found = planned(pin, order=order)
+def test_hard_pins_hold(pin, num_ops):
+    """What is pinned is cut into a multiple of the pin's ways in every order of visits, whatever that costs."""
+    for order in ORDERS:
+        found = planned(pin, order=order)
 
-    (report,) = found.reports
-    assert report.is_held
-    assert report.missing == 0
-    assert report.num_ops == (1 if pin.op.startswith("0") else 2 if "activation" not in pin.op else 4)
-    assert violations(found.plan) == ()
-
-
-def test_a_pin_is_found_by_the_name_of_a_dim_too():
-    """A dim of a tensor stands for the first factor that it carries."""
-    found = resolve_pins([Pin(op="0.up", dim="batch", ways=2)], GRAPH, MESH, LEVELS)
-
-    (factors,) = found.factors
-    ((op, factor),) = factors.items()
-    assert GRAPH.ops[op].rule.factors[factor].name == "batch"
+        (report,) = found.reports
+        assert (report.is_held, report.missing, report.num_ops) == (True, 0, num_ops)
+        assert violations(found.plan) == ()
 
 
 @pytest.mark.parametrize(
-    ("place", "name"), [("operand.0", "batch"), ("operand1.0", "hidden"), ("operand1.1", "ffn"), ("result.1", "ffn")]
+    ("place", "name"),
+    [("batch", "batch"), ("operand.0", "batch"), ("operand1.0", "hidden"), ("operand1.1", "ffn"), ("result.1", "ffn")],
 )
-def test_a_pin_is_found_by_a_place_too(place, name):
-    """Where a dim has no name, its place stands for the first factor that it carries."""
+def test_a_pin_is_found_by_a_name_or_a_place(place, name):
+    """A dim of a tensor stands for the first factor that it carries, by its name, or its place where it has none."""
     (factors,) = resolve_pins([Pin(op="0.up", dim=place, ways=2)], GRAPH, MESH, LEVELS).factors
 
     ((op, factor),) = factors.items()
@@ -115,7 +85,7 @@ def test_places_of_a_dim_that_several_factors_share():
 
 def test_levels_are_dealt_out_so_that_all_pins_hold():
     """A pin of no axis leaves the first level to another that can be served by that alone."""
-    mesh = DeviceMesh(names=("data", "model"), sizes=(2, 4), cluster=find_cluster("dgx-a100"))
+    mesh = mesh_of(2, 4)
     own_mesh, levels = whole(mesh)
     small = mlp(batch=8, hidden=2, ffn=8)
     pins = [Pin(op="0.up", dim="ffn", ways=2), Pin(op="0.up", dim="hidden", ways=2)]
@@ -125,53 +95,17 @@ def test_levels_are_dealt_out_so_that_all_pins_hold():
     assert all(report.is_held for report in found.reports)
 
 
-def test_levels_that_do_not_divide_are_no_choice():
-    """Where whole axes are larger than what divides, a pin of fewer ways is refused."""
-    mesh = DeviceMesh(names=("model",), sizes=(4,), cluster=find_cluster("dgx-a100"))
-    odd = mlp(batch=4096, hidden=1026, ffn=4096)
-
-    with pytest.raises(ConfigError, match=r"no level can cut hidden of 0\.up, which is 1026, into a multiple of 2"):
-        resolve_pins([Pin(op="0.up", dim="hidden", ways=2)], odd, mesh, whole(mesh)[1])
-
-
-@pytest.mark.parametrize("descends", [False, True])
-def test_a_soft_pin_gets_room_for_its_weight(descends):
-    """What an earlier level would cut does not keep a soft pin of great weight from its axis."""
+@pytest.mark.parametrize(("weight_s", "descends"), [(None, False), (1e3, False), (1e3, True)])
+def test_levels_before_a_pins_axis_leave_it_room(weight_s, descends):
+    """No earlier level cuts what a hard pin, or a soft one of great weight, on a later axis could then not cut."""
     small = mlp(batch=8, hidden=2, ffn=8)
     pins = [
-        Pin(op=f"0.{name}", dim="hidden", axis="model", weight_s=1e3)
+        Pin(op=f"0.{name}", dim="hidden", axis="model", weight_s=weight_s)
         for name in ("up", "down", "up.data", "down.weight")
     ]
     terms = ShardingTerms(small, REFINED) if descends else None
 
     found = search_of(small, descent=terms).plan(pins, counterfactuals=False)
-
-    assert all(report.is_held for report in found.reports)
-
-
-def test_a_pin_on_an_axis_leaves_the_others_open():
-    """The levels of other axes are the planner's, and the pinned dim is cut along its own."""
-    found = planned(Pin(op="0.up", dim="hidden", axis="model"))
-
-    number = next(at for at, op in enumerate(GRAPH.ops) if op.name == "0.up")
-    factors = GRAPH.ops[number].rule.factors
-    assert factors[found.plan.served[number, REFINED.names.index("model")]].name == "hidden"
-
-
-def test_pins_of_two_dims_share_the_levels():
-    """Two pins of one operator each get their levels."""
-    plan = planned(Pin(op="0.up", dim="ffn", ways=2), Pin(op="0.up", dim="hidden", ways=4)).plan
-
-    assert split(plan, "0.up", "ffn") == 2
-    assert split(plan, "0.up", "hidden") == 4
-
-
-def test_levels_before_a_pins_axis_leave_it_room():
-    """An earlier level does not cut what a pin on a later axis could then not cut any more."""
-    small = mlp(batch=8, hidden=2, ffn=8)
-    pins = [Pin(op=f"0.{name}", dim="hidden", axis="model") for name in ("up", "down", "up.data", "down.weight")]
-
-    found = search_of(small).plan(pins, counterfactuals=False)
 
     assert all(report.is_held for report in found.reports)
 
@@ -187,13 +121,6 @@ def test_a_growing_weight_ends_where_the_hard_pin_is():
     assert missing[0] > 0
     assert missing == sorted(missing, reverse=True)
     assert missing[-1] == 0
-
-
-def test_deviation_is_what_is_missing():
-    """D is zero for multiples of the target, and the logarithm of what is missing else."""
-    assert deviation(8, 4) == deviation(4, 4) == 0
-    assert deviation(1, 4) == pytest.approx(math.log(4))
-    assert deviation(6, 4) == pytest.approx(math.log(2))
 
 
 def test_what_a_pin_saved_is_told_by_a_plan_without_it():
@@ -216,7 +143,7 @@ def test_perturbed_pins_have_other_ways_and_dims():
 
 def test_whole_axes_serve_pins_too():
     """A pin of two ways is over-provisioned where the only axis that is left has four."""
-    mesh = DeviceMesh(names=("model",), sizes=(8,), cluster=find_cluster("dgx-a100"))
+    mesh = mesh_of(8)
     found = search_of(GRAPH, mesh, *whole(mesh)).plan([Pin(op="0.up", dim="ffn", ways=2)])
 
     assert found.reports[0].num_over_provisioned == 1
@@ -225,16 +152,16 @@ def test_whole_axes_serve_pins_too():
 @pytest.mark.parametrize(
     ("pins", "key", "told"),
     [
-        ([Pin(op="*.upp", dim="ffn", ways=2)], "pins[0].op", "*.up"),
+        ([Pin(op="*.upp", dim="ffn", ways=2)], "pins[0].op", "the nearest are *.up"),
         ([Pin(op="0.up", dim="ffm", ways=2)], "pins[0].dim", "did you mean 'ffn'"),
         ([Pin(op="0.up", dim="ffn")], "pins[0]", "ways: 2"),
         ([Pin(op="0.up", dim="ffn", axis="tensor")], "pins[0].axis", "valid: data, model"),
         ([Pin(op="0.up", dim="ffn", ways=3)], "pins[0].ways", "valid: 1, 2, 4, 8"),
         ([Pin(op="0.up", dim="ffn", axis="model", ways=4)], "pins[0].ways", "valid: 1, 2"),
         (
-            [Pin(op="0.up", dim="ffn", axis="model"), Pin(op="*.up", dim="batch", axis="model")],
+            RIVALS,
             "pins[1]",
-            "another axis",
+            "batch of 0.up into 2 parts; pins[0] (0.up ffn on model) has taken them; fewer ways, another",
         ),
         ([Pin(op="0.up", dim="ffn", ways=8), Pin(op="*.up", dim="batch", ways=2)], "pins[1]", "fewer ways"),
     ],
@@ -245,20 +172,14 @@ def test_what_can_not_be_pinned_is_told(pins, key, told):
         resolve_pins(pins, GRAPH, MESH, LEVELS)
 
     assert error.value.key == key
-    assert told in error.value.nearest
-
-
-def test_rivals_are_named():
-    """Of two pins that want the same levels the message names both, and the dim."""
-    pins = [Pin(op="0.up", dim="ffn", axis="model"), Pin(op="*.up", dim="batch", axis="model")]
-
-    with pytest.raises(ConfigError, match=r"batch of 0\.up .*pins\[0\]"):
-        resolve_pins(pins, GRAPH, MESH, LEVELS)
+    assert told in str(error.value)
 
 
 def test_what_does_not_divide_is_told():
-    """A size that the pin's ways do not divide can't be pinned hard."""
-    odd = mlp(batch=4096, hidden=1026, ffn=4096)
+    """A size that the pin's ways do not divide can't be pinned hard, nor one that only larger whole axes could cut."""
+    odd, alone = mlp(batch=4096, hidden=1026, ffn=4096), mesh_of(4)
 
     with pytest.raises(ConfigError, match=r"hidden of 0\.up, which is 1026, into 4 parts"):
         resolve_pins([Pin(op="0.up", dim="hidden", ways=4)], odd, MESH, LEVELS)
+    with pytest.raises(ConfigError, match=r"no level can cut hidden of 0\.up, which is 1026, into a multiple of 2"):
+        resolve_pins([Pin(op="0.up", dim="hidden", ways=2)], odd, alone, whole(alone)[1])

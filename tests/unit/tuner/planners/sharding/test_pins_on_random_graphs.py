@@ -1,24 +1,21 @@
 """Pins on random graphs and meshes: they hold in every order of visits, with and without a descent."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from costmodels.sharding.plan import violations
+from costmodels.sharding.plan import cost_of, violations
 from hardware.io.errors import ConfigError
 from tests.support.graphs.random_graphs import choices, graphs, meshes
-from tuner.planners.engine.outcome import Limits
 from tuner.planners.planning import PlannerOptions, plan_graph
 from tuner.planners.sharding.manumatic import PinnedSearch
 from tuner.planners.sharding.pins import Pin, deviation, resolve_pins
 from tuner.planners.sharding.recursive import ORDERS, recursive_plan, refine_mesh, whole
-from tuner.planners.sharding.sharding_milp import shard_by_milp
 from tuner.planners.sharding.sharding_terms import ShardingTerms
 
-NOTHING_S = 1e-9
-"""HiGHS loses a nanosecond beside collectives of microseconds."""
 MUCH_S = 1e6
 """More than any step of these graphs takes."""
 
@@ -33,8 +30,7 @@ def pins_of(draw, graph, mesh, most=3):
         factor = draw(st.sampled_from(op.rule.cuttable))
         axis = draw(st.sampled_from((None, *mesh.names)))
         along = mesh.num_devices if axis is None else mesh.sizes[mesh.names.index(axis)]
-        ways = [None] if axis else []
-        ways += [count for count in range(2, along + 1) if along % count == 0] or [1]
+        ways = [None] * (axis is not None) + ([count for count in range(2, along + 1) if along % count == 0] or [1])
         found.append(Pin(op=op.name, dim=f"f{factor}", axis=axis, ways=draw(st.sampled_from(ways))))
     return found
 
@@ -72,14 +68,13 @@ def holds(pin, plan, mesh):
 
 @pytest.mark.slow
 @given(data=st.data(), graph=graphs(), mesh=meshes(), is_whole=st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150)
 def test_hard_pins_hold_everywhere(data, graph, mesh, is_whole):
-    """Pins that can hold together hold in every order and in a descent, in plans that can run and cost something."""
+    """Pins that can hold together hold in every order and in a descent, in plans that can run and cost what is said."""
     own_mesh, levels = (whole if is_whole else refine_mesh)(mesh)
     pins = that_hold(data.draw(pins_of(graph, mesh)), graph, mesh, levels)
     terms = ShardingTerms(graph, own_mesh)
-    ways = [(order, None) for order in ORDERS] + [(data.draw(st.sampled_from(ORDERS)), terms)]
-    for order, descent in ways:
+    for order, descent in [*((order, None) for order in ORDERS), (data.draw(st.sampled_from(ORDERS)), terms)]:
         search = PinnedSearch(
             graph=graph, mesh=mesh, refined_mesh=own_mesh, levels=levels, order=order, descent=descent
         )
@@ -88,13 +83,12 @@ def test_hard_pins_hold_everywhere(data, graph, mesh, is_whole):
         assert all(holds(pin, found.plan, mesh) for pin in pins)
         assert all(report.is_held and report.missing == 0 for report in found.reports)
         assert violations(found.plan) == ()
-        assert found.cost.compute_s.min() >= 0
-        assert all(each.seconds >= 0 for each in found.cost.collectives)
-        assert found.cost.peak_memory_bytes >= 0
+        cost = cost_of(found.plan)
+        assert (found.cost.step_time_s, found.cost.peak_memory_bytes) == (cost.step_time_s, cost.peak_memory_bytes)
 
 
 @given(graph=graphs(), mesh=meshes(), is_whole=st.booleans())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30)
 def test_no_pins_are_d_rec_to_the_bit(graph, mesh, is_whole):
     """Without pins the planner `recursive` makes D-Rec's choice for every operator, in every order."""
     own_mesh, levels = (whole if is_whole else refine_mesh)(mesh)
@@ -105,7 +99,7 @@ def test_no_pins_are_d_rec_to_the_bit(graph, mesh, is_whole):
 
 
 @given(data=st.data(), graph=graphs(max_ops=4), mesh=meshes(), is_whole=st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50)
 def test_pins_of_an_operator_that_are_refused_can_not_hold(data, graph, mesh, is_whole):
     """What is refused of one operator's hard pins is served by none of its rows, and what is not refused by some."""
     own_mesh, levels = (whole if is_whole else refine_mesh)(mesh)
@@ -121,22 +115,8 @@ def test_pins_of_an_operator_that_are_refused_can_not_hold(data, graph, mesh, is
     assert bool(that_hold(pins, graph, mesh, levels) == pins) == can_hold
 
 
-@given(data=st.data(), graph=graphs(max_ops=5), mesh=meshes(max_axes=2))
-@settings(max_examples=40, deadline=None)
-def test_no_pinned_plan_is_below_the_bound(data, graph, mesh):
-    """Pins only ever take plans away: none under them costs less than the integer program's bound without any."""
-    own_mesh, levels = refine_mesh(mesh)
-    pins = that_hold(data.draw(pins_of(graph, mesh)), graph, mesh, levels)
-    bound = shard_by_milp(graph, own_mesh, limits=Limits(time_s=5.0)).bound
-    for descent in (None, ShardingTerms(graph, own_mesh)):
-        search = PinnedSearch(graph=graph, mesh=mesh, refined_mesh=own_mesh, levels=levels, descent=descent)
-        found = search.plan(pins, counterfactuals=False)
-
-        assert found.cost.step_time_s >= bound * (1 - 1e-7) - NOTHING_S
-
-
 @given(data=st.data(), graph=graphs(), mesh=meshes(), is_whole=st.booleans(), descends=st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50)
 def test_a_soft_pin_of_great_weight_holds_where_a_hard_one_can(data, graph, mesh, is_whole, descends):
     """With weights that grow beyond any step, soft pins end in a plan that satisfies all that can hold together."""
     own_mesh, levels = (whole if is_whole else refine_mesh)(mesh)
@@ -145,7 +125,7 @@ def test_a_soft_pin_of_great_weight_holds_where_a_hard_one_can(data, graph, mesh
     search = PinnedSearch(graph=graph, mesh=mesh, refined_mesh=own_mesh, levels=levels, descent=terms)
     missing = []
     for weight_s in (0.0, 1e-5, 1e-2, MUCH_S):
-        soft = [Pin(op=pin.op, dim=pin.dim, axis=pin.axis, ways=pin.ways, weight_s=weight_s) for pin in pins]
+        soft = [replace(pin, weight_s=weight_s) for pin in pins]
         found = search.plan(soft, counterfactuals=False)
         missing.append(sum(report.missing for report in found.reports))
         told = [report.is_held for report in found.reports]
@@ -155,8 +135,7 @@ def test_a_soft_pin_of_great_weight_holds_where_a_hard_one_can(data, graph, mesh
 
 
 @given(split=st.integers(1, 10**6), target=st.integers(1, 10**6))
-def test_deviation_is_zero_where_the_target_divides(split, target):
-    """D is never negative, and zero for multiples of the target alone."""
-    assert deviation(split, target) >= 0
+def test_deviation_is_what_is_missing(split, target):
+    """D is zero for multiples of the target alone, and the logarithm of what is missing else."""
+    assert deviation(split, target) == pytest.approx(math.log(target // math.gcd(split, target)))
     assert (deviation(split, target) == 0) == (split % target == 0)
-    assert deviation(split * target, target) == 0

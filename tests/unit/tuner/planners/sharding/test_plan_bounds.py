@@ -1,6 +1,7 @@
 """Bounds of a step: no plan is faster, HiGHS's optima are close above, and what is eliminated loses nothing."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def disputed_partial_sum() -> Plan:
 
 @given(plan=plans())
 @example(plan=disputed_partial_sum())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 def test_pairwise_terms_are_no_more_than_a_plan_costs(plan):
     """With the plan's row alone for each operator the terms add up to its step time at most."""
     terms = ShardingTerms(plan.graph, plan.mesh).pairwise([(tuple(row),) for row in plan.served.tolist()])
@@ -54,7 +55,7 @@ def test_pairwise_terms_are_no_more_than_a_plan_costs(plan):
 
 
 @given(graph=graphs(max_ops=5), mesh=meshes(max_axes=2))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40)
 def test_no_optimum_is_below_the_bound(graph, mesh):
     """What HiGHS proves to be the best plan of a random graph takes no less than the bound."""
     outcome = shard_by_milp(graph, mesh, limits=Limits(time_s=5.0))
@@ -63,7 +64,7 @@ def test_no_optimum_is_below_the_bound(graph, mesh):
     assert step_time_bound(ShardingTerms(graph, mesh)) <= outcome.best.cost * (1 + 1e-7) + NOTHING_S
 
 
-@pytest.mark.parametrize("sizes", [(2,), (2, 2), (2, 4)], ids=str)
+@pytest.mark.parametrize("sizes", [(2, 2), (2, 4)], ids=str)
 @pytest.mark.parametrize("graph", [mlp(), attention()], ids=["mlp", "attention"])
 def test_the_bound_is_close_to_the_optimum(graph, sizes):
     """On a perceptron and on attention it is below what HiGHS finds, by a tenth at most."""
@@ -86,17 +87,15 @@ def test_too_large_tables_leave_the_operators_alone(monkeypatch):
 
 
 @given(data=st.data(), counts=st.lists(st.integers(1, 3), min_size=1, max_size=5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60)
 def test_eliminating_loses_nothing(data, counts):
     """The least sum of a network's tables is the same after variables were taken out, by trying all assignments."""
     network, terms = plan_bounds.Network(counts), []
     numbers = st.integers(0, 9)
     for _ in range(data.draw(st.integers(0, 7))):
-        scope = tuple(
-            sorted(data.draw(st.lists(st.integers(0, len(counts) - 1), max_size=2, unique=True)), key=lambda own: own)
-        )
+        scope = tuple(sorted(data.draw(st.sets(st.integers(0, len(counts) - 1), max_size=2))))
         shape = tuple(counts[variable] for variable in scope)
-        size = int(np.prod(shape))
+        size = math.prod(shape)
         table = np.array(data.draw(st.lists(numbers, min_size=size, max_size=size)), dtype=float).reshape(shape)
         terms.append((scope, table))
         network.add(scope, table)

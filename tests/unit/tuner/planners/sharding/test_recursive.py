@@ -20,54 +20,39 @@ orders = st.sampled_from(ORDERS)
 ways_to_cut = st.sampled_from((refine_mesh, whole))
 
 
-def prime_factors(number):
-    """With their multiplicity."""
-    return [p for p in range(2, number + 1) if all(p % d for d in range(2, p)) for _ in range(exponent(number, p))]
-
-
-def exponent(number, prime):
-    """How often a prime divides a number."""
-    return next(count for count in range(number) if number % prime ** (count + 1))
-
-
 @given(graph=graphs(), mesh=meshes(), cut=ways_to_cut, order=orders)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80)
 def test_every_plan_can_run(graph, mesh, cut, order):
-    """Whatever the graph, the mesh and the order, the plan breaks no rule."""
-    assert violations(recursive_plan(graph, *cut(mesh), order=order)) == ()
+    """Whatever the graph, the mesh and the order, the plan breaks no rule, and nothing of it is left to chance."""
+    plan, again = (recursive_plan(graph, *cut(mesh), order=order) for _ in range(2))
+
+    assert violations(plan) == ()
+    assert plan.served.tolist() == again.served.tolist()
 
 
 @given(graph=graphs(max_ops=5), mesh=meshes(), cut=ways_to_cut)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30)
 def test_no_plan_beats_the_optimum(graph, mesh, cut):
-    """No order finds a plan below what the integer program proves of the same mesh."""
+    """No order finds a plan below what the integer program proves of the same mesh, whose own plan breaks no rule."""
     refined_mesh, levels = cut(mesh)
-    bound = shard_by_milp(graph, refined_mesh, limits=Limits(time_s=10.0)).bound
+    proven = shard_by_milp(graph, refined_mesh, limits=Limits(time_s=10.0))
+    assert proven.best is None or not violations(proven.best.solution)
 
     for order in ORDERS:
         plan = recursive_plan(graph, refined_mesh, levels, order=order)
 
-        assert cost_of(plan).step_time_s >= bound * (1 - 1e-7) - 1e-9  # HiGHS loses a nanosecond beside microseconds
-
-
-@given(graph=graphs(), mesh=meshes(), order=orders)
-@settings(max_examples=50, deadline=None)
-def test_the_same_call_gives_the_same_plan(graph, mesh, order):
-    """Nothing is left to chance."""
-    first, second = (recursive_plan(graph, *refine_mesh(mesh), order=order) for _ in range(2))
-
-    assert first.served.tolist() == second.served.tolist()
+        assert (
+            cost_of(plan).step_time_s >= proven.bound * (1 - 1e-7) - 1e-9
+        )  # HiGHS loses a nanosecond beside microseconds
 
 
 @given(mesh=meshes())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_there_is_a_level_for_every_prime_factor(mesh):
     """Levels are the prime factors of all axes, those of an axis in a row, and their parts make up the mesh."""
     fine, levels = refine_mesh(mesh)
 
-    assert sorted(level.ways for level in levels) == sorted(
-        factor for size in mesh.sizes for factor in prime_factors(size)
-    )
+    assert {level.ways for level in levels} <= {2, 3}  # no axis has more than six devices
     assert [level.axis for level in levels] == list(range(len(levels)))
     assert [math.prod(level.ways for level in levels if level.of == axis) for axis in range(len(mesh.sizes))] == list(
         mesh.sizes
@@ -76,24 +61,20 @@ def test_there_is_a_level_for_every_prime_factor(mesh):
 
 
 def test_levels_of_uneven_axes():
-    """An axis of twelve is cut by three and twice by two, and one of a single device not at all."""
-    mesh, levels = refine_mesh(mesh_of(12, 1, 2))
+    """An axis of twelve is cut by three and twice by two, or is a level of its own where axes stay whole; one of a
+    single device is not cut at all.
+    """
+    fine, levels = refine_mesh(mesh_of(12, 1, 2))
+    mesh, wholes = whole(mesh_of(6, 1, 2))
 
-    assert mesh.names == ("data.0", "data.1", "data.2", "expert")
-    assert [level.ways for level in levels] == [3, 2, 2, 2]
-    assert [level.of for level in levels] == [0, 0, 0, 2]
-
-
-def test_whole_axes_are_a_level_each():
-    """Without parts of axes there is a level for every axis that has more than one device."""
-    mesh, levels = whole(mesh_of(6, 1, 2))
-
+    assert fine.names == ("data.0", "data.1", "data.2", "expert")
+    assert [(level.ways, level.of) for level in levels] == [(3, 0), (2, 0), (2, 0), (2, 2)]
     assert mesh.sizes == (6, 1, 2)
-    assert [(level.axis, level.ways) for level in levels] == [(0, 6), (2, 2)]
+    assert [(level.axis, level.ways) for level in wholes] == [(0, 6), (2, 2)]
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("sizes", [(6,), (12,), (2, 3), (3, 4)])
+@pytest.mark.parametrize("sizes", [(12,), (2, 3)])
 def test_meshes_need_be_no_power_of_two(sizes, order):
     """On 6 and 12 devices every level cuts half of an MLP's products at least, and the step is shorter than on one."""
     graph, (mesh, levels) = mlp(batch=12 * 1024, hidden=12 * 256, ffn=12 * 1024), refine_mesh(mesh_of(*sizes))
@@ -170,15 +151,7 @@ def test_the_price_of_what_costs_more_than_a_redistribution():
     assert found_s > 0
 
 
-def test_the_price_of_what_fits_is_nothing():
-    """What works best on the rows as they lie has no price."""
-    found_s, _ = price_s(product("a b -> a b"))
-
-    assert found_s == 0.0
-
-
-def test_the_price_of_what_cannot_fit_is_infinite():
-    """What needs whole columns of y can't avoid a redistribution."""
-    found_s, _ = price_s(product("a b -> a b", blocked=("a",)))
-
-    assert math.isinf(found_s)
+def test_the_price_of_what_fits_and_of_what_cannot():
+    """What works best on the rows as they lie has no price; what needs whole columns can't avoid a redistribution."""
+    assert price_s(product("a b -> a b"))[0] == 0.0
+    assert math.isinf(price_s(product("a b -> a b", blocked=("a",)))[0])

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from costmodels.operators.layer_operators import OpKind
 from costmodels.sharding.dims import rule_of
 from costmodels.sharding.graph import INPUT, GraphBuilder, TensorKind
-from costmodels.sharding.plan import NONE, cost_of, violations
+from costmodels.sharding.plan import NONE, cost_of
 from tests.support.graphs.random_graphs import all_plans, choices, graphs, mesh_of, meshes, num_plans, plan_of, plans
 from tests.support.graphs.small_graphs import mlp
 from tuner.planners.engine.outcome import Known, Limits, Stop
 from tuner.planners.sharding.sharding_milp import choices_of, shard_by_milp
 
-MOST_PLANS = 600
+MOST_PLANS = 300
 ROOM = 1 + 1e-5
 """HiGHS lets a limit be missed by a little."""
 NOTHING_S = 1e-9
@@ -27,72 +27,47 @@ def closed(plan):
 
 
 @given(plan=plans())
-@settings(max_examples=60, deadline=None)
-def test_a_solution_costs_what_its_plan_costs(plan):
-    """With every choice taken, what the program minimises is the step time of that plan."""
-    outcome = shard_by_milp(plan.graph, plan.mesh, allowed=closed(plan))
-
-    assert outcome.best.solution.served.tolist() == plan.served.tolist()
-    assert outcome.best.cost == cost_of(plan).step_time_s
-    assert outcome.bound == pytest.approx(outcome.best.cost, rel=1e-7, abs=NOTHING_S)
-
-
-@given(plan=plans())
-@settings(max_examples=60, deadline=None)
-def test_a_solution_holds_what_its_plan_holds(plan):
-    """With every choice taken, the limit of memory lets a plan pass from its peak on."""
+@settings(max_examples=40)
+def test_a_solution_costs_and_holds_what_its_plan_does(plan):
+    """With every choice taken, what the program minimises is the step time of that plan, and the limit of memory lets
+    it pass from its peak on.
+    """
     peak_bytes = cost_of(plan).peak_memory_bytes
 
     fits = shard_by_milp(plan.graph, plan.mesh, allowed=closed(plan), memory_bytes=peak_bytes * ROOM)
     too_large = shard_by_milp(plan.graph, plan.mesh, allowed=closed(plan), memory_bytes=peak_bytes / ROOM**2)
 
-    assert fits.known is Known.OPTIMAL
-    assert too_large.known is Known.INFEASIBLE
-
-
-@given(graph=graphs(max_ops=4), mesh=meshes(max_axes=2))
-@settings(max_examples=100, deadline=None)
-def test_it_finds_the_best_of_all_plans(graph, mesh):
-    """The optimum is the least step time over every plan there is, and the bound is no higher."""
-    assume(num_plans(graph, mesh) <= MOST_PLANS)
-    least_s = min(cost_of(plan).step_time_s for plan in all_plans(graph, mesh))
-
-    outcome = shard_by_milp(graph, mesh)
-
-    assert outcome.known is Known.OPTIMAL
-    assert outcome.best.cost == pytest.approx(least_s, rel=1e-7, abs=NOTHING_S)
-    assert outcome.bound <= least_s * (1 + 1e-7) + NOTHING_S
+    assert (fits.known, too_large.known) == (Known.OPTIMAL, Known.INFEASIBLE)
+    assert fits.best.solution.served.tolist() == plan.served.tolist()
+    assert fits.best.cost == cost_of(plan).step_time_s
+    assert fits.bound == pytest.approx(fits.best.cost, rel=1e-7, abs=NOTHING_S)
 
 
 @given(graph=graphs(max_ops=4), mesh=meshes(max_axes=2), share=st.floats(0.0, 1.0))
-@settings(max_examples=100, deadline=None)
-def test_it_finds_the_best_of_all_plans_that_fit(graph, mesh, share):
-    """Under a limit of memory the optimum is the least step time over the plans whose peak is below it."""
+@settings(max_examples=60)
+def test_it_finds_the_best_of_all_plans(graph, mesh, share):
+    """The optimum is the least step time over every plan there is, and the bound is no higher; under a limit of memory
+    it is the least over the plans whose peak is below it.
+    """
     assume(num_plans(graph, mesh) <= MOST_PLANS)
     costs = [cost_of(plan) for plan in all_plans(graph, mesh)]
     peaks = [cost.peak_memory_bytes for cost in costs]
     memory_bytes = (min(peaks) + share * (max(peaks) - min(peaks))) * ROOM
     assume(all(abs(peak - memory_bytes) > 5e-6 * memory_bytes for peak in peaks))
-    least_s = min(cost.step_time_s for cost in costs if cost.peak_memory_bytes <= memory_bytes)
+    least_s = min(cost.step_time_s for cost in costs)
+    least_that_fits_s = min(cost.step_time_s for cost in costs if cost.peak_memory_bytes <= memory_bytes)
 
-    outcome = shard_by_milp(graph, mesh, memory_bytes=memory_bytes)
+    outcome, limited = shard_by_milp(graph, mesh), shard_by_milp(graph, mesh, memory_bytes=memory_bytes)
 
+    assert outcome.known is Known.OPTIMAL
     assert outcome.best.cost == pytest.approx(least_s, rel=1e-7, abs=NOTHING_S)
-    assert cost_of(outcome.best.solution).peak_memory_bytes <= memory_bytes * ROOM
-
-
-@given(plan=plans())
-@settings(max_examples=50, deadline=None)
-def test_no_plan_costs_less_than_the_bound(plan):
-    """A random plan is no better than the bound, and the plan that is found breaks no rule."""
-    outcome = shard_by_milp(plan.graph, plan.mesh, limits=Limits(time_s=5.0))
-
-    assert outcome.bound <= cost_of(plan).step_time_s * (1 + 1e-7) + NOTHING_S
-    assert outcome.best is None or not violations(outcome.best.solution)
+    assert outcome.bound <= least_s * (1 + 1e-7) + NOTHING_S
+    assert limited.best.cost == pytest.approx(least_that_fits_s, rel=1e-7, abs=NOTHING_S)
+    assert cost_of(limited.best.solution).peak_memory_bytes <= memory_bytes * ROOM
 
 
 @given(graph=graphs(), mesh=meshes())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60)
 def test_choices_are_all_that_divides(graph, mesh):
     """Choices are all maps of axes to factors that divide, but that axes of one device serve none."""
     for op in graph.ops:
@@ -120,7 +95,7 @@ def test_the_best_of_an_mlp_is_megatron_where_batches_are_long():
 
 def test_a_limit_of_memory_makes_the_step_longer():
     """A fifth less memory than the best plan takes is enough for another one, which costs more."""
-    graph, mesh = mlp(batch=32768, num_layers=2), mesh_of(2, 4)
+    graph, mesh = mlp(batch=32768, num_layers=2), mesh_of(8)
     best = shard_by_milp(graph, mesh).best
     memory_bytes = 0.8 * cost_of(best.solution).peak_memory_bytes
 
@@ -132,7 +107,7 @@ def test_a_limit_of_memory_makes_the_step_longer():
 
 def test_it_stops_when_the_time_is_spent():
     """Without time nothing is known but that costs are never negative."""
-    outcome = shard_by_milp(mlp(num_layers=2), mesh_of(2, 2, 2), limits=Limits(time_s=0.0))
+    outcome = shard_by_milp(mlp(), mesh_of(2, 2), limits=Limits(time_s=0.0))
 
     assert outcome.stop is Stop.TIME
     assert outcome.best is None

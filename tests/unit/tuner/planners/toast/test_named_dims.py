@@ -51,14 +51,7 @@ def test_figure_5_has_five_conflicts():
     names = named_dims(attention())
     graph = names.graph
 
-    assert [graph.ops[names.ops[one]].name for one, _ in names.conflicts] == [
-        "0.a.op",
-        "0.b.op",
-        "0.c.op",
-        "0.d.op",
-        "0.z.op",
-    ]
-    assert 2 ** len(names.conflicts) == 32
+    assert [graph.ops[names.ops[one]].name for one, _ in names.conflicts] == [f"0.{name}.op" for name in "abcdz"]
 
 
 def test_a_constant_ties_nothing_together():
@@ -94,7 +87,7 @@ def test_a_dim_that_its_operator_needs_whole_ties_its_readers():
 
 
 @given(graph=graphs())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60)
 def test_entries_of_the_map_have_one_colour(graph):
     """In any graph every entry of M ends in the colour where it began, unless it begins in a constant."""
     names = named_dims(graph)

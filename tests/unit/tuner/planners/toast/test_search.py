@@ -1,6 +1,7 @@
 """TOAST: on small graphs the search finds the best of all states, twice the same, and what follows is no worse."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,8 @@ from tuner.planners.toast.named_dims import named_dims
 from tuner.planners.toast.search import ColourGame, ToastOptions, toast_plan
 from tuner.planners.toast.tree_search import SearchOptions, edit_actions, search
 
-PAPER = ToastOptions(is_seeded=False, is_edited=False, is_polished=False)
+SMALL = ToastOptions(search=SearchOptions(trajectories=20), searches=1)
+PAPER = replace(SMALL, is_seeded=False, is_edited=False, is_polished=False)
 
 
 def game_of(graph, mesh, memory_bytes=1e12):
@@ -60,10 +62,9 @@ def test_the_best_of_all_states_is_found(graph):
     """On graphs of few colours the search finds what trying out every state finds."""
     game = game_of(graph, mesh_of(2, 2))
     best = min(map(game.cost, all_states(game)))
-    options = SearchOptions(trajectories=2000)
-    found = [search(game, options, np.random.default_rng(seed)) for seed in range(2)]
+    tree = search(game, SearchOptions(trajectories=500), np.random.default_rng(0))
 
-    assert all(tree.nodes[tree.best].cost == pytest.approx(best, rel=1e-9) for tree in found)
+    assert tree.nodes[tree.best].cost == pytest.approx(best, rel=1e-9)
 
 
 def test_a_small_tree_is_exhausted():
@@ -75,28 +76,16 @@ def test_a_small_tree_is_exhausted():
     assert {node.state for node in tree.nodes} == all_states(game)
 
 
-def test_states_are_seen_once():
-    """However many trajectories come by, a state is one node and is evaluated once."""
-    tree = search(game_of(attention(), mesh_of(2, 2)), SearchOptions(), np.random.default_rng(0))
-
-    assert len({node.state for node in tree.nodes}) == len(tree.nodes)
-    assert max(node.visits for node in tree.nodes[1:]) > 1
-
-
 def test_a_search_crosses_a_ridge():
-    """The end of a line is found although every state on the way there costs more than the begin."""
-    tree = search(Row(), SearchOptions(), np.random.default_rng(0))
+    """The end of a line is found although every state on the way there costs more than the begin; where the search may
+    not go so deep nothing is better than the begin, and no action is committed.
+    """
+    tree, shallow = (search(Row(), SearchOptions(depth=depth), np.random.default_rng(0)) for depth in (30, 2))
 
     assert tree.nodes[tree.best].state == 3
     assert tree.actions.count(2) == 3
-
-
-def test_a_round_without_gain_is_the_last():
-    """Where nothing is better than the begin, no action is committed."""
-    tree = search(Row(), SearchOptions(depth=2), np.random.default_rng(0))
-
-    assert tree.actions == ()
-    assert tree.best == 0
+    assert shallow.actions == ()
+    assert shallow.best == 0
 
 
 def test_the_same_seed_grows_the_same_tree():
@@ -110,13 +99,19 @@ def test_the_same_seed_grows_the_same_tree():
     assert once.nodes != other.nodes
 
 
-def test_a_state_limit_holds():
-    """A search ends at the number of states that it was given, and says so."""
-    game = game_of(attention(2), mesh_of(2, 4))
-    tree = search(game, SearchOptions(), np.random.default_rng(0), limits=Limits(nodes=5))
+def test_states_are_seen_once_and_limited():
+    """However many trajectories come by, a state is one node; a search ends at the number of states that it was given,
+    and says so.
+    """
+    tree, short = (
+        search(game_of(attention(), mesh_of(2, 2)), SearchOptions(), np.random.default_rng(0), limits=limits)
+        for limits in (Limits(), Limits(nodes=5))
+    )
 
-    assert tree.stop is Stop.NODES
-    assert 5 <= len(tree.nodes) < 5 + SearchOptions().depth
+    assert len({node.state for node in tree.nodes}) == len(tree.nodes)
+    assert max(node.visits for node in tree.nodes[1:]) > 1
+    assert short.stop is Stop.NODES
+    assert 5 <= len(short.nodes) < 5 + SearchOptions().depth
 
 
 def test_editing_takes_back_what_was_committed():
@@ -134,32 +129,25 @@ def test_editing_takes_back_what_was_committed():
 def test_memory_is_a_penalty():
     """Where the unsharded step does not fit the cheapest plan is one that does."""
     graph, mesh = mlp(), mesh_of(2, 2)
-    roomy = toast_plan(graph, mesh, ToastOptions(memory_bytes=1e15))
-    needed = cost_of(roomy.plan).peak_memory_bytes
-    least = min(peaks_of(graph, mesh))
-    tight = toast_plan(graph, mesh, ToastOptions(memory_bytes=(needed + least) / 2))
-
-    assert least < needed
-    assert cost_of(tight.plan).peak_memory_bytes <= (needed + least) / 2
-    assert cost_of(tight.plan).step_time_s >= cost_of(roomy.plan).step_time_s
-
-
-def peaks_of(graph, mesh):
-    """The memory of every state."""
     game = game_of(graph, mesh)
-    return [game.figures(state).peak_memory_bytes for state in all_states(game)]
+    least = min(game.figures(state).peak_memory_bytes for state in all_states(game))
+    roomy = cost_of(toast_plan(graph, mesh, replace(SMALL, memory_bytes=1e15)).plan)
+    memory_bytes = (roomy.peak_memory_bytes + least) / 2
+    tight = cost_of(toast_plan(graph, mesh, replace(SMALL, memory_bytes=memory_bytes)).plan)
+
+    assert least < roomy.peak_memory_bytes
+    assert tight.peak_memory_bytes <= memory_bytes
+    assert tight.step_time_s >= roomy.step_time_s
 
 
 @given(graph=graphs(), mesh=meshes())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15)
 def test_any_graph_is_planned(graph, mesh):
     """Any graph on any mesh gets a plan that can run, costs what is said, and no more than the given one."""
-    options = ToastOptions(search=SearchOptions(trajectories=20), searches=1)
     own_mesh, levels = whole(mesh)
     halved = recursive_plan(graph, own_mesh, levels)
-    found = toast_plan(graph, mesh, options, given=[halved])
-    game = game_of(graph, mesh)
-    unsharded_s = game.whole.step_time_s
+    found = toast_plan(graph, mesh, SMALL, given=[halved])
+    unsharded_s = game_of(graph, mesh).whole.step_time_s
 
     assert violations(found.plan) == ()
     assert found.outcome.best.cost == min(step.cost for step in found.steps)
@@ -173,7 +161,7 @@ def test_each_step_is_no_worse():
     graph, mesh = attention(2), mesh_of(2, 4)
     halved = recursive_plan(graph, mesh, whole(mesh)[1])
     plain = toast_plan(graph, mesh, PAPER)
-    found = toast_plan(graph, mesh, given=[halved])
+    found = toast_plan(graph, mesh, SMALL, given=[halved])
     cost = {step.name: step.cost for step in found.steps}
 
     assert [step.name for step in plain.steps] == ["unsharded", "search"]
@@ -193,7 +181,7 @@ def test_a_plan_without_anything_to_gain_is_optimal():
 def test_workers_grow_the_same_trees():
     """Trees grown in other processes are those of this one."""
     graph, mesh = attention(), mesh_of(2, 2)
-    options = ToastOptions(search=SearchOptions(trajectories=20), searches=2, is_seeded=False, is_polished=False)
+    options = replace(SMALL, searches=2, is_seeded=False, is_polished=False)
     here = toast_plan(graph, mesh, options)
     with ProcessWorkers(1) as workers:
         there = toast_plan(graph, mesh, options, workers=workers)

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from costmodels.job.parallel_config import ConfigGrid
 from trials.backend import Status
 from trials.simulated.backend import SimulatedBackend
 from tuner.search.observations import ProxyObservations, observations_of
@@ -161,10 +160,14 @@ def test_memory_of_proxies_speaks_of_their_candidates():
 
 
 def test_a_proxy_without_memory_leaves_its_candidate_in_play():
-    """Where a smaller job runs out of memory, its candidate may still be the fastest."""
-    _, runs = errors_drawn(observations(seen(0, ran_out=True)))
+    """Where a smaller job runs out of memory, its candidate may still be the fastest; a draw has a value for each
+    candidate and for nothing else.
+    """
+    _, grid, posterior, _ = problem()
+    known = observations(seen(0, ran_out=True), seen(1, 0.1))
 
-    assert runs[0] > 0.1
+    assert errors_drawn(known)[1][0] > 0.1
+    assert posterior.draw(known, 10, np.random.default_rng(0)).shape == (10, len(grid))
 
 
 @pytest.mark.slow
@@ -184,20 +187,20 @@ def test_a_crash_speaks_against_the_candidate_unless_memory_explains_it():
     assert of_tight[tight] > 1.5 * of_roomy[roomy]
 
 
+def plan_of(grid, proxies):
+    """The plan of a search of ten trials over a grid whose proxies are these."""
+    config, *_ = problem()
+    budget = {"max_trials": 10, "confidence": 0.95}
+    known = dict(enumerate(proxies))
+    return ProxyPlan(options=OPTIONS, setting=config.setting, space=config.options, grid=grid, known=known, **budget)
+
+
 def test_proxies_end_once_they_agree_or_the_budget_is_spent():
     """The plan goes on while the draws' fastest have no proxy yet, and ends with agreement, with the budget less the
     full-size trials, or with the first of these.
     """
-    config, grid, _, proxies = problem()
-    plan = ProxyPlan(
-        options=OPTIONS,
-        setting=config.setting,
-        space=config.options,
-        grid=grid,
-        max_trials=10,
-        confidence=0.95,
-        known=dict(enumerate([*proxies[:-1], None])),
-    )
+    _, grid, _, proxies = problem()
+    plan = plan_of(grid, [*proxies[:-1], None])
     named = np.array([0] * 90 + [1] * 10)
 
     assert plan.goes_on(observations(), named)
@@ -208,29 +211,5 @@ def test_proxies_end_once_they_agree_or_the_budget_is_spent():
     assert not plan.goes_on(observations(seen(0, 0.0), full={3: 0.0}), named)
     assert plan.is_spent(observations(seen(0, 0.0), full={3: 0.0, 4: 0.0}), named)
     assert not plan.is_spent(observations(seen(0, 0.0), full={3: 0.0}), named)
-
-
-def test_what_another_candidates_proxy_has_told_is_not_asked_again():
-    """Candidates that share a smaller job are settled by one run of it."""
-    config, grid, _, proxies = problem()
-    plan = ProxyPlan(
-        options=OPTIONS,
-        setting=config.setting,
-        space=config.options,
-        grid=ConfigGrid.from_configs([grid.config(0), grid.config(1)]),
-        max_trials=10,
-        confidence=0.95,
-        known={0: proxies[0], 1: proxies[0]},
-    )
-
-    assert plan.is_settled(observations(seen(0, 0.0)), np.array([1])).all()
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_proxies_leave_the_draws_of_candidates_alone(count):
-    """However many smaller jobs were tried, a draw has a value for each candidate and for nothing else."""
-    _, grid, posterior, _ = problem()
-
-    drawn = posterior.draw(observations(*(seen(at, 0.1) for at in range(count))), 10, np.random.default_rng(0))
-
-    assert drawn.shape == (10, len(grid))
+    shared = plan_of(grid.take(np.arange(2)), [proxies[0], proxies[0]])  # one run settles both candidates
+    assert shared.is_settled(observations(seen(0, 0.0)), np.array([1])).all()

@@ -39,21 +39,15 @@ def options(hosts=2, layers=None, full_trials=3):
 def shapes_of(job, cluster, runtime, config):
     """The shapes of all operators of one device, and of the collectives inside a layer, by name."""
     grid = ConfigGrid.from_configs([config])
-    operators = {
-        (operator.name, operator.phase): tuple(operator.shape.ravel().tolist())
-        for operator in step_operators(job, runtime, grid)
-    }
-    collectives = {
-        name: tuple(collective.shape.ravel().tolist())
-        for name, collective in layer_collectives(job, runtime, grid, place(cluster, grid)).items()
-    }
-    return operators, collectives
+    operators = {(one.name, one.phase): one.shape.ravel().tolist() for one in step_operators(job, runtime, grid)}
+    collectives = layer_collectives(job, runtime, grid, place(cluster, grid))
+    return operators, {name: one.shape.ravel().tolist() for name, one in collectives.items()}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", FILES)
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15)
 def test_a_proxy_runs_what_a_device_of_its_candidate_runs(file, data):
     """For any candidate and any hosts the operators of a device have the candidate's shapes, and so have the
     collectives inside a layer; the proxy fills its hosts, obeys the rules and fits.
@@ -73,9 +67,8 @@ def test_a_proxy_runs_what_a_device_of_its_candidate_runs(file, data):
     )
     assert proxy.config.values(KEPT) == candidate.values(KEPT)
     assert proxy.config.num_devices == smaller.cluster.num_devices <= hosts * setting.cluster.devices_per_host
-    assert proxy.config.pp <= candidate.pp
+    assert (1 if candidate.pp == 1 else 2) <= proxy.config.pp <= candidate.pp
     assert proxy.config.dp <= candidate.dp
-    assert (proxy.config.pp > 1) == (candidate.pp > 1)
     assert smaller.job.model.num_layers <= setting.job.model.num_layers
     assert set(broken_rules(smaller, config.options, proxy.config)) <= set(
         broken_rules(setting, config.options, candidate)
@@ -111,15 +104,13 @@ def test_both_kinds_of_parallelism_show_where_there_is_room():
     assert llama(pp=1, tp=8, dp=8).config == ParallelConfig(pp=1, tp=8, dp=2)
 
 
-def test_a_device_keeps_its_layers():
-    """With `auto` a stage has as many layers as the candidate's; a number fixes the total."""
+def test_a_device_keeps_its_layers_and_the_bubble():
+    """With `auto` a stage has as many layers as the candidate's; a number fixes the total. A stage gets as many
+    micro-batches as the candidate's, and MAX_ROUNDS of them at most.
+    """
     assert llama(pp=8, tp=4, dp=2).reduction.layers == 2 * 32 // 8
     assert llama(pp=4, tp=4, dp=4, vpp=4).reduction.layers == 2 * 32 // 4
     assert llama(pp=8, tp=4, dp=2, layers=4).reduction.layers == 4
-
-
-def test_the_bubble_stays_comparable_and_the_step_cheap():
-    """A stage gets as many micro-batches as the candidate's, and MAX_ROUNDS of them at most."""
     many = llama(pp=8, tp=4, dp=2)
     assert many.reduction.global_batch_size == many.config.pp * many.config.dp * MAX_ROUNDS
     few = llama(pp=8, tp=4, dp=2, mbs=16)  # 16 micro-batches for 8 stages
