@@ -1,6 +1,5 @@
 """The benchmark of simulated worlds: what is true in a world, one search of it, the figures and the command line."""
 
-import json
 import math
 from dataclasses import replace
 from functools import partial
@@ -10,7 +9,6 @@ import pytest
 from benchmarks import simulated_worlds
 from benchmarks.simulated_worlds import A2_FEASIBLE, SEARCHED, Search, feasible_counts, prepared, row_of, search_in
 from benchmarks.support.workers import mapper
-from tests.support.benchmark_runs import run_from_root
 from trials.backend import Status
 
 SMALL = "llama2-34b-16"
@@ -157,15 +155,3 @@ def test_mistakes_are_one_message(capsys, arguments, words):
     captured = capsys.readouterr()
     assert (status, captured.out) == (2, "")
     assert words in captured.err
-
-
-def test_it_starts_from_the_root_of_the_project(told):
-    """`python -m benchmarks.simulated_worlds` works as documented, and says the same each time but for the seconds."""
-    arguments = ["--studies", SMALL, "--seeds", "1", "--trials", "2"]
-    done = run_from_root("simulated_worlds", *arguments, "--workers", "1", "--json")
-
-    assert done.returncode == 0, done.stderr
-    results = [json.loads(done.stdout)["studies"], told(*arguments)["studies"]]
-    for row in (*results[0], *results[1]):
-        assert row.pop("seconds_per_trial") > 0
-    assert results[0] == results[1]

@@ -1,6 +1,5 @@
 """The benchmark of the step-level surrogate's calibration: its metric, what it looks at, and its command line."""
 
-import json
 from functools import partial
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 from benchmarks.calibration import step_calibration
 from benchmarks.calibration.step_calibration import HeldOut, figures, held_out, run_and_look
 from benchmarks.support.problems import problem_of, read_groups
-from tests.support.benchmark_runs import FAILED, RUNS, run_from_root
+from tests.support.benchmark_runs import FAILED, RUNS
 
 ROW = {"trials", "groups", "n", "coverage", "worst_tenth", "error", "width"}
 
@@ -149,13 +148,3 @@ def test_mistakes_are_one_message(write, tmp_path, monkeypatch, capsys, argument
     captured = capsys.readouterr()
     assert (status, captured.out) == (2, "")
     assert words in captured.err
-
-
-def test_it_starts_from_the_root_of_the_project(told, write):
-    """`python -m benchmarks.calibration.step_calibration` works as documented, and says the same each time."""
-    path = write("runs.csv", *RUNS)
-    arguments = ["--measured", str(path), "--seeds", "1", "--trials", "0,2", "--min-candidates", "2"]
-    done = run_from_root("calibration.step_calibration", *arguments, "--workers", "1", "--json")
-
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == told(*arguments)
