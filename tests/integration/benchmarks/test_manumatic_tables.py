@@ -1,4 +1,4 @@
-"""ManuMatic's tables: the order of the rows on a few layers, and the same figures every time."""
+"""ManuMatic's tables: the order of the rows on a few layers."""
 
 from dataclasses import replace
 
@@ -84,11 +84,6 @@ def test_only_the_pin_cuts_what_the_vocabulary_lacks(scenario):
 
     assert not (names(D_REC) | names(MEGATRON)) & scenario.missing
     assert names(PIN) & scenario.missing
-
-
-def test_the_same_call_gives_the_same_figures():
-    """Nothing is left to chance or to the clock."""
-    assert rows_of(LLAMA) == rows_of(LLAMA)
 
 
 def test_swapped_rows_are_named():

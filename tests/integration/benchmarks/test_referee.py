@@ -3,19 +3,13 @@
 One process a test, for the number of devices is fixed when JAX starts.
 """
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("jax", reason="plans of JAX programs need JAX: pip install 'meshtune[jax]'")
 
 from benchmarks import referee
+from tests.support.benchmark_runs import json_of
 
-ROOT = Path(__file__).resolve().parents[3]
 SMALL = ("gemma_small_scan", "moe_small", "graph_network_small", "unet_small", "decode_small")
 D_REC = ("--planner", "recursive")
 """D-Rec's plans, for the best ones send nothing of so small a step."""
@@ -23,11 +17,7 @@ D_REC = ("--planner", "recursive")
 
 def rows(*arguments):
     """Run the referee in a process of its own, which sets the number of devices, and return its rows."""
-    command = [sys.executable, "-m", "benchmarks.referee", "--json", *D_REC, *arguments]
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout)["rows"]
+    return json_of("benchmarks.referee", "--json", *D_REC, *arguments)["rows"]
 
 
 def assert_sent(row, judge):

@@ -1,10 +1,8 @@
 """`plan_jax` shards a JAX function: the same numbers, specs in the caller's trees, and annotations for Shardy."""
 
-import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +12,10 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from costmodels.sharding.device_mesh import mesh_of
 from hardware.cluster import find_cluster
 from hardware.io.errors import ConfigError
+from tests.support.benchmark_runs import ROOT, json_of
 from tuner.planners import plan_jax
 from tuner.planners.planning import PlannerOptions
 
-ROOT = Path(__file__).resolve().parents[3]
 EIGHT_DEVICES = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
 
 
@@ -46,10 +44,7 @@ def test_zoo():
 
     test_referee.py compares the numbers of the others.
     """
-    command = [sys.executable, "-m", "tests.support.graphs.jax_on_devices", "gemma_small_scan", "decode_small"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout)
+    found = json_of("tests.support.graphs.jax_on_devices", "gemma_small_scan", "decode_small")
 
     for name, plan in found["described"].items():
         assert plan["cut"] > 0, name
