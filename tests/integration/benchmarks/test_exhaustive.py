@@ -49,7 +49,7 @@ def _written(folder, rows):
 
 
 def _again(rows, change=lambda seconds: seconds):
-    """The same trials in a second round, with step times of their own."""
+    """Return copies of trials as a second round, with changed step times."""
     return [
         row
         | {

@@ -26,7 +26,7 @@ QWEN = replace(SCENARIOS[3], layers=16, stages=(8,), sequences=8)
 
 
 def speed_ups(scenario, *rows):
-    """Of each row over D-Rec."""
+    """Return the speed-up of each row over D-Rec."""
     base_s = best_of(scenario, D_REC).score.step_s
     return {row: base_s / best_of(scenario, row).score.step_s for row in rows}
 

@@ -77,7 +77,7 @@ def test_searches_end_on_the_best_with_half_of_the_candidates(told):
 
 
 def test_what_is_chosen_is_what_measured_fastest(small):
-    """Where noise hides which is the fastest, the regret is that of the choice and not of the best that was tried."""
+    """The regret is that of the choice and not of the best that was tried, if noise hides which is the fastest."""
     noisy = replace(small, config=replace(small.config, backend=replace(small.config.backend, noise=0.5)))
     with mapper(1) as each:
         found = list(each(lambda seed: search_in(noisy, SMALL, seed, max_trials=5), range(3)))
@@ -107,7 +107,7 @@ def test_figures_are_medians_and_shares_of_runs():
 
 
 def test_the_feasible_configurations_of_appendix_a2_add_up():
-    """What fits is split without rest by cp, up and vpp; the paper's 30 lie between memory's share and what is left."""
+    """The parts by cp, up and vpp of all that fits add up; the paper's 30 lie below those with none of the three."""
     counts = feasible_counts()
     fits = next(count for what, count in counts.items() if what.startswith("predicted to fit"))
     above = [count for what, count in counts.items() if "above 1" in what]

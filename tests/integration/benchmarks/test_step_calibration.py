@@ -33,7 +33,7 @@ def held(num_trials, is_inside, error=0.1, width=0.5):
 
 
 def test_an_interval_runs_from_quantile_to_quantile():
-    """Of draws 0, 0.01 ... 4 the 95% interval is 0.1 to 3.9, both ends inside; the error is that of the median draw."""
+    """The 95% interval of draws 0, 0.01 ... 4 is 0.1 to 3.9, both ends inside; the error is that of the median draw."""
     log_measured = np.array([0.11, 0.09, 3.89, 3.91])
     drawn = np.tile(np.linspace(0, 4, 401)[:, None], len(log_measured))
     found = held_out(drawn, log_measured, 3)
@@ -72,7 +72,7 @@ def test_figures_are_over_candidates_and_the_worst_tenth_over_groups():
 
 
 def test_timed_candidates_that_were_not_tried_are_looked_at(write):
-    """What failed is never looked at, what was tried no more, and a group ends with its last timed candidate."""
+    """Failed and tried candidates are not looked at, and a group ends with its last timed candidate."""
     path = write("runs.csv", *RUNS)
     write("runs_failed.csv", *FAILED)
     (group,), _ = read_groups([path], 10)
@@ -140,7 +140,7 @@ def test_the_table_in_words(write, capsys):
     ],
 )
 def test_mistakes_are_one_message(write, tmp_path, monkeypatch, capsys, arguments, words):
-    """What cannot be used ends in one message that says why, status 2 and an empty stdout."""
+    """A file or option that cannot be used ends in one message that says why, status 2 and an empty stdout."""
     monkeypatch.chdir(tmp_path)
     write("runs.csv", *RUNS)
     status = step_calibration.main([*arguments, "--workers", "1", "--json"])

@@ -28,7 +28,7 @@ class BackendContract:
             assert all(0 < seconds < math.inf for seconds in observation.step_times_s)
 
     def test_reports_each_step_as_it_ends(self, backend, grid):
-        """What is reported while a trial runs is what its observation holds, and as many steps as were expected."""
+        """A running trial reports the step times of its observation, and as many steps as were expected."""
         for position in range(len(grid)):
             config, reported = grid.config(position), []
             observation = backend.measure(config, trial_number=0, on_step=reported.append)
