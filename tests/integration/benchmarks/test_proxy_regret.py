@@ -66,7 +66,7 @@ def test_a_proxy_keeps_all_but_pp_and_dp(write):
 
 
 def test_a_proxy_must_probably_fit(write):
-    """A run that needs more memory than the devices of the sibling have is no proxy there, as in a study; a smaller one is."""
+    """A run needing more memory than the sibling's devices have is no proxy there, as in a study; a smaller one is."""
     (pair,) = pairs_in(write("runs.csv", *runs_on(64), *runs_on(16)))
 
     kept = proxy_regret.that_fit(pair, problem_of(pair.group, ()))
