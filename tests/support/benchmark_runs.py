@@ -1,5 +1,6 @@
-"""Measured runs of a small group, and a helper that starts benchmarks as users do."""
+"""Measured runs of a small group, and functions that start programs as users do."""
 
+import json
 import os
 import subprocess
 import sys
@@ -23,10 +24,22 @@ FAILED = tuple(
 
 def run_from_root(program, *arguments):
     """Run `python -m benchmarks.PROGRAM` from the root of the project."""
+    return _run_module(f"benchmarks.{program}", *arguments)
+
+
+def json_of(module, *arguments):
+    """Run a module in a process of its own, where it may set the number of JAX's devices, and parse what it prints."""
+    done = _run_module(module, *arguments)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+def _run_module(module, *arguments):
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     return subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{program}", *map(str, arguments)],
+        [sys.executable, "-m", module, *map(str, arguments)],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=environment | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=300,

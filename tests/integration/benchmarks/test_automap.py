@@ -1,12 +1,7 @@
 """An AutoMap-like search: what propagation says, the plan that it stands for, and the search over arguments."""
 
 import itertools
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,6 +22,7 @@ from costmodels.sharding.frontends.jax.program import trace_function
 from costmodels.sharding.plan import NONE, cost_of, violations
 from hardware.cluster import find_cluster
 from hardware.io.errors import ConfigError
+from tests.support.benchmark_runs import json_of
 from tests.support.graphs.wide_step import WIDE
 from tuner.planners.engine.outcome import Limits
 from tuner.planners.sharding.class_costs import Figures
@@ -36,7 +32,6 @@ from tuner.planners.toast.named_dims import named_dims
 from tuner.planners.toast.search import ColourGame, ToastOptions
 from tuner.planners.toast.tree_search import SearchOptions, search
 
-ROOT = Path(__file__).resolve().parents[3]
 CLUSTER = find_cluster("dgx-a100")
 TWO_AXES = mesh_of("data=4,model=2", CLUSTER)
 ONE_AXIS = mesh_of("model=8", CLUSTER)
@@ -128,17 +123,7 @@ def sent_by(plan):
 def test_xla_sends_what_the_read_plan_says():
     """With data parallelism and Megatron's cuts of arguments alone, plan and XLA send the same bytes."""
     names = ("data on both axes", "data and Megatron")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.graphs.propagated_on_devices", *names],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json_of("tests.support.graphs.propagated_on_devices", *names)
 
     for name in names:
         assert found[name]["planned"] == pytest.approx(found[name]["compiled"], rel=1e-6), name

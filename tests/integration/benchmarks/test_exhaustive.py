@@ -49,7 +49,7 @@ def _written(folder, rows):
 
 
 def _again(rows, change=lambda seconds: seconds):
-    """The same trials in a second round, with step times of their own."""
+    """Return copies of trials as a second round, with changed step times."""
     return [
         row
         | {
@@ -60,6 +60,7 @@ def _again(rows, change=lambda seconds: seconds):
     ]
 
 
+@pytest.mark.usefixtures("unfitted")
 def test_equal_rounds_agree(judged, first_round):
     """Two rounds of equal times rank alike and differ by nothing, and the fastest and slowest are theirs."""
     told = judged(first_round + _again(first_round))

@@ -59,7 +59,7 @@ def test_recomputing_runs_the_forward_pass_again():
 
 
 def test_overlapped_collectives_hide_behind_a_micro_batch():
-    """What is sent once a step costs nothing while one micro-batch is longer, and the rest of it otherwise."""
+    """Collectives of a whole step cost nothing while one micro-batch takes longer, and otherwise the rest."""
     heavy = replace(FIGURES, layer=replace(FIGURES.layer, synced_s=5.0))
     hidden = with_equal_shares(pipeline(), FIGURES, recomputes=False, overlaps=True)
     exposed = with_equal_shares(pipeline(figures=heavy), heavy, recomputes=False, overlaps=True)
@@ -77,7 +77,7 @@ def test_stages_wait_for_each_other():
 
 
 def test_best_stages_are_no_slower_and_fit():
-    """Where equal shares must recompute everything to fit, planned ones recompute less and are faster."""
+    """Planned stages recompute less and are faster where equal shares must recompute everything to fit."""
     problem = pipeline(pp=2, m=8, capacity=95.0, may_recompute=True)
     equal = with_equal_shares(problem, FIGURES, recomputes=True)
     best = with_best_stages(problem, FIGURES, limits=Limits())

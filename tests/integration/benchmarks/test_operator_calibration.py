@@ -52,7 +52,7 @@ def test_the_cost_model_is_in_the_neighbourhood_of_every_operator(operators):
 
 
 def test_held_out_shapes_are_whole_ranges(operators):
-    """What is held out are the shapes of one range of one size; every shape is held out once for each size."""
+    """The shapes of one range of one size are held out together; every shape is held out once for each size."""
     products = next(each for each in operators if each.kind is OpKind.MATMUL)
     weights = products.shape[:, 1] * products.shape[:, 2]
 
@@ -76,7 +76,7 @@ def test_two_values_of_a_size_are_held_out_in_turn():
 
 @pytest.mark.parametrize("kind", list(OpKind))
 def test_intervals_hold_on_devices_that_nothing_was_chosen_on(quoted, kind):
-    """Of each kind's held-out times at least 90% lie in the 95% interval."""
+    """At least 90% of each kind's held-out times lie in the 95% interval."""
     assert figures([each for each in quoted if each.key[0] is kind])["coverage"] >= 0.90
 
 

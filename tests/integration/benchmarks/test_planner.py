@@ -21,7 +21,7 @@ def test_no_plan_is_below_the_bound(answered, parts):
 
 
 def test_figures_stand_together(answered):
-    """Of every planner the median and the worst of all graphs are told."""
+    """Each planner has its median and its worst figure over all graphs."""
     figures = answered(planner, "--models", "llama-7b", "gpt-13b", "--layers", 1, "--meshes", "model=2")
 
     together = {row["planner"]: row for row in figures["together"]}

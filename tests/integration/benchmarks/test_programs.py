@@ -1,29 +1,57 @@
 """Start the benchmarks that no other test starts, each in a small form, so that none of them rots."""
 
+import importlib
 import json
 import shutil
+import sys
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import screenshots
-from tests.support.benchmark_runs import ROOT, run_from_root
+from tests.support.benchmark_runs import ROOT
+from tests.support.studies.report_pages import run
+from tuner.study_file.config import load_study
 
 TESTED = Path(__file__).parents[2]
+
+
+def on_one_host(study):
+    """Return a program's study of one host and a small model in place of its large one."""
+    lines = {"model:": "model: llama-7b", "cluster:": "cluster: {name: dgx-a100, hosts: 1}"}
+    job = {"job:": "job: {sequence_length: 4096, global_batch_size: 64}"}
+    return "\n".join((lines | job).get(line.partition(" ")[0], line) for line in study.splitlines())
+
+
+def only(name):
+    """Return a function that keeps one item of a mapping, under a name that is not left out for being small."""
+    return lambda items: {"one": items[name]}
+
+
+def first(values):
+    """Return a function that yields the first of a generator's values."""
+    return lambda: islice(values(), 1)
+
+
 SMALL = {
-    "papers.branch_and_bound": ("--limit", 2, "--workers", 1),
-    "papers.flexparallel": (),
-    "speed.command_line": ("--help_repeats", 1, "--repeats", 1),
-    "speed.jax_graphs": ("--repeats", 1),
-    "speed.predictions": ("--repeats", 1),
-    "speed.sampler": ("--repeats", 1, "--sizes", 1),
-    "speed.space": ("--repeats", 1),
-    "speed.torch_graphs": ("--repeats", 1),
-    "load": ("--trials", 20, "--parallel", 4, "--storages", "sqlite", "--unopened"),
-    "storage_cost": ("--at", 0, "--trials", 2, "--storages", "sqlite"),
+    "load": (("--trials", 10, "--parallel", 4, "--storages", "sqlite", "--unopened"), {"STUDY": on_one_host}),
+    "papers.branch_and_bound": (("--limit", 1, "--workers", 1), {"_pipelines": first, "_workloads": first}),
+    "papers.flexparallel": ((), {}),
+    "speed.command_line": (("--help_repeats", 1, "--repeats", 1), {"COMMANDS": lambda commands: commands[:1]}),
+    "speed.jax_graphs": (("--repeats", 1), {"benchmarks.zoo.FACTORIES": only("gemma_small")}),
+    "speed.predictions": (("--repeats", 1), {"NAMES": lambda _: ("llama-7b-8",)}),
+    "speed.sampler": (("--repeats", 1, "--sizes", 1), {}),
+    "speed.space": (
+        ("--repeats", 1),
+        {"STUDIES": lambda studies: SimpleNamespace(glob=lambda _: [studies / "llama-7b-8.yaml"])},
+    ),
+    "speed.torch_graphs": (("--repeats", 1), {"benchmarks.zoo.torch_modules.FACTORIES": only("llama_small")}),
+    "storage_cost": (("--at", 0, "--trials", 2, "--storages", "sqlite"), {"STUDY": on_one_host}),
 }
-"""Options that make a program small."""
+"""Options that make a program small, and functions that make the values of some of its names smaller."""
 
 NEEDS = {"speed.jax_graphs": "jax", "speed.torch_graphs": "torch", "speed.sampler": "torch"}
 ELSEWHERE = {
@@ -39,15 +67,21 @@ def programs():
     return [".".join(file.relative_to(ROOT / "benchmarks").with_suffix("").parts) for file in found]
 
 
-@pytest.mark.parametrize("program", SMALL)
-def test_a_program_runs(program):
+@pytest.mark.parametrize("name", SMALL)
+def test_a_program_runs(name, monkeypatch, capsys):
     """A small form of the program ends with status 0 and prints one JSON object."""
-    if (needed := NEEDS.get(program)) and find_spec(needed) is None:
+    if (needed := NEEDS.get(name)) and find_spec(needed) is None:
         pytest.skip(f"{needed} is not installed")
-    done = run_from_root(program, *SMALL[program], "--json")
+    program = importlib.import_module(f"benchmarks.{name}")
+    options, changes = SMALL[name]
+    for target, change in changes.items():
+        place, _, attribute = target.rpartition(".")
+        owner = importlib.import_module(place) if place else program
+        monkeypatch.setattr(owner, attribute, change(getattr(owner, attribute)))
+    monkeypatch.setattr(sys, "argv", [name, *map(str, options), "--json"])
 
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)
+    assert not program.main()
+    assert json.loads(capsys.readouterr().out)
 
 
 def test_every_program_is_started_by_a_test():
@@ -64,10 +98,21 @@ def test_every_program_is_started_by_a_test():
     assert [program for program in programs() if program not in started and not is_tested(program)] == []
 
 
-def test_pictures_are_taken(tmp_path):
+def test_pictures_are_taken(tmp_path, monkeypatch):
     """The pictures of a report are drawn into the folder that is named."""
     if shutil.which("chromium") is None:
         pytest.skip("Chromium is not installed (Debian: chromium)")
+    command = screenshots._meshtune
+
+    def quick(verb, *options):
+        """Run three trials without Ray in place of the whole study."""
+        if verb == "run":
+            run(load_study(screenshots.STUDY, storage=options[-1]), 3)
+        else:
+            command(verb, *options)
+
+    monkeypatch.setattr(screenshots, "_meshtune", quick)
+    monkeypatch.setattr(screenshots, "SHOTS", screenshots.SHOTS[1:])
     screenshots.main(["--out", str(tmp_path)])
 
     assert {file.stem for file in tmp_path.glob("*.png")} == {shot.name for shot in screenshots.SHOTS}

@@ -35,7 +35,7 @@ def pairs_in(path):
 
 
 def test_the_sibling_is_the_largest_on_a_quarter_of_the_devices(write):
-    """Of groups on 8, 16, 32 and 64 devices the last has that on 16 as sibling, and the second has none."""
+    """A group on 64 devices has that on 16 as sibling, one on 32 has that on 8, and the smaller ones have none."""
     path = write("runs.csv", *(run for devices in (8, 16, 32, 64) for run in runs_on(devices)))
 
     found = {pair.group.runs[0].devices: pair.sibling.runs[0].devices for pair in pairs_in(path)}
@@ -66,7 +66,7 @@ def test_a_proxy_keeps_all_but_pp_and_dp(write):
 
 
 def test_a_proxy_must_probably_fit(write):
-    """What needs more than the devices of the sibling have is no proxy there, as in a study; what needs less is one."""
+    """A run needing more memory than the sibling's devices have is no proxy there, as in a study; a smaller one is."""
     (pair,) = pairs_in(write("runs.csv", *runs_on(64), *runs_on(16)))
 
     kept = proxy_regret.that_fit(pair, problem_of(pair.group, ()))
@@ -108,7 +108,7 @@ def test_it_prints_one_object(write, capsys):
 
 
 def test_files_without_siblings_are_one_message(write, capsys):
-    """Who gives measurements of one size alone is told what is missing, with exit status 2."""
+    """Measurements of a single size end with exit status 2 and a message about the missing size."""
     status = proxy_regret.main(["--measured", str(write("runs.csv", *runs_on(64))), "--min-candidates", "2"])
 
     assert status == 2

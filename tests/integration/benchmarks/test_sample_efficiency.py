@@ -140,7 +140,7 @@ def test_cold_predictions_are_those_of_a_stranger(write):
 
 
 def test_cold_predictions_know_no_facts_of_the_source(write):
-    """What a source tells of its runs beside their configuration changes no prediction that is made without history."""
+    """A note about runs changes no prediction that is made without history."""
     plain, noted = (
         problem_of(grouped(write(f"{note}.csv", *({**run, "notes": note} for run in RUNS))), ())
         for note in ("plain", "no comm overlap")
@@ -241,7 +241,7 @@ BOWL_S = np.array(
 
 
 def outcomes_of(step_time_s):
-    """What trials find that take so long, or run out of memory where the time is infinite."""
+    """Return observations with these step times; an infinite time means that the trial runs out of memory."""
     return tuple(
         Observation(status=Status.OK, step_times_s=(seconds,))
         if math.isfinite(seconds)
@@ -282,7 +282,7 @@ class TestSearcherContract:
         assert 3 in trials.order
 
     def test_a_seed_fixes_the_search(self, name):
-        """The same seed tries the same candidates in the same order."""
+        """A seed always tries the same candidates in the same order."""
         first, again = (searched(name, 3, max_trials=15).order for _ in range(2))
 
         assert first == again
@@ -321,13 +321,13 @@ def test_the_nearest_candidate_is_the_nearest_one_not_yet_tried():
 
 
 def complete_trials(peer):
-    """What an Optuna peer has been told, in order."""
+    """Return the trials that an Optuna peer has been told, in order."""
     return peer.study.get_trials(states=[TrialState.COMPLETE])
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 def test_a_peer_is_told_the_candidate_that_was_tried():
-    """What was found stands at the candidate that a proposal was mapped to; a failure is twice the slowest so far."""
+    """A result belongs to the candidate that a proposal was mapped to; a failure counts as twice the slowest so far."""
     same_point = PartialFixedSampler({"pp": 0, "tp": 0, "mbs": 0}, RandomSampler(seed=0))
     peer = peers.OptunaPeer(problem_on(BOWL, np.ones(len(BOWL))), 0, same_point)
     outcomes = {0: None, 1: None, 2: 3.0, 3: 2.0, 4: None, 5: 5.0, 6: None}
@@ -415,7 +415,7 @@ def test_the_median_over_groups_is_that_of_their_medians(told, write):
 
 
 def test_a_budget_that_is_spent_is_no_figure(told, write):
-    """Where the best is out of the budget's reach the trials to it are null, and the regret is what is left."""
+    """A budget too small to reach the best gives null trials to it, and the regret that is left."""
     path = write("runs.csv", *RUNS)
     result = told("--measured", path, "--samplers", "random", "--seeds", 1, "--min-candidates", 2, "--trials", 1)
 
@@ -479,7 +479,7 @@ def test_a_peer_that_is_not_installed_is_left_out_with_its_reason(told, write, m
     ],
 )
 def test_mistakes_are_one_message(write, tmp_path, monkeypatch, capsys, arguments, words):
-    """What cannot be used ends in one message that says why, status 2 and an empty stdout."""
+    """A file or option that cannot be used ends in one message that says why, status 2 and an empty stdout."""
     monkeypatch.chdir(tmp_path)
     write("runs.csv", *RUNS)
     (tmp_path / "empty.csv").write_text("", encoding="utf-8")
@@ -502,7 +502,7 @@ def test_a_space_of_one_candidate_is_no_search(write, capsys):
 def test_it_starts_from_the_root_of_the_project(told, write):
     """`python -m benchmarks.sample_efficiency` works as documented; worker processes change nothing but the time."""
     path = write("runs.csv", *RUNS, *FAILED)
-    arguments = ["--measured", str(path), "--samplers", "thompson,random", "--seeds", "2", "--min-candidates", "2"]
+    arguments = ["--measured", str(path), "--samplers", "thompson,random", "--seeds", "1", "--min-candidates", "2"]
     done = run_from_root("sample_efficiency", *arguments, "--workers", "2", "--json")
 
     assert done.returncode == 0, done.stderr

@@ -49,7 +49,7 @@ def test_every_study_gives_its_share_and_a_small_one_all_it_has():
 
 
 def test_unequal_stages_are_the_cause_found():
-    """Where the slowest of two stages is the first one, next to nothing is left of the difference if they are equal."""
+    """Equal stages leave next to nothing of the difference if the first of two stages was the slowest."""
     known = _feasible(next(path for path in STUDIES if path.stem == "ultrascale-llama-8b-128"))
     config = ParallelConfig(pp=2, tp=32, dp=2, mbs=64, zero_stage=0)
     found = compared("some", known.setting, config, known.memory.take(np.array([0])))

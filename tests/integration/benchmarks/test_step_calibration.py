@@ -1,6 +1,5 @@
 """The benchmark of the step-level surrogate's calibration: its metric, what it looks at, and its command line."""
 
-import json
 from functools import partial
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 from benchmarks.calibration import step_calibration
 from benchmarks.calibration.step_calibration import HeldOut, figures, held_out, run_and_look
 from benchmarks.support.problems import problem_of, read_groups
-from tests.support.benchmark_runs import FAILED, RUNS, run_from_root
+from tests.support.benchmark_runs import FAILED, RUNS
 
 ROW = {"trials", "groups", "n", "coverage", "worst_tenth", "error", "width"}
 
@@ -34,7 +33,7 @@ def held(num_trials, is_inside, error=0.1, width=0.5):
 
 
 def test_an_interval_runs_from_quantile_to_quantile():
-    """Of draws 0, 0.01 ... 4 the 95% interval is 0.1 to 3.9, both ends inside; the error is that of the median draw."""
+    """The 95% interval of draws 0, 0.01 ... 4 is 0.1 to 3.9, both ends inside; the error is that of the median draw."""
     log_measured = np.array([0.11, 0.09, 3.89, 3.91])
     drawn = np.tile(np.linspace(0, 4, 401)[:, None], len(log_measured))
     found = held_out(drawn, log_measured, 3)
@@ -73,7 +72,7 @@ def test_figures_are_over_candidates_and_the_worst_tenth_over_groups():
 
 
 def test_timed_candidates_that_were_not_tried_are_looked_at(write):
-    """What failed is never looked at, what was tried no more, and a group ends with its last timed candidate."""
+    """Failed and tried candidates are not looked at, and a group ends with its last timed candidate."""
     path = write("runs.csv", *RUNS)
     write("runs_failed.csv", *FAILED)
     (group,), _ = read_groups([path], 10)
@@ -141,7 +140,7 @@ def test_the_table_in_words(write, capsys):
     ],
 )
 def test_mistakes_are_one_message(write, tmp_path, monkeypatch, capsys, arguments, words):
-    """What cannot be used ends in one message that says why, status 2 and an empty stdout."""
+    """A file or option that cannot be used ends in one message that says why, status 2 and an empty stdout."""
     monkeypatch.chdir(tmp_path)
     write("runs.csv", *RUNS)
     status = step_calibration.main([*arguments, "--workers", "1", "--json"])
@@ -149,13 +148,3 @@ def test_mistakes_are_one_message(write, tmp_path, monkeypatch, capsys, argument
     captured = capsys.readouterr()
     assert (status, captured.out) == (2, "")
     assert words in captured.err
-
-
-def test_it_starts_from_the_root_of_the_project(told, write):
-    """`python -m benchmarks.calibration.step_calibration` works as documented, and says the same each time."""
-    path = write("runs.csv", *RUNS)
-    arguments = ["--measured", str(path), "--seeds", "1", "--trials", "0,2", "--min-candidates", "2"]
-    done = run_from_root("calibration.step_calibration", *arguments, "--workers", "1", "--json")
-
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == told(*arguments)

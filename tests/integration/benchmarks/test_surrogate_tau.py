@@ -15,7 +15,7 @@ def told(answered, write):
 
 
 def test_ranks_are_held_against_what_ran():
-    """What failed has no rank; what was tried counts among all, and is left out of what was not tried."""
+    """A failed candidate has no rank; a tried one counts among all, and not among the untried."""
     expected, measured = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 2.0, np.inf, 3.0])
 
     found = _compare(expected, measured, [1])

@@ -61,7 +61,7 @@ def test_what_does_no_arithmetic_may_stay_whole():
 
 
 def after(graph, chosen, **prices):
-    """What the last operator's candidates cost once the product has been cut by a factor."""
+    """Return the costs of the last operator's candidates once the product has been cut by a factor."""
     mesh, (level,) = refine_mesh(mesh_of(2))
     cut = _Cut(_Progress(graph, mesh, Volumes(**prices)), level)
     number = next(at for at, op in enumerate(graph.ops) if op.name == "product")

@@ -21,7 +21,7 @@ def setting():
 
 @pytest.fixture(scope="module")
 def figures():
-    """Of all layouts with 16 stages and few micro-batches."""
+    """Figures of all layouts with 16 stages and few micro-batches."""
     return uneven_stages.measure(argparse.Namespace(batch=4, hosts=8, pp=[16], workers=1))
 
 
@@ -38,7 +38,7 @@ def test_the_best_stages_are_faster_than_even_ones_that_recompute_everything(set
 
 
 def test_one_micro_batch_can_be_planned():
-    """Where a stage holds one micro-batch at most, recomputation is taken to save nothing, and planning goes on."""
+    """Stages that hold one micro-batch at most can be planned, though recomputation saves them nothing."""
     alone = _layouts(2, 8, [16])[0]
     found = compared(alone, ParallelConfig(pp=16, tp=4, mbs=2, zero_stage=1, sequence_parallel=True))
 
@@ -55,7 +55,7 @@ def test_what_fits_in_no_way_has_no_step_time(setting):
 
 
 def test_gains_are_of_layouts_whose_even_stages_fit():
-    """What only uneven stages make fit may be the fastest, but is no gain of its layout."""
+    """A layout that fits with uneven stages alone may be the fastest, but has no gain."""
     one, other = ParallelConfig(pp=2), ParallelConfig(pp=4)
     gained = Compared(config=one, even=one, best=one, known=Known.OPTIMAL, even_s=(12.0, 12.0), best_s=(10.0, 11.0))
     only = Compared(

@@ -1,4 +1,4 @@
-"""What the tests of planned JAX programs share."""
+"""Skip the tests of planned JAX programs where JAX is missing."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What people write for the models of TOAST's section 5.1.1 is among the scripts of their graphs."""
+"""Hand-written plans for the models of TOAST's section 5.1.1 are among the scripts of their graphs."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from tuner.planners.toast.named_dims import named_dims  # noqa: E402 # as above
 
 
 def actions_of(name, *sizes):
-    """What a search could do to a small program of the zoo."""
+    """Return the actions of a search on a small program of the zoo."""
     function, arguments, donated = FACTORIES[name]()
     graph = graph_of_jax(function, *arguments, donated=donated)
     return ColourActions(compatibility(named_dims(graph)), mesh_of(*sizes))
@@ -32,7 +32,7 @@ def groups_of(actions, name):
 
 
 def scripts_of(actions):
-    """As pairs of group and axis."""
+    """Return the hand-written scripts as pairs of group and axis."""
     return [
         [(actions.actions[number].group, actions.actions[number].axis) for number in script]
         for script in hand_written(actions)
@@ -57,7 +57,7 @@ def test_edges_are_cut_alone():
 
 
 def test_a_decoder_has_roles():
-    """Of a decoding step texts are data, kept tokens are along them, and heads and hidden dims are inside a layer."""
+    """In a decoding step texts are data, kept tokens are along them, and heads and hidden dims are inside a layer."""
     actions = actions_of("decode_small", 2)
     role = roles(actions)
     batch, tokens, _ = groups_of(actions, "cache.0.keys")

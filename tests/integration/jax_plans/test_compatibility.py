@@ -30,13 +30,13 @@ class OwnMasks(Gemma):
 
 
 def of(program):
-    """What of a program is decided together."""
+    """Return the compatibility sets of a program."""
     fn, arguments, donated = program
     return compatibility(named_dims(graph_of_jax(fn, *arguments, donated=donated)))
 
 
 def by_direction(found):
-    """How many sets the forward and the backward pass have."""
+    """Count the sets of the forward and of the backward pass."""
     turn = turn_of(found.names.graph)
     passes = [{bool(found.names.ops[one] >= turn) for one, _ in each.sides} for each in found.sets]
     assert all(len(each) == 1 for each in passes)

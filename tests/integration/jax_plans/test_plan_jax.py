@@ -1,26 +1,21 @@
 """`plan_jax` shards a JAX function: the same numbers, specs in the caller's trees, and annotations for Shardy."""
 
-import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 
-from benchmarks.zoo import FACTORIES
 from costmodels.sharding.device_mesh import mesh_of
 from hardware.cluster import find_cluster
 from hardware.io.errors import ConfigError
+from tests.support.benchmark_runs import ROOT, json_of
 from tuner.planners import plan_jax
 from tuner.planners.planning import PlannerOptions
 
-ROOT = Path(__file__).resolve().parents[3]
-SMALL = [name for name in FACTORIES if "small" in name and name != "gemma_small"]
-"""Gemma's layers run in its loop too."""
 EIGHT_DEVICES = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
 
 
@@ -44,23 +39,22 @@ ARGUMENTS = ({"up": array(2048, 8192), "down": array(8192, 2048)}, {"x": array(8
 
 
 def test_zoo():
-    """Every small program of the zoo, on eight devices: the same numbers to 1e-5 and all that the plan says of it.
+    """Plans of small programs on eight devices have the caller's trees, cut outputs, and a place in the text for each
+    constraint; run, they compute the same numbers to 1e-5 and take what is donated.
 
-    Outputs are cut, trees are the caller's, donated arguments are gone, and the text has a place for each constraint.
+    test_referee.py compares the numbers of the others.
     """
-    command = [sys.executable, "-m", "tests.support.graphs.jax_on_devices", *SMALL]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    found = json_of("tests.support.graphs.jax_on_devices", "gemma_small_scan", "decode_small")
 
-    for name, found in json.loads(done.stdout).items():
-        assert found["error"] < 1e-5, name
-        assert found["cut"] > 0, name
-        assert found["is_in_tree"], name
-        assert found["is_out_tree"], name
-        assert found["donated"] > 0, name
-        assert found["kept"] == 0, name
-        assert found["constraints"] > 0, name
-        assert found["missing"] == [], name
+    for name, plan in found["described"].items():
+        assert plan["cut"] > 0, name
+        assert plan["is_in_tree"], name
+        assert plan["is_out_tree"], name
+        assert plan["constraints"] > 0, name
+        assert plan["missing"] == [], name
+    for name, numbers in found["run"].items():
+        assert numbers["error"] < 1e-5, name
+        assert numbers["donated"] > numbers["kept"] == 0, name
 
 
 def test_documented_example():

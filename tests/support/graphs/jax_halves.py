@@ -1,10 +1,12 @@
-"""Runs a primitive on the halves of its operands along a factor, and puts the halves of its results together.
+"""Runs of primitives on the halves of their operands along a factor, whose results are joined.
 
-What partitioners do with masks is done here too: a table's part answers what it holds and zeros else, a part of what is
-written to takes what falls into it, and partial sums into an operand count it once.
+The masks of partitioners are applied here too: half a table answers zeros for the rows of the other half, half of an
+operand takes only the updates that fall into it, and partial sums count their initial operand once.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -23,25 +25,38 @@ COMBINED = {
     "reduce_or": np.logical_or,
     "reduce_and": np.logical_and,
 }
-"""What puts partial results together, where it is no addition."""
+"""Functions that combine partial results, where addition does not."""
+
+QUICK = {"xla_backend_optimization_level": 0}
+PER_PROGRAM = 100
+"""Runs that are compiled together: a program takes long to compile, however little it does."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Run:
+    """A function and the arrays to call it with, not called yet."""
+
+    function: Callable
+    operands: tuple
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Case:
-    """A call of a primitive with values."""
+    """Call of a primitive with random values."""
 
     equation: object
     operands: tuple
 
     @property
     def call(self):
-        """As rules see it."""
+        """Return the call in the form that rules take."""
         return call_of(self.equation)
 
 
 def cases_of(function, arguments, rng):
-    """The calls in a program, on random operands, one for each kind of rule that a primitive has there; bfloat16 is
-    widened, so that sums can be compared.
+    """Return a program's calls on random operands, one for each kind of rule that a primitive has there.
+
+    Tensors of bfloat16 become float32, so that sums can be compared.
     """
     closed = jax.make_jaxpr(function)(*jax.tree.map(_widened, arguments))
     calls = [(call_of(equation), equation) for equation in equations_of(closed.jaxpr)]
@@ -52,7 +67,7 @@ def cases_of(function, arguments, rng):
 
 
 def call_of(equation):
-    """An equation as rules see it."""
+    """Convert an equation to the form that rules take."""
     return Call(
         primitive=equation.primitive.name,
         operands=tuple(atom.aval.shape for atom in equation.invars),
@@ -62,7 +77,10 @@ def call_of(equation):
 
 
 def kind_of(call):
-    """Equal for calls whose rules differ in nothing but sizes; elementwise ones need only broadcast equally much."""
+    """Return a key that is equal for calls whose rules differ in sizes alone.
+
+    Elementwise calls are of one kind if equally many of their operands broadcast.
+    """
     if call.primitive in ELEMENTWISE:
         return call.primitive, tuple(len(shape) > 0 for shape in call.operands), len(set(call.operands))
     rule = rule_of_call(call) or blocked_rule(call)
@@ -71,7 +89,7 @@ def kind_of(call):
 
 
 def equations_of(jaxpr):
-    """Every equation, inside calls and loops too."""
+    """Yield all equations, including those inside calls and loops."""
     for equation in jaxpr.eqns:
         name, params = equation.primitive.name, equation.params
         keys = ("jaxpr",) if name == "scan" else INLINED.get(name, ())
@@ -83,7 +101,7 @@ def equations_of(jaxpr):
 
 
 def _operands(equation, rng):
-    """Random values; those that index an operand stay inside it."""
+    """Draw random operands; indices stay inside the operand that they index."""
     found = [_random(atom.aval, rng) for atom in equation.invars]
     if equation.primitive.name == "gather" or equation.primitive.name.startswith("scatter"):
         numbers = equation.params["dimension_numbers"]
@@ -93,9 +111,18 @@ def _operands(equation, rng):
     return tuple(found)
 
 
-def halved(case, rule, factor):
-    """The results of a case, put together from runs on two halves along a factor; `wholes` says what they must be."""
-    parts = [_half(case, rule, factor, half) for half in (0, 1)]
+def whole(case):
+    """Return the run of a case on its whole operands."""
+    return Run(function=_binding(case.equation, case.equation.params), operands=case.operands)
+
+
+def halves(case, rule, factor):
+    """Return the two runs of a case on the halves of its operands along a factor."""
+    return [_half(case, rule, factor, half) for half in (0, 1)]
+
+
+def joined(case, rule, factor, parts):
+    """Return the results of a case, put together from those of both halves."""
     found = []
     for slot, pair in enumerate(zip(*parts, strict=True)):
         dim = rule.result_dims[slot][factor]
@@ -108,13 +135,22 @@ def halved(case, rule, factor):
     return found
 
 
-def wholes(case):
-    """The results of a case."""
-    return [np.asarray(value) for value in _bound(case.equation, case.operands, case.equation.params)]
+def computed(runs):
+    """Return the results of each run; many runs are compiled as one program."""
+    found = []
+    for first in range(0, len(runs), PER_PROGRAM):
+        batch = runs[first : first + PER_PROGRAM]
+
+        def program(operands, batch=batch):
+            return [run.function(*own) for run, own in zip(batch, operands, strict=True)]
+
+        results = jax.jit(program, compiler_options=QUICK)([run.operands for run in batch])
+        found += [list(map(np.asarray, own)) for own in results]
+    return found
 
 
 def are_close(one, other):
-    """Whether two lists of results are equal but for the order of additions."""
+    """Return whether two lists of results are equal but for the order of additions."""
     return all(
         left.shape == right.shape
         and (
@@ -143,9 +179,12 @@ def _random(leaf, rng):
     return rng.uniform(0.1, 1.0, leaf.shape).astype(leaf.dtype)
 
 
-def _bound(equation, operands, params):
-    results = equation.primitive.bind(*operands, **params)
-    return results if equation.primitive.multiple_results else [results]
+def _binding(equation, params):
+    def call(*operands):
+        results = equation.primitive.bind(*operands, **params)
+        return results if equation.primitive.multiple_results else [results]
+
+    return call
 
 
 def _half(case, rule, factor, half):
@@ -172,8 +211,8 @@ def _half(case, rule, factor, half):
         if is_partial and half:
             operands[0] = np.zeros_like(operands[0])
     if name == "dynamic_update_slice" and rule.operand_dims[1][factor] is None:
-        return [_updated(operands, rule.operand_dims[0][factor], half)]
-    return [np.asarray(value) for value in _bound(case.equation, operands, params)]
+        return Run(function=partial(_update_part, rule.operand_dims[0][factor], half), operands=tuple(operands))
+    return Run(function=_binding(case.equation, params), operands=tuple(operands))
 
 
 def _part(value, dim, half):
@@ -181,25 +220,24 @@ def _part(value, dim, half):
 
 
 def _shifted(indices, slot, operand, dim, half):
-    """Indices as a part of the operand counts them; out of its range where another part is meant."""
+    """Convert indices to those of a part of the operand; indices of the other part become too large."""
     moved = indices.copy()
     moved[..., slot] -= half * operand.shape[dim]
     return np.where((moved < 0).any(axis=-1, keepdims=True), np.iinfo(indices.dtype).max, moved)
 
 
-def _updated(operands, dim, half):
-    """What a dynamic_update_slice makes of a part: a margin takes what falls beside it."""
-    part, update, *starts = operands
-    length = update.shape[dim]
-    start = np.clip(starts[dim], 0, 2 * part.shape[dim] - length) - half * part.shape[dim]
+def _update_part(dim, half, part, update, *starts):
+    """Run a dynamic_update_slice on a part, with margins that take the elements that fall beside it."""
+    starts, length, size = list(starts), update.shape[dim], part.shape[dim]
+    start = jnp.clip(starts[dim], 0, 2 * size - length) - half * size
+    starts[dim] = jnp.clip(start, -length, size) + length
     margins = [(length, length) if number == dim else (0, 0) for number in range(part.ndim)]
-    starts[dim] = np.clip(start, -length, part.shape[dim]) + length
-    wide = lax.dynamic_update_slice(np.pad(part, margins), update, starts)
-    return np.split(np.asarray(wide), [length, length + part.shape[dim]], axis=dim)[1]
+    wide = lax.dynamic_update_slice(jnp.pad(part, margins), update, starts)
+    return [lax.slice_in_dim(wide, length, length + size, axis=dim)]
 
 
 def _local(case, rule, factor, operands):
-    """The parameters, where they say shapes, of a half."""
+    """Return the parameters of a half: those that state shapes differ from the whole's."""
     name, params = case.equation.primitive.name, dict(case.equation.params)
     result = tuple(
         size // 2 if dim == rule.result_dims[0][factor] else size for dim, size in enumerate(case.call.results[0])

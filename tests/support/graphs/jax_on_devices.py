@@ -1,7 +1,7 @@
-"""Program that plans zoo programs on eight virtual devices, runs them, and prints the results as JSON.
+"""Program that plans small zoo programs on eight virtual devices, runs some, and prints the results as JSON.
 
-It needs its own process, because the number of devices is fixed when JAX starts. Its arguments are programs of the
-zoo. XLA's optimisation is mostly off, so that compiling is quick.
+It needs its own process, because the number of devices is fixed when JAX starts. Its arguments are the programs to
+run. XLA's optimisation is mostly off, so that compiling is quick.
 """
 
 import json
@@ -13,48 +13,52 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backen
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax._src.interpreters.mlir import make_ir_context  # no public name registers the dialects of StableHLO and Shardy
 from jaxlib.mlir import ir
 
+from benchmarks.support.planned_numbers import difference
+from benchmarks.support.referee_cases import widened
 from benchmarks.zoo import FACTORIES
 from tuner.planners import plan_jax
 from tuner.planners.planning import PlannerOptions
 
+SMALL = [name for name in FACTORIES if "small" in name and name != "gemma_small"]
+"""Small programs; the layers of Gemma without a loop run in its loop too."""
 
-def run(name):
-    """Plan and run one program; return its largest error, and counts of sharded, donated and constrained arrays."""
+
+def plan_step(name):
+    """Plan a program for D-Rec; the best plan sends nothing of so small a step."""
     function, arguments, donated = FACTORIES[name]()
-    arguments = jax.tree.map(_widened, arguments)
+    arguments = jax.tree.map(widened, arguments)
     mesh = jax.make_mesh((2, 2, 2), ("a", "b", "c"))
-    # D-Rec's plan: the best one sends nothing of so small a step
     options = PlannerOptions(planner="recursive", whole_axes=True)
-    plan = plan_jax(function, *arguments, mesh=mesh, donated=donated, options=options)
-    rng = np.random.default_rng(0)
-    values = jax.tree.map(lambda leaf: _random(leaf, rng), arguments)
-    expected = jax.jit(function)(*values)
+    return function, arguments, plan_jax(function, *arguments, mesh=mesh, donated=donated, options=options)
 
-    step = jax.jit(
-        plan.function,
-        in_shardings=plan.in_shardings,
-        out_shardings=plan.out_shardings,
-        donate_argnums=plan.donate_argnums,
-    )
-    placed = jax.device_put(values, plan.in_shardings)
-    found = step(*placed)
-    pairs = list(zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True))
-    given = jax.tree.leaves([placed[number] for number in plan.donate_argnums])
+
+def describe(function, arguments, plan):
+    """Return whether a plan's trees are the caller's, and counts of its sharded outputs and its constraints."""
+    outputs = jax.tree.leaves(plan.out_shardings)
     return {
-        "error": max(_error(one, other) for one, other in pairs),
-        "cut": sum(not one.sharding.is_fully_replicated for one, _ in pairs),
+        "cut": sum(not sharding.is_fully_replicated for sharding in outputs),
         "is_in_tree": jax.tree.structure(plan.in_specs) == jax.tree.structure(arguments),
-        "is_out_tree": jax.tree.structure(plan.out_specs) == jax.tree.structure(expected),
-        "donated": len(given),
-        "kept": sum(not leaf.is_deleted() for leaf in given),
+        "is_out_tree": jax.tree.structure(plan.out_specs) == jax.tree.structure(jax.eval_shape(function, *arguments)),
         "constraints": len(plan.constraints),
         "missing": _missing(plan),
     }
+
+
+def run(function, arguments, plan):
+    """Run a planned step; return its largest relative error, and how many donated arrays it had and did not take."""
+    placed = []
+
+    def planned(*values):
+        placed.extend(jax.device_put(values, plan.in_shardings))
+        shardings = {"in_shardings": plan.in_shardings, "out_shardings": plan.out_shardings}
+        return jax.jit(plan.function, **shardings, donate_argnums=plan.donate_argnums)(*placed)
+
+    error = difference(function, planned, arguments)
+    donated = jax.tree.leaves([placed[number] for number in plan.donate_argnums])
+    return {"error": error, "donated": len(donated), "kept": sum(not leaf.is_deleted() for leaf in donated)}
 
 
 def _missing(plan):
@@ -108,24 +112,8 @@ def _parsed(sharding):
     )
 
 
-def _widened(leaf):
-    """Convert bfloat16 to float32, so that another order of additions changes little."""
-    return jax.ShapeDtypeStruct(leaf.shape, jnp.float32 if leaf.dtype == jnp.bfloat16 else leaf.dtype)
-
-
-def _random(leaf, rng):
-    """Draw random arguments; moments stay away from zero, where Adam's first step is the sign of a gradient."""
-    if np.issubdtype(leaf.dtype, np.integer):
-        return rng.integers(0, 5, leaf.shape).astype(leaf.dtype)
-    return rng.uniform(0.02, 0.2, leaf.shape).astype(leaf.dtype)
-
-
-def _error(one, other):
-    one, other = np.asarray(one, dtype=np.float64), np.asarray(other, dtype=np.float64)
-    assert np.isfinite(one).all(), "the programs compute numbers"
-    assert np.isfinite(other).all(), "the programs compute numbers"
-    return float(np.max(np.abs(one - other)) / max(np.max(np.abs(other)), 1e-30))
-
-
 if __name__ == "__main__":
-    print(json.dumps({name: run(name) for name in sys.argv[1:]}))  # noqa: T201 # what the test reads
+    steps = {name: plan_step(name) for name in SMALL}
+    described = {name: describe(*step) for name, step in steps.items()}
+    run_ones = {name: run(*steps[name]) for name in sys.argv[1:]}
+    print(json.dumps({"described": described, "run": run_ones}))  # noqa: T201 # what the test reads

@@ -41,7 +41,7 @@ class Case:
 
     @property
     def call(self):
-        """As rules see it."""
+        """Return the call in the form that rules take."""
         return Call(
             primitive=name_of(self.op),
             operands=tuple(tuple(one.shape) for one in self.operands),
@@ -111,7 +111,7 @@ def halved(case, rule, factor):
 
 
 def are_close(one, other):
-    """Whether two lists of results are equal but for the order of additions."""
+    """Return whether two lists of results are equal but for the order of additions."""
     return all(
         left.shape == right.shape
         and (
@@ -176,7 +176,7 @@ def _indexing(case, dim):
 
 
 def _looked_up(case, rule, factor, half, operands, params):
-    """What a part of a table answers: zeros for what it doesn't hold."""
+    """Look indices up in a part of a table, which answers zeros for rows that it doesn't hold."""
     dim = rule.operand_dims[0][factor]
     size = operands[0].shape[dim]
     slot = _indexing(case, dim)
@@ -187,7 +187,7 @@ def _looked_up(case, rule, factor, half, operands, params):
 
 
 def _written(case, rule, factor, half, operands, params):
-    """What falls into a part of what is written to; all else goes to a row that is dropped."""
+    """Write the updates that fall into a part of the operand; all others go to a row that is dropped."""
     dim = rule.result_dims[0][factor]
     name = case.call.primitive
     is_backward = name == "embedding_dense_backward"

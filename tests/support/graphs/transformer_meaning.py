@@ -1,5 +1,5 @@
 # ruff: noqa: D103, ARG001 - a function is what the primitive of its name means; all of them take the same arguments
-"""What the operators of a transformer's graph compute, in numpy: the executable meaning that their rules are held to.
+"""Operators of a transformer's graph in numpy: the executable meaning that their rules are held to.
 
 A meaning knows of its rule only how large a part it has been given and where that begins: it computes from arrays and
 the names of their dims. Letters of einsum stand for names of dims.
@@ -17,7 +17,7 @@ EPSILON = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What one device computes of an operator.
+    """Part of an operator that one device computes.
 
     Attributes:
         names: Names of the dims of operands and results.
@@ -256,7 +256,7 @@ def routing_gradient(part, logits, dy):
 
 
 def placed(part, weights):
-    """Which token of a chunk fills which slot [batch, chunk, token, expert, slot], and the weights by chunk."""
+    """Return whether a token fills a slot [batch, chunk, token, expert, slot], and the weights by chunk."""
     weights = weights.reshape(weights.shape[0], part.sizes["chunks"], part.sizes["chunk_tokens"], -1)
     chosen = weights > 0
     slot = np.cumsum(chosen, axis=2) - 1
@@ -368,7 +368,7 @@ def run_op(graph: Graph, op, arrays, *, top_k, cut=None, of=1, at=0):
 
 
 def first_values(graph, rng):
-    """What the sources of a graph hold: small random parameters, moments and token numbers."""
+    """Draw the values of the sources of a graph: small random parameters, moments and token numbers."""
     found = {}
     for op in graph.ops:
         if op.is_source:

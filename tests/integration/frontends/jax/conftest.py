@@ -1,4 +1,4 @@
-"""What the tests of the JAX frontend share."""
+"""Skip the tests of the JAX frontend where JAX is missing."""
 
 import pytest
 

@@ -20,7 +20,7 @@ MATRIX = shape_of(4, 4, dtype=jnp.float32)
 
 
 def primitives(graph, *but):
-    """What a graph's operators compute, in order, without sources."""
+    """Return the primitives of a graph's operators, in order, without sources."""
     return [op.primitive for op in graph.ops if not op.is_source and op.primitive not in but]
 
 
@@ -30,7 +30,7 @@ def named(graph, name):
 
 
 def total_flop(graph):
-    """Of a whole step."""
+    """Return the FLOPs of a whole step."""
     return sum(op.flop * op.times for op in graph.ops)
 
 
@@ -157,7 +157,7 @@ def test_loops_in_loops_multiply():
 
 
 def test_a_carry_that_changes_its_layout_is_moved_each_time():
-    """What an iteration leaves in another layout than it took it costs a collective for every iteration."""
+    """A carry that leaves an iteration in another layout than it entered costs a collective for every iteration."""
     graph = graph_of_jax(lambda x: lax.scan(lambda carry, _: (carry.T, None), x, length=3)[0], MATRIX)
     mesh = DeviceMesh(names=("x",), sizes=(8,), cluster=find_cluster("dgx-a100"))
     served = np.zeros((len(graph.ops), 1), dtype=np.int64)
@@ -215,7 +215,7 @@ def test_donated_arguments_are_kept_by_the_outputs_at_their_paths():
 
 
 def test_a_donated_argument_without_an_output_is_data():
-    """What no output can replace isn't kept, though its memory is given away."""
+    """A donated argument that no output can replace isn't kept, though its memory is given away."""
     graph = graph_of_jax(lambda x: jnp.sum(x) + 1, MATRIX, donated=("x",))
 
     assert [op.primitive for op in graph.ops] == [INPUT, "reduce_sum", "add"]
@@ -229,7 +229,7 @@ def test_donating_what_is_no_argument_is_refused(donated):
 
 
 def test_unknown_primitives_are_blocked_and_counted():
-    """What no rule is known for is computed whole by everybody, and the graph says so."""
+    """A primitive without a rule is computed whole by every device, and the graph says so."""
 
     def function(x):
         x = lax.while_loop(lambda x: jnp.sum(x) < 3, lambda x: x @ x, x)
@@ -256,7 +256,7 @@ def test_dropout_is_drawn_in_parts():
 
 
 def test_empty_arrays_are_no_work():
-    """What has no elements is neither an operand nor a result."""
+    """An array without elements is neither an operand nor a result."""
 
     def function(x, nothing):
         return jnp.concatenate([x, nothing + 1]) * 2

@@ -51,7 +51,7 @@ def in_front(loops):
 
 @pytest.fixture(scope="module")
 def pairs():
-    """Of each call our factors and Shardy's."""
+    """Our factors and Shardy's of each call."""
     return [(call_of(each), loops_of(rule_of_call(call_of(each))), shardy_loops(each)) for each in equations()]
 
 
@@ -79,14 +79,14 @@ def test_convolutions_differ_in_space_only(pairs):
 
 
 def test_reshapes_are_cut_alike(pairs):
-    """What stands in front on both sides of a reshape is what Shardy finds there."""
+    """The factors in front on both sides of a reshape are those that Shardy finds there."""
     for call, ours, theirs in pairs:
         if call.primitive == "reshape":
             assert in_front(ours) == in_front(theirs), call
 
 
 def test_what_moves_does_so_for_shardy(pairs):
-    """Where a rule says that elements move along a factor, so does Shardy's; it sums where a gradient's window does."""
+    """Elements that move along a factor by our rules do so by Shardy's, which sums where a gradient's window does."""
     for call, ours, theirs in (pair for pair in pairs if pair[0].primitive != "pad"):
         moved = {(loop.size, loop.positions) for loop in ours if loop.kind == FactorKind.PERMUTATION}
         known = {

@@ -7,7 +7,7 @@ import pytest
 
 from costmodels.sharding.dims import FactorKind
 from costmodels.sharding.frontends.jax.rules import rule_of_call
-from tests.support.graphs.jax_halves import are_close, cases_of, halved, wholes
+from tests.support.graphs.jax_halves import are_close, cases_of, computed, halves, joined, whole
 from tests.support.graphs.jax_variants import PROGRAMS
 
 
@@ -20,37 +20,51 @@ def cases():
     return list(found.values())
 
 
-def test_halves_make_up_the_whole(cases):
-    """Each primitive of the programs, run on two halves along each factor that its rule lets an axis cut, gives
-    the results of one run: put side by side for a map, combined for a reduction.
-    """
-    found, num_tried, primitives = [], 0, set()
-    for case in cases:
-        rule = rule_of_call(case.call)
-        tried = [number for number in rule.cuttable if rule.factors[number].size % 2 == 0] if rule else []
-        expected = wholes(case) if tried else []
-        found += [(case.call, rule, number) for number in tried if not are_close(halved(case, rule, number), expected)]
-        num_tried += len(tried)
-        primitives.update([case.call.primitive] if tried else [])
+def even_factors(rule):
+    """Return the factors of a rule that an axis may cut, and that have an even size."""
+    return [number for number in rule.cuttable if rule.factors[number].size % 2 == 0] if rule else []
 
-    assert found == []
-    assert num_tried > 300
-    assert len(primitives) >= 45
+
+def taken_for_maps(rule):
+    """Yield copies of a rule in which one factor is wrongly a map, with the number of that factor."""
+    for number, factor in enumerate(rule.factors):
+        if factor.kind in (FactorKind.REDUCTION, FactorKind.BLOCKED) and factor.size % 2 == 0:
+            factors = list(rule.factors)
+            factors[number] = replace(factor, kind=FactorKind.MAP)
+            yield replace(rule, factors=tuple(factors)), number
+
+
+def is_caught(case, rule, factor):
+    """Return whether halves along a factor do not give the results of one run, or can not be run."""
+    try:
+        expected, *parts = computed([whole(case), *halves(case, rule, factor)])
+        return not are_close(joined(case, rule, factor, parts), expected)
+    except (TypeError, ValueError):
+        return True
+
+
+def test_halves_make_up_the_whole(cases):
+    """Each primitive, run on two halves along each factor that its rule lets an axis cut, gives the results of one run:
+    put side by side for a map, combined for a reduction.
+    """
+    ruled = [(case, rule, factors) for case in cases if (factors := even_factors(rule := rule_of_call(case.call)))]
+    tried = [(case, rule, factor) for case, rule, factors in ruled for factor in factors]
+    wholes = dict(zip((case for case, *_ in ruled), computed([whole(case) for case, *_ in ruled]), strict=True))
+    parts = computed([half for each in tried for half in halves(*each)])
+    wrong = [
+        (case.call, factor)
+        for (case, rule, factor), *pair in zip(tried, parts[::2], parts[1::2], strict=True)
+        if not are_close(joined(case, rule, factor, pair), wholes[case])
+    ]
+
+    assert wrong == []
+    assert len(tried) > 300
+    assert len({case.call.primitive for case in wholes}) >= 45
 
 
 @pytest.mark.parametrize("primitive", ["dot_general", "reduce_max", "concatenate", "top_k"])
 def test_a_wrong_rule_is_found(cases, primitive):
     """The check above sees a sum that is taken for a map, and a blocked dim that is."""
-    caught = 0
-    for case in (case for case in cases if case.call.primitive == primitive):
-        rule = rule_of_call(case.call)
-        for number, factor in enumerate(rule.factors):
-            if factor.kind in (FactorKind.REDUCTION, FactorKind.BLOCKED) and factor.size % 2 == 0:
-                factors = list(rule.factors)
-                factors[number] = replace(factor, kind=FactorKind.MAP)
-                try:
-                    caught += not are_close(halved(case, replace(rule, factors=tuple(factors)), number), wholes(case))
-                except (TypeError, ValueError):
-                    caught += 1
+    own = [case for case in cases if case.call.primitive == primitive]
 
-    assert caught
+    assert any(is_caught(case, *wrong) for case in own for wrong in taken_for_maps(rule_of_call(case.call)))

@@ -29,7 +29,7 @@ OF_TOAST = {
 
 
 def parameters(name):
-    """Of a program, without tracing it."""
+    """Count the parameters of a program without tracing it."""
     _, arguments, _ = FACTORIES[name]()
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(arguments[0]))
 

@@ -23,7 +23,7 @@ from tuner.planners.planning import PlannerOptions, plan_graph
 
 
 def computed(graph, *, backward=False):
-    """What the operators of a pass compute, in order."""
+    """Return the primitives of the operators of a pass, in order."""
     ops = graph.ops[graph.first_backward :] if backward else graph.ops[: graph.first_backward]
     return [op.primitive for op in ops if not op.is_source]
 
@@ -34,12 +34,12 @@ def named(graph, name):
 
 
 def total_flop(graph):
-    """Of a whole step."""
+    """Return the FLOPs of a whole step."""
     return sum(op.flop * op.times for op in graph.ops)
 
 
 def parameter_bytes(graph):
-    """Of all parameters that a step keeps."""
+    """Return the size of all parameters that a step keeps [bytes]."""
     kept = [graph.tensors[op.results[0]] for op in graph.ops if op.primitive == STATE]
     return sum(tensor.num_bytes for tensor in kept if tensor.kind == TensorKind.PARAMETER)
 
@@ -75,7 +75,7 @@ def test_a_model_that_fits_nowhere_is_traced():
 
 
 def test_fake_and_real_modules_have_the_same_graph():
-    """Where a module's parameters lie, on `meta`, among fake tensors or in memory, makes no difference."""
+    """A module has one graph, whether its parameters are on `meta`, fake tensors or in memory."""
     tokens = torch.zeros(SMALL.batch, SMALL.tokens, dtype=torch.int64)
     with FakeTensorMode():
         fake = Decoder(SMALL)
@@ -122,7 +122,7 @@ def test_what_is_computed_again_is_in_the_backward_pass():
 
 
 def test_overwritten_memory_is_no_operator():
-    """What works in place is counted as what it computes."""
+    """An operator that works in place is counted as the one that does not."""
     graph = graph_of_torch(Varied(lambda x: (F.relu_(x * 2) + 1,), (4, 6)), ())
 
     assert computed(graph)[:3] == ["mul", "relu", "add"]
@@ -170,7 +170,7 @@ def test_what_is_not_trained_has_no_moments():
 
 
 def test_unknown_operators_are_blocked_and_counted():
-    """What no rule is known for is computed whole by everybody, and the graph says so."""
+    """An operator without a rule is computed whole by every device, and the graph says so."""
     graph = graph_of_torch(Varied(lambda x: (torch.linalg.inv(x),), (6, 6)), ())
 
     assert dict(graph.unknown).keys() == {"linalg_inv_ex"}
@@ -179,7 +179,7 @@ def test_unknown_operators_are_blocked_and_counted():
 
 @pytest.mark.parametrize("loss", [lambda module, x: module(x), lambda module, x: module(x).detach().sum()])
 def test_a_loss_that_is_none_is_refused(loss):
-    """What isn't one number, or depends on no parameter, can't be differentiated."""
+    """A loss that isn't one number, or depends on no parameter, is refused."""
     with pytest.raises(ConfigError, match="must be one number that depends on a parameter"):
         graph_of_torch(nn.Linear(4, 4), (torch.empty(2, 4),), loss)
 
@@ -193,7 +193,7 @@ def beside_each_other():
 
 
 def test_torch_and_the_transformer_frontend_count_alike(beside_each_other):
-    """The same model has the same parameters and the same products, to the byte and the FLOP."""
+    """Both graphs of one model have the same parameters and products, to the byte and the FLOP."""
     written, traced = beside_each_other
 
     assert parameter_bytes(traced) == parameter_bytes(written)

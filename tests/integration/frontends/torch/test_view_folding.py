@@ -143,7 +143,7 @@ def test_batched_products_see_batch_and_heads():
 
 
 def test_a_view_that_mixes_elements_stays():
-    """Where nobody can see through a view, it is an operator that needs whole what it mixes."""
+    """A view that nobody can see through is an operator that needs whole the dims that it mixes."""
     _, ops = ops_of(lambda x: (x.exp().view(6, 6).exp(),), (4, 9))
 
     rule = ops["view"].rule
