@@ -6,9 +6,7 @@ import sqlite3
 import time
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 
-import numpy as np
 import optuna
 import pytest
 from optuna.trial import TrialState
@@ -16,7 +14,7 @@ from optuna.trial import TrialState
 from costmodels.job.parallel_config import ParallelConfig
 from tests.support.studies.broken_studies import REPLAY, rows, study
 from tests.support.studies.commits import before_each_commit, kept_at_each_commit
-from tests.support.studies.driver_process import STUDY, DriverProcess
+from tests.support.studies.driver_process import LIMIT_S, STUDY, DriverProcess
 from tests.support.studies.in_process_executor import InProcessExecutor
 from tests.support.studies.stepping_executor import SteppingExecutor
 from trials.backend import Observation, Status
@@ -24,16 +22,13 @@ from tuner.run.driver import DRIVER
 from tuner.run.loop import run_study
 from tuner.search.observations import OBSERVATION
 from tuner.storage.opening import find_study
-from tuner.storage.record import PREDICTION, STOP_REASON, read_records
+from tuner.storage.record import PREDICTION, STOP_REASON
 from tuner.study_file.config import load_study
 
-TRIALS = 40
+TRIALS = 12
 UNDISTURBED = ("search.confidence=1.0", f"search.max_trials={TRIALS}", "search.parallel_trials=2")
 WRITES_OF_A_LIFE = 13
 """Commits: enough to settle what an earlier driver left and to ask for a trial, and too few for two."""
-
-HALF_A_TRIAL = timedelta(seconds=3)
-"""Of the trials of a run that is interrupted."""
 
 LASTING = "agent"
 """In the names of Ray's helpers that outlive a killed driver by up to a minute, in which they report its death."""
@@ -231,29 +226,20 @@ def assert_all_end(driver):
     assert not driver.processes_after(75, besides=LASTING)
 
 
-def test_killed_four_times_it_completes(tmp_path):
-    """A driver killed four times at random moments, while it starts or runs, completes its study, trial by trial."""
+def test_killed_twice_it_completes(tmp_path):
+    """A driver that is killed while it starts, and again while it runs, completes its study trial by trial."""
     storage = f"sqlite:///{tmp_path / 'study.db'}"
-    seed = 20
-    rng = np.random.default_rng(seed)
-    starting, running = (": starting", 5.0), (f"/{TRIALS} trials", 1.2)
-    chosen = rng.permutation([0, 1, 1, 1])
-    moments = [(text, rng.uniform(0, limit_s)) for text, limit_s in ((starting, running)[place] for place in chosen)]
-
     before = {}
     with ExitStack() as killed:
-        for text, wait_s in moments:
+        for moment in (": starting", f"3/{TRIALS} trials"):
             driver = killed.enter_context(DriverProcess(storage, *overrides(0.3)))
             killed.callback(assert_all_end, driver)
-            driver.wait_for(text)
-            time.sleep(wait_s)
+            driver.wait_for(moment)
             driver.end(signal.SIGKILL)
             after = trials_in(storage)
-            print(f"seed {seed}: killed {wait_s:.2f} s after {text!r}, {len(before)} -> {len(after)} trials")  # noqa: T201 # pytest shows it where the test fails
             assert_continued(before, after)
-            assert len(whole(after)) <= TRIALS
             before = after
-        assert sum(trial.state.is_finished() for trial in before.values()) < TRIALS, "the kills came too late to matter"
+        assert 3 <= sum(trial.state.is_finished() for trial in before.values()) < TRIALS
 
         with DriverProcess(storage, *overrides(0.0)) as driver:
             status, out, err = driver.end()
@@ -270,31 +256,30 @@ def test_killed_four_times_it_completes(tmp_path):
     assert printed["step_time_s"] == min(times)
 
 
-def wait_for_two_in_flight(storage, num_finished, limit_s=60.0):
-    """Waits until so many trials have ended and two are under way that have most of their time before them."""
+def num_in_flight(storage):
+    """The number of trials under way."""
+    return sum(trial.state == TrialState.RUNNING for trial in whole(trials_in(storage)))
+
+
+def wait_until(holds, limit_s=60.0):
+    """Waits for a condition."""
     deadline_s = time.monotonic() + limit_s
-    while True:
-        trials = whole(trials_in(storage))
-        running = [trial.datetime_start for trial in trials if trial.state == TrialState.RUNNING]
-        if len(running) == 2 and len(trials) >= num_finished + 2 and datetime.now() - min(running) < HALF_A_TRIAL:
-            return
-        assert time.monotonic() < deadline_s, f"never two in flight after {num_finished} trials"
+    while not holds():
+        assert time.monotonic() < deadline_s, "it did not come to that"
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_run_leaves_its_trials(tmp_path, number):
-    """Ctrl-C and SIGTERM end a run with status 130 and its result so far, and leave its trials in flight to be adopted,
-    with no process behind; while it ran, a second driver was refused.
+def test_terminated_run_leaves_its_trials(tmp_path):
+    """SIGTERM ends a run with status 130 and leaves its trials in flight to be adopted, with no process behind; while
+    it ran, a second driver was refused.
     """
     storage = f"sqlite:///{tmp_path / 'study.db'}"
-    long = overrides(2 * HALF_A_TRIAL.total_seconds())  # the signal has to come within a trial
+    long = overrides(300)  # the signal has to come within a trial
     with DriverProcess(storage, *long) as driver:
-        driver.wait_for(f"2/{TRIALS} trials")
+        wait_until(lambda: num_in_flight(storage) == 2, LIMIT_S)
         with DriverProcess(storage, *long) as second:
             second_status, second_out, second_err = second.end()
-        wait_for_two_in_flight(storage, 2)
-        status, out, err = driver.end(number)
+        status, out, err = driver.end(signal.SIGTERM)
         assert not driver.processes_after(5)
     before = trials_in(storage)
 
@@ -303,46 +288,23 @@ def test_interrupted_run_leaves_its_trials(tmp_path, number):
     assert status == 130, err
     assert json.loads(out)["stop_reason"] == "interrupted"
     assert "Traceback" not in err
-    assert sum(trial.state == TrialState.RUNNING for trial in before.values()) == 2
+    assert num_in_flight(storage) == 2
     stored = find_study(storage, "ultrascale-llama-8b-128")
     assert (stored.user_attrs[STOP_REASON], stored.user_attrs[DRIVER]) == ("interrupted", None)
 
-    config = load_study(STUDY, overrides=[*UNDISTURBED, "search.max_trials=6"], storage=storage)
+    config = load_study(STUDY, overrides=[*UNDISTURBED, "search.max_trials=4"], storage=storage)
     run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend, 2))
     after = trials_in(storage)
     assert_continued(before, after)
-    assert_complete(after, 6)
+    assert_complete(after, 4)
 
 
 def test_interrupt_while_ray_starts(tmp_path):
     """Ctrl-C while Ray starts ends the run with status 130, too, and leaves no process behind."""
     with DriverProcess(f"sqlite:///{tmp_path / 'study.db'}", *overrides(1.0)) as driver:
-        driver.wait_for(": starting")
-        deadline_s = time.monotonic() + 30
-        while not any("raylet" in command for command in driver.processes().values()):
-            assert time.monotonic() < deadline_s, "Ray did not start"
-            time.sleep(0.02)
+        wait_until(lambda: any("raylet" in command for command in driver.processes().values()), LIMIT_S)
         status, out, err = driver.end(signal.SIGINT)
         assert not driver.processes_after(5)
 
     assert status == 130, err
     assert json.loads(out)["stop_reason"] == "interrupted"
-
-
-def test_killed_on_postgresql_it_continues(postgresql):
-    """A study on PostgreSQL that is killed continues there as one in a file does."""
-    with DriverProcess(postgresql, *overrides(0.3)) as driver:
-        driver.wait_for(f"3/{TRIALS} trials")
-        _, out, err = driver.end(signal.SIGKILL)
-    before = trials_in(postgresql)
-    config = load_study(STUDY, overrides=[*UNDISTURBED, "search.max_trials=10"], storage=postgresql)
-
-    result = run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend, 2))
-    after = trials_in(postgresql)
-
-    assert sum(trial.state.is_finished() for trial in before.values()) >= 3
-    assert sum(trial.state == TrialState.RUNNING for trial in before.values()) >= 1
-    assert_continued(before, after)
-    assert_complete(after, 10)
-    assert len(read_records(find_study(postgresql, config.name))) == len(result.records) == 10
-    assert "canary" not in out + err
