@@ -234,45 +234,6 @@ def test_nothing_is_written_after_a_claim_was_lost(url, store):
     another.close()
 
 
-def test_of_several_that_start_together_one_drives(url):
-    """Of processes that claim a study at the same moment, exactly one gets it."""
-    code = (
-        "import sys\n"
-        "from hardware.io.errors import ConfigError\n"
-        "from tuner.run.driver import claim\n"
-        "from tuner.storage.opening import open_store\n"
-        f"store = open_store({url!r})\n"
-        "print('ready', flush=True)\n"
-        "sys.stdin.readline()\n"
-        "try:\n"
-        f"    claim(store, {STUDY!r}, now_s={NOW_S})\n"
-        "except ConfigError as error:\n"
-        "    print('refused', flush=True)\n"
-        "else:\n"
-        "    print('claimed', flush=True)\n"
-        "sys.stdin.readline()\n"
-    )
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(4)
-    ]
-    try:
-        for process in processes:
-            assert process.stdout.readline() == "ready\n"
-        for process in processes:
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        answers = sorted(process.stdout.readline().strip() for process in processes)
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-
-    assert answers == ["claimed", "refused", "refused", "refused"]
-
-
 @pytest.fixture
 def handled():
     """Signals that reach the handlers of this test, in order."""

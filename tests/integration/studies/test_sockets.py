@@ -9,8 +9,6 @@ from threading import Event, Thread
 import pytest
 
 from tests.support.studies.broken_studies import study
-from tests.support.studies.commanded_study import run_here, write_study
-from tests.support.studies.served_study import serving
 from tuner.run.loop import run_study
 from tuner.study_file.config import load_study
 
@@ -60,19 +58,22 @@ def ours():
 MARK = "MESHTUNE_TEST_MARK"
 
 
+def listening_at(process):
+    """Addresses and ports at which a process, a folder of /proc, listens."""
+    everything = sockets()
+    links = [str(link.readlink()) for link in (process / "fd").iterdir()]
+    return {everything[link[8:-1]] for link in links if link.startswith("socket:[") and link[8:-1] in everything}
+
+
 def listening_of_ours():
     """What our processes listen at, with what they are."""
-    everything = sockets()
     found = set()
     for process in ours():
         try:
             program = (process / "cmdline").read_bytes().replace(b"\0", b" ")[:120].decode(errors="replace")
-            links = [str(link.readlink()) for link in (process / "fd").iterdir()]
+            found |= {(*at, program) for at in listening_at(process)}
         except OSError:
-            continue
-        for link in links:
-            if link.startswith("socket:[") and (at := everything.get(link[8:-1])) is not None:
-                found.add((*at, program))
+            continue  # it has ended
     return found
 
 
@@ -92,21 +93,6 @@ def watching():
     finally:
         over.set()
         thread.join()
-
-
-def test_a_dashboard_listens_on_this_machine_alone(tmp_path, monkeypatch):
-    """Nobody else reaches the dashboard of a user who has not said `--host`."""
-    pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed (the extra `dashboard`)")
-    monkeypatch.setenv(MARK, str(os.getpid()))
-    path = write_study(tmp_path, trials=1)
-    run_here(path)
-
-    with serving(path) as (_, served):
-        seen = {found for found in listening_of_ours() if " dashboard " in found[2]}
-
-    assert [(address, port) for address, port, _ in seen] == [
-        ("0100007F", int(served.url.rpartition(":")[2].strip("/")))
-    ]
 
 
 def test_trials_listen_on_this_machine_alone(tmp_path, monkeypatch):
