@@ -4,7 +4,8 @@ import pytest
 
 from tests.chaos.__main__ import PASSWORD
 from tests.chaos.disk import why_no_disk
-from tests.chaos.rounds import FAULTS, Stage, by_kind
+from tests.chaos.faults import FAULTS
+from tests.chaos.rounds import Stage, by_kind
 from tests.chaos.studies import Round, Strike
 from tests.support.own_server import own_server
 
