@@ -17,8 +17,8 @@ from threading import Thread
 import optuna
 import pytest
 
-from tests.integration.studies.test_sockets import listening_at
 from tests.support.browser import rendered_dom
+from tests.support.listening_sockets import listening_at
 from tests.support.studies.commanded_study import run_here, write_study
 from tests.support.studies.served_study import Served, serving
 from tuner.dashboard import Place, dashboard_server

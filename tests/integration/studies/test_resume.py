@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 
 from costmodels.job.parallel_config import ParallelConfig
 from tests.support.studies.commits import before_each_commit, kept_at_each_commit
-from tests.support.studies.driver_process import LIMIT_S, STUDY, DriverProcess
+from tests.support.studies.driver_process import LIMIT_S, DriverProcess
 from tests.support.studies.in_process_executor import InProcessExecutor
 from tests.support.studies.repeated_searches import replayed
 from tests.support.studies.stepping_executor import SteppingExecutor
@@ -25,8 +25,9 @@ from tuner.storage.opening import find_study
 from tuner.storage.record import PREDICTION, STOP_REASON
 from tuner.study_file.config import load_study
 
-TRIALS = 12
+TRIALS = 6
 UNDISTURBED = ("search.confidence=1.0", f"search.max_trials={TRIALS}", "search.parallel_trials=2")
+ENDED = (TrialState.COMPLETE, TrialState.FAIL)
 WRITES_OF_A_LIFE = 13
 """Commits: enough to settle what an earlier driver left and to ask for a trial, and too few for two."""
 
@@ -34,7 +35,7 @@ LASTING = "agent"
 """In the names of Ray's helpers that outlive a killed driver by up to a minute, in which they report its death."""
 
 
-def trials_in(storage, name="ultrascale-llama-8b-128"):
+def trials_in(storage, name="replayed"):
     """Every trial of the study, as somebody who opens the database from outside reads it."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     stored = find_study(storage, name)
@@ -64,7 +65,7 @@ def assert_complete(trials, budget):
     asked = whole(trials)
     assert len(asked) == budget
     assert len({json.dumps(trial.params, sort_keys=True) for trial in asked}) == budget
-    assert all(trial.state in (TrialState.COMPLETE, TrialState.FAIL) for trial in trials.values())
+    assert all(trial.state in ENDED for trial in trials.values())
     for trial in asked:
         assert (trial.state == TrialState.COMPLETE) == (trial.user_attrs[OBSERVATION]["status"] == "ok")
     torn = [trial for trial in trials.values() if PREDICTION not in trial.user_attrs]
@@ -76,7 +77,7 @@ def assert_complete(trials, budget):
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory):
-    """A study without noise of seven measured rows: whoever takes it up fifty times need not wait for many."""
+    """A study without noise of seven measured rows, so that whoever takes it up fifty times waits for few."""
     return replayed(tmp_path_factory.mktemp("replayed"))
 
 
@@ -202,9 +203,22 @@ def test_killed_again_while_it_adopts(tmp_path, short):
 # Killed for real
 
 
-def overrides(seconds_per_trial):
-    """A replay without noise that lasts a while and does not stop early."""
-    return (*UNDISTURBED, f"trial.seconds_per_trial={seconds_per_trial}")
+def driven(short, storage, seconds_per_trial):
+    """A driver of the short study, whose trials last a while."""
+    return DriverProcess(storage, *UNDISTURBED, f"trial.seconds_per_trial={seconds_per_trial}", study=short)
+
+
+def num_in(storage, *states):
+    """The number of trials in these states."""
+    return sum(trial.state in states for trial in whole(trials_in(storage)))
+
+
+def wait_until(holds):
+    """Waits for a condition."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < deadline_s, "it did not come to that"
+        time.sleep(0.1)
 
 
 def assert_all_end(driver):
@@ -212,22 +226,23 @@ def assert_all_end(driver):
     assert not driver.processes_after(75, besides=LASTING)
 
 
-def test_killed_twice_it_completes(tmp_path):
+def test_killed_twice_it_completes(tmp_path, short):
     """A driver that is killed while it starts, and again while it runs, completes its study trial by trial."""
     storage = f"sqlite:///{tmp_path / 'study.db'}"
     before = {}
     with ExitStack() as killed:
-        for moment in (": starting", f"3/{TRIALS} trials"):
-            driver = killed.enter_context(DriverProcess(storage, *overrides(0.3)))
+        for has_begun in (False, True):
+            driver = killed.enter_context(driven(short, storage, 2.0))
             killed.callback(assert_all_end, driver)
-            driver.wait_for(moment)
+            driver.wait_for(": starting")
+            wait_until(lambda has_begun=has_begun: not has_begun or num_in(storage, *ENDED))
             driver.end(signal.SIGKILL)
             after = trials_in(storage)
             assert_continued(before, after)
             before = after
-        assert 3 <= sum(trial.state.is_finished() for trial in before.values()) < TRIALS
+        assert 1 <= num_in(storage, *ENDED) < TRIALS
 
-        with DriverProcess(storage, *overrides(0.0)) as driver:
+        with driven(short, storage, 0.0) as driver:
             status, out, err = driver.end()
             assert not driver.processes_after(5)
     after = trials_in(storage)
@@ -242,28 +257,14 @@ def test_killed_twice_it_completes(tmp_path):
     assert printed["step_time_s"] == min(times)
 
 
-def num_in_flight(storage):
-    """The number of trials under way."""
-    return sum(trial.state == TrialState.RUNNING for trial in whole(trials_in(storage)))
-
-
-def wait_until(holds, limit_s=60.0):
-    """Waits for a condition."""
-    deadline_s = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < deadline_s, "it did not come to that"
-        time.sleep(0.05)
-
-
-def test_terminated_run_leaves_its_trials(tmp_path):
+def test_terminated_run_leaves_its_trials(tmp_path, short):
     """SIGTERM ends a run with status 130 and leaves its trials in flight to be adopted, with no process behind; while
     it ran, a second driver was refused.
     """
     storage = f"sqlite:///{tmp_path / 'study.db'}"
-    long = overrides(300)  # the signal has to come within a trial
-    with DriverProcess(storage, *long) as driver:
-        wait_until(lambda: num_in_flight(storage) == 2, LIMIT_S)
-        with DriverProcess(storage, *long) as second:
+    with driven(short, storage, 300) as driver:  # the signal has to come within a trial
+        wait_until(lambda: num_in(storage, TrialState.RUNNING) == 2)
+        with driven(short, storage, 300) as second:
             second_status, second_out, second_err = second.end()
         status, out, err = driver.end(signal.SIGTERM)
         assert not driver.processes_after(5)
@@ -274,21 +275,20 @@ def test_terminated_run_leaves_its_trials(tmp_path):
     assert status == 130, err
     assert json.loads(out)["stop_reason"] == "interrupted"
     assert "Traceback" not in err
-    assert num_in_flight(storage) == 2
-    stored = find_study(storage, "ultrascale-llama-8b-128")
+    assert num_in(storage, TrialState.RUNNING) == 2
+    stored = find_study(storage, "replayed")
     assert (stored.user_attrs[STOP_REASON], stored.user_attrs[DRIVER]) == ("interrupted", None)
 
-    config = load_study(STUDY, overrides=[*UNDISTURBED, "search.max_trials=4"], storage=storage)
-    run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend, 2))
+    run_in_process(short, storage, 2, 4)
     after = trials_in(storage)
     assert_continued(before, after)
     assert_complete(after, 4)
 
 
-def test_interrupt_while_ray_starts(tmp_path):
+def test_interrupt_while_ray_starts(tmp_path, short):
     """Ctrl-C while Ray starts ends the run with status 130, too, and leaves no process behind."""
-    with DriverProcess(f"sqlite:///{tmp_path / 'study.db'}", *overrides(1.0)) as driver:
-        wait_until(lambda: any("raylet" in command for command in driver.processes().values()), LIMIT_S)
+    with driven(short, f"sqlite:///{tmp_path / 'study.db'}", 1.0) as driver:
+        wait_until(lambda: any("raylet" in command for command in driver.processes().values()))
         status, out, err = driver.end(signal.SIGINT)
         assert not driver.processes_after(5)
 

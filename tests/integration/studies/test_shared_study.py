@@ -96,12 +96,12 @@ def test_of_two_drivers_one_runs(short, database, tmp_path):
     assert_each_once(database, 4)
 
 
-def test_a_driver_that_slept_writes_nothing_more(short, database, tmp_path):
+def test_a_driver_that_slept_writes_nothing_more(short, tmp_path):
     """A driver that was stopped in a trial for longer than its lease, and goes on after another has taken the study
     over, ends without a trace: the other's study has each configuration once, and only what was in flight ran twice.
     """
-    notes = tmp_path / "notes"
-    with driver(short, database, "one", 4, notes) as first, driver(short, database, "two", 4, notes) as second:
+    notes, storage = tmp_path / "notes", f"journal:///{tmp_path / 'study.journal'}"
+    with driver(short, storage, "one", 4, notes) as first, driver(short, storage, "two", 4, notes) as second:
         begin(first)
         wait_for_starts(notes, 2)  # the second one sleeps in its measurement
         first.send_signal(signal.SIGSTOP)
@@ -116,5 +116,5 @@ def test_a_driver_that_slept_writes_nothing_more(short, database, tmp_path):
     assert f"is being run by process {second.pid} on two" in told
     by_host = {host: [number for other, number, _ in starts(notes) if other == host] for host in ("one", "two")}
     assert by_host == {"one": [0, 1], "two": [1, 2, 3]}
-    assert_each_once(database, 4)
-    assert find_study(database, "replayed").user_attrs[STOP_REASON] == "max_trials"
+    assert_each_once(storage, 4)
+    assert find_study(storage, "replayed").user_attrs[STOP_REASON] == "max_trials"
