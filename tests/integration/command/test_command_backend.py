@@ -217,16 +217,6 @@ def test_kept_logs_are_found_again(tmp_path):
     assert backend_of().kept_logs() == backend_of(logs=tmp_path / "none").kept_logs() == {}
 
 
-def test_an_opened_backend_runs_trial_after_trial():
-    """One process that starts commands serves many trials, each with a log of its own."""
-    with RankProcesses(backend_of().rank_setup) as ranks:
-        opened = backend_of().opened(ranks)
-        first, second = measured(opened), measured(opened, TWO)
-
-    assert first.status is second.status is Status.OK
-    assert first.step_times_s != second.step_times_s
-
-
 def test_a_backend_pickles():
     """It reaches its workers as it is."""
     assert pickle.loads(pickle.dumps(backend_of())) == backend_of()  # noqa: S301 # our own bytes

@@ -56,7 +56,7 @@ def wait_until(holds, limit_s=LIMIT_S):
     deadline_s = time.monotonic() + limit_s
     while not holds():
         assert time.monotonic() < deadline_s, "it did not come to that"
-        time.sleep(0.1)
+        time.sleep(0.3)
 
 
 def at_work(nodes):

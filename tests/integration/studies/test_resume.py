@@ -218,7 +218,7 @@ def wait_until(holds):
     deadline_s = time.monotonic() + LIMIT_S
     while not holds():
         assert time.monotonic() < deadline_s, "it did not come to that"
-        time.sleep(0.1)
+        time.sleep(0.3)
 
 
 def assert_all_end(driver):
