@@ -101,8 +101,12 @@ def test_claim_is_written_renewed_and_released(store):
 
 @ONE_STORAGE
 def test_living_process_is_not_robbed_and_a_dead_one_is(url, store):
-    """A claim holds as long as its process lives, however old it is, and not a moment longer."""
+    """A claim holds as long as its process lives, however old it is, and not a moment longer; another process that
+    merely got its number does not hold it.
+    """
     with another_process(url) as process:
+        assert is_held(held(store))
+        assert not is_held(held(store) | {"started": "another boot:1"})
         with pytest.raises(ConfigError, match=f"is being run by process {process.pid} on ") as caught:
             claim(store, STUDY, now_s=NOW_S + 10 * STALE_AFTER_S)
         assert (caught.value.key, caught.value.value) == ("name", STUDY)
@@ -112,15 +116,6 @@ def test_living_process_is_not_robbed_and_a_dead_one_is(url, store):
         claim(store, STUDY, now_s=NOW_S)
 
     assert held(store)["pid"] == os.getpid()
-
-
-@ONE_STORAGE
-def test_number_that_was_given_again_does_not_hold(store):
-    """A living process that merely got the number of a dead driver does not hold the study."""
-    claim(store, STUDY, now_s=NOW_S)
-
-    assert is_held(held(store))
-    assert not is_held(held(store) | {"started": "another boot:1"})
 
 
 @ONE_STORAGE

@@ -28,7 +28,7 @@ def short(tmp_path):
 
 @contextmanager
 def driver(short, storage, host, budget, notes):
-    """A driver that is ready to begin."""
+    """A driver that gets ready to begin."""
     program = "tests.support.studies.shared_driver"
     process = subprocess.Popen(
         [sys.executable, "-m", program, str(short), storage, host, str(budget), str(notes)],
@@ -40,17 +40,19 @@ def driver(short, storage, host, budget, notes):
         text=True,
     )
     try:
-        assert process.stdout.readline() == "ready\n", process.stderr.read()
         yield process
     finally:
         process.kill()
         process.communicate()
 
 
-def begin(process):
-    """Lets a driver begin."""
-    process.stdin.write("go\n")
-    process.stdin.flush()
+def begin(*processes):
+    """Lets drivers begin at the same moment, when all are ready."""
+    for process in processes:
+        assert process.stdout.readline() == "ready\n", process.stderr.read()
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
 
 
 def starts(notes):
@@ -84,8 +86,7 @@ def test_of_two_drivers_one_runs(short, database, tmp_path):
     notes = tmp_path / "notes"
     with ExitStack() as stack:
         both = [stack.enter_context(driver(short, database, host, 4, notes)) for host in ("one", "two")]
-        for process in both:
-            begin(process)
+        begin(*both)
         told = {process: process.communicate(timeout=LIMIT_S) for process in both}
         statuses = sorted(process.returncode for process in both)
 

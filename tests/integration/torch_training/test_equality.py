@@ -16,7 +16,6 @@ RELATIVE = 1e-4
 CASES = {
     LLAMA: [
         "tp=2,sequence_parallel=false,mbs=4",
-        "pp=2,tp=2,dp=2,vpp=2,mbs=2",
         "cp=4,up=2,mbs=4",
         "dp=4,zero_stage=0,mbs=2",
         "dp=4,zero_stage=2",
@@ -33,7 +32,7 @@ CASES = {
         "pp=2,cp=2,up=2,vpp=2,ep=2,mbs=2",
         "tp=2,cp=2,up=2,ep=2,mbs=2",
         "dp=2,cp=2,up=2,ep=2,mbs=2",
-        "dp=4,ep=2,tp=2,zero_stage=3",
+        "dp=2,ep=2,tp=2,zero_stage=3",
         "dp=4,ep=4,zero_stage=0",
         "tp=2,dp=2,ep=4,expert_tp=1",
         "pp=2,dp=2,ep=2,recompute=full",
@@ -74,10 +73,9 @@ def test_training_learns(alone):
     assert losses == sorted(losses, reverse=True)
 
 
-@pytest.mark.parametrize("text", ["tp=2,dp=2,ep=2,mbs=2", "cp=2,up=2,ep=2,mbs=2"])
-def test_dropping_tokens_is_the_same_with_the_same_capacity_per_rank(on_ranks, alone, text):
+def test_dropping_tokens_is_the_same_with_the_same_capacity_per_rank(on_ranks, alone):
     """Where every rank's experts take at most 0.8 of their share, one process that drops likewise agrees."""
-    job, config = job_of(MIXTRAL), _configuration(text)
+    job, config = job_of(MIXTRAL), _configuration("tp=2,cp=2,ep=2,mbs=2")
 
     (expected,) = on_ranks(1, train_alone_dropping_like, job, RUNTIME, config, 0.8)[0]
     told = on_ranks(config.num_devices, train, job, RUNTIME, config, 0.8)
