@@ -232,7 +232,7 @@ def test_killed_twice_it_completes(tmp_path, short):
     before = {}
     with ExitStack() as killed:
         for has_begun in (False, True):
-            driver = killed.enter_context(driven(short, storage, 2.0))
+            driver = killed.enter_context(driven(short, storage, 4.0))
             killed.callback(assert_all_end, driver)
             driver.wait_for(": starting")
             wait_until(lambda has_begun=has_begun: not has_begun or num_in(storage, *ENDED))
@@ -244,7 +244,7 @@ def test_killed_twice_it_completes(tmp_path, short):
 
         with driven(short, storage, 0.0) as driver:
             status, out, err = driver.end()
-            assert not driver.processes_after(5)
+            assert not driver.processes_after(20)
     after = trials_in(storage)
 
     assert status == 0, err
@@ -267,7 +267,7 @@ def test_terminated_run_leaves_its_trials(tmp_path, short):
         with driven(short, storage, 300) as second:
             second_status, second_out, second_err = second.end()
         status, out, err = driver.end(signal.SIGTERM)
-        assert not driver.processes_after(5)
+        assert not driver.processes_after(20)
     before = trials_in(storage)
 
     assert (second_status, second_out) == (2, "")
@@ -290,7 +290,7 @@ def test_interrupt_while_ray_starts(tmp_path, short):
     with driven(short, f"sqlite:///{tmp_path / 'study.db'}", 1.0) as driver:
         wait_until(lambda: any("raylet" in command for command in driver.processes().values()))
         status, out, err = driver.end(signal.SIGINT)
-        assert not driver.processes_after(5)
+        assert not driver.processes_after(20)
 
     assert status == 130, err
     assert json.loads(out)["stop_reason"] == "interrupted"
