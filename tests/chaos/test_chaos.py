@@ -40,7 +40,7 @@ def test_a_disturbed_study_keeps_its_promises(server):
         storage="postgresql",
         trials="command",
         ray="nodes",
-        budget=12,
+        budget=16,
         seed=0,
         seconds=0.0,
         strikes=tuple(Strike(fault=name, is_early=False, delay_s=0.1, hold_s=0.4, pick=0) for name in faults),
