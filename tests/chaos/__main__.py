@@ -25,7 +25,8 @@ from benchmarks.support.postgresql_server import PostgresqlServer, server_progra
 from benchmarks.support.timing import answer, count_at_least, publish, reasons, tell
 from hardware.io.errors import ConfigError
 from tests.chaos.disk import why_no_disk
-from tests.chaos.rounds import FAULTS, Played, Stage, by_kind, planned
+from tests.chaos.faults import FAULTS
+from tests.chaos.rounds import Played, Stage, by_kind, planned
 from tests.chaos.studies import RAYS, STORAGES, TRIALS
 
 PASSWORD = "chaos"  # noqa: S105 # of a server that lives as long as this program

@@ -16,7 +16,7 @@ from benchmarks.support.process_table import marked_processes
 LISTENS = "0A"
 """The state of a listening socket in /proc/net/tcp."""
 
-EVERY_S = 1.0
+EVERY_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

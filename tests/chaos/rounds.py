@@ -17,36 +17,12 @@ from benchmarks.support.postgresql_server import PostgresqlServer
 from benchmarks.support.process_table import marked_processes
 from benchmarks.support.timing import tell
 from tests.chaos.disk import why_no_disk
-from tests.chaos.driver_faults import InterruptDriver, KillDriver, SuspendDriver, TerminateDriver
-from tests.chaos.fault import AbstractFault
+from tests.chaos.faults import FAULTS, FILL_DISK
 from tests.chaos.invariants import Disturbed, violations
 from tests.chaos.ledger import read_ledger
 from tests.chaos.left_behind import Held, Watch, held_now
-from tests.chaos.ray_faults import KillGcs, KillNode, KillRaylet, KillWorker
 from tests.chaos.scene import Scene, send
-from tests.chaos.storage_faults import BreakDatabase, FillDisk, KillSession, StopDatabase
 from tests.chaos.studies import RAYS, STORAGES, TRIALS, Round, Strike, undisturbed
-from tests.chaos.trial_faults import KillTrial, TakeMemory
-
-FAULTS: dict[str, AbstractFault] = {
-    fault.name: fault
-    for fault in (
-        KillTrial(),
-        TakeMemory(),
-        KillWorker(),
-        KillNode(),
-        KillRaylet(),
-        KillGcs(),
-        KillDriver(),
-        TerminateDriver(),
-        InterruptDriver(),
-        SuspendDriver(),
-        StopDatabase(),
-        BreakDatabase(),
-        KillSession(),
-        FillDisk(),
-    )
-}
 
 LIVES = 4
 """Drivers that are started after the last fault before the study counts as one that does not end."""
@@ -101,7 +77,7 @@ def planned(
     suiting = [
         name
         for name in faults
-        if FAULTS[name].suits(storage, kind, ray) and not (name == FillDisk.name and why_no_disk())
+        if FAULTS[name].suits(storage, kind, ray) and not (name == FILL_DISK.name and why_no_disk())
     ]
     chosen = [str(name) for name in rng.permutation(suiting)[:most_faults]]
     return Round(

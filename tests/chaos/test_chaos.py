@@ -4,7 +4,8 @@ import pytest
 
 from tests.chaos.__main__ import PASSWORD
 from tests.chaos.disk import why_no_disk
-from tests.chaos.rounds import FAULTS, Stage, by_kind
+from tests.chaos.faults import FAULTS
+from tests.chaos.rounds import Stage, by_kind
 from tests.chaos.studies import Round, Strike
 from tests.support.own_server import own_server
 
@@ -39,7 +40,7 @@ def test_a_disturbed_study_keeps_its_promises(server):
         storage="postgresql",
         trials="command",
         ray="nodes",
-        budget=20,
+        budget=16,
         seed=0,
         seconds=0.0,
         strikes=tuple(Strike(fault=name, is_early=False, delay_s=0.1, hold_s=0.4, pick=0) for name in faults),

@@ -8,14 +8,14 @@ from hardware.io.errors import ConfigError
 from tests.chaos.disk import SmallDisk, why_no_disk
 from tests.chaos.invariants import Disturbed, loses_nothing, records_each_once, spends_its_budget
 from tests.chaos.stored import read_stored
-from tests.chaos.studies import PUBLISHED
 from tests.support.studies.in_process_executor import InProcessExecutor
+from tests.support.studies.repeated_searches import replayed
 from trials.backend import AbstractBackend
 from tuner.run.loop import run_study
 from tuner.storage.opening import NOTHING_IS_LOST
 from tuner.study_file.config import load_study
 
-BUDGET = 6
+BUDGET = 4
 
 
 @pytest.fixture
@@ -43,13 +43,12 @@ class Filling:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "journal"])
-def test_a_full_disk_is_told_and_costs_no_recorded_trial(disk, kind):
+def test_a_full_disk_is_told_and_costs_no_recorded_trial(disk, kind, tmp_path):
     """A disk without room ends the run with one message that says so; with room again, the next run completes the
     study, and what was recorded before is as it was.
     """
     storage = f"{kind}:///{disk.folder / 'study'}"
-    overrides = ["search.confidence=1.0", "search.draws=10", f"search.max_trials={BUDGET}", "search.prune=false"]
-    config = load_study(PUBLISHED, overrides=overrides, storage=storage)
+    config = load_study(replayed(tmp_path), overrides=[f"search.max_trials={BUDGET}"], storage=storage)
 
     with pytest.raises(ConfigError, match=f"make room there, and {NOTHING_IS_LOST}"):
         run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(Filling(config.backend, disk)))

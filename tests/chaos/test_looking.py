@@ -11,9 +11,10 @@ from multiprocessing.shared_memory import SharedMemory
 import pytest
 
 from benchmarks.support.process_table import marked_processes
+from tests.chaos.faults import FAULTS
 from tests.chaos.ledger import read_ledger, running
 from tests.chaos.left_behind import held_by, held_now
-from tests.chaos.rounds import FAULTS, planned
+from tests.chaos.rounds import planned
 from tests.chaos.studies import PROGRAM
 from tests.chaos.trial_program import step_ms
 

@@ -8,17 +8,7 @@ from pathlib import Path
 from hardware.io.config_file import read_text
 from tests.fuzz.mutation import Mutation, of_json, of_lines, of_yaml
 from tests.fuzz.target import Target
-from tests.support.studies.launch_scripts import (
-    ARRAYS,
-    ASCEND,
-    CONFIG_JSON,
-    DEEPSPEED,
-    NANOTRON,
-    STRINGS,
-    TORCHTITAN,
-    TORCHTITAN_FLAGS,
-    TORCHTITAN_SCRIPT,
-)
+from tests.support.studies import launch_scripts as scripts
 from tuner.study_file.config import load_study
 from tuner.study_file.new_study import MOST_BYTES, Added, new_study, read_import
 
@@ -32,29 +22,17 @@ ADDED = {
 }
 
 EXPORTED = {
-    "config": {
-        "pp": 2,
-        "tp": 2,
-        "dp": 4,
-        "cp": 1,
-        "up": 1,
-        "vpp": 1,
-        "ep": 1,
-        "mbs": 1,
-        "recompute": "none",
-        "zero_stage": 1,
-        "sequence_parallel": True,
-        "expert_tp": 0,
-        "dp_shard": 0,
-        "assignment": "layers=20/12",
-    },
+    "config": {"pp": 2, "tp": 2, "dp": 4}
+    | dict.fromkeys(("cp", "up", "vpp", "ep", "mbs"), 1)
+    | {"recompute": "none", "zero_stage": 1, "sequence_parallel": True, "expert_tp": 0, "dp_shard": 0}
+    | {"assignment": "layers=20/12"},
     "job": {"model": "llama3-8b", "sequence_length": 4096, "global_batch_size": 64, "precision": "bf16"},
     "cluster": {"groups": [{"device": "H100-SXM-80", "hosts": 2, "devices_per_host": 8}]},
     "runtime": "megatron-core",
 }
 
 SCRIPTS = (
-    *(ARRAYS, STRINGS, ASCEND),
+    *(scripts.ARRAYS, scripts.STRINGS, scripts.ASCEND),
     'for i in 1 2; do echo "$i"; done\nf() { local TP=$1; }\n'
     'if [ -z "$TP" ]; then TP=2; elif [[ $A == b ]]; then TP=1; fi\n'
     'eval "torchrun --nnodes=2 --nproc-per-node=$((4*2)) pretrain_gpt.py --num-layers ${L:=12} '
@@ -62,6 +40,8 @@ SCRIPTS = (
     "  --seq-length 4096 --micro-batch-size 1 ${ARGS[@]} <<EOF\nx\nEOF\ncase $1 in a) x=1;; esac\n"
     "bash -c 'python a.py --seq-length 128'\n",
 )
+
+TORCHTITAN = (scripts.TORCHTITAN, scripts.TORCHTITAN_FLAGS, scripts.TORCHTITAN_SCRIPT)
 
 
 def _target(framework: str, name: str, mutation: Mutation, *seeds: str) -> Target:
@@ -80,9 +60,9 @@ def _target(framework: str, name: str, mutation: Mutation, *seeds: str) -> Targe
 
 TARGETS = (
     _target("megatron", "train.sh", of_lines, *SCRIPTS),
-    _target("torchtitan", "train.toml", of_lines, TORCHTITAN, TORCHTITAN_FLAGS, TORCHTITAN_SCRIPT),
-    _target("deepspeed", "ds.json", of_json, DEEPSPEED),
-    _target("nanotron", "config.yaml", of_yaml, NANOTRON),
-    _target("hugging-face", "config.json", of_json, CONFIG_JSON),
+    _target("torchtitan", "train.toml", of_lines, *TORCHTITAN),
+    _target("deepspeed", "ds.json", of_json, scripts.DEEPSPEED),
+    _target("nanotron", "config.yaml", of_yaml, scripts.NANOTRON),
+    _target("hugging-face", "config.json", of_json, scripts.CONFIG_JSON),
     _target("json", "best.json", of_json, json.dumps(EXPORTED)),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from costmodels.calibration.measured_runs import read_measured_and_skipped
@@ -18,7 +19,7 @@ from tests.support.studies.broken_studies import CONFIG_JSON, REPLAY, rows, stud
 from tuner.cli.options import number, whole_number
 from tuner.space.enumeration import enumerate_space
 from tuner.storage.history.published import read_published
-from tuner.study_file.config import load_study
+from tuner.study_file.config import StudyConfig, load_study
 
 ROOT = Path(__file__).parents[2]
 
@@ -91,66 +92,35 @@ shared_expert_ffn_size: 256
 """
 
 
-def _read_yaml(data: bytes, folder: Path) -> None:
-    read_mapping(_written(folder / "input.yaml", data))
-
-
-def _read_json(data: bytes, folder: Path) -> None:
-    read_mapping(_written(folder / "input.json", data))
-
-
-def _read_study(data: bytes, folder: Path) -> None:
-    load_study(_written(_beside(folder) / "study.yaml", data))
-
-
 def _read_space(data: bytes, folder: Path) -> None:
     """As far as the candidates, which a study may have millions of."""
-    config = load_study(_written(_beside(folder) / "study.yaml", data))
+    config = _read_study(data, folder)
     if config.measured is None:
         enumerate_space(config.setting, config.options)
 
 
-def _read_cluster(data: bytes, folder: Path) -> None:
-    cluster_from_mapping(read_mapping(_written(folder / "cluster.yaml", data)), folder)
+def _read_study(data: bytes, folder: Path) -> StudyConfig:
+    return load_study(_written(_beside(folder) / "study.yaml", data))
 
 
-def _read_model(data: bytes, folder: Path) -> None:
-    model = read_model_file(_written(folder / "model.yaml", data))
-    _use(model)
+def _read_trace(path: Path) -> None:
+    read_trace(path, find_cluster("dgx-h100", 8)).events[:1]
 
 
-def _read_config_json(data: bytes, folder: Path) -> None:
-    model = read_model_file(_written(folder / "config.json", data))
-    _use(model)
+def _read_cluster(path: Path) -> None:
+    cluster_from_mapping(read_mapping(path), path.parent)
 
 
-def _use(model: object) -> None:
-    """What every command asks of a model."""
-    assert model.num_parameters > 0  # type: ignore[attr-defined] # a ModelSpec
-    assert model.model_flops_per_token(4096) > 0  # type: ignore[attr-defined] # a ModelSpec
+def _read_model(path: Path) -> None:
+    """As every command asks a model."""
+    model = read_model_file(path)
+    assert model.num_parameters > 0
+    assert model.model_flops_per_token(4096) > 0
 
 
-def _read_profile(data: bytes, folder: Path) -> None:
-    read_profile(_written(folder / "profile.yaml", data))
-
-
-def _read_measured(data: bytes, folder: Path) -> None:
-    path = _written(folder / "rows.csv", data)
-    read_measured_and_skipped([path], folder)
+def _read_measured(path: Path) -> None:
+    read_measured_and_skipped([path], path.parent)
     read_published(path)
-
-
-def _read_trace(data: bytes, folder: Path) -> None:
-    trace = read_trace(_written(folder / "trace.csv", data), find_cluster("dgx-h100", 8))
-    trace.events[:1]
-
-
-def _read_config(data: bytes, folder: Path) -> None:  # noqa: ARG001 # no file is read
-    parse_config(_text(data), {})
-
-
-def _read_mesh(data: bytes, folder: Path) -> None:  # noqa: ARG001 # no file is read
-    mesh_of(_text(data), find_cluster("dgx-h100", 2))
 
 
 def _read_override(data: bytes, folder: Path) -> None:
@@ -160,9 +130,19 @@ def _read_override(data: bytes, folder: Path) -> None:
     load_study(path, overrides=[_text(data)])
 
 
-def _read_number(data: bytes, folder: Path) -> None:  # noqa: ARG001 # no file is read
-    number("--until", _text(data))
-    whole_number("--trials", _text(data), 1)
+def _read_number(text: str) -> None:
+    number("--until", text)
+    whole_number("--trials", text, 1)
+
+
+def _file(name: str, read: Callable[[Path], object]) -> Callable[[bytes, Path], object]:
+    """Reads an input from a file of this name."""
+    return lambda data, folder: read(_written(folder / name, data))
+
+
+def _argument(read: Callable[[str], object]) -> Callable[[bytes, Path], object]:
+    """Reads an input as a text of the command line."""
+    return lambda data, _folder: read(_text(data))
 
 
 def _text(data: bytes) -> str:
@@ -211,37 +191,34 @@ def _measured() -> tuple[bytes, ...]:
     return (rows({}, {"tp": 4, "dp": 2}).encode(), *(b"".join(file.splitlines(keepends=True)[:6]) for file in files))
 
 
-TARGETS = (
-    Target(name="yaml", read=_read_yaml, mutation=of_yaml, seeds=_studies),
-    Target(name="json", read=_read_json, mutation=of_json, seeds=lambda: _files("configs/models/*.json")),
-    Target(name="study", read=_read_study, mutation=of_yaml, seeds=_studies),
-    Target(name="space", read=_read_space, mutation=of_yaml, seeds=_studies),
-    Target(name="cluster", read=_read_cluster, mutation=of_yaml, seeds=lambda: CLUSTERS),
-    Target(name="model", read=_read_model, mutation=of_yaml, seeds=_models),
-    Target(name="config.json", read=_read_config_json, mutation=of_json, seeds=lambda: _files("configs/models/*.json")),
-    Target(name="profile", read=_read_profile, mutation=of_yaml, seeds=_profiles),
-    Target(name="measured", read=_read_measured, mutation=of_table, seeds=_measured),
-    Target(name="trace", read=_read_trace, mutation=of_table, seeds=lambda: (TRACE, *_files("configs/traces/*.csv"))),
-    Target(
-        name="configuration",
-        read=_read_config,
-        mutation=of_lines,
-        seeds=lambda: (
-            b"pp=4,tp=2,mbs=1,zero_stage=1,sequence_parallel=true,recompute=full,expert_tp=1,dp_shard=2",
-            b"layers=20x3/18,micro_batches=4/2,hosts=0-3/5,recomputed=1x4",
+CONFIGURATIONS = (
+    b"pp=4,tp=2,mbs=1,zero_stage=1,sequence_parallel=true,recompute=full,expert_tp=1,dp_shard=2",
+    b"layers=20x3/18,micro_batches=4/2,hosts=0-3/5,recomputed=1x4",
+)
+OVERRIDES = (b"search.seed=3", b"cluster={name: dgx-h100, hosts: 2}", b"space.tp=[1, 2]", b"job.precision=fp8")
+
+
+TARGETS = tuple(
+    Target(name=name, read=read, mutation=mutation, seeds=seeds)
+    for name, read, mutation, seeds in (
+        ("yaml", _file("input.yaml", read_mapping), of_yaml, _studies),
+        ("json", _file("input.json", read_mapping), of_json, lambda: _files("configs/models/*.json")),
+        ("study", _read_study, of_yaml, _studies),
+        ("space", _read_space, of_yaml, _studies),
+        ("cluster", _file("cluster.yaml", _read_cluster), of_yaml, lambda: CLUSTERS),
+        ("model", _file("model.yaml", _read_model), of_yaml, _models),
+        ("config.json", _file("config.json", _read_model), of_json, lambda: _files("configs/models/*.json")),
+        ("profile", _file("profile.yaml", read_profile), of_yaml, _profiles),
+        ("measured", _file("rows.csv", _read_measured), of_table, _measured),
+        ("trace", _file("trace.csv", _read_trace), of_table, lambda: (TRACE, *_files("configs/traces/*.csv"))),
+        ("configuration", _argument(lambda text: parse_config(text, {})), of_lines, lambda: CONFIGURATIONS),
+        (
+            "mesh",
+            _argument(lambda text: mesh_of(text, find_cluster("dgx-h100", 2))),
+            of_lines,
+            lambda: (b"data=2,model=4", b"a=1,b=8,c=2"),
         ),
-    ),
-    Target(name="mesh", read=_read_mesh, mutation=of_lines, seeds=lambda: (b"data=2,model=4", b"a=1,b=8,c=2")),
-    Target(
-        name="override",
-        read=_read_override,
-        mutation=of_lines,
-        seeds=lambda: (
-            b"search.seed=3",
-            b"cluster={name: dgx-h100, hosts: 2}",
-            b"space.tp=[1, 2]",
-            b"job.precision=fp8",
-        ),
-    ),
-    Target(name="number", read=_read_number, mutation=of_lines, seeds=lambda: (b"3", b"17")),
+        ("override", _read_override, of_lines, lambda: OVERRIDES),
+        ("number", _argument(_read_number), of_lines, lambda: (b"3", b"17")),
+    )
 )

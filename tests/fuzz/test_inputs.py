@@ -20,7 +20,7 @@ LIMIT_S = 30
 
 def examples(name):
     """How many inputs of a kind there is time for."""
-    return 40 if name.startswith("init") else 80 if name in SLOW else 200
+    return 20 if name.startswith("init") else 40 if name in SLOW else 100
 
 
 @pytest.mark.parametrize("name", TARGETS)

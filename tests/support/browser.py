@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -27,22 +26,12 @@ FLAGS = (
 
 def rendered_dom(url: str) -> str:
     """Return the HTML of a page after its scripts have run."""
-    return _chromium("--dump-dom", url)
-
-
-def screenshot(url: str, path: Path, width: int, height: int) -> Path:
-    """Save a page as a PNG file of this size [pixels], after its scripts have run."""
-    _chromium(f"--window-size={width},{height}", f"--screenshot={path}", url)
-    return path
-
-
-def _chromium(*arguments: str) -> str:
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None:
         pytest.skip("Chromium is not installed (Debian: chromium)")
     with tempfile.TemporaryDirectory(prefix="meshtune-chromium-", ignore_cleanup_errors=True) as profile:
         done = subprocess.run(
-            [program, *FLAGS, f"--user-data-dir={profile}", *arguments],
+            [program, *FLAGS, f"--user-data-dir={profile}", "--dump-dom", url],
             capture_output=True,
             text=True,
             timeout=120,

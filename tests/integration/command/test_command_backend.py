@@ -19,11 +19,6 @@ ONE = ParallelConfig(dp=2, mbs=1)
 TWO = ParallelConfig(tp=2, mbs=2)
 
 
-def measured(backend, config=ONE, **options):
-    """One trial."""
-    return backend.measure(config, trial_number=0, **options)
-
-
 def all_gone(path):
     """Whether none of the processes whose numbers stand in a file is alive."""
     for line in path.read_text(encoding="ascii").split():
@@ -42,6 +37,16 @@ def ranks():
         yield running
 
 
+@pytest.fixture
+def measured(ranks):
+    """Measures a trial of a backend."""
+
+    def measure(backend, config=ONE):
+        return OpenBackend(backend=backend, ranks=ranks).measure(config, trial_number=0)
+
+    return measure
+
+
 class TestCommandBackend(BackendContract):
     @pytest.fixture
     def backend(self, ranks):
@@ -54,7 +59,7 @@ class TestCommandBackend(BackendContract):
         return ConfigGrid.from_configs([ONE, TWO])
 
 
-def test_times_are_those_of_the_log():
+def test_times_are_those_of_the_log(measured):
     """Warm-up is dropped, and a step takes what the log says, to the digit, with the configuration's degrees in it."""
     found = measured(backend_of("well", "--step-ms=40"), TWO)
 
@@ -64,14 +69,14 @@ def test_times_are_those_of_the_log():
     assert found.clock == "wall"
 
 
-def test_the_master_port_is_free_for_the_command(ranks):
+def test_the_master_port_is_free_for_the_command(measured):
     """A launcher can listen where the other hosts are told to find it, in one trial after the other."""
-    opened = OpenBackend(backend=backend_of("well", "--listen-at={master_address}:{master_port}"), ranks=ranks)
+    backend = backend_of("well", "--listen-at={master_address}:{master_port}")
 
-    assert [measured(opened).reason for _ in range(2)] == ["", ""]
+    assert [measured(backend).reason for _ in range(2)] == ["", ""]
 
 
-def test_a_port_that_is_taken_is_no_fault_of_the_candidate():
+def test_a_port_that_is_taken_is_no_fault_of_the_candidate(measured):
     """A command that cannot listen, because somebody else was first, is an incident, which is tried again."""
     with socket.create_server(("127.0.0.1", 0)) as first:
         found = measured(backend_of("well", f"--listen-at=127.0.0.1:{first.getsockname()[1]}"))
@@ -80,7 +85,7 @@ def test_a_port_that_is_taken_is_no_fault_of_the_candidate():
     assert found.reason.startswith("found its port taken")
 
 
-def test_a_command_that_goes_on_is_ended(tmp_path):
+def test_a_command_that_goes_on_is_ended(measured, tmp_path):
     """With enough steps measured, a command that would train forever is ended, and nothing of it is left."""
     pids = tmp_path / "pids"
     found = measured(backend_of("forever", f"--pids={pids}"))
@@ -89,7 +94,7 @@ def test_a_command_that_goes_on_is_ended(tmp_path):
     assert all_gone(pids)
 
 
-def test_what_a_command_leaves_behind_is_ended(tmp_path):
+def test_what_a_command_leaves_behind_is_ended(measured, tmp_path):
     """A child in a session of its own, which outlives its parent, has gone before the trial is over."""
     pids = tmp_path / "pids"
     found = measured(backend_of("child", f"--pids={pids}"))
@@ -108,7 +113,7 @@ def test_what_a_command_leaves_behind_is_ended(tmp_path):
         ("killed", Status.INCIDENT, "was killed by SIGKILL"),
     ],
 )
-def test_a_failure_is_told_from_others(mode, status, reason):
+def test_a_failure_is_told_from_others(measured, mode, status, reason):
     """A lack of memory, a program's own fault, a plain status and a kill from outside are told apart, with reasons."""
     found = measured(backend_of(mode))
 
@@ -118,7 +123,7 @@ def test_a_failure_is_told_from_others(mode, status, reason):
     assert "building GPT model" in found.log_tail
 
 
-def test_silence_is_a_hang(tmp_path):
+def test_silence_is_a_hang(measured, tmp_path):
     """A command that prints nothing for the limit is ended as an incident, which says nothing of the candidate."""
     pids = tmp_path / "pids"
     found = measured(backend_of("silent", f"--pids={pids}", hang_limit_s=1.0))
@@ -135,7 +140,7 @@ def test_silence_is_a_hang(tmp_path):
         ({"warmup_steps": 60}, 0, "all of them warm-up"),
     ],
 )
-def test_a_log_that_is_too_short_says_so(changes, steps, reason):
+def test_a_log_that_is_too_short_says_so(measured, changes, steps, reason):
     """A command that ends by itself too early gives what it measured, or says why that is nothing."""
     found = measured(backend_of("well", "--train-iters=50", "--step-ms=1", **changes))
 
@@ -144,7 +149,7 @@ def test_a_log_that_is_too_short_says_so(changes, steps, reason):
     assert reason in found.reason
 
 
-def test_a_program_that_is_not_there_is_a_crash():
+def test_a_program_that_is_not_there_is_a_crash(measured):
     """Where the program is missing on a host, the trial says so."""
     found = measured(backend_of(arguments=("no-such-program",)))
 
@@ -160,7 +165,7 @@ def test_a_missing_program_is_refused_before_the_first_trial():
         backend.check()
 
 
-def test_the_whole_log_is_kept(tmp_path):
+def test_the_whole_log_is_kept(measured, tmp_path):
     """A folder for logs gets one for each trial and host."""
     measured(backend_of(logs=tmp_path / "logs"))
 
@@ -169,7 +174,7 @@ def test_the_whole_log_is_kept(tmp_path):
     assert log.count("elapsed time per iteration") == 5
 
 
-def test_a_full_disk_costs_the_log_alone(tmp_path):
+def test_a_full_disk_costs_the_log_alone(measured, tmp_path):
     """A trial whose log finds no room is measured all the same, and says so among what it printed."""
     (tmp_path / "trial-0000-host-0.log").symlink_to("/dev/full")
 
@@ -185,7 +190,7 @@ def test_nothing_is_left_when_the_worker_is_killed(tmp_path):
     backend = backend_of("forever", f"--pids={pids}", warmup_steps=1000)
     process = os.fork()
     if not process:
-        measured(backend)
+        backend.measure(ONE, trial_number=0)
         os._exit(0)
     while not pids.exists() or not pids.read_text(encoding="ascii"):
         time.sleep(0.05)
@@ -215,16 +220,6 @@ def test_kept_logs_are_found_again(tmp_path):
 
     assert found == {3: ["trial-0003-host-2.log", "trial-0003-host-10.log"], 12345: ["trial-12345-host-0.log"]}
     assert backend_of().kept_logs() == backend_of(logs=tmp_path / "none").kept_logs() == {}
-
-
-def test_an_opened_backend_runs_trial_after_trial():
-    """One process that starts commands serves many trials, each with a log of its own."""
-    with RankProcesses(backend_of().rank_setup) as ranks:
-        opened = backend_of().opened(ranks)
-        first, second = measured(opened), measured(opened, TWO)
-
-    assert first.status is second.status is Status.OK
-    assert first.step_times_s != second.step_times_s
 
 
 def test_a_backend_pickles():

@@ -38,21 +38,8 @@ EXCEPTIONS = {
 """Ray, too, pickles between its own processes; nothing of ours hands it bytes from elsewhere."""
 
 NEVER_IMPORTED = {
-    *("pickle", "cPickle", "_pickle", "marshal", "shelve", "dbm", "dill", "cloudpickle", "joblib", "jsonpickle"),
-    *(
-        "xml",
-        "lxml",
-        "xmlrpc",
-        "html5lib",
-        "plistlib",
-        "pty",
-        "commands",
-        "runpy",
-        "code",
-        "codeop",
-        "imp",
-        "telnetlib",
-    ),
+    *("pickle", "cPickle", "_pickle", "marshal", "shelve", "dbm", "dill", "cloudpickle", "joblib", "jsonpickle", "xml"),
+    *("lxml", "xmlrpc", "html5lib", "plistlib", "pty", "commands", "runpy", "code", "codeop", "imp", "telnetlib"),
     *("ftplib", "smtplib", "urllib.request", "http.client", "http.server", "socketserver.TCPServer", "requests"),
 }
 NEVER_CALLED = {

@@ -86,24 +86,17 @@ def test_the_wheel_tells_what_is_true(built):
     assert not any(line.startswith(("Project-URL", "Home-page")) for line in texts["METADATA"].splitlines())
 
 
-def test_an_installed_wheel_knows_its_version(installed, built):
-    """The command of the wheel prints the version in the wheel's name, and runs the installed files."""
+def test_an_installed_wheel_ranks_a_study(installed, built):
+    """From another folder, without the checkout, its command knows its version, finds its catalogs and predicts."""
+    command, study = installed.folder / "bin" / "meshtune", ROOT / "configs" / "studies" / "llama3-8b-dgx-h100.yaml"
+
     where = installed("-c", "import tuner; print(tuner.__file__)").stdout
-    told = installed(installed.folder / "bin" / "meshtune", "--version")
+    version, ranking = installed(command, "--version"), installed(command, "rank", study)
 
     assert where.startswith(str(installed.folder))
-    assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout == f"meshtune {built[0].name.split('-')[1]}\n"
-
-
-def test_an_installed_wheel_ranks_a_study(installed):
-    """From another folder, and without the checkout, it finds its catalogs and predicts."""
-    study = ROOT / "configs" / "studies" / "llama3-8b-dgx-h100.yaml"
-
-    told = installed(installed.folder / "bin" / "meshtune", "rank", study)
-
-    assert told.returncode == 0, told.stderr
-    assert re.fullmatch(
-        r"note: model is read from \S+/llama-3-8b\.json, outside the study file's folder .*\n", told.stderr
-    )
-    assert "tp" in told.stdout
+    assert (version.returncode, version.stderr) == (0, "")
+    assert version.stdout == f"meshtune {built[0].name.split('-')[1]}\n"
+    assert ranking.returncode == 0, ranking.stderr
+    note = r"note: model is read from \S+/llama-3-8b\.json, outside the study file's folder .*\n"
+    assert re.fullmatch(note, ranking.stderr)
+    assert "tp" in ranking.stdout

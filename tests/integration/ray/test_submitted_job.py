@@ -18,7 +18,7 @@ from tuner.storage.opening import find_study
 from tuner.storage.record import STOP_REASON
 
 ROOT = Path(__file__).resolve().parents[3]
-TRIALS = 8
+TRIALS = 7
 LIMIT_S = 120.0
 
 
@@ -56,7 +56,7 @@ def wait_until(holds, limit_s=LIMIT_S):
     deadline_s = time.monotonic() + limit_s
     while not holds():
         assert time.monotonic() < deadline_s, "it did not come to that"
-        time.sleep(0.1)
+        time.sleep(0.3)
 
 
 def at_work(nodes):
@@ -65,10 +65,10 @@ def at_work(nodes):
     return [command for command in nodes.processes().values() if any(word in command for word in words)]
 
 
-def is_half_way(nodes, storage):
-    """Whether two trials have ended and the commands of two others run."""
+def is_under_way(nodes, storage, least):
+    """Whether at least so many trials have ended and the commands of two others run."""
     ended = sum(trial.state.is_finished() for trial in trials_in(storage, "lost-node").values())
-    return ended >= 2 and sum("sleep 3600" in command for command in at_work(nodes)) == 2
+    return ended >= least and sum("sleep 3600" in command for command in at_work(nodes)) == 2
 
 
 def copies(nodes):
@@ -88,33 +88,36 @@ def test_a_relative_database_is_refused(nodes):
     assert copies(nodes) == []
 
 
-@pytest.mark.parametrize("end", ["stop", "kill"])
-def test_a_job_that_is_ended_leaves_nothing_and_is_resumed(nodes, study, tmp_path, end):
-    """`ray job stop`, and a SIGKILL of the driver, end the workers and all that they run; the same job submitted again
+def test_a_job_that_is_ended_leaves_nothing_and_is_resumed(nodes, study, tmp_path):
+    """A SIGKILL of the driver, and `ray job stop`, end the workers and all that they run; the same job submitted again
     goes on, loses nothing, and starts again only what was in flight.
     """
     storage = f"sqlite:///{tmp_path}/study.db"
     command = ("run", str(study), "--storage", storage, "--set", "search.parallel_trials=2", "--json")
-    status, told = submit(nodes, f"first-{end}", *command, wait=False)
-    assert status == 0, told
-    wait_until(lambda: is_half_way(nodes, storage))
-    if end == "stop":
-        stopped = nodes.ray("job", "stop", "--address", nodes.jobs_address, f"first-{end}")
-        assert stopped.returncode == 0, stopped.stderr
-        assert "was stopped" in stopped.stdout + stopped.stderr
-    else:
-        for process, text in nodes.processes().items():
-            if f"tuner run {study}" in text:
-                os.kill(process, signal.SIGKILL)
-    wait_until(lambda: not at_work(nodes))
-    before = trials_in(storage, "lost-node")
+    in_flight, before = [], {}
+    for end, least in (("kill", 1), ("stop", 3)):
+        status, told = submit(nodes, end, *command, wait=False)
+        assert status == 0, told
+        wait_until(lambda least=least: is_under_way(nodes, storage, least))
+        if end == "stop":
+            stopped = nodes.ray("job", "stop", "--address", nodes.jobs_address, end)
+            assert stopped.returncode == 0, stopped.stderr
+            assert "was stopped" in stopped.stdout + stopped.stderr
+        else:
+            for process, text in nodes.processes().items():
+                if f"tuner run {study}" in text:
+                    os.kill(process, signal.SIGKILL)
+        wait_until(lambda: not at_work(nodes))
+        after = trials_in(storage, "lost-node")
+        assert_continued(before, after)
+        before = after
+        running = [trial.number for trial in whole(before) if trial.state == TrialState.RUNNING]
+        assert running
+        in_flight += running
     stored = find_study(storage, "lost-node")
-    if end == "stop":
-        assert (stored.user_attrs[STOP_REASON], stored.user_attrs[DRIVER]) == ("interrupted", None)
-    in_flight = {trial.number for trial in whole(before) if trial.state == TrialState.RUNNING}
-    assert in_flight
+    assert (stored.user_attrs[STOP_REASON], stored.user_attrs[DRIVER]) == ("interrupted", None)
 
-    status, told = submit(nodes, f"second-{end}", *command)
+    status, told = submit(nodes, "last", *command)
 
     assert status == 0, told
     assert "\r" not in told
@@ -124,19 +127,7 @@ def test_a_job_that_is_ended_leaves_nothing_and_is_resumed(nodes, study, tmp_pat
     starts = {int(file.name.partition("-")[2]): len(file.read_text().splitlines()) for file in tmp_path.glob("trial-*")}
     assert starts.keys() == after.keys()
     for number, count in starts.items():  # a trial may have been asked for whose command was not there yet
-        assert count in ({1, 2} if number in in_flight else {1}), (number, starts)
+        assert 1 <= count <= 1 + in_flight.count(number), (number, starts)
     printed = json.loads(told[told.index("\n{") : told.rindex("\n}") + 2])
     assert (printed["trials"], printed["stop_reason"]) == (TRIALS, "max_trials")
     wait_until(lambda: not at_work(nodes))
-
-
-def test_a_study_that_finds_nothing_fails_its_job(nodes, tmp_path):
-    """Exit status 1 is that of the job, and what was missing stands in its log."""
-    file = tmp_path / "study.yaml"
-    study = STUDY.format(model="gpt-175b", trials=4, seed=0, trial="{backend: simulated}")
-    file.write_text(study, encoding="utf-8")
-
-    status, told = submit(nodes, "nothing", "run", str(file), "--storage", f"sqlite:///{tmp_path}/study.db")
-
-    assert status == 1
-    assert "failed with exit code 1" in told

@@ -76,9 +76,8 @@ def test_a_server_that_stays_away_is_told(server, store, study, monkeypatch):
         waits.clear()
 
 
-@pytest.mark.parametrize("write", ["attribute", "trial"])
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT], ids=["fast", "immediate"])
-def test_a_transaction_that_is_broken_off_is_told(server, store, study, how, write):
+@pytest.mark.parametrize(("write", "how"), [("attribute", signal.SIGINT), ("trial", signal.SIGQUIT)])
+def test_a_transaction_that_is_broken_off_is_told(server, store, study, write, how):
     """A server that stops in the middle of a transaction ends the driver with a message that says what to do, and
     nothing of that transaction is there afterwards.
     """

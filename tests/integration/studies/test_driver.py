@@ -21,6 +21,9 @@ from tuner.storage.store import Rows
 NOW_S = 1_000_000.0
 STUDY = "claimed"
 
+ONE_STORAGE = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+"""For claims about processes and clocks, which no storage changes."""
+
 
 @pytest.fixture
 def url(database):
@@ -96,9 +99,14 @@ def test_claim_is_written_renewed_and_released(store):
     assert held(store)["renewed_s"] == NOW_S
 
 
+@ONE_STORAGE
 def test_living_process_is_not_robbed_and_a_dead_one_is(url, store):
-    """A claim holds as long as its process lives, however old it is, and not a moment longer."""
+    """A claim holds as long as its process lives, however old it is, and not a moment longer; another process that
+    merely got its number does not hold it.
+    """
     with another_process(url) as process:
+        assert is_held(held(store))
+        assert not is_held(held(store) | {"started": "another boot:1"})
         with pytest.raises(ConfigError, match=f"is being run by process {process.pid} on ") as caught:
             claim(store, STUDY, now_s=NOW_S + 10 * STALE_AFTER_S)
         assert (caught.value.key, caught.value.value) == ("name", STUDY)
@@ -110,14 +118,7 @@ def test_living_process_is_not_robbed_and_a_dead_one_is(url, store):
     assert held(store)["pid"] == os.getpid()
 
 
-def test_number_that_was_given_again_does_not_hold(url, store):
-    """A living process that merely got the number of a dead driver does not hold the study."""
-    with another_process(url):
-        other = held(store)
-        assert is_held(other)
-        assert not is_held(other | {"started": "another boot:1"})
-
-
+@ONE_STORAGE
 def test_other_host_holds_while_it_renews(store):
     """A claim of another host, whose processes cannot be seen, holds until it has not been renewed for long."""
     set_held(store, {"host": "elsewhere", "pid": 1, "started": "b:1", "renewed_s": NOW_S})
@@ -131,6 +132,7 @@ def test_other_host_holds_while_it_renews(store):
     assert notes == ["process 1 on elsewhere drove this study; watching 45 s whether it still does"]
 
 
+@ONE_STORAGE
 @pytest.mark.parametrize("behind_s", [-7200.0, -STALE_AFTER_S, STALE_AFTER_S, 7200.0], ids="{:+.0f} s".format)
 def test_living_driver_of_another_host_is_not_robbed_whatever_its_clock_says(store, behind_s):
     """A claim that is renewed while it is watched holds, by however much the clocks of both hosts differ."""
@@ -150,6 +152,7 @@ def test_living_driver_of_another_host_is_not_robbed_whatever_its_clock_says(sto
     assert RENEW_AFTER_S <= sum(slept_s) < WATCHED_S
 
 
+@ONE_STORAGE
 def test_claim_from_the_future_of_a_dead_driver_does_not_hold(store):
     """A driver that died before its clock was set back an hour holds its study no longer than any other."""
     set_held(store, {"host": "elsewhere", "pid": 1, "started": "b:1", "renewed_s": NOW_S + 3600})
@@ -159,6 +162,7 @@ def test_claim_from_the_future_of_a_dead_driver_does_not_hold(store):
     assert held(store)["pid"] == os.getpid()
 
 
+@ONE_STORAGE
 @pytest.mark.parametrize("jump_s", [-3600.0, 3600.0], ids=["an hour back", "an hour on"])
 def test_claim_is_renewed_at_once_after_a_jump(store, jump_s):
     """A driver whose clock is set writes its claim by the new time, and then as often as before."""
@@ -232,45 +236,6 @@ def test_nothing_is_written_after_a_claim_was_lost(url, store):
         with one.connection(METADATA) as connection:
             assert connection.execute(select(METADATA.tables["meshtune_history"])).scalars().all() == [1]
     another.close()
-
-
-def test_of_several_that_start_together_one_drives(url):
-    """Of processes that claim a study at the same moment, exactly one gets it."""
-    code = (
-        "import sys\n"
-        "from hardware.io.errors import ConfigError\n"
-        "from tuner.run.driver import claim\n"
-        "from tuner.storage.opening import open_store\n"
-        f"store = open_store({url!r})\n"
-        "print('ready', flush=True)\n"
-        "sys.stdin.readline()\n"
-        "try:\n"
-        f"    claim(store, {STUDY!r}, now_s={NOW_S})\n"
-        "except ConfigError as error:\n"
-        "    print('refused', flush=True)\n"
-        "else:\n"
-        "    print('claimed', flush=True)\n"
-        "sys.stdin.readline()\n"
-    )
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(4)
-    ]
-    try:
-        for process in processes:
-            assert process.stdout.readline() == "ready\n"
-        for process in processes:
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        answers = sorted(process.stdout.readline().strip() for process in processes)
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-
-    assert answers == ["claimed", "refused", "refused", "refused"]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What the commands refuse in a Ray job; test_ray_job.py has jobs that run."""
+"""What the commands refuse in a Ray job; ray/test_submitted_job.py has jobs that run."""
 
 import sys
 from pathlib import Path

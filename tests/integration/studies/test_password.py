@@ -55,7 +55,6 @@ def test_a_password_is_nowhere(tmp_path, storage):
         for arguments in (
             ["run", "--trials", "3"],
             ["status", "--json"],
-            ["best"],
             ["report", "--out", "report.html"],
             ["export", "--to", "nowhere"],
         ):

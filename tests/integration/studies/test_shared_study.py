@@ -8,11 +8,10 @@ from collections import Counter
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from optuna.trial import TrialState
 from sqlalchemy import select
 
-from tests.support.studies.broken_studies import REPLAY, rows, study
 from tests.support.studies.driver_process import ROOT
+from tests.support.studies.repeated_searches import replayed
 from tests.support.studies.shared_driver import LEASE_S
 from tuner.storage.history.tables import METADATA, RUNS
 from tuner.storage.opening import find_study, reading
@@ -23,29 +22,16 @@ LIMIT_S = 90
 
 @pytest.fixture
 def short(tmp_path):
-    """A study of eight measured rows."""
-    degrees = [(tp, mbs) for tp in (8, 4, 2, 1) for mbs in (1, 2)]
-    measured = [{"tp": tp, "dp": 8 // tp, "mbs": mbs, "step_seconds": 1 + tp / 10 + mbs / 100} for tp, mbs in degrees]
-    (tmp_path / "rows.csv").write_text(rows(*measured), encoding="utf-8")
-    file = tmp_path / "short.yaml"
-    file.write_text(study(REPLAY, name="short"), encoding="utf-8")
-    return file
+    """A study of seven measured rows."""
+    return replayed(tmp_path)
 
 
 @contextmanager
 def driver(short, storage, host, budget, notes):
-    """A driver that is ready to begin."""
+    """A driver that gets ready to begin."""
+    program = "tests.support.studies.shared_driver"
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "tests.support.studies.shared_driver",
-            str(short),
-            storage,
-            host,
-            str(budget),
-            str(notes),
-        ],
+        [sys.executable, "-m", program, str(short), storage, host, str(budget), str(notes)],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
@@ -54,17 +40,19 @@ def driver(short, storage, host, budget, notes):
         text=True,
     )
     try:
-        assert process.stdout.readline() == "ready\n", process.stderr.read()
         yield process
     finally:
         process.kill()
         process.communicate()
 
 
-def begin(process):
-    """Lets a driver begin."""
-    process.stdin.write("go\n")
-    process.stdin.flush()
+def begin(*processes):
+    """Lets drivers begin at the same moment, when all are ready."""
+    for process in processes:
+        assert process.stdout.readline() == "ready\n", process.stderr.read()
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
 
 
 def starts(notes):
@@ -82,8 +70,8 @@ def wait_for_starts(notes, count):
 
 def assert_each_once(storage, budget):
     """The study has as many trials as it may, each of another configuration, all ended and kept once."""
-    trials = find_study(storage, "short").get_trials()
-    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * budget
+    trials = find_study(storage, "replayed").get_trials()
+    assert [trial.state.is_finished() for trial in trials] == [True] * budget
     assert len({json.dumps(trial.params, sort_keys=True) for trial in trials}) == budget
     with reading(storage, METADATA) as connection:
         kept = connection.execute(select(RUNS.c.trial, RUNS.c.config)).all()
@@ -98,8 +86,7 @@ def test_of_two_drivers_one_runs(short, database, tmp_path):
     notes = tmp_path / "notes"
     with ExitStack() as stack:
         both = [stack.enter_context(driver(short, database, host, 4, notes)) for host in ("one", "two")]
-        for process in both:
-            begin(process)
+        begin(*both)
         told = {process: process.communicate(timeout=LIMIT_S) for process in both}
         statuses = sorted(process.returncode for process in both)
 
@@ -110,18 +97,18 @@ def test_of_two_drivers_one_runs(short, database, tmp_path):
     assert_each_once(database, 4)
 
 
-def test_a_driver_that_slept_writes_nothing_more(short, database, tmp_path):
+def test_a_driver_that_slept_writes_nothing_more(short, tmp_path):
     """A driver that was stopped in a trial for longer than its lease, and goes on after another has taken the study
     over, ends without a trace: the other's study has each configuration once, and only what was in flight ran twice.
     """
-    notes = tmp_path / "notes"
-    with driver(short, database, "one", 6, notes) as first, driver(short, database, "two", 6, notes) as second:
+    notes, storage = tmp_path / "notes", f"journal:///{tmp_path / 'study.journal'}"
+    with driver(short, storage, "one", 4, notes) as first, driver(short, storage, "two", 4, notes) as second:
         begin(first)
         wait_for_starts(notes, 2)  # the second one sleeps in its measurement
         first.send_signal(signal.SIGSTOP)
         time.sleep(LEASE_S + 0.5)
         begin(second)
-        wait_for_starts(notes, 4)
+        wait_for_starts(notes, 3)
         first.send_signal(signal.SIGCONT)
         told, errors = first.communicate(timeout=LIMIT_S)
         second_told = second.communicate(timeout=LIMIT_S)
@@ -129,6 +116,6 @@ def test_a_driver_that_slept_writes_nothing_more(short, database, tmp_path):
     assert (first.returncode, second.returncode) == (2, 0), (told, errors, second_told)
     assert f"is being run by process {second.pid} on two" in told
     by_host = {host: [number for other, number, _ in starts(notes) if other == host] for host in ("one", "two")}
-    assert by_host == {"one": [0, 1], "two": [1, 2, 3, 4, 5]}
-    assert_each_once(database, 6)
-    assert find_study(database, "short").user_attrs[STOP_REASON] == "max_trials"
+    assert by_host == {"one": [0, 1], "two": [1, 2, 3]}
+    assert_each_once(storage, 4)
+    assert find_study(storage, "replayed").user_attrs[STOP_REASON] == "max_trials"

@@ -23,7 +23,7 @@ def rank_processes():
         yield processes
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def on_ranks(rank_processes):
     """Runs `function(place, *arguments)` on each of n ranks; what they told, by rank. Fails if one of them fails."""
 

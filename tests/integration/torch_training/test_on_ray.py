@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import signal
+import sys
 import time
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from benchmarks.support.process_table import ranks_by_server, running_ranks
 from costmodels.job.parallel_config import ParallelConfig
 from hardware.io.errors import ConfigError
+from tests.support.listening_sockets import LOOPBACK, MARK, watch_listening
 from tests.support.programs.small_backends import DP, PP, backend_of, cluster_of
 from trials.backend import Status
 from trials.ray_executor import RayExecutor
@@ -18,9 +20,11 @@ from trials.ray_executor import RayExecutor
 
 @pytest.fixture(scope="module")
 def executor():
-    """One slot of two ranks."""
-    with RayExecutor(backend_of(), parallel_trials=3, address="local") as running:
-        yield running
+    """One slot of two ranks, whose processes are marked as this one's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MARK, str(os.getpid()))
+        with RayExecutor(backend_of(), parallel_trials=3, address="local") as running:
+            yield running
 
 
 def _measured(executor, number, config):
@@ -45,6 +49,19 @@ def test_trials_train_one_after_the_other_in_warm_workers(executor):
     assert (first.status, second.status) == (Status.OK, Status.OK), first.reason + second.reason
     assert set(ranks_by_server()) == servers
     assert servers
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's list of sockets is Linux's")
+def test_trials_listen_on_this_machine_alone(executor):
+    """While ranks train on the local Ray, every socket that any process of ours listens at is of the loopback address:
+    Ray's own, that at which ranks find one another, and gloo's.
+    """
+    with watch_listening() as seen:
+        assert _measured(executor, 2, DP).status is Status.OK
+
+    for program in ("gcs_server", "raylet", "trials.ranks.server"):
+        assert any(program in each for _, _, each in seen), seen
+    assert {found for found in seen if found[0] not in LOOPBACK} == set()
 
 
 def test_slots_that_would_share_cores_are_not_made(executor):

@@ -93,4 +93,4 @@ class DriverProcess:
             left = [c for c in self.processes().values() if besides is None or besides not in c.lower()]
             if not left or time.monotonic() >= deadline_s:
                 return left
-            time.sleep(0.05)
+            time.sleep(0.2)
