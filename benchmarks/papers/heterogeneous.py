@@ -273,7 +273,7 @@ def doubled(model: str, devices: int, low: int, high: int) -> list[dict[str, Any
     settings = {share: setting_of(model, v100s(devices, share), "fp16") for share in SHARES}
     for share, setting in settings.items():
         for tp in (low, high):
-            grid, _ = enumerate_space(setting, SpaceOptions(without=("tp_within_host",), allowed=(("tp", (tp,)),)))
+            grid, _ = enumerate_space(setting, SpaceOptions(without=("tp_divides_host",), allowed=(("tp", (tp,)),)))
             found = fastest(setting, grid)
             if len(found):
                 best.setdefault(share, {})[tp] = quickest(setting, found)

@@ -104,7 +104,7 @@ class FittedHistory:
     trust: float = TRUST
 
 
-def step_hypotheses(predicted: Predicted, experience: FittedHistory | None = None) -> tuple[Hypothesis, ...]:
+def step_hypotheses(predicted: Predicted, history: FittedHistory | None = None) -> tuple[Hypothesis, ...]:
     """Return the hypotheses about errors of predicted step times [n]; earlier runs add one."""
     effects = predicted.constant_effects
     # the common effect of a constant on all candidates is part of the offset, so the effects are centred
@@ -120,19 +120,19 @@ def step_hypotheses(predicted: Predicted, experience: FittedHistory | None = Non
         outliers=FEW_OUTLIERS,
     )
     rough = replace(cold, chance=ROUGH_CHANCE, prior=ROUGH_PRIOR)
-    warm = experience and _learn_from_past(
-        experience,
+    warm = history and _learn_from_past(
+        history,
         placed=partial(_place_steps, center=np.zeros(effects.shape[1])),
         num_scaled=effects.shape[1],
         offsets=(RUNTIME_OFFSET, GROUP_OFFSET),
-        log_errors=[np.log(group.step_time_s / group.predicted.step_time_s) for group in experience.groups],
+        log_errors=[np.log(group.step_time_s / group.predicted.step_time_s) for group in history.groups],
         prior=STEP_PRIOR,
         outliers=FEW_OUTLIERS,
     )
     return (cold, rough, warm) if warm else (cold, rough)
 
 
-def memory_hypotheses(predicted: Predicted, experience: FittedHistory | None = None) -> tuple[Hypothesis, ...]:
+def memory_hypotheses(predicted: Predicted, history: FittedHistory | None = None) -> tuple[Hypothesis, ...]:
     """Return the hypotheses about errors of predicted memory [n]; see `step_hypotheses`."""
     shared = predicted.memory_error
     placed = partial(_place_memory, shared=shared)
@@ -149,12 +149,12 @@ def memory_hypotheses(predicted: Predicted, experience: FittedHistory | None = N
         )
         for multiple, chance in MEMORY_MULTIPLES.items()
     )
-    warm = experience and _learn_from_past(
-        experience,
+    warm = history and _learn_from_past(
+        history,
         placed=placed,
         num_scaled=points.linear.shape[1],
         offsets=(0.0, GROUP_OFFSET),
-        log_errors=[np.log(group.peak_bytes / group.predicted.peak_bytes) for group in experience.groups],
+        log_errors=[np.log(group.peak_bytes / group.predicted.peak_bytes) for group in history.groups],
         prior=prior,
     )
     return (*cold, warm) if warm else cold
@@ -182,7 +182,7 @@ def _points(predicted: Predicted, columns: FloatArray, constants: Sequence[float
 
 
 def _learn_from_past(
-    experience: FittedHistory,
+    history: FittedHistory,
     *,
     placed: Callable[..., tuple[FloatArray, Points]],
     num_scaled: int,
@@ -193,13 +193,13 @@ def _learn_from_past(
 ) -> Hypothesis | None:
     """Return the hypothesis that errors are as in earlier runs; None where these are too few."""
     shared, own = offsets
-    num_groups = len(experience.groups) + 1  # the last group holds the candidates
+    num_groups = len(history.groups) + 1  # the last group holds the candidates
 
     def placed_in(index: int) -> Callable[[Predicted], tuple[FloatArray, Points]]:
         return partial(placed, constants=(shared, *(own * (np.arange(num_groups) == index)).tolist()))
 
     # every group has the runtime's offset in common and one column for its own, which is zero in all other groups
-    parts = [placed_in(index)(group.predicted)[1] for index, group in enumerate(experience.groups)]
+    parts = [placed_in(index)(group.predicted)[1] for index, group in enumerate(history.groups)]
     values = np.concatenate([*log_errors, np.zeros(0)])
     known = np.flatnonzero(np.isfinite(values))
     if len(known) < FEWEST_PAST:
@@ -208,7 +208,7 @@ def _learn_from_past(
     for part in parts[1:]:
         at = join_points(at, part)
     of_candidates = placed_in(num_groups - 1)
-    log_predicted, candidates = of_candidates(experience.predicted)
+    log_predicted, candidates = of_candidates(history.predicted)
     kept, hyper = _fit_without_outliers(at.take(known), values[known], prior, num_scaled)
     # what the past has learned is the prior for the trials, narrower than the one before
     learned = HyperPrior(
@@ -220,7 +220,7 @@ def _learn_from_past(
     )
     past = PastErrors(at=at.take(known[kept]), values=values[known[kept]], variance=np.full(len(kept), hyper.noise**2))
     return Hypothesis(
-        chance=experience.trust,
+        chance=history.trust,
         log_predicted=log_predicted,
         points=candidates,
         num_scaled=num_scaled,

@@ -34,7 +34,7 @@ class Snapshot:
         extrapolated: Best configuration inferred from proxy jobs, if no full-size trial has completed.
         reference: Configuration that the best is compared with; None without one.
         moments: Probability of each candidate to be the fastest, before the first trial and after each.
-        lessons: Conclusions from failed trials.
+        conclusions: Conclusions from failed trials.
         p_star: Latest p_star; None before the first.
         stop_reason: Reason why the search ended; None while it runs.
         history: Text on the knowledge taken from earlier studies.
@@ -46,7 +46,7 @@ class Snapshot:
     extrapolated: Extrapolated | None
     reference: Reference | None
     moments: tuple[Moment, ...]
-    lessons: tuple[FailureConclusion, ...]
+    conclusions: tuple[FailureConclusion, ...]
     p_star: float | None
     stop_reason: StopReason | None
     history: str
@@ -87,7 +87,7 @@ def snapshot_of(config: StudyConfig, study: Study, attributes: Mapping[str, Any]
         extrapolated=None if best else extrapolated_of(attributes),
         reference=reference_of(config, study),
         moments=read_moments(study),
-        lessons=failure_conclusions(attributes),
+        conclusions=failure_conclusions(attributes),
         p_star=attributes.get(P_STAR),
         stop_reason=stopped,
         history=attributes.get(HISTORY, ""),

@@ -174,6 +174,6 @@ def _failures(seen: Snapshot) -> str:
 
 
 def _lessons(seen: Snapshot) -> str:
-    if not seen.lessons:
+    if not seen.conclusions:
         return ""
-    return paragraphs("#### Conclusions from failures", "\n".join(f"- {plain(lesson.text)}" for lesson in seen.lessons))
+    return paragraphs("#### Conclusions from failures", "\n".join(f"- {plain(each.text)}" for each in seen.conclusions))

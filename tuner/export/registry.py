@@ -23,8 +23,7 @@ EXPORTERS: dict[str, Exporter] = {
     "torchtitan": export_torchtitan,
 }
 
-
-FRAMEWORKS = {
+EXPORTER_OF_RULE_SET = {
     "megatron": ("megatron", "Flags for Megatron-LM"),
     "mindspeed": ("mindspeed", "Flags for MindSpeed-LLM"),
     "nanotron": ("nanotron", "Configuration for nanotron"),
@@ -43,7 +42,7 @@ def exporter_for(runtime: RuntimeProfile) -> tuple[Exporter, str]:
 
     Runtimes without an exporter of their own get the one of Megatron-LM.
     """
-    target, title = FRAMEWORKS.get(runtime.rule_set, FRAMEWORKS["megatron"])
+    target, title = EXPORTER_OF_RULE_SET.get(runtime.rule_set, EXPORTER_OF_RULE_SET["megatron"])
     return EXPORTERS[target], title
 
 

@@ -37,7 +37,7 @@ class ReportData:
         origin: Origin of the step times: measured or synthetic.
         reference: Configuration that the best is compared with (current configuration or baseline); None without one.
         moments: Probability of each candidate to be the best, before the first trial and after each.
-        lessons: Conclusions from failed trials.
+        conclusions: Conclusions from failed trials.
     """
 
     config: StudyConfig
@@ -49,7 +49,7 @@ class ReportData:
     origin: Origin
     reference: Reference | None
     moments: tuple[Moment, ...]
-    lessons: tuple[FailureConclusion, ...]
+    conclusions: tuple[FailureConclusion, ...]
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -152,5 +152,5 @@ def collect(config: StudyConfig) -> ReportData:
         origin=study.user_attrs.get(ORIGIN, config.backend.origin),
         reference=reference_of(config, study),
         moments=read_moments(study),
-        lessons=failure_conclusions(study.user_attrs),
+        conclusions=failure_conclusions(study.user_attrs),
     )

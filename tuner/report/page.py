@@ -15,7 +15,7 @@ from tuner.report.sections.accuracy import accuracy_section
 from tuner.report.sections.breakdown import time_section
 from tuner.report.sections.calibration import calibration_section
 from tuner.report.sections.caveats import warnings_section
-from tuner.report.sections.failures import lessons_section
+from tuner.report.sections.failures import conclusions_section
 from tuner.report.sections.flags import flags_section
 from tuner.report.sections.memory import memory_section
 from tuner.report.sections.pipeline import pipeline_section
@@ -43,7 +43,7 @@ SECTIONS: tuple[Section, ...] = (
     memory_section,
     flags_section,
     trials_section,
-    lessons_section,
+    conclusions_section,
     pruning_section,
     warnings_section,
 )

@@ -294,12 +294,12 @@ class Posterior:
         # one that reached its limit before a step ended may not have run at all
         return crash_surrogate(self.kinds, observations.measured, crashed, self._explain_by_memory(crashed, memory))
 
-    def lessons(self, observations: Observations) -> tuple[FailureConclusion, ...]:
+    def conclusions(self, observations: Observations) -> tuple[FailureConclusion, ...]:
         """Return sentences on the failures of the trials."""
         if observations.proxies:
             wider, seen = self.with_proxies(observations)
-            return wider.lessons(seen)
-        lessons = []
+            return wider.conclusions(seen)
+        conclusions = []
         log_capacity = np.log(self.predicted.capacity_bytes)
         told = self._select_subset(observations)
         memory = self._fit_memory(told) if observations.misfits or told.crashed else None
@@ -314,7 +314,7 @@ class Posterior:
             factor = float(
                 np.exp(np.median(memory.mean_and_deviation(everywhere)[0] - np.log(self.predicted.needed_bytes)))
             )
-            lessons.append(
+            conclusions.append(
                 FailureConclusion(
                     kind="memory",
                     text=f"{_count_in_words(len(observations.misfits), 'trial')} ran out of memory; candidates "
@@ -324,21 +324,21 @@ class Posterior:
             )
         if told.crashed:
             found = self._fit_crashes(told, memory).broken_probability()
-            lessons += [
+            conclusions += [
                 FailureConclusion(kind="crash", text=self._explain_broken_kind(name, probability, observations))
                 for name, probability in found.items()
                 if probability > TELLING
             ]
         if observations.limits_s:
             slowest_s = max(observations.limits_s.values())
-            lessons.append(
+            conclusions.append(
                 FailureConclusion(
                     kind="timeout",
                     text=f"{_count_in_words(len(observations.limits_s), 'trial')} reached the limit of time before a "
                     f"step ended; their steps take more than up to {slowest_s:.3g} s.",
                 )
             )
-        return tuple(lessons)
+        return tuple(conclusions)
 
     def _explain_broken_kind(self, name: str, probability: float, observations: Observations) -> str:
         holds = self.kinds.holds[:, self.kinds.names.index(name)]
@@ -369,7 +369,7 @@ def posterior_of(
     predicted: Predicted,
     grid: ConfigGrid,
     *,
-    experience: FittedHistory | None = None,
+    history: FittedHistory | None = None,
     operators: OperatorPosterior | None = None,
     proxies: ProxyPosterior | None = None,
 ) -> Posterior:
@@ -378,16 +378,16 @@ def posterior_of(
     Args:
         predicted: Predictions of the cost model with the runtime's profile.
         grid: Grid of the candidates.
-        experience: Prior from earlier runs of the runtime.
-        operators: Posterior of the operators, as the profile fitted to `experience` predicts them, or else the
+        history: Prior from earlier runs of the runtime.
+        operators: Posterior of the operators, as the profile fitted to `history` predicts them, or else the
             runtime's.
         proxies: Predictions of proxies, by both profiles.
     """
     return Posterior(
         predicted=predicted,
         kinds=kinds_of(grid),
-        steps=step_hypotheses(predicted, experience),
-        memory=memory_hypotheses(predicted, experience) if predicted.knows_memory else (),
+        steps=step_hypotheses(predicted, history),
+        memory=memory_hypotheses(predicted, history) if predicted.knows_memory else (),
         operators=operators,
         proxies=proxies,
     )

@@ -61,7 +61,7 @@ OTHER_DEVICE = 4.0
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Learned:
-    """Lessons of a history.
+    """Conclusions from a history.
 
     Attributes:
         runtime: Profile fitted to the history.
@@ -95,11 +95,11 @@ def initial_posterior(
         on_progress: Function that is called with a line of text before a step that takes seconds.
     """
     learned = learn(past, parts[0][0].setting, on_progress=on_progress) if past else None
-    experience = None
+    history = None
     every = [*parts, *other_clusters]
     if learned:
         fitted = [(under(setting, learned.runtime), at) for setting, at in every]
-        experience = FittedHistory(predicted=_predict_parts(fitted, grid), groups=learned.groups, trust=learned.trust)
+        history = FittedHistory(predicted=_predict_parts(fitted, grid), groups=learned.groups, trust=learned.trust)
     # operators are composed in one setting on one kind of device only
     operators, proxies = None, None
     if len(parts) == 1 and len(parts[0][0].setting.cluster.devices) == 1:
@@ -117,7 +117,7 @@ def initial_posterior(
                 for other, at in other_clusters
             ),
         )
-    return posterior_of(_predict_parts(every, grid), grid, experience=experience, operators=operators, proxies=proxies)
+    return posterior_of(_predict_parts(every, grid), grid, history=history, operators=operators, proxies=proxies)
 
 
 def _predict_parts(parts: Sequence[Part], grid: ConfigGrid) -> Predicted:

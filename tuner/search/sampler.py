@@ -285,8 +285,8 @@ class ThompsonSampler(BaseSampler):
             observations = self._read_besides(study, trial, ending=(trial, state, values))
             p_star, population = self.population(observations).p_star, self._describe_population(observations)
             found: dict[str, Any] = {P_STAR: p_star}
-            if (lessons := self._conclude_failures(observations)) or LEARNED in known:
-                found[LEARNED] = lessons
+            if (conclusions := self._conclude_failures(observations)) or LEARNED in known:
+                found[LEARNED] = conclusions
             if (extrapolated := self._extrapolate(observations)) is not None:
                 found[EXTRAPOLATED] = extrapolated.as_json()
             stops = self._stop_when_confident and self.decide(observations).reason is not None
@@ -379,8 +379,10 @@ class ThompsonSampler(BaseSampler):
         self.population(observations)
         assert self._latest is not None, "a population was drawn"
         if self._conclusions is None or self._conclusions[0] is not self._latest:
-            lessons = [lesson.as_json() for lesson in self._posterior.lessons(self._latest.observations)]
-            self._conclusions = self._latest, lessons
+            conclusions = [
+                conclusion.as_json() for conclusion in self._posterior.conclusions(self._latest.observations)
+            ]
+            self._conclusions = self._latest, conclusions
         return self._conclusions[1]
 
     def _draw_population(

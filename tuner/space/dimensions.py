@@ -5,8 +5,9 @@ that it cannot have. Code of the tuner that only lists dimensions loops over `SE
 have a table of their own in costmodels/job/parallel_config.py, with the codes and checks of the further dimensions;
 rows refer to it by name.
 
-A further dimension is added by a row here, by a row and two fields in costmodels/job/parallel_config.py, by its rules
-in tuner/space/rules.py, and by the cost terms and exporters that it changes.
+A further dimension is added by a row here, by a row and two fields (of `FurtherValues` and `ConfigGrid`) in
+costmodels/job/parallel_config.py, by its rules in tuner/space/rules.py, and by the cost terms and exporters that it
+changes.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels.job.parallel_config import RECOMPUTE_MODES
+from costmodels.job.parallel_config import DIMENSIONS, RECOMPUTE_MODES
 from costmodels.job.setting import Setting
 from hardware.arrays import IntArray
 
@@ -125,7 +125,7 @@ RULES: dict[str, Rule] = {
             reason=lambda s: f"pp*tp*dp*cp*up must be the {s.cluster.num_devices} devices of the cluster",
         ),
         Rule(
-            name="tp_within_host",
+            name="tp_divides_host",
             needs=("tp",),
             keep=lambda s, c: s.cluster.devices_per_host % c["tp"] == 0,
             reason=lambda s: f"tp must divide the {s.cluster.devices_per_host} devices of a host",
@@ -432,7 +432,7 @@ _MEGATRON_2021 = (
 _SETS: dict[str, tuple[str, ...]] = {
     # FlexParallel 4.1: found by search over rules, it reproduces all twelve search-space sizes of Table 2 exactly
     "flexparallel": (
-        *("devices", "tp_within_host", "heads", "sequence_chunks", "global_batch"),
+        *("devices", "tp_divides_host", "heads", "sequence_chunks", "global_batch"),
         *("layers", "vpp_three_stages", "vpp_micro_batches", "experts", "ep_within_dp"),
         *_FURTHER,
     ),
@@ -535,9 +535,12 @@ _SETS: dict[str, tuple[str, ...]] = {
 
 
 def _with_absent(rules: tuple[str, ...]) -> tuple[str, ...]:
-    """Add the rules that keep optional dimensions at 0 where a framework has no rules for them."""
-    return rules + tuple(f"no_{name}" for name in ("expert_tp", "dp_shard") if f"{name}_distinct" not in rules)
+    """Add the rules that keep optional dimensions at their default where a framework has no rules for them."""
+    return rules + tuple(f"no_{name}" for name in _OPTIONAL if not any(rule.startswith(name) for rule in rules))
 
+
+_OPTIONAL = tuple(name for name, dimension in DIMENSIONS.items() if not dimension.choices)
+"""Further dimensions that are numbers, where 0 stands for another's value. A runtime itself offers choices."""
 
 RULE_SETS = {name: _with_absent(rules) for name, rules in _SETS.items()}
 """Rules of each framework by name."""

@@ -10,9 +10,9 @@ TITLE = "Conclusions from failures"
 _KINDS = {"memory": "out of memory", "crash": "crashed", "timeout": "time limit"}
 
 
-def lessons_section(data: ReportData) -> Html:
+def conclusions_section(data: ReportData) -> Html:
     """Render a table of the conclusions drawn from trials without a step time."""
-    if not data.lessons:
-        return empty_section("lessons", TITLE, "No failure has changed the choice of configurations.")
-    rows: list[list[Content]] = [[_KINDS[lesson.kind], lesson.text] for lesson in data.lessons]
-    return section("lessons", TITLE, table(["failure", "conclusion"], rows))
+    if not data.conclusions:
+        return empty_section("conclusions", TITLE, "No failure has changed the choice of configurations.")
+    rows: list[list[Content]] = [[_KINDS[conclusion.kind], conclusion.text] for conclusion in data.conclusions]
+    return section("conclusions", TITLE, table(["failure", "conclusion"], rows))

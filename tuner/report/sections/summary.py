@@ -144,7 +144,7 @@ def _device_time_card(data: ReportData) -> Html:
     if clock != "wall":
         notes.append(f"step times are in {CLOCK_WORDS[clock]}, which cannot be compared with wall time")
     budget = data.config.search.budget_device_hours
-    notes += [f"budget {budget:,.4g}"] if budget is not None else []
+    notes += [f"budget {budget:,.4g} device-hours"] if budget is not None else []
     return _card("device-hours of trials", hours(spent.device_s), "; ".join(notes))
 
 

@@ -96,10 +96,10 @@ def test_experience_is_a_further_hypothesis(rng):
     """
     predicted = predicted_of(rng)
     fitted = replace(predicted, step_time_s=1.3 * predicted.step_time_s)
-    experience = FittedHistory(predicted=fitted, groups=(group_of(rng, 8, rng.normal(0, 0.03, 8)),))
+    history = FittedHistory(predicted=fitted, groups=(group_of(rng, 8, rng.normal(0, 0.03, 8)),))
 
-    *cold, warm = step_hypotheses(predicted, experience)
-    *of_memory, warm_memory = memory_hypotheses(predicted, experience)
+    *cold, warm = step_hypotheses(predicted, history)
+    *of_memory, warm_memory = memory_hypotheses(predicted, history)
 
     assert len(cold) == len(step_hypotheses(predicted)) == 2
     assert np.allclose(warm.log_predicted, np.log(fitted.step_time_s))
@@ -112,9 +112,9 @@ def test_outliers_of_the_past_are_left_out(rng):
     """A run that took three times as long as all others explain is no observation, nor is one without a time."""
     errors = rng.normal(0, 0.02, 14)
     errors[5], errors[9] = np.log(3.0), np.nan
-    experience = FittedHistory(predicted=predicted_of(rng), groups=(group_of(rng, 14, errors),))
+    history = FittedHistory(predicted=predicted_of(rng), groups=(group_of(rng, 14, errors),))
 
-    *_, warm = step_hypotheses(predicted_of(rng), experience)
+    *_, warm = step_hypotheses(predicted_of(rng), history)
 
     assert warm.past is not None
     assert 10 <= len(warm.past.values) <= 12
@@ -141,9 +141,9 @@ def test_a_configuration_that_does_well_in_every_job_is_believed(rng, num_fast, 
 def test_a_few_runs_are_no_history(rng, count, is_told):
     """Fewer than FEWEST_PAST runs with a time make no hypothesis, however many there are without one."""
     errors = np.r_[np.full(count, 0.1), np.full(6, np.nan)]
-    experience = FittedHistory(predicted=predicted_of(rng), groups=(group_of(rng, count + 6, errors),))
+    history = FittedHistory(predicted=predicted_of(rng), groups=(group_of(rng, count + 6, errors),))
 
-    assert len(step_hypotheses(predicted_of(rng), experience)) == 2 + is_told
+    assert len(step_hypotheses(predicted_of(rng), history)) == 2 + is_told
 
 
 def test_each_earlier_job_has_an_error_of_its_own(rng):

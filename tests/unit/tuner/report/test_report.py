@@ -23,7 +23,7 @@ from tuner.answers.candidates import candidates_of
 from tuner.answers.planned_candidates import LAYER_PLANS, as_stored, plan_study
 from tuner.report import SECTIONS, collect, render_report, write_report
 from tuner.report.figures import part_colour, time_axis
-from tuner.report.sections.failures import lessons_section
+from tuner.report.sections.failures import conclusions_section
 from tuner.report.sections.outcomes import outcomes_table
 from tuner.report.sections.pipeline import pipeline_section
 from tuner.report.sections.population import ABOVE, population_section
@@ -34,7 +34,8 @@ from tuner.storage.opening import find_study
 
 HOSTILE = "<script>alert('x')</script><img src=https://evil.example/x onerror=alert(1)>\"'&"
 IDENTITIES = (
-    "summary progress population map accuracy calibration time pipeline memory flags trials lessons pruning warnings"
+    "summary progress population map accuracy calibration time pipeline memory flags trials "
+    "conclusions pruning warnings"
 )
 
 
@@ -251,12 +252,12 @@ def test_a_study_without_populations_says_so(data):
 
 
 def test_what_the_failures_taught_is_told(copied):
-    """Each lesson of the study is a row, escaped; without any there is a sentence and no table."""
-    lesson = FailureConclusion(kind="crash", text=f"Schedules with {HOSTILE} crash.")
-    find_study(copied.storage, copied.name).set_user_attr(LEARNED, [lesson.as_json()])
+    """Each conclusion of the study is a row, escaped; without any there is a sentence and no table."""
+    conclusion = FailureConclusion(kind="crash", text=f"Schedules with {HOSTILE} crash.")
+    find_study(copied.storage, copied.name).set_user_attr(LEARNED, [conclusion.as_json()])
     data = collect(copied)
 
-    none, told = (str(lessons_section(each)) for each in (replace(data, lessons=()), data))
+    none, told = (str(conclusions_section(each)) for each in (replace(data, conclusions=()), data))
 
     assert "<table>" not in none
     assert "No failure has changed the choice of configurations." in none

@@ -166,18 +166,18 @@ def test_the_same_evidence_and_stream_give_the_same_draws(posterior):
     assert not np.array_equal(once, drawn(posterior, found, seed=1))
 
 
-# Lessons
+# Conclusions
 
 
 def sentences(posterior, found):
-    """The lessons by kind."""
-    return {lesson.kind: lesson.text for lesson in posterior.lessons(found)}
+    """The conclusions by kind."""
+    return {conclusion.kind: conclusion.text for conclusion in posterior.conclusions(found)}
 
 
-def test_without_a_pattern_there_is_no_lesson(posterior):
-    """Trials that ran teach no lesson of failures, and one crash blames no kind: each is as suspect as the others."""
-    assert posterior.lessons(observations()) == ()
-    assert posterior.lessons(observations([0], [1.0])) == ()
+def test_without_a_pattern_there_is_no_conclusion(posterior):
+    """Trials that ran allow no conclusion on failures, and one crash blames no kind, since all are equally suspect."""
+    assert posterior.conclusions(observations()) == ()
+    assert posterior.conclusions(observations([0], [1.0])) == ()
     assert "crash" not in sentences(posterior, observations(crashed=frozenset({5})))
 
 

@@ -243,10 +243,10 @@ def test_failures_leave_their_lesson_on_the_study(grid):
     sampler = make(grid, memory_share=np.full(len(grid), 0.9))
     study, _ = fail(sampler, *[Status.OUT_OF_MEMORY] * 3)
 
-    (lesson,) = failure_conclusions(study.user_attrs)
+    (conclusion,) = failure_conclusions(study.user_attrs)
 
-    assert lesson.kind == "memory"
-    assert lesson.text.startswith("3 trials ran out of memory")
+    assert conclusion.kind == "memory"
+    assert conclusion.text.startswith("3 trials ran out of memory")
 
 
 @pytest.mark.parametrize("is_pickled", [False, True])

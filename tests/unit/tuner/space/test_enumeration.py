@@ -240,8 +240,8 @@ def test_why_not_tells_every_broken_rule_and_memory():
 
     reasons = why_not(setting, options, config)
 
-    assert set(reasons) == {"tp_within_host", "vpp_three_stages"}
-    assert "4 devices of a host" in reasons["tp_within_host"]
+    assert set(reasons) == {"tp_divides_host", "vpp_three_stages"}
+    assert "4 devices of a host" in reasons["tp_divides_host"]
 
     setting, options = setting_of("flexparallel", sequence_length=32768, **small)
     large = ParallelConfig(dp=4, pp=2, vpp=4, mbs=3)
