@@ -1,7 +1,9 @@
 """Provide the fixtures that many tests share, and set up Hypothesis."""
 
 import json
+import signal
 import sys
+import threading
 
 import pytest
 from hypothesis import settings
@@ -12,17 +14,17 @@ from tests.support.studies.broken_studies import rows
 from tuner.cli.main import main
 
 LONG = (
+    "tests/integration/project/test_newcomer.py",
     "tests/integration/studies/test_resume.py",
     "tests/chaos/test_chaos.py",
-    "tests/integration/project/test_newcomer.py",
+    "tests/integration/torch_training/test_ray_hosts.py",
     "tests/integration/ray/test_submitted_job.py",
     "tests/integration/ray/test_lost_node.py",
     "tests/integration/studies/test_shared_study.py",
     "tests/integration/studies/test_password.py",
-    "tests/integration/frontends/jax/test_rules_by_halves.py",
-    "tests/integration/torch_training/test_ray_hosts.py",
+    "tests/integration/ray/test_ray_executor.py",
     "tests/integration/ray/test_placement.py",
-    "tests/integration/jax_plans/test_plan_jax.py",
+    "tests/unit/tuner/run/test_proxy_study.py",
     "tests/integration/benchmarks/test_referee.py",
     "tests/integration/benchmarks/test_rank_faults.py",
     "tests/integration/project/test_documented_commands.py",
@@ -34,6 +36,11 @@ LONG = (
 settings.register_profile("random", deadline=None)
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
+
+
+# A shell lets what it starts in the background ignore interrupts, and processes that tests start would inherit that.
+if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 QUICK = ("tests/unit/", "tests/integration/ray/test_whole_study.py")

@@ -26,6 +26,7 @@ EXCEPTIONS = {
     ("costmodels/sharding/frontends/factories.py", "importlib.import_module"): COMMAND_LINE,
     ("trials/ranks/server.py", "importlib.import_module"): OUR_NAMES,
     ("trials/ray_local.py", "importlib.import_module"): OUR_NAMES,
+    ("tuner/cli/completion.py", "importlib.import_module"): OUR_NAMES,
     ("tuner/planners/__init__.py", "importlib.import_module"): OUR_NAMES,
     (
         "hardware/io/config_file.py",

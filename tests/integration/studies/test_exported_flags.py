@@ -161,7 +161,7 @@ def test_what_torchtitan_lacks_is_noted():
         expert_tp=1,
     )
 
-    assert noted(export) == ["zero_stage", "up", "expert_tp", "precision"]
+    assert noted(export) == ["zero_stage", "up", "precision", "expert_tp"]
 
 
 def test_uneven_stages_are_no_op_layers_in_mindspeed():

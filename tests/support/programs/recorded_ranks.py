@@ -234,7 +234,9 @@ def subgroups(place):
             dist.recv(torch.ones(3), group=some, group_src=1)
         if place.rank == 2:
             dist.send(torch.ones(3), group=some, group_dst=0)
-        place.tell(recorder.stop())
+        recording = recorder.stop()
+        dist.barrier()  # the first rank serves the store in which the others form their groups
+        place.tell(recording)
 
 
 def ways_to_wait(place):
