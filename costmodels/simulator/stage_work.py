@@ -1,7 +1,8 @@
 """Work of each stage of a configuration: its pieces, the programs of their passes, its messages and its weights.
 
-This module prices everything that a simulated step is made of; simulated_step.py decides when it runs. A stage is
-priced at its place: on the devices and links of its own hosts.
+A piece is a layer, the embedding or the head; its program lists the kernels and collectives of one pass. This module
+computes how long everything in a simulated step takes; simulated_step.py decides when it runs. Times are those of the
+devices and links of the stage's own hosts.
 
 Letters: p stages, v virtual stages.
 """
@@ -52,11 +53,11 @@ _BLOCKS_OF = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """Message that goes over links at one time.
+    """Message over one kind of link, or several messages at the same time.
 
     Attributes:
-        seconds: Duration if it goes alone [s].
-        latency_s: Part of the duration in which the links are idle [s].
+        seconds: Duration if nothing else uses the link [s].
+        latency_s: Part of the duration in which the link is idle [s].
         link: One of `pass_program.LINKS`.
     """
 
@@ -65,7 +66,7 @@ class Message:
     link: str = INSIDE
 
     def scaled(self, share: float) -> Message:
-        """Return a share of the message."""
+        """Return a message that takes a share of the duration and the latency."""
         return replace(self, seconds=share * self.seconds, latency_s=share * self.latency_s)
 
 
@@ -74,7 +75,7 @@ NO_MESSAGE = Message(seconds=0.0)
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StageWork:
-    """Work of one stage of one kind of replicas.
+    """Work of one stage in one kind of replicas.
 
     Attributes:
         device: Name of the device that sets the stage's pace.
@@ -82,25 +83,25 @@ class StageWork:
         programs: Program of each piece in each kind of pass, plain and with its layer recomputed in full.
         program_s: Time of each program on the device [s].
         overlap_efficiency: Overlap efficiency of the runtime.
-        stretch: Time of a pass over that of its device; the host's launches take the difference.
-        accumulation_s: Time that adding up the gradients of each piece of each chunk takes in addition [s].
-        begins_s: Time that each pass waits for its message to begin [s].
+        stretch: Ratio of a pass's whole time to its time on the device; the rest is waiting for the host's launches.
+        accumulation_s: Further time to add up the gradients of each piece of each chunk [s].
+        begins_s: Time for which each pass waits until its message begins [s].
         forward_hop: Message to the stage of the next virtual stage.
         backward_hop: Message to the stage of the virtual stage before.
         each_gather: Gathering of the weights of all chunks, before each pass (ZeRO 3).
         each_scatter: Scattering of the gradients of all chunks, after each backward pass (ZeRO 3, perhaps 2).
         once_gather: Gathering of the weights of all chunks, once per step.
         once_reduce: Reduction of the gradients of all chunks, once per step.
-        once_tied: Addition of the gradients of a table that the stage at the pipeline's other end has a copy of, once
-            per step.
+        once_tied: Reduction of the gradients of a tied embedding with the stage at the pipeline's other end, once per
+            step.
         once_more: Further traffic of a sharding plan, once per step.
         one_layer_s: Time that a step waits for the weights of its first layer (ZeRO 3) [s].
         weight_share: Share of all the stage's weights that each piece of each chunk holds.
         optimizer_s: Time of the optimizer's step [s].
         shares_adapter: Whether the devices of its hosts share an adapter.
         uplink_share: Share of the switch's uplink that the stage takes at its full rate.
-        detour: Time on the links that a transfer inside a host excludes, relative to the links that it takes; 0 if
-            there are none. Another transfer may take them.
+        detour: Ratio of a transfer's time on the host's other kind of internal links to its time on the usual kind; 0
+            if there is no other kind. While one transfer uses the usual links, another may use the others.
         host: Number of the first host of the simulated replica, if an adapter or a switch is shared.
         switch: Number of that host's leaf switch.
     """
@@ -146,7 +147,7 @@ class StageWork:
         return self.stretch * self.device_s(chunk, at, kind)
 
     def traffic_s(self, chunk: int, at: int, kind: Kind, link: str) -> float:
-        """Return the time that collectives of a piece keep a link busy in a pass, alone [s]."""
+        """Return the time for which a piece's collectives keep a link busy in a pass if nothing else uses it [s]."""
         piece, again = self.chunks[chunk][at]
         segments = self.programs[piece, again, kind]
         return sum(work.seconds for segment in segments for work in segment.traffic if work.link == link)
@@ -181,9 +182,9 @@ def stage_works(
     kernel_time: KernelTime,
     collective_time: CollectiveTime,
 ) -> tuple[tuple[StageWork, ...], ...]:
-    """Price every stage of every kind of replicas [k][p].
+    """Compute the work of every stage in every kind of replicas [k][p].
 
-    The cluster's hosts must stand in the order of the ranks.
+    The cluster's hosts must be in the order of the ranks.
     """
     builder = _Builder(setting, config, splits_backward, kernel_time, collective_time)
     return tuple(tuple(builder.stage(kind, stage) for stage in range(config.pp)) for kind in kinds)
@@ -192,7 +193,7 @@ def stage_works(
 def virtual_stages(
     job: TrainingJob, runtime: RuntimeProfile, config: ParallelConfig
 ) -> tuple[tuple[tuple[Piece, bool], ...], ...]:
-    """Return the pieces of each virtual stage [v], and whether each is a layer whose forward pass runs again in full.
+    """Return the pieces of each virtual stage [v], and whether each is a layer that is recomputed in full.
 
     The first layers of a virtual stage are the recomputed ones.
     """
@@ -213,7 +214,7 @@ _Programs = Mapping[tuple[Piece, bool, Kind], Program]
 
 
 class _Builder:
-    """Pricing of stages; stages that are alike are priced once."""
+    """Builder of the work of stages; equal stages are computed once."""
 
     def __init__(
         self,
@@ -241,7 +242,7 @@ class _Builder:
         self.programs: dict[tuple[object, ...], tuple[Groups, int, _Programs]] = {}
 
     def stage(self, kind: ReplicaKind, stage: int) -> StageWork:
-        """Return the work of one stage of one kind of replicas."""
+        """Return the work of one stage in one kind of replicas."""
         # Programs depend on the place alone; the work of a stage depends on its pieces and hops as well.
         where = self._place_key(kind, stage)
         chunks = self.virtual[stage :: self.config.pp]
@@ -251,7 +252,7 @@ class _Builder:
             if where not in self.programs:
                 self.programs[where] = self._price(kind, stage)
             self.found[key] = self._work(kind, stage, chunks, *self.programs[where])
-        # Shared adapters and switches tell equal stages apart by their hosts.
+        # If adapters or switches are shared, otherwise equal stages differ by their hosts.
         if not (self.shares_adapters or self.cluster.switches):
             return self.found[key]
         host = self._host(kind, stage)
@@ -259,7 +260,7 @@ class _Builder:
         return replace(self.found[key], host=host, switch=switch)
 
     def _recompute_variants(self) -> tuple[tuple[bool, ParallelConfig], ...]:
-        """Return the configuration as it is, and with full recomputation if some layers have that."""
+        """Return the configuration as it is and, if some layers are recomputed in full, with full recomputation."""
         full = ((True, replace(self.config, recompute="full")),) if self.has_recomputed else ()
         return ((False, self.config), *full)
 
@@ -271,8 +272,8 @@ class _Builder:
         # for the whole stage, over which weights are reduced.
         spans_hosts = bool((hosts[self.cells[:, kind.first]] != hosts[cell]).any())
         tells_hosts = bool(self.cluster.slow_pairs or self.cluster.switches)
-        # Slow pairs of hosts and switches make hosts unlike. Without them, hosts may be numbered from the stage's
-        # first.
+        # With slow pairs of hosts or with switches, each host differs. Otherwise hosts are numbered from the stage's
+        # first one.
         least = 0 if tells_hosts else hosts[whole].min()
         return (
             (hosts[cell] - least).tobytes(),
@@ -339,8 +340,8 @@ class _Builder:
         job, runtime, grid = self.job, self.runtime, self.grid
         overlap = runtime.overlap_efficiency
         pieces = [piece for chunk in chunks for piece, _ in chunk]
-        # Parameters are counted twice: for the whole stage, whose traffic they set, and for each piece, which gets its
-        # share of the stage's accumulation and messages.
+        # Parameters are counted twice: for the whole stage, which gives its traffic, and for each piece, which gives
+        # its share of the stage's accumulation and messages.
         held = np.array([_blocks_of(piece) for piece in pieces], dtype=np.float64).reshape(-1, len(BLOCKS))
         whole = held.sum(axis=0, keepdims=True)
         bandwidth = np.array([self.cluster.devices[device].memory_bandwidth_bytes_per_s])
@@ -352,7 +353,7 @@ class _Builder:
         traffic = weight_traffic(job, runtime, grid, groups, local, self.collective_time)
         traffic = traffic.changed(self._planned_once_s(whole))
         collectives = weight_collectives(job, runtime, grid, groups, local)
-        # The closed form's traffic gives the durations; its collectives give the links and latencies.
+        # `traffic` gives the durations of the messages, `collectives` their links and latencies.
         gather = _message_of(collectives, "weights.all_gather")
         reduce = _message_of(
             collectives, "weights.all_reduce" if self.config.zero_stage == 0 else "weights.reduce_scatter"
@@ -382,7 +383,7 @@ class _Builder:
         return replace(work, stretch=self._stretch(work, groups))
 
     def _planned_once_s(self, whole: FloatArray) -> FloatArray:
-        """Return the time that a sharding plan adds once per step to the weights' traffic of a stage [s], [1, 1].
+        """Return the time that a sharding plan adds to the stage's traffic of weights, once per step [s], [1, 1].
 
         `whole` counts the blocks of the stage [1, len(BLOCKS)].
         """
@@ -394,7 +395,7 @@ class _Builder:
         return int(self.cluster.rank_host()[self.cells[stage, kind.first, 0]])
 
     def _surroundings(self, kind: ReplicaKind, stage: int) -> dict[str, Any]:
-        """Return the resources that the stage may share with others, as fields of its work."""
+        """Return the fields of `StageWork` on resources that the stage may share with others."""
         group = self.cluster.groups[int(np.searchsorted(self.group_ends, self._host(kind, stage), side="right"))]
         # A host may have two kinds of internal links that exclude each other, such as NVLink and PCIe.
         way, aside = combine_links(group.intra_links), detour(group.intra_links)
@@ -405,7 +406,7 @@ class _Builder:
         }
 
     def _begins_s(self, groups: Groups) -> float:
-        """Return the time that each pass waits for its message to begin if messages run beside compute [s]."""
+        """Return the time for which each pass waits until its message begins, if messages overlap with compute [s]."""
         if self.config.pp == 1 or self.config.vpp == 1 or not self.runtime.overlaps_p2p:
             return 0.0
         return float(
@@ -428,14 +429,14 @@ class _Builder:
         for name, count in hop_collectives(self.runtime, self.grid, phase):
             own_s = float(count[0] * self.collective_time(collectives[name])[0])
             seconds += own_s
-            is_sent = name != "pp.all_gather"  # a gather crosses other links than the message
-            # A gather after the message runs inside the host. It keeps none of the message's links busy, so all its
-            # time counts as latency.
+            is_sent = name != "pp.all_gather"  # the gather uses other links than the message
+            # A gather after the message runs inside the host. It leaves the message's link idle, so all its time counts
+            # as latency.
             latency_s += min(float(collective_latency_s(collectives[name])[0]), own_s) if is_sent else own_s
         return Message(seconds=seconds, latency_s=latency_s, link=link_between(collectives["pp.send_recv"].group))
 
     def _stretch(self, work: StageWork, groups: Groups) -> float:
-        """Return the time of a pass over that of its device; both passes of a micro-batch wait for the host alike."""
+        """Return the ratio of a pass's whole time to its time on the device, the same for all passes of a stage."""
         if self.runtime.captured_graph:
             return 1.0
         # The stretch compares one micro-batch's launches with its device time over all passes and pieces.
@@ -446,12 +447,12 @@ class _Builder:
         each_s = float(issue_s(self.runtime, self.grid, groups)[0])
         host_s = sum(kernels * self.runtime.launch_s + collectives * each_s for kernels, collectives in launches)
         host_s += float(hops_launch_s(self.runtime, self.config.pp, self.grid.vpp)[0])
-        # The same norm of device and host time as in the closed form.
+        # Device and host time are combined as in the closed-form model.
         return 1.0 + float(beyond_device_s(np.array(device_s), np.array(host_s))) / device_s if device_s > 0 else 1.0
 
 
 def _blocks_of(piece: Piece) -> list[float]:
-    """Return which blocks a piece consists of [len(BLOCKS)]."""
+    """Return 1 for each block that the piece contains, and 0 for the others [len(BLOCKS)]."""
     return [float(block in _BLOCKS_OF[piece]) for block in BLOCKS]
 
 
@@ -461,7 +462,7 @@ def _by_chunk(values: FloatArray, chunks: tuple[tuple[tuple[Piece, bool], ...], 
 
 
 def _message_of(collectives: Mapping[str, Collective], site: str) -> Callable[[float], Message]:
-    """Return a function that makes messages of given durations; links are idle for as long as in these collectives."""
+    """Return a function from a duration to a message with the link and the latency of the site's collectives."""
     latency_s = sum(
         float(collective_latency_s(collectives[name]).ravel()[0])
         for name in (site, f"expert_{site}")

@@ -1,6 +1,6 @@
 """Groups of ranks of each parallel dimension, and the share of the weights that one rank keeps.
 
-Ranks stand in Megatron-Core's order: tp fastest, then up and cp, then dp, then pp (megatron-core parallel_state.py,
+Ranks are in Megatron-Core's order: tp fastest, then up and cp, then dp, then pp (megatron-core parallel_state.py,
 order "tp-cp-ep-dp-pp"). A dimension's stride is the product of the faster degrees.
 """
 
@@ -36,7 +36,7 @@ class Groups:
         cp: Group of ring attention.
         ep: Group of expert parallelism.
         pp: Neighbouring stages of a pipeline.
-        ends: Rank of the first stage and its partner on the last.
+        ends: Rank of the first stage and its counterpart on the last.
         weights: Group over which a dense weight is reduced (up, cp and dp together), or sharded if dp_shard splits it.
         weight_copies: Ranks that hold a copy of one shard of a dense weight.
         expert_weights: Group over which an expert's weight is reduced or sharded.
@@ -65,10 +65,10 @@ class Groups:
 def place(cluster: Cluster, grid: ConfigGrid) -> Groups:
     """Return the groups of every configuration on `cluster`; every configuration occupies all of its devices.
 
-    Experts are dealt over all ranks of a stage, neighbours first, as in Megatron-Core's expert groups (order
-    "tp-ep-dp", with an expert tensor degree of its own). The same holds where `ep` divides dp alone.
+    Experts are distributed over all ranks of a stage, neighbours first, as in Megatron-Core's expert groups (order
+    "tp-ep-dp", with an expert tensor degree of its own). So are those of runtimes whose `ep` must divide dp.
     """
-    # One call for all dimensions: the group links are computed over the concatenated strides and sizes.
+    # One call computes the links of all dimensions, from their concatenated strides and sizes.
     strides, sizes = zip(*extents(grid).values(), strict=True)
     links = cluster.group_links(np.concatenate(strides), np.concatenate(sizes)).split(len(strides))
     ends = cluster.end_links(grid.tp * grid.up * grid.cp * grid.dp)
@@ -78,13 +78,13 @@ def place(cluster: Cluster, grid: ConfigGrid) -> Groups:
 def place_on(cluster: Cluster, device: Device, grid: ConfigGrid) -> Groups:
     """Return the groups as the ranks on one kind of device see them.
 
-    Groups inside a stage cross the links of their own hosts alone, if all of their ranks can be on such hosts.
+    Groups inside a stage cross only links of hosts with that device, if such hosts can hold all ranks of each group.
     """
     whole, part = place(cluster, grid), cluster.only(device)
     found = {}
     for name in ("tp", "expert_tp", "up", "cp", "ep"):
         stride, size = extents(grid)[name]
-        # A group that the hosts of this kind cannot hold as a whole spans other hosts too.
+        # A group that does not fit on the hosts with this device spans other hosts too.
         fits = part.num_devices % (stride * size) == 0
         own = part.group_links(np.where(fits, stride, 1), np.where(fits, size, 1))
         found[name] = getattr(whole, name).where(fits, own)
@@ -121,9 +121,9 @@ def place_replica(cluster: Cluster, grid: ConfigGrid, stage: int, replica: int) 
 
 
 def extents(grid: ConfigGrid) -> dict[str, tuple[IntArray, IntArray]]:
-    """Return the distance of neighbours in each dimension's groups and the groups' sizes [n].
+    """Return stride and size of each dimension's groups [n].
 
-    The keys are the fields of `Groups` but `ends`.
+    The keys are the fields of `Groups` except `all_hosts` and `ends`.
     """
     ones = np.ones_like(grid.tp)
     inner = grid.tp * grid.up * grid.cp
@@ -145,7 +145,7 @@ def extents(grid: ConfigGrid) -> dict[str, tuple[IntArray, IntArray]]:
 
 
 def expert_shards(grid: ConfigGrid) -> IntArray:
-    """Return the number of ranks over which ZeRO shards an expert's states [n]: those that hold it, less the copies."""
+    """Return the number of ranks over which ZeRO shards an expert's states [n]: its ranks divided by its copies."""
     replicas = grid.tp * grid.dp * grid.cp * grid.up // (grid.expert_tensor * grid.ep)
     return np.maximum(replicas // grid.copies, 1)
 
@@ -154,13 +154,13 @@ def expert_shards(grid: ConfigGrid) -> IntArray:
 class StageKinds:
     """Kinds of stages of one pipeline [c]; stages of one kind hold the same layers on the same kinds of devices.
 
-    Kinds stand in the order of their first stages. A pipeline of many stages has few kinds: the first, the last, and
-    one or two between them.
+    Kinds are in the order of their first stages. A pipeline of many stages has few kinds: the first stage, the last
+    stage, and one or two between them.
 
     Attributes:
         blocks: Number of blocks that a stage of each kind holds [c, len(BLOCKS)].
-        again: Number of these blocks that run again in full, whatever the configuration recomputes [c, len(BLOCKS)].
-        has_device: Whether some ranks of the stage stand on each of `cluster.devices` [c, d].
+        again: Number of these blocks that are always recomputed in full, whatever `recompute` says [c, len(BLOCKS)].
+        has_device: Whether some ranks of the stage run on each of `cluster.devices` [c, d].
         count: Number of stages of each kind [c].
         first: Number of the first stage of each kind [c].
         before: Number of stages of each kind (column) before the first stage of another (row) [c, c].
@@ -189,26 +189,26 @@ class StageKinds:
         )
 
     def held(self, block: Block) -> FloatArray:
-        """Return the number of such blocks that a stage of each kind holds [c, 1]."""
+        """Return how many of one block a stage of each kind holds [c, 1]."""
         return self.blocks[:, [BLOCKS.index(block)]]
 
     def held_again(self, block: Block) -> FloatArray:
-        """Return the number of such blocks that run again in full [c, 1]."""
+        """Return how many of one block are always recomputed in full [c, 1]."""
         return self.again[:, [BLOCKS.index(block)]]
 
     def total(self, costs: FloatArray) -> FloatArray:
         """Add up the costs of single blocks for each kind of stage [..., c, k].
 
         Args:
-            costs: Costs of every block [..., len(BLOCKS), k]. If some blocks run again, the costs of those that do
-                follow as further rows [..., 2 * len(BLOCKS), k].
+            costs: Costs of every block [..., len(BLOCKS), k]. If some blocks are always recomputed, their costs with
+                recomputation follow as further rows [..., 2 * len(BLOCKS), k].
         """
         if costs.shape[-2] == len(BLOCKS):
             return np.asarray(self.blocks @ costs)
         return np.asarray(np.concatenate([self.blocks - self.again, self.again], axis=1) @ costs)
 
     def slowest(self, seconds: FloatArray) -> FloatArray:
-        """Return the parts of the time [p, c, k] on the device that makes each kind of stage slowest.
+        """Return the parts of the time [p, c, k] on the slowest device of each kind of stage.
 
         The ranks of a stage wait for each other in every micro-batch, in collectives or at its end.
 
@@ -223,7 +223,7 @@ class StageKinds:
         return np.asarray(np.take_along_axis(seconds, slowest[None, None], axis=0)[0])
 
     def smallest(self, figures: Sequence[float]) -> FloatArray:
-        """Return the smallest of a figure of `cluster.devices` among the devices of each kind of stage [c]."""
+        """Return the smallest of `figures`, one for each cluster device, over the devices of each kind of stage [c]."""
         return np.asarray(np.where(self.has_device, figures, np.inf).min(axis=1))
 
 
@@ -231,8 +231,8 @@ def stage_kinds(blocks: FloatArray, again: FloatArray, has_device: NDArray[np.bo
     """Group stages into kinds.
 
     Args:
-        blocks: Blocks that each stage holds [pp, len(BLOCKS)].
-        again: Blocks among them that run again in full [pp, len(BLOCKS)].
+        blocks: Number of blocks that each stage holds [pp, len(BLOCKS)].
+        again: Number of these that are always recomputed in full [pp, len(BLOCKS)].
         has_device: Devices of each stage [pp, d].
     """
     numbers: dict[tuple[float, ...], int] = {}
@@ -290,16 +290,18 @@ class Pipelines:
 
 
 def pipelines(setting: Setting, grid: ConfigGrid, has_device: NDArray[np.bool_] | None = None) -> Pipelines:
-    """Group the configurations by layout; chunks per stage make another layout only if layers fall differently.
+    """Group the configurations by the layers that their stages hold.
+
+    Configurations that differ in vpp alone share a layout if each stage holds the same layers.
 
     Args:
-        setting: Job, cluster and runtime. The cluster's hosts stand in the order of the ranks.
+        setting: Job, cluster and runtime. The cluster's hosts are in the order of the ranks.
         grid: Configurations [n].
-        has_device: Devices of the stages [pp, d], if the configurations, all of one pp, do not use all of them.
+        has_device: Devices of each stage [pp, d], for configurations of one pp; None takes those of the cluster.
     """
     layouts, layout = _layouts(setting.job, setting.runtime, grid)
     replicas = grid.dp * grid.cp * grid.up
-    # The layout is the first column, so that the rows of one layout stand side by side.
+    # The layout is the first column, so that the rows of one layout follow each other.
     columns = [layout, grid.tp, replicas, grid.ep, grid.expert_tp, grid.zero_stage, grid.copies]
     kept, weights_of = distinct_rows(columns)
     weights = grid.take(kept)
@@ -327,7 +329,7 @@ def _layouts(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> tup
     for at in first.tolist():
         assignment = grid.assignments[grid.assignment[at]]
         found.append(assign_layers(job.model, runtime, int(grid.pp[at]), int(grid.vpp[at]), assignment))
-    # Different cuts may give the stages the same layers: equal layouts get one number.
+    # Different combinations may give the stages the same layers: equal layouts get one number.
     numbers: dict[bytes, int] = {}
     keys = [np.stack([own.dense, own.moe, own.dense_again, own.moe_again]).tobytes() for own in found]
     number = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
@@ -335,7 +337,7 @@ def _layouts(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> tup
 
 
 def _positions(number: IntArray) -> list[IntArray]:
-    """Return the positions of every number, from 0 on."""
+    """Return the positions at which each number occurs, from 0 on."""
     counts = np.bincount(number)
     # the sort is fast for short integers
     order = np.argsort(number.astype(np.min_scalar_type(len(counts))), kind="stable")
@@ -413,7 +415,7 @@ def layer_parameters(job: TrainingJob, grid: ConfigGrid) -> LayerParameters:
 
 
 def local_parameters(job: TrainingJob, grid: ConfigGrid, blocks: FloatArray) -> LocalParameters:
-    """Compute the parameters per rank of stages that hold so many `blocks` [s, len(BLOCKS)], for configurations [k].
+    """Compute the parameters per rank of stages that hold `blocks` [s, len(BLOCKS)], for configurations [k].
 
     A tied head is a copy of the embedding on the last stage.
     """
@@ -444,8 +446,8 @@ def sharded_parameters(grid: ConfigGrid, local: LocalParameters) -> FloatArray:
 
 
 def stage_devices(cluster: Cluster, pp: int) -> NDArray[np.bool_]:
-    """Return whether some ranks of each stage stand on each of `cluster.devices` [pp, d]."""
-    # Stages and host groups are intervals of ranks: a stage stands on a group where the intervals overlap.
+    """Return whether some ranks of each stage run on each of `cluster.devices` [pp, d]."""
+    # Stages and host groups are intervals of ranks: a stage runs on a group if the intervals overlap.
     ends = np.cumsum([group.num_devices for group in cluster.groups])
     last = np.arange(1, pp + 1)[:, None] * (cluster.num_devices // pp)
     first = last - cluster.num_devices // pp

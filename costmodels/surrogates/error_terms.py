@@ -1,19 +1,20 @@
 """Error terms of a step: parts whose predictions may err independently (FlexParallel, equation 5a).
 
-A term is an operator on one kind of device, or the call of a collective. If each term i takes exp(e_i) times as long as
+A term is an operator on one kind of device, or one collective. If each term i takes exp(e_i) times as long as
 predicted, the step takes
 
     1 + sum_i  elasticity_i (exp(e_i) - 1),    elasticity_i = d log(step time) / d log(time of term i)
 
-times as long. This is exact where the step is a sum of times, and of first order where terms hide behind others. The
-elasticities contain overlap and pipeline waits: an operator of a stage that waits has none. They are finite differences
-of `estimate_step`, one for each bundle of terms with equal effect on the step; inside a bundle each term has its share
-of the bundle's time. Where two stages take equally long, both get the elasticity of the longest. Each candidate's
-elasticities are therefore scaled to the elasticity of all terms together, so an error that all terms share is exact.
-The rest of the step (host, optimizer, overhead) is assumed to be predicted correctly.
+times as long. This is exact if the step is a sum of times, and a first-order approximation if terms hide behind others.
+The elasticities account for overlap and pipeline waits: an operator of a stage that waits for others has elasticity 0.
+They are finite differences of `estimate_step`, one for each bundle, which is a group of terms with equal effect on the
+step. A bundle's elasticity is divided among its terms in proportion to their times. The rest of the step (host,
+optimizer, overhead) is assumed to be predicted correctly.
 
-With errors of 10% from term to term, the sum is within 1% of `estimate_step` with the same errors for 19 of 20
-candidates (see tests). For the others, some terms start or stop being hidden.
+Two stages that take equally long both get the elasticity of the longest stage, which is thus counted twice. Each
+candidate's elasticities are therefore scaled to add up to the elasticity of all terms together. An error that all terms
+share is then propagated exactly. With errors that differ by 10% between terms, the sum is within 1% of `estimate_step`
+with the same errors for 19 of 20 candidates (see tests). For the others, some terms start or stop being hidden.
 
 Letters: n candidates, r distinct shapes of a term, b rows of a bundle, M draws.
 """
@@ -88,9 +89,9 @@ class Term:
         device: Name of the device that the operator runs on; empty for a collective.
         precision: Type of its arithmetic; empty for a collective.
         shape: Distinct shapes [r, d]; see `layer_operators.Operator.shape` and `layer_operators.Collective.shape`.
-            Where stages send messages of unlike size, the shape is of the stage that takes longest.
+            If stages send messages of different sizes, the shape is that of the slowest stage.
         time_s: Predicted time of one execution, or one message, of each shape [r].
-        row: Position among the distinct shapes of each candidate's shape [n].
+        row: Row of `shape` that each candidate has [n].
     """
 
     name: str
@@ -130,8 +131,8 @@ class StepTerms:
     def covered(self) -> FloatArray:
         """Elasticity of the step time to all terms together [n].
 
-        The rest to 1 belongs to parts that are no terms. It may slightly exceed 1 where a collective is partly hidden
-        behind such a part.
+        What is missing to 1 belongs to parts of the step that are not terms. The elasticity may slightly exceed 1 if a
+        collective is partly hidden behind such a part.
         """
         return np.asarray(self.elasticities.sum(axis=1), dtype=np.float64)
 
@@ -155,8 +156,8 @@ class _Bundle:
     """Terms with equal effect on the step, whose elasticity is computed together.
 
     Attributes:
-        members: Terms of the bundle, which all have one `row` of each candidate among the shapes [b], not yet distinct;
-            and the predicted time of all executions of each in a step [b].
+        members: Terms of the bundle, each with the predicted time of all its executions in a step [b]. All terms have
+            the same `row`, and shapes [b, d] that may still repeat.
         at: Positions of candidates whose step may depend on the bundle.
         is_longer: Predicate that tells whether an operator on a device belongs to the bundle.
         collective_time: Function that gives times of collectives, with those of the bundle lengthened by LOG_STEP.
@@ -198,7 +199,7 @@ def step_terms(setting: Setting, grid: ConfigGrid, *, memory: MemoryEstimate | N
         at = bundle.at[matters]
         row_of = bundle.members[0][0].row.astype(np.int64)
         elasticity.add(at, num_rows + row_of[at], of_bundle[matters])
-        # a member's error counts in the bundle's elasticity by its share of the bundle's time
+        # the bundle's elasticity is divided among its members by their shares of its time
         total_s = np.sum([own_s for _, own_s in bundle.members], axis=0)
         for term, own_s in bundle.members:
             first, row = _find_distinct_shapes(term.shape)
@@ -229,7 +230,7 @@ def _scale_rows(total: FloatArray, elasticities: csr_array) -> csr_array:
 def _operator_bundles(setting: Setting, grid: ConfigGrid) -> Iterator[_Bundle]:
     """Yield bundles of operators of one block, phase and device that hide the same communication."""
     job, runtime = setting.job, setting.runtime
-    # most operators depend on the tokens of a device alone, attention on the whole shape: few distinct rows
+    # most operators depend only on the tokens of a device, attention on the whole shape: both have few distinct rows
     shapes, shape_of = unique_shapes(grid)
     tokens, token_of = unique_tokens(job, shapes)
     outside = [operator for operator in step_operators(job, runtime, tokens) if not is_core(operator)]
@@ -289,7 +290,7 @@ def _match_operators(names: set[str], device: Device) -> Callable[[Operator, Dev
 
 
 def _lengthen_kernels(kernel_time: KernelTime, is_meant: Callable[[Operator, Device], bool]) -> KernelTime:
-    """Return `kernel_time` with the meant operators lengthened by LOG_STEP."""
+    """Return `kernel_time` with the operators that `is_meant` selects lengthened by LOG_STEP."""
 
     def longer_s(operator: Operator, device: Device, job: TrainingJob, runtime: RuntimeProfile) -> FloatArray:
         seconds = kernel_time(operator, device, job, runtime)
@@ -341,7 +342,8 @@ def _collective_bundles(setting: Setting, grid: ConfigGrid) -> Iterator[_Bundle]
 def _single_bundle(collectives: Sequence[Collective], row: IntArray, is_used: NDArray[np.bool_]) -> _Bundle:
     """Return a bundle of one collective, for candidates whose groups have more than one rank.
 
-    The rows of several objects are concatenated. Stages run side by side, so only the slowest message of a row counts.
+    The rows of several `Collective` objects are concatenated. Stages send at the same time, so only the slowest stage
+    of each row counts.
     """
     shapes, times_s, totals_s = [], [], []
     for collective in collectives:
@@ -363,14 +365,14 @@ def _single_bundle(collectives: Sequence[Collective], row: IntArray, is_used: ND
     )
     takes_time = np.concatenate(totals_s) > 0
     return _Bundle(
-        members=[(term, np.ones(len(takes_time)))],  # its share of its own time
+        members=[(term, np.ones(len(takes_time)))],  # the only member, so its share of the time is 1
         at=np.flatnonzero(is_used & takes_time[row]),
         collective_time=_lengthen_collectives(lambda collective: collective.name == name),
     )
 
 
 def _lengthen_collectives(is_meant: Callable[[Collective], bool]) -> CollectiveTime:
-    """Return `collective_s` with the meant collectives lengthened by LOG_STEP."""
+    """Return `collective_s` with the collectives that `is_meant` selects lengthened by LOG_STEP."""
 
     def collective_time(collective: Collective) -> FloatArray:
         seconds = collective_s(collective)

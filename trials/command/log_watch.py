@@ -1,7 +1,8 @@
 """Watch the hosts of one trial while a command runs there, and turn its log into an observation.
 
-A trial with enough readings has ended well whatever follows. Otherwise the first of these reasons counts: a lack of
-memory on any host, a signal, a port that was taken, an exit status other than 0, and last a silence.
+A trial with enough readings (log lines with a step time) has ended well, whatever follows. Otherwise the first of
+these reasons counts: a lack of memory on any host, a signal, a port that was taken, an exit status other than 0, and
+last a hang.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from trials.ranks.listening import listen
 from trials.ranks.messages import Exit, Told
 
 GRACE_S = 5.0
-"""Time that the other hosts may take to end when one has ended [s]: their logs may say more."""
+"""Time that the other hosts get to end after one has ended [s]: their logs may say more."""
 
 _LAUNCHERS_SIGNAL = re.compile(r"exitcode\s*:\s*-([0-9]{1,3})\b|Signal ([0-9]{1,3}) \(SIG\w+\) received")
 """Message of torchrun that a signal has killed one of its processes; torchrun itself ends with status 1."""
@@ -31,7 +32,7 @@ _PORT_TAKEN = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 
 
 _NAMES_ERROR = re.compile(r"(?:Error|Exception|error)\b")
-"""Name of an error, searched in front of the last colon. One expression for both could take hours for a line."""
+"""Name of an error, searched before a line's last colon. One expression for both could take hours on a long line."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +42,7 @@ class Wanted:
     Attributes:
         warmup_steps: Number of readings of the log that are dropped.
         steps: Number of readings that are measured after those.
-        hang_limit_s: Silence of all hosts that means a hang [s].
+        hang_limit_s: Time without a message from any host after which the trial counts as hung [s].
     """
 
     warmup_steps: int
@@ -50,14 +51,14 @@ class Wanted:
 
 
 def watch_log(ranks: AbstractRanks, wanted: Wanted, *, on_step: OnStep) -> Observation:
-    """Watch the command that was just launched on every host; the caller ends what still runs."""
+    """Watch the command that was just launched on every host; the caller ends what still runs afterwards."""
     seen = _Seen(wanted, on_step)
     seen.hangs = listen(ranks, seen, hang_limit_s=wanted.hang_limit_s, grace_s=GRACE_S)
     return seen.observation(ranks.printed)
 
 
 class _Seen:
-    """Messages of the hosts so far, and what follows from them."""
+    """Messages of the hosts so far, and the observation that follows from them."""
 
     def __init__(self, wanted: Wanted, on_step: OnStep) -> None:
         self.wanted = wanted
@@ -80,7 +81,7 @@ class _Seen:
 
     def take(self, event: Told | Exit) -> None:
         if isinstance(event, Exit):
-            self.codes.setdefault(event.rank, event.code if event.code else 1)  # it had no time to tell
+            self.codes.setdefault(event.rank, event.code if event.code else 1)  # without a report, it failed
         elif isinstance(event.value, Ended):
             self.codes[event.rank] = event.value.code
             self.trouble = self.trouble or event.value.trouble
@@ -95,7 +96,7 @@ class _Seen:
         if reading.step_time_s is None or self.is_enough:
             return
         if reading.iteration is not None:
-            if reading.iteration == self.last_iteration:  # as two ranks or two hosts may print it
+            if reading.iteration == self.last_iteration:  # two ranks or two hosts may print the same one
                 return
             self.last_iteration = reading.iteration
         self.num_read += 1

@@ -1,7 +1,7 @@
-"""Reference of a study's answer: the current configuration, or without one a sane baseline.
+"""Reference with which a study compares its best configuration: the current configuration, or else a baseline.
 
-The baseline is a candidate and the first trial, as the current configuration is; tuner/answers/baseline.py has its
-rule. A study keeps it when it is opened for the first time, so that the comparison never changes.
+The baseline is chosen by the rule in tuner/answers/baseline.py. Like the current configuration, it is a candidate and
+the first trial. A study stores it when it is first opened, so that the comparison never changes.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Reference:
     """Configuration to compare with.
 
     Attributes:
-        role: Role of the configuration: in use today, or chosen by a rule.
+        role: Role of the configuration: in use today (current), or chosen by the rule (baseline).
         config: Configuration of the reference.
-        values: Dimensions of a candidate with its values.
+        values: Value of each dimension of a candidate.
     """
 
     role: Role
@@ -46,7 +46,7 @@ class Reference:
 
 
 def reference_among(config: StudyConfig, candidates: Candidates) -> Reference | None:
-    """Return the reference of a new study; None if no current one is named and no baseline is wanted, or none fits."""
+    """Return the reference of a new study; None without a current configuration if no baseline is wanted or fits."""
     if config.current is not None:
         return _make_reference(config, "current", config.current)
     if not config.search.baseline or not len(candidates.space.grid):
@@ -70,7 +70,7 @@ def reference_of(config: StudyConfig, study: Study) -> Reference | None:
 
 
 def keep_baseline(study: Study, reference: Reference | None) -> None:
-    """Keep the baseline of a study that has not begun."""
+    """Store the baseline in its study, if that has no trials yet."""
     if reference is None or reference.role != "baseline" or BASELINE in study.user_attrs:
         return
     if not study.get_trials(deepcopy=False):
@@ -78,13 +78,13 @@ def keep_baseline(study: Study, reference: Reference | None) -> None:
 
 
 def gain_over(reference: Reference | None, records: Sequence[TrialRecord], best_s: float | None) -> float | None:
-    """Return how many times as fast the best is by measured step times; None where one of the two has none."""
+    """Return the speedup of the best over the reference by measured step times; None if either has none."""
     reference_s = reference.step_time_s(records) if reference else None
     return reference_s / best_s if reference_s and best_s else None
 
 
 def gains(reference: Reference | None, gain: float | None) -> dict[str, float | None]:
-    """Return the gain under the keys of JSON: one for each role."""
+    """Return the gain under the JSON key of the reference's role; the other role's key is None."""
     role = None if reference is None else reference.role
     return {
         "gain_over_current": gain if role == "current" else None,

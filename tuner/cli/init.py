@@ -27,7 +27,7 @@ def init(
     from_deepspeed: Annotated[_File, Option(metavar="FILE", help="JSON configuration file.")] = None,
     from_nanotron: Annotated[_File, Option(metavar="FILE", help="YAML configuration file.")] = None,
     from_hugging_face: Annotated[
-        _File, Option(metavar="FILE", help="A model's config.json; it holds no current configuration.")
+        _File, Option(metavar="FILE", help="A model's config.json; the study then has no current configuration.")
     ] = None,
     from_json: Annotated[_File, Option(metavar="FILE", help="File written by `meshtune export --to json`.")] = None,
     cluster: Annotated[
@@ -37,8 +37,7 @@ def init(
         ),
     ] = None,
     hosts: Annotated[
-        str | None,
-        Option(metavar="N", help="Number of hosts, if the file does not give it or another number is wanted."),
+        str | None, Option(metavar="N", help="Number of hosts, if the file gives none or another is wanted.")
     ] = None,
     model: Annotated[
         str | None,
@@ -66,9 +65,10 @@ def init(
     force: Annotated[bool, Option("--force", help="Replace existing files.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a study file from the configuration that you use today, which becomes its `current:`.
+    """Write a study file from your launch script or configuration file.
 
-    The file is parsed, never executed. If it leaves something open, the error message names the option to add.
+    Its parallelism becomes the study's current configuration (`current:`). The file is parsed, never executed. If it
+    leaves something open, the error message names the option to add.
     """
     given = {
         "megatron": from_megatron,
@@ -81,7 +81,7 @@ def init(
     chosen = [(framework, file) for framework, file in given.items() if file is not None]
     if len(chosen) != 1:
         options = ", ".join(f"--from-{framework}" for framework in given)
-        raise ConfigError(f"needs one file: one of {options}", key="init")
+        raise ConfigError(f"needs exactly one of {options}", key="init")
     if out.suffix not in (".yaml", ".yml"):
         raise ConfigError("must end in .yaml", key="--out", value=str(out))
     _check_free(out, force=force)
@@ -130,7 +130,7 @@ def _parse_degrees(text: str) -> dict[str, int]:
     found = parse_config(text, {})
     named = {entry.partition("=")[0].strip() for entry in text.split(",")}
     for name in sorted(named - {*DEGREES, ""}):
-        raise ConfigError("is no degree", key="--config", value=name, nearest=f"valid: {', '.join(DEGREES)}")
+        raise ConfigError("is not a degree", key="--config", value=name, nearest=f"valid: {', '.join(DEGREES)}")
     return {name: getattr(found, name) for name in DEGREES if name in named}
 
 

@@ -185,7 +185,7 @@ def run(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tune: try the most promising configurations, stop when confident, print the best.
+    """Tune: try promising configurations until confident that no other is faster, then print the best.
 
     Running the same command again continues an interrupted study.
     """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # these load numpy
     from tuner.study_file.config import StudyConfig
 
 StudyFile = Annotated[Path, Argument(metavar="STUDY", help="Study file (YAML).")]
-AsJson = Annotated[bool, Option("--json", help="Print one JSON object on stdout and nothing else there.")]
+AsJson = Annotated[bool, Option("--json", help="Print one JSON object, and nothing else, on stdout.")]
 Overrides = Annotated[
     list[str] | None,
     Option("--set", metavar="KEY=VALUE", help="Replace a key of the study file, for example search.seed=3."),

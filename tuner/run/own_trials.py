@@ -1,8 +1,8 @@
-"""Trials of a study in the memory of its driver: read once, then kept by its own writes.
+"""Trials of a study in the memory of its driver, which reads them once and then adds what it writes itself.
 
-While its claim holds nobody else writes trials, and those of a large study take long to read. Of an ended trial only
-the part is remembered that decisions, progress and the answer use. Its operator times, its prediction and its
-population stay in the storage, so that a driver's memory hardly grows.
+Reading the trials of a large study takes long, and nobody else writes any while the driver holds its claim on the
+study. Of an ended trial, memory keeps only what decisions, progress and the answer need. Operator times, predictions
+and populations (population.py) stay in the storage, so that the driver's memory hardly grows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class OwnTrials:
 
     Args:
         trials: All trials of the study.
-        dimensions: Dimensions that the parameters of a trial with a candidate hold.
+        dimensions: Dimensions that a trial's parameters must hold to name a candidate.
         sampler: Sampler that reads their observations.
 
     Attributes:
@@ -52,11 +52,11 @@ class OwnTrials:
         self.best_trial = best_among(list(self._known.values()))
 
     def __getitem__(self, number: int) -> FrozenTrial:
-        """Return a trial; an ended trial is without most of its attributes."""
+        """Return a trial; if it has ended, without its user attributes."""
         return self._known[number]
 
     def observations(self, *, but: int | None = None) -> Observations:
-        """Return the observations of the trials, without those of the trial `but`."""
+        """Return the observations of all trials except the trial `but`."""
         if but is not None:
             return self._sampler.observations([trial for number, trial in self._known.items() if number != but])
         if self._observations is None:
@@ -65,7 +65,7 @@ class OwnTrials:
 
     @property
     def all(self) -> list[FrozenTrial]:
-        """All trials in the order of their numbers; those that have ended without most of their attributes."""
+        """All trials, by number; ended ones have lost their user attributes."""
         return list(self._known.values())
 
     @property
@@ -95,31 +95,31 @@ class OwnTrials:
         return next(reversed(self._known), -1) + 1
 
     def begin(self, trial: FrozenTrial) -> None:
-        """Take a trial that was asked for, under its number."""
+        """Add a trial that has just been asked for."""
         self._known[trial.number] = self._running[trial.number] = trial
         self._observations = None
 
     def end(self, number: int, state: TrialState, values: Sequence[float] | None, p_star: float) -> None:
-        """Take the end of a running trial, of which all is written; `p_star` is the study's after it."""
+        """Note that a running trial has ended and is in the storage; `p_star` is the study's confidence after it."""
         trial = self._running.pop(number)
         trial.values, trial.state = values, state
         trial.user_attrs[P_STAR] = p_star
         self._observations = None
-        self.observations()  # before most of its attributes are dropped
+        self.observations()  # read it before its attributes are dropped
         if state == TrialState.COMPLETE:
             self.best_trial = best_among([trial, *([self.best_trial] if self.best_trial else [])])
         record = self._remember(number)
         if record is None or record.step_time_s is None:
             return
         candidate = tuple(record.params.values())
-        # measured again, a candidate may lose its place to another
+        # if the candidate was measured before, any other may now be the best, so compare all
         some = self._records.values() if candidate in self._completed else filter(None, (self.best, record))
         self._completed.add(candidate)
         self.best = best_record(sorted(some, key=lambda each: each.number))
 
     def _remember(self, number: int) -> TrialRecord | None:
-        """Keep the record of a trial that has ended, and drop its long attributes."""
-        assert self._observations is not None, "what is dropped here has told what it tells"
+        """Keep the record of a trial that has ended, and drop its attributes."""
+        assert self._observations is not None, "observations are read before the attributes are dropped"
         trial = self._known[number]
         record = _shorten(trial) if self.has_candidate(trial) else None
         trial.user_attrs = {}
@@ -169,14 +169,14 @@ class DrivenStudy(Study):
 
 
 def _copy_trial(trial: FrozenTrial) -> FrozenTrial:
-    """Return a copy of the trial, which may change without the storage's."""
+    """Return a copy of the trial that can change while the storage's stays as it is."""
     own = copy.copy(trial)
     own.user_attrs, own.intermediate_values = dict(trial.user_attrs), dict(trial.intermediate_values)
     return own
 
 
 def _shorten(trial: FrozenTrial) -> TrialRecord:
-    """Return the remembered part of a trial; the storage keeps when it began and ended."""
+    """Return the part of a trial that memory keeps; the rest, with the dates, stays in the storage."""
     record = record_of(trial)
     observation = record.observation and replace(record.observation, operator_samples=())
     return replace(

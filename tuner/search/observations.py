@@ -22,21 +22,21 @@ STATUS = "status"
 """Trial attribute with the Status of the observation, where a trial did not simply complete."""
 
 OBSERVATION = "observation"
-"""Trial attribute with the observation; a loop that keeps none is judged by its trials' values and states."""
+"""Trial attribute with the observation. A trial without it, of a user's own loop, is judged by its value and state."""
 
 STEP_NOISE = 0.02
 """Assumed standard deviation of the log time of one measured step where its trial has no others."""
 
 LEAST_NOISE = 0.005
-"""Standard deviation that all steps of a trial share: runs of one configuration on one cluster differ by at least
-that."""
+"""Smallest standard deviation of the log step time between runs of one configuration on one cluster. The steps of a
+run share this error."""
 
 EXPLORING = (Status.OK, Status.PRUNED, Status.TIMEOUT)
 """Statuses of a trial after which its candidate needs no other trial."""
 
 MOST_SAMPLED = 256
-"""Number of trials whose operator times are used: the first and the last half of so many. The earlier ones set the
-errors that the hyperparameters are learned from; each later one tells less than the one before."""
+"""Largest number of trials whose operator times are used: half of it for the first trials, half for the last. The
+hyperparameters are learned from the first trials; each later one adds less than the one before."""
 
 T = TypeVar("T")
 """Anything that was cut off: a candidate, or a proxy."""
@@ -53,7 +53,7 @@ class ProxyObservations:
         proxy: Proxy job and its configuration.
         positions: Positions of the candidates in whose place it ran.
         log_step_s: Logarithm of its step time, the mean over its trials; None if no step was measured.
-        variance: Variance of that mean as a measurement.
+        variance: Variance of the error of that mean.
         limit_s: Lower bound of its step time, where it was cut off before a step ended [s].
         peak_bytes: Peak of its memory, where it was measured [bytes].
         ran_out: Whether its memory ran out.
@@ -74,15 +74,15 @@ class ProxyObservations:
 class Observations:
     """Observations of the candidates of a study.
 
-    Observations of a proxy settle nothing about its candidate, and stand in `proxies` alone.
+    Results of a proxy do not count as results of its candidate; they are in `proxies`.
 
     Attributes:
         measured: Positions of candidates with measured steps, each once, in the order of their first trials [t].
         log_step_s: Logarithm of their step times, the mean over their trials [t].
-        variance: Variance of that mean as a measurement [t].
-        num_completed: Number of their trials that ended well [t].
+        variance: Variance of the error of that mean [t].
+        num_completed: Number of their completed trials [t].
         num_trials: Number of trials of each candidate that has any, however they ended, pending ones included.
-        best_s: Shortest step time of a candidate of which a trial ended well [s]; None without one.
+        best_s: Shortest step time among candidates with a completed trial [s]; None if there is none.
         limits_s: Lower bounds of the step times of candidates that were cut off before a step ended [s].
         peaks_bytes: Measured peaks of memory by candidate [bytes].
         explored: Candidates that need no further trial: measured, stopped early or timed out.
@@ -93,7 +93,7 @@ class Observations:
         num_decisions: Number of trials so far, finished or not.
         proxies: Observations of proxy jobs, each once, in the order of their first trials.
         proxies_pending: Candidates of proxies that have not finished; these are among `pending`.
-        num_proxies: Number of proxies chosen so far, finished or not; these are among `num_decisions`.
+        num_proxies: Number of trials of proxies so far, finished or not; these are among `num_decisions`.
     """
 
     measured: IntArray
@@ -116,22 +116,22 @@ class Observations:
 
     @property
     def num_at_full_size(self) -> int:
-        """Number of candidates that were chosen to run as they are, finished or not."""
+        """Number of trials of candidates at full size so far, finished or not."""
         return self.num_decisions - self.num_proxies
 
     @property
     def num_ended(self) -> int:
-        """Number of candidates and proxies of which a trial has told something."""
+        """Number of candidates and proxies with a result."""
         return len(self.explored) + len(self.impossible) + len(self.proxies)
 
     @property
     def proxied(self) -> frozenset[int]:
-        """Candidates of which a proxy told something."""
+        """Candidates with a result from a proxy."""
         return frozenset(position for seen in self.proxies for position in seen.positions)
 
     @property
     def crashed_by_proxy(self) -> Mapping[int, int]:
-        """Row in `proxies` of the crashed proxy of each candidate that has not run itself."""
+        """Row in `proxies` of each candidate's crashed proxy, for candidates without a result of their own."""
         known = self.explored | self.impossible
         crashed = [
             (position, at) for at, seen in enumerate(self.proxies) if seen.crashed for position in seen.positions
@@ -150,7 +150,7 @@ class Observations:
 
 
 class ObservationLog:
-    """Reader of the trials of one study, which parses each trial that has ended once.
+    """Reader of the trials of one study, which parses each ended trial only once.
 
     Args:
         position_of: Function that returns the candidate named by a trial's parameters, or None.
@@ -167,10 +167,10 @@ class ObservationLog:
         finishing: Ending | None = None,
         chosen: Mapping[int, int] = MappingProxyType({}),
     ) -> Observations:
-        """Return what trials tell of the candidates.
+        """Return the observations of the candidates in the trials.
 
         Args:
-            trials: Trials of the study; one that has ended does not change any more.
+            trials: Trials of the study; ended trials never change.
             finishing: One trial whose end the storage does not hold yet.
             chosen: Candidates of running trials, by number, whose parameters may not be stored yet.
         """
@@ -178,7 +178,7 @@ class ObservationLog:
         if finishing is not None:
             entries.append(_parse_trial(finishing, self._position_of))
         own = sorted((entry for entry in entries if entry is not None), key=lambda entry: entry.number)
-        # several hooks look at one moment of a study, and most entries are the same objects then
+        # several hooks may ask before anything changes; comparing is cheap, as most entries are the same objects
         if self._latest is None or self._latest[0] != own:
             self._latest = own, _combine(own)
         return self._latest[1]
@@ -255,18 +255,18 @@ def _select_samples(own: Sequence[_Entry]) -> tuple[OperatorSample, ...]:
 
 @dataclass(kw_only=True, slots=True)
 class _Entry:
-    """One trial of a candidate, as parsed.
+    """Parsed trial of a candidate.
 
     Attributes:
         number: Number of the trial.
         position: Position of the candidate.
         status: Status at its end; None if it has not ended.
-        value_s: Step time of the trial, if it ended well [s].
+        value_s: Step time of the trial, if it completed [s].
         log_step_s: Logarithm of its step time, from its value or the steps measured so far; None without any.
-        variance: Variance of that logarithm as a measurement.
-        startup_s: Time that it took besides its steps, where its observation tells [s].
-        cut: Observation of a trial that was cut off.
-        peak_bytes: Peak of memory, if it ended well and measured one [bytes].
+        variance: Variance of the error of that logarithm.
+        startup_s: Time that it took besides its steps, if its observation has it [s].
+        cut: Observation of the trial, if it was cut off.
+        peak_bytes: Measured peak of memory, if the trial completed and measured one [bytes].
         samples: Operator times that it measured.
         proxy: Proxy that ran in the candidate's place; None at full size.
     """
@@ -301,7 +301,7 @@ def observation_of(trial: FrozenTrial) -> Observation | None:
 def status_without_value(trial: FrozenTrial, state: TrialState) -> Status:
     """Return the status of a trial that gave no step time.
 
-    A foreign loop keeps no status: Optuna's state, or a constraint, tells it.
+    Trials of a user's own Optuna loop have no status: it follows from Optuna's state or from a constraint.
     """
     if STATUS not in trial.user_attrs and exceeds_memory(trial):
         return Status.OUT_OF_MEMORY
@@ -315,7 +315,7 @@ def _parse_trial(ending: Ending, position_of: Callable[[Mapping[str, Any]], int 
     if position is None:
         return None
     status, value_s = None, None  # while the trial runs
-    # a loop that is not ours may return infinity for what failed
+    # a user's own Optuna loop may return infinity for a failed trial
     if state == TrialState.COMPLETE and values and values[0] < math.inf and not exceeds_memory(trial):
         status, value_s = Status.OK, values[0]
     elif state.is_finished():
@@ -351,9 +351,9 @@ def _measured_steps(trial: FrozenTrial, status: Status | None, observation: Obse
 
 
 def _average_trials(entries: Sequence[_Entry]) -> tuple[float, float]:
-    """Return the mean of the log step times of trials of one configuration, and its variance as a measurement.
+    """Return the mean log step time of trials of one configuration, and the variance of its error.
 
-    Trials that differ by more than their steps explain are as uncertain as they differ.
+    If the trials differ by more than the noise of their steps explains, the error is as large as they differ.
     """
     logs = [entry.log_step_s for entry in entries if entry.log_step_s is not None]
     if len(logs) == 1:
@@ -364,7 +364,7 @@ def _average_trials(entries: Sequence[_Entry]) -> tuple[float, float]:
 
 
 def _gather_proxies(entries: Sequence[_Entry]) -> tuple[ProxyObservations, ...]:
-    """Return the observations of proxies, without those that say nothing of their candidate."""
+    """Return the observations of proxies, without those that say nothing about their candidate."""
     limits_s = _bound_cut_trials((entry.proxy, entry) for entry in entries)
     telling: dict[Proxy, list[_Entry]] = {}
     for entry in entries:
@@ -391,9 +391,9 @@ def _gather_proxies(entries: Sequence[_Entry]) -> tuple[ProxyObservations, ...]:
 
 
 def _bound_cut_trials(trials: Iterable[tuple[T, _Entry]]) -> dict[T, float]:
-    """Return lower bounds of the step times of trials that were cut off, where start-up times of others are known."""
+    """Return lower bounds of the step times of trials that were cut off, if other trials' start-up times are known."""
     kept = list(trials)
-    # a limit of time holds start-up and one step, so start-up times of completed trials turn it into a bound
+    # the time limit covers start-up and one step, so it bounds the step once the usual start-up time is subtracted
     known = [entry.startup_s for _, entry in kept if entry.startup_s is not None]
     startup_s = statistics.median(known) if known else None
     limits_s: dict[T, float] = {}
@@ -405,7 +405,7 @@ def _bound_cut_trials(trials: Iterable[tuple[T, _Entry]]) -> dict[T, float]:
 
 
 def _median_variance(steps_s: Sequence[float]) -> float:
-    """Return the variance of the log of the steps' median: pi / 2 of that of their mean (Cramer 1946, section 28.5)."""
+    """Return the variance of the log of the median step: pi / 2 times the mean's (Cramer 1946, section 28.5)."""
     if len(steps_s) < 2:
         return STEP_NOISE**2
     return LEAST_NOISE**2 + math.pi / 2 * statistics.variance(map(math.log, steps_s)) / len(steps_s)

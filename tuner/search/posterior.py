@@ -1,10 +1,15 @@
 """Posterior of a study's candidates: joint draws of all step times, given the observations of its trials.
 
-Four parts enter one draw. (1) The errors of operators and collectives, as trials and history measured them, are
-composed into every candidate's step (FlexParallel 3.1 and equation 5a). (2) The step-level surrogate draws the error
-that they leave. (3) A draw of the memory says which candidates do not fit, and (4) one of the crashes which the runtime
-cannot run: these are infinitely slow in it. So each draw is one world that agrees with all observations, and its
-fastest candidate may well be the best.
+A draw has four parts:
+
+1. The errors of operators and collectives, as trials and history measured them, correct the predicted step of every
+   candidate (FlexParallel 3.1 and equation 5a).
+2. The surrogate of step times draws the error that remains.
+3. The surrogate of memory draws which candidates do not fit.
+4. The surrogate of crashes draws which candidates the runtime cannot run.
+
+A candidate that does not fit or cannot run is infinitely slow in that draw. Each draw thus agrees with all
+observations, and its fastest candidate may be the best one.
 
 Letters: n candidates, p proxies, M draws.
 """
@@ -31,23 +36,22 @@ from tuner.search.proxy.proxy_trials import Proxy
 from tuner.search.subset import select_subset
 
 PEAK_VARIANCE = 0.01**2
-"""Variance of the logarithm of a peak as a measurement."""
+"""Variance of the logarithm of a measured memory peak."""
 
 MISHAP = 0.02
-"""Probability that memory runs out though it suffices, or suffices though it should not: other processes, luck."""
+"""Probability that a candidate runs out of memory although it fits, or runs although it does not (other processes)."""
 
 FOREIGN_CRASH = 0.3
-"""Probability, before any trial, that a crash which does not name memory would have come whatever the memory."""
+"""Prior probability that a crash whose message does not mention memory has nothing to do with memory."""
 
 SLOW_MISHAP = 1e-4
-"""Probability that a trial exceeds its limit of time though its steps are short: a file system that hangs."""
+"""Probability that a trial reaches its time limit although its steps are short (a file system that hangs)."""
 
-TELLING = 0.5
-"""Probability from which on a kind of configuration is reported as broken."""
-
+LIKELY = 0.5
+"""Probability above which a kind of configuration counts as broken, or a candidate as one that does not fit."""
 
 FEWEST_DRAWS = 2
-"""Number of draws of the operators where only their mean is wanted."""
+"""Number of draws of the operators where only their mean is used."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -57,7 +61,7 @@ class Expected:
     Attributes:
         log_step_s: Mean of the log step time [n].
         log_needed: Mean of the logarithm of the needed memory, in bytes [n].
-        is_broken: Whether its trial did not run, or the runtime can probably not run its kind [n].
+        is_broken: Whether the candidate failed in a trial, or is of a kind that the runtime probably cannot run [n].
     """
 
     log_step_s: FloatArray
@@ -71,12 +75,12 @@ class Posterior:
 
     Attributes:
         predicted: Predictions of the cost model for the candidates [n].
-        kinds: Features that candidates have in common, for crashes.
+        kinds: Kinds of configuration that may crash, such as "vpp=2".
         steps: Hypotheses of the errors of step times.
-        memory: Hypotheses of the errors of memory; none where memory is no issue.
+        memory: Hypotheses of the errors of memory; empty if memory was not predicted.
         operators: Posterior of the operators; None where operator times are not used.
-        proxies: Predictions of proxies; None where there cannot be any.
-        aside: Proxies that stand behind the candidates, as if they were candidates too.
+        proxies: Predictions of proxies; None if the study has none.
+        aside: Proxies that are appended to the candidates, as if they were candidates too.
     """
 
     predicted: Predicted
@@ -90,14 +94,14 @@ class Posterior:
     def with_proxies(self, observations: Observations) -> tuple[Posterior, Observations]:
         """Return the posterior and observations with each tried proxy as one more candidate [n + p].
 
-        Nobody chooses these. A proxy is of the kinds of its candidate, and teaches of the others by the surrogates
-        alone.
+        These are never chosen. A proxy is of the same kinds as its candidate. Only the surrogates carry over what it
+        showed to other candidates.
         """
         assert self.proxies is not None, "proxies are predicted where they can be tried"
         tried = tuple(seen.proxy for seen in observations.proxies)
         twins = tuple(seen.positions for seen in observations.proxies)
         predicted = self.proxies.predicted(tried)
-        # hypotheses of the fitted profile take its own predictions of the proxies
+        # hypotheses with a past use the predictions of the profile that was fitted to it
         told = {False: (predicted, twins), True: (self.proxies.predicted_as_fitted(tried), twins)}
         count = len(self.predicted)
         # kinds of a proxy are those of the first candidate in whose place it ran
@@ -118,15 +122,15 @@ class Posterior:
             wider, seen = self.with_proxies(observations)
             drawn = wider.draw(seen, num_draws, rng)
             for candidate, at in observations.crashed_by_proxy.items():
-                # a crash of the proxy is one of its candidate, unless the proxy's memory ran out
+                # if the proxy crashed, its candidate crashes too, unless the proxy only ran out of memory
                 crashes = rng.random(num_draws) > wider.misfit_probability(seen, len(self.predicted) + at)
                 drawn[crashes, candidate] = np.inf
             return drawn[:, : len(self.predicted)]
-        # steps and failures are drawn independently, given the subset that surrogates can afford
+        # steps and failures are drawn independently, given the subset of observations that the surrogates learn from
         told = self._select_subset(observations)
         drawn = self.draw_steps(observations, told, num_draws, rng)
         fails = self._draw_failures(told, num_draws, rng)
-        # trials say for certain what surrogates can only make probable
+        # the outcome of a trial is certain, whatever the surrogates draw
         fails[:, sorted(observations.explored)] = False
         fails[:, sorted(observations.impossible)] = True
         drawn[fails] = np.inf
@@ -135,7 +139,7 @@ class Posterior:
     def draw_steps(
         self, observations: Observations, told: Observations, num_draws: int, rng: np.random.Generator
     ) -> NDArray[np.float32]:
-        """Return joint draws of the log step time if every candidate could run [M, n].
+        """Return joint draws of the log step time, as if every candidate could run [M, n].
 
         Args:
             observations: All observations.
@@ -145,11 +149,11 @@ class Posterior:
         """
         steps, beside = self._fit_steps(told, num_draws, rng)
         drawn = steps.draw(num_draws, rng, beside=beside)
-        if told is not observations:  # what was measured is known, whatever the surrogates saw of it
+        if told is not observations:  # draw measured candidates outside the subset from their own measurements
             rest = ~np.isin(observations.measured, told.measured)
             noise = rng.standard_normal((num_draws, int(rest.sum()))) * np.sqrt(observations.variance[rest])
             drawn[:, observations.measured[rest]] = observations.log_step_s[rest] + noise
-        # the surrogate softens a limit of time; no draw may be faster than it
+        # to the surrogate a time limit is a soft bound; no draw may be faster than the limit
         limited = np.array(list(observations.limits_s), dtype=np.int64)
         if len(limited):
             drawn[:, limited] = np.maximum(drawn[:, limited], np.log(list(observations.limits_s.values())))
@@ -163,7 +167,8 @@ class Posterior:
 
         Args:
             observations: Observations of the trials.
-            same_as: For each candidate the one, itself or another, whose trial ran its configuration [n].
+            same_as: Position of the candidate whose trials count for each candidate: its own, or that of another with
+                the same configuration [n].
         """
         count = len(self.predicted)
         if observations.proxies:
@@ -179,10 +184,10 @@ class Posterior:
         # row of each candidate among the observations of the subset; -1 where it has none
         place = np.full(count, -1, dtype=np.int64)
         place[told.measured] = np.arange(len(told.measured))
-        # the draws of the operators are not looked at, only their mean
+        # only the mean of the operators is used, not the draws
         steps, _ = self._fit_steps(told, FEWEST_DRAWS, np.random.default_rng(0))
         log_step_s = steps.expected(place[same_as])
-        # candidates that the subset leaves out are measured all the same
+        # measured candidates outside the subset keep their measured time
         if told is not observations:
             measured_s = np.full(count, np.nan)
             measured_s[observations.measured] = observations.log_step_s
@@ -192,10 +197,10 @@ class Posterior:
         memory = self._fit_memory(told)
         log_needed = np.log(self.predicted.needed_bytes) if memory is None else memory.mean_and_deviation(everywhere)[0]
         is_broken = np.zeros(count, dtype=np.bool_)
-        # a kind is broken where crashes are more probable than not, given what memory explains of them
+        # a kind counts as broken if that is likely, given the crashes that memory does not explain
         if told.crashed:
             found_broken = self._fit_crashes(told, memory).broken_probability()
-            broken = [self.kinds.names.index(name) for name, chance in found_broken.items() if chance > TELLING]
+            broken = [self.kinds.names.index(name) for name, chance in found_broken.items() if chance > LIKELY]
             is_broken |= self.kinds.holds[:, broken].any(axis=1)
         is_broken[np.isin(same_as, sorted(observations.explored))] = False
         is_broken[np.isin(same_as, sorted(observations.impossible))] = True
@@ -204,9 +209,9 @@ class Posterior:
     def _fit_steps(
         self, observations: Observations, num_draws: int, rng: np.random.Generator
     ) -> tuple[Surrogate, list[NDArray[np.float32] | None]]:
-        """Return the surrogate of the step times after the trials, and the deviation of each hypothesis' operators."""
+        """Return the surrogate of step times after the trials, and the operators' drawn deviations per hypothesis."""
         limited = np.array(list(observations.limits_s), dtype=np.int64)
-        # measured steps are observations, limits of time are censored ones above their edge
+        # time limits are censored observations: the step takes longer than the limit
         seen = Seen(
             measured=observations.measured,
             log_value=observations.log_step_s,
@@ -225,9 +230,9 @@ class Posterior:
             composed = self.operators.compose(observations.samples, num_draws, rng, aside=aside)
         if composed is not None:
             composition, told = composed
-            # constants that measured operators tell have no error of their own any more
+            # a constant of the profile that measured operators determine has no error of its own any more
             columns = [list(CONSTANTS).index(name) for name in told]
-            # operators are predicted by the profile that knows most: the one fitted to the past, if there is one
+            # the profile fitted to the past, if there is one, predicts operators: correct only its hypotheses
             knows_past = any(hypothesis.past for hypothesis in hypotheses)
             for at, hypothesis in enumerate(hypotheses):
                 if bool(hypothesis.past) == knows_past:
@@ -241,21 +246,21 @@ class Posterior:
         fails = np.zeros((num_draws, len(self.predicted)), dtype=np.bool_)
         memory = self._fit_memory(observations)
         if memory is not None:
-            # a drawn need above the capacity is a misfit in that world
+            # a candidate does not fit in a draw if the drawn need exceeds the capacity
             fails |= memory.draw(num_draws, rng) > log_capacity.astype(np.float32)
         if observations.crashed:
             fails |= self._fit_crashes(observations, memory).draw(num_draws, rng)
         return fails
 
     def _fit_memory(self, observations: Observations) -> Surrogate | None:
-        """Return the surrogate of the needed memory after the trials; None where memory is no issue."""
+        """Return the surrogate of the needed memory after the trials; None if memory was not predicted."""
         if not self.memory:
             return None
         predicted = self.predicted
         peaks = np.array(list(observations.peaks_bytes), dtype=np.int64)
         # needed memory scales with the peak: both err by the same factor
         ratio = np.array(list(observations.peaks_bytes.values())) / predicted.peak_bytes[peaks]
-        # a candidate that ran without a known peak needs less than the capacity, and one that failed more
+        # a candidate that ran without a known peak needs less than the capacity, and one that failed needs more
         ran = np.array(sorted(set(observations.measured.tolist()) - set(observations.peaks_bytes)), dtype=np.int64)
         misfits, crashed = (
             np.array(sorted(which), dtype=np.int64) for which in (observations.misfits, observations.crashed)
@@ -276,26 +281,26 @@ class Posterior:
         )
 
     def misfit_probability(self, observations: Observations, crashed: int) -> float:
-        """Return the probability that a crashed candidate, no kind of which is broken, ran out of memory unnoticed."""
+        """Return the probability that a crashed candidate ran out of memory unnoticed, if no kind of it is broken."""
         memory = self._fit_memory(self._select_subset(observations))
         misfit = float(self._explain_by_memory(np.array([crashed]), memory)[0])
-        # Bayes: without a broken kind, a crash is a misfit or one of the candidate's own
+        # Bayes: without a broken kind, the cause is lack of memory or a fault of the candidate's own
         return misfit / (misfit + (1 - misfit) * OWN_CRASH)
 
     def _explain_by_memory(self, positions: IntArray, memory: Surrogate | None) -> FloatArray:
-        """Return the probability of each of some candidates that its memory does not suffice."""
+        """Return the probability that each of the given candidates does not fit in memory."""
         if memory is None:
             return np.zeros(len(positions))
         return memory.probability_above(np.log(self.predicted.capacity_bytes[positions]), positions)
 
     def _fit_crashes(self, observations: Observations, memory: Surrogate | None) -> CrashSurrogate:
-        """Return the surrogate of crashes after the trials, as far as memory does not explain them."""
+        """Return the surrogate of the crashes that lack of memory does not explain, after the trials."""
         crashed = np.array(sorted(observations.crashed), dtype=np.int64)
-        # one that reached its limit before a step ended may not have run at all
+        # only measured candidates count as run: one that was cut off before a step ended may be unable to run
         return crash_surrogate(self.kinds, observations.measured, crashed, self._explain_by_memory(crashed, memory))
 
     def conclusions(self, observations: Observations) -> tuple[FailureConclusion, ...]:
-        """Return sentences on the failures of the trials."""
+        """Return conclusions from the failures of the trials, as sentences."""
         if observations.proxies:
             wider, seen = self.with_proxies(observations)
             return wider.conclusions(seen)
@@ -306,11 +311,11 @@ class Posterior:
         if memory is not None and observations.misfits:
             before = after(self.memory, NOTHING_SEEN)
             everywhere = np.arange(len(log_capacity))
-            # candidates that fitted probably before any trial, and do not any more
-            newly = memory.probability_above(log_capacity, everywhere) > TELLING
-            newly &= before.probability_above(log_capacity, everywhere) <= TELLING
+            # candidates that probably fitted before any trial, and now probably do not
+            newly = memory.probability_above(log_capacity, everywhere) > LIKELY
+            newly &= before.probability_above(log_capacity, everywhere) <= LIKELY
             newly[sorted(observations.explored | observations.impossible)] = False
-            # factor of the posterior's needs over the predicted ones, in the median over candidates
+            # ratio of needed to predicted memory, in the median over candidates
             factor = float(
                 np.exp(np.median(memory.mean_and_deviation(everywhere)[0] - np.log(self.predicted.needed_bytes)))
             )
@@ -327,7 +332,7 @@ class Posterior:
             conclusions += [
                 FailureConclusion(kind="crash", text=self._explain_broken_kind(name, probability, observations))
                 for name, probability in found.items()
-                if probability > TELLING
+                if probability > LIKELY
             ]
         if observations.limits_s:
             slowest_s = max(observations.limits_s.values())
@@ -335,7 +340,7 @@ class Posterior:
                 FailureConclusion(
                     kind="timeout",
                     text=f"{_count_in_words(len(observations.limits_s), 'trial')} reached the limit of time before a "
-                    f"step ended; their steps take more than up to {slowest_s:.3g} s.",
+                    f"step ended; the slowest takes more than {slowest_s:.3g} s per step.",
                 )
             )
         return tuple(conclusions)
@@ -344,7 +349,7 @@ class Posterior:
         holds = self.kinds.holds[:, self.kinds.names.index(name)]
         tried = sorted(observations.explored | observations.crashed)
         num_crashed = int(holds[sorted(observations.crashed)].sum())
-        # proxies stand behind the candidates, and are none of them
+        # proxies follow the candidates, and do not count as candidates
         num_held = int(holds[: len(holds) - len(self.aside)].sum())
         return (
             f"{name} crashed in {num_crashed} of {_count_in_words(int(holds[tried].sum()), 'trial')}: with probability "
@@ -379,8 +384,8 @@ def posterior_of(
         predicted: Predictions of the cost model with the runtime's profile.
         grid: Grid of the candidates.
         history: Prior from earlier runs of the runtime.
-        operators: Posterior of the operators, as the profile fitted to `history` predicts them, or else the
-            runtime's.
+        operators: Posterior of the operators, predicted by the profile fitted to `history`, or else by the runtime's
+            own.
         proxies: Predictions of proxies, by both profiles.
     """
     return Posterior(

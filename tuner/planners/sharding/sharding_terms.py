@@ -1,8 +1,8 @@
 """Cost of a plan as a sum of small tables: one for each operator's compute, and one for the moves of each tensor.
 
 A table has an axis for each operator that influences it: the operator that writes a tensor and all operators that read
-it. The minimum over some choices of some operators is therefore a problem for `elimination`. The sum of all tables
-equals the step time that `costmodels.sharding.plan.cost_of` computes.
+it. `elimination` can therefore find the cheapest combination of the operators' choices. The sum of all tables equals
+the step time that `costmodels.sharding.plan.cost_of` computes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tuner.planners.engine.elimination import Table, Term, cheapest_order, least
 from tuner.planners.sharding.byte_prices import BytePrices, TensorPrice, price_table, tensor_prices
 
 Row = tuple[int, ...]
-"""Factor that each axis serves in an operator, or NONE."""
+"""Factor of an operator that each mesh axis divides, or NONE."""
 
 MOST_ENTRIES = 3e5
 """Most entries that one table may have."""
@@ -32,12 +32,12 @@ MOST_ENTRIES = 3e5
 MOST_READERS = 6
 """Most readers of a tensor that are charged together.
 
-A tensor with more readers is charged by shares, one share for each reader and the maker. The sum of the shares is exact
-where all readers want the same layout, and too low where they want different ones.
+The cost of a tensor with more readers is split into shares, one for each pair of the maker and a reader. The sum of the
+shares is exact if all readers want the same layout, and too low if they want different ones.
 """
 
 Charge = Callable[[int, Row], float]
-"""Further seconds of an operator with a row."""
+"""Function that returns the further cost of an operator with a row [s]."""
 
 
 def together(*charges: Charge | None) -> Charge | None:
@@ -52,10 +52,10 @@ def total_charge_s(plan: Plan, charge: Charge | None) -> float:
 
 
 class MoveTimes(dict[tuple[Layout, Layout, float], float]):
-    """Times of all collectives between two layouts of a tensor of some bytes [s], each computed once."""
+    """Times to move a tensor of a given size from one layout to another [s], each computed once."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
-        """Begin with no times on a mesh."""
+        """Start without any times on a mesh."""
         self._mesh = mesh
 
     def __missing__(self, key: tuple[Layout, Layout, float]) -> float:
@@ -73,12 +73,12 @@ class _Kind:
         num_bytes: Size of the whole tensor [bytes].
         rank: Number of the tensor's dims.
         times: Number of times that its partial sums are added up in a step.
-        reads: Number of reads of each use, and whether it belongs to the pass that gathers again; no reads of a
-            constant.
+        reads: Number of reads by each use, 0 for a constant; and whether the use reads a state in the backward pass,
+            which gathers it again.
         price: Price of a byte while a device holds it; None for no price.
         share: Fraction of the cost that this table charges.
-        is_least: Whether readers outside this table may want partial sums elsewhere. If so, the table holds the least
-            cost over all layouts in which the sums may end.
+        is_least: Whether readers outside this table may want the sums in another layout. If so, the table holds the
+            least cost over all layouts in which the sums may end.
     """
 
     num_bytes: float
@@ -139,9 +139,9 @@ class ShardingTerms:
     Attributes:
         graph: Graph of the training step.
         mesh: Mesh of devices to shard it over.
-        is_exact: Whether the tables add up to what `cost_of` computes; they do not where a tensor has very many
-            readers.
-        byte_s: Prices of the memory that a device holds, charged beside the step time.
+        is_exact: Whether the tables add up to what `cost_of` computes; they do not if a tensor has more than
+            MOST_READERS readers.
+        byte_s: Prices of the memory that a device holds, charged in addition to the step time.
     """
 
     def __init__(self, graph: Graph, mesh: DeviceMesh) -> None:
@@ -178,18 +178,18 @@ class ShardingTerms:
     ) -> Cheapest:
         """Find the cheapest combination of rows of all operators.
 
-        Where that takes too large tables some operators keep the row that they have now.
+        If that would need too large tables, some operators keep the row that they have now.
 
         Args:
             rows: Rows that each operator may take [o][c].
             now: Row that each operator has now [o].
             charge: Further costs per operator; None for no further costs.
-            spared: Operators that shall be free to change if that can be arranged.
+            spared: Operators that should stay free to change if possible.
         """
         scopes = [self._find_scope(part, rows)[0] for part in self._parts]
         sizes = [len(own) for own in rows]
-        # Operators that the elimination would need too large tables for keep their row, and their tables are made
-        # again.
+        # Operators whose elimination would need too large tables keep their row. All tables are then made for the
+        # rows that are left.
         order = cheapest_order(sizes, scopes, most_entries=MOST_ENTRIES, spared=spared)
         open_rows = [(now[op],) if op in order.fixed else own for op, own in enumerate(rows)]
         sizes = [len(own) for own in open_rows]
@@ -203,12 +203,12 @@ class ShardingTerms:
         )
 
     def pairwise(self, rows: Sequence[tuple[Row, ...]]) -> list[Term]:
-        """Return terms of at most two operators each that add up to no more than any plan's step time.
+        """Return terms of at most two operators each, whose sum never exceeds the step time of a plan.
 
-        A tensor that several operators read is charged by shares, one for each pair of the maker and a reader. A move
-        that all readers need is then paid once in total. Where the readers want different layouts, all moves together
-        cost at least the mean of the least costs of single readers. For the least cost of a reader, partial sums may
-        end in any layout that other readers can bring about.
+        The cost of a tensor that several operators read is split into shares, one for each pair of the maker and a
+        reader. A move that all readers need is then paid once in total. If the readers want different layouts, all
+        moves together cost at least the mean of what each reader alone would need. For that, partial sums may end in
+        whichever layout is cheapest for the reader, among those that other readers can bring about.
 
         Args:
             rows: Rows that each operator may take [o][c].
@@ -229,9 +229,10 @@ class ShardingTerms:
         return [self._of_op(op, own, None) for op, own in enumerate(rows)]
 
     def _shares_of(self, tensor: int) -> list[_Part]:
-        """Return a lower bound of each use's share in the cost of a tensor: one copy, divided by the uses of its pass.
+        """Return a part for each use of a tensor: one copy, divided by the number of uses in the pass.
 
-        The first use of a copy pays for it, as often as that operator runs.
+        This is a lower bound of the use's share in the tensor's cost. The first use of a copy pays for it, as many
+        times as its operator runs.
         """
         maker, slot = self.graph.maker[tensor]
         kind = self._kinds[tensor]
@@ -240,8 +241,8 @@ class ShardingTerms:
             return [_Part(kind=replace(kind, reads=()), slots=(written,))]
         found = []
         for number, (use, (_, again)) in enumerate(zip(self.graph.uses[tensor], kind.reads, strict=True)):
-            # The least number of times of this use and earlier ones of the pass bounds the payment of whichever use
-            # comes first.
+            # The first use of the copy may be this one or an earlier one of the pass, so the smallest of their numbers
+            # of runs is the bound.
             before = [times for times, other in kind.reads[: number + 1] if other == again]
             in_pass = sum(other == again for _, other in kind.reads)
             is_least = len(kind.reads) > 1
@@ -302,7 +303,7 @@ class ShardingTerms:
         graph, array = self.graph, self.graph.tensors[tensor]
         maker = graph.ops[graph.maker[tensor][0]]
         turn, is_state = graph.first_backward, maker.primitive == STATE
-        is_sent = maker.primitive != CONSTANT  # everyone who reads a constant can make it
+        is_sent = maker.primitive != CONSTANT  # every reader of a constant can make it
         return _Kind(
             num_bytes=array.num_bytes,
             rank=len(array.shape),
@@ -393,9 +394,9 @@ class ShardingTerms:
 def _where_it_lies(kind: _Kind, written: Any, wanted: Sequence[Any]) -> list[Any]:
     """Return the layouts [..., axes] that a tensor may have once its partial sums are added up.
 
-    There is one, as `reduce_partial_sums` says, unless other readers have a say (`kind.is_least`). Then
-    each axis with partial sums may cut the dim that this reader wants, if all others want that too, or none. Both
-    count, because the second is sometimes cheaper: for a short message, one all-reduce along two axes costs less
+    There is one, that of `reduce_partial_sums`, unless there are readers outside the table (`kind.is_least`). Then each
+    axis with partial sums may cut the dim that this reader wants (if all others want it too) or none. Both are
+    returned, because the second is sometimes cheaper: for a short message, one all-reduce along two axes costs less
     latency than an all-reduce along the first and a reduce-scatter along the second.
     """
     is_partial = written == PARTIAL
@@ -421,7 +422,7 @@ def _of_use(price: TensorPrice | None, number: int) -> TensorPrice | None:
 
 
 def rows_beside(rule: Rule, sizes: Sequence[int], row: Row, axis: int) -> tuple[Row, ...]:
-    """Return the rows of an operator that differ from a row along one axis only, that row included."""
+    """Return the rows of an operator that equal `row` on every axis except perhaps `axis`."""
     found = [NONE]
     for factor in rule.cuttable if sizes[axis] > 1 else ():
         ways = math.prod(size for other, size in enumerate(sizes) if other == axis or row[other] == factor)

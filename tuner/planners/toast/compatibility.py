@@ -1,17 +1,18 @@
-"""Compatibility sets: conflicts that are resolved alike, and colours that are cut alike (TOAST, 3.5, 3.6, 4.4).
+"""Compatibility sets and groups of colours: conflicts resolved together, and colours cut together.
 
-A conflict where a tensor is written and one where it is read form a box if M leads from the first pair of names to the
-second. Resolved alike, nothing moves between them. They are therefore compatible, unless another path through the
-dimension graph leads across the box, from one side of it to the other. Compatible conflicts form a set, which is
-resolved in one of two ways. Sets of repeated layers have the same shape, and share their resolution.
+Names, colours, conflicts and the map M are defined in named_dims.py. Two conflicts form a box if M leads from the two
+names of one, where a tensor is written, to the two names of the other, where it is read. If both conflicts are resolved
+alike, the tensor does not move. They are therefore compatible, unless another path through the names crosses the box,
+from one side to the other. Compatible conflicts form a set, which is resolved as a whole in one of two ways. Sets of
+repeated layers have the same shape, and share their resolution.
 
-Tensors that the forward pass keeps for the backward pass do not tie sets of both passes together, because the paper has
-a set for each direction: such a tensor may be moved once in between. All readers in the backward pass of one forward
-set are tied to each other, as if the set were written where the backward pass begins.
+A tensor that the forward pass keeps for the backward pass does not join sets of the two passes: it may be moved once in
+between, and the paper too has a set for each direction. All conflicts of the backward pass that read one forward set
+are joined to each other, as if the set were written again where the backward pass begins.
 
-Colours of repeated layers form a group, and are cut together. They are colours of parameters that are used alike, or
-colours with equally many names in equal operators. Two colours that meet in one operator stay apart: of the products of
-a perceptron every second one is cut along its rows, and the others along their columns.
+Colours of repeated layers form a group, and are cut together. Colours are in one group if parameters with equal uses
+have them, or if they have equally many names in equal operators. Two colours that meet in one operator are never in one
+group: of the weights of an MLP, one is cut along its rows and the next along its columns.
 
 Sources: TOAST (Alabed et al. 2025), sections 3.5, 3.6 and 4.4.
 """
@@ -61,7 +62,7 @@ class CompatibilitySet:
 
     Attributes:
         colour: Colour of all their names.
-        sides: Name that the first resolution keeps and name that the second keeps, for each conflict.
+        sides: Names of each conflict: the one that the first resolution keeps, then the one that the second keeps.
         group: Number of the group; sets of repeated layers share it.
     """
 
@@ -78,7 +79,7 @@ class Compatibility:
         names: Named dims of the graph.
         boxes: Pairs of conflicts that tensors connect.
         sets: Compatibility sets.
-        num_set_groups: Number of resolutions to choose.
+        num_set_groups: Number of groups of sets, each of which needs one resolution.
         colour_groups: Group of each colour; -1 for a colour by which no operator can be cut.
         num_groups: Number of groups of colours.
         kinds: Kind of each operator; operators of one kind have the same primitive and rule.
@@ -160,7 +161,7 @@ def _boxes(names: NamedDims) -> tuple[Box, ...]:
                 written, read = _order(one, other), _order(to_one, to_other)
                 if written in conflicts and read in conflicts:
                     pairs[written, read] = (one < other) != (to_one < to_other)
-    # A box is compatible if the names on one side of the conflict lead to no name on the other side of the second.
+    # A box is compatible if no name of the written conflict leads to the opposite side of the read one.
     reached = _find_sources(names, {name for written, _ in pairs for name in written})
     found = []
     for (written, read), is_crossed in pairs.items():
@@ -221,7 +222,7 @@ def _sets(conflicts: Sequence[Conflict], boxes: Sequence[Box]) -> list[list[Conf
 
     def tie(one: Conflict, other: Conflict, *, is_crossed: bool) -> None:
         (one, one_turned), (other, other_turned) = root(one), root(other)
-        if one != other:  # else it is known how they stand to each other
+        if one != other:  # else it is already known whether their sides are swapped
             parent[other] = one
             is_turned[other] = one_turned ^ other_turned ^ is_crossed
 
@@ -231,7 +232,7 @@ def _sets(conflicts: Sequence[Conflict], boxes: Sequence[Box]) -> list[list[Conf
             tie(box.written, box.read, is_crossed=box.is_crossed)
     written = [(box, *root(box.written)) for box in compatible if box.is_kept]
     for box, top, turned in written:
-        again = (~top[0], ~top[1])  # the forward set as it is read again; no operator has these names
+        again = (~top[0], ~top[1])  # stands for the forward set in the backward pass; real names are not negative
         parent.setdefault(again, again)
         is_turned.setdefault(again, False)
         tie(again, box.read, is_crossed=turned ^ box.is_crossed)
@@ -261,12 +262,12 @@ def _with_groups(
 
 
 def _side_key(names: NamedDims, labels: Mapping[Conflict, int], sides: Sequence[Conflict]) -> list[tuple[int, int]]:
-    """Return the labels and factors of the conflicts, seen from one side."""
+    """Return the label of each conflict and the factor of its name on the first side, sorted."""
     return sorted((labels[_order(*pair)], int(names.factors[pair[0]])) for pair in sides)
 
 
 def _labels(names: NamedDims, boxes: Sequence[Box], kinds: Sequence[int]) -> dict[Conflict, int]:
-    """Label conflicts by their operators and their neighbours; equal labels for equal ones (Weisfeiler and Leman)."""
+    """Give conflicts with equal operators and equal neighbours equal labels (Weisfeiler and Leman)."""
     turn = turn_of(names.graph)
     near: dict[Conflict, list[tuple[Conflict, bool, bool]]] = defaultdict(list)
     for box in boxes:
@@ -298,7 +299,7 @@ def _number(keys: Mapping[Conflict, Hashable]) -> dict[Conflict, int]:
 
 def _colour_groups(names: NamedDims, kinds: Sequence[int]) -> tuple[IntArray, int]:
     """Return the group of each colour, and the number of groups; groups are numbered by their first operator."""
-    # A colour is described by the kinds of its operators and its factors in them; equal descriptions join colours.
+    # A colour is described by the kinds of its operators and its factors in them; equal descriptions are joined.
     own = np.flatnonzero((names.followed < 0) & (names.factors != WHOLE))
     num_colours = int(names.colours.max(initial=-1)) + 1
     places: dict[int, Counter[tuple[int, int]]] = {}
@@ -336,7 +337,7 @@ def _colour_groups(names: NamedDims, kinds: Sequence[int]) -> tuple[IntArray, in
 
 
 def _dims_used_alike(names: NamedDims, kinds: Sequence[int]) -> list[list[int]]:
-    """Return the colours of each dim of parameters with the same uses (section 4.4)."""
+    """Group equal dims of parameters with equal uses, and return the colours of each group (section 4.4)."""
     graph = names.graph
     found: dict[Hashable, list[int]] = defaultdict(list)
     for number, op in enumerate(graph.ops):
