@@ -35,6 +35,9 @@ QUICK := tests/unit tests/integration/ray/test_whole_study.py
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
+# Test processes share the cores already: threads of torch and BLAS in each of them only wait for one another.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help run test test-rest test-all bench chaos fuzz docs frameworks lint format audit clean
@@ -49,13 +52,13 @@ run: $(CORE) ## tune two example studies, with no accelerator and no cluster
 	done
 
 test: $(CHOSEN) ## run the quick tests: units, and one whole study on a local Ray
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(QUICK) $(ARGS)
+	@$(PYTEST) -m "not slow" $(QUICK) $(ARGS)
 
 test-rest: $(CHOSEN) ## run the tests that `make test` leaves out
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow $(ARGS)
+	@$(PYTEST) -m slow $(ARGS)
 
 test-all: $(CHOSEN) ## run all tests
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 bench: $(CHOSEN) ## run the benchmarks of speed, one after the other
 	@set -e; for bench in $(sort $(wildcard benchmarks/speed/*.py)); do \

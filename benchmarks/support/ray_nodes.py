@@ -6,6 +6,7 @@ ended here.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -157,7 +158,8 @@ class RayNodes:
                 node.kill()
                 node.wait()
         for process in self.processes():
-            os.kill(process, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended since it was listed
+                os.kill(process, signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _add(self, *arguments: str) -> None:
