@@ -139,7 +139,7 @@ class RayNodes:
         for process in below(self._nodes[number].pid):
             command = known.get(process, "")
             if "raylet/raylet" in command or (workers and command.startswith("ray::")):
-                os.kill(process, signal.SIGKILL)
+                _kill(process)
 
     def ray(self, *arguments: str, limit_s: float = 180.0) -> subprocess.CompletedProcess[str]:
         """Run the command `ray`."""
@@ -158,8 +158,7 @@ class RayNodes:
                 node.kill()
                 node.wait()
         for process in self.processes():
-            with contextlib.suppress(ProcessLookupError):  # it has ended since it was listed
-                os.kill(process, signal.SIGKILL)
+            _kill(process)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _add(self, *arguments: str) -> None:
@@ -192,3 +191,9 @@ def _find_free_port() -> int:
     with socket.socket() as free:
         free.bind((HOST, 0))
         return int(free.getsockname()[1])
+
+
+def _kill(process: int) -> None:
+    """Kill a process, unless it has ended since it was listed."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
