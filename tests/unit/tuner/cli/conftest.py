@@ -25,20 +25,6 @@ def unconfigured(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def meshtune(capsys, monkeypatch):
-    """Runs a command line through `main` in this process."""
-
-    def call(*arguments: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["meshtune", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return Done(status=ended.value.code, out=captured.out, err=captured.err)
-
-    return call
-
-
-@pytest.fixture
 def no_ray(monkeypatch):
     """Trials run in this process, so that a test need not wait for Ray."""
     monkeypatch.setattr(tuner.run.loop, "RayExecutor", lambda backend, **_options: InProcessExecutor(backend))
