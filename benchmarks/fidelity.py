@@ -28,7 +28,16 @@ from benchmarks.calibration.noise_floor import noise_floor
 from benchmarks.support.fidelity_figures import judge
 from benchmarks.support.simulated_runs import simulated, taken
 from benchmarks.support.timing import USERS_MISTAKE, count_at_least, reasons, tell
-from costmodels.calibration.fidelity import UNCLEAN, Predictions, group_key, is_clean, predict, settings_of
+from costmodels.calibration.fidelity import (
+    UNCLEAN,
+    LogErrors,
+    Predictions,
+    group_key,
+    is_clean,
+    log_errors,
+    predict,
+    settings_of,
+)
 from costmodels.calibration.fitting import Calibration, calibrate_all
 from costmodels.calibration.measured_runs import MeasuredRun, read_measured_and_skipped
 from costmodels.job.runtime import RuntimeProfile, find_prior, find_runtime
@@ -179,12 +188,14 @@ def quote(
         # Both models are quoted on the runs that the simulator can predict too, so that the figures are comparable.
         kept, quoted[SIMULATOR], unfit = simulated(runs, settings, quoted[CLOSED_FORM])
         quoted[CLOSED_FORM] = taken(quoted[CLOSED_FORM], np.array(kept, dtype=np.int64))
-        runs, fallen = [runs[position] for position in kept], fallen + unfit
+        runs, settings = [runs[position] for position in kept], [settings[position] for position in kept]
+        fallen += unfit
         if not runs:
             raise ConfigError("none of the quoted runs can be simulated", nearest=reasons(fallen))
+    errors = log_errors(runs, settings)
     skipped = Counter(given.skipped) + fallen
     figures = {
-        name: _figures(runs, predictions, noise, {"skipped": dict(skipped), "unclean": given.unclean})
+        name: _figures(runs, predictions, errors, noise, {"skipped": dict(skipped), "unclean": given.unclean})
         for name, predictions in quoted.items()
     }
     shown = figures[SIMULATOR if model == SIMULATOR else CLOSED_FORM]
@@ -193,15 +204,15 @@ def quote(
 
 
 def _figures(
-    runs: Sequence[MeasuredRun], predictions: Predictions, noise: float, told: Mapping[str, Any]
+    runs: Sequence[MeasuredRun], predictions: Predictions, errors: LogErrors, noise: float, told: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Judge the predictions of every group, of every source and of all runs; add `told` to the last."""
-    groups, overall = judge(runs, predictions)
+    groups, overall = judge(runs, predictions, errors)
     return {
         "groups": [_group_json(group) for group in groups],
         "overall": {**overall, **told, "noise_floor": _floor(runs, noise)},
         "by_source": [
-            _source_json(source, runs, predictions, noise) for source in sorted({run.source for run in runs})
+            _source_json(source, runs, predictions, errors, noise) for source in sorted({run.source for run in runs})
         ],
     }
 
@@ -224,18 +235,16 @@ def _unlike(
         known, settings, _ = settings_of(own, profiles, runtime)
         if not known:
             continue
-        predictions = predict(known, settings)
+        predictions, hosts = predict(known, settings), settings[0].setting.cluster.groups
         if model == SIMULATOR:
             kept, predictions, _ = simulated(known, settings, predictions)
-            known = [known[position] for position in kept]
+            known, settings = [known[position] for position in kept], [settings[position] for position in kept]
             if not known:
                 continue
-        (group,), _ = judge(known, predictions)
         rank_s = time.perf_counter() - start_s
-        hosts = [
-            f"{each.hosts} x {each.devices_per_host} {each.device.name}" for each in settings[0].setting.cluster.groups
-        ]
-        found.append({**_group_json(group), "hosts": hosts, "rank_s": rank_s})
+        (group,), _ = judge(known, predictions, log_errors(known, settings))
+        named = [f"{each.hosts} x {each.devices_per_host} {each.device.name}" for each in hosts]
+        found.append({**_group_json(group), "hosts": named, "rank_s": rank_s})
     return found
 
 
@@ -243,10 +252,12 @@ def _floor(runs: Sequence[MeasuredRun], noise: float) -> dict[str, Any]:
     return noise_floor(runs, noise, np.random.default_rng(SEED)).as_json()
 
 
-def _source_json(source: str, runs: Sequence[MeasuredRun], predictions: Predictions, noise: float) -> dict[str, Any]:
+def _source_json(
+    source: str, runs: Sequence[MeasuredRun], predictions: Predictions, errors: LogErrors, noise: float
+) -> dict[str, Any]:
     at = np.array([position for position, run in enumerate(runs) if run.source == source])
     own = [runs[position] for position in at]
-    _, figures = judge(own, taken(predictions, at))
+    _, figures = judge(own, taken(predictions, at), LogErrors(step=errors.step[at], memory=errors.memory[at]))
     return {"source": source, **figures, "noise_floor": _floor(own, noise)}
 
 
@@ -288,13 +299,14 @@ def _print(result: Mapping[str, Any]) -> None:
         print(f"fitted {name} to {fit['runs']:,} runs of {', '.join(fit['sources'])}:")
         print(f"  median error {fit['median_ape']:.1%} on them, {fit['held_out_error']:.1%} on what a fit did not see")
     overall = result["overall"]
-    header = ["source", "runs", "groups", "ranked", *(title for _, title in COLUMNS), "memory", "ok fit", "failed not"]
+    titles = [title for _, title in COLUMNS]
+    header = ["source", "runs", "groups", "ranked", *titles, "in 68%", "in 95%", "memory", "ok fit", "failed not"]
     lines = [_line(figures["source"], figures) for figures in result["by_source"]] + [_line("all", overall)]
     _print_table(header, lines)
     noise = overall["noise_floor"]["noise"]
     print(
         f"In brackets: the score of a perfect model if repeated measurements spread by {noise:.0%}. Tau and regret "
-        "are those of groups of at least 5 configurations."
+        "are those of groups of at least 5 configurations. In 68% and 95%: share of the runs inside these intervals."
     )
     if SIMULATOR in result:
         _print_beside(result, result[SIMULATOR])
@@ -408,6 +420,8 @@ def _line(name: str, figures: Mapping[str, Any]) -> list[str]:
         f"{figures['num_groups']:,}",
         f"{figures['num_ranked_groups']:,}",
         *(_with_floor(figures[key], floor[key], is_share=key != "median_tau") for key, _ in COLUMNS),
+        _shown(figures["covered_68"], is_share=True),
+        _shown(figures["covered_95"], is_share=True),
         _shown(figures["memory_median_ape"], is_share=True),
         _shown(figures["ok_called_feasible"], is_share=True),
         _shown(figures["failed_called_infeasible"], is_share=True),

@@ -17,7 +17,7 @@ from pathlib import Path
 from costmodels.calibration.fidelity import is_clean, settings_of
 from costmodels.calibration.fitting import calibrate_all
 from costmodels.calibration.measured_runs import read_measured_and_skipped
-from costmodels.calibration.profile_file import memory_error_of, profile_text, write_profile
+from costmodels.calibration.profile_file import peak_errors_of, profile_text, write_profile
 from costmodels.calibration.sources import source_of
 from costmodels.job.runtime import catalog_path, find_prior
 from hardware.io.errors import ConfigError
@@ -56,7 +56,7 @@ def fit_profiles(measured: Sequence[Path], only: str | None) -> None:
     for name, fit in fits.items():
         own = [run for run in known if source_of(run).runtime == name]
         path = catalog_path(name)
-        write_profile(path, profile_text(path, fit, memory_error_of(own, find_prior(name))))
+        write_profile(path, profile_text(path, fit, peak_errors_of(own, find_prior(name))))
         unknown = [constant for constant, fitted in fit.constants.items() if not fitted.is_determined]
         print(
             f"{name}: {fit.num_runs:,} runs of {', '.join(fit.sources)}; median error {fit.median_ape:.1%} on them, "

@@ -29,7 +29,6 @@ from benchmarks.support.problems import Group, Problem, problem_of, read_groups
 from benchmarks.support.searchers import thompson
 from benchmarks.support.timing import answer, count_at_least, publish, searching, tell
 from benchmarks.support.workers import mapper
-from costmodels.calibration.fidelity import GROUP
 from costmodels.job.runtime import find_runtime
 from hardware.arrays import FloatArray
 
@@ -74,7 +73,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
             tell(f"{number + 1:,} of {len(tasks):,} searches")
     rows = [
         {
-            "group": " ".join(str(part) for part in group.key[: len(GROUP)]),
+            "group": " ".join(str(part) for part in group.key if part != ""),
             "candidates": len(group.grid),
             "trials": trials,
             **{name: _median(own[name] for own in found[id(group), trials]) for name in _FIGURES},

@@ -1,4 +1,4 @@
-"""Figures of the cost model's fidelity on measured runs: errors, order within a group, and feasibility.
+"""Figures of the cost model's fidelity on measured runs: errors, intervals, order within a group, and feasibility.
 
 A group shares source, model, device, devices, precision, sequence length and global batch; its runs differ in their
 configuration.
@@ -13,20 +13,32 @@ from typing import Any
 import numpy as np
 from scipy.stats import kendalltau, spearmanr
 
-from costmodels.calibration.fidelity import GROUP, Predictions, group_key
+from costmodels.calibration.fidelity import GROUP, LogErrors, Predictions, group_key
 from costmodels.calibration.measured_runs import MeasuredRun
 from hardware.arrays import FloatArray
 
 MIN_CONFIGS_TO_RANK = 5
 
+INTERVALS = {"covered_68": 0.9945, "covered_95": 1.96}
+"""Half-widths of central intervals of a normal distribution in standard deviations, by the key of their figure: 68% and
+95%."""
 
-def judge(runs: Sequence[MeasuredRun], predictions: Predictions) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Compute the figures of every group, and of all runs together."""
+
+def judge(
+    runs: Sequence[MeasuredRun], predictions: Predictions, errors: LogErrors
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Compute the figures of every group, and of all runs together.
+
+    Args:
+        runs: Measured runs [n].
+        predictions: Predictions of the runs.
+        errors: Uncertainty that the cost model states for them.
+    """
     positions: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
     for position, run in enumerate(runs):
         positions[group_key(run)].append(position)
     groups = [_judge_group([runs[i] for i in at], predictions, np.array(at)) for at in positions.values()]
-    return groups, _overall(runs, predictions, groups)
+    return groups, _overall(runs, predictions, groups) | _interval_figures(runs, predictions, errors)
 
 
 def _judge_group(runs: Sequence[MeasuredRun], predictions: Predictions, at: np.ndarray) -> dict[str, Any]:
@@ -130,6 +142,22 @@ def _overall(
         ),
         "best_called_infeasible": sum(group["best_called_infeasible"] for group in groups),
     }
+
+
+def _interval_figures(
+    runs: Sequence[MeasuredRun], predictions: Predictions, errors: LogErrors
+) -> dict[str, float | None]:
+    """Compute the share of measurements inside the stated intervals of step time, and of memory."""
+    figures: dict[str, float | None] = {}
+    for prefix, measured, predicted, deviation in (
+        ("", [run.step_time_s for run in runs], predictions.step_time_s, errors.step),
+        ("memory_", [run.peak_memory_bytes for run in runs], predictions.peak_memory_bytes, errors.memory),
+    ):
+        values = np.array([value or np.nan for value in measured], dtype=np.float64)
+        known = np.isfinite(values)
+        away = np.abs(np.log(values[known] / predicted[known])) / deviation[known]
+        figures |= {f"{prefix}{name}": _summarize(np.mean, away <= width) for name, width in INTERVALS.items()}
+    return figures
 
 
 def _summarize(statistic: Any, values: Sequence[float] | FloatArray) -> float | None:

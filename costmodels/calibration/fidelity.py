@@ -5,6 +5,7 @@ Letters: n runs.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,10 +18,11 @@ from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
+from costmodels.surrogates.uncertainty import step_uncertainty
 from hardware.arrays import FloatArray
 from hardware.io.errors import ConfigError
 
-GROUP = ("source", "model", "device", "devices", "precision", "sequence_length", "global_batch_size")
+GROUP = ("source", "model", "device", "devices", "precision", "sequence_length", "global_batch_size", "kernels")
 """Properties that the runs of a group share, in the order of `group_key`."""
 
 UNCLEAN = ("OUTLIER", "LOW-MFU", "SUSPECT")
@@ -42,10 +44,33 @@ class Predictions:
     fits: np.ndarray
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LogErrors:
+    """Uncertainty that the cost model states for n predictions.
+
+    Attributes:
+        step: Standard deviation of the log of true over predicted step time [n].
+        memory: Standard deviation of the log of true over predicted peak [n].
+    """
+
+    step: FloatArray
+    memory: FloatArray
+
+
 def group_key(run: MeasuredRun) -> tuple[Hashable, ...]:
     """Return the properties that the runs of a group share, in the order of GROUP."""
     job = (run.precision, run.sequence_length, run.global_batch_size)
-    return run.source, run.model.name, run.device, run.devices, *job
+    return run.source, run.model.name, run.device, run.devices, *job, kernels_of(run.notes)
+
+
+def kernels_of(notes: str) -> str:
+    """Return the remarks that name a run's attention or norm kernel; empty if none does.
+
+    They are facts of the framework, so runs with others are no candidates of one study. Example: `attention kernel
+    flash2; RMSNorm kernel off`.
+    """
+    clauses = (clause.strip() for clause in re.split(r"[;,]", notes))
+    return "; ".join(clause for clause in clauses if re.search(r"(?i)\b(?:attention|norm|rms-?norm) kernel\b", clause))
 
 
 def is_clean(run: MeasuredRun) -> bool:
@@ -86,6 +111,17 @@ def predict(runs: Sequence[MeasuredRun], settings: Sequence[MeasuredSetting]) ->
         memory_bytes[at] = measured.peak_bytes(grid, memory)
         fits[at] = memory.may_fit(0.0, measured.setting.runtime.memory_error)
     return Predictions(step_time_s=step_time_s, peak_memory_bytes=memory_bytes, fits=fits)
+
+
+def log_errors(runs: Sequence[MeasuredRun], settings: Sequence[MeasuredSetting]) -> LogErrors:
+    """Compute the stated uncertainty of every run's prediction under its setting."""
+    step, memory_error = np.zeros(len(runs)), np.zeros(len(runs))
+    for measured, at in by_setting(settings).items():
+        grid = ConfigGrid.from_configs([runs[position].config for position in at])
+        memory = estimate_memory(measured.setting, grid)
+        step[at] = step_uncertainty(measured.setting, grid, memory=memory).log_error
+        memory_error[at] = measured.setting.runtime.memory_error
+    return LogErrors(step=step, memory=memory_error)
 
 
 def by_setting(settings: Sequence[MeasuredSetting]) -> dict[MeasuredSetting, list[int]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,27 @@ ONE_SIGMA = 0.683
 """Share of a normal distribution within one standard deviation."""
 
 
-def memory_error_of(runs: Sequence[MeasuredRun], profile: RuntimeProfile) -> float | None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeakErrors:
+    """Errors of predicted memory peaks.
+
+    Attributes:
+        spread: Spread of the log of measured over predicted peaks.
+        sources: Sources of the peaks.
+    """
+
+    spread: float
+    sources: tuple[str, ...]
+
+
+def peak_errors_of(runs: Sequence[MeasuredRun], profile: RuntimeProfile) -> PeakErrors | None:
     """Compute the spread of log(measured / predicted peak) that contains two thirds of the runs.
 
     The peak is predicted as the source counts it, on the stage that it reports. It does not depend on any fitted
     constant, so the runs of the fit may be used again.
 
     Returns:
-        Spread of the logarithm, or None with fewer than MIN_PEAKS peaks.
+        The errors, or None with fewer than MIN_PEAKS peaks.
     """
     with_peak = [run for run in runs if run.peak_memory_bytes]
     kept, settings, _ = settings_of(with_peak, {profile.name: profile}, profile.name)
@@ -49,16 +63,19 @@ def memory_error_of(runs: Sequence[MeasuredRun], profile: RuntimeProfile) -> flo
         return None
     measured = np.array([run.peak_memory_bytes for run in kept], dtype=np.float64)
     error = np.abs(np.log(measured / predict(kept, settings).peak_memory_bytes))
-    return max(LEAST_MEMORY_ERROR, float(np.quantile(error, ONE_SIGMA)))
+    return PeakErrors(
+        spread=max(LEAST_MEMORY_ERROR, float(np.quantile(error, ONE_SIGMA))),
+        sources=tuple(sorted({run.source for run in kept})),
+    )
 
 
-def profile_text(base: Path, fit: Calibration, memory_error: float | None) -> str:
+def profile_text(base: Path, fit: Calibration, peaks: PeakErrors | None) -> str:
     """Return the text of a fitted profile's file.
 
     Args:
         base: File of the profile that the fit began with.
         fit: Result of the fit.
-        memory_error: Spread of the log of measured over predicted peaks; None keeps the value in `base`.
+        peaks: Errors of the predicted peaks; None keeps the value in `base`.
     """
     mapping = read_mapping(base)
     # values of a profile that no fit has touched are guesses; typical ones are known to the code anyway
@@ -75,10 +92,9 @@ def profile_text(base: Path, fit: Calibration, memory_error: float | None) -> st
         mapping["residuals"] = [{name: getattr(cell, name) for name in names} for cell in fit.profile.residuals]
     else:
         mapping.pop("residuals", None)
-    mapping["errors"] = {
-        "step": _round(fit.step_error),
-        "memory": mapping["errors"]["memory"] if memory_error is None else _round(memory_error),
-    }
+    mapping["errors"]["step"] = _round(fit.step_error)
+    if peaks is not None:
+        mapping["errors"] |= {"memory": _round(peaks.spread), "peaks_of": list(peaks.sources)}
     # what is written must be readable, so it is validated before
     validate_mapping(ProfileFile, mapping, file=str(base))
     return "".join(

@@ -74,6 +74,8 @@ NO_FACTS = {
 
 NOTE_FACTS: tuple[tuple[str, str, bool], ...] = (
     (r"attention-backend=(?:unfused|local)|unfused attention", "fused_attention", False),
+    (r"(?i)attention kernel:? (?:torch|eager|unfused|megatron)", "fused_attention", False),
+    (r"(?i)no (?:rms-?)?norm kernel|norm kernel:? (?:no|none|off|false|torch|eager)\b", "fused_elementwise", False),
     (r"flash_attention=(?:None|False)|no flash attention", "fused_attention", False),
     (r"no-gradient-accumulation-fusion", "fused_accumulation", False),
     (r"no comm overlap", "overlaps_gradients", False),
@@ -128,6 +130,10 @@ class Source(StrictModel):
     tied: bool | None = None
     """Whether head and embedding share one table, if that is known although the rows do not state it."""
     facts: dict[str, bool | int | str] = Field(default_factory=dict)
+    inferred: list[str] = Field(default_factory=list)
+    """Those of the facts that were concluded from the source's own measurements."""
+    publisher: str | None = None
+    """Name that sources of one cluster share, where there are several."""
     reason: str
 
 
@@ -185,6 +191,12 @@ def source_of(run: MeasuredRun) -> Source:
     is_fsdp = run.config.zero_stage == 3 and run.config.tp == run.config.pp == 1
     runtime = named or (FSDP_RUNTIME if is_fsdp else FALLBACK_RUNTIME)
     return Source(runtime=runtime, memory="reserved", reason="not in the table of sources")
+
+
+def publisher_of(source: str) -> str:
+    """Return the name that all sources of one cluster share: the table's `publisher`, or the source's own name."""
+    known = _find_known_source(source)
+    return known.publisher if known and known.publisher else source
 
 
 def setting_of(run: MeasuredRun, runtimes: Mapping[str, RuntimeProfile], runtime: str | None = None) -> MeasuredSetting:

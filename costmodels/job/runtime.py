@@ -324,8 +324,11 @@ class _Memory(StrictModel):
 
 
 class _Errors(StrictModel):
+    """Errors of predictions; `peaks_of` names the sources whose peaks gave that of memory."""
+
     step: Annotated[float, Field(gt=0)]
     memory: Annotated[float, Field(gt=0)]
+    peaks_of: list[str] = Field(default_factory=list)
 
 
 class _Residual(StrictModel):
@@ -358,6 +361,8 @@ class ProfileFile(StrictModel):
     captured_graph: bool = False
     stalled_hosts: Annotated[int, Field(ge=0)] = 0
     memory: _Memory
+    memory_fitted_on: list[str] = Field(default_factory=list)
+    memory_priors: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     fitted_on: str
     priors: dict[str, _Fitted] = Field(default_factory=dict)
     constants: dict[str, _Fitted]

@@ -11,7 +11,7 @@ from typing import Any
 from costmodels.calibration.fidelity import UNCLEAN, is_clean
 from costmodels.calibration.fitting import Calibration, FittedConstant, calibrate
 from costmodels.calibration.measured_runs import MeasuredRun, read_measured_and_skipped
-from costmodels.calibration.profile_file import memory_error_of, profile_text, write_profile
+from costmodels.calibration.profile_file import peak_errors_of, profile_text, write_profile
 from costmodels.calibration.sources import is_known_source, source_of
 from costmodels.job.runtime import catalog_path, find_runtime
 from hardware.io.errors import ConfigError
@@ -83,10 +83,14 @@ def calibrate_file(
     base = find_runtime(name)
     fit = calibrate(clean, base, on_progress=on_progress)
     skipped.update(fit.skipped)
-    memory_error = memory_error_of([run for run in own if is_clean(run)], base)
-    write_profile(out, profile_text(catalog_path(name), fit, memory_error))
+    peaks = peak_errors_of([run for run in own if is_clean(run)], base)
+    write_profile(out, profile_text(catalog_path(name), fit, peaks))
     return CalibratedFile(
-        out=out, runtime=name, fit=fit, memory_error=memory_error, skipped={k: n for k, n in skipped.items() if n}
+        out=out,
+        runtime=name,
+        fit=fit,
+        memory_error=peaks.spread if peaks else None,
+        skipped={k: n for k, n in skipped.items() if n},
     )
 
 

@@ -47,7 +47,7 @@ def past_of_runs(found: Sequence[MeasuredRun]) -> Past:
 
 def published_group(run: MeasuredRun) -> str:
     """Return `PastRun.group` of a published run."""
-    return " | ".join(map(str, group_key(run)))
+    return " | ".join(str(part) for part in group_key(run) if part != "")
 
 
 def clock_of(run: MeasuredRun) -> Clock:

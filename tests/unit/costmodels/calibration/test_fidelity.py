@@ -3,8 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.support.fidelity_figures import judge
-from costmodels.calibration.fidelity import Predictions, is_clean, predict, settings_of
+from benchmarks.support import fidelity_figures
+from costmodels.calibration.fidelity import LogErrors, Predictions, is_clean, kernels_of, predict, settings_of
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
 from tests.support.settings.synthetic_runs import small_model, timed_by, unmeasured_run, varied_runs
@@ -30,6 +30,12 @@ def said(step_time_s, fits=None, peak_bytes=None):
         peak_memory_bytes=np.array([1e9] * count if peak_bytes is None else peak_bytes, dtype=np.float64),
         fits=np.array([True] * count if fits is None else fits),
     )
+
+
+def judge(runs, predictions, *, step=0.1, memory=0.1):
+    """Return the figures of groups and of all runs, for predictions that claim these errors."""
+    errors = LogErrors(step=np.full(len(runs), step), memory=np.full(len(runs), memory))
+    return fidelity_figures.judge(runs, predictions, errors)
 
 
 def test_a_perfect_prediction_scores_perfectly():
@@ -94,6 +100,19 @@ def test_memory_is_judged_where_a_peak_was_measured():
     assert overall["memory_median_ape"] == pytest.approx(0.2)
 
 
+def test_intervals_hold_the_share_of_runs_that_lie_inside_them():
+    """One deviation and two are counted for step times and for peaks; what was not measured does not count."""
+    runs = [replace(run, peak_memory_bytes=10**9) for run in group()[:4]] + group()[4:]
+    step_s = np.array(MEASURED_S) * np.exp([0.05, -0.09, 0.15, -0.19, 0.21])
+    peaks = 1e9 * np.exp([0.01, 0.03, 0.03, 0.05, 9.0])
+    _, overall = judge(runs, said(step_s, peak_bytes=peaks), step=0.1, memory=0.02)
+    _, untold = judge(group(), said(MEASURED_S))
+
+    assert (overall["covered_68"], overall["covered_95"]) == (pytest.approx(0.4), pytest.approx(0.8))
+    assert (overall["memory_covered_68"], overall["memory_covered_95"]) == (pytest.approx(0.25), pytest.approx(0.75))
+    assert (untold["covered_68"], untold["memory_covered_95"]) == (1.0, None)
+
+
 @pytest.mark.parametrize(
     ("change", "num_groups"),
     [
@@ -103,6 +122,7 @@ def test_memory_is_judged_where_a_peak_was_measured():
         ({"sequence_length": 1024}, 2),
         ({"global_batch_size": 64}, 2),
         ({"model": small_model(4096)}, 2),
+        ({"notes": "mbs 4; attention kernel flash2"}, 2),
         ({"config": ParallelConfig(mbs=64, recompute="full", zero_stage=3)}, 1),
     ],
 )
@@ -112,6 +132,19 @@ def test_what_makes_a_group(change, num_groups):
 
     assert overall["num_groups"] == num_groups
     assert sum(figures["num_configs"] for figures in groups) == (10 if num_groups == 2 else 6)
+
+
+@pytest.mark.parametrize(
+    ("notes", "kernels"),
+    [
+        ("A100; attention kernel flash2; RMSNorm kernel off", "attention kernel flash2; RMSNorm kernel off"),
+        ("no RMSNorm kernel, step derived", "no RMSNorm kernel"),
+        ("kernel launches bound it; attention dropout", ""),
+    ],
+)
+def test_kernels_are_those_that_the_remarks_name(notes, kernels):
+    """Clauses about the attention and the norm kernel count, and nothing else that speaks of kernels."""
+    assert kernels_of(notes) == kernels
 
 
 def test_tags_make_a_run_unclean():

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from costmodels.calibration.profile_file import memory_error_of, profile_text
+from costmodels.calibration.profile_file import peak_errors_of, profile_text
 from costmodels.job.runtime import CONSTANTS, catalog_path, find_runtime, read_profile, runtime_names
 from docs.site.json_keys import JSON_KEYS
 from hardware.io.config_file import parse_yaml
@@ -170,5 +170,5 @@ def test_the_spread_of_peaks():
     peaks = predict(kept, settings).peak_memory_bytes
     runs = [replace(run, peak_memory_bytes=int(1.1 * peak)) for run, peak in zip(kept, peaks, strict=True)]
 
-    assert memory_error_of(runs, base) == pytest.approx(0.0953, rel=1e-3)
-    assert memory_error_of(runs[:5], base) is None
+    assert peak_errors_of(runs, base).spread == pytest.approx(0.0953, rel=1e-3)
+    assert peak_errors_of(runs[:5], base) is None

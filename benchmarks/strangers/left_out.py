@@ -1,0 +1,139 @@
+"""Runtime profiles as they would be if one publisher's runs had never been seen.
+
+Whatever was fitted to the publisher's runs is fitted again without them, from the profile's guesses: constants, device
+speeds, residuals, the errors of step times and memory, and the facts about memory that were chosen on them. A profile
+that keeps too few runs goes back to its guesses, with the errors of profiles that no fit has touched. A profile that
+was never fitted to the publisher's runs stays as it is shipped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.support.timing import tell
+from costmodels.calibration.fidelity import is_clean
+from costmodels.calibration.fitting import MIN_RUNS, calibrate
+from costmodels.calibration.measured_runs import MeasuredRun
+from costmodels.calibration.profile_file import peak_errors_of
+from costmodels.calibration.sources import MeasuredSetting, publisher_of, setting_of, source_of
+from costmodels.job.runtime import CONSTANTS, RuntimeProfile, catalog_path, find_prior, find_runtime
+from hardware.io.config_file import read_mapping
+
+GUESSED_STEP, GUESSED_MEMORY = 0.35, 0.25
+"""Errors of step times and memory in profiles that no fit has touched, as in torch-reference.yaml."""
+
+ROOT = Path(__file__).parents[2]
+FIT_DEPENDS_ON = (
+    *("hardware", "costmodels/calibration", "costmodels/job", "costmodels/operators", "costmodels/step"),
+    *("costmodels/catalog/kernels", "costmodels/catalog/models"),
+)
+"""Folders whose content decides the result of a fit, beside its runs and its guess."""
+
+AS_ANOTHER = re.compile(r"as ([\w-]+), .* fitted to .*vTrain")
+"""Words of a profile whose constants are those of another one, fitted to vTrain's runs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Without:
+    """One profile without one publisher: the work of one process.
+
+    Attributes:
+        runtime: Name of the profile.
+        publisher: Publisher that is left out.
+        runs: All measured runs.
+        cache: Folder that keeps fitted profiles between calls; None keeps none.
+    """
+
+    runtime: str
+    publisher: str
+    runs: tuple[MeasuredRun, ...]
+    cache: Path | None
+
+
+def profile_without(work: Without) -> RuntimeProfile:
+    """Return the profile, fitted again if the shipped one has seen the publisher's runs."""
+    shipped, entry = find_runtime(work.runtime), read_mapping(catalog_path(work.runtime))
+    fitted_on = str(entry["fitted_on"])
+    copied = AS_ANOTHER.match(fitted_on)
+    if copied:
+        if work.publisher != "vtrain":
+            return shipped
+        other = profile_without(replace(work, runtime=copied[1]))
+        return shipped.with_constants({name: getattr(other, name) for name in CONSTANTS})
+    seen = [run for run in work.runs if source_of(run).runtime == work.runtime and is_clean(run)]
+    seen = [run for run in seen if publisher_of(run.source) != work.publisher]
+    profile = replace(shipped, **_memory_facts(entry, work.publisher))
+    if _has_seen(entry["errors"].get("peaks_of", ()), work.publisher):
+        peaks = peak_errors_of(seen, profile)
+        profile = replace(profile, memory_error=peaks.spread if peaks else GUESSED_MEMORY)
+    sources = re.split(r"[\s,]+", fitted_on)
+    if not _has_seen(sources, work.publisher):
+        return profile
+    guess = find_prior(work.runtime)
+    profile = replace(
+        profile.with_constants({name: getattr(guess, name) for name in CONSTANTS}),
+        log_errors=guess.log_errors,
+        device_speed=(),
+        residuals=(),
+        step_error=GUESSED_STEP,
+    )
+    kept = [run for run in seen if run.source in sources and run.step_time_s]
+    return profile if len(kept) < MIN_RUNS else _fit(kept, profile, work.cache)
+
+
+def _has_seen(sources: Iterable[str], publisher: str) -> bool:
+    """Return whether one of the sources is the publisher's."""
+    return publisher in {publisher_of(source) for source in sources}
+
+
+def _memory_facts(entry: Mapping[str, Any], publisher: str) -> dict[str, Any]:
+    """Return the guesses of the facts about memory that were chosen on the publisher's runs."""
+    if not _has_seen(entry.get("memory_fitted_on", ()), publisher):
+        return {}
+    guesses = dict(entry["memory_priors"])
+    overhead_gib = guesses.pop("overhead_gib", None)
+    return guesses | ({} if overhead_gib is None else {"memory_overhead_bytes": round(overhead_gib * 2**30)})
+
+
+def _fit(runs: Sequence[MeasuredRun], guess: RuntimeProfile, cache: Path | None) -> RuntimeProfile:
+    """Fit the profile as benchmarks.calibration.fit_profiles does, or take the same fit from the cache."""
+    place = cache and cache / f"{guess.name}-{_key(runs, guess)}.pickle"
+    if place and place.is_file():
+        found: RuntimeProfile = pickle.loads(place.read_bytes())  # noqa: S301 # written below by the same user
+        return found
+    tell(f"fitting {guess.name} to {len(runs):,} runs of {', '.join(sorted({run.source for run in runs}))}")
+    profile = calibrate(runs, guess).profile
+    if place:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(pickle.dumps(profile))
+    return profile
+
+
+def _key(runs: Sequence[MeasuredRun], guess: RuntimeProfile) -> str:
+    """Return a key that is equal for equal fits: of the same runs, from the same guess, by the same model."""
+    digest = hashlib.sha256(repr((runs, guess)).encode())
+    for room in FIT_DEPENDS_ON:
+        for path in sorted((ROOT / room).rglob("*")):
+            if path.suffix in (".py", ".yaml"):
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def strange_setting(run: MeasuredRun, profile: RuntimeProfile) -> MeasuredSetting:
+    """Return the setting of a run as a newcomer would state it who names this profile.
+
+    Under the source's own runtime, the facts that its publisher documents hold, but none that was concluded from its
+    measurements. Under another, all facts are the profile's.
+    """
+    source = source_of(run)
+    measured = setting_of(run, {profile.name: profile}, profile.name)
+    if profile.name != source.runtime:
+        return replace(measured, setting=replace(measured.setting, runtime=profile))
+    facts = {name: getattr(profile, name) for name in source.inferred}
+    return replace(measured, setting=replace(measured.setting, runtime=replace(measured.setting.runtime, **facts)))

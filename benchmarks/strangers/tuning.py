@@ -1,0 +1,107 @@
+"""Searches of a source's groups by a study that names one profile or another, none of which has seen the source.
+
+Letters: n candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.strangers.left_out import strange_setting
+from benchmarks.support.peers import PEERS
+from benchmarks.support.problems import Group, Problem
+from benchmarks.support.searchers import AbstractSearcher, prior, run_trials, thompson, uniform
+from benchmarks.support.trial_metrics import Trials
+from costmodels.calibration.fidelity import by_setting
+from costmodels.calibration.sources import source_of
+from costmodels.job.runtime import RuntimeProfile
+from tuner.search.prior import initial_posterior
+
+RIGHT, ANOTHER = "right profile", "another"
+"""Whether a study names the profile of the group's own runtime, or one of the others."""
+
+OWN: Mapping[str, Callable[[Problem, int], AbstractSearcher]] = {"meshtune": thompson, "prior": prior}
+"""Searchers that know the prediction of the named profile."""
+
+BLIND: Mapping[str, Callable[[Problem, int], AbstractSearcher]] = {"random": uniform, **PEERS}
+"""Searchers that know no prediction, so that the profile does not matter."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Search:
+    """Searches of one group under one named profile: the work of one process.
+
+    Attributes:
+        group: Group to search.
+        profiles: Profiles without the group's publisher, by name.
+        named: Name of the profile that the study names.
+        searcher: Name of the searcher, in OWN or BLIND.
+        seeds: Number of searches.
+        max_trials: Largest number of trials of each.
+    """
+
+    group: Group
+    profiles: Mapping[str, RuntimeProfile]
+    named: str
+    searcher: str
+    seeds: int
+    max_trials: int
+
+    @property
+    def regime(self) -> str:
+        """Line of the table that this search counts in."""
+        if self.searcher in BLIND:
+            return self.searcher
+        is_right = self.named == source_of(self.group.runs[0]).runtime
+        return f"{self.searcher}, {RIGHT if is_right else ANOTHER}"
+
+    def run(self) -> list[Trials]:
+        """Search the group once for each seed; the prior alone needs one search."""
+        problem = strange_problem(self.group, self.profiles[self.named])
+        make = (OWN | BLIND)[self.searcher]
+        seeds = 1 if self.searcher == "prior" else self.seeds
+        times = self.group.step_time_s
+        return [run_trials(make(problem, seed), self.group.outcomes, times, self.max_trials) for seed in range(seeds)]
+
+
+def run_search(search: Search) -> list[Trials]:
+    """Run a search in a worker process."""
+    return search.run()
+
+
+def searches_of(
+    group: Group,
+    profiles: Mapping[str, RuntimeProfile],
+    *,
+    named: Sequence[str],
+    searchers: Sequence[str],
+    seeds: int,
+    max_trials: int,
+) -> list[Search]:
+    """Return the searches of a group: Meshtune and the prior under each named profile, and each other searcher once."""
+    right = source_of(group.runs[0]).runtime
+
+    def search(searcher: str, profile: str) -> Search:
+        return Search(
+            group=group, profiles=profiles, named=profile, searcher=searcher, seeds=seeds, max_trials=max_trials
+        )
+
+    under = dict.fromkeys([right, *named])
+    own = [search(searcher, name) for searcher in searchers if searcher in OWN for name in under]
+    return [*own, *(search(searcher, right) for searcher in searchers if searcher in BLIND)]
+
+
+def strange_problem(group: Group, profile: RuntimeProfile) -> Problem:
+    """Return the tuning problem of a group for a study that names this profile."""
+    settings = [strange_setting(run, profile) for run in group.runs]
+    parts = [(measured, np.array(at)) for measured, at in by_setting(settings).items()]
+    return Problem(
+        grid=group.grid,
+        posterior=initial_posterior(parts, group.grid),
+        runtime=profile.name,
+        num_history=0,
+        num_dropped=0,
+    )
