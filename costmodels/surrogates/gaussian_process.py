@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_solve, cholesky, solve_triangular
 from threadpoolctl import ThreadpoolController
 
+from costmodels.surrogates.marginal_likelihood import MarginalLikelihood, maximize_posterior
 from hardware.arrays import FloatArray, NarrowArray
 
 NUM_FOURIER_FEATURES = 512
@@ -318,20 +319,13 @@ def fit(
     )
     theta = median
     if len(values) >= min_to_learn:
-        # scikit-learn takes a second to import, so it is loaded with the first fit
-        from costmodels.surrogates.marginal_likelihood import maximize_posterior  # noqa: PLC0415
-
+        names = ("amplitude", *["length_scale"] * num_features, "noise", "scale")
+        lower, upper = np.log([BOUNDS[name] for name in names]).T
+        likelihood = MarginalLikelihood(
+            features=at.features, linear=at.linear, values=values, variance=variance, num_scaled=num_scaled
+        )
         with one_thread():
-            theta = maximize_posterior(
-                at.features,
-                at.linear,
-                values,
-                variance=variance,
-                num_scaled=num_scaled,
-                median=median,
-                spread=prior.spread,
-                bounds_of=BOUNDS,
-            )
+            theta = maximize_posterior(likelihood, median=median, spread=prior.spread, lower=lower, upper=upper)
     amplitude, *length_scale, noise, scale = np.exp(theta).tolist()
     hyper = Hyperparameters(amplitude=amplitude, length_scale=np.array(length_scale), noise=noise, scale=scale)
     return GaussianProcess(at=at, values=values, variance=variance, hyper=hyper, num_scaled=num_scaled)

@@ -1,144 +1,123 @@
-"""Hyperparameters of a Gaussian process with a linear part, fitted by scikit-learn.
+"""Most probable hyperparameters of a Gaussian process with a linear part.
 
-scikit-learn evaluates the log marginal likelihood and its gradient (Rasmussen and Williams 2006, equations 2.30 and
-5.9). The log-normal priors of the hyperparameters are added inside the optimizer that it calls, so the result is the
-maximum a posteriori. Importing scikit-learn takes about a second, so `gaussian_process.fit` imports this module only
-when there is something to fit.
+The log marginal likelihood and its gradient are those of Rasmussen and Williams 2006, equations 2.30 and 5.9. The
+log-normal priors of the hyperparameters are added, so the result is the maximum a posteriori. tests/unit/costmodels/
+surrogates compares likelihood and gradient with scikit-learn's.
 
 Letters: t observations, d features, k linear columns, p = d + 3 hyperparameters.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from scipy.optimize import minimize
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import ConstantKernel, Hyperparameter, Kernel, Matern, WhiteKernel
 
 from hardware.arrays import FloatArray
 
-SMOOTHNESS = 2.5
-"""Parameter nu of the Matern kernel; `gaussian_process` evaluates the same kernel."""
-
 MAX_ITERATIONS = 40
 
-Range = tuple[float, float]
+IMPOSSIBLE = 1e25
+"""Negative log likelihood of hyperparameters under which the covariance is singular to rounding."""
 
 
-class FeatureMatern(Matern):  # type: ignore[misc] # scikit-learn publishes no types
-    """Matern kernel that sees the leading columns only, one for each of its length scales."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MarginalLikelihood:
+    """Log marginal likelihood of observations, as a function of p log hyperparameters.
 
-    def __call__(self, X: FloatArray, Y: FloatArray | None = None, eval_gradient: bool = False) -> Any:  # noqa: N803 # scikit-learn's names
-        """Return the covariance of the rows, and its gradient if asked."""
-        count = np.size(self.length_scale)  # scikit-learn unpacks a single one
-        return super().__call__(X[:, :count], None if Y is None else Y[:, :count], eval_gradient)
-
-
-class LinearColumns(Kernel):  # type: ignore[misc] # scikit-learn publishes no types
-    """Covariance of a linear model with standard normal weights, some of whose columns share a learned scale.
-
-        k(x, x') = scale^2 s(x) . s(x') + f(x) . f(x')
+    Their order is amplitude, length scales [d], noise, scale.
 
     Attributes:
-        first: Position of the first linear column among the columns of X.
-        num_scaled: Number of leading linear columns s(x) that the scale multiplies; the others are f(x).
-        scale: Standard deviation of the weights of the scaled columns.
-        scale_bounds: Lowest and highest scale.
-    """
-
-    def __init__(self, first: int, num_scaled: int, scale: float, scale_bounds: Range) -> None:
-        self.first = first
-        self.num_scaled = num_scaled
-        self.scale = scale
-        self.scale_bounds = scale_bounds
-
-    @property
-    def hyperparameter_scale(self) -> Hyperparameter:
-        """Hyperparameter `scale`, as scikit-learn declares one."""
-        return Hyperparameter("scale", "numeric", self.scale_bounds)
-
-    def __call__(self, X: FloatArray, Y: FloatArray | None = None, eval_gradient: bool = False) -> Any:  # noqa: N803 # scikit-learn's names
-        """Return the covariance of the rows, and its gradient by log(scale) if asked."""
-        right = X if Y is None else Y
-        end = self.first + self.num_scaled
-        scaled = self.scale**2 * X[:, self.first : end] @ right[:, self.first : end].T
-        covariance = scaled + X[:, end:] @ right[:, end:].T
-        return (covariance, 2.0 * scaled[:, :, None]) if eval_gradient else covariance
-
-    def diag(self, X: FloatArray) -> FloatArray:  # noqa: N803 # scikit-learn's names
-        """Return the variance of each row."""
-        end = self.first + self.num_scaled
-        squared = self.scale**2 * np.sum(X[:, self.first : end] ** 2, axis=1)
-        return np.asarray(squared + np.sum(X[:, end:] ** 2, axis=1))
-
-    def is_stationary(self) -> bool:
-        """Return False: the covariance depends on more than the difference of two rows."""
-        return False
-
-
-def maximize_posterior(
-    features: FloatArray,
-    linear: FloatArray,
-    values: FloatArray,
-    *,
-    variance: FloatArray,
-    num_scaled: int,
-    median: FloatArray,
-    spread: float,
-    bounds_of: Mapping[str, Range],
-) -> FloatArray:
-    """Return the most probable log hyperparameters [p]: amplitude, length scales [d], noise, scale.
-
-    Args:
         features: Columns of the Matern part [t, d].
         linear: Columns of the linear part, in units of their standard deviations [t, k].
         values: Observed values [t].
         variance: Noise variance of each observation beyond the shared one [t].
         num_scaled: Number of leading linear columns that the scale multiplies.
-        median: Logarithms of the prior medians [p], in the order of the result.
-        spread: Standard deviation of every log hyperparameter under its prior.
-        bounds_of: Lowest and highest value of `amplitude`, `length_scale`, `noise` and `scale`.
     """
-    amplitude, *length_scale, noise, scale = np.exp(median)
-    squared = {name: (low**2, high**2) for name, (low, high) in bounds_of.items()}
-    smooth = ConstantKernel(amplitude**2, squared["amplitude"])
-    if length_scale:  # without features all points are equal
-        smooth *= FeatureMatern(np.array(length_scale), bounds_of["length_scale"], nu=SMOOTHNESS)
-    # this order makes theta the order of the result
-    linear_part = LinearColumns(features.shape[1], num_scaled, scale, bounds_of["scale"])
-    kernel = smooth + WhiteKernel(noise**2, squared["noise"]) + linear_part
-    # scikit-learn's theta holds the logarithms of variances where ours holds those of standard deviations
-    per_deviation = np.ones(len(median))
-    per_deviation[[0, -2]] = 2.0
 
-    def optimizer(negative_log_likelihood: Callable[..., Any], _: FloatArray, bounds: FloatArray) -> tuple[Any, float]:
-        """Minimise the negative log posterior; scikit-learn calls this with its likelihood and bounds."""
+    features: FloatArray
+    linear: FloatArray
+    values: FloatArray
+    variance: FloatArray
+    num_scaled: int
 
-        def objective(log_hyper: FloatArray) -> tuple[float, FloatArray]:
-            value, gradient = negative_log_likelihood(per_deviation * log_hyper, eval_gradient=True)
-            # the negative logarithm of the normal priors of the log hyperparameters, up to a constant
-            standardised = (log_hyper - median) / spread
-            return value + 0.5 * standardised @ standardised, per_deviation * gradient + standardised / spread
+    @cached_property
+    def _squared(self) -> FloatArray:
+        """Squared differences of each feature between observations [d, t t]."""
+        columns = self.features.T
+        squared = (columns[:, :, None] - columns[:, None, :]) ** 2
+        return np.asarray(squared.reshape(len(columns), len(self.values) ** 2))
 
-        limits = bounds / per_deviation[:, None]
-        found = minimize(
-            objective,
-            np.clip(median, limits[:, 0], limits[:, 1]),
-            jac=True,
-            bounds=limits,
-            method="L-BFGS-B",
-            options={"maxiter": MAX_ITERATIONS},
+    @cached_property
+    def _scaled(self) -> FloatArray:
+        part = self.linear[:, : self.num_scaled]
+        return np.asarray(part @ part.T)
+
+    @cached_property
+    def _fixed(self) -> FloatArray:
+        part = self.linear[:, self.num_scaled :]
+        return np.asarray(part @ part.T + np.diag(self.variance))
+
+    def negative(self, log_hyper: FloatArray) -> tuple[float, FloatArray]:
+        """Return the negative log marginal likelihood and its gradient by the log hyperparameters [p]."""
+        count = len(self.values)
+        amplitude, noise, scale = np.exp(2 * log_hyper[[0, -2, -1]])
+        weights = np.exp(-2 * log_hyper[1:-2])
+        # Matern 5/2 of s = sqrt(5) r: (1 + s + s^2 / 3) exp(-s)
+        distance = np.sqrt(5.0 * (weights @ self._squared)).reshape(count, count)
+        decay = np.exp(-distance)
+        smooth = amplitude * (1.0 + distance + distance**2 / 3.0) * decay
+        covariance = smooth + scale * self._scaled + self._fixed
+        covariance[np.diag_indices(count)] += noise
+        try:
+            factor = cho_factor(covariance, lower=True)
+        except LinAlgError:
+            return IMPOSSIBLE, np.zeros(len(log_hyper))
+        inverse = cho_solve(factor, np.eye(count))
+        explained = inverse @ self.values
+        log_determinant = 2.0 * np.log(np.diag(factor[0])).sum()
+        value = 0.5 * (self.values @ explained + log_determinant + count * np.log(2 * np.pi))
+        # d value / d theta = tr((K^-1 - a a^T) dK / d theta) / 2 with a = K^-1 y
+        slope = 0.5 * (inverse - np.outer(explained, explained))
+        by_distance = (slope * (amplitude * 5.0 / 3.0) * (1.0 + distance) * decay).ravel()
+        gradient = np.concatenate(
+            [
+                [2.0 * np.sum(slope * smooth)],
+                weights * (self._squared @ by_distance),
+                [2.0 * noise * np.trace(slope), 2.0 * scale * np.sum(slope * self._scaled)],
+            ]
         )
-        return per_deviation * found.x, found.fun
+        return float(value), gradient
 
-    regressor = GaussianProcessRegressor(kernel, alpha=variance, optimizer=optimizer)
-    with warnings.catch_warnings():
-        # a hyperparameter at its bound is expected of few observations; the caller's prior holds the others
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        regressor.fit(np.concatenate([features, linear], axis=1), values)
-    return np.asarray(regressor.kernel_.theta / per_deviation)
+
+def maximize_posterior(
+    likelihood: MarginalLikelihood, *, median: FloatArray, spread: float, lower: FloatArray, upper: FloatArray
+) -> FloatArray:
+    """Return the most probable log hyperparameters [p].
+
+    Args:
+        likelihood: Likelihood of the observations.
+        median: Logarithms of the prior medians [p].
+        spread: Standard deviation of every log hyperparameter under its prior.
+        lower: Logarithms of the lowest values [p].
+        upper: Logarithms of the highest values [p].
+    """
+
+    def objective(log_hyper: FloatArray) -> tuple[float, FloatArray]:
+        value, gradient = likelihood.negative(log_hyper)
+        # the negative logarithm of the normal priors of the log hyperparameters, up to a constant
+        standardised = (log_hyper - median) / spread
+        return value + 0.5 * float(standardised @ standardised), gradient + standardised / spread
+
+    found = minimize(
+        objective,
+        np.clip(median, lower, upper),
+        jac=True,
+        bounds=np.stack([lower, upper], axis=1),
+        method="L-BFGS-B",
+        options={"maxiter": MAX_ITERATIONS},
+    )
+    return np.asarray(found.x)

@@ -1,4 +1,4 @@
-"""scikit-learn's process is the oracle of likelihood and moments; numpy alone is that of the fit, which it does."""
+"""scikit-learn's process is the oracle of likelihood and moments; a direct search is that of the fit."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ from costmodels.surrogates.gaussian_process import (
     fit,
     join_points,
 )
-from costmodels.surrogates.marginal_likelihood import LinearColumns
+from costmodels.surrogates.marginal_likelihood import IMPOSSIBLE, MarginalLikelihood
 
 HYPER = Hyperparameters(amplitude=0.4, length_scale=np.array([1.5, 4.0, 0.8]), noise=0.05, scale=1.7)
 PRIOR = HyperPrior(amplitude=0.3, length_scale=(2.0, 2.0, 2.0), noise=0.05, spread=0.6)
@@ -238,25 +238,39 @@ def test_a_fit_under_a_wide_prior_is_as_likely_as_a_direct_search(rng):
 
 
 @pytest.mark.parametrize("num_scaled", [0, 1, 2])
-def test_the_linear_kernel_gives_its_own_gradient(rng, num_scaled):
-    """The gradient that the fit is told is that of the covariance, and the diagonal is its diagonal."""
-    rows = columns(random_points(rng, 6))
+def test_the_likelihood_that_a_fit_climbs_is_the_process_own(process, rng, num_scaled):
+    """Value and gradient at any hyperparameters are those of the process, the gradient by central differences."""
+    process = dataclasses.replace(process, num_scaled=num_scaled)
+    at = process.at
+    likelihood = MarginalLikelihood(
+        features=at.features, linear=at.linear, values=process.values, variance=process.variance, num_scaled=num_scaled
+    )
+    theta = np.log([HYPER.amplitude, *HYPER.length_scale, HYPER.noise, HYPER.scale]) + rng.normal(0, 0.2, 6)
 
-    def kernel(log_scale):
-        return LinearColumns(3, num_scaled, float(np.exp(log_scale)), (0.01, 100.0))
+    value, gradient = likelihood.negative(theta)
 
-    covariance, gradient = kernel(0.3)(rows, eval_gradient=True)
+    amplitude, *length_scale, noise, scale = np.exp(theta)
+    hyper = Hyperparameters(amplitude=amplitude, length_scale=np.array(length_scale), noise=noise, scale=scale)
+    steps = 1e-5 * np.eye(6)
+    differences = [
+        (likelihood.negative(theta + step)[0] - likelihood.negative(theta - step)[0]) / 2e-5 for step in steps
+    ]
+    assert value == pytest.approx(-dataclasses.replace(process, hyper=hyper).log_likelihood(), rel=1e-9)
+    assert gradient == pytest.approx(np.array(differences), rel=1e-5, abs=1e-5)
 
-    assert gradient[:, :, 0] == pytest.approx((kernel(0.3 + 1e-6)(rows) - kernel(0.3 - 1e-6)(rows)) / 2e-6, abs=1e-7)
-    assert kernel(0.3).diag(rows) == pytest.approx(np.diag(covariance))
+
+def test_a_singular_covariance_is_no_error():
+    """Two equal observations without any noise are as unlikely as can be, and the search goes on from there."""
+    twins = MarginalLikelihood(
+        features=np.zeros((2, 1)), linear=np.zeros((2, 1)), values=np.ones(2), variance=np.full(2, -0.01), num_scaled=1
+    )
+
+    assert twins.negative(np.log([0.01, 1.0, 0.01, 1.0]))[0] == IMPOSSIBLE
 
 
 @pytest.mark.parametrize("num_features", [0, 1])
 def test_a_process_of_few_features_is_fitted(rng, num_features):
-    """Where candidates have no features, amplitude, noise and scale are learned all the same.
-
-    Over a single feature scikit-learn unpacks the length scale.
-    """
+    """Where candidates have no features, amplitude, noise and scale are learned all the same."""
     points = Points(features=rng.uniform(0, 3, (12, num_features)), linear=rng.normal(size=(12, 1)))
 
     values = 3.0 * points.linear[:, 0] + np.sin(points.features).sum(axis=1) + 0.2 * rng.normal(size=12)

@@ -64,7 +64,7 @@ def test_help_in_a_process(tmp_path):
     assert "Commands:" in done.out
 
 
-HEAVY = {"numpy", "optuna", "plotly", "pydantic", "ray", "rich", "scipy", "sklearn", "sqlalchemy", "yaml"}
+HEAVY = {"numpy", "optuna", "plotly", "pydantic", "ray", "rich", "scipy", "sqlalchemy", "yaml"}
 
 
 @pytest.mark.parametrize(
