@@ -18,7 +18,8 @@ from benchmarks.support.timing import arguments, median_s, publish
 from costmodels.job.parallel_config import DEGREES, ConfigGrid
 from costmodels.surrogates.predicted import Predicted, predict
 from tuner.search.observations import Observations
-from tuner.search.posterior import Posterior, posterior_of
+from tuner.search.posterior import Posterior
+from tuner.search.prior import initial_posterior
 from tuner.search.sampler import ThompsonSampler
 from tuner.space.enumeration import enumerate_space
 from tuner.study_file.config import load_study
@@ -35,7 +36,8 @@ def main() -> None:
     for size, num_trials in ((3_000, 50), (len(grid), 200))[: options.sizes]:
         some = grid.take(np.arange(size))
         predicted = predict(config.measured_setting, some)
-        own_s = _sampler_s(posterior_of(predicted, some), some, num_trials, options.repeats)
+        posterior = initial_posterior([(config.measured_setting, np.arange(size))], some)
+        own_s = _sampler_s(posterior, some, num_trials, options.repeats)
         peer_s = _peer_s(predicted, some, num_trials, options.repeats)
         rows.append(
             {"candidates": size, "trials": num_trials, "seconds": own_s, "optuna_gp_s": peer_s, "ratio": peer_s / own_s}

@@ -81,7 +81,8 @@ class Problem:
     @property
     def predicted_s(self) -> FloatArray:
         """Predicted step times, corrected by the history [n]."""
-        return np.exp(self.posterior.steps[-1].log_predicted)
+        own = [hypothesis for hypothesis in self.posterior.steps if hypothesis.change is None]
+        return np.exp(own[-1].log_predicted)
 
     @property
     def memory_share(self) -> FloatArray:

@@ -2,8 +2,9 @@
 
 Without a history, errors follow the runtime's profile: its constants err by their standard deviations, all candidates
 share an unknown factor, and the rest varies smoothly between configurations. Memory may err by more than the profile
-states. With a history there is a further hypothesis: the profile is fitted to earlier runs, and their residuals are
-observations of the same process. Each group of earlier runs has an offset of its own.
+states. The study's cluster may resemble those of another profile more than those of its own, so that the predictions of
+other profiles are hypotheses too. With a history there is a further hypothesis: the profile is fitted to earlier runs,
+and their residuals are observations of the same process. Each group of earlier runs has an offset of its own.
 
 Letters: n candidates, c constants, g groups, p past observations.
 """
@@ -22,12 +23,13 @@ from costmodels.surrogates.predicted import Predicted
 from costmodels.surrogates.surrogate import Hypothesis, PastErrors
 from hardware.arrays import FloatArray, IntArray
 
-STEP_PRIOR = HyperPrior(amplitude=0.3, length_scale=3.0, noise=0.03)
+STEP_PRIOR = HyperPrior(amplitude=0.3, length_scale=3.0, noise=0.06)
 """Prior of log(measured / predicted step time) without earlier runs (assumed, as all constants of this module)."""
 
-ROUGH_PRIOR, ROUGH_CHANCE = replace(STEP_PRIOR, length_scale=1.0), 0.25
-"""Prior with errors that change within one to three octaves, and its chance relative to the smooth prior's. Without it,
-a few trials that agree make all candidates look alike. Chosen on the Ultra-Scale Playbook's groups."""
+ROUGH_PRIOR, ROUGH_CHANCE = replace(STEP_PRIOR, length_scale=0.6), 2.0
+"""Prior with errors that change within one or two octaves, and its chance relative to the smooth prior's. Without it, a
+few trials that agree make all candidates look alike, and the search stops confident and wrong. Chosen with the noise
+and ALTERNATIVE_CHANCE on groups of vTrain and the Ultra-Scale Playbook whose source no profile had seen."""
 
 FEW_OUTLIERS = (2.0, 8.0)
 """Pseudo-counts of runs with and without an outlying slowdown, before any trial. Chosen on the Ultra-Scale Playbook's
@@ -50,6 +52,12 @@ PART_ERRORS: Mapping[str, float] = {
     "overhead": 0.5,
 }
 """Standard deviation of log(true / predicted) of each part of memory, in addition to the shared error."""
+
+ALTERNATIVE_CHANCE = 0.1
+"""Chance of each other profile, relative to the study's own."""
+
+ALIKE = 0.03
+"""Root mean square difference of log predictions below which two profiles are one hypothesis."""
 
 MEMORY_MULTIPLES: Mapping[float, float] = {1.0: 0.6, 2.0: 0.25, 4.0: 0.15}
 """Multiples of the profile's memory error, with the chance of each, without a history."""
@@ -104,8 +112,29 @@ class FittedHistory:
     trust: float = TRUST
 
 
-def step_hypotheses(predicted: Predicted, history: FittedHistory | None = None) -> tuple[Hypothesis, ...]:
-    """Return the hypotheses about errors of predicted step times [n]; earlier runs add one."""
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Alternative:
+    """Predictions of the candidates by another profile than the study's own.
+
+    Attributes:
+        step_time_s: Predicted step times [n].
+        needed_bytes: Predicted needed memory [n].
+    """
+
+    step_time_s: FloatArray
+    needed_bytes: FloatArray
+
+
+def step_hypotheses(
+    predicted: Predicted, history: FittedHistory | None = None, alternatives: Sequence[Alternative] = ()
+) -> tuple[Hypothesis, ...]:
+    """Return the hypotheses about errors of predicted step times [n].
+
+    Args:
+        predicted: Predictions of the study's own profile.
+        history: Earlier runs, which add a hypothesis; it is the last one.
+        alternatives: Predictions of other profiles.
+    """
     effects = predicted.constant_effects
     # the common effect of a constant on all candidates is part of the offset, so the effects are centred
     placed = partial(_place_steps, center=effects.mean(axis=0), constants=(FOREIGN_OFFSET,))
@@ -119,7 +148,10 @@ def step_hypotheses(predicted: Predicted, history: FittedHistory | None = None) 
         placed=placed,
         outliers=FEW_OUTLIERS,
     )
-    rough = replace(cold, chance=ROUGH_CHANCE, prior=ROUGH_PRIOR)
+    # a factor that all candidates share tells two profiles not apart, since it is unknown anyway
+    others = _distinct([np.log(other.step_time_s / predicted.step_time_s) for other in alternatives], is_relative=True)
+    smooth = (cold, *(_as_predicted_elsewhere(cold, change, count) for change, count in others))
+    rough = tuple(replace(each, chance=ROUGH_CHANCE * each.chance, prior=ROUGH_PRIOR) for each in smooth)
     warm = history and _learn_from_past(
         history,
         placed=partial(_place_steps, center=np.zeros(effects.shape[1])),
@@ -129,10 +161,12 @@ def step_hypotheses(predicted: Predicted, history: FittedHistory | None = None) 
         prior=STEP_PRIOR,
         outliers=FEW_OUTLIERS,
     )
-    return (cold, rough, warm) if warm else (cold, rough)
+    return (*smooth, *rough, warm) if warm else (*smooth, *rough)
 
 
-def memory_hypotheses(predicted: Predicted, history: FittedHistory | None = None) -> tuple[Hypothesis, ...]:
+def memory_hypotheses(
+    predicted: Predicted, history: FittedHistory | None = None, alternatives: Sequence[Alternative] = ()
+) -> tuple[Hypothesis, ...]:
     """Return the hypotheses about errors of predicted memory [n]; see `step_hypotheses`."""
     shared = predicted.memory_error
     placed = partial(_place_memory, shared=shared)
@@ -149,6 +183,10 @@ def memory_hypotheses(predicted: Predicted, history: FittedHistory | None = None
         )
         for multiple, chance in MEMORY_MULTIPLES.items()
     )
+    others = _distinct(
+        [np.log(other.needed_bytes / predicted.needed_bytes) for other in alternatives], is_relative=False
+    )
+    cold += tuple(_as_predicted_elsewhere(each, change, count) for change, count in others for each in cold)
     warm = history and _learn_from_past(
         history,
         placed=placed,
@@ -158,6 +196,34 @@ def memory_hypotheses(predicted: Predicted, history: FittedHistory | None = None
         prior=prior,
     )
     return (*cold, warm) if warm else cold
+
+
+def _distinct(changes: Sequence[FloatArray], *, is_relative: bool) -> list[tuple[FloatArray, int]]:
+    """Return the log changes [n] that other profiles make to the own predictions, each with the profiles that agree.
+
+    Profiles that agree with the own one are left out.
+
+    Args:
+        changes: Change of each profile [n].
+        is_relative: Whether a factor that all candidates share makes no difference.
+    """
+    found: list[tuple[FloatArray, int]] = [(np.zeros(len(changes[0])), 0)] if changes else []
+    for change in changes:
+        for at, (known, count) in enumerate(found):
+            away = change - known
+            if np.sqrt(np.mean((away - away.mean() * is_relative) ** 2)) < ALIKE:
+                found[at] = known, count + 1
+                break
+        else:
+            found.append((change, 1))
+    return found[1:]
+
+
+def _as_predicted_elsewhere(own: Hypothesis, change: FloatArray, count: int) -> Hypothesis:
+    """Return the hypothesis that other profiles are right whose log predictions differ by `change` [n]."""
+    return replace(
+        own, chance=own.chance * ALTERNATIVE_CHANCE * count, log_predicted=own.log_predicted + change, change=change
+    )
 
 
 def _place_steps(predicted: Predicted, *, center: FloatArray, constants: Sequence[float]) -> tuple[FloatArray, Points]:

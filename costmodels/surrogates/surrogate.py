@@ -71,6 +71,17 @@ OUTLIER_SIZE = 1.0
 """Prior mean of the log excess of an outlier, with the weight of one observed outlier (assumed)."""
 
 
+UNEXPLAINED = 0.5
+"""Error that measured operators leave in the prediction of a step, as a share of the error without them (assumed, after
+simulated worlds)."""
+
+MOST_FITTED = 8
+"""Most hypotheses whose hyperparameters are fitted."""
+
+RULED_OUT = 1e-3
+"""Probability, relative to that of the best hypothesis, below which the trials have ruled a hypothesis out."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Seen:
     """Observations of the quantity in the trials of a study.
@@ -126,6 +137,7 @@ class Hypothesis:
         twins: Candidates that each proxy job stands for. Proxy jobs are the last of the points and share their
             independent residual with these candidates.
         aside_variance: Variance of the difference between a proxy job and its candidates, beside measurement error.
+        change: Difference of `log_predicted` from the prediction of the study's own profile [n]; None if it is that.
     """
 
     chance: float
@@ -138,6 +150,7 @@ class Hypothesis:
     placed: Callable[[Predicted], tuple[FloatArray, Points]] | None = None
     twins: tuple[tuple[int, ...], ...] = ()
     aside_variance: float = 0.0
+    change: FloatArray | None = None
 
     def with_aside(self, predicted: Predicted, twins: tuple[tuple[int, ...], ...]) -> tuple[Hypothesis, ...]:
         """Return the hypothesis with proxy jobs appended to the candidates [n + p], once for each of LIKENESSES.
@@ -151,6 +164,8 @@ class Hypothesis:
         """
         assert self.placed is not None, "the hypothesis says where predicted runs stand"
         log_predicted, points = self.placed(predicted)
+        if self.change is not None:  # another profile is assumed to differ for a proxy as for its first candidate
+            log_predicted = log_predicted + self.change[[candidates[0] for candidates in twins]]
         return tuple(
             replace(
                 self,
@@ -165,7 +180,10 @@ class Hypothesis:
         )
 
     def corrected(self, log_change: FloatArray, told: Sequence[int]) -> Hypothesis:
-        """Return the hypothesis with changed predictions [n] and zeros in the linear columns `told`."""
+        """Return the hypothesis with changed predictions [n] and zeros in the linear columns `told`.
+
+        Measured operators explain most of the error, so the rest is expected to be UNEXPLAINED times as large.
+        """
         # the corrected predictions contain what these columns stood for
         keep = np.ones(self.points.linear.shape[1])
         keep[list(told)] = 0.0
@@ -174,14 +192,23 @@ class Hypothesis:
             self,
             log_predicted=self.log_predicted + log_change,
             points=replace(self.points, linear=self.points.linear * keep),
+            prior=replace(
+                self.prior, amplitude=UNEXPLAINED * self.prior.amplitude, noise=UNEXPLAINED * self.prior.noise
+            ),
             past=past,
         )
 
-    def after(self, seen: Seen) -> Fitted:
-        """Fit the process to the trials and compute how probable it makes them."""
+    def after(self, seen: Seen, *, learns: bool = True) -> Fitted:
+        """Fit the process to the trials and compute how probable it makes them.
+
+        Args:
+            seen: Observations of the trials.
+            learns: Whether to fit the hyperparameters too; otherwise they are the prior's medians.
+        """
         values = seen.log_value - self.log_predicted[seen.measured]
         surprise = self._surprise(seen, values)
-        process, log_likelihood = self._process(seen, values, surprise, min_to_learn=FEWEST_TO_LEARN)
+        min_to_learn = FEWEST_TO_LEARN if learns else len(values) + 1
+        process, log_likelihood = self._process(seen, values, surprise, min_to_learn=min_to_learn)
         bounds = Bounds(
             at=self.points.take(seen.bounded),
             edge=seen.log_edge - self.log_predicted[seen.bounded],
@@ -353,12 +380,14 @@ class Surrogate:
 
     Attributes:
         seen: Observations of the trials.
-        fitted: Hypotheses conditioned on them [h].
-        probabilities: Posterior probability of each hypothesis [h].
+        fitted: Plausible hypotheses conditioned on them [h].
+        places: Places of these among all hypotheses [h].
+        probabilities: Posterior probability of each plausible hypothesis [h].
     """
 
     seen: Seen
     fitted: tuple[Fitted, ...]
+    places: tuple[int, ...]
     probabilities: FloatArray
 
     def draw(
@@ -369,15 +398,15 @@ class Surrogate:
         Args:
             num_draws: Number of draws M.
             rng: Source of random numbers.
-            beside: Draws of another part of the error for each hypothesis [M, n], or None. The process then explains
-                only the remaining error.
+            beside: Draws of another part of the error for each of all hypotheses [M, n], or None. The process then
+                explains only the remaining error.
         """
         # each hypothesis fills a random subset of the draws, as large as its probability
         counts = allot_draws(self.probabilities, num_draws, rng)
         order = rng.permutation(num_draws)
         drawn = np.empty((num_draws, len(self.fitted[0].hypothesis.log_predicted)), dtype=np.float32)
         ends = np.cumsum(counts)
-        others = beside or [None] * len(counts)
+        others = [None if beside is None else beside[place] for place in self.places]
         for fitted, count, end, other in zip(self.fitted, counts, ends, others, strict=True):
             if count:
                 rows = order[end - count : end]
@@ -415,9 +444,25 @@ def _with_column(points: Points, value: float) -> Points:
     return replace(points, linear=np.concatenate([points.linear, np.full((len(points), 1), value)], axis=1))
 
 
-def after(hypotheses: tuple[Hypothesis, ...], seen: Seen) -> Surrogate:
-    """Return the posterior of all hypotheses after the trials."""
-    fitted = tuple(hypothesis.after(seen) for hypothesis in hypotheses)
+def after(hypotheses: Sequence[Hypothesis], seen: Seen) -> Surrogate:
+    """Return the posterior of all hypotheses after the trials; those that the trials rule out are left out."""
+    places = _plausible(hypotheses, seen)
+    fitted = tuple(hypotheses[place].after(seen) for place in places)
     return Surrogate(
-        seen=seen, fitted=fitted, probabilities=probabilities_of(np.array([one.log_weight for one in fitted]))
+        seen=seen,
+        fitted=fitted,
+        places=places,
+        probabilities=probabilities_of(np.array([one.log_weight for one in fitted])),
     )
+
+
+def _plausible(hypotheses: Sequence[Hypothesis], seen: Seen) -> tuple[int, ...]:
+    """Return the places of the hypotheses that are worth a fit of their hyperparameters.
+
+    Their weights under the prior's hyperparameters, which cost little, decide.
+    """
+    if len(hypotheses) <= MOST_FITTED or not len(seen.measured) + len(seen.bounded):
+        return tuple(range(len(hypotheses)))
+    weights = np.array([hypothesis.after(seen, learns=False).log_weight for hypothesis in hypotheses])
+    best = np.argsort(-weights, kind="stable")[:MOST_FITTED]
+    return tuple(sorted(best[weights[best] > weights.max() + np.log(RULED_OUT)].tolist()))

@@ -16,7 +16,8 @@ Letters: n candidates, p proxies, M draws.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import CONSTANTS
 from costmodels.surrogates.crash_surrogate import OWN_CRASH, CrashSurrogate, Kinds, crash_surrogate, kinds_of
-from costmodels.surrogates.hypotheses import FittedHistory, memory_hypotheses, step_hypotheses
+from costmodels.surrogates.hypotheses import Alternative, FittedHistory, memory_hypotheses, step_hypotheses
 from costmodels.surrogates.predicted import Predicted, together
 from costmodels.surrogates.surrogate import Hypothesis, Seen, Surrogate, after
 from hardware.arrays import FloatArray, IntArray
@@ -81,6 +82,7 @@ class Posterior:
         operators: Posterior of the operators; None where operator times are not used.
         proxies: Predictions of proxies; None if the study has none.
         aside: Proxies that are appended to the candidates, as if they were candidates too.
+        memory_fit: The latest surrogate of memory, by the observations that it knows.
     """
 
     predicted: Predicted
@@ -90,6 +92,7 @@ class Posterior:
     operators: OperatorPosterior | None = None
     proxies: ProxyPosterior | None = None
     aside: tuple[Proxy, ...] = ()
+    memory_fit: dict[Hashable, Surrogate] = field(default_factory=dict, repr=False)
 
     def with_proxies(self, observations: Observations) -> tuple[Posterior, Observations]:
         """Return the posterior and observations with each tried proxy as one more candidate [n + p].
@@ -113,6 +116,7 @@ class Posterior:
             steps=tuple(one for each in self.steps for one in each.with_aside(*told[each.past is not None])),
             memory=tuple(one for each in self.memory for one in each.with_aside(*told[each.past is not None])),
             aside=tried,
+            memory_fit={},
         )
         return wider, observations_with_proxies(observations, count)
 
@@ -230,6 +234,9 @@ class Posterior:
             composed = self.operators.compose(observations.samples, num_draws, rng, aside=aside)
         if composed is not None:
             composition, told = composed
+            # measured operators tell more of a step than any other profile does
+            hypotheses = [hypothesis for hypothesis in hypotheses if hypothesis.change is None]
+            beside = beside[: len(hypotheses)]
             # a constant of the profile that measured operators determine has no error of its own any more
             columns = [list(CONSTANTS).index(name) for name in told]
             # the profile fitted to the past, if there is one, predicts operators: correct only its hypotheses
@@ -256,6 +263,20 @@ class Posterior:
         """Return the surrogate of the needed memory after the trials; None if memory was not predicted."""
         if not self.memory:
             return None
+        # draws and conclusions of one state of the study need the same fit
+        key = (
+            tuple(observations.peaks_bytes.items()),
+            observations.measured.tobytes(),
+            observations.misfits,
+            observations.crashed,
+        )
+        if key not in self.memory_fit:
+            self.memory_fit.clear()
+            self.memory_fit[key] = after(self.memory, self._seen_memory(observations))
+        return self.memory_fit[key]
+
+    def _seen_memory(self, observations: Observations) -> Seen:
+        """Return what the trials showed of the needed memory."""
         predicted = self.predicted
         peaks = np.array(list(observations.peaks_bytes), dtype=np.int64)
         # needed memory scales with the peak: both err by the same factor
@@ -267,17 +288,14 @@ class Posterior:
         )
         bounded = np.concatenate([ran, misfits, crashed])
         sizes = [len(ran), len(misfits), len(crashed)]
-        return after(
-            self.memory,
-            Seen(
-                measured=peaks,
-                log_value=np.log(predicted.needed_bytes[peaks] * ratio),
-                variance=np.full(len(peaks), PEAK_VARIANCE),
-                bounded=bounded,
-                log_edge=np.log(predicted.capacity_bytes[bounded]),
-                side=np.repeat([-1.0, 1.0, 1.0], sizes),
-                mishap=np.repeat([MISHAP, MISHAP, FOREIGN_CRASH], sizes),
-            ),
+        return Seen(
+            measured=peaks,
+            log_value=np.log(predicted.needed_bytes[peaks] * ratio),
+            variance=np.full(len(peaks), PEAK_VARIANCE),
+            bounded=bounded,
+            log_edge=np.log(predicted.capacity_bytes[bounded]),
+            side=np.repeat([-1.0, 1.0, 1.0], sizes),
+            mishap=np.repeat([MISHAP, MISHAP, FOREIGN_CRASH], sizes),
         )
 
     def misfit_probability(self, observations: Observations, crashed: int) -> float:
@@ -375,6 +393,7 @@ def posterior_of(
     grid: ConfigGrid,
     *,
     history: FittedHistory | None = None,
+    alternatives: Sequence[Alternative] = (),
     operators: OperatorPosterior | None = None,
     proxies: ProxyPosterior | None = None,
 ) -> Posterior:
@@ -384,6 +403,7 @@ def posterior_of(
         predicted: Predictions of the cost model with the runtime's profile.
         grid: Grid of the candidates.
         history: Prior from earlier runs of the runtime.
+        alternatives: Predictions of other profiles, whose clusters may resemble the study's more.
         operators: Posterior of the operators, predicted by the profile fitted to `history`, or else by the runtime's
             own.
         proxies: Predictions of proxies, by both profiles.
@@ -391,8 +411,8 @@ def posterior_of(
     return Posterior(
         predicted=predicted,
         kinds=kinds_of(grid),
-        steps=step_hypotheses(predicted, history),
-        memory=memory_hypotheses(predicted, history) if predicted.knows_memory else (),
+        steps=step_hypotheses(predicted, history, alternatives),
+        memory=memory_hypotheses(predicted, history, alternatives) if predicted.knows_memory else (),
         operators=operators,
         proxies=proxies,
     )

@@ -18,10 +18,12 @@ import numpy as np
 from costmodels.calibration.fitting import fit_to_runs
 from costmodels.calibration.sources import MeasuredSetting
 from costmodels.job.parallel_config import ConfigGrid
-from costmodels.job.runtime import CONSTANTS, RuntimeProfile
+from costmodels.job.runtime import CONSTANTS, RuntimeProfile, find_runtime, runtime_names
 from costmodels.job.setting import Setting
+from costmodels.step.memory import estimate_memory
+from costmodels.step.step_time import estimate_step
 from costmodels.surrogates.error_terms import step_terms
-from costmodels.surrogates.hypotheses import FEWEST_PAST, FOREIGN_TRUST, TRUST, FittedHistory, PastGroup
+from costmodels.surrogates.hypotheses import FEWEST_PAST, FOREIGN_TRUST, TRUST, Alternative, FittedHistory, PastGroup
 from costmodels.surrogates.operator_surrogate import OperatorErrors
 from costmodels.surrogates.predicted import Predicted, predict, together
 from hardware.arrays import IntArray
@@ -81,6 +83,7 @@ def initial_posterior(
     grid: ConfigGrid,
     past: Past | None = None,
     *,
+    other_profiles: Sequence[RuntimeProfile] | None = None,
     other_clusters: Sequence[Part] = (),
     on_progress: OnProgress = ignore_progress,
 ) -> Posterior:
@@ -90,6 +93,7 @@ def initial_posterior(
         parts: Settings of the candidates; a study has one, published sweeps now and then more.
         grid: Grid of the candidates.
         past: History of the study.
+        other_profiles: Profiles that may predict the study's cluster better than its own; None for the catalog's.
         other_clusters: Candidates on other clusters, where no trial runs. They stand behind all others in this order,
             and trials on the study's own cluster teach of them too.
         on_progress: Function that is called with a line of text before a step that takes seconds.
@@ -117,7 +121,32 @@ def initial_posterior(
                 for other, at in other_clusters
             ),
         )
-    return posterior_of(_predict_parts(every, grid), grid, history=history, operators=operators, proxies=proxies)
+    if other_profiles is None:
+        other_profiles = [find_runtime(name) for name in runtime_names()]
+    own = parts[0][0].setting.runtime.name
+    alternatives = [_alternative(every, grid, profile) for profile in other_profiles if profile.name != own]
+    return posterior_of(
+        _predict_parts(every, grid),
+        grid,
+        history=history,
+        alternatives=alternatives,
+        operators=operators,
+        proxies=proxies,
+    )
+
+
+def _alternative(parts: Sequence[Part], grid: ConfigGrid, profile: RuntimeProfile) -> Alternative:
+    """Return the predictions of all candidates by another profile."""
+    step_time_s, needed_bytes = np.empty(len(grid)), np.empty(len(grid))
+    for measured, at in parts:
+        own = measured.setting.runtime
+        # how layers are cut and planned is the study's choice
+        runtime = replace(profile, layer_split=own.layer_split, layer_changes=own.layer_changes, uneven=own.uneven)
+        setting, some = replace(measured.setting, runtime=runtime), grid.take(at)
+        memory = estimate_memory(setting, some)
+        step_time_s[at] = estimate_step(setting, some, memory=memory).step_time_s
+        needed_bytes[at] = memory.needed_bytes
+    return Alternative(step_time_s=step_time_s, needed_bytes=needed_bytes)
 
 
 def _predict_parts(parts: Sequence[Part], grid: ConfigGrid) -> Predicted:

@@ -25,6 +25,6 @@ def grid(problem):
 
 @pytest.fixture(scope="package")
 def posterior(problem):
-    """What is believed of them before any trial."""
+    """What is believed of them before any trial where no profile but their own is plausible."""
     measured, grid = problem
-    return initial_posterior([(measured, np.arange(len(grid)))], grid)
+    return initial_posterior([(measured, np.arange(len(grid)))], grid, other_profiles=())

@@ -38,14 +38,14 @@ def share_of_memory(posterior):
 
 def test_before_any_trial_draws_are_about_the_predictions(posterior):
     """The median draw of a candidate that surely fits is its prediction or, as now and then something slows a run down,
-    up to a factor of 1.3 above; what needs all that there is runs in half of the draws, and what needs half again as
+    up to a factor of 1.4 above; what needs all that there is runs in half of the draws, and what needs half again as
     much hardly ever.
     """
     fresh = drawn(posterior, observations())
     share = share_of_memory(posterior)
 
     error = np.median(fresh, axis=0) - np.log(posterior.predicted.step_time_s)
-    assert error[share < 0.6].max() < np.log(1.3)
+    assert error[share < 0.6].max() < np.log(1.4)
     assert error[share < 0.6].min() > -np.log(1.1)
     assert (np.isfinite(fresh[:, share < 0.6]).mean(axis=0) > 0.9).all()
     assert 0.3 < np.isfinite(fresh[:, (share > 0.97) & (share < 1.03)]).mean() < 0.7

@@ -105,7 +105,7 @@ def past(small, truth):
 def belief_after(problem, past):
     """What is believed of a problem's candidates."""
     measured, grid = problem
-    return initial_posterior([(measured, np.arange(len(grid)))], grid, past)
+    return initial_posterior([(measured, np.arange(len(grid)))], grid, past, other_profiles=())
 
 
 @pytest.fixture(scope="module")
