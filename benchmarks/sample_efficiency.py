@@ -45,14 +45,14 @@ from costmodels.calibration.fidelity import GROUP
 from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.job.runtime import find_runtime
 from hardware.io.errors import ConfigError, did_you_mean
-from tuner.search.acquisition import ACQUISITION_FUNCTIONS
+from tuner.search.acquisition import ACQUISITION_FUNCTIONS, DEFAULT
 
 SEARCHERS: dict[str, Callable[[Problem, int], AbstractSearcher]] = {
     "thompson": thompson,
     **PEERS,
     "random": uniform,
     "prior": prior,
-    **{f"thompson+{name}": partial(thompson, acquisition=name) for name in ACQUISITION_FUNCTIONS if name != "draws"},
+    **{f"thompson+{each}": partial(thompson, acquisition=each) for each in ACQUISITION_FUNCTIONS if each != DEFAULT},
 }
 USUAL = tuple(name for name in SEARCHERS if "+" not in name)
 """Samplers that run unless others are named."""

@@ -18,7 +18,7 @@ from benchmarks.support.problems import Problem
 from benchmarks.support.trial_metrics import Trials
 from hardware.arrays import FloatArray
 from trials.backend import Observation
-from tuner.search.acquisition import ACQUISITION_FUNCTIONS
+from tuner.search.acquisition import ACQUISITION_FUNCTIONS, DEFAULT
 from tuner.search.observations import OBSERVATION, STATUS, Observations
 from tuner.search.sampler import ThompsonSampler
 
@@ -74,7 +74,7 @@ class Thompson(AbstractSearcher):
         return self._sampler.observations(self._study.get_trials(deepcopy=False))
 
 
-def thompson(problem: Problem, seed: int, acquisition: str = "draws") -> Thompson:
+def thompson(problem: Problem, seed: int, acquisition: str = DEFAULT) -> Thompson:
     """Make the sampler that a study of this problem would use with this acquisition function and defaults otherwise."""
     return Thompson(
         ThompsonSampler(problem.grid, problem.posterior, seed=seed, acquisition=ACQUISITION_FUNCTIONS[acquisition])

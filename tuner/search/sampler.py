@@ -1,8 +1,9 @@
 """ThompsonSampler: Optuna sampler that chooses the next candidate of a study (FlexParallel 3.2 and 3.3).
 
 The sampler holds the candidates and their posterior. M joint draws of all step times each name their fastest candidate,
-and an acquisition function chooses the next trial from them, by default uniformly over the draws whose candidate is
-unexplored. p_star, the share of draws whose candidate has been tried (equation 6), says when to stop.
+and an acquisition function chooses the next trial from them: by default the candidate after whose trial the search is
+expected to lose least against these. p_star, the share of draws whose candidate has been tried (equation 6), says when
+to stop.
 
 The driver in tuner/run/loop.py calls the same hooks as Optuna does in anybody's own loop:
 
@@ -44,7 +45,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig, Value
 from hardware.arrays import IntArray
-from tuner.search.acquisition import AbstractAcquisition, UnexploredDraws
+from tuner.search.acquisition import AbstractAcquisition, ExpectedLoss
 from tuner.search.failures import LEARNED
 from tuner.search.observations import Ending, ObservationLog, Observations
 from tuner.search.parameters import ASSIGNMENT, distribution_of, parameter_of, params_of
@@ -127,7 +128,7 @@ class ThompsonSampler(BaseSampler):
             )
         self._candidates = candidates
         self._posterior = posterior
-        self._acquisition = acquisition or UnexploredDraws()
+        self._acquisition = acquisition or ExpectedLoss()
         self._draws = draws
         self._tolerance = tolerance
         self._seed = seed
@@ -432,20 +433,17 @@ class ThompsonSampler(BaseSampler):
     def choose(self, observations: Observations) -> int:
         """Return the position of the next candidate, pending ones excluded while another is left.
 
-        The first trial runs the current configuration, or else the candidate with the shortest step in the median of
-        the draws, since nothing has been learned yet that a draw could explore around. The acquisition function chooses
-        all others, and replication the last ones. With proxies, trials at full size run the candidates with the
+        The first trial runs the current configuration, or else the candidate that loses least in expectation, since
+        nothing has been learned yet that a draw could explore around. The acquisition function chooses all others, and
+        replication the last ones. With proxies, trials at full size run the candidates with the
         shortest step in the median of the draws.
         """
         if (position := self.decide(observations).replicate) is not None:
             return position
         if self._proxies is not None:
             return self._choose_with_proxies(self._proxies, observations)
-        if not observations.num_decisions:
-            if self._first is not None:
-                return self._first
-            if (position := self._find_shortest(observations, ())) is not None:
-                return position
+        if not observations.num_decisions and self._first is not None:
+            return self._first
         return self._acquire(observations, observations.closed)
 
     def _acquire(self, observations: Observations, but: Collection[int]) -> int:
@@ -454,7 +452,9 @@ class ThompsonSampler(BaseSampler):
         closed[sorted(but)] = True
         if closed.all():  # the fastest ones are measured again
             closed[sorted(observations.explored)] = False
-        return self._acquisition.choose(
+        # before any result there is nothing that a draw could explore around
+        acquisition = self._acquisition if observations.num_decisions else ExpectedLoss()
+        return acquisition.choose(
             self.population(observations).log_step_s,
             closed=closed,
             best_s=observations.best_s,

@@ -66,7 +66,9 @@ def config(tmp_path):
 def tuned(tmp_path_factory):
     """The same after five trials, in SQLite."""
     folder = tmp_path_factory.mktemp("tuned")
-    found = load_study(write_study(folder, search="{max_trials: 5}"), storage=f"sqlite:///{folder / 'done.db'}")
+    found = load_study(
+        write_study(folder, search="{max_trials: 5, confidence: 1}"), storage=f"sqlite:///{folder / 'done.db'}"
+    )
     run_study(found, on_progress=lambda _: None, executor=InProcessExecutor(found.backend))
     return found
 

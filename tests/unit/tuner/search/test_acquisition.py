@@ -9,7 +9,9 @@ from hardware.io.errors import ConfigError
 from tests.support.studies.broken_studies import study
 from tuner.search.acquisition import (
     ACQUISITION_FUNCTIONS,
+    DEFAULT,
     ConfidenceBound,
+    ExpectedLoss,
     ImprovementPerSecond,
     PlainThompson,
     UnexploredDraws,
@@ -125,6 +127,46 @@ class AcquisitionContract:
         np.testing.assert_array_equal(log_step_s, before)
 
 
+class TestExpectedLoss(AcquisitionContract):
+    """The rule that looks one trial ahead."""
+
+    acquisition = ExpectedLoss()
+
+    def test_it_loses_least_on_average(self):
+        """The choice minimizes the mean log slowdown of the best tried candidate after its trial, in a direct sum."""
+        rng = np.random.default_rng(3)
+        log_step_s = rng.normal(size=(60, 12))
+        log_step_s[rng.random(log_step_s.shape) < 0.3] = np.inf
+        log_step_s[:, 0] = 0.4
+
+        def loss(position):
+            """Return the mean loss where candidates 0 and `position` have been tried."""
+            return np.mean(np.minimum(0.4, log_step_s[:, position]) - log_step_s.min(axis=1))
+
+        assert chosen(self.acquisition, log_step_s, closed=(0,), best_s=1.0) == min(range(1, 12), key=loss)
+
+    def test_the_first_trial_weighs_speed_by_the_chance_to_run(self):
+        """Before any result a candidate that is 10% slower and surely runs beats a faster one that may not fit."""
+        log_step_s = np.log([[1.0, 1.1, 2.0]] * 5 + [[np.inf, 1.1, 2.0]] * 5)
+
+        assert chosen(self.acquisition, log_step_s) == 1
+        assert chosen(self.acquisition, log_step_s[:5]) == 0
+
+    def test_pending_trials_count_as_tried(self):
+        """Of two candidates that are fast in the same draws, the second gains nothing beside the pending first."""
+        log_step_s = np.log([[4.0, 1.0, 1.01, 3.0], [4.0, 3.0, 3.0, 2.5]])
+
+        assert chosen(self.acquisition, log_step_s, closed=(0,), best_s=4.0) == 1
+        assert chosen(self.acquisition, log_step_s, closed=(0, 1), best_s=4.0) == 3
+
+    def test_where_nothing_gains_the_draws_choose(self):
+        """If every draw holds what was tried for the fastest, the runners-up of the draws are left."""
+        log_step_s = draws_of((0, 1), (0, 2), num_candidates=4)
+
+        found = {chosen(self.acquisition, log_step_s, closed=(0,), best_s=1.0, seed=seed) for seed in range(20)}
+        assert found == {1, 2}
+
+
 class TestUnexploredDraws(AcquisitionContract):
     """FlexParallel's rule."""
 
@@ -214,13 +256,13 @@ class TestImprovementPerSecond(AcquisitionContract):
 
 
 def test_a_study_names_its_acquisition_function(tmp_path):
-    """`search.acquisition` takes exactly the names of ACQUISITION_FUNCTIONS, and the default is FlexParallel's rule."""
+    """`search.acquisition` takes exactly the names of ACQUISITION_FUNCTIONS, and DEFAULT is the default."""
     file = tmp_path / "study.yaml"
     file.write_text(study(), encoding="utf-8")
 
     for name in ACQUISITION_FUNCTIONS:
         assert load_study(file, overrides=[f"search.acquisition={name}"]).search.acquisition == name
-    assert load_study(file).search.acquisition == "draws"
+    assert load_study(file).search.acquisition == DEFAULT
     with pytest.raises(ConfigError, match=r"search\.acquisition") as told:
         load_study(file, overrides=["search.acquisition=greedy"])
     assert all(name in str(told.value) for name in ACQUISITION_FUNCTIONS)

@@ -13,6 +13,7 @@ from optuna.trial import TrialState
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.surrogates.predicted import Predicted
 from trials.backend import Status
+from tuner.search.acquisition import UNMEASURED, UnexploredDraws
 from tuner.search.failures import failure_conclusions
 from tuner.search.observations import STATUS
 from tuner.search.population import P_STAR, read_moments
@@ -178,12 +179,12 @@ def test_nobody_pays_trials_for_less_than_the_tolerance(grid):
         shares.append(population.p_star)
 
     assert shares[0] <= shares[-1]
-    assert shares[-1] == 1.0
+    assert shares[-1] > 0.95
 
 
 def test_the_choice_is_uniform_over_the_unexplored_draws(grid):
     """A candidate that many draws name is chosen in proportion (FlexParallel 3.2), over 400 numbered decisions."""
-    sampler = make(grid)
+    sampler = make(grid, acquisition=UnexploredDraws())
     study, _ = run(sampler, world(grid)[1], 4)
     observations = known_to(sampler, study)
     open_draws = [at for at in sampler.population(observations).fastest.tolist() if at not in observations.explored]
@@ -211,17 +212,19 @@ def test_endings_without_an_observation_count(grid):
     assert sampler.choose(observations) not in failed[:4]
 
 
-def test_the_first_trial_is_the_experts_or_the_shortest_in_the_median(grid):
-    """The first decision is the current configuration, whatever the draws say; without one it has the shortest median
-    step, whatever the seed.
+@pytest.mark.parametrize("acquisition", [None, UnexploredDraws()])
+def test_the_first_trial_is_the_current_one_or_loses_least(grid, acquisition):
+    """The first decision is the current configuration, whatever the draws say; without one it is the candidate that is
+    least behind each draw's fastest on average, whatever chooses the trials after it.
     """
     _, true = world(grid)
 
     assert run(make(grid, first=grid.config(len(grid) - 1)), true, 1)[1] == [len(grid) - 1]
     for seed in range(3):
-        sampler = make(grid, seed=seed)
+        sampler = make(grid, seed=seed, acquisition=acquisition)
         drawn = sampler.population(sampler.observations([])).log_step_s
-        assert run(sampler, true, 1)[1] == [np.argmin(np.median(drawn, axis=0))]
+        loss = np.minimum(drawn - drawn.min(axis=1, keepdims=True), np.log(UNMEASURED)).mean(axis=0)
+        assert run(sampler, true, 1)[1] == [np.argmin(loss)]
 
 
 def test_the_population_is_kept_before_and_after_every_trial(grid):
