@@ -25,19 +25,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.calibration.noise_floor import noise_floor
-from benchmarks.support.fidelity_figures import judge
+from benchmarks.support.fidelity_figures import LogErrors, judge, log_errors
 from benchmarks.support.simulated_runs import simulated, taken
 from benchmarks.support.timing import USERS_MISTAKE, count_at_least, reasons, tell
-from costmodels.calibration.fidelity import (
-    UNCLEAN,
-    LogErrors,
-    Predictions,
-    group_key,
-    is_clean,
-    log_errors,
-    predict,
-    settings_of,
-)
+from costmodels.calibration.fidelity import UNCLEAN, Predictions, group_key, is_clean, predict, settings_of
 from costmodels.calibration.fitting import Calibration, calibrate_all
 from costmodels.calibration.measured_runs import MeasuredRun, read_measured_and_skipped
 from costmodels.job.runtime import RuntimeProfile, find_prior, find_runtime
@@ -257,7 +248,7 @@ def _source_json(
 ) -> dict[str, Any]:
     at = np.array([position for position, run in enumerate(runs) if run.source == source])
     own = [runs[position] for position in at]
-    _, figures = judge(own, taken(predictions, at), LogErrors(step=errors.step[at], memory=errors.memory[at]))
+    _, figures = judge(own, taken(predictions, at), errors.take(at))
     return {"source": source, **figures, "noise_floor": _floor(own, noise)}
 
 

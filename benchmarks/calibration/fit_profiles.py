@@ -56,7 +56,7 @@ def fit_profiles(measured: Sequence[Path], only: str | None) -> None:
     for name, fit in fits.items():
         own = [run for run in known if source_of(run).runtime == name]
         path = catalog_path(name)
-        write_profile(path, profile_text(path, fit, peak_errors_of(own, find_prior(name))))
+        write_profile(path, profile_text(path, fit, peak_errors_of(own, find_prior(name)), is_own=False))
         unknown = [constant for constant, fitted in fit.constants.items() if not fitted.is_determined]
         print(
             f"{name}: {fit.num_runs:,} runs of {', '.join(fit.sources)}; median error {fit.median_ape:.1%} on them, "

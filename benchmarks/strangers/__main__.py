@@ -4,12 +4,14 @@
 
 For each publisher of runs, whatever was fitted to its runs is fitted again without them (left_out.py). Its sources are
 then (a) predicted with the profile of their own runtime: errors, order within groups, and the share of the runs inside
-the stated intervals, for step times and memory; and (b) tuned: each group of at least --min-candidates candidates is
-searched by a study that names the right profile, and by studies that name each of the other profiles. Searches end as
-in benchmarks.sample_efficiency. `NAME_failed.csv` beside `NAME.csv` is read too.
+the stated intervals, for step times (under the error model that is fitted to all other publishers, errors.py) and
+memory; and (b) tuned: each group of at least --min-candidates candidates is
+searched by a study that names the right profile, by studies that name each of the other profiles, and by one that names
+none (`runtime: unknown`). Searches end as in benchmarks.sample_efficiency. `NAME_failed.csv` beside `NAME.csv` is read
+too.
 
 Lines of the second table: Meshtune and its prior alone (candidates in the order of their predicted time) with the right
-profile and with another, the latter pooled over all other profiles; random search, and the optimizers of
+profile, with another, pooled over all others, and with none; random search, and the optimizers of
 benchmarks/support/peers.py, which know no prediction.
 
 Fits use the runs of the given files alone, so give all files; --sources picks the publishers to leave out.
@@ -25,8 +27,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.strangers.errors import fit_errors, write_errors
 from benchmarks.strangers.left_out import Without, profile_without
-from benchmarks.strangers.predicting import quote_source
+from benchmarks.strangers.predicting import Stranger, predict_stranger
 from benchmarks.strangers.tuning import BLIND, OWN, Search, run_search, searches_of
 from benchmarks.support.peers import missing
 from benchmarks.support.problems import Group, groups_of, read_runs
@@ -60,6 +63,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--trials", type=count_at_least(1), default=100, help="largest number of trials (100)")
     parser.add_argument("--sources", help="comma-separated publishers to leave out, one at a time (all)")
+    parser.add_argument("--write", action="store_true", help="write the error model of all sources into the catalog")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="keep fitted profiles in this folder")
     return parser.parse_args(argv)
 
@@ -87,12 +91,20 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
         of_publisher[publisher_of(group.runs[0].source)].append(group)
     with mapper(given.workers) as each:
         profiles = _profiles(publishers, by_publisher, runs, given.cache, each)
+        tell("predicting their runs")
+        strangers = [Stranger(runs=tuple(by_publisher[name]), profiles=profiles[name]) for name in publishers]
+        predictions = dict(zip(publishers, each(predict_stranger, strangers), strict=True))
+        errors = {publisher: found.errors for publisher, found in predictions.items()}
+        models = {name: fit_errors({key: own for key, own in errors.items() if key != name}) for name in publishers}
         predicted = [
             (source, figures)
             for publisher in publishers
             for source in sorted({run.source for run in by_publisher[publisher]})
-            if (figures := _quote(by_publisher[publisher], source, profiles[publisher])) is not None
+            if (figures := predictions[publisher].figures_of(source, models[publisher])) is not None
         ]
+        model = fit_errors(errors)
+        if given.write:
+            write_errors(model, errors)
         searches = [
             search
             for publisher in publishers
@@ -110,6 +122,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
     tuned = [_tuned(group, found[id(group)]) for publisher in publishers for group in of_publisher[publisher]]
     return {
         "predicted": [{"source": source, **figures} for source, figures in predicted],
+        "error_model": model.model_dump(),
         "predicted_overall": _over_sources([figures for _, figures in predicted]),
         "tuned": tuned,
         "tuned_by_source": {
@@ -159,10 +172,6 @@ def _profiles(
         publisher: {name: refitted.get((publisher, name), find_runtime(name)) for name in runtime_names()}
         for publisher in publishers
     }
-
-
-def _quote(runs: Sequence[MeasuredRun], source: str, profiles: Mapping[str, RuntimeProfile]) -> dict[str, Any] | None:
-    return quote_source([run for run in runs if run.source == source], profiles)
 
 
 def _tuned(group: Group, found: Sequence[tuple[Search, list[Trials]]]) -> dict[str, Any]:

@@ -9,31 +9,27 @@ was never fitted to the publisher's runs stays as it is shipped.
 from __future__ import annotations
 
 import hashlib
-import pickle
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.support.timing import tell
-from costmodels.calibration.fidelity import is_clean
+from costmodels.calibration import fitting
+from costmodels.calibration.fidelity import is_clean, predict, settings_of
 from costmodels.calibration.fitting import MIN_RUNS, calibrate
 from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.calibration.profile_file import peak_errors_of
 from costmodels.calibration.sources import MeasuredSetting, publisher_of, setting_of, source_of
-from costmodels.job.runtime import CONSTANTS, RuntimeProfile, catalog_path, find_prior, find_runtime
+from costmodels.job.runtime import CONSTANTS, LayerResidual, RuntimeProfile, catalog_path, find_prior, find_runtime
 from hardware.io.config_file import read_mapping
 
 GUESSED_STEP, GUESSED_MEMORY = 0.35, 0.25
 """Errors of step times and memory in profiles that no fit has touched, as in torch-reference.yaml."""
-
-ROOT = Path(__file__).parents[2]
-FIT_DEPENDS_ON = (
-    *("hardware", "costmodels/calibration", "costmodels/job", "costmodels/operators", "costmodels/step"),
-    *("costmodels/catalog/kernels", "costmodels/catalog/models"),
-)
-"""Folders whose content decides the result of a fit, beside its runs and its guess."""
 
 AS_ANOTHER = re.compile(r"as ([\w-]+), .* fitted to .*vTrain")
 """Words of a profile whose constants are those of another one, fitted to vTrain's runs."""
@@ -103,25 +99,50 @@ def _memory_facts(entry: Mapping[str, Any], publisher: str) -> dict[str, Any]:
 
 def _fit(runs: Sequence[MeasuredRun], guess: RuntimeProfile, cache: Path | None) -> RuntimeProfile:
     """Fit the profile as benchmarks.calibration.fit_profiles does, or take the same fit from the cache."""
-    place = cache and cache / f"{guess.name}-{_key(runs, guess)}.pickle"
+    place = cache and cache / f"{guess.name}-{_key(runs, guess)}.json"
     if place and place.is_file():
-        found: RuntimeProfile = pickle.loads(place.read_bytes())  # noqa: S301 # written below by the same user
-        return found
+        return _restored(guess, json.loads(place.read_text(encoding="utf-8")))
     tell(f"fitting {guess.name} to {len(runs):,} runs of {', '.join(sorted({run.source for run in runs}))}")
     profile = calibrate(runs, guess).profile
     if place:
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(pickle.dumps(profile))
+        place.write_text(json.dumps(_fitted(profile)), encoding="utf-8")
     return profile
 
 
+def _fitted(profile: RuntimeProfile) -> dict[str, Any]:
+    """Return all that a fit changes, as JSON."""
+    return {
+        "constants": {name: getattr(profile, name) for name in CONSTANTS},
+        "log_errors": dict(profile.log_errors),
+        "device_speed": dict(profile.device_speed),
+        "residuals": [asdict(residual) for residual in profile.residuals],
+        "step_error": profile.step_error,
+    }
+
+
+def _restored(guess: RuntimeProfile, fitted: Mapping[str, Any]) -> RuntimeProfile:
+    """Return the profile whose fit `_fitted` described."""
+    return replace(
+        guess.with_constants(fitted["constants"]),
+        log_errors=tuple(fitted["log_errors"].items()),
+        device_speed=tuple(fitted["device_speed"].items()),
+        residuals=tuple(LayerResidual(**residual) for residual in fitted["residuals"]),
+        step_error=fitted["step_error"],
+    )
+
+
 def _key(runs: Sequence[MeasuredRun], guess: RuntimeProfile) -> str:
-    """Return a key that is equal for equal fits: of the same runs, from the same guess, by the same model."""
-    digest = hashlib.sha256(repr((runs, guess)).encode())
-    for room in FIT_DEPENDS_ON:
-        for path in sorted((ROOT / room).rglob("*")):
-            if path.suffix in (".py", ".yaml"):
-                digest.update(path.read_bytes())
+    """Return a key that is equal for equal fits: of the same runs, from the same guess, by the same model.
+
+    The model is known by its predictions of the runs, so that changes that leave them alone keep the cache.
+    """
+    kept, settings, _ = settings_of(runs, {guess.name: guess}, guess.name)
+    predicted = predict(kept, settings).step_time_s
+    prior = {name: getattr(guess, name) for name in CONSTANTS}
+    digest = hashlib.sha256(repr((runs, guess.name, prior, guess.log_errors, guess.step_error)).encode())
+    digest.update(np.round(np.log(predicted), 6).tobytes())
+    digest.update(Path(fitting.__file__).read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -17,11 +17,11 @@ from benchmarks.support.searchers import AbstractSearcher, prior, run_trials, th
 from benchmarks.support.trial_metrics import Trials
 from costmodels.calibration.fidelity import by_setting
 from costmodels.calibration.sources import source_of
-from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.runtime import UNKNOWN, RuntimeProfile
 from tuner.search.prior import initial_posterior
 
-RIGHT, ANOTHER = "right profile", "another"
-"""Whether a study names the profile of the group's own runtime, or one of the others."""
+RIGHT, ANOTHER, NONE = "right profile", "another", "unknown"
+"""Whether a study names the profile of the group's own runtime, one of the others, or none (`runtime: unknown`)."""
 
 OWN: Mapping[str, Callable[[Problem, int], AbstractSearcher]] = {"meshtune": thompson, "prior": prior}
 """Searchers that know the prediction of the named profile."""
@@ -56,11 +56,11 @@ class Search:
         if self.searcher in BLIND:
             return self.searcher
         is_right = self.named == source_of(self.group.runs[0]).runtime
-        return f"{self.searcher}, {RIGHT if is_right else ANOTHER}"
+        return f"{self.searcher}, {RIGHT if is_right else NONE if self.named == UNKNOWN else ANOTHER}"
 
     def run(self) -> list[Trials]:
         """Search the group once for each seed; the prior alone needs one search."""
-        problem = strange_problem(self.group, self.profiles[self.named])
+        problem = strange_problem(self.group, self.profiles[self.named], tuple(self.profiles.values()))
         make = (OWN | BLIND)[self.searcher]
         seeds = 1 if self.searcher == "prior" else self.seeds
         times = self.group.step_time_s
@@ -94,13 +94,13 @@ def searches_of(
     return [*own, *(search(searcher, right) for searcher in searchers if searcher in BLIND)]
 
 
-def strange_problem(group: Group, profile: RuntimeProfile) -> Problem:
-    """Return the tuning problem of a group for a study that names this profile."""
+def strange_problem(group: Group, profile: RuntimeProfile, others: Sequence[RuntimeProfile]) -> Problem:
+    """Return the tuning problem of a group for a study that names this profile, where the catalog has the others."""
     settings = [strange_setting(run, profile) for run in group.runs]
     parts = [(measured, np.array(at)) for measured, at in by_setting(settings).items()]
     return Problem(
         grid=group.grid,
-        posterior=initial_posterior(parts, group.grid),
+        posterior=initial_posterior(parts, group.grid, other_profiles=others),
         runtime=profile.name,
         num_history=0,
         num_dropped=0,

@@ -8,20 +8,54 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy.stats import kendalltau, spearmanr
 
-from costmodels.calibration.fidelity import GROUP, LogErrors, Predictions, group_key
+from costmodels.calibration.fidelity import GROUP, Predictions, by_setting, group_key
 from costmodels.calibration.measured_runs import MeasuredRun
+from costmodels.calibration.sources import MeasuredSetting
+from costmodels.job.parallel_config import ConfigGrid
+from costmodels.step.memory import estimate_memory
+from costmodels.surrogates.uncertainty import NORMAL_WIDE, step_uncertainty
 from hardware.arrays import FloatArray
 
 MIN_CONFIGS_TO_RANK = 5
 
-INTERVALS = {"covered_68": 0.9945, "covered_95": 1.96}
-"""Half-widths of central intervals of a normal distribution in standard deviations, by the key of their figure: 68% and
-95%."""
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LogErrors:
+    """Uncertainty that the cost model states for n predictions, as half-widths of intervals of their logarithm.
+
+    Attributes:
+        step: Half-widths for step times, by the key of their figure, each [n].
+        memory: Half-widths for memory peaks, likewise.
+    """
+
+    step: Mapping[str, FloatArray]
+    memory: Mapping[str, FloatArray]
+
+    def take(self, at: np.ndarray) -> LogErrors:
+        """Return the uncertainty of the predictions at some positions."""
+        step, memory = ({name: each[at] for name, each in part.items()} for part in (self.step, self.memory))
+        return LogErrors(step=step, memory=memory)
+
+
+def log_errors(runs: Sequence[MeasuredRun], settings: Sequence[MeasuredSetting]) -> LogErrors:
+    """Compute the stated uncertainty of every run's prediction under its setting."""
+    sigma, wide, memory_error = (np.zeros(len(runs)) for _ in range(3))
+    for measured, at in by_setting(settings).items():
+        grid = ConfigGrid.from_configs([runs[position].config for position in at])
+        memory = estimate_memory(measured.setting, grid)
+        uncertainty = step_uncertainty(measured.setting, grid, memory=memory)
+        sigma[at], wide[at] = uncertainty.log_error, uncertainty.log_error_95
+        memory_error[at] = measured.setting.runtime.memory_error
+    return LogErrors(
+        step={"covered_68": sigma, "covered_95": wide},
+        memory={"covered_68": memory_error, "covered_95": NORMAL_WIDE * memory_error},
+    )
 
 
 def judge(
@@ -149,14 +183,14 @@ def _interval_figures(
 ) -> dict[str, float | None]:
     """Compute the share of measurements inside the stated intervals of step time, and of memory."""
     figures: dict[str, float | None] = {}
-    for prefix, measured, predicted, deviation in (
+    for prefix, measured, predicted, widths in (
         ("", [run.step_time_s for run in runs], predictions.step_time_s, errors.step),
         ("memory_", [run.peak_memory_bytes for run in runs], predictions.peak_memory_bytes, errors.memory),
     ):
         values = np.array([value or np.nan for value in measured], dtype=np.float64)
         known = np.isfinite(values)
-        away = np.abs(np.log(values[known] / predicted[known])) / deviation[known]
-        figures |= {f"{prefix}{name}": _summarize(np.mean, away <= width) for name, width in INTERVALS.items()}
+        away = np.abs(np.log(values[known] / predicted[known]))
+        figures |= {f"{prefix}{name}": _summarize(np.mean, away <= width[known]) for name, width in widths.items()}
     return figures
 
 

@@ -18,7 +18,6 @@ from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
-from costmodels.surrogates.uncertainty import step_uncertainty
 from hardware.arrays import FloatArray
 from hardware.io.errors import ConfigError
 
@@ -42,19 +41,6 @@ class Predictions:
     step_time_s: FloatArray
     peak_memory_bytes: FloatArray
     fits: np.ndarray
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class LogErrors:
-    """Uncertainty that the cost model states for n predictions.
-
-    Attributes:
-        step: Standard deviation of the log of true over predicted step time [n].
-        memory: Standard deviation of the log of true over predicted peak [n].
-    """
-
-    step: FloatArray
-    memory: FloatArray
 
 
 def group_key(run: MeasuredRun) -> tuple[Hashable, ...]:
@@ -111,17 +97,6 @@ def predict(runs: Sequence[MeasuredRun], settings: Sequence[MeasuredSetting]) ->
         memory_bytes[at] = measured.peak_bytes(grid, memory)
         fits[at] = memory.may_fit(0.0, measured.setting.runtime.memory_error)
     return Predictions(step_time_s=step_time_s, peak_memory_bytes=memory_bytes, fits=fits)
-
-
-def log_errors(runs: Sequence[MeasuredRun], settings: Sequence[MeasuredSetting]) -> LogErrors:
-    """Compute the stated uncertainty of every run's prediction under its setting."""
-    step, memory_error = np.zeros(len(runs)), np.zeros(len(runs))
-    for measured, at in by_setting(settings).items():
-        grid = ConfigGrid.from_configs([runs[position].config for position in at])
-        memory = estimate_memory(measured.setting, grid)
-        step[at] = step_uncertainty(measured.setting, grid, memory=memory).log_error
-        memory_error[at] = measured.setting.runtime.memory_error
-    return LogErrors(step=step, memory=memory_error)
 
 
 def by_setting(settings: Sequence[MeasuredSetting]) -> dict[MeasuredSetting, list[int]]:

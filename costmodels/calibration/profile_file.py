@@ -69,13 +69,14 @@ def peak_errors_of(runs: Sequence[MeasuredRun], profile: RuntimeProfile) -> Peak
     )
 
 
-def profile_text(base: Path, fit: Calibration, peaks: PeakErrors | None) -> str:
+def profile_text(base: Path, fit: Calibration, peaks: PeakErrors | None, *, is_own: bool) -> str:
     """Return the text of a fitted profile's file.
 
     Args:
         base: File of the profile that the fit began with.
         fit: Result of the fit.
         peaks: Errors of the predicted peaks; None keeps the value in `base`.
+        is_own: Whether the runs of the fit are of the user's own cluster.
     """
     mapping = read_mapping(base)
     # values of a profile that no fit has touched are guesses; typical ones are known to the code anyway
@@ -93,6 +94,8 @@ def profile_text(base: Path, fit: Calibration, peaks: PeakErrors | None) -> str:
     else:
         mapping.pop("residuals", None)
     mapping["errors"]["step"] = _round(fit.step_error)
+    if is_own:
+        mapping["errors"]["own_cluster"] = True
     if peaks is not None:
         mapping["errors"] |= {"memory": _round(peaks.spread), "peaks_of": list(peaks.sources)}
     # what is written must be readable, so it is validated before

@@ -69,6 +69,7 @@ NO_FACTS = {
     "log_errors",
     "step_error",
     "memory_error",
+    "knows_cluster",
 }
 """Fields of a profile that are no facts: its name, and values from measurements. All others are facts."""
 

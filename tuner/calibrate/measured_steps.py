@@ -84,7 +84,7 @@ def calibrate_file(
     fit = calibrate(clean, base, on_progress=on_progress)
     skipped.update(fit.skipped)
     peaks = peak_errors_of([run for run in own if is_clean(run)], base)
-    write_profile(out, profile_text(catalog_path(name), fit, peaks))
+    write_profile(out, profile_text(catalog_path(name), fit, peaks, is_own=True))
     return CalibratedFile(
         out=out,
         runtime=name,

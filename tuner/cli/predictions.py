@@ -107,18 +107,20 @@ def predict(
     typer.echo(f"Predicted for {config_in_words(config, wanted)}")
     typer.echo(speed_in_words(payload))
     low_s, high_s = payload["step_time_range_s"]
-    leading = ", ".join(f"{name} {effect:.1%}" for name, effect in payload["step_time_from_constants"].items())
-    typer.echo(
-        f"  {low_s:.3g} to {high_s:.3g} s with probability 68%"
-        + (f"; constants that weigh most: {leading}" if leading else "")
-    )
+    widening = {f"the constant {name}": effect for name, effect in payload["step_time_from_constants"].items()}
+    if payload["step_time_from_cluster"]:
+        widening["a cluster that no fit has seen"] = payload["step_time_from_cluster"]
+    most = sorted(widening.items(), key=lambda each: -each[1])[:2]
+    leading = " and ".join(f"{name} ({effect:.1%})" for name, effect in most)
+    reasons = f", mostly for {leading}" if leading else ""
+    typer.echo(f"  {low_s:.3g} to {high_s:.3g} s with probability 95%{reasons}")
     for part, seconds in payload["breakdown_s"].items():
         if seconds:
             typer.echo(f"  {part:<12} {seconds:10.4f} s  {seconds / payload['step_time_s']:6.1%}")
     _print_peak(config, payload)
     low_gib, high_gib = (size / 2**30 for size in payload["peak_memory_range_bytes"])
     typer.echo(
-        f"  {low_gib:.1f} to {high_gib:.1f} GiB with probability 68%; "
+        f"  {low_gib:.1f} to {high_gib:.1f} GiB with probability 95%; "
         f"probability of fit {payload['fit_probability']:.2f}"
     )
     _print_memory_parts(payload)

@@ -41,7 +41,7 @@ def trial_note(
 ) -> str:
     """Compose the trial's note.
 
-    `step_error` is one standard deviation of the logarithm of the predicted step time. The logs are the names of the
+    `step_error` is the half-width of the 68% interval of the logarithm of the step time. The logs are the names of the
     trial's complete logs among the page's artifacts.
     """
     role = _role(record, reference)

@@ -3,13 +3,18 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from benchmarks.strangers import errors as strangers_errors
 from benchmarks.strangers.__main__ import main
+from benchmarks.strangers.errors import LeftOutErrors, fit_errors, write_errors
 from benchmarks.strangers.left_out import GUESSED_MEMORY, GUESSED_STEP, Without, profile_without, strange_setting
 from costmodels.calibration.sources import publisher_of
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import CONSTANTS, find_prior, find_runtime
+from costmodels.surrogates.uncertainty import CATALOG_FILE, ErrorModel, ErrorsFile, error_model
+from hardware.io.config_file import read_mapping, validate_mapping
 from tests.support.benchmark_runs import ROOT
 from tests.support.settings.synthetic_runs import small_model, unmeasured_run
 
@@ -86,6 +91,49 @@ def test_a_newcomer_knows_no_conclusions_from_measurements():
 
     assert (own.stalled_hosts, own.fused_attention) == (find_runtime("nanotron").stalled_hosts, False)
     assert another == find_runtime("megatron-core")
+
+
+def test_the_error_model_is_found_again():
+    """Errors drawn from a model, of twenty publishers, are fitted by it within its own uncertainty."""
+    rng, truth = np.random.default_rng(0), ErrorModel(unseen=0.1, constants=1.5, freedom=4)
+    errors = {}
+    for publisher in range(60):
+        effect = rng.uniform(0.01, 0.3, 20)
+        errors[str(publisher)] = LeftOutErrors(
+            log_error=truth.scale(effect) * rng.standard_t(truth.freedom, 20), effect=effect
+        )
+
+    found = fit_errors(errors)
+
+    assert found.unseen == pytest.approx(truth.unseen, rel=0.15)
+    assert found.constants == pytest.approx(truth.constants, rel=0.15)
+    assert found.freedom in (3, 4, 6)
+
+
+def test_a_large_publisher_counts_as_twenty_runs():
+    """A thousand runs of one publisher that all err by 1 do not drown ten publishers that err by 0.1."""
+    rng = np.random.default_rng(1)
+    errors = {
+        str(number): LeftOutErrors(log_error=0.1 * rng.standard_normal(20), effect=np.zeros(20)) for number in range(10)
+    }
+    loud = LeftOutErrors(log_error=np.ones(1000), effect=np.zeros(1000))
+
+    assert fit_errors(errors | {"loud": loud}).unseen < 0.15
+    assert fit_errors(dict(list(errors.items())[:2])) == error_model()
+
+
+def test_the_catalog_keeps_the_comment_of_its_errors(tmp_path, monkeypatch):
+    """What --write writes is read as the model that was fitted, with the file's comment and the number of runs."""
+    target = tmp_path / "errors.yaml"
+    target.write_text(CATALOG_FILE.read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.setattr(strangers_errors, "CATALOG_FILE", target)
+    model = ErrorModel(unseen=0.2, constants=0.5, freedom=6)
+
+    write_errors(model, {"one": LeftOutErrors(log_error=np.array([0.1, np.nan]), effect=np.zeros(2))})
+
+    found = validate_mapping(ErrorsFile, read_mapping(target), file=str(target))
+    assert (found.step, found.fitted_on) == (model, "1 runs of 1 publishers")
+    assert target.read_text(encoding="utf-8").startswith("# Errors of predictions")
 
 
 ARGUMENTS = ("--measured", str(MEASURED), "--workers", "1", "--seeds", "1", "--trials", "3", "--profiles", "mindspeed")

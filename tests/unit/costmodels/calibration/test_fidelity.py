@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.support import fidelity_figures
-from costmodels.calibration.fidelity import LogErrors, Predictions, is_clean, kernels_of, predict, settings_of
+from costmodels.calibration.fidelity import Predictions, is_clean, kernels_of, predict, settings_of
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
 from tests.support.settings.synthetic_runs import small_model, timed_by, unmeasured_run, varied_runs
@@ -34,7 +34,11 @@ def said(step_time_s, fits=None, peak_bytes=None):
 
 def judge(runs, predictions, *, step=0.1, memory=0.1):
     """Return the figures of groups and of all runs, for predictions that claim these errors."""
-    errors = LogErrors(step=np.full(len(runs), step), memory=np.full(len(runs), memory))
+    step_widths, memory_widths = (
+        {"covered_68": np.full(len(runs), error), "covered_95": np.full(len(runs), 2 * error)}
+        for error in (step, memory)
+    )
+    errors = fidelity_figures.LogErrors(step=step_widths, memory=memory_widths)
     return fidelity_figures.judge(runs, predictions, errors)
 
 

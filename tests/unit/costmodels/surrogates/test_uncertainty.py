@@ -2,12 +2,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import t as student
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import CONSTANTS, find_prior
 from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
-from costmodels.surrogates.uncertainty import likely_range, step_uncertainty
+from costmodels.surrogates.uncertainty import SIGMA, error_model, likely_range, step_uncertainty
 from hardware.cluster import find_cluster
 from tests.support.settings.random_settings import grid_of, job_of, setting_for
 
@@ -22,11 +23,14 @@ def uncertainty(runtime):
     return step_uncertainty(setting, GRID, memory=estimate_memory(setting, GRID))
 
 
+def own_profile(step_error, **changes):
+    """A profile that was fitted to runs of the user's own cluster."""
+    return replace(find_prior("megatron-core"), step_error=step_error, knows_cluster=True, **changes)
+
+
 def exactly_known(step_error):
-    """A profile whose constants are known without error."""
-    return replace(
-        find_prior("megatron-core"), log_errors=tuple((name, 0.0) for name in CONSTANTS), step_error=step_error
-    )
+    """Such a profile whose constants are known without error."""
+    return own_profile(step_error, log_errors=tuple((name, 0.0) for name in CONSTANTS))
 
 
 def test_known_constants_leave_the_error_of_unseen_runs():
@@ -51,12 +55,39 @@ def test_one_unknown_constant_is_propagated():
 
 def test_errors_are_not_counted_twice():
     """The error is the larger of what unseen runs showed and what the constants leave open, never their sum."""
-    runtime = find_prior("megatron-core")
-    of_constants = uncertainty(replace(runtime, step_error=1e-9)).log_error
+    of_constants = uncertainty(own_profile(1e-9)).log_error
 
     for step_error in (0.001, 0.5):
-        found = uncertainty(replace(runtime, step_error=step_error)).log_error
+        found = uncertainty(own_profile(step_error)).log_error
         np.testing.assert_allclose(found, np.maximum(step_error, of_constants))
+
+
+def test_an_unseen_cluster_adds_an_error_with_heavy_tails():
+    """Without any error of the constants, the shipped profile errs by Student's t of the catalog's scale."""
+    model = error_model()
+    found = uncertainty(replace(exactly_known(0.01), knows_cluster=False))
+
+    np.testing.assert_allclose(found.log_error, student.ppf(0.5 + SIGMA / 2, model.freedom) * model.unseen)
+    np.testing.assert_allclose(found.log_error_95, student.ppf(0.975, model.freedom) * model.unseen)
+    assert found.from_cluster == pytest.approx(found.log_error[0])
+    assert (found.log_error_95 > 2 * found.log_error).all()
+
+
+def test_both_parts_of_the_error_add_up_in_squares():
+    """The interval of a shipped profile holds the unseen cluster and the constants, whose names tell what widens it."""
+    found = uncertainty(find_prior("megatron-core"))
+
+    parts = [found.from_cluster**2, *(effect**2 for effect in found.from_constants.values())]
+    np.testing.assert_allclose(found.log_error**2, np.sum(np.broadcast_arrays(*parts), axis=0))
+    assert (found.log_error > found.from_cluster).all()
+
+
+def test_the_own_cluster_has_normal_errors():
+    """Where the profile was fitted to the user's runs, 95% are 1.96 standard deviations and no cluster is unseen."""
+    found = uncertainty(own_profile(0.3))
+
+    np.testing.assert_allclose(found.log_error_95, 1.96 * found.log_error, rtol=1e-3)
+    assert found.from_cluster == 0
 
 
 def test_a_constant_that_a_run_lacks_adds_nothing():
@@ -68,7 +99,7 @@ def test_a_constant_that_a_run_lacks_adds_nothing():
 
 
 def test_the_range_is_symmetric_in_the_logarithm():
-    """A range of 68% reaches one standard deviation of the logarithm to each side."""
+    """A range reaches as far down as up in the logarithm."""
     low, high = likely_range(4.0, np.log(2.0))
 
     assert (low, high) == (pytest.approx(2.0), pytest.approx(8.0))

@@ -146,7 +146,7 @@ def test_every_shipped_profile_can_be_written_again(name, tmp_path):
         step_error=base.step_error,
         skipped={},
     )
-    text = profile_text(catalog_path(name), fit, None)
+    text = profile_text(catalog_path(name), fit, None, is_own=False)
     path = tmp_path / f"{name}.yaml"
     path.write_text(text, encoding="utf-8")
 
