@@ -81,6 +81,9 @@ CONSTANTS = {
 }
 """The constants that a fit may move, each inside its bounds."""
 
+UNKNOWN = "unknown"
+"""Name of the profile for a framework that the catalog lacks, or that nobody named."""
+
 NOT_FITTED = "nothing yet"
 """Begin of `fitted_on` in profiles whose constants are guesses."""
 
@@ -186,6 +189,7 @@ class RuntimeProfile:
         log_errors: Standard deviation of the logarithm of each fitted constant.
         step_error: Standard deviation of the log of measured over predicted step times on groups outside the fit.
         memory_error: Standard deviation of the log of measured over predicted memory peaks on such groups.
+        knows_cluster: Whether the constants were fitted to runs of the user's own cluster.
     """
 
     name: str
@@ -250,6 +254,7 @@ class RuntimeProfile:
     log_errors: tuple[tuple[str, float], ...]
     step_error: float
     memory_error: float
+    knows_cluster: bool = False
 
     def speed_of(self, device_name: str) -> float:
         """Return the relative speed of a device's kernels; 1 for a device never measured under this runtime."""
@@ -324,11 +329,16 @@ class _Memory(StrictModel):
 
 
 class _Errors(StrictModel):
-    """Errors of predictions; `peaks_of` names the sources whose peaks gave that of memory."""
+    """Errors of predictions.
+
+    `peaks_of` names the sources whose peaks gave that of memory. With `own_cluster` the errors are those on the user's
+    own cluster; otherwise another cluster may err by more (costmodels/surrogates/uncertainty.py).
+    """
 
     step: Annotated[float, Field(gt=0)]
     memory: Annotated[float, Field(gt=0)]
     peaks_of: list[str] = Field(default_factory=list)
+    own_cluster: bool = False
 
 
 class _Residual(StrictModel):
@@ -343,7 +353,11 @@ class _Residual(StrictModel):
 
 
 class ProfileFile(StrictModel):
-    """Grammar of a profile's YAML file."""
+    """Grammar of a profile's YAML file.
+
+    `memory_fitted_on` names the sources on which values under `memory` were chosen, and `memory_priors` holds these
+    values as they would be without them, so that a benchmark can forget a source.
+    """
 
     sources: dict[str, str]
     rule_set: str
@@ -460,6 +474,7 @@ def read_profile(path: Path) -> RuntimeProfile:
         log_errors=tuple((name, entry.constants[name].log_error) for name in CONSTANTS),
         step_error=entry.errors.step,
         memory_error=entry.errors.memory,
+        knows_cluster=entry.errors.own_cluster,
     )
 
 

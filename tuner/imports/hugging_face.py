@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from costmodels.job.hugging_face import model_from_hugging_face
+from costmodels.job.runtime import UNKNOWN
 from hardware.io.errors import ConfigError
 from tuner.imports.imported import Imported
 from tuner.imports.keys import json_mapping
@@ -21,4 +22,4 @@ def import_hugging_face(text: str) -> Imported:
     except ConfigError as error:
         raise ConfigError(error.rule, key=error.key, value=error.value, nearest=error.nearest) from None
     sizes = {name: value for name, value in asdict(model).items() if name not in ("name", "source", "assumed")}
-    return Imported(framework="hugging-face", runtime="megatron-core", model=sizes)
+    return Imported(framework="hugging-face", runtime=UNKNOWN, model=sizes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from costmodels.job.model_catalog import model_names
 from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, ParallelConfig
-from costmodels.job.runtime import runtime_names
+from costmodels.job.runtime import UNKNOWN, runtime_names
 from hardware.io.errors import ConfigError, did_you_mean
 from tuner.imports.imported import Imported
 from tuner.imports.keys import Keys, json_mapping
@@ -38,7 +38,7 @@ def import_json(text: str) -> Imported:
     of = Keys(groups[0]) if isinstance(groups, list) and len(groups) == 1 and isinstance(groups[0], dict) else Keys({})
     return Imported(
         framework="json",
-        runtime=runtime if runtime in runtime_names() else "megatron-core",
+        runtime=runtime if runtime in runtime_names() else UNKNOWN,
         model_name=model if model in model_names() else "",
         job={name: value for name in _JOB if (value := keys.value(f"job.{name}")) is not None} | further,
         degrees={name: getattr(config, name) for name in DEGREES},

@@ -439,6 +439,8 @@ _SETS: dict[str, tuple[str, ...]] = {
     # megatron-core 0.16 transformer_config.py, schedules.py and parallel_state.py (the experts' own tensor degree;
     # several instances of the distributed optimizer, each with all experts); Megatron-LM training/arguments.py
     "megatron": (*_MEGATRON, *_SHARD),
+    # a framework that nobody named: most that have all of these dimensions descend from Megatron-LM (assumed)
+    "unknown": _MEGATRON,
     # MindSpeed runs Megatron-LM's checks, repeats key-value heads for Ulysses, splits layers evenly, and knows one
     # instance of the distributed optimizer (assumed)
     "mindspeed": (

@@ -170,8 +170,9 @@ class SearchKeys(DocumentedModel):
     Default: `2` if trials train, else `0`
     """
 
-    acquisition: Literal["draws", "thompson", "ucb", "ei_per_second"] = "draws"
-    """Acquisition function, which chooses the next trial: `draws` (uniformly over the draws whose fastest candidate is
+    acquisition: Literal["expected_loss", "draws", "thompson", "ucb", "ei_per_second"] = "expected_loss"
+    """Acquisition function, which chooses the next trial: `expected_loss` (the candidate after whose trial the best one
+    tried is expected to be least behind the fastest), `draws` (uniformly over the draws whose fastest candidate is
     untried), `thompson` (the fastest untried candidate of one draw), `ucb` (lowest confidence bound) or
     `ei_per_second` (expected improvement per second of trial).
     """
@@ -210,7 +211,8 @@ class StudyKeys(DocumentedModel):
 
     runtime: str = "megatron-core"
     """Profile of the training framework: a name in the table of runtimes below, or the path to a YAML file that
-    `meshtune calibrate` wrote.
+    `meshtune calibrate` wrote. `unknown` stands for a framework without a profile: the trials then tell which profile
+    its steps resemble.
     """
 
     space: SpaceKeys = SpaceKeys()

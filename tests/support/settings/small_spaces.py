@@ -32,6 +32,7 @@ RUNTIME_OF = {
     "paddle": "paddle",
     "torch-reference": "torch-reference",
     "torchtitan": "torchtitan",
+    "unknown": "unknown",
 }
 """A runtime for each rule set."""
 OPENED = ("recompute", "zero_stage", "sequence_parallel")
