@@ -53,7 +53,7 @@ PART_ERRORS: Mapping[str, float] = {
 }
 """Standard deviation of log(true / predicted) of each part of memory, in addition to the shared error."""
 
-ALTERNATIVE_CHANCE = 0.1
+ALTERNATIVE_CHANCE = 0.05
 """Chance of each other profile, relative to the study's own."""
 
 ALIKE = 0.03
