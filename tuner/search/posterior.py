@@ -270,10 +270,12 @@ class Posterior:
             observations.misfits,
             observations.crashed,
         )
-        if key not in self.memory_fit:
+        found = self.memory_fit.get(key)
+        if found is None:
+            found = after(self.memory, self._seen_memory(observations))
             self.memory_fit.clear()
-            self.memory_fit[key] = after(self.memory, self._seen_memory(observations))
-        return self.memory_fit[key]
+            self.memory_fit[key] = found
+        return found
 
     def _seen_memory(self, observations: Observations) -> Seen:
         """Return what the trials showed of the needed memory."""
