@@ -223,10 +223,7 @@ def test_slow_trials_are_stopped_on_ray(tmp_path):
     """`meshtune run` stops slow trials in their workers, and tells how many, and what that saved."""
     file = tmp_path / "study.yaml"
     file.write_text(SMALL)
-    overrides = (
-        *("search.max_trials=10", "search.confidence=1", "search.acquisition=draws"),
-        *(f"trial.num_steps={NUM_STEPS}", "trial.seconds_per_trial=1.6"),
-    )
+    overrides = ("search.max_trials=100", f"trial.num_steps={NUM_STEPS}", "trial.seconds_per_trial=1.6")
 
     with DriverProcess(f"sqlite:///{tmp_path / 'study.db'}", *overrides, study=file) as driver:
         status, out, err = driver.end()
@@ -235,7 +232,7 @@ def test_slow_trials_are_stopped_on_ray(tmp_path):
     printed = json.loads(out)
     config = load_study(file, overrides=overrides, storage=f"sqlite:///{tmp_path / 'study.db'}")
     records = read_records(stored_study(config))
-    assert (printed["trials"], printed["failed"]) == (10, 0)
+    assert (printed["trials"], printed["failed"]) == (len(records), 0)
     assert 0 < printed["pruned"] == num_pruned(records)
     assert 0 < printed["saved_s"] == pytest.approx(saved_s(records))
 
