@@ -4,11 +4,10 @@
 
 For each publisher of runs, whatever was fitted to its runs is fitted again without them (left_out.py). Its sources are
 then (a) predicted with the profile of their own runtime: errors, order within groups, and the share of the runs inside
-the stated intervals, for step times (under the error model that is fitted to all other publishers, errors.py) and
-memory; and (b) tuned: each group of at least --min-candidates candidates is
-searched by a study that names the right profile, by studies that name each of the other profiles, and by one that names
-none (`runtime: unknown`). Searches end as in benchmarks.sample_efficiency. `NAME_failed.csv` beside `NAME.csv` is read
-too.
+the stated intervals, for memory and for step times, under the error model of all other publishers (errors.py); and (b)
+tuned: each group of at least --min-candidates candidates is searched by a study that names the right profile, by
+studies that name each of the other profiles, and by one that names none (`runtime: unknown`). Searches end as in
+benchmarks.sample_efficiency. `NAME_failed.csv` beside `NAME.csv` is read too.
 
 Lines of the second table: Meshtune and its prior alone (candidates in the order of their predicted time) with the right
 profile, with another, pooled over all others, and with none; random search, and the optimizers of
@@ -27,8 +26,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.strangers.errors import fit_errors, write_errors
-from benchmarks.strangers.left_out import Without, profile_without
+from benchmarks.strangers.errors import FEWEST_PUBLISHERS, fit_errors, write_errors
+from benchmarks.strangers.left_out import Without, has_seen, profile_without
 from benchmarks.strangers.predicting import Stranger, predict_stranger
 from benchmarks.strangers.tuning import BLIND, OWN, Search, run_search, searches_of
 from benchmarks.support.peers import missing
@@ -85,12 +84,14 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
     publishers = sorted(by_publisher)
     if given.sources:
         publishers = _names(given.sources, publishers, "--sources", "published none of these runs")
+    if given.write and (given.sources or len(publishers) < FEWEST_PUBLISHERS):
+        raise ConfigError(f"needs all publishers, and at least {FEWEST_PUBLISHERS} of them", key="--write")
     groups, left_out = groups_of(runs, given.min_candidates)
     of_publisher: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
         of_publisher[publisher_of(group.runs[0].source)].append(group)
     with mapper(given.workers) as each:
-        profiles = _profiles(publishers, by_publisher, runs, given.cache, each)
+        profiles = _profiles(publishers, runs, given.cache, each)
         tell("predicting their runs")
         strangers = [Stranger(runs=tuple(by_publisher[name]), profiles=profiles[name]) for name in publishers]
         predictions = dict(zip(publishers, each(predict_stranger, strangers), strict=True))
@@ -152,19 +153,14 @@ def _names(text: str, valid: Sequence[str], option: str, rule: str) -> list[str]
 
 
 def _profiles(
-    publishers: Sequence[str],
-    by_publisher: Mapping[str, Sequence[MeasuredRun]],
-    runs: Sequence[MeasuredRun],
-    cache: Path | None,
-    each: Any,
+    publishers: Sequence[str], runs: Sequence[MeasuredRun], cache: Path | None, each: Any
 ) -> dict[str, dict[str, RuntimeProfile]]:
     """Return all profiles of the catalog without each publisher, by publisher and name."""
-    # only profiles of the publisher's own runtimes, and those copied from them, can differ from the shipped ones
     work = [
         Without(runtime=name, publisher=publisher, runs=tuple(runs), cache=cache)
         for publisher in publishers
         for name in runtime_names()
-        if publisher == "vtrain" or name in {source_of(run).runtime for run in by_publisher[publisher]}
+        if has_seen(name, publisher)
     ]
     tell(f"leaving out {len(publishers)} publishers, one at a time")
     refitted = dict(zip(((one.publisher, one.runtime) for one in work), each(profile_without, work), strict=True))

@@ -31,9 +31,6 @@ from hardware.io.config_file import read_mapping
 GUESSED_STEP, GUESSED_MEMORY = 0.35, 0.25
 """Errors of step times and memory in profiles that no fit has touched, as in torch-reference.yaml."""
 
-AS_ANOTHER = re.compile(r"as ([\w-]+), .* fitted to .*vTrain")
-"""Words of a profile whose constants are those of another one, fitted to vTrain's runs."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Without:
@@ -55,12 +52,10 @@ class Without:
 def profile_without(work: Without) -> RuntimeProfile:
     """Return the profile, fitted again if the shipped one has seen the publisher's runs."""
     shipped, entry = find_runtime(work.runtime), read_mapping(catalog_path(work.runtime))
-    fitted_on = str(entry["fitted_on"])
-    copied = AS_ANOTHER.match(fitted_on)
-    if copied:
-        if work.publisher != "vtrain":
+    if copied := entry.get("constants_of"):
+        if not _has_seen(copied["sources"], work.publisher):
             return shipped
-        other = profile_without(replace(work, runtime=copied[1]))
+        other = profile_without(replace(work, runtime=copied["runtime"]))
         return shipped.with_constants({name: getattr(other, name) for name in CONSTANTS})
     seen = [run for run in work.runs if source_of(run).runtime == work.runtime and is_clean(run)]
     seen = [run for run in seen if publisher_of(run.source) != work.publisher]
@@ -68,7 +63,7 @@ def profile_without(work: Without) -> RuntimeProfile:
     if _has_seen(entry["errors"].get("peaks_of", ()), work.publisher):
         peaks = peak_errors_of(seen, profile)
         profile = replace(profile, memory_error=peaks.spread if peaks else GUESSED_MEMORY)
-    sources = re.split(r"[\s,]+", fitted_on)
+    sources = _fitted_sources(entry)
     if not _has_seen(sources, work.publisher):
         return profile
     guess = find_prior(work.runtime)
@@ -81,6 +76,19 @@ def profile_without(work: Without) -> RuntimeProfile:
     )
     kept = [run for run in seen if run.source in sources and run.step_time_s]
     return profile if len(kept) < MIN_RUNS else _fit(kept, profile, work.cache)
+
+
+def has_seen(runtime: str, publisher: str) -> bool:
+    """Return whether anything in the shipped profile was fitted to the publisher's runs."""
+    entry = read_mapping(catalog_path(runtime))
+    copied = (entry.get("constants_of") or {}).get("sources", ())
+    memory = (*entry["errors"].get("peaks_of", ()), *entry.get("memory_fitted_on", ()))
+    return _has_seen([*_fitted_sources(entry), *copied, *memory], publisher)
+
+
+def _fitted_sources(entry: Mapping[str, Any]) -> list[str]:
+    """Return the words of a profile's `fitted_on`, the sources of its fit among them."""
+    return re.split(r"[\s,]+", str(entry["fitted_on"]))
 
 
 def _has_seen(sources: Iterable[str], publisher: str) -> bool:

@@ -84,6 +84,7 @@ def profile_text(base: Path, fit: Calibration, peaks: PeakErrors | None, *, is_o
         mapping["priors"] = {
             name: guess for name, guess in mapping["constants"].items() if not _is_typical(name, guess)
         }
+    mapping.pop("constants_of", None)  # it has constants of its own now
     mapping["fitted_on"] = f"{fit.num_runs:,} runs of {', '.join(fit.sources)}"
     mapping["constants"] = {name: _constant_entry(constant) for name, constant in fit.constants.items()}
     speeds = {name: _constant_entry(speed) for name, speed in fit.device_speed.items()}

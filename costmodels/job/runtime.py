@@ -352,11 +352,19 @@ class _Residual(StrictModel):
     weight: float
 
 
+class _Copied(StrictModel):
+    """Profile whose constants another one has, and the sources that they were fitted to."""
+
+    runtime: str
+    sources: list[str]
+
+
 class ProfileFile(StrictModel):
     """Grammar of a profile's YAML file.
 
     `memory_fitted_on` names the sources on which values under `memory` were chosen, and `memory_priors` holds these
-    values as they would be without them, so that a benchmark can forget a source.
+    values as they would be without them, so that a benchmark can forget a source. `constants_of` names the profile
+    whose constants this one has, with the sources that they were fitted to, where it was fitted to none of its own.
     """
 
     sources: dict[str, str]
@@ -377,6 +385,7 @@ class ProfileFile(StrictModel):
     memory: _Memory
     memory_fitted_on: list[str] = Field(default_factory=list)
     memory_priors: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
+    constants_of: _Copied | None = None
     fitted_on: str
     priors: dict[str, _Fitted] = Field(default_factory=dict)
     constants: dict[str, _Fitted]

@@ -9,7 +9,14 @@ import pytest
 from benchmarks.strangers import errors as strangers_errors
 from benchmarks.strangers.__main__ import main
 from benchmarks.strangers.errors import LeftOutErrors, fit_errors, write_errors
-from benchmarks.strangers.left_out import GUESSED_MEMORY, GUESSED_STEP, Without, profile_without, strange_setting
+from benchmarks.strangers.left_out import (
+    GUESSED_MEMORY,
+    GUESSED_STEP,
+    Without,
+    has_seen,
+    profile_without,
+    strange_setting,
+)
 from costmodels.calibration.sources import publisher_of
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import CONSTANTS, find_prior, find_runtime
@@ -162,6 +169,24 @@ def test_the_program_prints_tables(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("ultrascale-playbook ") for line in lines)
     assert any(line.strip().startswith("prior, another") for line in lines)
+
+
+def test_few_publishers_do_not_write_the_catalog(capsys):
+    """An error model of one publisher is refused before anything is fitted, and the catalog stays as it is."""
+    before = CATALOG_FILE.read_bytes()
+
+    assert main([*ARGUMENTS, "--write"]) == 2
+    assert "--write: needs all publishers, and at least 5 of them" in capsys.readouterr().err
+    assert CATALOG_FILE.read_bytes() == before
+
+
+def test_profiles_say_whom_they_have_seen():
+    """Sources of a fit, of copied constants and of peaks count, under the names of their publishers."""
+    assert has_seen("nanotron", "ultrascale-playbook")
+    assert has_seen("gpt-neox", "vtrain")
+    assert has_seen("internevo", "internevo")
+    assert not has_seen("gpt-neox", "bigscience")
+    assert not has_seen("unknown", "vtrain")
 
 
 @pytest.mark.parametrize(
