@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,9 @@ QUICK_STEPS = 10
 
 DIFFERENCE = 1e-3
 """Step of finite differences in the logarithm of a constant."""
+
+RENEWED = 4
+"""Derivatives are computed anew after so many steps, and updated by Broyden's rule between."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,11 +170,14 @@ class _Problem:
 
     def log_predicted(self, theta: FloatArray) -> FloatArray:
         """Return the log predicted step times [n] at the log constants and speeds [c]."""
+        return self._predict(theta, self.batches, np.empty(len(self.log_measured)))
+
+    def _predict(self, theta: FloatArray, batches: Sequence[_Batch], predicted: FloatArray) -> FloatArray:
+        """Write the log predicted step times of some batches into `predicted` [n], and return it."""
         values = np.exp(theta)
         changes = dict(zip(CONSTANTS, values[: len(CONSTANTS)].tolist(), strict=True))
         speeds = dict(zip(self.devices, values[len(CONSTANTS) :].tolist(), strict=True))
-        predicted = np.empty(len(self.log_measured))
-        for batch in self.batches:
+        for batch in batches:
             own = batch.measured.setting.runtime
             # a fact of the run may fix a constant at zero: balanced routing has no imbalance
             runtime = replace(
@@ -197,8 +204,16 @@ class _Problem:
             step = DIFFERENCE if theta[column] + DIFFERENCE <= self.upper[column] else -DIFFERENCE
             moved = theta.copy()
             moved[column] += step
-            slopes[:, position] = (self.log_predicted(moved) - base) / step
+            slopes[:, position] = (self._predict(moved, self._depending_on(column), base.copy()) - base) / step
         return slopes
+
+    def _depending_on(self, column: int) -> Sequence[_Batch]:
+        """Return the batches whose predictions may depend on an entry of theta: a device's speed concerns its own."""
+        if column < len(CONSTANTS):
+            return self.batches
+        name = self.devices[column - len(CONSTANTS)]
+        devices = [(batch, batch.measured.setting.cluster.devices) for batch in self.batches]
+        return [batch for batch, own in devices if any(device.name == name for device in own)]
 
     def jacobian(self, theta: FloatArray, columns: np.ndarray) -> FloatArray:
         """Compute derivatives of `residuals` by the chosen entries of theta [n + c, len(columns)]."""
@@ -362,7 +377,9 @@ def _solve(problem: _Problem, max_steps: int = 30) -> tuple[FloatArray, FloatArr
         found = least_squares(
             lambda values: problem.residuals(whole(values)),
             part,
-            jac=lambda values: problem.jacobian(whole(values), free),
+            jac=_secant(
+                lambda values: problem.residuals(whole(values)), lambda values: problem.jacobian(whole(values), free)
+            ),
             bounds=(problem.lower[free], problem.upper[free]),
             loss=_loss_of_runs(loss, len(problem.log_measured)),
             x_scale=problem.prior_error[free],
@@ -375,6 +392,31 @@ def _solve(problem: _Problem, max_steps: int = 30) -> tuple[FloatArray, FloatArr
     errors = problem.prior_error.copy()
     errors[free] = np.sqrt(np.maximum(np.diag(np.linalg.pinv(found.jac.T @ found.jac)), 0.0))
     return whole(part), errors
+
+
+def _secant(
+    residuals: Callable[[FloatArray], FloatArray], jacobian: Callable[[FloatArray], FloatArray]
+) -> Callable[[FloatArray], FloatArray]:
+    """Return a function like `jacobian` that computes it on every RENEWED-th call only.
+
+    Between these, the last one is updated by the change of the residuals along the step (Broyden 1965, his first
+    method): one evaluation instead of one for each constant.
+    """
+    steps = count()
+    at, value, slopes = np.empty(0), np.empty(0), np.empty((0, 0))
+
+    def updated(values: FloatArray) -> FloatArray:
+        nonlocal at, value, slopes
+        before, at = at, values.copy()
+        was, value = value, residuals(values)
+        if next(steps) % RENEWED == 0:
+            slopes = jacobian(values)
+        else:
+            step = at - before
+            slopes = slopes + np.outer(value - was - slopes @ step, step / (step @ step))
+        return slopes
+
+    return updated
 
 
 def _soft_l1(squared: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -76,6 +76,7 @@ NO_FACTS = {
 NOTE_FACTS: tuple[tuple[str, str, bool], ...] = (
     (r"attention-backend=(?:unfused|local)|unfused attention", "fused_attention", False),
     (r"(?i)attention kernel:? (?:torch|eager|unfused|megatron)", "fused_attention", False),
+    (r"(?i)attention kernel:? flash(?:-?attention)?-?2", "flash2_attention", True),
     (r"(?i)no (?:rms-?)?norm kernel|norm kernel:? (?:no|none|off|false|torch|eager)\b", "fused_elementwise", False),
     (r"flash_attention=(?:None|False)|no flash attention", "fused_attention", False),
     (r"no-gradient-accumulation-fusion", "fused_accumulation", False),

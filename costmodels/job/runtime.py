@@ -141,6 +141,8 @@ class RuntimeProfile:
         gathers_inputs_again: Whether the inputs of sequence-parallel products are kept split and gathered once more in
             the backward pass, for their weights' gradients; otherwise they are kept as gathered.
         fused_attention: Whether attention is a flash kernel; otherwise its scores pass through memory and are kept.
+        flash2_attention: Whether flash attention is FlashAttention-2 also on devices that have faster kernels (cuDNN's,
+            FlashAttention-3).
         attention_dropout: Whether unfused attention drops some of its probabilities.
         fused_elementwise: Whether norms, activations and residuals are fused kernels (a compiler's or hand-written)
             that touch memory once.
@@ -212,6 +214,7 @@ class RuntimeProfile:
     fp32_ring_gradients: bool
     gathers_inputs_again: bool
     fused_attention: bool
+    flash2_attention: bool
     attention_dropout: bool
     fused_elementwise: bool
     fused_accumulation: bool
@@ -380,6 +383,7 @@ class ProfileFile(StrictModel):
     scatters_p2p: bool | Literal["activations"] = False
     sends_mask: bool = False
     attention_dropout: bool = False
+    flash2_attention: bool = False
     captured_graph: bool = False
     stalled_hosts: Annotated[int, Field(ge=0)] = 0
     memory: _Memory

@@ -42,6 +42,8 @@ class KernelConstants(StrictModel):
         matmul: Constants of matrix products, plain and grouped.
         attention_forward: Constants of flash attention's forward pass.
         attention_backward: Constants of flash attention's backward pass.
+        flash2_forward: Constants of FlashAttention-2's forward pass, where the device has newer kernels; None elsewhere.
+        flash2_backward: Constants of its backward pass.
         memory: Constants of operators that only move memory.
         table: Name of the table of measured products that corrects `matmul`; None where there is none.
     """
@@ -49,8 +51,16 @@ class KernelConstants(StrictModel):
     matmul: MatmulConstants
     attention_forward: AttentionConstants
     attention_backward: AttentionConstants
+    flash2_forward: AttentionConstants | None = None
+    flash2_backward: AttentionConstants | None = None
     memory: MemoryConstants
     table: str | None = None
+
+    def attention(self, *, is_forward: bool, is_flash2: bool) -> AttentionConstants:
+        """Return the constants of one pass of flash attention, of FlashAttention-2 or of the device's best kernels."""
+        newest = self.attention_forward if is_forward else self.attention_backward
+        older = self.flash2_forward if is_forward else self.flash2_backward
+        return older if is_flash2 and older is not None else newest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -49,7 +49,7 @@ def kernel_s(
     The host's time to launch operators is counted per stage (see step_time.py), because launches run ahead of the
     device.
     """
-    return alone_s(operator, device) / share_in_training(operator.kind, runtime)
+    return alone_s(operator, device, is_flash2=runtime.flash2_attention) / share_in_training(operator.kind, runtime)
 
 
 def cached_kernel_s() -> KernelTime:
@@ -58,11 +58,11 @@ def cached_kernel_s() -> KernelTime:
 
     def time_s(operator: Operator, device: Device, job: TrainingJob, runtime: RuntimeProfile) -> FloatArray:  # noqa: ARG001 # as in kernel_s
         arrays = (operator.shape, operator.flop, operator.moved_bytes)
-        what = (operator.name, operator.kind, operator.phase, operator.precision)
+        what = (operator.name, operator.kind, operator.phase, operator.precision, runtime.flash2_attention)
         # arrays hash by their bytes: equal operators of several profiles then share one time
         key = (device.name, *what, *(array.tobytes() for array in arrays))
         if key not in alone:
-            alone[key] = alone_s(operator, device)
+            alone[key] = alone_s(operator, device, is_flash2=runtime.flash2_attention)
         return alone[key] / share_in_training(operator.kind, runtime)
 
     return time_s
@@ -112,8 +112,13 @@ def collective_alone_s(kind: OpKind, message_bytes: FloatArray, group: GroupLink
     return np.asarray(_COLLECTIVE_ALONE[kind](message_bytes, group))
 
 
-def alone_s(operator: Operator, device: Device) -> FloatArray:
-    """Return the time of one operator alone on the device, as a benchmark would measure it [s], [u]."""
+def alone_s(operator: Operator, device: Device, *, is_flash2: bool = False) -> FloatArray:
+    """Return the time of one operator alone on the device, as a benchmark would measure it [s], [u].
+
+    Attention runs on the device's fastest flash kernels, or on those of FlashAttention-2.
+    """
+    if operator.kind == OpKind.ATTENTION:
+        return _attention_s(operator, device, is_flash2=is_flash2)
     return _TIME_ALONE[operator.kind](operator, device)
 
 
@@ -161,11 +166,11 @@ def _products_s(
     )
 
 
-def _attention_s(operator: Operator, device: Device) -> FloatArray:
-    constants = kernel_constants(device.name)
+def _attention_s(operator: Operator, device: Device, *, is_flash2: bool) -> FloatArray:
+    is_forward = operator.phase == Phase.FORWARD
     batch, heads, queries, _, head_size = operator.shape.T
     return attention_alone_s(
-        constants.attention_forward if operator.phase == Phase.FORWARD else constants.attention_backward,
+        kernel_constants(device.name).attention(is_forward=is_forward, is_flash2=is_flash2),
         batch=batch,
         heads=heads,
         queries=queries,
@@ -188,7 +193,6 @@ def _memory_bound_s(operator: Operator, device: Device) -> FloatArray:
 _TIME_ALONE: dict[OpKind, Callable[[Operator, Device], FloatArray]] = {
     OpKind.MATMUL: _matmul_s,
     OpKind.GROUPED_MATMUL: _grouped_matmul_s,
-    OpKind.ATTENTION: _attention_s,
     OpKind.NORM: _memory_bound_s,
     OpKind.ELEMENTWISE: _memory_bound_s,
 }
