@@ -192,6 +192,7 @@ def test_every_catalog_cluster_resolves():
         assert cluster.name == name
         assert cluster.num_devices == 3 * cluster.devices_per_host
     assert find_cluster("gb200-nvl72").num_devices == 72
+    assert find_cluster("ascend-a3").num_devices == find_cluster("atlas-900-a3").num_devices == 16
     assert find_cluster("p5-h100").groups[0].nic_links[0].bandwidth_bytes_per_s == 8 * 50e9 / 8
 
 

@@ -15,6 +15,7 @@ MEASURED = (
     "GB200", "B200", "GB300", "B300", "L40S", "L20", "RTX4090", "RTX4090D", "P100-SXM", "MI300X", "MI325X",
     "MI355X", "Ascend-910A", "Ascend-910B", "GH200-96", "T4-16", "RTX3090", "TitanRTX", "TPU-v3", "TPU-v3-core",
     "TPU-v4", "TPU-v5e", "TPU-v5p", "TPU-v6e", "RTX-2080", "RTX-3090", "Titan-RTX",
+    "Gaudi2", "Gaudi3", "Trainium1", "Trainium2", "MI250X", "H100-NVL", "RTX-PRO-6000", "TPU7x",
 )
 # fmt: on
 MEASURED_WITH_REMARKS = (
@@ -91,6 +92,26 @@ def test_a_tpu_core_is_half_a_chip():
     assert core.peak_flop_per_s("bf16") * 2 == chip.peak_flop_per_s("bf16")
     assert core.memory_bandwidth_bytes_per_s * 2 == chip.memory_bandwidth_bytes_per_s
     assert core.memory_bytes * 2 == pytest.approx(chip.memory_bytes, abs=2)
+
+
+# Published for a whole host: AWS Trn1 (3,040 TFLOP/s, 512 GiB) and 16 chips of Trainium2, four modules of MI250X, four
+# chips of TPU7x.
+@pytest.mark.parametrize(
+    ("name", "devices", "host_tflops", "host_gib"),
+    [
+        ("Trainium1", 32, 3040, 512),
+        ("Trainium2", 64, 16 * 667, 16 * 96),
+        ("MI250X", 8, 4 * 383, 4 * 128),
+        ("Ironwood", 8, 4 * 2307, 4 * 192),
+    ],
+)
+def test_a_device_is_what_frameworks_see_as_one(name, devices, host_tflops, host_gib):
+    """The cores or dies that are ranks of their own add up to the published peak and memory of their host."""
+    device = find_device(name)
+
+    assert device.devices_per_host == devices
+    assert device.peak_flop_per_s("bf16") * devices == pytest.approx(host_tflops * 1e12, rel=0.001)
+    assert device.memory_bytes * devices == pytest.approx(host_gib * 2**30, rel=0.015)
 
 
 def test_mixed_devices_are_counted():
