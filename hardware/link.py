@@ -271,6 +271,11 @@ def link_kind_names() -> tuple[str, ...]:
     return tuple(_catalog().kinds)
 
 
+def link_spellings() -> tuple[str, ...]:
+    """Return the names and aliases of the catalog's kinds of links, in its order."""
+    return tuple(text for name, entry in _catalog().kinds.items() for text in (name, *entry.aliases))
+
+
 @functools.cache
 def _catalog() -> _Catalog:
     catalog = validate_mapping(_Catalog, read_mapping(_CATALOG), file=str(_CATALOG))

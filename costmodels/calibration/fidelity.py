@@ -46,7 +46,8 @@ class Predictions:
 def group_key(run: MeasuredRun) -> tuple[Hashable, ...]:
     """Return the properties that the runs of a group share, in the order of GROUP."""
     job = (run.precision, run.sequence_length, run.global_batch_size)
-    return run.source, run.model.name, run.device, run.devices, *job, kernels_of(run.notes)
+    kernels = "; ".join(filter(None, [kernels_of(run.notes), str(run.stated)]))
+    return run.source, run.model.name, run.device, run.devices, *job, kernels
 
 
 def kernels_of(notes: str) -> str:

@@ -1,13 +1,14 @@
 """Reader of published measurements: one training run per CSV row, with its model and configuration.
 
-The columns are those of COLUMNS; `configs/measured/README.md` explains them. A row counts as failed if its notes begin
-with FAILED, or if it has none of RESULTS. A row is skipped and counted if its configuration is incomplete or
-contradictory, for example if its degrees do not multiply to the devices.
+The columns are those of COLUMNS, and of STATED_COLUMNS those that the file has; `configs/measured/README.md` explains
+them. A row counts as failed if its notes begin with FAILED, or if it has none of RESULTS. A row is skipped and counted
+if its configuration is incomplete or contradictory, for example if its degrees do not multiply to the devices.
 """
 
 from __future__ import annotations
 
 import csv
+import difflib
 import io
 import math
 import re
@@ -18,6 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from costmodels.calibration.measured_model import model_of
+from costmodels.calibration.stated_setup import NOTHING, STATED_COLUMNS, StatedSetup, parse_stated
 from costmodels.job.model_spec import ModelSpec
 from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, RECOMPUTE_MODES, ParallelConfig, Value
 from costmodels.job.training_job import RECOMPUTE_MODULES
@@ -60,6 +62,7 @@ class MeasuredRun:
         notes: Remarks of the row.
         source: Publisher of the run.
         place: Position of the row as `file.csv:line`.
+        stated: Runtime, network and kernels as far as the row states them.
     """
 
     model: ModelSpec
@@ -76,6 +79,7 @@ class MeasuredRun:
     notes: str
     source: str
     place: str
+    stated: StatedSetup = NOTHING
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,6 +237,7 @@ def _group_columns(runs: Sequence[MeasuredRun]) -> dict[str, list[Value | str]]:
         "devices": [run.devices for run in runs],
         "device": [run.device for run in runs],
         "precision": [run.precision for run in runs],
+        **{column: [run.stated.cells()[column] for run in runs] for column in STATED_COLUMNS},
         "notes": [str(run.model) for run in runs],  # covers all that is read from the notes, such as tied embeddings
     }
 
@@ -277,7 +282,8 @@ def _read_rows(path: Path, where: Mapping[str, object]) -> list[_Row]:
                     f"has {len(cells)} cells where the header has {len(header)}", file=f"{file}:{reader.line_num}"
                 )
             stripped = {name: cell.strip() for name, cell in zip(header, cells, strict=True)}
-            rows.append(_Row(file=file, line=reader.line_num, cells=stripped))
+            cells_of = dict.fromkeys(STATED_COLUMNS, "") | stripped
+            rows.append(_Row(file=file, line=reader.line_num, cells=cells_of))
     except csv.Error as error:
         raise ConfigError(f"is not valid CSV ({error})", file=f"{file}:{reader.line_num}") from None
     return rows
@@ -292,6 +298,11 @@ def _check_header(header: list[str], where: Mapping[str, object], file: str) -> 
     doubled = next((name for name in header if header.count(name) > 1), None)
     if doubled is not None:
         raise ConfigError("appears twice in the header; keep one", key=doubled, file=f"{file}:1")
+    for column in sorted({*header} - {*COLUMNS, *STATED_COLUMNS}):
+        # other columns are the user's own, but a misspelt one would be ignored
+        if difflib.get_close_matches(column, STATED_COLUMNS, n=1, cutoff=0.8):
+            nearest = did_you_mean(column, STATED_COLUMNS)
+            raise ConfigError("is no column", key=column, nearest=nearest, file=f"{file}:1")
     for column in where:
         if column not in header:
             nearest = did_you_mean(column, header)
@@ -354,6 +365,12 @@ def _parse_run(row: _Row, tied: Mapping[tuple[str, str], bool]) -> MeasuredRun:
     Raises:
         _UnusableRow: the row lacks or contradicts a value that identifies a run.
     """
+    stated = parse_stated(
+        row.cells,
+        devices_per_host=row.count("devices_per_host"),
+        nic_gb_per_s=row.number("nic_gb_per_s"),
+        place=row.place,
+    )
     config = _parse_config(row)
     sequence_length, batch = row.count("seq_len"), row.count("gbs")
     if not sequence_length or not batch:
@@ -399,6 +416,7 @@ def _parse_run(row: _Row, tied: Mapping[tuple[str, str], bool]) -> MeasuredRun:
         notes=row.cells["notes"],
         source=row.cells["source"],
         place=f"{Path(row.file).name}:{row.line}",
+        stated=stated,
     )
 
 

@@ -2,7 +2,8 @@
 
 A measured row states a configuration, but not the behaviour of its runtime. The table names the runtime of each known
 source. A name that contains a known one between dashes is that source (`amp-neurips22` is `amp`). The runtime of an
-unknown source is FALLBACK_RUNTIME, or FSDP_RUNTIME if its rows show plain FSDP.
+unknown source is FALLBACK_RUNTIME, or FSDP_RUNTIME if its rows show plain FSDP. What a row states itself
+(stated_setup.py) overrides both.
 
 Mixed devices (`mixed:12xV100-SXM-16+4xT4-16`) are grouped by kind and host, in the order of the source's hosts if it is
 known, else in the order of the row; ranks are numbered in that order. Hosts are those that the source states for the
@@ -23,6 +24,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 
 from costmodels.calibration.measured_runs import MeasuredRun
+from costmodels.calibration.stated_setup import NOTHING, Fact, StatedSetup
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import CONSTANTS, RuntimeProfile, find_runtime
 from costmodels.job.setting import Setting
@@ -131,7 +133,7 @@ class Source(StrictModel):
     precision: str | None = None
     tied: bool | None = None
     """Whether head and embedding share one table, if that is known although the rows do not state it."""
-    facts: dict[str, bool | int | str] = Field(default_factory=dict)
+    facts: dict[str, Fact] = Field(default_factory=dict)
     inferred: list[str] = Field(default_factory=list)
     """Those of the facts that were concluded from the source's own measurements."""
     publisher: str | None = None
@@ -183,16 +185,71 @@ def _find_known_source(name: str) -> Source | None:
 
 
 def source_of(run: MeasuredRun) -> Source:
-    """Return the properties of the run's source, from the table or guessed from its columns and remarks."""
-    known = _find_known_source(run.source)
-    if known is not None:
-        return known
+    """Return the properties of the run's source: stated by the row, from the table, or guessed from its remarks."""
+    source = _find_known_source(run.source) or _guess_source(run)
+    return source if run.stated == NOTHING else _with_stated(source, run.stated)
+
+
+def is_runtime_known(run: MeasuredRun) -> bool:
+    """Return whether the row or the table names the run's runtime, so that it is no guess."""
+    return run.stated.runtime is not None or is_known_source(run.source)
+
+
+def _guess_source(run: MeasuredRun) -> Source:
     # plain FSDP without tensor or pipeline parallelism is torchtitan's usual way
     lowered = f"{run.source} {run.notes}".lower()
     named = next((runtime for word, runtime in RUNTIME_WORDS.items() if word in lowered), None)
     is_fsdp = run.config.zero_stage == 3 and run.config.tp == run.config.pp == 1
     runtime = named or (FSDP_RUNTIME if is_fsdp else FALLBACK_RUNTIME)
     return Source(runtime=runtime, memory="reserved", reason="not in the table of sources")
+
+
+def _with_stated(source: Source, stated: StatedSetup) -> Source:
+    """Return the source with the runtime, facts and meaning of memory that a row states."""
+    facts = dict(stated.facts)
+    return source.model_copy(
+        update={
+            "runtime": stated.runtime or source.runtime,
+            "memory": stated.memory or source.memory,
+            "facts": source.facts | facts,
+            "inferred": [name for name in source.inferred if name not in facts],
+        }
+    )
+
+
+def _hosts_of(run: MeasuredRun) -> _Hosts:
+    """Return the hosts of a run: its source's, with what the row states in place of their properties.
+
+    Raises:
+        ConfigError: the device is unknown.
+    """
+    hosts, stated = source_of(run).hosts, run.stated
+    if not (stated.devices_per_host or stated.link or stated.nic_gb_per_s):
+        return hosts
+    named = [kind.name for _, kind in find_devices(run.device)]
+    # the source's order of hosts holds only if it lists all of them
+    order = list(hosts.of) if all(name in hosts.of for name in named) else named
+    of = {}
+    for name in order:
+        own = hosts.of_device(name)
+        nic = _stated_nic(own.nic, stated, name) if stated.link or stated.nic_gb_per_s else own.nic
+        of[name] = _HostsOf(devices=stated.devices_per_host or own.devices, nic=nic, intra=own.intra)
+    return _Hosts(of=of)
+
+
+def _stated_nic(own: _Nic | None, stated: StatedSetup, device: str) -> _Nic:
+    """Return the network that a row states; what it leaves open is the source's, or else the device's usual one."""
+    usual = find_device(device).scale_out
+    kind = own.kind if own else usual.kind
+    bandwidth_gb_per_s = own.bandwidth_gb_per_s if own else usual.bandwidth_bytes_per_s / 1e9
+    sharers = own.sharers if own else usual.sharers
+    return _Nic(
+        kind=stated.link or kind,
+        bandwidth_gb_per_s=stated.nic_gb_per_s or bandwidth_gb_per_s,
+        latency_us=own.latency_us if own else usual.latency_s * 1e6,
+        efficiency=own.efficiency if own and not stated.link else None,
+        sharers=1 if stated.nic_gb_per_s else sharers,
+    )
 
 
 def publisher_of(source: str) -> str:
@@ -215,7 +272,7 @@ def setting_of(run: MeasuredRun, runtimes: Mapping[str, RuntimeProfile], runtime
     source = source_of(run)
     name = runtime or source.runtime
     profile = runtimes.get(name) or find_runtime(name)
-    cluster = cluster_of(run.device, run.devices, source.hosts)
+    cluster = cluster_of(run.device, run.devices, _hosts_of(run))
     model = run.model if source.tied is None else replace(run.model, tied_embeddings=source.tied)
     precision = source.precision or run.precision
     if precision not in PRECISIONS:
@@ -246,6 +303,7 @@ def facts_of(run: MeasuredRun) -> dict[str, Any]:
     for pattern, fact, value in NOTE_FACTS:
         if re.search(pattern, run.notes):
             facts[fact] = value
+    facts |= dict(run.stated.facts)
     known = {field.name for field in fields(RuntimeProfile)} - NO_FACTS | set(CONSTANTS)
     assert set(facts) <= known, f"{sorted(set(facts) - known)} are no facts of a profile"
     return facts

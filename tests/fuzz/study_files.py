@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from costmodels.calibration.measured_runs import read_measured_and_skipped
+from costmodels.calibration.measured_runs import COLUMNS, read_measured_and_skipped
+from costmodels.calibration.stated_setup import STATED_COLUMNS
 from costmodels.job.model_catalog import read_model_file
 from costmodels.job.parallel_config import parse_config
 from costmodels.job.runtime import read_profile
@@ -188,7 +189,18 @@ def _profiles() -> tuple[bytes, ...]:
 def _measured() -> tuple[bytes, ...]:
     """Good rows, and a few of each file."""
     files = _files("configs/measured/*.csv")
-    return (rows({}, {"tp": 4, "dp": 2}).encode(), *(b"".join(file.splitlines(keepends=True)[:6]) for file in files))
+    stating = {
+        "link": "roce",
+        "nic_gb_per_s": 12.5,
+        "attention": "flash",
+        "facts": "overlaps_ring=true; gradient_bytes=2",
+    }
+    stated = rows({}, stating, columns=(*COLUMNS, *STATED_COLUMNS))
+    return (
+        rows({}, {"tp": 4, "dp": 2}).encode(),
+        stated.encode(),
+        *(b"".join(file.splitlines(keepends=True)[:6]) for file in files),
+    )
 
 
 CONFIGURATIONS = (

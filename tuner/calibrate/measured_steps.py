@@ -12,7 +12,7 @@ from costmodels.calibration.fidelity import UNCLEAN, is_clean
 from costmodels.calibration.fitting import Calibration, FittedConstant, calibrate
 from costmodels.calibration.measured_runs import MeasuredRun, read_measured_and_skipped
 from costmodels.calibration.profile_file import peak_errors_of, profile_text, write_profile
-from costmodels.calibration.sources import is_known_source, source_of
+from costmodels.calibration.sources import is_runtime_known, source_of
 from costmodels.job.runtime import catalog_path, find_runtime
 from hardware.io.errors import ConfigError
 from hardware.io.output_file import check_place
@@ -111,7 +111,7 @@ def _select_runs(runs: Sequence[MeasuredRun], runtime: str | None) -> tuple[str,
         if len(counts) > 1:
             raise ConfigError(f"the files hold runs of several runtimes: {found}", nearest="choose one with --runtime")
         return next(iter(counts)), list(runs)
-    own = [run for run in runs if source_of(run).runtime == runtime or not is_known_source(run.source)]
+    own = [run for run in runs if source_of(run).runtime == runtime or not is_runtime_known(run)]
     if not own:
         raise ConfigError("has no run in the files", key="--runtime", value=runtime, nearest=f"they hold {found}")
     return runtime, own

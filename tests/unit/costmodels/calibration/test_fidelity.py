@@ -5,6 +5,7 @@ import pytest
 
 from benchmarks.support import fidelity_figures
 from costmodels.calibration.fidelity import Predictions, is_clean, kernels_of, predict, settings_of
+from costmodels.calibration.stated_setup import StatedSetup
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
 from tests.support.settings.synthetic_runs import small_model, timed_by, unmeasured_run, varied_runs
@@ -127,6 +128,7 @@ def test_intervals_hold_the_share_of_runs_that_lie_inside_them():
         ({"global_batch_size": 64}, 2),
         ({"model": small_model(4096)}, 2),
         ({"notes": "mbs 4; attention kernel flash2"}, 2),
+        ({"stated": StatedSetup(link="roce")}, 2),
         ({"config": ParallelConfig(mbs=64, recompute="full", zero_stage=3)}, 1),
     ],
 )

@@ -11,6 +11,7 @@ from costmodels.calibration.measured_runs import (
     read_measured_group,
     varying_dimensions,
 )
+from costmodels.calibration.stated_setup import NOTHING, STATED_COLUMNS, StatedSetup
 from hardware.io.errors import ConfigError
 
 MEASURED = Path(__file__).resolve().parents[4] / "configs" / "measured"
@@ -115,6 +116,75 @@ def test_a_mistake_is_told_with_its_place(write, rows, where, message):
     """Each mistake is one ConfigError with file and line, key, value, rule and, where there is one, a valid choice."""
     with pytest.raises(ConfigError, match=message):
         read(write(*rows), **where)
+
+
+ALL_COLUMNS = (*COLUMNS, *STATED_COLUMNS)
+STATED = {
+    "runtime": "torchtitan", "devices_per_host": "4", "link": "RoCE", "nic_gb_per_s": "12.5", "attention": "unfused",
+    "facts": "overlaps_gradients=False; gradient_bytes=2; layer_split=balanced", "peak_mem_counts": "allocated",
+}  # fmt: skip
+
+
+def test_a_row_states_its_runtime_network_and_kernels(write):
+    """The optional columns are read as far as a file has them; a row that leaves them empty states nothing."""
+    stating, silent = read(write(STATED, {}, columns=ALL_COLUMNS))
+    (part,) = read(write({"attention": "flash"}, columns=(*COLUMNS, "attention")))
+
+    facts = {"fused_attention": False, "gradient_bytes": 2, "layer_split": "balanced", "overlaps_gradients": False}
+    assert stating.stated == StatedSetup(
+        runtime="torchtitan",
+        devices_per_host=4,
+        link="RoCE",
+        nic_gb_per_s=12.5,
+        facts=tuple(facts.items()),
+        memory="allocated",
+    )
+    assert silent.stated == NOTHING
+    assert part.stated == StatedSetup(facts=(("fused_attention", True),))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"runtime": "torchtitans"}, r"runtime = 'torchtitans': is no runtime profile; did you mean 'torchtitan'"),
+        ({"link": "rocee"}, r"link = 'rocee': is not among its values; did you mean 'roce'"),
+        ({"nic_gb_per_s": "fast"}, r"nic_gb_per_s = 'fast': must be a number"),
+        ({"nic_gb_per_s": "0"}, r"nic_gb_per_s = '0': must be above 0 and at most 1,000,000"),
+        ({"devices_per_host": "7.5"}, r"devices_per_host = '7\.5': must be a whole number"),
+        ({"attention": "flesh"}, r"attention = 'flesh': is not among its values; did you mean 'flash'"),
+        ({"facts": "overlaps_gradients"}, r"facts = 'overlaps_gradients': must be NAME=VALUE"),
+        (
+            {"facts": "overlap_gradients=true"},
+            r"facts\.overlap_gradients = 'true': .* did you mean 'overlaps_gradients'",
+        ),
+        ({"facts": "overlaps_ring=1"}, r"facts\.overlaps_ring = '1': is not among its values; valid: false, true"),
+        ({"facts": "gradient_bytes=0"}, r"facts\.gradient_bytes = '0': must be a whole number from 1"),
+        ({"facts": "matmul_efficiency=1"}, r"facts\.matmul_efficiency = '1': is no fact that a row can state"),
+        ({"facts": "overlaps_ring=true;overlaps_ring=true"}, r"facts\.overlaps_ring = 'true': states the fact twice"),
+        (
+            {"facts": "fused_attention=true", "attention": "unfused"},
+            r"attention = 'unfused': contradicts fused_attention=true in `facts`",
+        ),
+        ({"peak_mem_counts": "all"}, r"peak_mem_counts = 'all': is not among its values; .*allocated"),
+    ],
+)
+def test_a_wrong_statement_is_told_with_its_place(write, row, message):
+    """What an optional column cannot mean is refused with file, line, column, value and the nearest valid choice."""
+    with pytest.raises(ConfigError, match=r"runs\.csv:2: " + message):
+        read(write(row, columns=ALL_COLUMNS))
+
+
+def test_a_misspelt_optional_column_is_told(write):
+    """A column close to an optional one is refused, since it would be ignored; others are the user's own."""
+    assert read(write({"remark": "mine"}, columns=(*COLUMNS, "remark")))
+    with pytest.raises(ConfigError, match=r"runs\.csv:1: nic_gb_s: is no column; did you mean 'nic_gb_per_s'"):
+        read(write({}, columns=(*COLUMNS, "nic_gb_s")))
+
+
+def test_a_group_shares_one_setup(write):
+    """Runs that state another network are of another group, and the message names the column."""
+    with pytest.raises(ConfigError, match=r"add `link` to `where`"):
+        one_group(read(write({"link": "roce"}, {"link": "infiniband"}, columns=ALL_COLUMNS)))
 
 
 def test_a_file_that_is_no_table_is_told(write):

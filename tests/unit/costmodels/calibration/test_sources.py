@@ -8,10 +8,12 @@ from costmodels.calibration.sources import (
     FSDP_RUNTIME,
     RUNTIME_WORDS,
     is_known_source,
+    is_runtime_known,
     setting_of,
     source_of,
 )
 from costmodels.calibration.sources import _load_sources as table
+from costmodels.calibration.stated_setup import StatedSetup
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime, runtime_names
 from hardware.device import find_devices
@@ -75,6 +77,39 @@ def test_devices_fill_hosts(devices, hosts):
 
     assert find_devices("H100-SXM-80")[0][1].devices_per_host == 8
     assert (cluster.num_devices, cluster.num_hosts) == (devices, hosts)
+
+
+# What a row states
+
+FACTS = (("fused_attention", True), ("overlaps_gradients", False))
+STATED = StatedSetup(
+    runtime="nanotron", devices_per_host=4, link="roce", nic_gb_per_s=12.5, facts=FACTS, memory="allocated"
+)
+
+
+@pytest.mark.parametrize("source", ["nobody", "ultrascale-playbook", "megatron-lm-ci-golden"])
+def test_what_a_row_states_needs_no_source(source):
+    """A row's own statements hold for an unknown source, and against the table's entry, its flags and the remarks."""
+    run = replace(PLAIN, source=source, notes="no flash attention", stated=STATED)
+    measured = setting_of(run, {})
+    runtime, (group,) = measured.setting.runtime, measured.setting.cluster.groups
+
+    assert (runtime.name, runtime.fused_attention, runtime.overlaps_gradients) == ("nanotron", True, False)
+    assert (group.hosts, group.devices_per_host) == (2, 4)
+    assert (group.nic_links[0].kind, group.nic_links[0].bandwidth_bytes_per_s) == ("roce", 12.5e9)
+    assert measured.memory == "allocated"
+    assert is_runtime_known(run)
+    assert is_runtime_known(replace(run, stated=StatedSetup())) == (source != "nobody")
+
+
+def test_a_row_states_a_part_of_its_network():
+    """What a row leaves open of its network is its source's: AMP's hosts keep their adapters, only faster ones."""
+    faster = replace(mixed_run("mixed:12xV100-SXM-16+4xT4-16"), stated=StatedSetup(nic_gb_per_s=2.5))
+    nics = [group.nic_links[0] for group in setting_of(faster, {}).setting.cluster.groups]
+
+    assert hosts_of(faster) == [(3, 4, "V100-SXM-16"), (1, 4, "T4-16")]
+    assert {(nic.kind, nic.bandwidth_bytes_per_s, nic.sharers) for nic in nics} == {("ethernet", 2.5e9, 1)}
+    assert [nic.efficiency for nic in nics] == [0.95, None]
 
 
 # Unlike devices

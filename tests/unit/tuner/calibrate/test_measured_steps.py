@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from costmodels.calibration.measured_runs import COLUMNS
 from costmodels.calibration.profile_file import peak_errors_of, profile_text
 from costmodels.job.runtime import CONSTANTS, catalog_path, find_runtime, read_profile, runtime_names
 from docs.site.json_keys import JSON_KEYS
@@ -87,6 +88,19 @@ def test_known_sources_of_another_runtime_are_left_out(tmp_path):
     """With `--runtime`, runs of unknown sources are taken to be of it, those that the table knows better are not."""
     path = tmp_path / "runs.csv"
     path.write_text(rows(*RUNS, *({**run, "source": "vtrain"} for run in RUNS[:2])), encoding="utf-8")
+    done = calibrate_file(
+        [path], tmp_path / "ours.yaml", runtime="nanotron", overwrite=False, on_progress=lambda _line: None
+    )
+
+    assert (done.runtime, done.fit.num_runs) == ("nanotron", 5)
+    assert done.skipped == {"runs of another runtime": 2}
+
+
+def test_a_row_that_states_its_runtime_is_of_no_other(tmp_path):
+    """With `--runtime`, rows of an unknown source that state another runtime are left out."""
+    path = tmp_path / "runs.csv"
+    stating = ({**run, "runtime": "torchtitan"} for run in RUNS[:2])
+    path.write_text(rows(*RUNS, *stating, columns=(*COLUMNS, "runtime")), encoding="utf-8")
     done = calibrate_file(
         [path], tmp_path / "ours.yaml", runtime="nanotron", overwrite=False, on_progress=lambda _line: None
     )
