@@ -7,7 +7,9 @@ figure is followed, in brackets, by the score of a perfect model if repeated mea
 `--noise`. `--model simulator` quotes the event simulator in place of the closed form. `--model both` quotes the two
 side by side on the runs that both can predict. Profiles are always fitted with the closed form. Groups on unlike
 devices (`mixed:8xV100-SXM-16+12xT4-16`) appear in a separate table too, with the seconds spent on predicting and
-ranking the layouts of each. Progress goes to stderr; exit status 2 reports a mistake in the arguments.
+ranking the layouts of each. A run whose source does not say what it recomputed counts in no figure and no fit: the
+closed form predicts it under each mode that its runtime offers, and a further table quotes the range. Progress goes to
+stderr; exit status 2 reports a mistake in the arguments.
 """
 
 from __future__ import annotations
@@ -28,9 +30,23 @@ from benchmarks.calibration.noise_floor import noise_floor
 from benchmarks.support.fidelity_figures import LogErrors, judge, log_errors
 from benchmarks.support.simulated_runs import simulated, taken
 from benchmarks.support.timing import USERS_MISTAKE, count_at_least, reasons, tell
-from costmodels.calibration.fidelity import UNCLEAN, Predictions, group_key, is_clean, predict, settings_of
+from costmodels.calibration.fidelity import (
+    UNCLEAN,
+    PredictedRange,
+    Predictions,
+    group_key,
+    is_clean,
+    predict,
+    predict_unstated,
+    settings_of,
+)
 from costmodels.calibration.fitting import Calibration, calibrate_all
-from costmodels.calibration.measured_runs import MeasuredRun, read_measured_and_skipped
+from costmodels.calibration.measured_runs import (
+    RECOMPUTE_NOT_STATED,
+    MeasuredRun,
+    UnstatedRun,
+    read_measured_and_unstated,
+)
 from costmodels.job.runtime import RuntimeProfile, find_prior, find_runtime
 from hardware.io.errors import ConfigError
 
@@ -44,11 +60,13 @@ class Given:
 
     Attributes:
         runs: Usable runs of all files.
+        unstated: Timed runs that lack their recomputation alone.
         skipped: Number of rows that do not describe a whole run, by reason.
         unclean: Number of runs left out because of a tag in their notes.
     """
 
     runs: tuple[MeasuredRun, ...]
+    unstated: tuple[UnstatedRun, ...]
     skipped: Mapping[str, int]
     unclean: int
 
@@ -111,15 +129,17 @@ def _noise(text: str) -> float:
 
 def _read(paths: Sequence[Path], *, raw: bool) -> Given:
     """Read the usable runs of the files; failed runs always stay, since they say what is feasible."""
-    runs, skipped = read_measured_and_skipped(paths, Path())
+    runs, unstated, skipped = read_measured_and_unstated(paths, Path())
     kept = tuple(run for run in runs if raw or run.is_failed or is_clean(run))
-    if not kept:
+    open_runs = tuple(each for each in unstated if each.run.step_time_s and (raw or is_clean(each.run)))
+    if not kept and not open_runs:
         raise ConfigError(
             f"hold no run without a tag ({', '.join(UNCLEAN)})",
             key=", ".join(map(str, paths)),
             nearest="--raw quotes tagged rows too",
         )
-    return Given(runs=kept, skipped=skipped, unclean=len(runs) - len(kept))
+    left = {RECOMPUTE_NOT_STATED: len(unstated) - len(open_runs)} if len(unstated) > len(open_runs) else {}
+    return Given(runs=kept, unstated=open_runs, skipped=skipped | left, unclean=len(runs) - len(kept))
 
 
 def _fewer(given: Given, most: int) -> Given:
@@ -171,7 +191,9 @@ def quote(
         ConfigError: None of the runs can be predicted.
     """
     runs, settings, fallen = settings_of(given.runs, profiles, runtime)
-    if not runs:
+    ranges, unknown = predict_unstated(given.unstated, profiles, runtime)
+    fallen += unknown
+    if not runs and not ranges:
         raise ConfigError("none of the quoted runs can be predicted", nearest=reasons(Counter(given.skipped) + fallen))
     tell(f"predicting {len(runs):,} runs")
     quoted = {CLOSED_FORM: predict(runs, settings)}
@@ -191,7 +213,23 @@ def quote(
     }
     shown = figures[SIMULATOR if model == SIMULATOR else CLOSED_FORM]
     beside = {SIMULATOR: figures[SIMULATOR]} if model == BOTH else {}
-    return {**shown, "unlike": _unlike(given.runs, profiles, runtime, model), "model": model, **beside}
+    unlike = _unlike(given.runs, profiles, runtime, model)
+    return {**shown, "unlike": unlike, "unstated": [_range_json(each) for each in ranges], "model": model, **beside}
+
+
+def _range_json(predicted: PredictedRange) -> dict[str, Any]:
+    run, times_s = predicted.run, predicted.step_time_s
+    return {
+        "place": run.place,
+        "source": run.source,
+        "model": run.model.name,
+        "device": run.device,
+        "devices": run.devices,
+        "measured_s": run.step_time_s,
+        "predicted_s": dict(times_s),
+        "fits": list(predicted.fits),
+        "inside": run.step_time_s is not None and min(times_s.values()) <= run.step_time_s <= max(times_s.values()),
+    }
 
 
 def _figures(
@@ -303,6 +341,8 @@ def _print(result: Mapping[str, Any]) -> None:
         _print_beside(result, result[SIMULATOR])
     if result["unlike"]:
         _print_unlike(result["unlike"])
+    if result["unstated"]:
+        _print_ranges(result["unstated"])
     wrong = overall["best_called_infeasible"]
     print(f"Groups whose measured best is called infeasible: {wrong}")
     if overall["unclean"]:
@@ -393,6 +433,25 @@ def _print_unlike(groups: Sequence[Mapping[str, Any]]) -> None:
         for group in groups
     ]
     _print_table(header, lines)
+
+
+def _print_ranges(ranges: Sequence[Mapping[str, Any]]) -> None:
+    """Print one line for each run whose recomputation is not stated."""
+    header = ["recomputation not stated", "model", "devices", "measured", "predicted", "by mode"]
+    lines = [
+        [
+            each["place"],
+            each["model"],
+            f"{each['devices']:,} {each['device']}",
+            f"{each['measured_s']:.3g} s",
+            f"{min(each['predicted_s'].values()):.3g} to {max(each['predicted_s'].values()):.3g} s",
+            ", ".join(f"{mode} {seconds:.3g} s" for mode, seconds in each["predicted_s"].items()),
+        ]
+        for each in ranges
+    ]
+    _print_table(header, lines)
+    inside = sum(each["inside"] for each in ranges)
+    print(f"{inside:,} of {len(ranges):,} such runs took a step time inside their range; no other figure counts them.")
 
 
 def _print_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from costmodels.calibration.measured_runs import MeasuredRun
+from costmodels.calibration.measured_runs import MeasuredRun, UnstatedRun
 from costmodels.calibration.sources import MeasuredSetting, setting_of, source_of
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
@@ -41,6 +41,21 @@ class Predictions:
     step_time_s: FloatArray
     peak_memory_bytes: FloatArray
     fits: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictedRange:
+    """Predictions for a run whose source does not say what it recomputed.
+
+    Attributes:
+        run: The run as if it had recomputed nothing.
+        step_time_s: Predicted step time under each mode that its runtime offers, by mode.
+        fits: Modes under which the run is predicted to be feasible.
+    """
+
+    run: MeasuredRun
+    step_time_s: Mapping[str, float]
+    fits: tuple[str, ...]
 
 
 def group_key(run: MeasuredRun) -> tuple[Hashable, ...]:
@@ -106,3 +121,27 @@ def by_setting(settings: Sequence[MeasuredSetting]) -> dict[MeasuredSetting, lis
     for position, measured in enumerate(settings):
         positions[measured].append(position)
     return positions
+
+
+def predict_unstated(
+    unstated: Sequence[UnstatedRun], runtimes: Mapping[str, RuntimeProfile], runtime: str | None = None
+) -> tuple[list[PredictedRange], Counter[str]]:
+    """Predict every run under each kind of recomputation that its runtime offers; count runs left out, by reason.
+
+    Args:
+        unstated: The runs.
+        runtimes: Profiles that replace those of the same name in the catalog.
+        runtime: Name of the profile to use for any source; None uses the table.
+    """
+    runs, settings, skipped = settings_of([each.run for each in unstated], runtimes, runtime)
+    modes = [measured.setting.runtime.recompute_modes for measured in settings]
+    at = [position for position, own in enumerate(modes) for _ in own]
+    variants = [UnstatedRun(run=run).under(mode) for run, own in zip(runs, modes, strict=True) for mode in own]
+    predictions = predict(variants, [settings[position] for position in at])
+    ranges, begin = [], 0
+    for run, own in zip(runs, modes, strict=True):
+        part = slice(begin, begin := begin + len(own))
+        times, fits = predictions.step_time_s[part].tolist(), predictions.fits[part].tolist()
+        feasible = tuple(mode for mode, fit in zip(own, fits, strict=True) if fit)
+        ranges.append(PredictedRange(run=run, step_time_s=dict(zip(own, times, strict=True)), fits=feasible))
+    return ranges, skipped

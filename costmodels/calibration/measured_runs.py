@@ -2,7 +2,8 @@
 
 The columns are those of COLUMNS, and of STATED_COLUMNS those that the file has; `configs/measured/README.md` explains
 them. A row counts as failed if its notes begin with FAILED, or if it has none of RESULTS. A row is skipped and counted
-if its configuration is incomplete or contradictory, for example if its degrees do not multiply to the devices.
+if its configuration is incomplete or contradictory, for example if its degrees do not multiply to the devices. A row
+that lacks its recomputation alone is skipped too, unless the caller asks for such rows.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ COLUMNS = (
     *("tp", "pp", "vpp", "cp", "up", "ep", "dp", "recompute", "zero_stage", "seq_parallel", "precision"),
     *(*RESULTS, "notes"),
 )
+
+RECOMPUTE_NOT_STATED = "recomputation not stated"
+"""Reason to skip a row that is whole but for this."""
 
 GIB = 2**30
 
@@ -80,6 +84,21 @@ class MeasuredRun:
     source: str
     place: str
     stated: StatedSetup = NOTHING
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnstatedRun:
+    """Run whose source does not say what it recomputed, so that nothing can be fitted to it.
+
+    Attributes:
+        run: The run as if it had recomputed nothing.
+    """
+
+    run: MeasuredRun
+
+    def under(self, recompute: str) -> MeasuredRun:
+        """Return the run as if it had recomputed in this mode."""
+        return replace(self.run, config=replace(self.run.config, recompute=recompute))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,7 +171,7 @@ def read_measured(paths: Sequence[str | Path], where: Mapping[str, object], base
     Raises:
         ConfigError: a file is missing or malformed, or `where` names no column or matches nothing.
     """
-    return _read_matching(paths, where, base_dir)[0]
+    return _read_usable(paths, where, base_dir)[0]
 
 
 def read_measured_and_skipped(
@@ -163,8 +182,22 @@ def read_measured_and_skipped(
     Raises:
         ConfigError: as `read_measured`.
     """
-    runs, skipped = _read_matching(paths, {}, base_dir)
+    runs, skipped = _read_usable(paths, {}, base_dir)
     return runs, dict(skipped)
+
+
+def read_measured_and_unstated(
+    paths: Sequence[str | Path], base_dir: Path
+) -> tuple[tuple[MeasuredRun, ...], tuple[UnstatedRun, ...], dict[str, int]]:
+    """Read every usable run of `paths` and those that lack their recomputation alone; count the other rows, by reason.
+
+    Raises:
+        ConfigError: as `read_measured`.
+    """
+    runs, unstated, skipped, place = _read_matching(paths, {}, base_dir)
+    if not runs and not unstated:
+        raise _nothing_usable(skipped, place)
+    return runs, unstated, {reason: n for reason, n in skipped.items() if reason != RECOMPUTE_NOT_STATED}
 
 
 def read_measured_group(paths: Sequence[str | Path], where: Mapping[str, object], base_dir: Path) -> MeasuredGroup:
@@ -173,7 +206,7 @@ def read_measured_group(paths: Sequence[str | Path], where: Mapping[str, object]
     Raises:
         ConfigError: as `read_measured` and `one_group`.
     """
-    runs, skipped = _read_matching(paths, where, base_dir)
+    runs, skipped = _read_usable(paths, where, base_dir)
     return one_group(runs, skipped=skipped.total())
 
 
@@ -242,10 +275,25 @@ def _group_columns(runs: Sequence[MeasuredRun]) -> dict[str, list[Value | str]]:
     }
 
 
-def _read_matching(
+def _read_usable(
     paths: Sequence[str | Path], where: Mapping[str, object], base_dir: Path
 ) -> tuple[tuple[MeasuredRun, ...], Counter[str]]:
-    """Return the matching runs, and count matching rows that are unusable, by reason."""
+    """Return the matching runs, at least one, and count matching rows that are unusable, by reason."""
+    runs, _, skipped, place = _read_matching(paths, where, base_dir)
+    if not runs:
+        raise _nothing_usable(skipped, place)
+    return runs, skipped
+
+
+def _nothing_usable(skipped: Counter[str], place: str) -> ConfigError:
+    rule = f"matches {skipped.total()} rows, none of which has a complete and consistent configuration"
+    return ConfigError(rule, key="where", file=place)
+
+
+def _read_matching(
+    paths: Sequence[str | Path], where: Mapping[str, object], base_dir: Path
+) -> tuple[tuple[MeasuredRun, ...], tuple[UnstatedRun, ...], Counter[str], str]:
+    """Return the matching runs, those without recomputation, counts of unusable rows by reason, and the first place."""
     if not paths:
         raise ConfigError("names no file", key="measured", nearest="give at least one CSV")
     files = [path if path.is_absolute() else base_dir / path for path in map(Path, paths)]
@@ -253,17 +301,21 @@ def _read_matching(
     matching = _select_rows(rows, where, ", ".join(str(file) for file in files))
     tied = _find_tied_embeddings(rows)
     runs: list[MeasuredRun] = []
+    unstated: list[UnstatedRun] = []
     skipped: Counter[str] = Counter()
     # an incomplete row is common in published tables and no mistake of the user
     for row in matching:
         try:
-            runs.append(_parse_run(row, tied))
+            run = _parse_run(row, tied)
         except _UnusableRow as reason:
             skipped[str(reason)] += 1
-    if not runs:
-        rule = f"matches {len(matching)} rows, none of which has a complete and consistent configuration"
-        raise ConfigError(rule, key="where", file=matching[0].place)
-    return tuple(runs), skipped
+            continue
+        if row.cells["recompute"]:
+            runs.append(run)
+        else:
+            unstated.append(UnstatedRun(run=run))
+            skipped[RECOMPUTE_NOT_STATED] += 1
+    return tuple(runs), tuple(unstated), skipped, matching[0].place
 
 
 def _read_rows(path: Path, where: Mapping[str, object]) -> list[_Row]:
@@ -360,7 +412,7 @@ def _find_tied_embeddings(rows: list[_Row]) -> dict[tuple[str, str], bool]:
 
 
 def _parse_run(row: _Row, tied: Mapping[tuple[str, str], bool]) -> MeasuredRun:
-    """Return the run of one row.
+    """Return the run of one row; one that does not state its recomputation as if there were none.
 
     Raises:
         _UnusableRow: the row lacks or contradicts a value that identifies a run.
@@ -436,11 +488,11 @@ def _parse_config(row: _Row) -> ParallelConfig:
         degrees["dp"] = devices // math.prod(size for size in model_parallel if size)
     known = {name: value for name, value in degrees.items() if value is not None}
     zero_stage, sequence_parallel = row.count("zero_stage"), row.count("seq_parallel") or 0
-    mode = _parse_recompute(row.cells["recompute"], row.cells["notes"])
+    mode = _parse_recompute(row.cells["recompute"] or "none", row.cells["notes"])
     if len(known) < len(degrees) or zero_stage is None:
         raise _UnusableRow("incomplete configuration")
     if mode is None:
-        raise _UnusableRow("recomputation not stated, or of a kind that the cost model does not know")
+        raise _UnusableRow("recomputation of a kind that the cost model does not know")
     if _parse_schedule(row.cells["notes"], row.cells["model"]) not in KNOWN_SCHEDULES:
         raise _UnusableRow("a pipeline schedule that the cost model does not know")
     if sequence_parallel > 1:

@@ -101,6 +101,24 @@ def test_what_cannot_be_predicted_is_counted(quoted, write):
     assert any("Abacus-9000" in reason for reason in told["overall"]["skipped"])
 
 
+def test_runs_of_unknown_recomputation_are_quoted_as_ranges(quoted, write, capsys):
+    """They are predicted in every mode and listed, in words too, and no figure, fit or count of others has them."""
+    unstated = {**RUNS[0], "recompute": ""}
+    plain, both = write("plain.csv", *RUNS), write("both.csv", *RUNS, unstated)
+    before, after = quoted("--quote", plain), quoted("--quote", both)
+    alone = quoted("--quote", write("alone.csv", unstated))
+    (quote,) = after["unstated"]
+
+    assert after["overall"] == before["overall"]
+    assert alone["unstated"] == [{**quote, "place": "alone.csv:2"}]
+    assert set(quote["predicted_s"]) == {"none", "selective", "full"}
+    assert quote["measured_s"] == RUNS[0]["step_seconds"]
+    assert quoted("--fit", both, "--quote", plain)["fit"] == quoted("--fit", plain, "--quote", plain)["fit"]
+    capsys.readouterr()
+    fidelity.main(["--quote", str(both)])
+    assert "of 1 such runs took a step time inside their range" in capsys.readouterr().out
+
+
 def test_runs_that_were_fitted_too_are_told(write, capsys):
     """Quoting what was fitted is possible, but is no test, and the benchmark says so."""
     file = write("runs.csv", *RUNS)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from benchmarks.support import fidelity_figures
-from costmodels.calibration.fidelity import Predictions, is_clean, kernels_of, predict, settings_of
+from costmodels.calibration.fidelity import Predictions, is_clean, kernels_of, predict, predict_unstated, settings_of
+from costmodels.calibration.measured_runs import UnstatedRun
 from costmodels.calibration.stated_setup import StatedSetup
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
@@ -176,3 +177,21 @@ def test_predictions_are_those_of_each_runs_own_setting():
     kept, settings, _ = settings_of(runs, {}, "megatron-core")
 
     np.testing.assert_allclose(predict(kept, settings).step_time_s, alone)
+
+
+@pytest.mark.parametrize("runtime", ["megatron-core", "torchtitan", "llm-foundry"])
+def test_unstated_recomputation_is_predicted_in_every_mode_of_the_runtime(runtime):
+    """A run of unknown recomputation gets what it would get in each mode that its runtime offers, more work later."""
+    runs = [*varied_runs()[:3], *group((1.0,), device="Abacus-9000")]
+    ranges, skipped = predict_unstated([UnstatedRun(run=run) for run in runs], {}, runtime)
+    modes = find_runtime(runtime).recompute_modes
+
+    assert len(ranges) == 3
+    assert skipped.total() == 1
+    for each, run in zip(ranges, runs, strict=False):
+        alone = [replace(run, config=replace(run.config, recompute=mode)) for mode in modes]
+        expected = predict(*settings_of(alone, {}, runtime)[:2])
+        assert list(each.step_time_s) == list(modes)
+        np.testing.assert_allclose(list(each.step_time_s.values()), expected.step_time_s)
+        assert each.fits == tuple(mode for mode, fit in zip(modes, expected.fits, strict=True) if fit)
+        assert each.step_time_s["none"] < each.step_time_s["full"]
