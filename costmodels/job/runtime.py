@@ -123,6 +123,8 @@ class RuntimeProfile:
         vocabulary_multiple: Multiple to which the rows of the vocabulary on each tp rank are padded.
         pads_whole_vocabulary: Whether the vocabulary is padded also where tp is 1.
         recompute_modes: Recompute modes that the framework offers.
+        selective_products: Whether selective recomputation keeps attention and every second product of a layer, and
+            repeats all else; otherwise it repeats the job's modules.
         zero_stages: ZeRO stages that the framework offers.
         sequence_parallel: Whether norms are split over tp where the job leaves it open.
         uneven: Parts of an `Assignment` that the framework can be told; the order of hosts is the order in which a job
@@ -201,6 +203,7 @@ class RuntimeProfile:
     vocabulary_multiple: int
     pads_whole_vocabulary: bool
     recompute_modes: tuple[str, ...]
+    selective_products: bool
     zero_stages: tuple[int, ...]
     sequence_parallel: bool
     uneven: tuple[str, ...]
@@ -384,6 +387,7 @@ class ProfileFile(StrictModel):
     sends_mask: bool = False
     attention_dropout: bool = False
     flash2_attention: bool = False
+    selective_products: bool = False
     captured_graph: bool = False
     stalled_hosts: Annotated[int, Field(ge=0)] = 0
     memory: _Memory

@@ -42,7 +42,7 @@ class KernelConstants(StrictModel):
         matmul: Constants of matrix products, plain and grouped.
         attention_forward: Constants of flash attention's forward pass.
         attention_backward: Constants of flash attention's backward pass.
-        flash2_forward: Constants of FlashAttention-2's forward pass, where the device has newer kernels; None elsewhere.
+        flash2_forward: Constants of FlashAttention-2's forward pass, on devices that have newer kernels; else None.
         flash2_backward: Constants of its backward pass.
         memory: Constants of operators that only move memory.
         table: Name of the table of measured products that corrects `matmul`; None where there is none.

@@ -218,11 +218,12 @@ def exchanged_kv_size(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
     return size * (grid.up // np.gcd(heads, grid.up))
 
 
-def core_recomputed(job: TrainingJob, shapes: ConfigGrid) -> NDArray[np.bool_]:
+def core_recomputed(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid) -> NDArray[np.bool_]:
     """Check whether the backward pass runs the attention core and its exchanges with other ranks again [u]."""
     selective = shapes.recompute == RECOMPUTE_MODES.index("selective")
     full = shapes.recompute == RECOMPUTE_MODES.index("full")
-    return np.asarray(full | (selective & ("core_attn" in job.recompute_modules)))
+    repeats_core = "core_attn" in job.recompute_modules and not runtime.selective_products
+    return np.asarray(full | (selective & repeats_core))
 
 
 def step_operators(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid) -> tuple[Operator, ...]:
@@ -247,19 +248,45 @@ def is_core(operator: Operator) -> bool:
     return operator.name.startswith(_MODULES["core_attn"])
 
 
-def is_recomputed(job: TrainingJob, operator: Operator, shapes: ConfigGrid) -> NDArray[np.bool_]:
-    """Check whether the backward pass runs this forward operator again [u].
+def recomputed_share(job: TrainingJob, runtime: RuntimeProfile, operator: Operator, shapes: ConfigGrid) -> FloatArray:
+    """Return the share of this forward operator that the backward pass runs again [u]; 0 for a backward operator.
 
-    Full recomputation repeats every layer's forward pass; selective recomputation repeats the job's modules, usually
-    the attention core (Korthikanti et al. 2022, section 5).
+    Full recomputation repeats every layer's forward pass. Selective recomputation repeats the job's modules, usually
+    the attention core (Korthikanti et al. 2022, section 5), or all but attention and every second product.
     """
     in_layer = operator.block in (Block.ATTENTION, Block.DENSE_MLP, Block.MOE_MLP)
-    full = (shapes.recompute == RECOMPUTE_MODES.index("full")) & in_layer
-    module = next((name for name, prefixes in _MODULES.items() if operator.name.startswith(prefixes)), None)
-    # moe is no prefix of names but a whole block
-    named = module in job.recompute_modules or ("moe" in job.recompute_modules and operator.block == Block.MOE_MLP)
-    selective = (shapes.recompute == RECOMPUTE_MODES.index("selective")) & named
-    return np.asarray((full | selective) & (operator.phase == Phase.FORWARD))
+    if operator.phase != Phase.FORWARD or not in_layer:
+        return np.zeros(len(shapes))
+    if runtime.selective_products:
+        share = _share_beside_second_products(job, operator, shapes)
+    else:
+        module = next((name for name, prefixes in _MODULES.items() if operator.name.startswith(prefixes)), None)
+        # moe is no prefix of names but a whole block
+        named = module in job.recompute_modules or ("moe" in job.recompute_modules and operator.block == Block.MOE_MLP)
+        share = np.full(len(shapes), float(named))
+    selective = shapes.recompute == RECOMPUTE_MODES.index("selective")
+    return np.where(shapes.recompute == RECOMPUTE_MODES.index("full"), 1.0, np.where(selective, share, 0.0))
+
+
+def _share_beside_second_products(job: TrainingJob, operator: Operator, shapes: ConfigGrid) -> FloatArray:
+    """Return the share of a forward operator that runs again if attention and every second product are kept [u].
+
+    torchtitan's SelectiveAC keeps the first, third, fifth, ... product of a layer and flash attention, but not the
+    grouped products of experts (distributed/activation_checkpoint.py, torch/_functorch/partitioners.py). The products
+    are those of queries, keys, values, the projection, then w1, w3 and w2 of a gated MLP, or up and down of another.
+    """
+    if is_core(operator):
+        return np.zeros(len(shapes))
+    if operator.name == "attention.qkv":
+        keys = local_kv_size(job, shapes)
+        return keys / (job.model.num_heads / shapes.tp * job.model.head_dim + 2 * keys)
+    role = operator.name.rpartition(".")[2]
+    if operator.kind == OpKind.MATMUL and operator.block != Block.ATTENTION and role in ("up", "down"):
+        # of w1 and w3, which are one operator here, w1 is kept; w2 is the seventh product, and `down` the sixth
+        kept_of_down = 1.0 if job.model.gated_ffn else 0.0
+        kept_of_up = 0.5 if job.model.gated_ffn else 1.0
+        return np.full(len(shapes), 1.0 - (kept_of_down if role == "down" else kept_of_up))
+    return np.ones(len(shapes))
 
 
 class _Builder:

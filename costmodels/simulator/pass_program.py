@@ -33,7 +33,7 @@ from costmodels.operators.kernels import (
     execution_s,
     kernel_s,
 )
-from costmodels.operators.layer_operators import Block, OpKind, Phase, is_core, is_recomputed, step_operators
+from costmodels.operators.layer_operators import Block, OpKind, Phase, is_core, recomputed_share, step_operators
 from costmodels.step.breakdown import EXPOSED_PARTS
 from costmodels.step.changed_layers import added_s, change_of, compute_ratio, exposed_ratio
 from costmodels.step.communication import issued_collectives, layer_collectives
@@ -143,7 +143,7 @@ def piece_launches(
     # A recomputed kernel is launched twice.
     kernels = dict.fromkeys(Block, 0.0)
     for op in step_operators(job, runtime, grid):
-        kernels[op.block] += 1.0 + float(is_recomputed(job, op, grid)[0])
+        kernels[op.block] += 1.0 + float(recomputed_share(job, runtime, op, grid)[0])
     issued = issued_collectives(job, runtime, grid)
     each = {block: (kernels[block], float(issued[block][0])) for block in Block}
     attention = each[Block.ATTENTION]
@@ -175,7 +175,8 @@ class _Builder:
         self.links = {part: link_between(getattr(groups, part)) for part in EXPOSED_PARTS}
         self.operators = step_operators(job, runtime, grid)
         self.core_names = frozenset(op.name for op in self.operators if is_core(op))
-        self.recomputed = {op.name for op in self.operators if is_recomputed(job, op, grid)[0]}
+        shares = {op.name: float(recomputed_share(job, runtime, op, grid)[0]) for op in self.operators}
+        self.recomputed = {name: share for name, share in shares.items() if share > 0}
         self.kernels = {
             op.name: Work(
                 name=op.name,
@@ -286,7 +287,11 @@ class _Builder:
 
     def _select_recomputed(self, block: Block) -> Program:
         """Return the operators of a block that selective recomputation runs again."""
-        kernels = tuple(work for work in self._kernels_of(block, Phase.FORWARD) if work.name in self.recomputed)
+        kernels = tuple(
+            replace(work, seconds=work.seconds * self.recomputed[work.name])
+            for work in self._kernels_of(block, Phase.FORWARD)
+            if work.name in self.recomputed
+        )
         core = tuple(work for work in kernels if work.name in self.core_names)
         others = tuple(work for work in kernels if work not in core)
         return (*(self._exchange_around(core, Phase.FORWARD) if core else ()), Segment(kernels=others))

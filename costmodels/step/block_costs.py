@@ -23,7 +23,7 @@ from costmodels.operators.layer_operators import (
     Phase,
     attention_core,
     is_core,
-    is_recomputed,
+    recomputed_share,
     step_operators,
     unique_tokens,
 )
@@ -89,9 +89,9 @@ def _sum_by_block(
         seconds = execution_s(operator, device, job, runtime, shapes, kernel_time)
         if operator.phase == Phase.FORWARD:
             # A recomputed operator runs in the forward pass and once more in the backward pass.
-            again = is_recomputed(job, operator, shapes)
+            again = recomputed_share(job, runtime, operator, shapes)
             sums.forward[block] += seconds
-            sums.backward[block] += np.where(again, seconds, 0.0)
+            sums.backward[block] += again * seconds
             sums.launches[block] += 1.0 + again
         else:
             sums.backward[block] += seconds

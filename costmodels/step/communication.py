@@ -147,7 +147,7 @@ def layer_uses(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> t
     """
     none, once = np.zeros(len(grid)), np.ones(len(grid))
     again = once + (grid.recompute == RECOMPUTE_MODES.index("full"))
-    core_again = once + core_recomputed(job, grid)
+    core_again = once + core_recomputed(job, runtime, grid)
     split = grid.sequence_parallel.astype(np.float64)
     whole = 1.0 - split
     # Sequence parallelism replaces every all-reduce by an all-gather and a reduce-scatter; `split` is 1 where it is on.
@@ -200,7 +200,7 @@ def block_communication(
     forward_passes = 1.0 + (grid.recompute == RECOMPUTE_MODES.index("full"))
     # Passes of a layer: the forward pass, its repetition under full recomputation, and the backward pass.
     passes = forward_passes + 1.0
-    core_passes = np.where(core_recomputed(job, grid), 3.0, 2.0)
+    core_passes = np.where(core_recomputed(job, runtime, grid), 3.0, 2.0)
     # Tensor parallelism communicates once per pass in each block. Megatron-LM gathers the inputs again in the backward
     # pass instead of keeping them.
     gather_scatter = alone_s["tp.all_gather"] + alone_s["tp.reduce_scatter"]

@@ -23,7 +23,7 @@ from costmodels.operators.layer_operators import (
     Collective,
     Operator,
     Phase,
-    is_recomputed,
+    recomputed_share,
     step_operators,
 )
 from costmodels.step.communication import layer_collectives, layer_uses
@@ -48,7 +48,10 @@ def operator_executions(
         (
             operator,
             num_micro_batches
-            * sum(blocks[operator.block] * (1.0 + is_recomputed(job, operator, own)) for own, blocks in flavours),
+            * sum(
+                blocks[operator.block] * (1.0 + recomputed_share(job, runtime, operator, own))
+                for own, blocks in flavours
+            ),
         )
         for operator in step_operators(job, runtime, grid)
     )

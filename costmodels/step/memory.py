@@ -219,6 +219,8 @@ class _LayerTally:
         """Input of a column-parallel product, as it is kept."""
         self.kept_shared = np.where(is_split & (not runtime.gathers_inputs_again), self.input_share * whole, 0.0)
         """Kept input of the shared experts, where the router's product does not keep it anyway."""
+        self.scattered = np.where(is_split, self.hidden, 0.0)
+        """Sum over the tp ranks that a row-parallel product ends with, as each rank gets its part."""
         self.gathered = np.where(is_split, 2 * whole, 0.0)
         """Input that a product gathers, and its gradient, while the gradient of its weight is computed. Also the
         gathered inputs of a layer's two column-parallel products."""
@@ -250,6 +252,10 @@ class _LayerTally:
         if not runtime.fused_elementwise and not model.learned_positions:
             kept = kept + key_values  # rotary embeddings write the keys anew beside the product's output
         kept = kept + np.where(shapes.up > 1, output, 0.0)  # the output before and after the exchange of heads
+        if runtime.selective_products:
+            # the layer's input, the products of queries and values, and attention with its output
+            products = self.hidden + queries + key_values / 2 + output + core + self.scattered
+            return _Block(kept=kept, dropped=np.maximum(kept - products, 0.0), gradient=np.zeros_like(kept))
         dropped = np.zeros_like(kept)
         if self.drops("core_attn"):
             dropped = dropped + core
@@ -280,16 +286,21 @@ class _LayerTally:
     def dense_mlp(self) -> _Block:
         """Tally the inputs of norm and first product, and the inner values before and after the activation."""
         first, last = self._mlp(self.tokens, self.job.model.ffn_size / self.shapes.tp)
+        kept = self.hidden + self.kept_input + first + last
         dropped = np.zeros_like(first)
-        if self.drops("mlp"):
+        if self.runtime.selective_products:
+            dropped = np.maximum(kept - self._second_products(first) - self.scattered, 0.0)
+        elif self.drops("mlp"):
             dropped = dropped + first + last
-        if self.drops("layernorm"):
+        if self.drops("layernorm") and not self.runtime.selective_products:
             dropped = dropped + self.hidden
-        return _Block(
-            kept=self.hidden + self.kept_input + first + last,
-            dropped=dropped,
-            gradient=self.hidden + first + self.working,
-        )
+        return _Block(kept=kept, dropped=dropped, gradient=self.hidden + first + self.working)
+
+    def _second_products(self, first: FloatArray) -> FloatArray:
+        """Return the products of an MLP that remain if every second one of a layer is kept: w1 and w2, or up alone."""
+        if not self.job.model.gated_ffn:
+            return first
+        return first / 2 + np.where(first > 0, self.width * self.tokens * self.job.model.hidden_size, 0.0)
 
     def moe_mlp(self) -> _Block:
         """Tally the norm, the router, and each expert's input and inner values for the tokens that are routed to it.
@@ -311,13 +322,19 @@ class _LayerTally:
         shared = shared_first + shared_last + self.kept_shared * bool(model.shared_expert_ffn_size)
         dropped = np.zeros_like(experts)
         # Dropping the whole MoE module keeps its inputs alone. Otherwise its parts are dropped one by one.
-        if self.drops("moe"):
+        if self.runtime.selective_products:
+            # what the experts' exchanges delivered, both ways, and the shared experts' products
+            exchanged = np.where(self.shapes.ep > 1, 2 * inputs, 0.0)
+            products = exchanged + self._second_products(shared_first) + self.scattered
+            whole = (1 + self.input_share) * self.hidden + experts + shared
+            dropped = np.maximum(whole - products, 0.0)
+        elif self.drops("moe"):
             dropped = dropped + experts + shared_first + shared_last
         else:
             dropped = (
                 dropped + self.drops("moe_act") * last + self.drops("shared_experts") * (shared_first + shared_last)
             )
-        if self.drops("layernorm"):
+        if self.drops("layernorm") and not self.runtime.selective_products:
             dropped = dropped + self.hidden
         return _Block(
             kept=(1 + self.input_share) * self.hidden + experts + shared,

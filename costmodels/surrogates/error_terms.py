@@ -51,7 +51,7 @@ from costmodels.operators.layer_operators import (
     Phase,
     attention_core,
     is_core,
-    is_recomputed,
+    recomputed_share,
     step_operators,
     unique_shapes,
     unique_tokens,
@@ -282,7 +282,7 @@ def _operator_member(
         time_s=kernel_s(operator, device, job, runtime),
         row=row.astype(np.int32),
     )
-    return term, seconds * (1.0 + is_recomputed(job, operator, rows))
+    return term, seconds * (1.0 + recomputed_share(job, runtime, operator, rows))
 
 
 def _match_operators(names: set[str], device: Device) -> Callable[[Operator, Device], bool]:

@@ -16,9 +16,9 @@ from costmodels.operators.layer_operators import (
     attention_core,
     exchanged_kv_size,
     is_core,
-    is_recomputed,
     local_kv_size,
     local_vocabulary,
+    recomputed_share,
     step_operators,
     unique_shapes,
     unique_tokens,
@@ -155,7 +155,7 @@ def test_recomputation_repeats_what_korthikanti_says():
     job = job_of("mixtral-8x7b")
 
     for op in step_operators(job, MEGATRON, shapes):
-        none, selective, full = is_recomputed(job, op, shapes).tolist()
+        none, selective, full = recomputed_share(job, MEGATRON, op, shapes).tolist()
         assert not none
         assert selective == (op.name == "attention.core")
         assert full == (op.phase == Phase.FORWARD and op.block not in (Block.EMBEDDING, Block.HEAD))
@@ -201,9 +201,31 @@ def test_selective_recomputation_repeats_the_modules_that_the_job_names(model, m
     job = replace(job_of(model), recompute_modules=modules)
     shapes = grid_of(ParallelConfig(recompute="selective"))
 
-    again = {op.name for op in step_operators(job, MEGATRON, shapes) if is_recomputed(job, op, shapes)[0]}
+    again = {op.name for op in step_operators(job, MEGATRON, shapes) if recomputed_share(job, MEGATRON, op, shapes)[0]}
 
     assert again == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        # of q, k, v (4,096 + 2 * 1,024) the keys; the projection; one of w1 and w3; not w2
+        ("llama3-8b", {"attention.qkv": 1 / 6, "attention.proj": 1, "dense_mlp.up": 0.5, "dense_mlp.down": 0}),
+        # keys as wide as queries; of up and down the sixth product
+        ("gpt-22b", {"attention.qkv": 1 / 3, "attention.proj": 1, "dense_mlp.up": 0, "dense_mlp.down": 1}),
+        ("mixtral-8x7b", {"moe_mlp.up": 1, "moe_mlp.down": 1, "moe_mlp.router": 1}),
+    ],
+)
+def test_selective_recomputation_may_keep_every_second_product(model, expected):
+    """Torchtitan's SelectiveAC keeps attention and the 1st, 3rd, ... product of a layer; all else runs again."""
+    job, titan = job_of(model), find_runtime("torchtitan")
+    shapes = grid_of(ParallelConfig(recompute="selective"))
+
+    share = {op.name: recomputed_share(job, titan, op, shapes)[0] for op in step_operators(job, titan, shapes)}
+
+    assert {name: share[name] for name in expected} == pytest.approx(expected)
+    assert share["attention.core"] == 0
+    assert share["attention.norm"] == share["attention.rotary" if model == "llama3-8b" else "attention.norm"] == 1
 
 
 def test_unfused_attention_passes_its_scores_through_memory():

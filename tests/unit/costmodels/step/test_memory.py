@@ -121,6 +121,16 @@ def test_selective_recomputation_drops_what_it_names(modules, dropped):
     assert whole - selective == dropped
 
 
+def test_torchtitans_selective_recomputation_keeps_every_second_product():
+    """Kept of a dense layer: its input, q, v, attention's output and log-sum-exp, and the products by w1 and w2.
+
+    Source: torchtitan distributed/activation_checkpoint.py, SelectiveAC; llama3-8b, one sequence of 4,096 tokens.
+    """
+    selective = kept(LLAMA, ParallelConfig(recompute="selective"), runtime=find_runtime("torchtitan")).dense[0]
+
+    assert selective == 4096 * (2 * (4096 + 4096 + 1024 + 4096 + 14336 + 4096) + 4 * 32)
+
+
 def test_experts_and_latent_attention_can_be_recomputed():
     """moe_act drops the activation's output, shared_experts theirs, mla_up_proj q, k and v, moe all but its input."""
     job = job_of("deepseek-v3")
