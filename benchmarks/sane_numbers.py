@@ -50,6 +50,7 @@ from costmodels.simulator.simulated_step import simulate_step
 from costmodels.simulator.stage_rows import stage_rows
 from costmodels.simulator.trace import operator_events
 from costmodels.step.block_costs import block_costs
+from costmodels.step.error_models import memory_error_of
 from costmodels.step.memory import estimate_memory
 from costmodels.step.stage_tables import stage_tables
 from costmodels.step.step_time import estimate_step, model_flops_utilisation
@@ -303,7 +304,7 @@ def look_at_predictions(setting: Setting, grid: ConfigGrid, figures: Figures) ->
     for part, part_bytes in memory.parts_bytes.items():
         figures.look(f"memory of {part}", part_bytes, grid, least=0)
     figures.agree("memory's parts", np.sum(list(memory.parts_bytes.values()), axis=0), memory.peak_bytes, grid)
-    chance = memory.probability_of_fit(HEADROOM, setting.runtime.memory_error)
+    chance = memory.probability_of_fit(HEADROOM, memory_error_of(setting.runtime))
     figures.look("probability of fit", chance, grid, least=0, most=1)
     # With the memory given, the cost model slows down configurations that barely fit.
     for told in (memory, None):

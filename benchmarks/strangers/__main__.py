@@ -4,7 +4,7 @@
 
 For each publisher of runs, whatever was fitted to its runs is fitted again without them (left_out.py). Its sources are
 then (a) predicted with the profile of their own runtime: errors, order within groups, and the share of the runs inside
-the stated intervals, for memory and for step times, under the error model of all other publishers (errors.py); and (b)
+the stated intervals, for memory and for step times, under the error models of all other publishers (errors.py); and (b)
 tuned: each group of at least --min-candidates candidates is searched by a study that names the right profile, by
 studies that name each of the other profiles, and by one that names none (`runtime: unknown`). Searches end as in
 benchmarks.sample_efficiency. `NAME_failed.csv` beside `NAME.csv` is read too.
@@ -62,7 +62,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--trials", type=count_at_least(1), default=100, help="largest number of trials (100)")
     parser.add_argument("--sources", help="comma-separated publishers to leave out, one at a time (all)")
-    parser.add_argument("--write", action="store_true", help="write the error model of all sources into the catalog")
+    parser.add_argument("--write", action="store_true", help="write the error models of all sources into the catalog")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="keep fitted profiles in this folder")
     return parser.parse_args(argv)
 
@@ -103,9 +103,9 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
             for source in sorted({run.source for run in by_publisher[publisher]})
             if (figures := predictions[publisher].figures_of(source, models[publisher])) is not None
         ]
-        model = fit_errors(errors)
+        of_all = fit_errors(errors)
         if given.write:
-            write_errors(model, errors)
+            write_errors(of_all)
         searches = [
             search
             for publisher in publishers
@@ -123,7 +123,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
     tuned = [_tuned(group, found[id(group)]) for publisher in publishers for group in of_publisher[publisher]]
     return {
         "predicted": [{"source": source, **figures} for source, figures in predicted],
-        "error_model": model.model_dump(),
+        "error_models": of_all.model_dump(),
         "predicted_overall": _over_sources([figures for _, figures in predicted]),
         "tuned": tuned,
         "tuned_by_source": {

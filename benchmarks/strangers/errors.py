@@ -1,24 +1,24 @@
-"""Fit of the error model to the errors of left-out sources (costmodels/surrogates/uncertainty.py).
+"""Fit of the error models to the errors of left-out sources (costmodels/step/error_models.py).
 
-Letters: n runs.
+Letters: n runs, k known ones of all publishers together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import minimize
 from scipy.stats import t as student
 
-from costmodels.surrogates.uncertainty import CATALOG_FILE, ErrorModel, error_model
+from costmodels.step.error_models import CATALOG_FILE, ErrorModel, ErrorModels, MemoryErrorModel, error_models
 from hardware.arrays import FloatArray
 
 MOST_COUNTED = 20
 """Runs that one publisher counts as, at most: those of one cluster share much of their error."""
 
-FREEDOMS = (3.0, 4.0, 6.0, 10.0, 30.0)
+FREEDOMS = (3, 4, 6, 10, 30)
 """Degrees of freedom that are tried."""
 
 FEWEST_PUBLISHERS = 5
@@ -32,50 +32,101 @@ class LeftOutErrors:
     Attributes:
         log_error: Log of measured over predicted step time; nan without a measurement [n].
         effect: Effect of the errors of all constants of the profile on the log step time [n].
+        log_memory: Log of measured over predicted memory peak; nan without a measurement [n].
+        log_unknown_memory: The same where the study names no profile (`runtime: unknown`) [n].
     """
 
     log_error: FloatArray
     effect: FloatArray
+    log_memory: FloatArray
+    log_unknown_memory: FloatArray
 
 
-def fit_errors(errors: Mapping[str, LeftOutErrors]) -> ErrorModel:
-    """Fit the error model by maximum likelihood, each publisher weighing as at most MOST_COUNTED runs.
+def fit_errors(errors: Mapping[str, LeftOutErrors]) -> ErrorModels:
+    """Fit the error models by maximum likelihood, each publisher weighing as at most MOST_COUNTED runs.
 
-    With fewer than FEWEST_PUBLISHERS publishers it is the catalog's.
+    A model with fewer than FEWEST_PUBLISHERS publishers is the catalog's.
 
     Args:
         errors: Errors by publisher.
     """
-    timed = [each for each in errors.values() if np.isfinite(each.log_error).any()]
-    if len(timed) < FEWEST_PUBLISHERS:
-        return error_model()
-    kept = [np.isfinite(each.log_error) for each in timed]
-    log_error = np.concatenate([each.log_error[at] for each, at in zip(timed, kept, strict=True)])
-    effect = np.concatenate([each.effect[at] for each, at in zip(timed, kept, strict=True)])
-    weight = np.concatenate([np.full(at.sum(), min(1.0, MOST_COUNTED / at.sum())) for at in kept])
+    of_steps = [each.log_error for each in errors.values()]
+    of_memory = [each.log_memory for each in errors.values()]
+    timed, peaks = ([int(np.isfinite(each).sum()) for each in some] for some in (of_steps, of_memory))
+    return ErrorModels(
+        step=_fit_steps(of_steps, [each.effect for each in errors.values()]),
+        memory=_fit_memory(of_memory, error_models().memory),
+        unknown_memory=_fit_memory(
+            [each.log_unknown_memory for each in errors.values()], error_models().unknown_memory
+        ),
+        fitted_on=f"{sum(timed):,} runs of {sum(count > 0 for count in timed)} publishers, and {sum(peaks):,} memory "
+        f"peaks of {sum(count > 0 for count in peaks)} of them",
+    )
 
-    def cost(theta: FloatArray, freedom: float) -> float:
-        """Return the negative weighted log likelihood at the logarithms of both scales."""
+
+def _fit_steps(log_errors: Sequence[FloatArray], effects: Sequence[FloatArray]) -> ErrorModel:
+    """Fit the model of step times to the errors and effects of each publisher, each [n]."""
+    known = _known(log_errors)
+    if known is None:
+        return error_models().step
+    log_error, weight, at = known
+    effect = np.concatenate(effects)[at]
+
+    def scale(theta: FloatArray) -> FloatArray:
+        """Return the scale of each run [k] at the logarithms of both scales."""
         unseen, constants = np.exp(theta)
-        scale = ErrorModel(unseen=unseen, constants=constants, freedom=freedom).scale(effect)
-        return float(-np.sum(weight * (student.logpdf(log_error / scale, freedom) - np.log(scale))))
+        return ErrorModel(unseen=unseen, constants=constants, freedom=FREEDOMS[0]).scale(effect)
 
-    def search(freedom: float) -> tuple[float, ErrorModel]:
-        """Return the least cost for these degrees of freedom, and its model."""
-        found = minimize(cost, np.log([0.15, 0.5]), args=(freedom,), method="Nelder-Mead")
-        unseen, constants = np.exp(found.x).tolist()
-        return float(found.fun), ErrorModel(unseen=unseen, constants=constants, freedom=freedom)
-
-    return min((search(freedom) for freedom in FREEDOMS), key=lambda each: each[0])[1]
+    (unseen, constants), freedom = _most_likely(log_error, weight, scale, guess=(0.15, 0.5))
+    return ErrorModel(unseen=unseen, constants=constants, freedom=freedom)
 
 
-def write_errors(model: ErrorModel, errors: Mapping[str, LeftOutErrors]) -> None:
-    """Write the model into the catalog, under the comment that the file begins with."""
-    timed = [int(np.isfinite(each.log_error).sum()) for each in errors.values()]
+def _fit_memory(log_errors: Sequence[FloatArray], catalog: MemoryErrorModel) -> MemoryErrorModel:
+    """Fit a model of memory to the errors of each publisher, each [n]; with few publishers it is the catalog's."""
+    known = _known(log_errors)
+    if known is None:
+        return catalog
+    log_error, weight, _ = known
+    (scale,), freedom = _most_likely(log_error, weight, np.exp, guess=(0.15,))
+    return MemoryErrorModel(scale=scale, freedom=freedom)
+
+
+def _known(log_errors: Sequence[FloatArray]) -> tuple[FloatArray, FloatArray, np.ndarray] | None:
+    """Return the measured errors of all publishers [k], their weights [k] and a mask of them; None for too few."""
+    kept = [np.isfinite(each) for each in log_errors]
+    if sum(at.any() for at in kept) < FEWEST_PUBLISHERS:
+        return None
+    weight = np.concatenate([np.full(at.sum(), min(1.0, MOST_COUNTED / max(at.sum(), 1))) for at in kept])
+    every = np.concatenate(kept)
+    return np.concatenate(log_errors)[every], weight, every
+
+
+def _most_likely(
+    log_error: FloatArray, weight: FloatArray, scale: Callable[[FloatArray], FloatArray], *, guess: Sequence[float]
+) -> tuple[list[float], int]:
+    """Return the most likely parameters of the scale, and degrees of freedom, for errors with weights [k]."""
+
+    def cost(theta: FloatArray, freedom: int) -> float:
+        """Return the negative weighted log likelihood at the logarithms of the parameters."""
+        scales = scale(theta)
+        return float(-np.sum(weight * (student.logpdf(log_error / scales, freedom) - np.log(scales))))
+
+    def search(freedom: int) -> tuple[float, list[float], int]:
+        """Return the least cost for these degrees of freedom, and where it is."""
+        found = minimize(cost, np.log(guess), args=(freedom,), method="Nelder-Mead")
+        return float(found.fun), np.exp(found.x).tolist(), freedom
+
+    _, parameters, freedom = min((search(freedom) for freedom in FREEDOMS), key=lambda each: each[0])
+    return parameters, freedom
+
+
+def write_errors(models: ErrorModels) -> None:
+    """Write the models into the catalog, under the comment that the file begins with."""
     comment = [line for line in CATALOG_FILE.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
-    entries = ", ".join(f"{name}: {value:.4g}" for name, value in model)
-    lines = [
-        f"step: {{{entries}}}",
-        f"fitted_on: '{sum(timed):,} runs of {sum(count > 0 for count in timed)} publishers'",
+    of_models = [
+        f"{name}: {{{', '.join(f'{key}: {value:.4g}' for key, value in model)}}}"
+        for name, model in models
+        if name != "fitted_on"
     ]
-    CATALOG_FILE.write_text("\n".join([*comment, *lines]) + "\n", encoding="utf-8")
+    lines = [*comment, *of_models, f"fitted_on: '{models.fitted_on}'"]
+    CATALOG_FILE.write_text("\n".join(lines) + "\n", encoding="utf-8")

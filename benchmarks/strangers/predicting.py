@@ -6,7 +6,7 @@ Letters: n runs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,10 @@ from costmodels.calibration.fidelity import Predictions, by_setting, is_clean, p
 from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.calibration.sources import source_of
 from costmodels.job.parallel_config import ConfigGrid
-from costmodels.job.runtime import RuntimeProfile
-from costmodels.step.memory import estimate_memory
-from costmodels.surrogates.uncertainty import NORMAL_WIDE, SIGMA, WIDE, ErrorModel, constant_effects
+from costmodels.job.runtime import UNKNOWN, RuntimeProfile
+from costmodels.step.error_models import ErrorModels
+from costmodels.step.memory import LEAST_CHANCE, estimate_memory
+from costmodels.surrogates.uncertainty import SIGMA, WIDE, constant_effects, half_width
 from hardware.arrays import FloatArray
 
 
@@ -46,25 +47,30 @@ class Predicted:
         runs: Runs that can be predicted [n].
         predictions: Their predictions.
         errors: Errors of these.
-        memory_error: Error of memory that the profile states [n].
+        log_margin: Log of the device's memory over the predicted need [n].
     """
 
     runs: tuple[MeasuredRun, ...]
     predictions: Predictions
     errors: LeftOutErrors
-    memory_error: FloatArray
+    log_margin: FloatArray
 
-    def figures_of(self, source: str, model: ErrorModel) -> dict[str, Any] | None:
-        """Return the figures of one source under an error model; None if none of its runs can be predicted."""
+    def figures_of(self, source: str, models: ErrorModels) -> dict[str, Any] | None:
+        """Return the figures of one source under error models; None if none of its runs can be predicted."""
         at = np.array([place for place, run in enumerate(self.runs) if run.source == source], dtype=np.int64)
         if not len(at):
             return None
-        effect, memory_error = self.errors.effect[at], self.memory_error[at]
+        scale, memory = models.step.scale(self.errors.effect[at]), models.memory
+        intervals = {"covered_68": SIGMA, "covered_95": WIDE}
         stated = LogErrors(
-            step={"covered_68": model.half_width(effect, SIGMA), "covered_95": model.half_width(effect, WIDE)},
-            memory={"covered_68": memory_error, "covered_95": NORMAL_WIDE * memory_error},
+            step={name: scale * half_width(models.step.freedom, share) for name, share in intervals.items()},
+            memory={
+                name: np.full(len(at), memory.scale * half_width(memory.freedom, share))
+                for name, share in intervals.items()
+            },
         )
-        return judge([self.runs[place] for place in at], taken(self.predictions, at), stated)[1]
+        fits = memory.probability_below(self.log_margin[at]) >= LEAST_CHANCE
+        return judge([self.runs[place] for place in at], replace(taken(self.predictions, at), fits=fits), stated)[1]
 
 
 def predict_stranger(stranger: Stranger) -> Predicted:
@@ -72,16 +78,24 @@ def predict_stranger(stranger: Stranger) -> Predicted:
     known, _, _ = settings_of([run for run in stranger.runs if run.is_failed or is_clean(run)], {})
     settings = [strange_setting(run, stranger.profiles[source_of(run).runtime]) for run in known]
     predictions = predict(known, settings)
-    effect, memory_error = np.zeros(len(known)), np.zeros(len(known))
+    effect, log_margin = np.zeros(len(known)), np.zeros(len(known))
     for measured, at in by_setting(settings).items():
         grid = ConfigGrid.from_configs([known[place].config for place in at])
-        effects = constant_effects(measured.setting, grid, memory=estimate_memory(measured.setting, grid))
+        memory = estimate_memory(measured.setting, grid)
+        effects = constant_effects(measured.setting, grid, memory=memory)
         effect[at] = np.sqrt(np.sum([each**2 for each in effects.values()], axis=0))
-        memory_error[at] = measured.setting.runtime.memory_error
+        log_margin[at] = np.log(memory.capacity_bytes / memory.needed_bytes)
     measured_s = np.array([run.step_time_s or np.nan for run in known], dtype=np.float64)
+    peaks_bytes = np.array([run.peak_memory_bytes or np.nan for run in known], dtype=np.float64)
+    unnamed = predict(known, [strange_setting(run, stranger.profiles[UNKNOWN]) for run in known])
     return Predicted(
         runs=tuple(known),
         predictions=predictions,
-        errors=LeftOutErrors(log_error=np.log(measured_s / predictions.step_time_s), effect=effect),
-        memory_error=memory_error,
+        errors=LeftOutErrors(
+            log_error=np.log(measured_s / predictions.step_time_s),
+            effect=effect,
+            log_memory=np.log(peaks_bytes / predictions.peak_memory_bytes),
+            log_unknown_memory=np.log(peaks_bytes / unnamed.peak_memory_bytes),
+        ),
+        log_margin=log_margin,
     )

@@ -19,7 +19,7 @@ from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.calibration.sources import MeasuredSetting
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.step.memory import estimate_memory
-from costmodels.surrogates.uncertainty import NORMAL_WIDE, step_uncertainty
+from costmodels.surrogates.uncertainty import SIGMA, WIDE, memory_half_width, step_uncertainty
 from hardware.arrays import FloatArray
 
 MIN_CONFIGS_TO_RANK = 5
@@ -45,16 +45,16 @@ class LogErrors:
 
 def log_errors(runs: Sequence[MeasuredRun], settings: Sequence[MeasuredSetting]) -> LogErrors:
     """Compute the stated uncertainty of every run's prediction under its setting."""
-    sigma, wide, memory_error = (np.zeros(len(runs)) for _ in range(3))
+    sigma, wide, memory_sigma, memory_wide = (np.zeros(len(runs)) for _ in range(4))
     for measured, at in by_setting(settings).items():
         grid = ConfigGrid.from_configs([runs[position].config for position in at])
         memory = estimate_memory(measured.setting, grid)
         uncertainty = step_uncertainty(measured.setting, grid, memory=memory)
         sigma[at], wide[at] = uncertainty.log_error, uncertainty.log_error_95
-        memory_error[at] = measured.setting.runtime.memory_error
+        memory_sigma[at] = memory_half_width(measured.setting.runtime, SIGMA)
+        memory_wide[at] = memory_half_width(measured.setting.runtime, WIDE)
     return LogErrors(
-        step={"covered_68": sigma, "covered_95": wide},
-        memory={"covered_68": memory_error, "covered_95": NORMAL_WIDE * memory_error},
+        step={"covered_68": sigma, "covered_95": wide}, memory={"covered_68": memory_sigma, "covered_95": memory_wide}
     )
 
 

@@ -16,6 +16,7 @@ from costmodels.calibration.measured_runs import MeasuredRun, UnstatedRun
 from costmodels.calibration.sources import MeasuredSetting, setting_of, source_of
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
+from costmodels.step.error_models import memory_error_of
 from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import FloatArray
@@ -111,7 +112,7 @@ def predict(runs: Sequence[MeasuredRun], settings: Sequence[MeasuredSetting]) ->
         memory = estimate_memory(measured.setting, grid)
         step_time_s[at] = estimate_step(measured.setting, grid, memory=memory).step_time_s
         memory_bytes[at] = measured.peak_bytes(grid, memory)
-        fits[at] = memory.may_fit(0.0, measured.setting.runtime.memory_error)
+        fits[at] = memory.may_fit(0.0, memory_error_of(measured.setting.runtime))
     return Predictions(step_time_s=step_time_s, peak_memory_bytes=memory_bytes, fits=fits)
 
 

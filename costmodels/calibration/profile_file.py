@@ -97,6 +97,7 @@ def profile_text(base: Path, fit: Calibration, peaks: PeakErrors | None, *, is_o
     mapping["errors"]["step"] = _round(fit.step_error)
     if is_own:
         mapping["errors"]["own_cluster"] = True
+        mapping["errors"].pop("peaks_of", None)  # peaks of other clusters do not tell the error on this one
     if peaks is not None:
         mapping["errors"] |= {"memory": _round(peaks.spread), "peaks_of": list(peaks.sources)}
     # what is written must be readable, so it is validated before

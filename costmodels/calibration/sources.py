@@ -72,6 +72,7 @@ NO_FACTS = {
     "step_error",
     "memory_error",
     "knows_cluster",
+    "knows_memory",
 }
 """Fields of a profile that are no facts: its name, and values from measurements. All others are facts."""
 

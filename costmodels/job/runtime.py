@@ -194,6 +194,7 @@ class RuntimeProfile:
         step_error: Standard deviation of the log of measured over predicted step times on groups outside the fit.
         memory_error: Standard deviation of the log of measured over predicted memory peaks on such groups.
         knows_cluster: Whether the constants were fitted to runs of the user's own cluster.
+        knows_memory: Whether `memory_error` is that of peaks measured there.
     """
 
     name: str
@@ -261,6 +262,7 @@ class RuntimeProfile:
     step_error: float
     memory_error: float
     knows_cluster: bool = False
+    knows_memory: bool = False
 
     def speed_of(self, device_name: str) -> float:
         """Return the relative speed of a device's kernels; 1 for a device never measured under this runtime."""
@@ -338,7 +340,8 @@ class _Errors(StrictModel):
     """Errors of predictions.
 
     `peaks_of` names the sources whose peaks gave that of memory. With `own_cluster` the errors are those on the user's
-    own cluster; otherwise another cluster may err by more (costmodels/surrogates/uncertainty.py).
+    own cluster, that of memory if `peaks_of` names sources; otherwise another cluster may err by more
+    (costmodels/step/error_models.py).
     """
 
     step: Annotated[float, Field(gt=0)]
@@ -492,6 +495,7 @@ def read_profile(path: Path) -> RuntimeProfile:
         step_error=entry.errors.step,
         memory_error=entry.errors.memory,
         knows_cluster=entry.errors.own_cluster,
+        knows_memory=entry.errors.own_cluster and bool(entry.errors.peaks_of),
     )
 
 

@@ -34,7 +34,7 @@ from costmodels.operators.layer_operators import (
     routed_tokens,
     unique_shapes,
 )
-from costmodels.step.normal_distribution import normal_cdf
+from costmodels.step.error_models import MemoryErrorModel
 from costmodels.step.placement import (
     Pipeline,
     StageKinds,
@@ -62,8 +62,7 @@ WORKSPACE_BYTES = 80 * 2**20
 beside their training states (tests/functional_tests, golden values of mem-allocated-bytes)."""
 
 LEAST_CHANCE = 0.1
-"""Least probability of fit worth a trial. Below it the needed memory, less 1.28 log errors, still exceeds the
-device."""
+"""Least probability of fit worth a trial (assumed)."""
 
 ROUTED_COPIES = 4
 """Copies of the routed tokens' gradient that are alive at once while experts run backward: combined, permuted,
@@ -112,23 +111,22 @@ class MemoryEstimate:
         """Return whether the needed memory leaves the share `headroom` of the device free [n]."""
         return np.asarray(self.needed_bytes <= (1 - headroom) * self.capacity_bytes)
 
-    def may_fit(self, headroom: float, log_error: float) -> np.ndarray:
+    def may_fit(self, headroom: float, error: MemoryErrorModel) -> np.ndarray:
         """Return whether `probability_of_fit` is at least LEAST_CHANCE [n].
 
         A study should drop no such configuration untried.
         """
-        return np.asarray(self.probability_of_fit(headroom, log_error) >= LEAST_CHANCE)
+        return np.asarray(self.probability_of_fit(headroom, error) >= LEAST_CHANCE)
 
-    def probability_of_fit(self, headroom: float, log_error: float) -> FloatArray:
-        """Compute P(needed memory <= (1 - headroom) * capacity) [n]; the truth is lognormal around the prediction.
+    def probability_of_fit(self, headroom: float, error: MemoryErrorModel) -> FloatArray:
+        """Compute P(needed memory <= (1 - headroom) * capacity) [n].
 
         Args:
             headroom: Share of the device that must stay free.
-            log_error: Standard deviation of log(true / predicted), the runtime's `memory_error`.
+            error: Distribution of log(true / predicted), `memory_error_of` the runtime.
         """
-        # The normal distribution function of the log margin over its standard deviation.
         margin = np.log((1 - headroom) * self.capacity_bytes / self.needed_bytes)
-        return normal_cdf(margin / log_error)
+        return error.probability_below(margin)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+from scipy.special import chdtri
 
+from costmodels.step.error_models import MemoryErrorModel
 from costmodels.step.memory import MEMORY_PARTS
 from costmodels.surrogates.gaussian_process import Hyperparameters, HyperPrior, Points, fit, join_points
 from costmodels.surrogates.predicted import Predicted
@@ -60,7 +62,7 @@ ALIKE = 0.03
 """Root mean square difference of log predictions below which two profiles are one hypothesis."""
 
 MEMORY_MULTIPLES: Mapping[float, float] = {1.0: 0.6, 2.0: 0.25, 4.0: 0.15}
-"""Multiples of the profile's memory error, with the chance of each, without a history."""
+"""Multiples of a normal memory error, with the chance of each, without a history."""
 
 MEMORY_AMPLITUDE = 0.5
 """Amplitude of the smooth differences between configurations, as a multiple of the error that all share."""
@@ -168,7 +170,7 @@ def memory_hypotheses(
     predicted: Predicted, history: FittedHistory | None = None, alternatives: Sequence[Alternative] = ()
 ) -> tuple[Hypothesis, ...]:
     """Return the hypotheses about errors of predicted memory [n]; see `step_hypotheses`."""
-    shared = predicted.memory_error
+    shared = predicted.memory_error.scale
     placed = partial(_place_memory, shared=shared)
     log_needed, points = placed(predicted, constants=())
     prior = HyperPrior(amplitude=MEMORY_AMPLITUDE * shared, length_scale=3.0, noise=PEAK_NOISE)
@@ -181,7 +183,7 @@ def memory_hypotheses(
             prior=HyperPrior(amplitude=multiple * prior.amplitude, length_scale=3.0, noise=prior.noise, scale=multiple),
             placed=partial(placed, constants=()),
         )
-        for multiple, chance in MEMORY_MULTIPLES.items()
+        for multiple, chance in _memory_multiples(predicted.memory_error).items()
     )
     others = _distinct(
         [np.log(other.needed_bytes / predicted.needed_bytes) for other in alternatives], is_relative=False
@@ -196,6 +198,21 @@ def memory_hypotheses(
         prior=prior,
     )
     return (*cold, warm) if warm else cold
+
+
+def _memory_multiples(error: MemoryErrorModel) -> Mapping[float, float]:
+    """Return multiples of the memory error's scale, with the chance of each.
+
+    Student's t is a normal distribution whose variance is `freedom` over a chi-square variable. Its multiples are
+    the middles of classes of the chances that MEMORY_MULTIPLES has.
+    """
+    if error.freedom is None:
+        return MEMORY_MULTIPLES
+    chances = np.array(list(MEMORY_MULTIPLES.values()))
+    # large multiples are small values of chi-square
+    middles = np.cumsum(chances) - chances / 2
+    multiples = np.sqrt(error.freedom / chdtri(error.freedom, middles))
+    return dict(zip(multiples.tolist(), chances.tolist(), strict=True))
 
 
 def _distinct(changes: Sequence[FloatArray], *, is_relative: bool) -> list[tuple[FloatArray, int]]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from costmodels.calibration.sources import MeasuredSetting
 from costmodels.job.parallel_config import ConfigGrid
+from costmodels.step.error_models import MemoryErrorModel, memory_error_of
 from costmodels.step.memory import MEMORY_PARTS, MemoryEstimate, estimate_memory
 from costmodels.step.step_time import estimate_step
 from costmodels.surrogates.features import configuration_features
@@ -32,7 +33,7 @@ class Predicted:
         capacity_bytes: Memory capacity of that device [n].
         peak_bytes: Predicted memory peak of that device, counted as trials measure it [n].
         memory_shares: Share of each of MEMORY_PARTS in `needed_bytes` [n, parts].
-        memory_error: Standard deviation of the logarithm of true over predicted memory.
+        memory_error: Distribution of the logarithm of true over predicted memory.
     """
 
     step_time_s: FloatArray
@@ -42,7 +43,7 @@ class Predicted:
     capacity_bytes: FloatArray
     peak_bytes: FloatArray
     memory_shares: FloatArray
-    memory_error: float
+    memory_error: MemoryErrorModel
 
     @classmethod
     def of_times(cls, step_time_s: FloatArray, features: FloatArray) -> Predicted:
@@ -61,7 +62,7 @@ class Predicted:
             capacity_bytes=np.full(count, np.inf),
             peak_bytes=np.ones(count),
             memory_shares=np.zeros((count, len(MEMORY_PARTS))),
-            memory_error=0.0,
+            memory_error=MemoryErrorModel(scale=0.0),
         )
 
     @property
@@ -97,7 +98,7 @@ def predict(measured: MeasuredSetting, grid: ConfigGrid, *, memory: MemoryEstima
         capacity_bytes=memory.capacity_bytes,
         peak_bytes=measured.peak_bytes(grid, memory),
         memory_shares=np.stack([memory.parts_bytes[part] / needed for part in MEMORY_PARTS], axis=1),
-        memory_error=setting.runtime.memory_error,
+        memory_error=memory_error_of(setting.runtime),
     )
 
 
@@ -115,4 +116,5 @@ def together(parts: Sequence[Predicted], at: Sequence[IntArray]) -> Predicted:
         return np.concatenate([getattr(part, name) for part in parts])[order]
 
     names = [name for name in Predicted.__slots__ if name != "memory_error"]
-    return Predicted(**{name: merged(name) for name in names}, memory_error=max(part.memory_error for part in parts))
+    widest = max((part.memory_error for part in parts), key=lambda error: error.scale)
+    return Predicted(**{name: merged(name) for name in names}, memory_error=widest)

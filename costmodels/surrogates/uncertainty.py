@@ -1,10 +1,10 @@
-"""Uncertainty of a predicted step time: intervals of its logarithm.
+"""Uncertainty of a predicted step time and of predicted memory: intervals of their logarithms.
 
 A profile's constants were fitted on clusters of others, and a user's cluster differs from all of them. The error of a
 prediction there has two parts: what differs even where every constant is known, and the effects of the constants'
 errors, which are larger where a step depends on constants that no run has determined. Both are estimated over all
-sources of measured runs, each predicted by profiles that had not seen it (`ErrorModel`). Its tails are heavy, so the
-error has Student's t distribution.
+sources of measured runs, each predicted by profiles that had not seen it (costmodels/step/error_models.py). Its tails
+are heavy, so the error has Student's t distribution.
 
 A profile that was fitted to runs of the user's own cluster states the error of its own held-out runs. It includes the
 typical errors of constants, so the larger of the two counts, and its distribution is normal.
@@ -17,63 +17,38 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
-from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 from scipy.special import ndtri, stdtrit
 
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import CONSTANTS, RuntimeProfile
 from costmodels.job.setting import Setting
 from costmodels.operators.kernels import cached_kernel_s
+from costmodels.step.error_models import error_models, memory_error_of
 from costmodels.step.memory import MemoryEstimate
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import FloatArray
-from hardware.io.config_file import StrictModel, read_mapping, validate_mapping
 
 SIGMA, WIDE = 0.6827, 0.95
 """Probabilities of the two central intervals that are stated."""
 
-NORMAL_WIDE = float(ndtri(0.5 + WIDE / 2))
-"""Half-width of the wide interval of a normal distribution, in standard deviations."""
 
-CATALOG_FILE = Path(__file__).parents[1] / "catalog" / "errors.yaml"
+def half_width(freedom: int | None, probability: float) -> float:
+    """Return half the width of the central interval of this probability, in scales.
 
-
-class ErrorModel(StrictModel):
-    """Error of a prediction on a cluster that no fit has seen.
-
-    The log of true over predicted step time has Student's t distribution of `freedom` degrees of freedom, with the
-    scale sqrt(unseen^2 + (constants * effect)^2), where `effect` is that of the errors of all constants of the profile.
+    Args:
+        freedom: Degrees of freedom of Student's t distribution; None for a normal one.
+        probability: Probability of the interval.
     """
-
-    unseen: Annotated[float, Field(gt=0)]
-    constants: Annotated[float, Field(ge=0)]
-    freedom: Annotated[float, Field(gt=0)]
-
-    def scale(self, effect: FloatArray) -> FloatArray:
-        """Return the scale of the distribution for the effects of all constants together [n]."""
-        return np.sqrt(self.unseen**2 + (self.constants * effect) ** 2)
-
-    def half_width(self, effect: FloatArray, probability: float) -> FloatArray:
-        """Return half the width of the central interval of this probability [n]."""
-        return np.asarray(stdtrit(self.freedom, 0.5 + probability / 2) * self.scale(effect))
+    upper = 0.5 + probability / 2
+    return float(ndtri(upper) if freedom is None else stdtrit(freedom, upper))
 
 
-class ErrorsFile(StrictModel):
-    """Grammar of CATALOG_FILE."""
-
-    step: ErrorModel
-    fitted_on: str
-
-
-@cache
-def error_model() -> ErrorModel:
-    """Return the catalog's error model of step times."""
-    return validate_mapping(ErrorsFile, read_mapping(CATALOG_FILE), file=str(CATALOG_FILE)).step
+def memory_half_width(runtime: RuntimeProfile, probability: float) -> float:
+    """Return half the width of the central interval of the log of true over predicted memory under a profile."""
+    error = memory_error_of(runtime)
+    return error.scale * half_width(error.freedom, probability)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -107,13 +82,13 @@ def step_uncertainty(setting: Setting, grid: ConfigGrid, *, memory: MemoryEstima
     if setting.runtime.knows_cluster:
         error = np.maximum(setting.runtime.step_error, effect)
         return StepUncertainty(
-            log_error=error, log_error_95=NORMAL_WIDE * error, from_constants=effects, from_cluster=0.0
+            log_error=error, log_error_95=half_width(None, WIDE) * error, from_constants=effects, from_cluster=0.0
         )
-    model = error_model()
-    sigma = float(stdtrit(model.freedom, 0.5 + SIGMA / 2))
+    model = error_models().step
+    scale, sigma = model.scale(effect), half_width(model.freedom, SIGMA)
     return StepUncertainty(
-        log_error=model.half_width(effect, SIGMA),
-        log_error_95=model.half_width(effect, WIDE),
+        log_error=sigma * scale,
+        log_error_95=half_width(model.freedom, WIDE) * scale,
         from_constants={name: sigma * model.constants * each for name, each in effects.items()},
         from_cluster=sigma * model.unseen,
     )

@@ -83,7 +83,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "step_time_range_s": "range that contains the step time with a probability of 95% [s]",
             "step_time_from_constants": "contributions of the most uncertain constants to this error",
             "step_time_from_cluster": "contribution of a cluster that no fit has seen; 0 after `calibrate --measured`",
-            "peak_memory_log_error": "standard deviation of the logarithm of the predicted memory",
+            "peak_memory_log_error": "half-width of the 68% interval of the logarithm of the peak memory",
             "peak_memory_range_bytes": "range that contains the peak memory with a probability of 95%",
             "fit_probability": "probability of not running out of memory",
         },

@@ -9,10 +9,11 @@ import numpy as np
 
 from costmodels.job.parallel_config import FURTHER_DIMENSIONS, ConfigGrid, ParallelConfig
 from costmodels.job.setting import Setting
+from costmodels.step.error_models import memory_error_of
 from costmodels.step.memory import MemoryEstimate, estimate_memory
 from costmodels.step.step_time import StepEstimate, estimate_step, model_flops_utilisation
 from costmodels.surrogates.features import configuration_features
-from costmodels.surrogates.uncertainty import NORMAL_WIDE, likely_range, step_uncertainty
+from costmodels.surrogates.uncertainty import SIGMA, WIDE, likely_range, memory_half_width, step_uncertainty
 from hardware.arrays import FloatArray, IntArray
 from tuner.plans.layer_planning import shape_text
 from tuner.space.enumeration import Space, why_not
@@ -145,13 +146,13 @@ def predict_with_errors(config: StudyConfig, chosen: ParallelConfig) -> dict[str
     grid = ConfigGrid.from_configs([chosen], config.options.opened)
     memory = estimate_memory(setting, grid)
     uncertainty = step_uncertainty(setting, grid, memory=memory)
-    step_error, memory_error = float(uncertainty.log_error_95[0]), NORMAL_WIDE * setting.runtime.memory_error
+    step_error, memory_error = float(uncertainty.log_error_95[0]), memory_half_width(setting.runtime, WIDE)
     return predicted | {
         "step_time_log_error": float(uncertainty.log_error[0]),
         "step_time_range_s": list(likely_range(predicted["step_time_s"], step_error)),
         "step_time_from_constants": dict(uncertainty.dominant(0)),
         "step_time_from_cluster": uncertainty.from_cluster,
-        "peak_memory_log_error": setting.runtime.memory_error,
+        "peak_memory_log_error": memory_half_width(setting.runtime, SIGMA),
         "peak_memory_range_bytes": list(likely_range(float(memory.peak_bytes[0]), memory_error)),
-        "fit_probability": float(memory.probability_of_fit(headroom, setting.runtime.memory_error)[0]),
+        "fit_probability": float(memory.probability_of_fit(headroom, memory_error_of(setting.runtime))[0]),
     }

@@ -22,6 +22,7 @@ from costmodels.job.parallel_config import DEGREES, ENUMERATED_DIMENSIONS, Confi
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
+from costmodels.step.error_models import memory_error_of
 from costmodels.step.memory import MemoryEstimate, estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import IntArray
@@ -412,7 +413,7 @@ def build_space(
 
 def _may_fit(setting: Setting, memory: MemoryEstimate, options: SpaceOptions) -> Keep:
     """Return a mask [n] of the configurations that may fit, given the error of the memory model."""
-    return np.asarray(memory.may_fit(options.memory_headroom, setting.runtime.memory_error))
+    return np.asarray(memory.may_fit(options.memory_headroom, memory_error_of(setting.runtime)))
 
 
 def _describe_need(memory: MemoryEstimate, position: int) -> str:

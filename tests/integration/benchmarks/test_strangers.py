@@ -20,7 +20,7 @@ from benchmarks.strangers.left_out import (
 from costmodels.calibration.sources import publisher_of
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import CONSTANTS, find_prior, find_runtime
-from costmodels.surrogates.uncertainty import CATALOG_FILE, ErrorModel, ErrorsFile, error_model
+from costmodels.step.error_models import CATALOG_FILE, ErrorModel, ErrorModels, MemoryErrorModel, error_models
 from hardware.io.config_file import read_mapping, validate_mapping
 from tests.support.benchmark_runs import ROOT
 from tests.support.settings.synthetic_runs import small_model, unmeasured_run
@@ -100,46 +100,72 @@ def test_a_newcomer_knows_no_conclusions_from_measurements():
     assert another == find_runtime("megatron-core")
 
 
+def left_out(log_error, effect=None, log_memory=None):
+    """Return errors of step times, and of memory where it was measured."""
+    log_memory = np.full(len(log_error), np.nan) if log_memory is None else log_memory
+    effect = np.zeros(len(log_error)) if effect is None else effect
+    return LeftOutErrors(log_error=log_error, effect=effect, log_memory=log_memory, log_unknown_memory=2 * log_memory)
+
+
 def test_the_error_model_is_found_again():
     """Errors drawn from a model, of twenty publishers, are fitted by it within its own uncertainty."""
     rng, truth = np.random.default_rng(0), ErrorModel(unseen=0.1, constants=1.5, freedom=4)
     errors = {}
     for publisher in range(60):
         effect = rng.uniform(0.01, 0.3, 20)
-        errors[str(publisher)] = LeftOutErrors(
-            log_error=truth.scale(effect) * rng.standard_t(truth.freedom, 20), effect=effect
-        )
+        errors[str(publisher)] = left_out(truth.scale(effect) * rng.standard_t(truth.freedom, 20), effect)
 
-    found = fit_errors(errors)
+    found = fit_errors(errors).step
 
     assert found.unseen == pytest.approx(truth.unseen, rel=0.15)
     assert found.constants == pytest.approx(truth.constants, rel=0.15)
     assert found.freedom in (3, 4, 6)
 
 
+def test_the_error_of_memory_is_found_again():
+    """Peaks whose errors have Student's t are fitted within a tenth, without a profile at twice the scale.
+
+    Publishers without peaks change nothing.
+    """
+    rng = np.random.default_rng(2)
+    errors = {str(n): left_out(rng.normal(size=20), log_memory=0.1 * rng.standard_t(4, 20)) for n in range(60)}
+    blank = {f"blank {n}": left_out(rng.normal(size=20)) for n in range(9)}
+
+    found = fit_errors(errors | blank)
+
+    assert found.memory.scale == pytest.approx(0.1, rel=0.1)
+    assert found.unknown_memory.scale == pytest.approx(2 * found.memory.scale, rel=1e-3)
+    assert found.memory.freedom in (3, 4, 6)
+    assert found.memory == fit_errors(errors).memory
+    assert found.fitted_on == "1,380 runs of 69 publishers, and 1,200 memory peaks of 60 of them"
+    assert fit_errors(blank).memory == error_models().memory
+
+
 def test_a_large_publisher_counts_as_twenty_runs():
     """A thousand runs of one publisher that all err by 1 do not drown ten publishers that err by 0.1."""
     rng = np.random.default_rng(1)
-    errors = {
-        str(number): LeftOutErrors(log_error=0.1 * rng.standard_normal(20), effect=np.zeros(20)) for number in range(10)
-    }
-    loud = LeftOutErrors(log_error=np.ones(1000), effect=np.zeros(1000))
+    errors = {str(number): left_out(0.1 * rng.standard_normal(20)) for number in range(10)}
+    loud = left_out(np.ones(1000))
 
-    assert fit_errors(errors | {"loud": loud}).unseen < 0.15
-    assert fit_errors(dict(list(errors.items())[:2])) == error_model()
+    assert fit_errors(errors | {"loud": loud}).step.unseen < 0.15
+    assert fit_errors(dict(list(errors.items())[:2])).step == error_models().step
 
 
 def test_the_catalog_keeps_the_comment_of_its_errors(tmp_path, monkeypatch):
-    """What --write writes is read as the model that was fitted, with the file's comment and the number of runs."""
+    """What --write writes is read as the models that were fitted, with the file's comment and the number of runs."""
     target = tmp_path / "errors.yaml"
     target.write_text(CATALOG_FILE.read_text(encoding="utf-8"), encoding="utf-8")
     monkeypatch.setattr(strangers_errors, "CATALOG_FILE", target)
-    model = ErrorModel(unseen=0.2, constants=0.5, freedom=6)
+    models = ErrorModels(
+        step=ErrorModel(unseen=0.2, constants=0.5, freedom=6),
+        memory=MemoryErrorModel(scale=0.1, freedom=3),
+        unknown_memory=MemoryErrorModel(scale=0.3, freedom=30),
+        fitted_on="1 runs of 1 publishers",
+    )
 
-    write_errors(model, {"one": LeftOutErrors(log_error=np.array([0.1, np.nan]), effect=np.zeros(2))})
+    write_errors(models)
 
-    found = validate_mapping(ErrorsFile, read_mapping(target), file=str(target))
-    assert (found.step, found.fitted_on) == (model, "1 runs of 1 publishers")
+    assert validate_mapping(ErrorModels, read_mapping(target), file=str(target)) == models
     assert target.read_text(encoding="utf-8").startswith("# Errors of predictions")
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, ConfigGrid, ParallelConfig
 from costmodels.job.proxy_job import Reduction, least_layers
 from costmodels.job.setting import Setting
+from costmodels.step.error_models import memory_error_of
 from costmodels.step.memory import estimate_memory
 from tuner.space.dimensions import divisors
 from tuner.space.enumeration import SpaceOptions, broken_rules, launchable
@@ -151,4 +152,4 @@ def probably_fits(found: Proxy, setting: Setting, space: SpaceOptions) -> bool:
     smaller = found.setting(setting)
     grid = ConfigGrid.from_configs([found.config])
     memory = estimate_memory(smaller, grid)
-    return bool(memory.probability_of_fit(space.memory_headroom, smaller.runtime.memory_error)[0] >= LIKELY_FIT)
+    return bool(memory.probability_of_fit(space.memory_headroom, memory_error_of(smaller.runtime))[0] >= LIKELY_FIT)

@@ -9,6 +9,7 @@ from costmodels.job.model_catalog import find_model
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
+from costmodels.step.error_models import MemoryErrorModel
 from costmodels.step.memory import (
     LEAST_CHANCE,
     MEMORY_PARTS,
@@ -356,14 +357,15 @@ def test_what_a_peak_counts():
 
 
 def test_the_probability_of_fit_is_that_of_a_lognormal_error():
-    """A need of exactly the device fits with 50%; one log error below it with 84%, above it with 16%."""
+    """Where the error is normal, a need of exactly the device fits with 50%, one log error below it with 84%."""
     found = estimate(LLAMA, HOST, *[ParallelConfig(tp=8)] * 4)
     needed = found.capacity_bytes * np.exp([0.0, -0.1, 0.1, 0.13])
     at = replace(found, peak_bytes=needed + found.parts_bytes["fragmentation"])
+    error = MemoryErrorModel(scale=0.1)
 
-    assert at.probability_of_fit(0.0, 0.1) == pytest.approx([0.5, 0.8413, 0.1587, 0.0968], abs=1e-4)
-    assert at.may_fit(0.0, 0.1).tolist() == [True, True, True, False]
-    assert at.probability_of_fit(0.1, 0.1)[0] < 0.5 < 1 - LEAST_CHANCE
+    assert at.probability_of_fit(0.0, error) == pytest.approx([0.5, 0.8413, 0.1587, 0.0968], abs=1e-4)
+    assert at.may_fit(0.0, error).tolist() == [True, True, True, False]
+    assert at.probability_of_fit(0.1, error)[0] < 0.5 < 1 - LEAST_CHANCE
 
 
 def test_a_pass_ends_with_the_embeddings_gradient():

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from costmodels.step.error_models import MemoryErrorModel
 from costmodels.surrogates.hypotheses import (
     ALTERNATIVE_CHANCE,
     MEMORY_MULTIPLES,
@@ -21,7 +22,10 @@ COUNT = 40
 @pytest.fixture
 def predicted(rng):
     """Predictions of forty candidates, whose features say nothing of another profile's."""
-    return replace(Predicted.of_times(rng.uniform(1, 4, COUNT), rng.normal(size=(COUNT, 2))), memory_error=0.05)
+    return replace(
+        Predicted.of_times(rng.uniform(1, 4, COUNT), rng.normal(size=(COUNT, 2))),
+        memory_error=MemoryErrorModel(scale=0.05),
+    )
 
 
 def alternatives(predicted, rng, *, count=3, spread=0.4):

@@ -2,7 +2,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import t as student
 
+from costmodels.step.error_models import MemoryErrorModel
 from costmodels.step.memory import MEMORY_PARTS
 from costmodels.surrogates.hypotheses import (
     FEWEST_PAST,
@@ -32,7 +34,7 @@ def predicted_of(rng, count=NUM_CANDIDATES, share=0.5):
         capacity_bytes=np.ones(count),
         peak_bytes=0.9 * needed,
         memory_shares=parts,
-        memory_error=0.1,
+        memory_error=MemoryErrorModel(scale=0.1),
     )
 
 
@@ -106,6 +108,17 @@ def test_experience_is_a_further_hypothesis(rng):
     assert [one.chance for one in memory_hypotheses(predicted)] == list(MEMORY_MULTIPLES.values())
     assert len(of_memory) == len(MEMORY_MULTIPLES)
     assert warm.chance == warm_memory.chance == TRUST
+
+
+def test_heavy_tails_of_memory_are_normals_of_three_scales(rng):
+    """Student's t is drawn as normal hypotheses whose mixture has its 95% interval within a tenth."""
+    error = MemoryErrorModel(scale=0.1, freedom=4)
+    found = memory_hypotheses(replace(predicted_of(rng), memory_error=error))
+
+    multiples = [one.prior.scale for one in found]
+    drawn = rng.choice(multiples, 200_000, p=[one.chance for one in found]) * rng.standard_normal(200_000)
+    assert np.quantile(np.abs(drawn), 0.95) == pytest.approx(student.ppf(0.975, 4), rel=0.1)
+    assert all(one.points.linear[:, 0] == pytest.approx(0.1) for one in found)
 
 
 def test_outliers_of_the_past_are_left_out(rng):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from costmodels.calibration.sources import MeasuredSetting
+from costmodels.step.error_models import MemoryErrorModel, memory_error_of
 from costmodels.step.memory import MEMORY_PARTS, estimate_memory
 from costmodels.step.step_time import estimate_step
 from costmodels.surrogates.features import FEATURES
@@ -42,7 +43,7 @@ def test_it_is_what_the_models_say(problem, predicted):
     assert np.array_equal(predicted.needed_bytes, memory.needed_bytes)
     assert np.array_equal(predicted.capacity_bytes, memory.capacity_bytes)
     assert np.array_equal(predicted.peak_bytes, memory.peak_as("reserved"))
-    assert predicted.memory_error == measured.setting.runtime.memory_error
+    assert predicted.memory_error == memory_error_of(measured.setting.runtime)
     assert predicted.features.shape == (len(grid), len(FEATURES))
     assert predicted.constant_effects.shape == (len(grid), len(measured.setting.runtime.log_errors))
     assert predicted.memory_shares.shape == (len(predicted), len(MEMORY_PARTS))
@@ -61,16 +62,17 @@ def test_parts_go_back_to_their_places(problem, predicted):
 
     merged = together([predict(measured, grid.take(part)) for part in at], at)
 
-    for name in Predicted.__slots__:
+    assert merged.memory_error == predicted.memory_error
+    for name in set(Predicted.__slots__) - {"memory_error"}:
         assert np.allclose(getattr(merged, name), getattr(predicted, name), rtol=1e-9, atol=1e-9), name
 
 
 def test_the_larger_error_of_memory_counts():
     """Of settings whose memory is predicted unlike well, the candidates take the larger error."""
     bare = Predicted.of_times(np.ones(1), np.zeros((1, 2)))
-    parts = [replace(bare, memory_error=error) for error in (0.05, 0.2, 0.1)]
+    parts = [replace(bare, memory_error=MemoryErrorModel(scale=scale)) for scale in (0.05, 0.2, 0.1)]
 
-    assert together(parts, [np.array([at]) for at in (1, 0, 2)]).memory_error == 0.2
+    assert together(parts, [np.array([at]) for at in (1, 0, 2)]).memory_error.scale == 0.2
 
 
 def test_bare_times_know_no_memory(predicted):

@@ -6,9 +6,10 @@ from scipy.stats import t as student
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import CONSTANTS, find_prior
+from costmodels.step.error_models import error_models
 from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
-from costmodels.surrogates.uncertainty import SIGMA, error_model, likely_range, step_uncertainty
+from costmodels.surrogates.uncertainty import SIGMA, WIDE, likely_range, memory_half_width, step_uncertainty
 from hardware.cluster import find_cluster
 from tests.support.settings.random_settings import grid_of, job_of, setting_for
 
@@ -64,7 +65,7 @@ def test_errors_are_not_counted_twice():
 
 def test_an_unseen_cluster_adds_an_error_with_heavy_tails():
     """Without any error of the constants, the shipped profile errs by Student's t of the catalog's scale."""
-    model = error_model()
+    model = error_models().step
     found = uncertainty(replace(exactly_known(0.01), knows_cluster=False))
 
     np.testing.assert_allclose(found.log_error, student.ppf(0.5 + SIGMA / 2, model.freedom) * model.unseen)
@@ -103,3 +104,21 @@ def test_the_range_is_symmetric_in_the_logarithm():
     low, high = likely_range(4.0, np.log(2.0))
 
     assert (low, high) == (pytest.approx(2.0), pytest.approx(8.0))
+
+
+def test_memory_on_an_unseen_cluster_has_the_catalogs_error():
+    """The interval of memory is Student's t of the catalog's scale, wider without a profile of the framework."""
+    models = error_models()
+    found, unknown = (memory_half_width(find_prior(name), WIDE) for name in ("megatron-core", "unknown"))
+
+    assert found == pytest.approx(student.ppf(0.975, models.memory.freedom) * models.memory.scale)
+    assert unknown == pytest.approx(student.ppf(0.975, models.unknown_memory.freedom) * models.unknown_memory.scale)
+    assert unknown > found
+
+
+def test_memory_has_the_own_error_only_where_own_peaks_were_measured():
+    """A profile fitted to the user's own peaks states their spread; one fitted to step times alone is doubted."""
+    known = replace(own_profile(0.1), memory_error=0.05, knows_memory=True)
+
+    assert memory_half_width(known, SIGMA) == pytest.approx(0.05, rel=1e-3)
+    assert memory_half_width(replace(known, knows_memory=False), SIGMA) > 0.1

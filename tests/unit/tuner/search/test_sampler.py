@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.step.error_models import MemoryErrorModel
 from costmodels.surrogates.predicted import Predicted
 from trials.backend import Status
 from tuner.search.acquisition import UNMEASURED, UnexploredDraws
@@ -66,7 +67,7 @@ def sampler_of(grid, predicted_s, *, memory_share=None, memory_error=0.1, **opti
     predicted = Predicted.of_times(predicted_s, features_of(grid))
     if memory_share is not None:
         needed = {"needed_bytes": memory_share, "peak_bytes": memory_share, "capacity_bytes": np.ones(len(grid))}
-        predicted = replace(predicted, **needed, memory_error=memory_error)
+        predicted = replace(predicted, **needed, memory_error=MemoryErrorModel(scale=memory_error))
     return ThompsonSampler(grid, posterior_of(predicted, grid), **options)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 import tuner.space.enumeration
 from costmodels.job.parallel_config import DEGREES, ParallelConfig
+from costmodels.step.error_models import memory_error_of
 from costmodels.step.memory import LEAST_CHANCE
 from hardware.io.errors import ConfigError
 from tests.support.settings.small_spaces import raw_product, rows_of, rules_broken_by_row, setting_of
@@ -271,7 +272,7 @@ def test_space_keeps_what_may_leave_the_headroom_free():
     sizes = []
     for headroom in (0.1, 0.4, 0.7):
         space = build_space(setting, replace(options, memory_headroom=headroom), current=None)
-        error = setting.runtime.memory_error
+        error = memory_error_of(setting.runtime)
         assert np.all(space.memory.probability_of_fit(headroom, error) >= LEAST_CHANCE)
         kept = space.num_before_memory - space.removed.get("memory", 0)
         assert len(space.grid) == len(space.memory.peak_bytes) == kept

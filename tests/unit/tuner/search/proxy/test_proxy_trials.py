@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, ConfigGrid, ParallelConfig
 from costmodels.operators.layer_operators import step_operators
 from costmodels.step.communication import layer_collectives
+from costmodels.step.error_models import memory_error_of
 from costmodels.step.memory import estimate_memory
 from costmodels.step.placement import place
 from costmodels.step.step_time import estimate_step
@@ -74,7 +75,7 @@ def test_a_proxy_runs_what_a_device_of_its_candidate_runs(file, data):
         broken_rules(setting, config.options, candidate)
     )
     memory = estimate_memory(smaller, ConfigGrid.from_configs([proxy.config]))
-    assert memory.probability_of_fit(config.options.memory_headroom, setting.runtime.memory_error)[0] >= LIKELY_FIT
+    assert memory.probability_of_fit(config.options.memory_headroom, memory_error_of(setting.runtime))[0] >= LIKELY_FIT
 
 
 def test_most_fast_candidates_have_a_proxy():
