@@ -431,6 +431,11 @@ def find_runtime(name: str) -> RuntimeProfile:
     return read_profile(catalog_path(name))
 
 
+def other_runtimes(own: RuntimeProfile) -> tuple[RuntimeProfile, ...]:
+    """Return the catalog's profiles, without the one that has the name of `own`."""
+    return tuple(find_runtime(name) for name in runtime_names() if name != own.name)
+
+
 @cache
 def find_prior(name: str) -> RuntimeProfile:
     """Return the catalog's profile of that name before any fit, for fits that may use any measured run.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
@@ -30,3 +30,18 @@ class Setting:
         """Number of layers, the no-op layers that the runtime adds included."""
         multiple = self.runtime.layer_padding
         return -(-self.job.model.num_layers // multiple) * multiple
+
+    def predicted_by(self, profile: RuntimeProfile) -> Setting:
+        """Return the setting under another profile, whose facts and constants may be nearer to the truth.
+
+        How layers are cut and planned stays the study's choice.
+        """
+        own = self.runtime
+        runtime = replace(
+            profile,
+            layer_split=own.layer_split,
+            layer_padding=own.layer_padding,
+            layer_changes=own.layer_changes,
+            uneven=own.uneven,
+        )
+        return replace(self, runtime=runtime)

@@ -67,7 +67,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "space": {
         "": {
             "grid": "number of configurations that obey all rules",
-            "feasible": "number of these that are predicted to fit in memory",
+            "feasible": "number of these that may fit in memory",
             "removed": "number of combinations removed by each rule, by the rule's name",
         },
         "with `--list`, also": {"configs": "all candidates"},

@@ -18,7 +18,7 @@ import numpy as np
 from costmodels.calibration.fitting import fit_to_runs
 from costmodels.calibration.sources import MeasuredSetting
 from costmodels.job.parallel_config import ConfigGrid
-from costmodels.job.runtime import CONSTANTS, RuntimeProfile, find_runtime, runtime_names
+from costmodels.job.runtime import CONSTANTS, RuntimeProfile, other_runtimes
 from costmodels.job.setting import Setting
 from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
@@ -121,10 +121,9 @@ def initial_posterior(
                 for other, at in other_clusters
             ),
         )
-    if other_profiles is None:
-        other_profiles = [find_runtime(name) for name in runtime_names()]
-    own = parts[0][0].setting.runtime.name
-    alternatives = [_alternative(every, grid, profile) for profile in other_profiles if profile.name != own]
+    own = parts[0][0].setting.runtime
+    others = other_runtimes(own) if other_profiles is None else other_profiles
+    alternatives = [_alternative(every, grid, profile) for profile in others if profile.name != own.name]
     return posterior_of(
         _predict_parts(every, grid),
         grid,
@@ -139,10 +138,7 @@ def _alternative(parts: Sequence[Part], grid: ConfigGrid, profile: RuntimeProfil
     """Return the predictions of all candidates by another profile."""
     step_time_s, needed_bytes = np.empty(len(grid)), np.empty(len(grid))
     for measured, at in parts:
-        own = measured.setting.runtime
-        # how layers are cut and planned is the study's choice
-        runtime = replace(profile, layer_split=own.layer_split, layer_changes=own.layer_changes, uneven=own.uneven)
-        setting, some = replace(measured.setting, runtime=runtime), grid.take(at)
+        setting, some = measured.setting.predicted_by(profile), grid.take(at)
         memory = estimate_memory(setting, some)
         step_time_s[at] = estimate_step(setting, some, memory=memory).step_time_s
         needed_bytes[at] = memory.needed_bytes

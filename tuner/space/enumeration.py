@@ -19,7 +19,7 @@ from itertools import repeat
 import numpy as np
 
 from costmodels.job.parallel_config import DEGREES, ENUMERATED_DIMENSIONS, ConfigGrid, ParallelConfig, concatenate
-from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.runtime import RuntimeProfile, other_runtimes
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.step.error_models import memory_error_of
@@ -50,8 +50,8 @@ class SpaceOptions:
         allowed: Codes that a dimension may take, where the study tightens it.
         opened: Names of the further dimensions that the study searches.
         uneven: Parts of an assignment that are planned for every configuration, beside its even one.
-        memory_headroom: Share of each device's memory that must stay free; a configuration that may keep it free, given
-            the error of the memory model, is not dropped.
+        memory_headroom: Share of each device's memory that must stay free; a configuration that may keep it free under
+            a plausible profile, given the error of predicted memory, is not dropped.
     """
 
     rule_set: str | None = None
@@ -344,8 +344,9 @@ def why_not(setting: Setting, options: SpaceOptions, config: ParallelConfig) -> 
     if launchable(setting, config):
         grid = ConfigGrid.from_configs([config], options.opened)
         memory = estimate_memory(setting, grid)
-        if not _may_fit(setting, memory, options)[0]:
-            reasons["memory"] = f"{_describe_need(memory, 0)}, and {options.memory_headroom:.0%} must stay free"
+        if not _may_fit(setting, grid, memory, options)[0]:
+            need = _describe_need(setting, grid, memory, 0)
+            reasons["memory"] = f"{need}, and {options.memory_headroom:.0%} must stay free"
     return reasons
 
 
@@ -384,13 +385,13 @@ def build_space(
         if options.uneven and len(grid):
             grid = with_plans(setting, options, grid)
         memory = estimate_memory(setting, grid)
-        fitting = _may_fit(setting, memory, options)
+        fitting = _may_fit(setting, grid, memory, options)
     # memory is predicted anew only if pruning or the current configuration changes the grid below
     predicted, num_before_memory = grid, len(grid)
     dropped = int((~fitting).sum())
     if dropped:
         if dropped == len(grid):
-            warnings.append(_describe_closest(grid, memory, options))
+            warnings.append(_describe_closest(setting, grid, memory, options))
         removed["memory"] = dropped
         grid = grid.take(fitting)
     if current is not None and _find_position(grid, current) is None:
@@ -411,23 +412,49 @@ def build_space(
     )
 
 
-def _may_fit(setting: Setting, memory: MemoryEstimate, options: SpaceOptions) -> Keep:
-    """Return a mask [n] of the configurations that may fit, given the error of the memory model."""
-    return np.asarray(memory.may_fit(options.memory_headroom, memory_error_of(setting.runtime)))
+def _doubted_by(setting: Setting) -> tuple[RuntimeProfile, ...]:
+    """Return the other profiles whose prediction of memory may be right instead; the search weighs them by its trials.
+
+    There are none where the study's own profile was fitted to peaks of the user's cluster.
+    """
+    return () if setting.runtime.knows_memory else other_runtimes(setting.runtime)
 
 
-def _describe_need(memory: MemoryEstimate, position: int) -> str:
-    needed, capacity = memory.needed_bytes[position] / 2**30, memory.capacity_bytes[position] / 2**30
-    return f"needs {needed:.1f} GiB of {capacity:.1f} GiB"
+def _may_fit(setting: Setting, grid: ConfigGrid, memory: MemoryEstimate, options: SpaceOptions) -> Keep:
+    """Return a mask [n] of the configurations that may fit under any plausible profile, given each one's error."""
+    fitting = memory.may_fit(options.memory_headroom, memory_error_of(setting.runtime))
+    for profile in _doubted_by(setting):
+        left = np.flatnonzero(~fitting)
+        if not len(left):
+            break
+        elsewhere = estimate_memory(setting.predicted_by(profile), grid.take(left))
+        fitting[left] = elsewhere.may_fit(options.memory_headroom, memory_error_of(profile))
+    return fitting
 
 
-def _describe_closest(grid: ConfigGrid, memory: MemoryEstimate, options: SpaceOptions) -> str:
+def _describe_need(setting: Setting, grid: ConfigGrid, memory: MemoryEstimate, position: int) -> str:
+    """Describe what a configuration needs under the study's profile, and under the leanest one if it needs less."""
+    needed_bytes, capacity_bytes = float(memory.needed_bytes[position]), float(memory.capacity_bytes[position])
+    told = f"needs {needed_bytes / 2**30:.1f} GiB of {capacity_bytes / 2**30:.1f} GiB"
+    config = grid.take(np.array([position]))
+    elsewhere = {
+        profile.name: float(estimate_memory(setting.predicted_by(profile), config).needed_bytes[0])
+        for profile in _doubted_by(setting)
+    }
+    leanest = min(elsewhere, key=lambda name: elsewhere[name], default=None)
+    if leanest is None or elsewhere[leanest] >= needed_bytes:
+        return told
+    return f"{told} ({elsewhere[leanest] / 2**30:.1f} GiB as the profile {leanest} predicts)"
+
+
+def _describe_closest(setting: Setting, grid: ConfigGrid, memory: MemoryEstimate, options: SpaceOptions) -> str:
     """Describe the configuration that comes closest to fitting, and suggest a remedy, where nothing fits."""
     # devices of unlike hosts differ in their memory, so shares are compared
     closest = int(np.argmin(memory.needed_bytes / memory.capacity_bytes))
+    need = _describe_need(setting, grid, memory, closest)
     told = (
-        f"nothing fits: the closest, {grid.config(closest)}, {_describe_need(memory, closest)}, of which "
-        f"{options.memory_headroom:.0%} must stay free"
+        f"nothing fits: the closest, {grid.config(closest)}, {need}, of which {options.memory_headroom:.0%} must stay "
+        "free"
     )
     return told if "recompute" in options.opened else f"{told}; space.recompute: [none, full] would search further"
 

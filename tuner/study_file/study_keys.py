@@ -63,7 +63,8 @@ class SpaceKeys(DocumentedModel):
 
     memory_headroom: Share = 0.08
     """Share of each device's memory that must stay free. A candidate is dropped only if it is unlikely to keep that
-    much free, given the errors of predicted memory.
+    much free under every runtime profile, given the errors of predicted memory; if the study's own was fitted to peaks
+    of your cluster, that one alone decides.
     """
 
     declare_keys(vars(), SPACE_LISTS)

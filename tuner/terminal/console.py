@@ -161,10 +161,14 @@ def print_space(config: StudyConfig, found: Space) -> None:
     fitting = found.num_before_memory - found.removed.get("memory", 0)
     current = "; the current configuration is kept as well" if feasible > fitting else ""
     typer.echo(
-        f"{found.num_before_memory:,} configurations obey every rule, {fitting:,} of them fit in memory{current}."
+        f"{found.num_before_memory:,} configurations obey every rule, {fitting:,} of them may fit in memory{current}."
     )
     if "memory" in found.removed:
-        typer.echo(f"  {found.removed['memory']:,} need more than a device's memory minus the headroom")
+        profiles = "its own profile" if config.setting.runtime.knows_memory else "every runtime profile"
+        typer.echo(
+            f"  {found.removed['memory']:,} are predicted by {profiles} to need more than a device's memory minus the "
+            "headroom"
+        )
     by_rules = {name: count for name, count in found.removed.items() if name != "memory"}
     if by_rules:
         typer.echo("Combinations of degrees removed by each rule:")

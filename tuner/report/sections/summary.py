@@ -181,7 +181,7 @@ def _funnel(data: ReportData) -> Html:
     steps: list[tuple[int, str]] = [
         (space.num_before_memory + by_rules, "raw combinations"),
         (space.num_before_memory, "obey the rules"),
-        (len(space.grid), "predicted to fit in memory"),
+        (len(space.grid), "may fit in memory"),
         *([(by_proxy, "tried as proxy job")] if by_proxy else []),
         (tried, "tried at full size" if by_proxy else "tried"),
     ]

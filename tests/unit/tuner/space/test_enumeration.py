@@ -6,8 +6,9 @@ import pytest
 
 import tuner.space.enumeration
 from costmodels.job.parallel_config import DEGREES, ParallelConfig
+from costmodels.job.runtime import find_runtime, other_runtimes
 from costmodels.step.error_models import memory_error_of
-from costmodels.step.memory import LEAST_CHANCE
+from costmodels.step.memory import LEAST_CHANCE, estimate_memory
 from hardware.io.errors import ConfigError
 from tests.support.settings.small_spaces import raw_product, rows_of, rules_broken_by_row, setting_of
 from tuner.space.enumeration import (
@@ -256,7 +257,7 @@ def test_why_not_tells_every_broken_rule_and_memory():
 
 def test_why_not_of_a_candidate_is_empty_and_of_everything_else_is_not():
     """`why_not` has a reason exactly for the raw configurations that the space leaves out."""
-    setting, options = setting_of("flexparallel", devices_per_host=4, batch=4, num_layers=32)
+    setting, options = setting_of("flexparallel", devices_per_host=4, batch=4, num_layers=32, sequence_length=8192)
     space = build_space(setting, options, current=None)
     kept = set(rows_of(space.grid))
     raw = raw_product(setting)
@@ -266,9 +267,69 @@ def test_why_not_of_a_candidate_is_empty_and_of_everything_else_is_not():
     assert 0 < len(kept) < space.num_before_memory
 
 
+def certain(setting):
+    """Return the setting with a profile that was fitted to peaks of the user's own cluster."""
+    runtime = replace(setting.runtime, knows_cluster=True, knows_memory=True, memory_error=0.05)
+    return replace(setting, runtime=runtime)
+
+
+def masks_of(setting, options, grid):
+    """Return which configurations may fit, by the name of each profile of the catalog and the study's own."""
+    runtimes = [setting.runtime, *other_runtimes(setting.runtime)]
+    return {
+        runtime.name: estimate_memory(setting.predicted_by(runtime), grid).may_fit(
+            options.memory_headroom, memory_error_of(runtime)
+        )
+        for runtime in runtimes
+    }
+
+
+@pytest.mark.parametrize("rules", ["megatron", "flexparallel"])
+def test_memory_drops_what_fits_under_no_profile(rules):
+    """The space holds a configuration if one profile of the catalog says that it may fit, and the own is not enough."""
+    setting, options = setting_of(rules, batch=8, sequence_length=16384)
+    grid, _ = enumerate_space(setting, options)
+    masks = masks_of(setting, options, grid)
+
+    space = build_space(setting, options, current=None)
+
+    kept = np.any(list(masks.values()), axis=0)
+    assert rows_of(space.grid) == rows_of(grid.take(kept))
+    assert masks[setting.runtime.name].sum() < kept.sum() < len(grid)
+
+
+def test_an_own_profile_of_memory_is_not_doubted():
+    """Where the profile was fitted to peaks of the user's cluster, it alone decides, and the reason names no other."""
+    doubted, options = setting_of("megatron", batch=8, sequence_length=32768)
+    setting = certain(doubted)
+    grid, _ = enumerate_space(setting, options)
+    own = masks_of(setting, options, grid)[setting.runtime.name]
+
+    space = build_space(setting, options, current=None)
+
+    assert rows_of(space.grid) == rows_of(grid.take(own))
+    dropped = grid.config(int(np.argmax(estimate_memory(setting, grid).needed_bytes)))
+    assert "as the profile" not in why_not(setting, options, dropped)["memory"]
+    assert "GiB as the profile" in why_not(doubted, options, dropped)["memory"]
+
+
+def test_how_layers_are_cut_does_not_depend_on_the_profile():
+    """Another profile brings its facts and constants, and leaves the split, the padding and the plans of the study."""
+    setting, _ = setting_of("flexparallel")
+    other = find_runtime("nanotron")
+
+    found = setting.predicted_by(other).runtime
+
+    kept = ("layer_split", "layer_padding", "layer_changes", "uneven")
+    assert [getattr(found, name) for name in kept] == [getattr(setting.runtime, name) for name in kept]
+    assert replace(found, **{name: getattr(other, name) for name in kept}) == other
+    assert found.layer_split != other.layer_split
+
+
 def test_space_keeps_what_may_leave_the_headroom_free():
     """A candidate fits with some probability, more headroom leaves fewer, and memory's count is the difference."""
     setting, options = setting_of("megatron", batch=8)
+    setting = certain(setting)
     sizes = []
     for headroom in (0.1, 0.4, 0.7):
         space = build_space(setting, replace(options, memory_headroom=headroom), current=None)
