@@ -22,20 +22,9 @@ from costmodels.step.error_models import MemoryErrorModel
 from costmodels.step.memory import MEMORY_PARTS
 from costmodels.surrogates.gaussian_process import Hyperparameters, HyperPrior, Points, fit, join_points
 from costmodels.surrogates.predicted import Predicted
+from costmodels.surrogates.search_constants import SearchConstants, search_constants
 from costmodels.surrogates.surrogate import Hypothesis, PastErrors
 from hardware.arrays import FloatArray, IntArray
-
-STEP_PRIOR = HyperPrior(amplitude=0.3, length_scale=3.0, noise=0.06)
-"""Prior of log(measured / predicted step time) without earlier runs (assumed, as all constants of this module)."""
-
-ROUGH_PRIOR, ROUGH_CHANCE = replace(STEP_PRIOR, length_scale=0.6), 2.0
-"""Prior with errors that change within one or two octaves, and its chance relative to the smooth prior's. Without it, a
-few trials that agree make all candidates look alike, and the search stops confident and wrong. Chosen with the noise
-and ALTERNATIVE_CHANCE on groups of vTrain and the Ultra-Scale Playbook whose source no profile had seen."""
-
-FEW_OUTLIERS = (2.0, 8.0)
-"""Pseudo-counts of runs with and without an outlying slowdown, before any trial. Chosen on the Ultra-Scale Playbook's
-groups: calibration there and on vTrain's is better than with (1, 19)."""
 
 FOREIGN_OFFSET = 0.5
 """Standard deviation of the log factor that all candidates share, without a history."""
@@ -54,9 +43,6 @@ PART_ERRORS: Mapping[str, float] = {
     "overhead": 0.5,
 }
 """Standard deviation of log(true / predicted) of each part of memory, in addition to the shared error."""
-
-ALTERNATIVE_CHANCE = 0.05
-"""Chance of each other profile, relative to the study's own."""
 
 ALIKE = 0.03
 """Root mean square difference of log predictions below which two profiles are one hypothesis."""
@@ -128,7 +114,10 @@ class Alternative:
 
 
 def step_hypotheses(
-    predicted: Predicted, history: FittedHistory | None = None, alternatives: Sequence[Alternative] = ()
+    predicted: Predicted,
+    history: FittedHistory | None = None,
+    alternatives: Sequence[Alternative] = (),
+    constants: SearchConstants | None = None,
 ) -> tuple[Hypothesis, ...]:
     """Return the hypotheses about errors of predicted step times [n].
 
@@ -136,7 +125,9 @@ def step_hypotheses(
         predicted: Predictions of the study's own profile.
         history: Earlier runs, which add a hypothesis; it is the last one.
         alternatives: Predictions of other profiles.
+        constants: Constants of the search; None for the catalog's.
     """
+    constants = constants or search_constants()
     effects = predicted.constant_effects
     # the common effect of a constant on all candidates is part of the offset, so the effects are centred
     placed = partial(_place_steps, center=effects.mean(axis=0), constants=(FOREIGN_OFFSET,))
@@ -146,30 +137,36 @@ def step_hypotheses(
         log_predicted=log_predicted,
         points=points,
         num_scaled=effects.shape[1],
-        prior=STEP_PRIOR,
+        prior=constants.smooth,
         placed=placed,
-        outliers=FEW_OUTLIERS,
+        outliers=constants.outliers,
+        doubt=constants.doubt,
     )
     # a factor that all candidates share tells two profiles not apart, since it is unknown anyway
     others = _distinct([np.log(other.step_time_s / predicted.step_time_s) for other in alternatives], is_relative=True)
-    smooth = (cold, *(_as_predicted_elsewhere(cold, change, count) for change, count in others))
-    rough = tuple(replace(each, chance=ROUGH_CHANCE * each.chance, prior=ROUGH_PRIOR) for each in smooth)
+    chance = constants.alternative_chance
+    smooth = (cold, *(_as_predicted_elsewhere(cold, change, chance * count) for change, count in others))
+    rough = tuple(replace(each, chance=constants.rough_chance * each.chance, prior=constants.rough) for each in smooth)
     warm = history and _learn_from_past(
         history,
         placed=partial(_place_steps, center=np.zeros(effects.shape[1])),
         num_scaled=effects.shape[1],
         offsets=(RUNTIME_OFFSET, GROUP_OFFSET),
         log_errors=[np.log(group.step_time_s / group.predicted.step_time_s) for group in history.groups],
-        prior=STEP_PRIOR,
-        outliers=FEW_OUTLIERS,
+        prior=constants.smooth,
+        outliers=constants.outliers,
     )
     return (*smooth, *rough, warm) if warm else (*smooth, *rough)
 
 
 def memory_hypotheses(
-    predicted: Predicted, history: FittedHistory | None = None, alternatives: Sequence[Alternative] = ()
+    predicted: Predicted,
+    history: FittedHistory | None = None,
+    alternatives: Sequence[Alternative] = (),
+    constants: SearchConstants | None = None,
 ) -> tuple[Hypothesis, ...]:
     """Return the hypotheses about errors of predicted memory [n]; see `step_hypotheses`."""
+    constants = constants or search_constants()
     shared = predicted.memory_error.scale
     placed = partial(_place_memory, shared=shared)
     log_needed, points = placed(predicted, constants=())
@@ -188,7 +185,8 @@ def memory_hypotheses(
     others = _distinct(
         [np.log(other.needed_bytes / predicted.needed_bytes) for other in alternatives], is_relative=False
     )
-    cold += tuple(_as_predicted_elsewhere(each, change, count) for change, count in others for each in cold)
+    chance = constants.alternative_chance
+    cold += tuple(_as_predicted_elsewhere(each, change, chance * count) for change, count in others for each in cold)
     warm = history and _learn_from_past(
         history,
         placed=placed,
@@ -236,11 +234,12 @@ def _distinct(changes: Sequence[FloatArray], *, is_relative: bool) -> list[tuple
     return found[1:]
 
 
-def _as_predicted_elsewhere(own: Hypothesis, change: FloatArray, count: int) -> Hypothesis:
-    """Return the hypothesis that other profiles are right whose log predictions differ by `change` [n]."""
-    return replace(
-        own, chance=own.chance * ALTERNATIVE_CHANCE * count, log_predicted=own.log_predicted + change, change=change
-    )
+def _as_predicted_elsewhere(own: Hypothesis, change: FloatArray, chance: float) -> Hypothesis:
+    """Return the hypothesis that other profiles are right whose log predictions differ by `change` [n].
+
+    Its chance is relative to that of the study's own profile.
+    """
+    return replace(own, chance=own.chance * chance, log_predicted=own.log_predicted + change, change=change)
 
 
 def _place_steps(predicted: Predicted, *, center: FloatArray, constants: Sequence[float]) -> tuple[FloatArray, Points]:

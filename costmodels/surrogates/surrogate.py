@@ -53,11 +53,6 @@ may be slow between all. Trials at full size decide (assumed, after pairs of siz
 FEWEST_TO_LEARN = 3
 """Fewest measured candidates from which hyperparameters are learned."""
 
-DOUBT = 6.0
-"""Constant c of the factor 1 + c / t on all variances, for hyperparameters learned from t observations without a past.
-The most probable hyperparameters are too certain about candidates unlike the measured ones. Chosen on the Ultra-Scale
-Playbook's groups."""
-
 OUTLYING = 4.0
 """Standard deviations above the prediction from all others that make a measured candidate an outlier."""
 
@@ -138,6 +133,8 @@ class Hypothesis:
             independent residual with these candidates.
         aside_variance: Variance of the difference between a proxy job and its candidates, beside measurement error.
         change: Difference of `log_predicted` from the prediction of the study's own profile [n]; None if it is that.
+        doubt: Constant c of the factor 1 + c / t on all variances, for hyperparameters learned from t observations
+            without a past.
     """
 
     chance: float
@@ -151,6 +148,7 @@ class Hypothesis:
     twins: tuple[tuple[int, ...], ...] = ()
     aside_variance: float = 0.0
     change: FloatArray | None = None
+    doubt: float = 0.0
 
     def with_aside(self, predicted: Predicted, twins: tuple[tuple[int, ...], ...]) -> tuple[Hypothesis, ...]:
         """Return the hypothesis with proxy jobs appended to the candidates [n + p], once for each of LIKENESSES.
@@ -245,7 +243,8 @@ class Hypothesis:
             min_to_learn=min_to_learn,
         )
         if self.past is None:
-            return _widen_deviations(process) if len(values) >= min_to_learn else process, process.log_likelihood()
+            learned = _widen_deviations(process, self.doubt) if len(values) >= min_to_learn else process
+            return learned, process.log_likelihood()
         # the chain rule: log p(trials | past) = log p(trials, past) - log p(past)
         past = self.past
         before = process.take(np.zeros(0, dtype=np.int64)).with_more(past.at, past.values, past.variance)
@@ -279,9 +278,9 @@ class Hypothesis:
         return surprise
 
 
-def _widen_deviations(process: GaussianProcess) -> GaussianProcess:
+def _widen_deviations(process: GaussianProcess, doubt: float) -> GaussianProcess:
     """Return the process with larger deviations, since few observations determine its hyperparameters."""
-    factor = float(np.sqrt(1 + DOUBT / len(process.values)))
+    factor = float(np.sqrt(1 + doubt / len(process.values)))
     hyper = process.hyper
     return replace(process, hyper=replace(hyper, amplitude=factor * hyper.amplitude, scale=factor * hyper.scale))
 
@@ -325,9 +324,9 @@ class Fitted:
         # unmeasured candidates draw a residual from the prior, and a few of them an outlier
         of_others = np.float32(np.sqrt(own_variance)) * rng.standard_normal(drawn.shape, dtype=np.float32)
         if self.hypothesis.outliers is not None:
-            is_outlier = rng.random(drawn.shape, dtype=np.float32) < self._outlier_rate(self.hypothesis.outliers)
+            is_outlier = rng.random(drawn.shape, dtype=np.float32) < self.outlier_rate(self.hypothesis.outliers)
             far = rng.standard_exponential(int(is_outlier.sum()), dtype=np.float32)
-            of_others[is_outlier] += np.float32(self._outlier_size()) * far
+            of_others[is_outlier] += np.float32(self.outlier_size()) * far
         # candidates whose proxy job was measured share its residual
         self._carry_over(seen, own, of_others)
         drawn += of_others
@@ -350,12 +349,13 @@ class Fitted:
         of_observations[:, of_observations.shape[1] - len(seen.bounded) :] = beside[:, seen.bounded]
         return of_observations
 
-    def _outlier_rate(self, before: tuple[float, float]) -> float:
-        """Return the probability that an unmeasured candidate is an outlier."""
+    def outlier_rate(self, before: tuple[float, float]) -> float:
+        """Return the probability that an unmeasured candidate is an outlier, given the pseudo-counts before."""
         found = np.count_nonzero(self.surprise)
         return float((before[0] + found) / (before[0] + before[1] + len(self.surprise)))
 
-    def _outlier_size(self) -> float:
+    def outlier_size(self) -> float:
+        """Return the expected log excess of an outlier."""
         return float(np.mean([OUTLIER_SIZE, *np.sqrt(self.surprise[self.surprise > 0])]))
 
     def mean_and_deviation(self, at: IntArray) -> tuple[FloatArray, FloatArray]:

@@ -6,14 +6,9 @@ import numpy as np
 import pytest
 
 from costmodels.step.error_models import MemoryErrorModel
-from costmodels.surrogates.hypotheses import (
-    ALTERNATIVE_CHANCE,
-    MEMORY_MULTIPLES,
-    Alternative,
-    memory_hypotheses,
-    step_hypotheses,
-)
+from costmodels.surrogates.hypotheses import MEMORY_MULTIPLES, Alternative, memory_hypotheses, step_hypotheses
 from costmodels.surrogates.predicted import Predicted
+from costmodels.surrogates.search_constants import search_constants
 from costmodels.surrogates.surrogate import MOST_FITTED, Seen, after
 
 COUNT = 40
@@ -97,7 +92,7 @@ def test_profiles_that_agree_are_one_hypothesis(predicted, rng):
     of_memory = [one for one in memory_hypotheses(predicted, None, [other, faster, own]) if one.change is not None]
 
     assert len(found) == 2
-    assert found[0].chance == pytest.approx(2 * ALTERNATIVE_CHANCE)
+    assert found[0].chance == pytest.approx(2 * search_constants().alternative_chance)
     assert len(of_memory) == 2 * len(MEMORY_MULTIPLES)
 
 
