@@ -28,6 +28,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.strangers.choosing import (
     FEWEST_CANDIDATES,
     Scored,
@@ -39,7 +41,7 @@ from benchmarks.strangers.choosing import (
 from benchmarks.strangers.errors import FEWEST_PUBLISHERS, fit_errors, write_errors
 from benchmarks.strangers.left_out import Without, has_seen, profile_without
 from benchmarks.strangers.predicting import Stranger, predict_stranger
-from benchmarks.strangers.tuning import BLIND, OWN, Search, run_search, searches_of
+from benchmarks.strangers.tuning import BLIND, OWN, RANKED_AFTER, Found, Search, run_search, searches_of
 from benchmarks.support.peers import missing
 from benchmarks.support.problems import Group, groups_of, read_runs
 from benchmarks.support.search_figures import figures_of_group, figures_over_groups, finite, print_searches
@@ -133,9 +135,9 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
             )
         ]
         tell(f"{len(searches):,} searches of {len(groups):,} groups")
-        found: dict[int, list[tuple[Search, list[Trials]]]] = defaultdict(list)
-        for number, (search, trials) in enumerate(zip(searches, each(run_search, searches), strict=True), start=1):
-            found[id(search.group)].append((search, trials))
+        found: dict[int, list[tuple[Search, Found]]] = defaultdict(list)
+        for number, (search, result) in enumerate(zip(searches, each(run_search, searches), strict=True), start=1):
+            found[id(search.group)].append((search, result))
             if number == len(searches) or searches[number].group is not search.group:
                 tell(f"{number:,} of {len(searches):,} searches: {' '.join(map(str, search.group.key[:4]))}")
     tuned = [_tuned(group, found[id(group)]) for publisher in publishers for group in of_publisher[publisher]]
@@ -214,11 +216,14 @@ def _profiles(
     }
 
 
-def _tuned(group: Group, found: Sequence[tuple[Search, list[Trials]]]) -> dict[str, Any]:
+def _tuned(group: Group, found: Sequence[tuple[Search, Found]]) -> dict[str, Any]:
     """Return the figures of one group: of each line of the table, and of Meshtune under each named profile."""
     regimes: dict[str, list[Trials]] = defaultdict(list)
-    for search, trials in found:
-        regimes[search.regime] += trials
+    rankings: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for search, result in found:
+        regimes[search.regime] += result.trials
+        if result.ranking is not None:
+            rankings[search.regime].append(result.ranking)
     times = group.step_time_s
     return {
         **dict(zip(GROUP, group.key, strict=True)),
@@ -228,7 +233,17 @@ def _tuned(group: Group, found: Sequence[tuple[Search, list[Trials]]]) -> dict[s
         "runtime": source_of(group.runs[0]).runtime,
         "regimes": finite({name: figures_of_group(group, trials) for name, trials in regimes.items()}),
         "by_profile": finite(
-            {search.named: figures_of_group(group, trials) for search, trials in found if search.searcher == "meshtune"}
+            {
+                search.named: figures_of_group(group, result.trials)
+                for search, result in found
+                if search.searcher == "meshtune"
+            }
+        ),
+        "ranking": finite(
+            {
+                name: dict(zip(("tau_before", "tau_after"), np.mean(taus, axis=0).tolist(), strict=True))
+                for name, taus in rankings.items()
+            }
         ),
     }
 
@@ -298,11 +313,25 @@ def _print(result: Mapping[str, Any]) -> None:
         count = sum(entry["source"] == source for entry in result["tuned"])
         print(f"\nTuned, {source}, {count} groups:")
         print_searches(regimes)
+        _print_ranking([entry for entry in result["tuned"] if entry["source"] == source])
     if result["tuned"]:
         print(f"\nTuned, all {len(result['tuned'])} groups:")
         print_searches(result["tuned_overall"])
+        _print_ranking(result["tuned"])
     for reason, count in result["skipped"].items():
         print(f"skipped {count:,}: {reason}")
+
+
+def _print_ranking(entries: Sequence[Mapping[str, Any]]) -> None:
+    """Print what trials teach of the untried candidates' order, in the mean over groups."""
+    for name in entries[0]["ranking"]:
+        before, after = (
+            _mean([entry["ranking"][name][key] for entry in entries]) for key in ("tau_before", "tau_after")
+        )
+        print(
+            f"{name}: {RANKED_AFTER} trials raise Kendall's tau over the untried from {_shown(before, '{:.3f}')} to "
+            f"{_shown(after, '{:.3f}')}"
+        )
 
 
 def _shown(value: float | None, form: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.stats import kendalltau
 
 from benchmarks.strangers.left_out import strange_setting
 from benchmarks.support.peers import PEERS
@@ -29,6 +30,24 @@ OWN: Mapping[str, Callable[[Problem, int], AbstractSearcher]] = {"meshtune": tho
 
 BLIND: Mapping[str, Callable[[Problem, int], AbstractSearcher]] = {"random": uniform, **PEERS}
 """Searchers that know no prediction, so that the profile does not matter."""
+
+
+RANKED_AFTER = 10
+"""Number of trials after which the order of the untried candidates is judged."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Found:
+    """Result of the searches of one group under one named profile.
+
+    Attributes:
+        trials: Trials of each search.
+        ranking: Kendall's tau of the candidates that are untried after RANKED_AFTER trials of Meshtune: as predicted,
+            and as believed after these trials; None for other searchers.
+    """
+
+    trials: list[Trials]
+    ranking: tuple[float, float] | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -61,16 +80,32 @@ class Search:
         is_right = self.named == source_of(self.group.runs[0]).runtime
         return f"{self.searcher}, {RIGHT if is_right else NONE if self.named == UNKNOWN else ANOTHER}"
 
-    def run(self) -> list[Trials]:
+    def run(self) -> Found:
         """Search the group once for each seed; the prior alone needs one search."""
         problem = strange_problem(self.group, self.profiles[self.named], tuple(self.profiles.values()), self.constants)
         make = (OWN | BLIND)[self.searcher]
         seeds = 1 if self.searcher == "prior" else self.seeds
         times = self.group.step_time_s
-        return [run_trials(make(problem, seed), self.group.outcomes, times, self.max_trials) for seed in range(seeds)]
+        trials = [run_trials(make(problem, seed), self.group.outcomes, times, self.max_trials) for seed in range(seeds)]
+        return Found(trials=trials, ranking=_rank(problem, self.group) if self.searcher == "meshtune" else None)
 
 
-def run_search(search: Search) -> list[Trials]:
+def _rank(problem: Problem, group: Group) -> tuple[float, float]:
+    """Return Kendall's tau of the candidates untried after RANKED_AFTER trials, as predicted and as believed then."""
+    searcher = thompson(problem, 0)
+    tried = []
+    for _ in range(min(RANKED_AFTER, len(group.runs))):
+        tried.append(searcher.ask())
+        searcher.tell(tried[-1], group.outcomes[tried[-1]])
+    everyone = np.arange(len(group.runs))
+    believed = problem.posterior.expected(searcher.observations, everyone).log_step_s
+    rest = np.setdiff1d(np.flatnonzero(np.isfinite(group.step_time_s)), tried)
+    measured = group.step_time_s[rest]
+    before, after = (float(kendalltau(values[rest], measured).statistic) for values in (problem.predicted_s, believed))
+    return before, after
+
+
+def run_search(search: Search) -> Found:
     """Run a search in a worker process."""
     return search.run()
 

@@ -265,7 +265,8 @@ def recomputed_share(job: TrainingJob, runtime: RuntimeProfile, operator: Operat
         named = module in job.recompute_modules or ("moe" in job.recompute_modules and operator.block == Block.MOE_MLP)
         share = np.full(len(shapes), float(named))
     selective = shapes.recompute == RECOMPUTE_MODES.index("selective")
-    return np.where(shapes.recompute == RECOMPUTE_MODES.index("full"), 1.0, np.where(selective, share, 0.0))
+    full = shapes.recompute == RECOMPUTE_MODES.index("full")
+    return np.asarray(np.where(full, 1.0, np.where(selective, share, 0.0)), dtype=np.float64)
 
 
 def _share_beside_second_products(job: TrainingJob, operator: Operator, shapes: ConfigGrid) -> FloatArray:

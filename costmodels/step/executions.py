@@ -44,17 +44,14 @@ def operator_executions(
     assert len(grid) == 1, "executions are counted for one configuration"
     num_micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
     flavours = _split_by_recomputation(job, runtime, grid)
-    return tuple(
-        (
-            operator,
-            num_micro_batches
-            * sum(
-                blocks[operator.block] * (1.0 + recomputed_share(job, runtime, operator, own))
-                for own, blocks in flavours
-            ),
+
+    def count(operator: Operator) -> FloatArray:
+        share = (
+            blocks[operator.block] * (1.0 + recomputed_share(job, runtime, operator, own)) for own, blocks in flavours
         )
-        for operator in step_operators(job, runtime, grid)
-    )
+        return np.asarray(num_micro_batches * sum(share), dtype=np.float64)
+
+    return tuple((operator, count(operator)) for operator in step_operators(job, runtime, grid))
 
 
 def collective_executions(setting: Setting, grid: ConfigGrid) -> tuple[tuple[Collective, Phase, FloatArray], ...]:
