@@ -1,15 +1,16 @@
 """Measure the cost model's accuracy: fit it to some measured runs and quote its errors on others.
 
-    python -m benchmarks.fidelity --fit A.csv --quote B.csv [C.csv ...] [--model both] [--json]
+    python -m benchmarks.fidelity [--fit A.csv] [--quote B.csv C.csv ...] [--model both] [--json]
 
-A fit starts from each profile as it was before it saw any run. Without `--fit` the shipped profiles are quoted. Each
-figure is followed, in brackets, by the score of a perfect model if repeated measurements of one configuration spread by
-`--noise`. `--model simulator` quotes the event simulator in place of the closed form. `--model both` quotes the two
-side by side on the runs that both can predict. Profiles are always fitted with the closed form. Groups on unlike
-devices (`mixed:8xV100-SXM-16+12xT4-16`) appear in a separate table too, with the seconds spent on predicting and
-ranking the layouts of each. A run whose source does not say what it recomputed counts in no figure and no fit: the
-closed form predicts it under each mode that its runtime offers, and a further table quotes the range. Progress goes to
-stderr; exit status 2 reports a mistake in the arguments.
+A fit starts from each profile as it was before it saw any run. Without `--fit` the shipped profiles are quoted. Without
+`--quote` all of configs/measured/runs is quoted; the shipped profiles were fitted to much of it, so their errors there
+are no test. Each figure is followed, in brackets, by the score of a perfect model if repeated measurements of one
+configuration spread by `--noise`. `--model simulator` quotes the event simulator in place of the closed form. `--model
+both` quotes the two side by side on the runs that both can predict. Profiles are always fitted with the closed form.
+Groups on unlike devices (`mixed:8xV100-SXM-16+12xT4-16`) appear in a separate table too, with the seconds spent on
+predicting and ranking the layouts of each. A run whose source does not say what it recomputed counts in no figure and
+no fit: the closed form predicts it under each mode that its runtime offers, and a further table quotes the range.
+Progress goes to stderr; exit status 2 reports a mistake in the arguments.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import numpy as np
 
 from benchmarks.calibration.noise_floor import noise_floor
 from benchmarks.support.fidelity_figures import LogErrors, judge, log_errors
+from benchmarks.support.shipped_runs import shipped_runs
 from benchmarks.support.simulated_runs import simulated, taken
 from benchmarks.support.timing import USERS_MISTAKE, count_at_least, reasons, tell
 from costmodels.calibration.fidelity import (
@@ -103,7 +105,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fidelity", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--fit", nargs="+", type=Path, default=[], metavar="CSV", help="fit the profiles to these runs")
     parser.add_argument(
-        "--quote", nargs="+", type=Path, required=True, metavar="CSV", help="quote errors on these runs"
+        "--quote",
+        nargs="+",
+        type=Path,
+        default=shipped_runs(),
+        metavar="CSV",
+        help="quote errors on these runs (all of configs/measured/runs)",
     )
     parser.add_argument("--runtime", help="runtime profile for the runs of every source")
     parser.add_argument(

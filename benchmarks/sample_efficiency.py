@@ -1,11 +1,11 @@
 """Count the trials that each sampler needs on measured grids, beside general-purpose optimizers on the same candidates.
 
-    python -m benchmarks.sample_efficiency --measured C.csv [D.csv ...] [--history A.csv ...] [--json]
+    python -m benchmarks.sample_efficiency [--measured C.csv ...] [--history A.csv ...] [--json]
 
-Each group of runs (one model on one cluster) is a search space that is known completely. A trial of a candidate finds
-the median of its measured step times, or that it failed. `NAME_failed.csv` beside `NAME.csv` is read too; a failed
-configuration is a candidate and costs a trial. All timed runs count, including those tagged OUTLIER or LOW-MFU, but not
-those tagged SUSPECT.
+Each group of runs (one model on one cluster) is a search space that is known completely. Without --measured the groups
+are those of configs/measured/runs. A trial of a candidate finds the median of its measured step times, or that it
+failed. `NAME_failed.csv` beside `NAME.csv` is read too; a failed configuration is a candidate and costs a trial. All
+timed runs count, including those tagged OUTLIER or LOW-MFU, but not those tagged SUSPECT.
 
 Without --history the sampler knows only a shipped profile of another runtime that was never fitted to the source:
 megatron-core, or nanotron if megatron-core is the source's own runtime or was fitted to it. With --history the source's

@@ -1,10 +1,10 @@
 """Fit the shipped runtime profiles to measured runs, and rewrite costmodels/catalog/runtimes/*.yaml in place.
 
-    python -m benchmarks.calibration.fit_profiles A.csv [B.csv ...] [--runtime NAME]
+    python -m benchmarks.calibration.fit_profiles [A.csv ...] [--runtime NAME]
 
-Every runtime with enough clean, timed runs in the files is fitted; the other profiles stay unchanged. A new profile is
-fitted to all of these runs, so its errors on them are no test: quote figures from `benchmarks.fidelity --fit ...
---quote ...`.
+Every runtime with enough clean, timed runs in the files (all of configs/measured/runs if none is named) is fitted; the
+other profiles stay unchanged. A new profile is fitted to all of these runs, so its errors on them are no test: quote
+figures from `benchmarks.fidelity --fit ... --quote ...`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.support.shipped_runs import shipped_runs
 from costmodels.calibration.fidelity import is_clean, settings_of
 from costmodels.calibration.fitting import calibrate_all
 from costmodels.calibration.measured_runs import read_measured_and_skipped
@@ -30,7 +31,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.calibration.fit_profiles", description=__doc__.split("\n", 1)[0]
     )
-    parser.add_argument("measured", nargs="+", type=Path, metavar="CSV", help="measured runs")
+    parser.add_argument(
+        "measured",
+        nargs="*",
+        type=Path,
+        default=shipped_runs(),
+        metavar="CSV",
+        help="measured runs (all of configs/measured/runs)",
+    )
     parser.add_argument("--runtime", help="fit only this runtime's profile")
     given = parser.parse_args(argv)
     try:

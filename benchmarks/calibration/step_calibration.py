@@ -1,6 +1,6 @@
 """Measure the calibration of the step-level surrogate: measured step times against the intervals of its draws.
 
-    python -m benchmarks.calibration.step_calibration --measured C.csv [D.csv ...] [--history A.csv ...] [--seeds 5]
+    python -m benchmarks.calibration.step_calibration [--measured C.csv ...] [--history A.csv ...] [--seeds 5]
         [--trials 0,3,6,10] [--json]
 
 Groups of measured runs are problems as in benchmarks/sample_efficiency.py. Without --history they are predicted by a

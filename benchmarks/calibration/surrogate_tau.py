@@ -1,6 +1,6 @@
 """Measure how well the surrogate ranks all candidates of measured grids after a few trials, beside a published tuner.
 
-    python -m benchmarks.calibration.surrogate_tau --measured C.csv [D.csv ...] [--runtime NAME] [--trials 0 3 6 10]
+    python -m benchmarks.calibration.surrogate_tau [--measured C.csv ...] [--runtime NAME] [--trials 0 3 6 10]
     [--json]
 
 Each group of runs is a search space that is known completely, as in benchmarks/sample_efficiency.py. Meshtune's sampler

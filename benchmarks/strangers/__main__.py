@@ -1,6 +1,6 @@
 """Judge Meshtune on clusters and frameworks that it has never seen: leave out one source of measured runs at a time.
 
-    python -m benchmarks.strangers --measured A.csv [B.csv ...] [--seeds N] [--cache DIR] [--json]
+    python -m benchmarks.strangers [--measured A.csv ...] [--seeds N] [--cache DIR] [--json]
 
 For each publisher of runs, whatever was fitted to its runs or chosen on them is fitted or chosen again without them
 (left_out.py, choosing.py). Its sources are then (a) predicted with the profile of their own runtime: errors, order
@@ -14,9 +14,10 @@ Lines of the second table: Meshtune and its prior alone (candidates in the order
 profile, with another, pooled over all others, and with none; random search, and the optimizers of
 benchmarks/support/peers.py, which know no prediction.
 
-Fits use the runs of the given files alone, so give all files; --sources picks the publishers to leave out.
-With few publishers the constants of the search and the error models are those of the catalog. --cache keeps fitted
-profiles between calls. Progress goes to stderr; exit status 2 reports a mistake in the arguments.
+Fits use the runs of the given files alone. Without --measured these are all of configs/measured/runs; --sources picks
+the publishers to leave out. With few publishers the constants of the search and the error models are those of the
+catalog. --cache keeps fitted profiles between calls. Progress goes to stderr; exit status 2 reports a mistake in the
+arguments.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.support.shipped_runs import shipped_runs
 from hardware.io.errors import ConfigError
 
 USERS_MISTAKE = 2
@@ -56,7 +57,12 @@ def searching(program: str, description: str | None) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--measured", nargs="+", type=Path, required=True, metavar="CSV", help="files with the groups to search"
+        "--measured",
+        nargs="+",
+        type=Path,
+        default=shipped_runs(),
+        metavar="CSV",
+        help="files with the groups to search (all of configs/measured/runs)",
     )
     parser.add_argument("--workers", type=count_at_least(1), default=2, help="worker processes (2)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

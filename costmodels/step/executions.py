@@ -46,10 +46,10 @@ def operator_executions(
     flavours = _split_by_recomputation(job, runtime, grid)
 
     def count(operator: Operator) -> FloatArray:
-        share = (
+        executed = (
             blocks[operator.block] * (1.0 + recomputed_share(job, runtime, operator, own)) for own, blocks in flavours
         )
-        return np.asarray(num_micro_batches * sum(share), dtype=np.float64)
+        return np.asarray(num_micro_batches * sum(executed), dtype=np.float64)
 
     return tuple((operator, count(operator)) for operator in step_operators(job, runtime, grid))
 
