@@ -1,10 +1,10 @@
-"""Measure the driver's cost of a study with 10,000 trials among about 60,000 candidates, 64 in flight, over time.
+"""Measure the driver's cost of a study with 10,000 trials among about 80,000 candidates, 64 in flight, over time.
 
     python -m benchmarks.load [--trials 10000] [--storages sqlite postgresql] [--parallel 64] [--seeded N]
         [--folder DIR] [--json]
 
 The study tunes Pangu-135B for 6,144 devices. FlexParallel's Table 2 counts 58,205 configurations for it; our nearest
-larger space has 59,718 candidates that may fit, on H200 with a batch of 2,304. The driver runs as in `meshtune run`,
+larger space has 79,509 candidates that may fit, on H200 with a batch of 2,304. The driver runs as in `meshtune run`,
 with the ordinary sampler and its ordinary draws. Only Ray is left out, since 64 workers need more memory than the
 driver: one process of simulated trials measures the configurations of all slots, and any slot may end next. Trials
 report their first steps one poll before they end, so that the driver can stop them.
