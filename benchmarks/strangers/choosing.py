@@ -131,14 +131,15 @@ def _scores_under(group: Group, work: Scored, profile: RuntimeProfile) -> FloatA
                 # every second of the candidates that are predicted to be fast is tried
                 tried = np.sort(by_prediction[: 2 * number : 2])
                 untried = np.setdiff1d(by_prediction, tried)
-                posterior = after(steps, _seen(tried, log_time))
-                densities = [_log_density(each, log_time[untried], untried) for each in posterior.fitted]
+                posterior = after(steps, seen_of(tried, log_time))
+                densities = [log_density(each, log_time[untried], untried) for each in posterior.fitted]
                 weights = np.log(np.maximum(posterior.probabilities, 1e-300))[:, None]
                 scores[place] += np.mean(logsumexp(np.array(densities) + weights, axis=0)) / len(TRIALS)
     return scores
 
 
-def _seen(tried: IntArray, log_time: FloatArray) -> Seen:
+def seen_of(tried: IntArray, log_time: FloatArray) -> Seen:
+    """Return what trials of these candidates measure, of all of which the log step times are given."""
     none = np.zeros(0)
     return Seen(
         measured=tried,
@@ -151,7 +152,7 @@ def _seen(tried: IntArray, log_time: FloatArray) -> Seen:
     )
 
 
-def _log_density(fitted: Fitted, log_time: FloatArray, at: IntArray) -> FloatArray:
+def log_density(fitted: Fitted, log_time: FloatArray, at: IntArray) -> FloatArray:
     """Return the log density of measured log times [m] of untried candidates under one hypothesis.
 
     An outlier's excess is exponential on top of the Gaussian error, as in `Fitted.draw`.
