@@ -20,6 +20,7 @@ from typing import Any
 from costmodels.job.layer_change import LayerChange
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.step.changed_layers import shape_keys
+from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.io.errors import ConfigError
 from tuner.planners.engine.workers import AbstractBound, ProcessWorkers
@@ -154,7 +155,7 @@ def _decide(config: StudyConfig, grid: ConfigGrid, found: Sequence[_Found]) -> l
     fastest_s: list[dict[tuple[int, ...], float]] = []
     for own in ((), changes):
         changed = replace(setting, runtime=replace(setting.runtime, layer_changes=own))
-        step_time_s = estimate_step(changed, grid).step_time_s.tolist()
+        step_time_s = estimate_step(changed, grid, memory=estimate_memory(changed, grid)).step_time_s.tolist()
         fastest: dict[tuple[int, ...], float] = {}
         for key, seconds in zip(shape_keys(grid), step_time_s, strict=True):
             fastest[key] = min(fastest.get(key, math.inf), seconds)
