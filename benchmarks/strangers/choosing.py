@@ -28,7 +28,7 @@ from costmodels.surrogates.surrogate import Fitted, Seen, after
 from hardware.arrays import FloatArray, IntArray
 from tuner.search.prior import alternative, predict_parts
 
-FEWEST_CANDIDATES = 5
+FEWEST_CANDIDATES = 4
 """Fewest measured candidates of a group that counts."""
 
 MOST_GROUPS = 6
