@@ -1,5 +1,5 @@
 """Judge Meshtune on clusters that it has never seen: each source of measured runs is left out of all that was fitted.
 
-Begin in __main__.py, which says what is measured. left_out.py makes the profiles without a source, choosing.py the
-constants of the search, predicting.py quotes their predictions of it, and tuning.py searches its groups.
+Begin in __main__.py, which says what is measured. left_out.py makes the profiles without a source, predicting.py quotes
+their predictions of it, and tuning.py searches its groups.
 """

@@ -2,22 +2,21 @@
 
     python -m benchmarks.strangers [--measured A.csv ...] [--seeds N] [--cache DIR] [--json]
 
-For each publisher of runs, whatever was fitted to its runs or chosen on them is fitted or chosen again without them
-(left_out.py, choosing.py). Its sources are then (a) predicted with the profile of their own runtime: errors, order
-within groups, and the share of the runs inside the stated intervals, for memory and for step times, under the error
-models of all other publishers (errors.py); and (b) tuned: each group of at least --min-candidates candidates is
-searched by a study that names the right profile, by studies that name each of the other profiles, and by one that names
-none (`runtime: unknown`). Searches end as in benchmarks.sample_efficiency. `NAME_failed.csv` beside `NAME.csv` is read
-too.
+For each publisher of runs, whatever was fitted to its runs is fitted again without them (left_out.py). Its sources are
+then (a) predicted with the profile of their own runtime: errors, order within groups, and the share of the runs inside
+the stated intervals, for memory and for step times, under the error models of all other publishers (errors.py); and (b)
+tuned: each group of at least --min-candidates candidates is searched by a study that names the right profile, by
+studies that name each of the other profiles, and by one that names none (`runtime: unknown`). Searches end as in
+benchmarks.sample_efficiency. `NAME_failed.csv` beside `NAME.csv` is read too. The constants of the search
+(costmodels/catalog/search.yaml) are the catalog's.
 
 Lines of the second table: Meshtune and its prior alone (candidates in the order of their predicted time) with the right
 profile, with another, pooled over all others, and with none; random search, and the optimizers of
 benchmarks/support/peers.py, which know no prediction.
 
 Fits use the runs of the given files alone. Without --measured these are all of configs/measured/runs; --sources picks
-the publishers to leave out. With few publishers the constants of the search and the error models are those of the
-catalog. --cache keeps fitted profiles between calls. Progress goes to stderr; exit status 2 reports a mistake in the
-arguments.
+the publishers to leave out. With few publishers the error models are those of the catalog. --cache keeps fitted
+profiles between calls. Progress goes to stderr; exit status 2 reports a mistake in the arguments.
 """
 
 from __future__ import annotations
@@ -31,14 +30,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.strangers.choosing import (
-    FEWEST_CANDIDATES,
-    Scored,
-    choose,
-    scores_of,
-    settings_to_compare,
-    write_constants,
-)
 from benchmarks.strangers.errors import FEWEST_PUBLISHERS, fit_errors, write_errors
 from benchmarks.strangers.left_out import Without, has_seen, profile_without
 from benchmarks.strangers.predicting import Stranger, predict_stranger
@@ -53,7 +44,6 @@ from costmodels.calibration.fidelity import GROUP
 from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.calibration.sources import publisher_of, source_of
 from costmodels.job.runtime import RuntimeProfile, find_runtime, runtime_names
-from costmodels.surrogates.search_constants import SearchConstants
 from hardware.io.errors import ConfigError, did_you_mean
 
 SEARCHERS = ("meshtune", "prior", "random", "tpe", "gp", "botorch")
@@ -76,7 +66,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--trials", type=count_at_least(1), default=100, help="largest number of trials (100)")
     parser.add_argument("--sources", help="comma-separated publishers to leave out, one at a time (all)")
-    parser.add_argument("--write", action="store_true", help="write error models and search constants into the catalog")
+    parser.add_argument("--write", action="store_true", help="write the error models of all sources into the catalog")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="keep fitted profiles in this folder")
     return parser.parse_args(argv)
 
@@ -120,19 +110,12 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
         of_all = fit_errors(errors)
         if given.write:
             write_errors(of_all)
-        chosen = _constants(publishers, runs, profiles, each, is_written=given.write)
         searches = [
             search
             for publisher in publishers
             for group in of_publisher[publisher]
             for search in searches_of(
-                group,
-                profiles[publisher],
-                chosen[publisher],
-                named=named,
-                searchers=searchers,
-                seeds=given.seeds,
-                max_trials=given.trials,
+                group, profiles[publisher], named=named, searchers=searchers, seeds=given.seeds, max_trials=given.trials
             )
         ]
         tell(f"{len(searches):,} searches of {len(groups):,} groups")
@@ -145,7 +128,6 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
     return {
         "predicted": [{"source": source, **figures} for source, figures in predicted],
         "error_models": of_all.model_dump(),
-        "search_constants": {publisher: constants.model_dump() for publisher, constants in chosen.items()},
         "predicted_overall": _over_sources([figures for _, figures in predicted]),
         "tuned": tuned,
         "tuned_by_source": {
@@ -172,31 +154,6 @@ def _names(text: str, valid: Sequence[str], option: str, rule: str) -> list[str]
         if name not in valid:
             raise ConfigError(rule, key=option, value=name, nearest=did_you_mean(name, valid))
     return names
-
-
-def _constants(
-    publishers: Sequence[str],
-    runs: Sequence[MeasuredRun],
-    profiles: Mapping[str, Mapping[str, RuntimeProfile]],
-    each: Any,
-    *,
-    is_written: bool,
-) -> dict[str, SearchConstants]:
-    """Return the constants of the search that are chosen without each publisher, by publisher."""
-    groups: dict[str, list[Group]] = defaultdict(list)
-    for group in groups_of(runs, FEWEST_CANDIDATES)[0]:
-        groups[publisher_of(group.runs[0].source)].append(group)
-    settings = settings_to_compare()
-    scored = [name for name in publishers if name in groups]
-    tell(f"comparing {len(settings)} settings of the search on {', '.join(scored) or 'no groups'}")
-    work = [Scored(groups=tuple(groups[name]), profiles=profiles[name], settings=settings) for name in scored]
-    scores = dict(zip(scored, each(scores_of, work), strict=True))
-    if is_written:
-        write_constants(choose(scores, settings), scores)
-    return {
-        publisher: choose({name: score for name, score in scores.items() if name != publisher}, settings)
-        for publisher in publishers
-    }
 
 
 def _profiles(

@@ -19,7 +19,6 @@ from benchmarks.support.trial_metrics import Trials
 from costmodels.calibration.fidelity import by_setting
 from costmodels.calibration.sources import source_of
 from costmodels.job.runtime import UNKNOWN, RuntimeProfile
-from costmodels.surrogates.search_constants import SearchConstants
 from tuner.search.prior import initial_posterior
 
 RIGHT, ANOTHER, NONE = "right profile", "another", "unknown"
@@ -57,7 +56,6 @@ class Search:
     Attributes:
         group: Group to search.
         profiles: Profiles without the group's publisher, by name.
-        constants: Constants of the search that were chosen without it.
         named: Name of the profile that the study names.
         searcher: Name of the searcher, in OWN or BLIND.
         seeds: Number of searches.
@@ -66,7 +64,6 @@ class Search:
 
     group: Group
     profiles: Mapping[str, RuntimeProfile]
-    constants: SearchConstants
     named: str
     searcher: str
     seeds: int
@@ -82,7 +79,7 @@ class Search:
 
     def run(self) -> Found:
         """Search the group once for each seed; the prior alone needs one search."""
-        problem = strange_problem(self.group, self.profiles[self.named], tuple(self.profiles.values()), self.constants)
+        problem = strange_problem(self.group, self.profiles[self.named], tuple(self.profiles.values()))
         make = (OWN | BLIND)[self.searcher]
         seeds = 1 if self.searcher == "prior" else self.seeds
         times = self.group.step_time_s
@@ -113,7 +110,6 @@ def run_search(search: Search) -> Found:
 def searches_of(
     group: Group,
     profiles: Mapping[str, RuntimeProfile],
-    constants: SearchConstants,
     *,
     named: Sequence[str],
     searchers: Sequence[str],
@@ -125,13 +121,7 @@ def searches_of(
 
     def search(searcher: str, profile: str) -> Search:
         return Search(
-            group=group,
-            profiles=profiles,
-            constants=constants,
-            named=profile,
-            searcher=searcher,
-            seeds=seeds,
-            max_trials=max_trials,
+            group=group, profiles=profiles, named=profile, searcher=searcher, seeds=seeds, max_trials=max_trials
         )
 
     under = dict.fromkeys([right, *named])
@@ -139,15 +129,13 @@ def searches_of(
     return [*own, *(search(searcher, right) for searcher in searchers if searcher in BLIND)]
 
 
-def strange_problem(
-    group: Group, profile: RuntimeProfile, others: Sequence[RuntimeProfile], constants: SearchConstants | None = None
-) -> Problem:
+def strange_problem(group: Group, profile: RuntimeProfile, others: Sequence[RuntimeProfile]) -> Problem:
     """Return the tuning problem of a group for a study that names this profile, where the catalog has the others."""
     settings = [strange_setting(run, profile) for run in group.runs]
     parts = [(measured, np.array(at)) for measured, at in by_setting(settings).items()]
     return Problem(
         grid=group.grid,
-        posterior=initial_posterior(parts, group.grid, other_profiles=others, constants=constants),
+        posterior=initial_posterior(parts, group.grid, other_profiles=others),
         runtime=profile.name,
         num_history=0,
         num_dropped=0,

@@ -22,7 +22,7 @@ from costmodels.step.error_models import MemoryErrorModel
 from costmodels.step.memory import MEMORY_PARTS
 from costmodels.surrogates.gaussian_process import Hyperparameters, HyperPrior, Points, fit, join_points
 from costmodels.surrogates.predicted import Predicted
-from costmodels.surrogates.search_constants import SearchConstants, search_constants
+from costmodels.surrogates.search_constants import search_constants
 from costmodels.surrogates.surrogate import Hypothesis, PastErrors
 from hardware.arrays import FloatArray, IntArray
 
@@ -114,10 +114,7 @@ class Alternative:
 
 
 def step_hypotheses(
-    predicted: Predicted,
-    history: FittedHistory | None = None,
-    alternatives: Sequence[Alternative] = (),
-    constants: SearchConstants | None = None,
+    predicted: Predicted, history: FittedHistory | None = None, alternatives: Sequence[Alternative] = ()
 ) -> tuple[Hypothesis, ...]:
     """Return the hypotheses about errors of predicted step times [n].
 
@@ -125,9 +122,8 @@ def step_hypotheses(
         predicted: Predictions of the study's own profile.
         history: Earlier runs, which add a hypothesis; it is the last one.
         alternatives: Predictions of other profiles.
-        constants: Constants of the search; None for the catalog's.
     """
-    constants = constants or search_constants()
+    constants = search_constants()
     effects = predicted.constant_effects
     # the common effect of a constant on all candidates is part of the offset, so the effects are centred
     placed = partial(_place_steps, center=effects.mean(axis=0), constants=(FOREIGN_OFFSET,))
@@ -160,13 +156,10 @@ def step_hypotheses(
 
 
 def memory_hypotheses(
-    predicted: Predicted,
-    history: FittedHistory | None = None,
-    alternatives: Sequence[Alternative] = (),
-    constants: SearchConstants | None = None,
+    predicted: Predicted, history: FittedHistory | None = None, alternatives: Sequence[Alternative] = ()
 ) -> tuple[Hypothesis, ...]:
     """Return the hypotheses about errors of predicted memory [n]; see `step_hypotheses`."""
-    constants = constants or search_constants()
+    constants = search_constants()
     shared = predicted.memory_error.scale
     placed = partial(_place_memory, shared=shared)
     log_needed, points = placed(predicted, constants=())

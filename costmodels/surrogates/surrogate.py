@@ -324,9 +324,9 @@ class Fitted:
         # unmeasured candidates draw a residual from the prior, and a few of them an outlier
         of_others = np.float32(np.sqrt(own_variance)) * rng.standard_normal(drawn.shape, dtype=np.float32)
         if self.hypothesis.outliers is not None:
-            is_outlier = rng.random(drawn.shape, dtype=np.float32) < self.outlier_rate(self.hypothesis.outliers)
+            is_outlier = rng.random(drawn.shape, dtype=np.float32) < self._outlier_rate(self.hypothesis.outliers)
             far = rng.standard_exponential(int(is_outlier.sum()), dtype=np.float32)
-            of_others[is_outlier] += np.float32(self.outlier_size()) * far
+            of_others[is_outlier] += np.float32(self._outlier_size()) * far
         # candidates whose proxy job was measured share its residual
         self._carry_over(seen, own, of_others)
         drawn += of_others
@@ -349,12 +349,12 @@ class Fitted:
         of_observations[:, of_observations.shape[1] - len(seen.bounded) :] = beside[:, seen.bounded]
         return of_observations
 
-    def outlier_rate(self, before: tuple[float, float]) -> float:
+    def _outlier_rate(self, before: tuple[float, float]) -> float:
         """Return the probability that an unmeasured candidate is an outlier, given the pseudo-counts before."""
         found = np.count_nonzero(self.surprise)
         return float((before[0] + found) / (before[0] + before[1] + len(self.surprise)))
 
-    def outlier_size(self) -> float:
+    def _outlier_size(self) -> float:
         """Return the expected log excess of an outlier."""
         return float(np.mean([OUTLIER_SIZE, *np.sqrt(self.surprise[self.surprise > 0])]))
 

@@ -27,7 +27,6 @@ from costmodels.job.runtime import CONSTANTS
 from costmodels.surrogates.crash_surrogate import OWN_CRASH, CrashSurrogate, Kinds, crash_surrogate, kinds_of
 from costmodels.surrogates.hypotheses import Alternative, FittedHistory, memory_hypotheses, step_hypotheses
 from costmodels.surrogates.predicted import Predicted, together
-from costmodels.surrogates.search_constants import SearchConstants
 from costmodels.surrogates.surrogate import Hypothesis, Seen, Surrogate, after
 from hardware.arrays import FloatArray, IntArray
 from tuner.search.failures import FailureConclusion
@@ -397,7 +396,6 @@ def posterior_of(
     *,
     history: FittedHistory | None = None,
     alternatives: Sequence[Alternative] = (),
-    constants: SearchConstants | None = None,
     operators: OperatorPosterior | None = None,
     proxies: ProxyPosterior | None = None,
 ) -> Posterior:
@@ -408,7 +406,6 @@ def posterior_of(
         grid: Grid of the candidates.
         history: Prior from earlier runs of the runtime.
         alternatives: Predictions of other profiles, whose clusters may resemble the study's more.
-        constants: Constants of the search; None for the catalog's.
         operators: Posterior of the operators, predicted by the profile fitted to `history`, or else by the runtime's
             own.
         proxies: Predictions of proxies, by both profiles.
@@ -416,8 +413,8 @@ def posterior_of(
     return Posterior(
         predicted=predicted,
         kinds=kinds_of(grid),
-        steps=step_hypotheses(predicted, history, alternatives, constants),
-        memory=memory_hypotheses(predicted, history, alternatives, constants) if predicted.knows_memory else (),
+        steps=step_hypotheses(predicted, history, alternatives),
+        memory=memory_hypotheses(predicted, history, alternatives) if predicted.knows_memory else (),
         operators=operators,
         proxies=proxies,
     )

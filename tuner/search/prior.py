@@ -26,7 +26,6 @@ from costmodels.surrogates.error_terms import step_terms
 from costmodels.surrogates.hypotheses import FEWEST_PAST, FOREIGN_TRUST, TRUST, Alternative, FittedHistory, PastGroup
 from costmodels.surrogates.operator_surrogate import OperatorErrors
 from costmodels.surrogates.predicted import Predicted, predict, together
-from costmodels.surrogates.search_constants import SearchConstants
 from hardware.arrays import IntArray
 from hardware.cluster import Cluster
 from trials.backend import Status
@@ -86,7 +85,6 @@ def initial_posterior(
     *,
     other_profiles: Sequence[RuntimeProfile] | None = None,
     other_clusters: Sequence[Part] = (),
-    constants: SearchConstants | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> Posterior:
     """Return the posterior of candidates before any trial of the study.
@@ -98,7 +96,6 @@ def initial_posterior(
         other_profiles: Profiles that may predict the study's cluster better than its own; None for the catalog's.
         other_clusters: Candidates on other clusters, where no trial runs. They stand behind all others in this order,
             and trials on the study's own cluster teach of them too.
-        constants: Constants of the search; None for the catalog's.
         on_progress: Function that is called with a line of text before a step that takes seconds.
     """
     learned = learn(past, parts[0][0].setting, on_progress=on_progress) if past else None
@@ -106,7 +103,7 @@ def initial_posterior(
     every = [*parts, *other_clusters]
     if learned:
         fitted = [(under(setting, learned.runtime), at) for setting, at in every]
-        history = FittedHistory(predicted=predict_parts(fitted, grid), groups=learned.groups, trust=learned.trust)
+        history = FittedHistory(predicted=_predict_parts(fitted, grid), groups=learned.groups, trust=learned.trust)
     # operators are composed in one setting on one kind of device only
     operators, proxies = None, None
     if len(parts) == 1 and len(parts[0][0].setting.cluster.devices) == 1:
@@ -126,19 +123,18 @@ def initial_posterior(
         )
     own = parts[0][0].setting.runtime
     others = other_runtimes(own) if other_profiles is None else other_profiles
-    alternatives = [alternative(every, grid, profile) for profile in others if profile.name != own.name]
+    alternatives = [_alternative(every, grid, profile) for profile in others if profile.name != own.name]
     return posterior_of(
-        predict_parts(every, grid),
+        _predict_parts(every, grid),
         grid,
         history=history,
         alternatives=alternatives,
-        constants=constants,
         operators=operators,
         proxies=proxies,
     )
 
 
-def alternative(parts: Sequence[Part], grid: ConfigGrid, profile: RuntimeProfile) -> Alternative:
+def _alternative(parts: Sequence[Part], grid: ConfigGrid, profile: RuntimeProfile) -> Alternative:
     """Return the predictions of all candidates by another profile."""
     step_time_s, needed_bytes = np.empty(len(grid)), np.empty(len(grid))
     for measured, at in parts:
@@ -149,7 +145,7 @@ def alternative(parts: Sequence[Part], grid: ConfigGrid, profile: RuntimeProfile
     return Alternative(step_time_s=step_time_s, needed_bytes=needed_bytes)
 
 
-def predict_parts(parts: Sequence[Part], grid: ConfigGrid) -> Predicted:
+def _predict_parts(parts: Sequence[Part], grid: ConfigGrid) -> Predicted:
     """Return the predictions of all candidates, each under its own setting."""
     return together([predict(setting, grid.take(at)) for setting, at in parts], [at for _, at in parts])
 

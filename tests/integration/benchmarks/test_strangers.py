@@ -6,18 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.strangers import choosing
 from benchmarks.strangers import errors as strangers_errors
 from benchmarks.strangers.__main__ import main
-from benchmarks.strangers.choosing import (
-    CHOICES,
-    NUM_SETTINGS,
-    choose,
-    log_density,
-    seen_of,
-    settings_to_compare,
-    write_constants,
-)
 from benchmarks.strangers.errors import LeftOutErrors, fit_errors, write_errors
 from benchmarks.strangers.left_out import (
     GUESSED_MEMORY,
@@ -31,10 +21,6 @@ from costmodels.calibration.sources import publisher_of
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import CONSTANTS, find_prior, find_runtime
 from costmodels.step.error_models import CATALOG_FILE, ErrorModel, ErrorModels, MemoryErrorModel, error_models
-from costmodels.surrogates.gaussian_process import Points
-from costmodels.surrogates.search_constants import CATALOG_FILE as CONSTANTS_FILE
-from costmodels.surrogates.search_constants import SearchFile, search_constants
-from costmodels.surrogates.surrogate import Hypothesis
 from hardware.io.config_file import read_mapping, validate_mapping
 from tests.support.benchmark_runs import ROOT
 from tests.support.settings.synthetic_runs import small_model, unmeasured_run
@@ -184,62 +170,6 @@ def test_the_catalog_keeps_the_comment_of_its_errors(tmp_path, monkeypatch):
 
 
 ARGUMENTS = ("--measured", str(MEASURED), "--workers", "1", "--seeds", "1", "--trials", "3", "--profiles", "mindspeed")
-
-
-def test_the_density_of_an_untried_candidate_is_one():
-    """The density by which settings are compared integrates to 1, outliers included."""
-    points = Points(features=np.array([[0.0], [0.2], [1.0]]), linear=np.zeros((3, 0)))
-    hypothesis = Hypothesis(
-        chance=1.0,
-        log_predicted=np.zeros(3),
-        points=points,
-        num_scaled=0,
-        prior=search_constants().rough,
-        outliers=(2.0, 8.0),
-    )
-    fitted = hypothesis.after(seen_of(np.array([0]), np.array([0.3, np.nan, np.nan])))
-    values = np.linspace(-6, 30, 40_001)
-
-    density = np.exp(log_density(fitted, values, np.full(len(values), 1)))
-
-    assert np.trapezoid(density, values) == pytest.approx(1, abs=1e-3)
-
-
-def test_constants_are_chosen_by_the_mean_over_publishers():
-    """The best mean score wins; publishers without groups don't count; with two the catalog decides."""
-    settings = settings_to_compare()[:3]
-    scores = {
-        "a": np.array([0.0, 1.0, 0.0]),
-        "b": np.array([0.0, 1.0, 3.0]),
-        "c": np.array([0.0, 1.0, -1.0]),
-        "d": None,
-    }
-
-    assert choose(scores, settings) == settings[1]
-    assert choose({"a": scores["a"], "b": scores["b"], "d": None}, settings) == search_constants()
-
-
-def test_settings_to_compare_begin_with_the_catalogs():
-    """The constants in use are among those compared, so that a choice is never worse on the groups that it sees."""
-    settings = settings_to_compare()
-
-    assert settings[0] == search_constants()
-    assert len(settings) == NUM_SETTINGS
-    assert all(getattr(one, name) in CHOICES[name] for one in settings[1:] for name in CHOICES)
-
-
-def test_the_catalog_keeps_the_comment_of_its_constants(tmp_path, monkeypatch):
-    """Written constants are read back as they were, under the comment that the file begins with."""
-    target = tmp_path / "search.yaml"
-    target.write_text(CONSTANTS_FILE.read_text(encoding="utf-8"), encoding="utf-8")
-    monkeypatch.setattr(choosing, "CATALOG_FILE", target)
-    chosen = settings_to_compare()[-1]
-
-    write_constants(chosen, {"vtrain": np.zeros(2), "internevo": None})
-
-    assert target.read_text(encoding="utf-8").startswith("# Constants of the search")
-    found = validate_mapping(SearchFile, read_mapping(target), file=str(target))
-    assert (found.constants, found.chosen_on) == (chosen, "groups of vtrain")
 
 
 def test_the_program_predicts_and_tunes_what_it_left_out(capsys):
