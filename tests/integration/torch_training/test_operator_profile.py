@@ -13,7 +13,8 @@ from trials.profiling.operator_profile import RankProfile, Unexplained, merge_pi
 from trials.profiling.trace_events import TraceEvent
 from trials.torch_training.profiling.execution_samples import read_profile
 
-RUNTIME = replace(find_runtime("torchtitan"), fused_elementwise=False)
+# this trainer repeats the attention core alone, not all but every second product
+RUNTIME = replace(find_runtime("torchtitan"), fused_elementwise=False, selective_products=False)
 TINY_LLAMA = replace(LLAMA, num_layers=2)
 TINY_GPT = replace(
     TINY_LLAMA,
