@@ -187,7 +187,8 @@ def _memory_bound_s(operator: Operator, device: Device) -> FloatArray:
     """Return the latency plus the time of the bytes; small operators are slow because of the latency alone."""
     memory = kernel_constants(device.name).memory
     share = memory.norm_share if operator.kind == OpKind.NORM else memory.elementwise_share
-    return memory.latency_s + operator.moved_bytes / (device.memory_bandwidth_bytes_per_s * share)
+    latency_s = np.where(operator.moved_bytes > 0, memory.latency_s, 0.0)  # what moves nothing does not run
+    return np.asarray(latency_s + operator.moved_bytes / (device.memory_bandwidth_bytes_per_s * share))
 
 
 _TIME_ALONE: dict[OpKind, Callable[[Operator, Device], FloatArray]] = {

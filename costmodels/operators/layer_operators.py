@@ -325,7 +325,8 @@ class _Builder:
         return operators + self._add_residual("attention.residual")
 
     def core(self) -> list[Operator]:
-        return self._flash_core() if self.runtime.fused_attention else self._unfused_core()
+        operators = self._flash_core() if self.runtime.fused_attention else self._unfused_core()
+        return operators + self._merge_of_ring() if np.any(self.shapes.cp > 1) else operators
 
     def dense_mlp(self) -> list[Operator]:
         mlp = self._mlp("dense_mlp", self.model.ffn_size)
@@ -451,6 +452,25 @@ class _Builder:
         return operators + self._batched(
             "attention.core.context", rows, float(length), float(self.model.value_head_dim)
         )
+
+    def _merge_of_ring(self) -> list[Operator]:
+        """Return the merging of the ring's partial results; it moves no bytes in rows whose cp is 1.
+
+        Each of the cp - 1 further steps rescales its result and adds it to an accumulator in fp32; backward it adds its
+        gradients of queries, keys and values (Transformer Engine, context_parallel.py). Under a causal mask that the
+        ranks share evenly, half of these steps concern half of the queries, or half of the keys.
+        """
+        shapes = self.shapes
+        positions = shapes.mbs * self.job.sequence_length / shapes.cp / shapes.up * 0.75 * (shapes.cp - 1)
+        results = positions * self.heads * self.model.value_head_dim
+        gradients = positions * (self.heads * self.model.head_dim + 2 * self.kv_size)
+        # forward the accumulator is read and written; backward the sum and its term are read, and the sum is written
+        forward_bytes, backward_bytes = (self.element_bytes + 2 * 4) * results, 3 * self.element_bytes * gradients
+        name, kind, precision = "attention.core.merge", OpKind.ELEMENTWISE, self.job.precision
+        return [
+            _operator(name, kind, Phase.FORWARD, precision, (results,), forward_bytes),
+            _operator(f"{name}.gradient", kind, Phase.BACKWARD, precision, (gradients,), backward_bytes),
+        ]
 
     def _batched(self, name: str, rows: FloatArray, k: float, n: float) -> list[Operator]:
         """Return a batched product [rows, k] @ [k, n] whose right side differs per head, and its two gradients."""

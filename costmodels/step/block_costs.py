@@ -87,15 +87,16 @@ def _sum_by_block(
     for operator in operators:
         block = BLOCKS.index(operator.block)
         seconds = execution_s(operator, device, job, runtime, shapes, kernel_time)
+        runs = operator.moved_bytes > 0
         if operator.phase == Phase.FORWARD:
             # A recomputed operator runs in the forward pass and once more in the backward pass.
             again = recomputed_share(job, runtime, operator, shapes)
             sums.forward[block] += seconds
             sums.backward[block] += again * seconds
-            sums.launches[block] += 1.0 + again
+            sums.launches[block] += runs * (1.0 + again)
         else:
             sums.backward[block] += seconds
-            sums.launches[block] += 1.0
+            sums.launches[block] += runs
         if is_core(operator):
             sums.attention_core[block] += seconds
         elif operator.kind in (OpKind.MATMUL, OpKind.GROUPED_MATMUL):
