@@ -172,6 +172,7 @@ def memory_hypotheses(
             num_scaled=points.linear.shape[1],
             prior=HyperPrior(amplitude=multiple * prior.amplitude, length_scale=3.0, noise=prior.noise, scale=multiple),
             placed=partial(placed, constants=()),
+            # deviations are not widened as those of steps are: it cost trials, and no more searches ended on the best
         )
         for multiple, chance in _memory_multiples(predicted.memory_error).items()
     )
