@@ -213,6 +213,18 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             **_GAINS,
         }
     },
+    "estimate": {
+        "": {
+            "tokens": "number of tokens of the training",
+            "trainings": "training today (`current` or `baseline`) and with the best configuration: `devices`, "
+            "`config`, `source` of the step time, `step_time_s`, `seconds` with its 95% range, `device_hours`",
+            "sizes": "training on each number of hosts of `--hosts`",
+            "sizes_without": "numbers of hosts on which nothing fits, with the reason",
+            "correction": "ratio of measured to predicted step time by which step times of `sizes` are multiplied",
+            "saved_device_hours": "device-hours that the best configuration saves; null without two of one source",
+            "tuning_device_hours": "device-hours of the trials so far; null where they take no devices",
+        }
+    },
     "report": {"": {"written": "report that was written"}},
     "export": {
         "": {

@@ -24,6 +24,7 @@ from hardware.io.errors import ConfigError, shown_url
 from tuner.cli import calibrate as cli_calibrate
 from tuner.cli import completion as cli_completion
 from tuner.cli import dashboard as cli_dashboard
+from tuner.cli import estimate as cli_estimate
 from tuner.cli import init as cli_init
 from tuner.cli import plan as cli_plan
 from tuner.cli import predictions as cli_predictions
@@ -363,6 +364,9 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
     typer.echo(f"  {found.step_time_s:.4g} s per step, {tokens_per_s:,.0f} tokens/s per device ({known})")
     if found.gain is not None and found.reference is not None:
         typer.echo(f"  {found.gain:.3f}x as fast as {found.reference.in_words}")
+
+
+app.command(short_help="Print the days and device-hours of a whole training.")(cli_estimate.estimate)
 
 
 @app.command()

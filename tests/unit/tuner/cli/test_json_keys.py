@@ -29,6 +29,7 @@ SMALL = ROOT / "configs" / "studies" / "cpu-gpt.yaml"
         (f"replan {SMALL} --trace network.csv --robust mean", "with `--robust` instead"),
         ("status FINISHED", ""),
         ("best FINISHED", ""),
+        ("estimate FINISHED --tokens 1e12", ""),
         ("report FINISHED", ""),
         ("export FINISHED --to megatron", ""),
         ("export FINISHED --to megatron --out flags.sh", "with `--out`, also"),

@@ -106,6 +106,7 @@ HOSTILE = "\x1b[31mred\nline\u202e\x07"
         ("simulate", "STUDY", "--config", "tp=8", "--trace", f"no/{HOSTILE}"),
         ("export", "STUDY", "--to", HOSTILE),
         ("rank", "STUDY", "--hosts", HOSTILE),
+        ("estimate", "STUDY", "--tokens", HOSTILE),
         ("status", "STUDY", "--storage", HOSTILE),
         ("export", "STUDY", "--to", "json", "--out", f"no/{HOSTILE}"),
         ("run", "STUDY", "--trials", HOSTILE),

@@ -1,0 +1,57 @@
+import pytest
+
+from tests.support.studies.command_line import assert_users_mistake
+
+
+def test_a_training_takes_its_steps_times_the_step_time(meshtune, simulated):
+    """A training of a million steps takes a million times the predicted step, on as many devices as the study has."""
+    per_step = meshtune("estimate", simulated, "--tokens", "1e12", "--json").json
+    predicted = meshtune("predict", simulated, "--config", "tp=8", "--json").json
+
+    current, best = per_step["trainings"]
+
+    assert (current["label"], best["label"]) == ("current", "best")
+    steps = current["seconds"] / current["step_time_s"]
+    assert current["step_time_s"] == pytest.approx(predicted["step_time_s"])
+    assert current["seconds_range"] == pytest.approx([steps * step_s for step_s in predicted["step_time_range_s"]])
+    assert current["device_hours"] == pytest.approx(current["devices"] * current["seconds"] / 3600)
+    assert per_step["saved_device_hours"] == pytest.approx(current["device_hours"] - best["device_hours"])
+
+
+def test_step_times_that_were_measured_count(meshtune, finished):
+    """After trials a training's time is that of the measured step, and no range is given."""
+    study, storage, _ = finished
+
+    told = meshtune("estimate", study, "--tokens", "300B", "--storage", storage, "--json").json
+
+    best = meshtune("best", study, "--storage", storage, "--json").json
+    assert told["tokens"] == 300e9
+    assert [training["source"] for training in told["trainings"]] == ["measured", "measured"]
+    assert told["trainings"][-1]["step_time_s"] == best["step_time_s"]
+    assert told["trainings"][-1]["seconds_range"] is None
+
+
+def test_other_sizes_are_predicted(meshtune, simulated):
+    """With `--hosts` there is one training for each number of hosts, the same as `rank --hosts` predicts."""
+    told = meshtune("estimate", simulated, "--tokens", "15T", "--hosts", "2,1", "--json").json
+    ranked = meshtune("rank", simulated, "--hosts", "2,1", "--json").json["sizes"]
+
+    assert [size["label"] for size in told["sizes"]] == ["2", "1"]
+    assert [size["step_time_s"] for size in told["sizes"]] == [size["step_time_s"] for size in ranked]
+    assert (
+        "Best prediction on other numbers of hosts"
+        in meshtune("estimate", simulated, "--tokens", "15T", "--hosts", "2,1").out
+    )
+
+
+@pytest.mark.parametrize("tokens", ["many", "0", "-1e9", "nan", "inf", "1Q", "T", ""])
+def test_tokens_are_a_number(meshtune, simulated, tokens):
+    """Text that is no number of tokens is a mistake of the user's."""
+    assert_users_mistake(meshtune("estimate", simulated, f"--tokens={tokens}"), "--tokens", "number of tokens")
+
+
+def test_nothing_fits(meshtune, hopeless):
+    """Where nothing fits, `estimate` ends 1."""
+    done = meshtune("estimate", hopeless, "--tokens", "1e9", "--json")
+
+    assert (done.status, done.json["trainings"]) == (1, [])

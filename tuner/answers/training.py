@@ -1,0 +1,168 @@
+"""Time and device-hours of a whole training: with the current configuration, the best one, and on other cluster sizes.
+
+A step consumes global batch size x sequence length tokens. The time of a training is its number of steps times the step
+time; restarts, evaluation and checkpoints are not counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from costmodels.job.parallel_config import ParallelConfig
+from tuner.answers.best import Best, best_known
+from tuner.answers.candidates import predict_candidate, predict_with_errors
+from tuner.answers.device_time import HOUR_S, device_time_of
+from tuner.answers.sizes import best_by_size
+from tuner.storage.opening import find_study
+from tuner.storage.record import read_records
+from tuner.study_file.config import StudyConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """Whole training with one configuration.
+
+    Attributes:
+        label: What the configuration is: current, baseline or best, or a number of hosts.
+        devices: Number of devices.
+        config: Configuration.
+        source: Source of the step time: measured, synthetic or predicted.
+        step_time_s: Step time [s].
+        range_s: Step time that the 95% interval of a prediction begins and ends with [s]; None otherwise.
+        steps: Number of steps.
+    """
+
+    label: str
+    devices: int
+    config: ParallelConfig
+    source: str
+    step_time_s: float
+    range_s: tuple[float, float] | None
+    steps: int
+
+    @property
+    def seconds(self) -> float:
+        """Time of all steps [s]."""
+        return self.steps * self.step_time_s
+
+    @property
+    def device_hours(self) -> float:
+        """Time of all steps on all devices [h]."""
+        return self.devices * self.seconds / HOUR_S
+
+    def as_json(self, dimensions: Sequence[str]) -> dict[str, Any]:
+        """Return the training as an object."""
+        return {
+            "label": self.label,
+            "devices": self.devices,
+            "config": self.config.values(dimensions),
+            "source": self.source,
+            "step_time_s": self.step_time_s,
+            "seconds": self.seconds,
+            "seconds_range": None if self.range_s is None else [self.steps * step_s for step_s in self.range_s],
+            "device_hours": self.device_hours,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingEstimate:
+    """Answer to what a training takes.
+
+    Attributes:
+        tokens: Number of tokens.
+        trainings: Trainings on the study's cluster: the reference, if there is one, and the best configuration.
+        sizes: Trainings on other numbers of hosts; a number on which nothing fits is left out.
+        reasons: Reason why nothing fits, for each number of hosts that is left out.
+        correction: Ratio of measured to predicted step time that step times of `sizes` are multiplied by.
+        tuning_device_hours: Device-hours of the trials so far.
+        takes_devices: Whether the trials really took devices.
+    """
+
+    tokens: float
+    trainings: tuple[Training, ...]
+    sizes: tuple[Training, ...] = ()
+    reasons: tuple[tuple[int, str], ...] = ()
+    correction: float = 1.0
+    tuning_device_hours: float = 0.0
+    takes_devices: bool = False
+
+    @property
+    def saved_device_hours(self) -> float | None:
+        """Device-hours that the best configuration saves over the reference [h].
+
+        None without a reference, and where one of the two is measured and the other predicted.
+        """
+        if len(self.trainings) < 2 or len({training.source for training in self.trainings}) > 1:
+            return None
+        reference, best = self.trainings
+        return reference.device_hours - best.device_hours
+
+
+def estimate_training(config: StudyConfig, tokens: float, sizes: Sequence[int] = ()) -> TrainingEstimate | None:
+    """Return what training on a number of tokens takes; None if no configuration fits.
+
+    Args:
+        config: Study.
+        tokens: Number of tokens.
+        sizes: Numbers of hosts to predict too.
+    """
+    study = find_study(config.storage, config.name)
+    best, records = best_known(config, study), read_records(study) if study is not None else []
+    if best is None:
+        return None
+    steps = math.ceil(tokens / config.setting.job.tokens_per_step)
+    trainings = []
+    if best.reference is not None:
+        measured_s = best.reference.step_time_s(records)
+        trainings.append(_training(config, best.reference.role, best.reference.config, best, measured_s, steps))
+    known_s = None if best.source == "predicted" else best.step_time_s
+    trainings.append(_training(config, "best", best.config, best, known_s, steps))
+    correction = 1.0
+    if best.source == "measured" and config.measured is None:
+        correction = best.step_time_s / float(predict_candidate(config, best.config)["step_time_s"])
+    found = best_by_size(config, sizes)
+    spent = device_time_of(config, records)
+    return TrainingEstimate(
+        tokens=tokens,
+        trainings=tuple(trainings),
+        sizes=tuple(
+            Training(
+                label=str(size.hosts),
+                devices=size.devices,
+                config=size.config,
+                source="predicted",
+                step_time_s=correction * size.step_time_s,
+                range_s=None,
+                steps=steps,
+            )
+            for size in found
+            if size.config is not None
+        ),
+        reasons=tuple((size.hosts, size.reason) for size in found if size.config is None),
+        correction=correction,
+        tuning_device_hours=spent.device_hours,
+        takes_devices=spent.is_spent,
+    )
+
+
+def _training(
+    config: StudyConfig, label: str, chosen: ParallelConfig, best: Best, known_s: float | None, steps: int
+) -> Training:
+    """Return the training with one configuration, predicted where no trial has timed it."""
+    step_time_s, range_s, source = known_s, None, best.source
+    if step_time_s is None:
+        predicted = predict_with_errors(config, chosen)
+        low_s, high_s = predicted["step_time_range_s"]
+        step_time_s, range_s, source = float(predicted["step_time_s"]), (low_s, high_s), "predicted"
+    return Training(
+        label=label,
+        devices=config.setting.cluster.num_devices,
+        config=chosen,
+        source=source,
+        step_time_s=step_time_s,
+        range_s=range_s,
+        steps=steps,
+    )

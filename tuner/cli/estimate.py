@@ -1,0 +1,122 @@
+"""Command `meshtune estimate`: days and device-hours of a whole training."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Option
+
+from hardware.io.errors import ConfigError
+from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, StudyFile, load, with_plans
+from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, print_table
+
+if TYPE_CHECKING:  # these load numpy
+    from tuner.answers.training import Training, TrainingEstimate
+    from tuner.study_file.config import StudyConfig
+
+_SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+
+
+def estimate(
+    study: StudyFile,
+    tokens: Annotated[str, Option(metavar="N", help="Tokens to train on, for example 1e12, 300B or 15T.")],
+    hosts: Annotated[
+        str | None, Option(metavar="2,4,8,...", help="Predict the training on these numbers of hosts too.")
+    ] = None,
+    storage: Storage = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the days and device-hours of a whole training, today and with the best configuration.
+
+    Step times are measured where the study has tried a configuration, and predicted otherwise.
+    """
+    from tuner.answers.sizes import parse_sizes
+    from tuner.answers.training import estimate_training
+
+    count = _parse_tokens(tokens)
+    config = load(study, overrides, storage)
+    found = estimate_training(with_plans(config), count, () if hosts is None else parse_sizes(config, hosts))
+    if as_json:
+        print_json(_as_json(config, found))
+    elif found is not None:
+        _print(found, config)
+    if found is None:
+        if not as_json:
+            typer.echo(NOTHING_WORKS, err=True)
+        raise typer.Exit(FOUND_NOTHING)
+
+
+def _parse_tokens(text: str) -> float:
+    """Parse a number of tokens such as 1e12, 300B or 15T."""
+    suffix = text[-1:].upper()
+    digits, scale = (text[:-1], _SUFFIXES[suffix]) if suffix in _SUFFIXES else (text, 1.0)
+    try:
+        count = scale * float(digits)
+    except ValueError:
+        count = math.nan
+    if not (math.isfinite(count) and count >= 1):
+        raise ConfigError(
+            "must be a number of tokens", key="--tokens", value=text, nearest="for example 1e12, 300B or 15T"
+        )
+    return count
+
+
+def _as_json(config: StudyConfig, found: TrainingEstimate | None) -> dict[str, object]:
+    if found is None:
+        return {"tokens": None, "trainings": [], "sizes": []}
+    return {
+        "tokens": found.tokens,
+        "trainings": [training.as_json(config.dimensions) for training in found.trainings],
+        "sizes": [training.as_json(config.dimensions) for training in found.sizes],
+        "sizes_without": [{"hosts": hosts, "reason": reason} for hosts, reason in found.reasons],
+        "correction": found.correction,
+        "saved_device_hours": found.saved_device_hours,
+        "tuning_device_hours": found.tuning_device_hours if found.takes_devices else None,
+    }
+
+
+def _print(found: TrainingEstimate, config: StudyConfig) -> None:
+    from tuner.answers.device_time import HOUR_S, duration, hours
+
+    steps = found.trainings[0].steps
+    per_step = config.setting.job.tokens_per_step
+    typer.echo(f"{found.tokens:.4g} tokens are {steps:,} steps of {per_step:,} tokens.")
+    print_table(
+        ["", "devices", "step [s]", "source", "time", "device-hours"], [_row(training) for training in found.trainings]
+    )
+    for training in found.trainings:
+        typer.echo(f"{training.label}: {in_words(training.config.values(config.dimensions))}")
+        if training.range_s is not None:
+            low, high = (duration(training.steps * step_s) for step_s in training.range_s)
+            typer.echo(f"  {low} to {high} with probability 95%")
+    saved = found.saved_device_hours
+    if saved is not None:
+        reference = "the current configuration" if found.trainings[0].label == "current" else "the baseline"
+        typer.echo(f"The best saves {hours(saved * HOUR_S)} device-hours over {reference}.")
+    if found.takes_devices and found.tuning_device_hours:
+        typer.echo(f"Tuning has taken {hours(found.tuning_device_hours * HOUR_S)} device-hours.")
+    if found.sizes or found.reasons:
+        corrected = f" times {found.correction:.3g}, as the best was measured" if found.correction != 1.0 else ""
+        typer.echo(f"\nBest prediction on other numbers of hosts{corrected}:")
+        if found.sizes:
+            print_table(
+                ["hosts", "devices", "step [s]", "source", "time", "device-hours"], [_row(size) for size in found.sizes]
+            )
+        for count, reason in found.reasons:
+            typer.echo(f"{count} hosts: {reason}")
+
+
+def _row(training: Training) -> list[str]:
+    from tuner.answers.device_time import HOUR_S, duration, hours
+
+    return [
+        training.label,
+        f"{training.devices:,}",
+        f"{training.step_time_s:.4g}",
+        training.source,
+        duration(training.seconds),
+        hours(training.device_hours * HOUR_S),
+    ]
