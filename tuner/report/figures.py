@@ -122,8 +122,9 @@ def time_axis(title: str, steps_s: Sequence[float]) -> dict[str, Any]:
 DRAW_SCRIPT = Html("""
 for (const figure of document.querySelectorAll("script.figure")) {
   const { data, layout } = JSON.parse(figure.textContent);
-  const config = { displaylogo: false, displayModeBar: false, responsive: true };
-  Plotly.newPlot(figure.previousElementSibling, data, layout, config);
+  const place = figure.previousElementSibling;
+  Plotly.newPlot(place, data, layout, { displaylogo: false, displayModeBar: false });
+  new ResizeObserver(() => Plotly.relayout(place, { width: place.clientWidth })).observe(place);
 }
 """)
 """Script that draws the figures which `drawing` embeds in the page as data."""

@@ -32,22 +32,26 @@ from tuner.study_file.config import StudyConfig
 
 SECTIONS: tuple[Section, ...] = (
     summary_section,
+    flags_section,
+    warnings_section,
     progress_section,
-    population_section,
-    map_section,
-    accuracy_section,
-    calibration_section,
+    trials_section,
+    conclusions_section,
     time_section,
     pipeline_section,
     plan_section,
     memory_section,
-    flags_section,
-    trials_section,
-    conclusions_section,
-    pruning_section,
-    warnings_section,
 )
 """Sections of the page from top to bottom."""
+
+APPENDIX: tuple[Section, ...] = (
+    population_section,
+    map_section,
+    accuracy_section,
+    calibration_section,
+    pruning_section,
+)
+"""Sections on how the search went, which stand at the end."""
 
 
 def write_report(config: StudyConfig, out: Path) -> Path:
@@ -62,9 +66,10 @@ def write_report(config: StudyConfig, out: Path) -> Path:
 
 def render_report(data: ReportData) -> str:
     """Render the whole page; equal data give equal text."""
-    sections = [Html(section(data)) for section in SECTIONS]
+    sections, appendix = ([Html(section(data)) for section in group] for group in (SECTIONS, APPENDIX))
+    end = tag("h2", "Appendix: how the search went", class_="part")
     scripts = tag("script", DRAW_SCRIPT), tag("script", COPY_SCRIPT)
-    body = tag("body", _header(data), tag("main", *sections), _footer(data), *scripts)
+    body = tag("body", _header(data), tag("main", *sections, end, *appendix), _footer(data), *scripts)
     return concatenate(Html("<!DOCTYPE html>\n"), tag("html", head_of(data.config.name), body, lang="en"), "\n")
 
 

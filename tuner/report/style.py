@@ -31,6 +31,7 @@ section {
   margin-bottom: 20px;
 }
 h2 { font-size: 1.15rem; margin: 0 0 12px; }
+h2.part { margin-top: 36px; color: var(--soft); font-weight: 500; }
 section > p { margin: 0 0 12px; color: var(--soft); max-width: 100ch; }
 section > p.banner {
   background: var(--banner); color: #fff; padding: 12px 16px; border-radius: 8px; max-width: none; font-weight: 500;
@@ -103,6 +104,7 @@ details pre { max-width: 70vw; max-height: 20em; overflow: auto; font-size: .75r
 }
 .copyable + ul { margin-bottom: 0; }
 ul { margin: 12px 0 0; padding-left: 1.3em; }
+ul.changes { margin: 0 0 12px; }
 #warnings ul { margin-top: 0; }
 #warnings li { overflow-wrap: anywhere; }
 footer { font-size: .85rem; padding-bottom: 40px; }

@@ -5,7 +5,8 @@ from __future__ import annotations
 from tuner.answers.candidates import notes_on_plan
 from tuner.export import exporter_for
 from tuner.report.data import ReportData
-from tuner.report.markup import Html, empty_section, section, tag
+from tuner.report.markup import Html, concatenate, empty_section, section, tag
+from tuner.report.words import in_short, plural
 
 
 def flags_section(data: ReportData) -> Html:
@@ -16,6 +17,29 @@ def flags_section(data: ReportData) -> Html:
     export = export_config(data.config.setting, data.best_config)
     button = tag("button", "Copy", type="button", class_="copy", data_copies="flags-text")
     text = tag("pre", export.text, id="flags-text")
+    changes = _changes(data, export.text)
     told = notes_on_plan(data.config, data.best_config)  # the export's own notes are in its text
     notes = tag("ul", *(tag("li", note) for note in told)) if told else None
-    return section("flags", title, tag("div", button, text, class_="copyable"), notes)
+    return section("flags", title, changes, tag("div", button, text, class_="copyable"), notes)
+
+
+def _changes(data: ReportData, text: str) -> Html | None:
+    """Say which lines of the best configuration's flags differ from those of the current one."""
+    if data.reference is None or data.reference.role != "current":
+        return None
+    export_config, _ = exporter_for(data.config.setting.runtime)
+    today, best = _lines(export_config(data.config.setting, data.reference.config).text), _lines(text)
+    named = {line.split()[0] for line in best}
+    changed = [tag("li", tag("code", line)) for line in best if line not in today]
+    changed += [tag("li", "remove ", tag("code", line)) for line in today if line.split()[0] not in named]
+    run = f"You run {in_short(data.reference.values)}"
+    if not changed:
+        return tag("p", f"{run}, which is the best.")
+    return concatenate(
+        tag("p", f"{run}. Change {plural(len(changed), 'line')}:"), tag("ul", *changed, class_="changes")
+    )
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines of an export that are no comments, without their indents."""
+    return [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]

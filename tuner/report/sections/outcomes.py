@@ -26,7 +26,7 @@ _PROXY_WORDS: dict[Status | None, str] = {
 
 
 def outcomes_table(data: ReportData) -> Html:
-    """Render the number of trials by outcome in a fixed order; empty before the first trial."""
+    """Render the number of trials by outcome in a fixed order; empty while all have the same outcome."""
     counts = Counter(record.status for record in data.records if not record.is_proxy)
     rows: list[list[Content]] = [
         [outcome, f"{counts[status]:,}", meaning] for status, (outcome, meaning) in _WORDS.items() if counts[status]
@@ -37,6 +37,6 @@ def outcomes_table(data: ReportData) -> Html:
         for status, (outcome, meaning) in _WORDS.items()
         if by_proxy[status]
     ]
-    if not rows:
+    if len(rows) < 2:
         return Html("")
     return table(["outcome", "trials", "meaning"], rows, numeric=frozenset({1}))

@@ -58,8 +58,6 @@ def _headline(data: ReportData) -> Html:
 
 def _figures(data: ReportData) -> Html:
     setting, best_s, records = data.config.setting, data.best_step_time_s, data.records
-    reference_s = data.reference_step_time_s
-    role = data.reference.role if data.reference else "current"
     cards = [
         _card("step time", seconds(best_s), _source_words(data)),
         _card(
@@ -70,11 +68,7 @@ def _figures(data: ReportData) -> Html:
         _card(
             "MFU", percent(data.mfu(best_s)) if best_s else MISSING, "of the devices' peak, counting model FLOPs only"
         ),
-        _card(
-            "over the current configuration" if role == "current" else f"over the {role}",
-            f"{reference_s / best_s:.2f}\N{MULTIPLICATION SIGN}" if reference_s and best_s else MISSING,
-            _reference_words(data),
-        ),
+        _reference_card(data),
         _prior_card(data),
         _card("trials", f"{len(records):,}", _trial_words(data)),
         _device_time_card(data),
@@ -98,13 +92,16 @@ def _source_words(data: ReportData) -> str:
     return data.extrapolated.in_words if data.extrapolated else ""
 
 
-def _reference_words(data: ReportData) -> str:
-    if data.reference is None:
-        return "the study has no current configuration"
-    if data.reference_step_time_s is None:
-        return f"{data.reference.in_words} has no measured step"
-    whose = "the current configuration's" if data.reference.role == "current" else "the baseline's"
-    return f"as fast; {whose} step takes {seconds(data.reference_step_time_s)}"
+def _reference_card(data: ReportData) -> Html | None:
+    """Render the gain over the reference; None where there is none."""
+    reference, best_s, own_s = data.reference, data.best_step_time_s, data.reference_step_time_s
+    if reference is None:
+        return None
+    name = f"over {reference.in_words}"
+    if own_s is None:
+        return _card(name, MISSING, f"{reference.in_words} has no measured step")
+    gain = f"{own_s / best_s:.2f}\N{MULTIPLICATION SIGN}" if best_s else MISSING
+    return _card(name, gain, f"as fast; {reference.in_words} takes {seconds(own_s)} per step")
 
 
 def _prior_card(data: ReportData) -> Html:

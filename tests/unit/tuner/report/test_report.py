@@ -21,7 +21,7 @@ from tests.support.studies.report_pages import (
 from trials.backend import Observation, Status
 from tuner.answers.candidates import candidates_of
 from tuner.answers.planned_candidates import LAYER_PLANS, as_stored, plan_study
-from tuner.report import SECTIONS, collect, render_report, write_report
+from tuner.report import APPENDIX, SECTIONS, collect, render_report, write_report
 from tuner.report.figures import part_colour, time_axis
 from tuner.report.sections.failures import conclusions_section
 from tuner.report.sections.outcomes import outcomes_table
@@ -34,8 +34,8 @@ from tuner.storage.opening import find_study
 
 HOSTILE = "<script>alert('x')</script><img src=https://evil.example/x onerror=alert(1)>\"'&"
 IDENTITIES = (
-    "summary progress population map accuracy calibration time pipeline memory flags trials "
-    "conclusions pruning warnings"
+    "summary flags warnings progress trials conclusions time pipeline memory "
+    "population map accuracy calibration pruning"
 )
 
 
@@ -64,7 +64,9 @@ def test_a_page_of_every_kind_of_study(case, request, tmp_path):
     words = re.sub(r"<[^>]+>", " ", visible(page))
 
     assert " ".join(re.findall(r'<section id="([a-z]+)">', page)) == IDENTITIES
-    assert len(IDENTITIES.split()) == len(SECTIONS) - 1  # that of the sharding plan is for studies that plan layers
+    assert (
+        len(IDENTITIES.split()) == len(SECTIONS) + len(APPENDIX) - 1
+    )  # that of the sharding plan is for studies that plan layers
     assert parsed.wrong == parsed.open == []
     assert page.count("* plotly.js v") == 1
     assert not parsed.attributes & {"src", "href", "srcset", "action"}

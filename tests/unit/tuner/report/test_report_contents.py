@@ -24,7 +24,7 @@ from tuner.report.sections.map_cells import space_map
 from tuner.report.sections.memory import memory_section
 from tuner.report.sections.space_map import map_section
 from tuner.report.sections.summary import summary_section
-from tuner.report.words import after_trials, in_short, seconds
+from tuner.report.words import after_trials, in_short, plural, seconds
 from tuner.space.enumeration import enumerate_space
 from tuner.storage.record import fastest
 
@@ -253,6 +253,23 @@ def test_numbers_stand_there_without_scripts(data, page):
 
 
 # The framework
+
+
+def test_the_flags_that_change_are_told(data):
+    """Below the best stand the flags that today's lack and those that it drops; none where today's is the best."""
+    current = data.reference
+    same = replace(data, best=replace(data.best, params=dict(current.values)))
+
+    today, best = flags_section(same), flags_section(data)
+    lines = re.findall("<li>(.*?)</li>", best)
+
+    assert f"You run {in_short(current.values)}. Change {plural(len(lines), 'line')}:" in text_of(best)
+    assert lines
+    for line in lines:
+        flag = re.search("<code>(.*?)</code>", line)[1]
+        assert (flag in best.split("<pre")[1]) != ("remove" in line)
+        assert flag not in today.split("<pre")[1] or "remove" in line
+    assert f"You run {in_short(current.values)}, which is the best." in text_of(today)
 
 
 @pytest.mark.slow
