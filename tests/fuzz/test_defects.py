@@ -146,7 +146,7 @@ def test_a_long_launch_script_takes_no_minutes(unit, tmp_path):
     script = "torchrun pretrain_gpt.py --num-layers 4 " + unit * (20_000 // len(unit))
 
     with at_most(60):
-        assert "leaves open what a study needs" in told("init: megatron", script.encode(), tmp_path)
+        assert "does not say everything that a study needs" in told("init: megatron", script.encode(), tmp_path)
 
 
 def test_an_expression_that_never_ends_is_the_trials_reason():

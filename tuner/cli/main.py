@@ -277,6 +277,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
 
     from tuner.answers.device_time import device_time_json
     from tuner.answers.reference import gain_over, gains, reference_of
+    from tuner.report.words import after_trials
     from tuner.run.studies import is_running, stored_study
     from tuner.search.population import P_STAR, in_lines, read_moments
     from tuner.search.proxy.extrapolation import extrapolated_of
@@ -327,7 +328,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
         print_extrapolated(extrapolated)
     print_device_time(config, reference, records, best)
     if moments:
-        typer.echo("\n".join(in_lines(moments[-1], in_words)))
+        typer.echo("\n".join(in_lines(moments[-1], after_trials(records, moments[-1].trial), in_words)))
 
 
 app.command(short_help="Show a study in the browser, while it runs or afterwards.")(cli_dashboard.dashboard)

@@ -162,17 +162,17 @@ def read_moments(study: Study) -> tuple[Moment, ...]:
     return tuple(from_json(number, stored) for number, stored in [*start, *after] if stored is not None)
 
 
-def in_lines(moment: Moment, in_words: Callable[[Mapping[str, Value]], str], *, top: int = 5) -> list[str]:
+def in_lines(moment: Moment, when: str, in_words: Callable[[Mapping[str, Value]], str], *, top: int = 5) -> list[str]:
     """Return lines for a terminal: the `top` most probable candidates and the sum over the others.
 
     Args:
         moment: Population to print.
+        when: When that was, in words.
         in_words: Function that writes a candidate.
         top: Number of candidates that get a line of their own.
     """
     if not moment.shares:
         return []  # no draw has a candidate that can run
-    when = "before the first trial" if moment.trial is None else f"after trial {moment.trial}"
     others = math.fsum(share.probability for share in moment.shares[top:]) + moment.rest_tried + moment.rest_untried
     return [
         f"Probability of being the fastest, {when}:",

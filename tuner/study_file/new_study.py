@@ -171,7 +171,9 @@ def _check_complete(imported: Imported, added: Added, file: Path) -> None:
             needs.append(f"{option}{_because(imported.open.get(key))}")
     needs += [f"--config {name}=N{_because(imported.open[name])}" for name in DEGREES if name in imported.open]
     if needs:
-        raise ConfigError(f"leaves open what a study needs; add {'; '.join(dict.fromkeys(needs))}", file=str(file))
+        raise ConfigError(
+            f"does not say everything that a study needs; add {'; '.join(dict.fromkeys(needs))}", file=str(file)
+        )
 
 
 def _because(why: str | None) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from costmodels.job.model_spec import ModelSpec
+from costmodels.job.parallel_config import RECOMPUTE_MODES
 from tuner.imports import Imported, LaunchCommand, Present
 
 WIDTH = 116
@@ -32,12 +33,18 @@ def study_text(
         f"runtime: {_scalar(imported.runtime)}",
         f"space: {_flow({'assignment': uneven})}  # work may be uneven, as it is today"
         if uneven
-        else "# space: {recompute: [none, full]}  # searches a dimension that job: fixes",
+        else f"# space: {_flow({'recompute': _modes(present)})}  # searches a dimension that job: fixes",
     ]
     if present.current:
         lines.append(f"current: {_flow(present.current)}  # in use today: never pruned, and the first trial")
     lines += ["search: {max_trials: 40, seed: 0}", *_trial(imported, file)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _modes(present: Present) -> list[str]:
+    """Return the kinds of recomputation that are worth a search, with today's."""
+    today = str(present.job.get("recompute", "none"))
+    return [mode for mode in RECOMPUTE_MODES if mode in ("none", "full", today)]
 
 
 def model_text(model: ModelSpec, file: Path) -> str:

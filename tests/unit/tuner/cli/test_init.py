@@ -184,7 +184,7 @@ LAYOUT = "--pipeline-model-parallel-layout 'Et*20|t*20L'"
 
 BROKEN = [
     ("PP=2", "PP=two", "train.sh: line 41: --pipeline-model-parallel-size = 'two' | whole number"),
-    ("PP=2", "PP=$1", "train.sh: leaves open | --config pp=N | (line 41) | $1 on line 9 is given when the script"),
+    ("PP=2", "PP=$1", "train.sh: does not say | --config pp=N | (line 41) | $1 on line 9 is given when the script"),
     ("PP=2", "PP=16", "train.sh | pp=16, tp=4, cp=2 | occupies 128 devices | the 32 of the cluster | --hosts 16"),
     ("--num-query-groups 8", "--num-query-groups 5", "train.sh | num_kv_heads = 5 | must divide | nearest: 4"),
     (
