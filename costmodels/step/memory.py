@@ -125,8 +125,14 @@ class MemoryEstimate:
             headroom: Share of the device that must stay free.
             error: Distribution of log(true / predicted), `memory_error_of` the runtime.
         """
-        margin = np.log((1 - headroom) * self.capacity_bytes / self.needed_bytes)
-        return error.probability_below(margin)
+        return probability_of_fit(self.needed_bytes, self.capacity_bytes, headroom, error)
+
+
+def probability_of_fit(
+    needed_bytes: FloatArray, capacity_bytes: FloatArray | float, headroom: float, error: MemoryErrorModel
+) -> FloatArray:
+    """Compute P(needed memory <= (1 - headroom) * capacity) [n]; see `MemoryEstimate.probability_of_fit`."""
+    return error.probability_below(np.log((1 - headroom) * capacity_bytes / needed_bytes))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -371,8 +377,8 @@ def stage_memory(setting: Setting, config: ParallelConfig, *, schedule: str = "1
     (pipeline,) = pipelines(replace(setting, cluster=ordered), grid).each
     stages = pipeline.stages.apart()
     shapes, shape_of = unique_shapes(grid)
-    passes = _Passes(setting.job, setting.runtime, shapes, has_recomputed=grid.has_recomputed)
-    num_micro_batches = _micro_batches(setting.job, grid)
+    passes = Passes.of(setting.job, setting.runtime, shapes, has_recomputed=grid.has_recomputed)
+    num_micro_batches = busiest_micro_batches(setting.job, grid)
     pipeline = replace(pipeline, stages=stages)
     needed = _compute_needs(setting, passes, pipeline, grid, shape_of, num_micro_batches, schedule)
     parts = {part: np.broadcast_to(needed.get(part, 0.0), (config.pp, 1))[:, 0] for part in MEMORY_PARTS}
@@ -393,8 +399,8 @@ def _parts_bytes(setting: Setting, grid: ConfigGrid, stage: WhichStage, schedule
     busiest ones hold the most.
     """
     shapes, shape_of = unique_shapes(grid)
-    passes = _Passes(setting.job, setting.runtime, shapes, has_recomputed=grid.has_recomputed)
-    num_micro_batches = _micro_batches(setting.job, grid)
+    passes = Passes.of(setting.job, setting.runtime, shapes, has_recomputed=grid.has_recomputed)
+    num_micro_batches = busiest_micro_batches(setting.job, grid)
     memory_bytes = [float(device.memory_bytes) for device in setting.cluster.devices]
     parts = {part: np.zeros(len(grid)) for part in (*MEMORY_PARTS, _CAPACITY)}
     for pipeline in pipelines(setting, grid).each:
@@ -411,7 +417,7 @@ def _parts_bytes(setting: Setting, grid: ConfigGrid, stage: WhichStage, schedule
     return parts
 
 
-def _micro_batches(job: TrainingJob, grid: ConfigGrid) -> IntArray:
+def busiest_micro_batches(job: TrainingJob, grid: ConfigGrid) -> IntArray:
     """Return the number of micro-batches of the busiest replica of every configuration [n]."""
     even = job.global_batch_size // (grid.dp * grid.mbs)
     if grid.is_even:
@@ -422,7 +428,7 @@ def _micro_batches(job: TrainingJob, grid: ConfigGrid) -> IntArray:
 
 def _compute_needs(
     setting: Setting,
-    passes: _Passes,
+    passes: Passes,
     pipeline: Pipeline,
     grid: ConfigGrid,
     shape_of: IntArray,
@@ -434,7 +440,8 @@ def _compute_needs(
     # The first stage of each kind holds the most micro-batches.
     in_flight = stage_in_flight(stages.first[:, None], pipeline.pp, grid.vpp[at], num_micro_batches[at], schedule)
     needed = passes.parts(stages, in_flight, shape_of[at])
-    for part, values in _states(setting.job, setting.runtime, pipeline.weights, stages).items():
+    held = HeldWeights.of(setting.job, pipeline.weights, stages)
+    for part, values in training_states(setting.job, setting.runtime, held).items():
         needed[part] = needed.get(part, 0.0) + values.take(pipeline.weights_of, axis=1)
     return needed
 
@@ -452,10 +459,10 @@ def stage_needed_bytes(
         in_flight: Number of micro-batches whose activations they hold [c, k].
     """
     shapes, shape_of = unique_shapes(grid)
-    passes = _Passes(job, runtime, shapes, has_recomputed=bool(stages.again.any()))
+    passes = Passes.of(job, runtime, shapes, has_recomputed=bool(stages.again.any()))
     needed = passes.parts(stages, in_flight, shape_of)
     del needed["fragmentation"]
-    states = _states(job, runtime, grid, stages)
+    states = training_states(job, runtime, HeldWeights.of(job, grid, stages))
     return np.asarray(sum(needed.values()) + sum(states.values()))
 
 
@@ -465,52 +472,70 @@ def _is_wanted(stages: StageKinds, stage: WhichStage) -> NDArray[np.bool_]:
     return stages.held(ends[stage]) > 0 if stage in ends else np.ones((len(stages.count), 1), dtype=np.bool_)
 
 
-def _states(
-    job: TrainingJob, runtime: RuntimeProfile, weights: ConfigGrid, stages: StageKinds
-) -> dict[str, FloatArray]:
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class HeldWeights:
+    """Parameters that one rank of every kind of stage holds, whatever the runtime, each array [c, w].
+
+    Attributes:
+        zero_stage: ZeRO stage [w].
+        whole: Parameters before ZeRO shards them.
+        shard: Parameters whose states the rank keeps if ZeRO shards them.
+        gathered: Parameters of single layers that stand beside those that ZeRO-3 shards.
+        shapes: Parameters of one weight of each shape.
+    """
+
+    zero_stage: IntArray
+    whole: FloatArray
+    shard: FloatArray
+    gathered: FloatArray
+    shapes: FloatArray
+
+    @classmethod
+    def of(cls, job: TrainingJob, weights: ConfigGrid, stages: StageKinds) -> HeldWeights:
+        """Count the parameters of rows that differ in the way weights are kept [w].
+
+        ZeRO-3 gathers the weights of the current layer and of the next, holds a layer's gradient before it is
+        scattered, and the tables.
+        """
+        local, each = local_parameters(job, weights, stages.blocks), layer_parameters(job, weights)
+        has_dense, has_moe = stages.held(Block.DENSE_MLP) > 0, stages.held(Block.MOE_MLP) > 0
+        # A stage with both kinds of layers needs room for the larger one.
+        layer = np.maximum(each.dense * has_dense, (each.moe + each.expert) * has_moe)
+        num_tables = stages.held(Block.EMBEDDING) + stages.held(Block.HEAD)
+        local_experts = np.maximum(job.model.num_experts / weights.ep, 1.0)
+        return cls(
+            zero_stage=weights.zero_stage,
+            whole=local.dense + local.expert,
+            shard=sharded_parameters(weights, local),
+            gathered=3 * layer + each.table * num_tables,
+            shapes=each.attention + each.dense_mlp * has_dense + (each.shared + each.expert / local_experts) * has_moe,
+        )
+
+
+def training_states(job: TrainingJob, runtime: RuntimeProfile, held: HeldWeights) -> dict[str, FloatArray]:
     """Compute weights, gradients, optimizer states and the buffers of single layers, each [c, w].
 
-    ZeRO shards the states one after the other (ZeRO, section 5).
+    ZeRO shards the states one after the other (ZeRO, section 5). Fused accumulation: Transformer Engine hands autograd
+    an empty gradient of each shape of weight, and keeps it (transformer_engine module/base.py, get_dummy_wgrad).
     """
-    local = local_parameters(job, weights, stages.blocks)
-    whole, shard = local.dense + local.expert, sharded_parameters(weights, local)
     # ZeRO stages from which weights, gradients and optimizer states are sharded.
     sharded_from = (3, 1 if runtime.shards_gradients else 2, 1)
-    kept, gradients, optimizer = (np.where(weights.zero_stage >= first, shard, whole) for first in sharded_from)
+    kept, gradients, optimizer = (np.where(held.zero_stage >= first, held.shard, held.whole) for first in sharded_from)
     # A runtime that trains in 16 bits keeps an fp32 master copy among the optimizer states. If it keeps fp32 weights
     # instead, that copy is the weight itself.
     weight_bytes = 4 if runtime.fp32_weights else job.element_bytes
     own_copy = weight_bytes - job.element_bytes if not job.is_single else 0
+    single_layers = np.where(held.zero_stage == 3, held.gathered, held.shapes * runtime.fused_accumulation)
     return {
         "weights": weight_bytes * kept,
         "gradients": max(runtime.gradient_bytes, job.element_bytes) * gradients,
         "optimizer": (job.optimizer_state_bytes - 2 * own_copy + runtime.step_bytes) * optimizer,
-        "buffers": _single_layers(job, runtime, weights, stages),
+        "buffers": job.element_bytes * single_layers,
     }
 
 
-def _single_layers(job: TrainingJob, runtime: RuntimeProfile, weights: ConfigGrid, stages: StageKinds) -> FloatArray:
-    """Compute the weights and gradients of single layers that stand beside the sharded or summed ones [c, w].
-
-    ZeRO-3: the weights of the current layer and of the next, its gradient before it is scattered, and the tables. Fused
-    accumulation: Transformer Engine hands autograd an empty gradient of each shape of weight, and keeps it
-    (transformer_engine module/base.py, get_dummy_wgrad).
-    """
-    each, width = layer_parameters(job, weights), job.element_bytes
-    has_dense, has_moe = stages.held(Block.DENSE_MLP) > 0, stages.held(Block.MOE_MLP) > 0
-    # A stage with both kinds of layers needs room for the larger one.
-    layer = np.maximum(each.dense * has_dense, (each.moe + each.expert) * has_moe)
-    num_tables = stages.held(Block.EMBEDDING) + stages.held(Block.HEAD)
-    sharded = 3 * layer + each.table * num_tables
-    shapes = np.zeros(len(weights))
-    if runtime.fused_accumulation:
-        local_experts = np.maximum(job.model.num_experts / weights.ep, 1.0)
-        shapes = each.attention + each.dense_mlp * has_dense + (each.shared + each.expert / local_experts) * has_moe
-    return width * np.where(weights.zero_stage == 3, sharded, shapes)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Ends:
+class Ends:
     """Memory of one micro-batch at the ends of a pipeline and between its stages [bytes], each array [u].
 
     Attributes:
@@ -525,12 +550,12 @@ class _Ends:
     table_gradient: FloatArray
     handed_on: FloatArray
 
-    def take(self, row: IntArray) -> _Ends:
+    def take(self, row: IntArray) -> Ends:
         """Select the memory of configurations by their shape rows."""
-        return _Ends(**{f.name: getattr(self, f.name).take(row) for f in fields(self)})
+        return Ends(**{f.name: getattr(self, f.name).take(row) for f in fields(self)})
 
 
-def _ends(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid) -> _Ends:
+def pipeline_ends(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid) -> Ends:
     """Compute the head's memory at the loss or at the head's backward pass, whichever needs more.
 
     A fused loss overwrites the logits with their gradient. Otherwise fp32 copies stand beside the logits. They are gone
@@ -544,7 +569,7 @@ def _ends(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid) -> _End
     table_gradient = width * layer_parameters(job, shapes).table
     logits_at_loss = elements * (width if runtime.fused_cross_entropy else runtime.logit_bytes)
     later = width * elements + table_gradient > logits_at_loss
-    return _Ends(
+    return Ends(
         logits=np.where(later, width * elements, logits_at_loss),
         beside_logits=inputs + np.where(later, table_gradient, 0.0),
         table_gradient=table_gradient,
@@ -552,33 +577,120 @@ def _ends(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid) -> _End
     )
 
 
-class _Passes:
-    """Memory that the passes of micro-batches keep, computed once per shape row [u]."""
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Moments:
+    """Memory of stages that passes keep, and what each of three moments adds to it [bytes], each [c, k].
 
-    def __init__(self, job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid, *, has_recomputed: bool) -> None:
-        self.runtime = runtime
-        self.layers = layer_activations(job, runtime, shapes)
+    Attributes:
+        kept: Activations of all micro-batches in flight.
+        released: Part of them that is gone at the end of a backward pass.
+        working: Tensors that are computed again in a layer.
+        gradient: Gradients of activations in a layer.
+        logits: Logits at the head.
+        beside_logits: Further buffers at the head.
+        table: Gradient of the embedding.
+        constant: Buffers at every moment.
+    """
+
+    kept: FloatArray
+    released: FloatArray
+    working: FloatArray
+    gradient: FloatArray
+    logits: FloatArray
+    beside_logits: FloatArray
+    table: FloatArray
+    constant: FloatArray
+
+    @property
+    def in_layer(self) -> FloatArray:
+        """Memory beside the kept one in a layer in the middle of the backward pass [c, k]."""
+        return self.working + self.gradient
+
+    @property
+    def at_head(self) -> FloatArray:
+        """Memory beside the kept one at the beginning of the backward pass [c, k]."""
+        return self.logits + self.beside_logits
+
+    @property
+    def at_end(self) -> FloatArray:
+        """Memory beside the kept one at the end of the backward pass; it may be negative [c, k]."""
+        return self.table - self.released
+
+    def total(self) -> FloatArray:
+        """Return the memory at the fullest moment [bytes], [c, k]."""
+        most = np.maximum(np.maximum(self.in_layer, self.at_head), self.at_end)
+        return np.asarray(self.kept + most + self.constant)
+
+    def parts(self) -> dict[str, FloatArray]:
+        """Return activations, logits and buffers at the fullest moment [bytes], each [c, k]."""
+        in_layer, at_head, at_end = self.in_layer, self.at_head, self.at_end
+        # Only the winning moment's logits, buffers and working memory count towards the peak.
+        head_wins = (at_head > in_layer) & (at_head >= at_end)
+        end_wins = ~head_wins & (at_end > in_layer)
+        layer_wins = ~head_wins & ~end_wins
+        return {
+            "activations": self.kept + self.working * layer_wins - self.released * end_wins,
+            "logits": self.logits * head_wins,
+            "buffers": self.beside_logits * head_wins
+            + self.table * end_wins
+            + self.gradient * layer_wins
+            + self.constant,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Passes:
+    """Memory that the passes of micro-batches keep, computed once per shape row [u].
+
+    Attributes:
+        runtime: Runtime profile.
+        layers: Activations of one layer and micro-batch.
+        again: The same where everything is recomputed.
+        ends: Memory at the ends of a pipeline and between its stages.
+    """
+
+    runtime: RuntimeProfile
+    layers: LayerActivations
+    again: LayerActivations
+    ends: Ends
+
+    @classmethod
+    def of(cls, job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid, *, has_recomputed: bool) -> Passes:
+        """Compute the memory of shape rows [u]; `has_recomputed` says whether some layers are always recomputed."""
+        layers = layer_activations(job, runtime, shapes)
         full = np.full(len(shapes), RECOMPUTE_MODES.index("full"))
-        self.again = layer_activations(job, runtime, replace(shapes, recompute=full)) if has_recomputed else self.layers
-        self.ends = _ends(job, runtime, shapes)
+        again = layer_activations(job, runtime, replace(shapes, recompute=full)) if has_recomputed else layers
+        return cls(runtime=runtime, layers=layers, again=again, ends=pipeline_ends(job, runtime, shapes))
 
     def parts(self, stages: StageKinds, in_flight: FloatArray, row: IntArray) -> dict[str, FloatArray]:
         """Compute the parts that are no training states, each [c, k]; `row` is the shape row of each configuration."""
-        dynamic = self._dynamic(stages, in_flight, row)
-        # The allocator's slack grows with all short-lived tensors. Gathered inputs of several micro-batches fragment
-        # the memory in addition.
-        slack = self.runtime.activation_slack * np.asarray(sum(dynamic.values()))
-        if self.runtime.gathered_share:
-            # Every layer has one attention block, so these are the numbers of layers.
-            once, again = stages.held(Block.ATTENTION), stages.held_again(Block.ATTENTION)
-            gathered = self.layers.gathered[row] * (once - again) + self.again.gathered[row] * again
-            gathered = gathered * in_flight
-            slack = slack + self.runtime.gathered_share * gathered
+        dynamic = self.moments(stages, in_flight, row).parts()
+        slack = self.fragmentation(np.asarray(sum(dynamic.values())), stages, in_flight, row)
         overhead = np.full(slack.shape, float(self.runtime.memory_overhead_bytes))
         return dynamic | {"fragmentation": slack, "overhead": overhead}
 
-    def _dynamic(self, stages: StageKinds, in_flight: FloatArray, row: IntArray) -> dict[str, FloatArray]:
-        """Compute activations, logits and buffers at the fullest of the three moments [c, k]."""
+    def fragmentation(
+        self, dynamic: FloatArray, stages: StageKinds, in_flight: FloatArray, row: IntArray
+    ) -> FloatArray:
+        """Compute what the allocator holds beyond activations, logits and buffers, `dynamic` in all [bytes], [c, k].
+
+        The slack grows with all short-lived tensors. Gathered inputs of several micro-batches fragment the memory in
+        addition.
+        """
+        slack = self.runtime.activation_slack * dynamic
+        if not self.runtime.gathered_share:
+            return slack
+        # Every layer has one attention block, so these are the numbers of layers.
+        once, again = stages.held(Block.ATTENTION), stages.held_again(Block.ATTENTION)
+        gathered = self.layers.gathered[row] * (once - again) + self.again.gathered[row] * again
+        return np.asarray(slack + self.runtime.gathered_share * (gathered * in_flight))
+
+    def moments(self, stages: StageKinds, in_flight: FloatArray, row: IntArray) -> _Moments:
+        """Compute the memory of the three moments that compete for the peak [c, k]; see `parts`.
+
+        They are a layer in the middle of the backward pass, the head at its beginning, and the embedding at its end,
+        when one micro-batch's activations are released already.
+        """
         layers, ends = self.layers.take(row), self.ends.take(row)
         num_dense, num_moe = stages.held(Block.DENSE_MLP), stages.held(Block.MOE_MLP)
         dense_again, moe_again = stages.held_again(Block.DENSE_MLP), stages.held_again(Block.MOE_MLP)
@@ -592,24 +704,15 @@ class _Passes:
             one = one + again.dense * dense_again + again.moe * moe_again
             working = np.maximum(working, again.dense_working * (dense_again > 0))
             working = np.maximum(working, again.moe_working * (moe_again > 0))
-        # Three moments compete for the peak: a layer in the middle of the backward pass, the head at its beginning, and
-        # the embedding at its end, when one micro-batch's activations are released already.
         kept = one * in_flight
-        gradient = np.maximum(layers.dense_gradient * (num_dense > 0), layers.moe_gradient * (num_moe > 0))
-        logits, beside_logits = (values * stages.held(Block.HEAD) for values in (ends.logits, ends.beside_logits))
-        table = ends.table_gradient * stages.held(Block.EMBEDDING)
-        released = np.minimum(one, kept)
-        in_layer, at_head, at_end = working + gradient, logits + beside_logits, table - released
-        # Only the winning moment's logits, buffers and working memory count towards the peak.
-        head_wins = (at_head > in_layer) & (at_head >= at_end)
-        end_wins = ~head_wins & (at_end > in_layer)
-        layer_wins = ~head_wins & ~end_wins
-        handed_on = ends.handed_on if stages.count.sum() > 1 else 0.0
-        return {
-            "activations": kept + working * layer_wins - released * end_wins,
-            "logits": logits * head_wins,
-            "buffers": beside_logits * head_wins
-            + table * end_wins
-            + gradient * layer_wins
-            + (handed_on + WORKSPACE_BYTES),
-        }
+        handed_on = ends.handed_on if stages.count.sum() > 1 else np.zeros(1)
+        return _Moments(
+            kept=kept,
+            released=np.minimum(one, kept),
+            working=working,
+            gradient=np.maximum(layers.dense_gradient * (num_dense > 0), layers.moe_gradient * (num_moe > 0)),
+            logits=ends.logits * stages.held(Block.HEAD),
+            beside_logits=ends.beside_logits * stages.held(Block.HEAD),
+            table=ends.table_gradient * stages.held(Block.EMBEDDING),
+            constant=handed_on + WORKSPACE_BYTES,
+        )

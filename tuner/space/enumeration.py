@@ -24,6 +24,7 @@ from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.step.error_models import memory_error_of
 from costmodels.step.memory import MemoryEstimate, estimate_memory
+from costmodels.step.plausible_memory import may_fit_under_any
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import IntArray
 from hardware.cluster import Cluster
@@ -386,14 +387,13 @@ def build_space(
             grid = with_plans(setting, options, grid)
         memory = estimate_memory(setting, grid)
         fitting = _may_fit(setting, grid, memory, options)
-    # memory is predicted anew only if pruning or the current configuration changes the grid below
-    predicted, num_before_memory = grid, len(grid)
+    num_before_memory = len(grid)
     dropped = int((~fitting).sum())
     if dropped:
         if dropped == len(grid):
             warnings.append(_describe_closest(setting, grid, memory, options))
         removed["memory"] = dropped
-        grid = grid.take(fitting)
+        grid, memory = grid.take(fitting), memory.take(np.flatnonzero(fitting))
     if current is not None and _find_position(grid, current) is None:
         if measured is not None:
             raise ConfigError(
@@ -405,7 +405,6 @@ def build_space(
             + "; ".join(f"{name} ({reason})" for name, reason in reasons.items())
         )
         grid = concatenate([grid, ConfigGrid.from_configs([current], grid.opened)])
-    if grid is not predicted:
         memory = estimate_memory(setting, grid)
     return Space(
         grid=grid, memory=memory, num_before_memory=num_before_memory, removed=removed, warnings=tuple(warnings)
@@ -423,12 +422,9 @@ def _doubted_by(setting: Setting) -> tuple[RuntimeProfile, ...]:
 def _may_fit(setting: Setting, grid: ConfigGrid, memory: MemoryEstimate, options: SpaceOptions) -> Keep:
     """Return a mask [n] of the configurations that may fit under any plausible profile, given each one's error."""
     fitting = memory.may_fit(options.memory_headroom, memory_error_of(setting.runtime))
-    for profile in _doubted_by(setting):
-        left = np.flatnonzero(~fitting)
-        if not len(left):
-            break
-        elsewhere = estimate_memory(setting.predicted_by(profile), grid.take(left))
-        fitting[left] = elsewhere.may_fit(options.memory_headroom, memory_error_of(profile))
+    left, doubted_by = np.flatnonzero(~fitting), _doubted_by(setting)
+    if len(left) and doubted_by:
+        fitting[left] = may_fit_under_any(setting, doubted_by, grid.take(left), options.memory_headroom)
     return fitting
 
 
