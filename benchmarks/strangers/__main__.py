@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.strangers.errors import FEWEST_PUBLISHERS, fit_errors, write_errors
-from benchmarks.strangers.left_out import Without, has_seen, profile_without
+from benchmarks.strangers.left_out import CACHE_HELP, profiles_without
 from benchmarks.strangers.predicting import Stranger, predict_stranger
 from benchmarks.strangers.tuning import BLIND, OWN, RANKED_AFTER, Found, Search, run_search, searches_of
 from benchmarks.support.peers import missing
@@ -43,7 +43,7 @@ from benchmarks.support.workers import mapper
 from costmodels.calibration.fidelity import GROUP
 from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.calibration.sources import publisher_of, source_of
-from costmodels.job.runtime import RuntimeProfile, find_runtime, runtime_names
+from costmodels.job.runtime import runtime_names
 from hardware.io.errors import ConfigError, did_you_mean
 
 SEARCHERS = ("meshtune", "prior", "random", "tpe", "gp", "botorch")
@@ -67,7 +67,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--trials", type=count_at_least(1), default=100, help="largest number of trials (100)")
     parser.add_argument("--sources", help="comma-separated publishers to leave out, one at a time (all)")
     parser.add_argument("--write", action="store_true", help="write the error models of all sources into the catalog")
-    parser.add_argument("--cache", type=Path, metavar="DIR", help="keep fitted profiles in this folder")
+    parser.add_argument("--cache", type=Path, metavar="DIR", help=CACHE_HELP)
     return parser.parse_args(argv)
 
 
@@ -95,7 +95,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
     for group in groups:
         of_publisher[publisher_of(group.runs[0].source)].append(group)
     with mapper(given.workers) as each:
-        profiles = _profiles(publishers, runs, given.cache, each)
+        profiles = profiles_without(publishers, runs, given.cache, each)
         tell("predicting their runs")
         strangers = [Stranger(runs=tuple(by_publisher[name]), profiles=profiles[name]) for name in publishers]
         predictions = dict(zip(publishers, each(predict_stranger, strangers), strict=True))
@@ -154,24 +154,6 @@ def _names(text: str, valid: Sequence[str], option: str, rule: str) -> list[str]
         if name not in valid:
             raise ConfigError(rule, key=option, value=name, nearest=did_you_mean(name, valid))
     return names
-
-
-def _profiles(
-    publishers: Sequence[str], runs: Sequence[MeasuredRun], cache: Path | None, each: Any
-) -> dict[str, dict[str, RuntimeProfile]]:
-    """Return all profiles of the catalog without each publisher, by publisher and name."""
-    work = [
-        Without(runtime=name, publisher=publisher, runs=tuple(runs), cache=cache)
-        for publisher in publishers
-        for name in runtime_names()
-        if has_seen(name, publisher)
-    ]
-    tell(f"leaving out {len(publishers)} publishers, one at a time")
-    refitted = dict(zip(((one.publisher, one.runtime) for one in work), each(profile_without, work), strict=True))
-    return {
-        publisher: {name: refitted.get((publisher, name), find_runtime(name)) for name in runtime_names()}
-        for publisher in publishers
-    }
 
 
 def _tuned(group: Group, found: Sequence[tuple[Search, Found]]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,22 @@ from costmodels.calibration.fitting import MIN_RUNS, calibrate
 from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.calibration.profile_file import peak_errors_of
 from costmodels.calibration.sources import MeasuredSetting, publisher_of, setting_of, source_of
-from costmodels.job.runtime import CONSTANTS, LayerResidual, RuntimeProfile, catalog_path, find_prior, find_runtime
+from costmodels.job.runtime import (
+    CONSTANTS,
+    LayerResidual,
+    RuntimeProfile,
+    catalog_path,
+    find_prior,
+    find_runtime,
+    runtime_names,
+)
 from hardware.io.config_file import read_mapping
 
 GUESSED_STEP, GUESSED_MEMORY = 0.35, 0.25
 """Errors of step times and memory in profiles that no fit has touched, as in torch-reference.yaml."""
+
+CACHE_HELP = "keep fitted profiles in this folder"
+"""Help of the option `--cache` of programs that leave publishers out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +87,34 @@ def profile_without(work: Without) -> RuntimeProfile:
     )
     kept = [run for run in seen if run.source in sources and run.step_time_s]
     return profile if len(kept) < MIN_RUNS else _fit(kept, profile, work.cache)
+
+
+def profiles_without(
+    publishers: Sequence[str],
+    runs: Sequence[MeasuredRun],
+    cache: Path | None,
+    each: Callable[..., Iterable[RuntimeProfile]] = map,
+) -> dict[str, dict[str, RuntimeProfile]]:
+    """Return all profiles of the catalog without each publisher, by publisher and name.
+
+    Args:
+        publishers: Publishers to leave out, one at a time.
+        runs: All measured runs.
+        cache: Folder that keeps fitted profiles between calls; None keeps none.
+        each: A `map`, over worker processes for instance.
+    """
+    work = [
+        Without(runtime=name, publisher=publisher, runs=tuple(runs), cache=cache)
+        for publisher in publishers
+        for name in runtime_names()
+        if has_seen(name, publisher)
+    ]
+    tell(f"leaving out {len(publishers)} publishers, one at a time")
+    refitted = dict(zip(((one.publisher, one.runtime) for one in work), each(profile_without, work), strict=True))
+    return {
+        publisher: {name: refitted.get((publisher, name), find_runtime(name)) for name in runtime_names()}
+        for publisher in publishers
+    }
 
 
 def has_seen(runtime: str, publisher: str) -> bool:

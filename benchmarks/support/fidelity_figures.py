@@ -81,7 +81,7 @@ def _judge_group(runs: Sequence[MeasuredRun], predictions: Predictions, at: np.n
     predicted = predictions.step_time_s[at]
     timed = np.isfinite(measured)
     figures: dict[str, Any] = dict(zip(GROUP, group_key(runs[0]), strict=True))
-    figures |= {"n": int(timed.sum()), **_error_figures(predicted[timed], measured[timed])}
+    figures |= {"n": int(timed.sum()), **error_figures(predicted[timed], measured[timed])}
     # `meshtune rank` puts runs that are predicted not to fit behind all others, so the order here does too
     believed = np.where(predictions.fits[at], predicted, predicted + predicted.max(initial=0.0))
     figures |= _order_figures([run for run, keep in zip(runs, timed, strict=True) if keep], believed[timed])
@@ -90,7 +90,13 @@ def _judge_group(runs: Sequence[MeasuredRun], predictions: Predictions, at: np.n
     return figures
 
 
-def _error_figures(predicted: FloatArray, measured: FloatArray) -> dict[str, float | None]:
+def error_figures(predicted: FloatArray, measured: FloatArray) -> dict[str, float | None]:
+    """Compute the errors of predicted step times, relative to the measured ones; None where there is none.
+
+    Args:
+        predicted: Predicted step times [n].
+        measured: Measured step times [n].
+    """
     if not len(measured):
         return {"median_ape": None, "mean_ape": None, "p90_ape": None, "bias": None}
     error = np.abs(predicted / measured - 1)
@@ -163,7 +169,7 @@ def _overall(
     return {
         "n": int(timed.sum()),
         "num_groups": len(groups),
-        **_error_figures(predictions.step_time_s[timed], measured[timed]),
+        **error_figures(predictions.step_time_s[timed], measured[timed]),
         "num_ranked_groups": len(ranked),
         "median_tau": _summarize(np.median, [group["tau"] for group in ranked]),
         "median_regret": _summarize(np.median, [group["regret"] for group in ranked]),
