@@ -548,7 +548,7 @@ def _parse_expert_tp(degrees: Mapping[str, int], notes: str) -> int:
 
 def _parse_dp_shard(degrees: Mapping[str, int], notes: str) -> int:
     """Return the number of ranks that shard the states if the remarks name fewer than dp; else 0."""
-    named = re.search(r"zero1 group size (\d{1,9}) ", notes)
+    named = re.search(r"zero1 group size[ =](\d{1,9}) ", notes)
     size = int(named[1]) if named else 0
     return size if 0 < size < degrees["dp"] and degrees["dp"] % size == 0 else 0
 

@@ -265,7 +265,16 @@ def test_the_experts_tensor_degree_is_read_from_the_remarks(write, row, expert_t
     assert run.config.expert_tp == expert_tp
 
 
-@pytest.mark.parametrize(("notes", "dp_shard"), [("zero1 group size 4 ", 4), ("zero1 group size 3 ", 0), ("", 0)])
+@pytest.mark.parametrize(
+    ("notes", "dp_shard"),
+    [
+        ("zero1 group size 4 ", 4),
+        ("zero1 group size=4 (", 4),
+        ("zero1 group size=-1 (all DP ranks); ", 0),
+        ("zero1 group size 3 ", 0),
+        ("", 0),
+    ],
+)
 def test_a_shard_over_some_ranks_is_read_from_the_remarks(write, notes, dp_shard):
     """InternEvo names the ranks of its ZeRO groups; a number that cannot be is left out."""
     (run,) = read(write({"dp": "8", "devices": "8", "notes": f"{notes}interleaved"}))
