@@ -87,7 +87,9 @@ def test_a_program_has_the_closed_forms_collectives(case):
 def _is_repeated(case, use):
     in_layer = use.block in (Block.ATTENTION, Block.DENSE_MLP, Block.MOE_MLP)
     recompute = case.grid.config(0).recompute
-    of_core = recompute == "selective" and use.site.startswith(("cp.", "up."))
+    # torchtitan's selective recomputation keeps attention
+    keeps_core = case.runtime.selective_products
+    of_core = recompute == "selective" and not keeps_core and use.site.startswith(("cp.", "up."))
     return ((recompute == "full" and in_layer) or of_core) and use.phase == Phase.FORWARD
 
 
