@@ -1,6 +1,6 @@
 """Reader of published measurements: one training run per CSV row, with its model and configuration.
 
-The columns are those of COLUMNS, and of STATED_COLUMNS those that the file has; `configs/measured/README.md` explains
+The columns are those of COLUMNS, and of OPTIONAL_COLUMNS those that the file has; `configs/measured/README.md` explains
 them. A row counts as failed if its notes begin with FAILED, or if it has none of RESULTS. A row is skipped and counted
 if its configuration is incomplete or contradictory, for example if its degrees do not multiply to the devices. A row
 that lacks its recomputation alone is skipped too, unless the caller asks for such rows.
@@ -38,6 +38,9 @@ COLUMNS = (
     *("tp", "pp", "vpp", "cp", "up", "ep", "dp", "recompute", "zero_stage", "seq_parallel", "precision"),
     *(*RESULTS, "notes"),
 )
+
+OPTIONAL_COLUMNS = ("offload", *STATED_COLUMNS)
+"""Columns that a file may have too; an empty `offload` is none."""
 
 RECOMPUTE_NOT_STATED = "recomputation not stated"
 """Reason to skip a row that is whole but for this."""
@@ -334,7 +337,7 @@ def _read_rows(path: Path, where: Mapping[str, object]) -> list[_Row]:
                     f"has {len(cells)} cells where the header has {len(header)}", file=f"{file}:{reader.line_num}"
                 )
             stripped = {name: cell.strip() for name, cell in zip(header, cells, strict=True)}
-            cells_of = dict.fromkeys(STATED_COLUMNS, "") | stripped
+            cells_of = dict.fromkeys(OPTIONAL_COLUMNS, "") | stripped
             rows.append(_Row(file=file, line=reader.line_num, cells=cells_of))
     except csv.Error as error:
         raise ConfigError(f"is not valid CSV ({error})", file=f"{file}:{reader.line_num}") from None
@@ -350,10 +353,10 @@ def _check_header(header: list[str], where: Mapping[str, object], file: str) -> 
     doubled = next((name for name in header if header.count(name) > 1), None)
     if doubled is not None:
         raise ConfigError("appears twice in the header; keep one", key=doubled, file=f"{file}:1")
-    for column in sorted({*header} - {*COLUMNS, *STATED_COLUMNS}):
+    for column in sorted({*header} - {*COLUMNS, *OPTIONAL_COLUMNS}):
         # other columns are the user's own, but a misspelt one would be ignored
-        if difflib.get_close_matches(column, STATED_COLUMNS, n=1, cutoff=0.8):
-            nearest = did_you_mean(column, STATED_COLUMNS)
+        if difflib.get_close_matches(column, OPTIONAL_COLUMNS, n=1, cutoff=0.8):
+            nearest = did_you_mean(column, OPTIONAL_COLUMNS)
             raise ConfigError("is no column", key=column, nearest=nearest, file=f"{file}:1")
     for column in where:
         if column not in header:
@@ -502,6 +505,7 @@ def _parse_config(row: _Row) -> ParallelConfig:
         config = ParallelConfig(
             **known,  # type: ignore[arg-type] # known degrees, all of them integers
             recompute=mode,
+            offload=row.cells["offload"] or "none",
             zero_stage=zero_stage,
             sequence_parallel=bool(sequence_parallel),
         )

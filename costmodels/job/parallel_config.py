@@ -20,6 +20,7 @@ from hardware.io.errors import ConfigError, did_you_mean
 
 DEGREES = ("pp", "tp", "dp", "cp", "up", "vpp", "ep", "mbs")
 RECOMPUTE_MODES = ("none", "selective", "full")
+OFFLOAD_MODES = ("none", "optimizer")
 ZERO_STAGES = (0, 1, 2, 3)
 
 MAX_DEGREE = 999_999_999
@@ -97,6 +98,7 @@ DIMENSIONS = {
     dimension.name: dimension
     for dimension in (
         Dimension(name="recompute", choices=RECOMPUTE_MODES),
+        Dimension(name="offload", choices=OFFLOAD_MODES),
         Dimension(name="zero_stage", choices=ZERO_STAGES),
         Dimension(name="sequence_parallel", choices=(False, True)),
         Dimension(name="expert_tp"),
@@ -128,6 +130,8 @@ class FurtherValues:
 
     Attributes:
         recompute: Activations that the backward pass computes again: none, selective (the attention core) or full.
+        offload: Training states that are kept and updated on the host: none, or those of the optimizer with its copy of
+            the weights.
         zero_stage: ZeRO stage: 0 replicates the training states, 1 shards optimizer states, 2 gradients too, 3 weights
             too.
         sequence_parallel: Whether norms and residuals are split along the sequence over tp.
@@ -136,6 +140,7 @@ class FurtherValues:
     """
 
     recompute: str = "none"
+    offload: str = "none"
     zero_stage: int = 1
     sequence_parallel: bool | None = None
     expert_tp: int = 0
@@ -254,6 +259,7 @@ class ConfigGrid:
     ep: IntArray
     mbs: IntArray
     recompute: IntArray
+    offload: IntArray
     zero_stage: IntArray
     sequence_parallel: NDArray[np.bool_]
     expert_tp: IntArray
@@ -277,6 +283,11 @@ class ConfigGrid:
         # dp_shard is 0 where it is not given, so that the division is guarded
         whole = (self.dp_shard == 0) | (self.zero_stage == 0)
         return np.where(whole, 1, self.dp // np.maximum(self.dp_shard, 1))
+
+    @property
+    def is_offloaded(self) -> NDArray[np.bool_]:
+        """Whether the optimizer's states are on the host [n]."""
+        return np.asarray(self.offload == OFFLOAD_MODES.index("optimizer"))
 
     @property
     def dimensions(self) -> tuple[str, ...]:

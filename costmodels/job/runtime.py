@@ -24,6 +24,8 @@ _CATALOG_DIR = Path(__file__).parents[1] / "catalog" / "runtimes"
 LayerSplit = Literal["even", "balanced", "least-bottleneck"]
 """Ways to split layers into stages; see `RuntimeProfile.layer_split`."""
 
+OffloadMode = Literal["none", "optimizer"]
+"""Kinds of states that may be on the host; see `RuntimeProfile.offload_modes`."""
 
 UnevenPart = Literal["layers", "recomputed", "micro_batches", "hosts"]
 """Parts of an `Assignment` that a framework can be told; see `RuntimeProfile.uneven`."""
@@ -125,6 +127,7 @@ class RuntimeProfile:
         recompute_modes: Recompute modes that the framework offers.
         selective_products: Whether selective recomputation keeps attention and every second product of a layer, and
             repeats all else; otherwise it repeats the job's modules.
+        offload_modes: Kinds of states that the framework can keep and update on the host.
         zero_stages: ZeRO stages that the framework offers.
         sequence_parallel: Whether norms are split over tp where the job leaves it open.
         uneven: Parts of an `Assignment` that the framework can be told; the order of hosts is the order in which a job
@@ -205,6 +208,7 @@ class RuntimeProfile:
     pads_whole_vocabulary: bool
     recompute_modes: tuple[str, ...]
     selective_products: bool
+    offload_modes: tuple[str, ...]
     zero_stages: tuple[int, ...]
     sequence_parallel: bool
     uneven: tuple[str, ...]
@@ -287,6 +291,7 @@ class _Vocabulary(StrictModel):
 
 class _Supports(StrictModel):
     recompute: list[Literal["none", "selective", "full"]]
+    offload: list[OffloadMode] = Field(default_factory=lambda: list[OffloadMode](("none",)))
     zero_stages: list[Annotated[int, Field(ge=0, le=3)]]
     sequence_parallel: bool
     uneven: list[UnevenPart] = Field(default_factory=lambda: list[UnevenPart](("hosts",)))
@@ -482,6 +487,7 @@ def read_profile(path: Path) -> RuntimeProfile:
         vocabulary_multiple=entry.vocabulary.multiple,
         pads_whole_vocabulary=entry.vocabulary.pads_whole,
         recompute_modes=tuple(entry.supports.recompute),
+        offload_modes=tuple(entry.supports.offload),
         zero_stages=tuple(entry.supports.zero_stages),
         sequence_parallel=entry.supports.sequence_parallel,
         uneven=tuple(entry.supports.uneven),

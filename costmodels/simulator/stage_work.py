@@ -34,11 +34,12 @@ from costmodels.simulator.pass_program import (
 from costmodels.simulator.passes import Kind
 from costmodels.step.changed_layers import change_of
 from costmodels.step.launches import beyond_device_s, hops_launch_s, issue_s
+from costmodels.step.offload import host_rates, optimizer_step_s
 from costmodels.step.placement import Groups, local_parameters, place_replica
 from costmodels.step.replicas import ReplicaKind
 from costmodels.step.schedules import chunk_of_layer, moe_layers
 from costmodels.step.transfers import hop_collectives, transfer_collectives
-from costmodels.step.weight_passes import accumulation_s, optimizer_pass_s
+from costmodels.step.weight_passes import accumulation_s
 from costmodels.step.weight_traffic import weight_collectives, weight_traffic
 from hardware.arrays import FloatArray
 from hardware.link import combine_links, detour
@@ -349,6 +350,7 @@ class _Builder:
         each = local_parameters(job, grid, held)
         parameters = (each.dense + each.expert)[:, 0]
         share = parameters / max(parameters.sum(), 1.0)
+        rates = host_rates(self.cluster, self.cluster.devices[device])
         accumulation = float(accumulation_s(runtime, grid, local, bandwidth)[0, 0]) * share
         traffic = weight_traffic(job, runtime, grid, groups, local, self.collective_time)
         traffic = traffic.changed(self._planned_once_s(whole))
@@ -377,7 +379,7 @@ class _Builder:
             once_more=reduce(float(traffic.once_more[0, 0])),
             one_layer_s=float(traffic.one_layer[0, 0]),
             weight_share=_by_chunk(share, chunks),
-            optimizer_s=float(optimizer_pass_s(runtime, grid, local, bandwidth)[0, 0]),
+            optimizer_s=float(optimizer_step_s(job, runtime, grid, local, bandwidth, rates)[0, 0]),
             **self._surroundings(kind, stage),
         )
         return replace(work, stretch=self._stretch(work, groups))

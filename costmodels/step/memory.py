@@ -478,6 +478,7 @@ class HeldWeights:
 
     Attributes:
         zero_stage: ZeRO stage [w].
+        is_offloaded: Whether the optimizer states are kept on the host [w].
         whole: Parameters before ZeRO shards them.
         shard: Parameters whose states the rank keeps if ZeRO shards them.
         gathered: Parameters of single layers that stand beside those that ZeRO-3 shards.
@@ -485,6 +486,7 @@ class HeldWeights:
     """
 
     zero_stage: IntArray
+    is_offloaded: NDArray[np.bool_]
     whole: FloatArray
     shard: FloatArray
     gathered: FloatArray
@@ -505,6 +507,7 @@ class HeldWeights:
         local_experts = np.maximum(job.model.num_experts / weights.ep, 1.0)
         return cls(
             zero_stage=weights.zero_stage,
+            is_offloaded=weights.is_offloaded,
             whole=local.dense + local.expert,
             shard=sharded_parameters(weights, local),
             gathered=3 * layer + each.table * num_tables,
@@ -526,6 +529,8 @@ def training_states(job: TrainingJob, runtime: RuntimeProfile, held: HeldWeights
     weight_bytes = 4 if runtime.fp32_weights else job.element_bytes
     own_copy = weight_bytes - job.element_bytes if not job.is_single else 0
     single_layers = np.where(held.zero_stage == 3, held.gathered, held.shapes * runtime.fused_accumulation)
+    # Offloaded states leave nothing on the device: tensors are converted on the host and copied into the weights.
+    optimizer = np.where(held.is_offloaded, 0.0, optimizer)
     return {
         "weights": weight_bytes * kept,
         "gradients": max(runtime.gradient_bytes, job.element_bytes) * gradients,

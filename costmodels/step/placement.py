@@ -302,7 +302,7 @@ def pipelines(setting: Setting, grid: ConfigGrid, has_device: NDArray[np.bool_] 
     layouts, layout = _layouts(setting.job, setting.runtime, grid)
     replicas = grid.dp * grid.cp * grid.up
     # The layout is the first column, so that the rows of one layout follow each other.
-    columns = [layout, grid.tp, replicas, grid.ep, grid.expert_tp, grid.zero_stage, grid.copies]
+    columns = [layout, grid.tp, replicas, grid.ep, grid.expert_tp, grid.zero_stage, grid.copies, grid.offload]
     kept, weights_of = distinct_rows(columns)
     weights = grid.take(kept)
     each = []

@@ -23,12 +23,13 @@ from costmodels.step.breakdown import BREAKDOWN, EXPOSED_PARTS
 from costmodels.step.launches import beyond_device_s, hops_launch_s, issue_s
 from costmodels.step.layer_residuals import layer_residual
 from costmodels.step.memory import MemoryEstimate
+from costmodels.step.offload import HostRates, host_rates, optimizer_step_s
 from costmodels.step.overheads import overhead_s
 from costmodels.step.placement import Groups, Pipeline, local_parameters, pipelines, place
 from costmodels.step.replicas import ReplicaRows, even_rows, replica_rows
 from costmodels.step.schedules import bubble_s
 from costmodels.step.transfers import exposed_transfers_s
-from costmodels.step.weight_passes import accumulation_s, optimizer_pass_s
+from costmodels.step.weight_passes import accumulation_s
 from costmodels.step.weight_traffic import weight_traffic
 from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import Cluster
@@ -161,7 +162,9 @@ class StagePricing:
         local = local_parameters(setting.job, weights, self.stages.blocks)
         bandwidth = self.stages.smallest([device.memory_bandwidth_bytes_per_s for device in setting.cluster.devices])
         self.accumulate_s = accumulation_s(runtime, weights, local, bandwidth)
-        self.optimizer_s = optimizer_pass_s(runtime, weights, local, bandwidth).max(axis=0)
+        rates = zip(*(host_rates(setting.cluster, device) for device in setting.cluster.devices), strict=True)
+        slowest = HostRates(*map(self.stages.smallest, rates))
+        self.optimizer_s = optimizer_step_s(setting.job, runtime, weights, local, bandwidth, slowest).max(axis=0)
         self.traffic = weight_traffic(setting.job, runtime, weights, groups, local, collective_time)
         self.issue_s = issue_s(runtime, weights, groups)
 

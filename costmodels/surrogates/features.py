@@ -27,7 +27,7 @@ FEATURES = (
     "log_tokens",
     "tp_spans_hosts",
     "recompute",
-    "sharded_states",
+    "place_of_states",
     "exposed_share",
     "bubble_share",
 )
@@ -41,7 +41,7 @@ def configuration_features(job: TrainingJob, cluster: Cluster, grid: ConfigGrid,
     micro_batches = job.global_batch_size / (grid.dp * grid.mbs)
     # communication that is not hidden, whatever its dimension
     exposed = sum(estimate.breakdown_s[part] for part in ("tp", "cp", "up", "ep", "dp", "pp"))
-    # ZeRO: the change from no sharding to stage 1 counts more than each further stage
+    # ZeRO: the change from no sharding to stage 1 counts more than each further stage, and as much as one to the host
     columns = (
         log["pp"],
         log["tp"],
@@ -54,7 +54,7 @@ def configuration_features(job: TrainingJob, cluster: Cluster, grid: ConfigGrid,
         np.log2(residual_tokens(job, grid)) / octaves,
         (place(cluster, grid).tp.hosts > 1).astype(np.float64),
         grid.recompute / 2.0,
-        np.minimum(grid.zero_stage, 1) + grid.zero_stage / 6.0,
+        np.minimum(grid.zero_stage, 1) + grid.zero_stage / 6.0 + grid.is_offloaded,
         2.0 * exposed / estimate.step_time_s,
         2.0 * estimate.breakdown_s["bubble"] / estimate.step_time_s,
     )

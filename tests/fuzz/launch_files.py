@@ -24,7 +24,14 @@ ADDED = {
 EXPORTED = {
     "config": {"pp": 2, "tp": 2, "dp": 4}
     | dict.fromkeys(("cp", "up", "vpp", "ep", "mbs"), 1)
-    | {"recompute": "none", "zero_stage": 1, "sequence_parallel": True, "expert_tp": 0, "dp_shard": 0}
+    | {
+        "recompute": "none",
+        "offload": "none",
+        "zero_stage": 1,
+        "sequence_parallel": True,
+        "expert_tp": 0,
+        "dp_shard": 0,
+    }
     | {"assignment": "layers=20/12"},
     "job": {"model": "llama3-8b", "sequence_length": 4096, "global_batch_size": 64, "precision": "bf16"},
     "cluster": {"groups": [{"device": "H100-SXM-80", "hosts": 2, "devices_per_host": 8}]},

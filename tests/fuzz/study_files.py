@@ -44,7 +44,8 @@ job: {sequence_length: 4096, global_batch_size: 64, precision: fp8, optimizer: a
   zero_stage: 1, sequence_parallel: true, recompute_modules: [core_attn, mlp], expert_tp: 1, dp_shard: 0}
 runtime: megatron-core
 space: {rules: megatron, without: [], memory_headroom: 0.1, pp: [1, 2, 4], tp: [1, 2], mbs: [1, 2],
-  recompute: [none, full], zero_stage: [0, 1], sequence_parallel: [true], expert_tp: [0, 1], assignment: []}
+  recompute: [none, full], offload: [none], zero_stage: [0, 1], sequence_parallel: [true], expert_tp: [0, 1],
+  assignment: []}
 planner: {name: descent, pins: [{op: "*.up", dim: ffn, axis: tp, weight_s: 0.1}]}
 search: {draws: 50, confidence: 0.9, tolerance: 0.02, max_trials: 30, max_seconds: 60, budget_device_hours: 4,
   parallel_trials: 2, seed: 3, prune: false, repeats: 1, acquisition: ucb, baseline: true, placement_wait_s: 5}
@@ -204,7 +205,7 @@ def _measured() -> tuple[bytes, ...]:
 
 
 CONFIGURATIONS = (
-    b"pp=4,tp=2,mbs=1,zero_stage=1,sequence_parallel=true,recompute=full,expert_tp=1,dp_shard=2",
+    b"pp=4,tp=2,mbs=1,offload=optimizer,zero_stage=1,sequence_parallel=true,recompute=full,expert_tp=1,dp_shard=2",
     b"layers=20x3/18,micro_batches=4/2,hosts=0-3/5,recomputed=1x4",
 )
 OVERRIDES = (b"search.seed=3", b"cluster={name: dgx-h100, hosts: 2}", b"space.tp=[1, 2]", b"job.precision=fp8")

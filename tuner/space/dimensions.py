@@ -134,6 +134,14 @@ _ROWS = (
         offered=lambda runtime: runtime.recompute_modes,
     ),
     SearchedDimension(
+        name="offload",
+        space_key=f"Opens this dimension; `[none, optimizer]` tries both.{_FIXED}",
+        job_key="States that are kept and updated on the host: `optimizer` for those of the optimizer, its copy of the "
+        "weights included.",
+        job_default="none",
+        offered=lambda runtime: runtime.offload_modes,
+    ),
+    SearchedDimension(
         name="zero_stage",
         space_key=f"Opens this dimension, as `recompute` does.{_FIXED}",
         job_key="Training states sharded over data parallel ranks: 0 none, 1 optimizer, 2 gradients, 3 weights."

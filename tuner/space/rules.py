@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels.job.parallel_config import DIMENSIONS, RECOMPUTE_MODES
+from costmodels.job.parallel_config import DIMENSIONS, OFFLOAD_MODES, RECOMPUTE_MODES
 from costmodels.job.setting import Setting
 from hardware.arrays import IntArray
 
@@ -86,6 +86,16 @@ def _explain_ffn(s: Setting) -> str:
         size = s.job.model.expert_ffn_size
         told.append(f"expert_tp (tp where that is 0) must divide the experts' inner size {size}")
     return ", and ".join(told)
+
+
+def _least_stage(s: Setting, c: Columns) -> IntArray:
+    # offloaded states need a stage of at least 1, and without replicas the lowest possible stage stands for all
+    least = min(s.runtime.zero_stages)
+    return np.where(_is_offloaded(c), max(least, 1), least)
+
+
+def _is_offloaded(c: Columns) -> Keep:
+    return np.asarray(c["offload"] == OFFLOAD_MODES.index("optimizer"))
 
 
 def _describe_layers(s: Setting) -> str:
@@ -365,6 +375,21 @@ RULES: dict[str, Rule] = {
             reason=lambda s: f"{s.runtime.name} offers recompute {', '.join(s.runtime.recompute_modes)}",
         ),
         Rule(
+            name="offload_supported",
+            needs=("offload",),
+            keep=lambda s, c: np.isin(c["offload"], [OFFLOAD_MODES.index(m) for m in s.runtime.offload_modes]),
+            reason=lambda s: f"{s.runtime.name} offers offload {', '.join(s.runtime.offload_modes)}",
+        ),
+        Rule(
+            name="offload_needs_sharding",
+            needs=("offload", "zero_stage"),
+            keep=lambda _, c: ~_is_offloaded(c) | (c["zero_stage"] > 0),
+            reason=lambda _: (
+                "offload optimizer needs ZeRO stage 1 or more (megatron-core optimizer_config.py: the distributed "
+                "optimizer; DeepSpeed runtime/zero/offload_config.py: stages 1 to 3)"
+            ),
+        ),
+        Rule(
             name="zero_supported",
             needs=("zero_stage",),
             keep=lambda s, c: np.isin(c["zero_stage"], s.runtime.zero_stages),
@@ -372,11 +397,11 @@ RULES: dict[str, Rule] = {
         ),
         Rule(
             name="zero_needs_replicas",
-            needs=("dp", "cp", "up", "zero_stage"),
-            keep=lambda s, c: (c["zero_stage"] == min(s.runtime.zero_stages)) | (_replicas(c) > 1),
+            needs=("dp", "cp", "up", "offload", "zero_stage"),
+            keep=lambda s, c: (c["zero_stage"] == _least_stage(s, c)) | (_replicas(c) > 1),
             reason=lambda s: (
                 "without replicas (dp*cp*up = 1) every ZeRO stage is the same, and stage "
-                f"{min(s.runtime.zero_stages)} stands for all"
+                f"{min(s.runtime.zero_stages)} stands for all (at least 1 if states are offloaded)"
             ),
         ),
         Rule(
@@ -413,7 +438,8 @@ RULES: dict[str, Rule] = {
 }
 
 _EVERY_RUNTIME = ("devices", "heads", "pp_layers", "global_batch")
-_FURTHER = ("recompute_supported", "zero_supported", "zero_needs_replicas", "sequence_parallel_needs_tp")
+_CHOICES = ("recompute_supported", "offload_supported", "zero_supported")
+_FURTHER = (*_CHOICES, "zero_needs_replicas", "sequence_parallel_needs_tp")
 # HSDP: Megatron-LM --num-distributed-optimizer-instances, torchtitan data_parallel_replicate_degree, llm-foundry
 # sharding_strategy HYBRID_SHARD, MaxText ici_data_parallelism beside ici_fsdp_parallelism, InternEvo zero1.size
 _SHARD = ("dp_shard_within_dp", "dp_shard_holds_experts", "dp_shard_distinct")
@@ -427,7 +453,7 @@ _MEGATRON = (
 _MEGATRON_2021 = (
     *_EVERY_RUNTIME,
     *("kv_heads", "ffn", "layers", "vpp_three_stages", "vpp_micro_batches", "no_cp", "no_up", "no_ep"),
-    *("recompute_supported", "zero_supported"),
+    *_CHOICES,
 )
 _SETS: dict[str, tuple[str, ...]] = {
     # FlexParallel 4.1: found by search over rules, it reproduces all twelve search-space sizes of Table 2 exactly
@@ -438,7 +464,7 @@ _SETS: dict[str, tuple[str, ...]] = {
     ),
     # megatron-core 0.16 transformer_config.py, schedules.py and parallel_state.py (the experts' own tensor degree;
     # several instances of the distributed optimizer, each with all experts); Megatron-LM training/arguments.py
-    "megatron": (*_MEGATRON, *_SHARD),
+    "megatron": (*_MEGATRON, *_SHARD, "offload_needs_sharding"),
     # a framework that nobody named: most that have all of these dimensions descend from Megatron-LM (assumed)
     "unknown": _MEGATRON,
     # MindSpeed runs Megatron-LM's checks, repeats key-value heads for Ulysses, splits layers evenly, and knows one
@@ -458,14 +484,14 @@ _SETS: dict[str, tuple[str, ...]] = {
     "megatron-deepspeed": (
         *_EVERY_RUNTIME,
         *("kv_heads", "ffn", "no_vpp", "no_cp", "no_up", "no_ep"),
-        *("recompute_supported", "zero_supported", "zero_needs_replicas", "no_sequence_parallel"),
+        *(*_CHOICES, "offload_needs_sharding", "zero_needs_replicas", "no_sequence_parallel"),
     ),
     # gpt-neox megatron/model/transformer.py: mpu.divide of key-value heads ("we do not yet clone KV heads in MQA across
     # TP ranks"), DeepSpeed's MoE with moe_expert_parallel_size; DeepSpeed runtime/pipe/engine.py (one schedule, no ZeRO
     # 2 and 3 with a pipeline); context parallelism is an open pull request (1299)
     "gpt-neox": (
         *("devices", "pp_layers", "global_batch", "kv_heads_whole", "ffn", "no_vpp", "no_cp", "no_up"),
-        *("experts", "ep_within_dp", "zero_without_pp", "sequence_parallel_length"),
+        *("experts", "ep_within_dp", "offload_needs_sharding", "zero_without_pp", "sequence_parallel_length"),
         *_FURTHER,
     ),
     # PaddleNLP trainer/training_args.py (sep or context parallelism, no sharding 2 and 3 with a pipeline); Paddle
@@ -510,7 +536,7 @@ _SETS: dict[str, tuple[str, ...]] = {
     "maxtext": (
         *("devices", "global_batch", "pp_layers", "kv_heads_whole", "kv_heads_ulysses", "ffn"),
         *("cp_or_up", "sequence_context", "layers", "vpp_two_stages", "pp_micro_batches", "experts", "ep_within_dp"),
-        *("recompute_supported", "zero_supported", "sequence_parallel_needs_tp"),
+        *(*_CHOICES, "sequence_parallel_needs_tp"),
         *_SHARD,
     ),
     # InternEvo core/context/parallel_context.py (one group for tp or isp, experts), core/parallel/shard.py

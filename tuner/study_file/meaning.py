@@ -21,6 +21,9 @@ def describe_trials(
     job, runtime = asdict(setting.job), asdict(setting.runtime)
     model = job.pop("model")
     del runtime["layer_changes"]  # they follow from the other values
+    del runtime["offload_modes"]  # each trial says which of them it has
+    if job["offload"] == "none":
+        del job["offload"]  # as in studies from before there was the key
     return {
         "model": model,
         "cluster": _describe_cluster(setting.cluster),

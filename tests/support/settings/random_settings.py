@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from costmodels.job.model_catalog import find_model, model_names
-from costmodels.job.parallel_config import RECOMPUTE_MODES, ZERO_STAGES, ConfigGrid, ParallelConfig
+from costmodels.job.parallel_config import OFFLOAD_MODES, RECOMPUTE_MODES, ZERO_STAGES, ConfigGrid, ParallelConfig
 from costmodels.job.runtime import RuntimeProfile, find_runtime, runtime_names
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
@@ -87,6 +87,7 @@ def cases(draw, max_configs: int = 12) -> Case:
                 ep=draw(st.sampled_from(divisors(experts))),
                 mbs=draw(st.sampled_from(divisors(job.global_batch_size // dp))),
                 recompute=draw(st.sampled_from(RECOMPUTE_MODES)),
+                offload=draw(st.sampled_from(("none", *OFFLOAD_MODES))),
                 zero_stage=draw(st.sampled_from(ZERO_STAGES)),
                 sequence_parallel=draw(st.booleans()),
                 expert_tp=expert_tp,

@@ -121,6 +121,8 @@ def test_elasticities_sum_to_one(case):
     Where every operator and every collective takes 10% longer, the step is known within half a percent.
     """
     factor, runtime = 1.01, case.runtime
+    # a profile has no constant of the host that steps an offloaded optimizer
+    case = replace(case, grid=replace(case.grid, offload=np.zeros_like(case.grid.offload)))
     slower = replace(
         runtime,
         **{name: factor * getattr(runtime, name) for name in OWN_CONSTANTS},

@@ -146,7 +146,8 @@ def test_tightening_a_degree_keeps_exactly_those_values():
 
 
 @pytest.mark.parametrize(
-    ("dimension", "allowed"), [("recompute", (0, 2)), ("zero_stage", (0, 1)), ("sequence_parallel", (0, 1))]
+    ("dimension", "allowed"),
+    [("recompute", (0, 2)), ("offload", (0, 1)), ("zero_stage", (0, 1)), ("sequence_parallel", (0, 1))],
 )
 def test_an_opened_dimension_multiplies_the_candidates(dimension, allowed):
     """Each degree combination appears once per allowed value, less the duplicates that mean the same."""
@@ -158,6 +159,7 @@ def test_an_opened_dimension_multiplies_the_candidates(dimension, allowed):
 
     duplicates = {
         "recompute": 0,
+        "offload": 0,
         "zero_stage": int((closed.dp * closed.cp * closed.up == 1).sum()),
         "sequence_parallel": int((closed.tp == 1).sum()),
     }[dimension]
@@ -166,6 +168,23 @@ def test_an_opened_dimension_multiplies_the_candidates(dimension, allowed):
     assert set(getattr(grid, dimension).tolist()) == set(allowed)
     assert len(grid.positions()) == len(grid)
     assert ("zero_needs_replicas" in removed) == (dimension == "zero_stage")
+
+
+@pytest.mark.parametrize("rule_set", ["megatron", "megatron-deepspeed", "gpt-neox"])
+def test_offloaded_states_are_sharded(rule_set):
+    """States on the host go with every ZeRO stage above 0, and where nothing is replicated with the lowest of these."""
+    setting, options = setting_of(rule_set)
+    opened = replace(options, opened=("offload", "zero_stage"))
+    grid, removed = enumerate_space(setting, opened)
+
+    replicas, on_host = grid.dp * grid.cp * grid.up, grid.is_offloaded
+    assert set(grid.zero_stage[on_host].tolist()) == set(setting.runtime.zero_stages) - {0}
+    assert set(grid.zero_stage[on_host & (replicas == 1)].tolist()) == {1}
+    assert set(grid.zero_stage[~on_host & (replicas == 1)].tolist()) == {0}
+    # each mesh with states on the host is one without, too
+    plain = enumerate_space(setting, options)[0]
+    assert len(enumerate_space(setting, replace(options, opened=("offload",)))[0]) == 2 * len(plain)
+    assert removed["offload_needs_sharding"] > 0
 
 
 # Degrees that only some frameworks have

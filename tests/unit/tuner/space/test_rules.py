@@ -318,6 +318,7 @@ def test_each_rule_alone_is_the_reason_of_some_refusal(rule_set):
         (setting_of(rule_set, devices_per_host=4, job={"zero_stage": 2}, runtime={"zero_stages": (0, 1)}), ()),
         (setting_of(rule_set, devices_per_host=4, runtime={"zero_stages": (0, 1, 2, 3)}), OPENED),
         (setting_of(rule_set, job={"recompute": "full"}, runtime={"recompute_modes": ("none",)}), ()),
+        (setting_of(rule_set, runtime={"offload_modes": ("none",)}), ()),
         (setting_of(rule_set, devices_per_host=4, batch=4, num_layers=4), OPENED),
         (setting_of(rule_set, hosts=3, devices_per_host=2, batch=10, num_layers=12), ()),
         (setting_of(rule_set, batch=8, num_layers=4), ()),
@@ -330,6 +331,7 @@ def test_each_rule_alone_is_the_reason_of_some_refusal(rule_set):
         *({"dp": 8, "dp_shard": 2}, {"dp": 8, "dp_shard": 3}, {"dp": 8, "dp_shard": 8}),
         *({"dp": 8, "ep": 4, "dp_shard": 2}, {"dp": 4, "ep": 4, "dp_shard": 2}),
         *({"dp": 8, "expert_tp": 2}, {"dp": 4, "expert_tp": 2}, {"tp": 4, "expert_tp": 4, "sequence_parallel": True}),
+        *({"dp": 8, "offload": "optimizer"}, {"dp": 8, "offload": "optimizer", "zero_stage": 0}),
     ]
     # what only an opened dimension refuses: it means the same as another value
     opened_too = [{"dp": 8, "expert_tp": 1}, {"dp": 8, "dp_shard": 8}]
@@ -412,6 +414,11 @@ def test_an_expert_that_the_runtime_cannot_launch_is_told_in_one_warning(tmp_pat
         ("megatron-lm-2021", "space.sequence_parallel=[false, true]", r"space\.sequence_parallel = True.*is not off"),
         ("maxtext", "job.zero_stage=1", r"job\.zero_stage = 1.*is not offered by the runtime maxtext.*valid: 3"),
         ("nanotron", "space.expert_tp=[0, 1]", r"space\.expert_tp = 1.*offered by the runtime nanotron.*valid: 0"),
+        (
+            "nanotron",
+            "space.offload=[none, optimizer]",
+            r"space\.offload = 'optimizer'.*offered by the runtime nanotron",
+        ),
         ("mindspeed", "job.dp_shard=8", r"job\.dp_shard = 8.*is not offered by the runtime mindspeed.*valid: 0"),
     ],
 )

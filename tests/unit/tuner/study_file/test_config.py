@@ -70,6 +70,7 @@ def test_what_a_study_leaves_out_has_its_documented_default(good_study):
     assert (job.recompute_modules, job.expert_tp, job.dp_shard) == (("core_attn",), 0, 0)
     assert config.config_defaults == {
         "recompute": "none",
+        "offload": "none",
         "zero_stage": 1,
         "sequence_parallel": True,
         "expert_tp": 0,
