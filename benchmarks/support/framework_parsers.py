@@ -235,6 +235,7 @@ def deepspeed_parser() -> Parser:
     import deepspeed.comm
     import torch
     from deepspeed.runtime.config import DeepSpeedConfig
+    from deepspeed.runtime.zero.offload_config import OffloadDeviceEnum
 
     if not torch.distributed.is_initialized():
         store = Path(tempfile.mkdtemp()) / "store"
@@ -260,7 +261,10 @@ def deepspeed_parser() -> Parser:
             "zero_optimization.overlap_comm": read.zero_config.overlap_comm,
         }
         said = deepspeed_rules.flattened({name: value for name, value in content.items() if name != "comments"})
+        offload = read.zero_config.offload_optimizer
         further = {
+            deepspeed_rules.OFFLOAD: offload and OffloadDeviceEnum(offload.device).value,
+            "zero_optimization.offload_optimizer.pin_memory": offload and offload.pin_memory,
             "bf16.enabled": read.bfloat16_config.enabled,
             "fp16.enabled": read.float16_config.enabled,
             deepspeed_rules.INTERVAL: read.pipeline["activation_checkpoint_interval"],

@@ -6,8 +6,8 @@ pipeline. The exporter writes one note for each of these degrees. The notes are 
 DeepSpeed ignores.
 
 Sources: DeepSpeed runtime/config.py (keys; train batch = micro-batch * accumulation * data parallel ranks; removed
-keys, including MiCS), runtime/zero/config.py, runtime/tensor_parallel/config.py (`autotp_size`), __init__.py
-(`sequence_parallel_size` and `data_parallel_size` define the mesh), module_inject/auto_ep_config.py and
+keys, including MiCS), runtime/zero/config.py and offload_config.py, runtime/tensor_parallel/config.py (`autotp_size`),
+__init__.py (`sequence_parallel_size` and `data_parallel_size` define the mesh), module_inject/auto_ep_config.py and
 auto_ep_folding.py (the tensor parallel degree of experts must be 1; AutoTP excludes Ulysses), runtime/pipe/engine.py
 (no ZeRO 2 and 3; `activation_checkpoint_interval`).
 """
@@ -21,9 +21,9 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.job.uneven_work import numbers_in_words
 from tuner.export.exporter import Export
-from tuner.export.parts import closing_notes, describe_uneven_work, layers_of_parts
+from tuner.export.parts import HOST_MEMORY, closing_notes, describe_uneven_work, layers_of_parts
 
-NAMED = ("recompute", "zero_stage", "sequence_parallel", "expert_tp")
+NAMED = ("recompute", "offload", "zero_stage", "sequence_parallel", "expert_tp")
 """Further dimensions that the file or one of its notes covers."""
 
 
@@ -47,6 +47,8 @@ def export_deepspeed(setting: Setting, config: ParallelConfig) -> Export:
         "gradient_accumulation_steps": max(job.global_batch_size // (config.dp * config.mbs), 1),
         "zero_optimization": {"stage": config.zero_stage, "overlap_comm": setting.runtime.overlaps_gradients},
     }
+    if _offloads(config):
+        content["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     if job.precision in ("bf16", "fp8", "nvfp4"):
         content["bf16"] = {"enabled": True}
     if job.precision == "fp16":
@@ -55,6 +57,11 @@ def export_deepspeed(setting: Setting, config: ParallelConfig) -> Export:
         content["pipeline"] = {"activation_checkpoint_interval": 1}
     content |= _model_parallel(setting, config)
     return Export(target="deepspeed", text=json.dumps(content, indent=2, allow_nan=False) + "\n", notes=notes)
+
+
+def _offloads(config: ParallelConfig) -> bool:
+    """Return whether the optimizer's states are on the host, which ZeRO alone can do."""
+    return config.offload == "optimizer" and config.zero_stage > 0
 
 
 def _uses_auto_tp(config: ParallelConfig) -> bool:
@@ -115,6 +122,8 @@ def _notes(setting: Setting, config: ParallelConfig) -> list[str]:
         notes += _expert_notes(setting, config)
     if config.zero_stage > 1 and config.pp > 1:
         notes.append(f"zero_stage: DeepSpeed's pipeline rejects stage {config.zero_stage}; it supports 0 and 1")
+    if config.offload != "none":
+        notes.append(HOST_MEMORY if _offloads(config) else "offload: DeepSpeed offloads with ZeRO 1 or more only")
     if config.recompute == "full" and config.pp == 1:
         notes.append("recompute: call model.gradient_checkpointing_enable() in the training script")
     if config.recompute == "selective":

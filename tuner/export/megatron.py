@@ -3,7 +3,8 @@
 Sources: Megatron-LM megatron/training/arguments.py (names and checks) and megatron-core 0.16.1
 model_parallel_config.py (hierarchical context parallel sizes: all-to-all first), distributed_data_parallel_config.py
 (sharding strategies), distrib_optimizer.py (Adam only), transformer/pipeline_parallel_layer_layout.py (grammar of
-layouts), and the Megatron-FSDP guide (further flags that sharded gradients and weights require).
+layouts), optimizer/cpu_offloading/README.md (flags of an offloaded optimizer), and the Megatron-FSDP guide (further
+flags that sharded gradients and weights require).
 """
 
 from __future__ import annotations
@@ -11,12 +12,20 @@ from __future__ import annotations
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
-from tuner.export.parts import Environment, Part, closing_notes, describe_uneven_work, export_flags, layers_of_parts
+from tuner.export.parts import (
+    HOST_MEMORY,
+    Environment,
+    Part,
+    closing_notes,
+    describe_uneven_work,
+    export_flags,
+    layers_of_parts,
+)
 
 ARRAY = "PARALLEL_ARGS"
 """Name of the bash array that the exported text defines."""
 
-NAMED = ("recompute", "zero_stage", "sequence_parallel", "expert_tp", "dp_shard")
+NAMED = ("recompute", "offload", "zero_stage", "sequence_parallel", "expert_tp", "dp_shard")
 """Further dimensions that the flags express."""
 
 BLOCK = (
@@ -52,6 +61,7 @@ def megatron_parts(setting: Setting, config: ParallelConfig) -> list[Part]:
         experts(setting, config),
         batch(setting, config),
         _data_parallel(setting, config),
+        _offload(setting, config),
         _recompute(setting, config),
         _precision(setting, config),
     ]
@@ -217,6 +227,24 @@ def _data_parallel(setting: Setting, config: ParallelConfig) -> Part:
             flags.append("--overlap-param-gather")
     note = f"zero_stage: Megatron-LM can shard the optimizer states of Adam only, not of {setting.job.optimizer}"
     return Part(flags=tuple(flags), notes=(note,) if stage < config.zero_stage else ())
+
+
+def _offload(setting: Setting, config: ParallelConfig) -> Part:
+    """Return the flags that keep the optimizer's states on the host, which the distributed optimizer alone can."""
+    if config.offload == "none":
+        return Part()
+    if _sharded_stage(setting, config) != 1:
+        note = "offload: Megatron-LM offloads with the distributed optimizer only (ZeRO 1, Adam); nothing is exported"
+        return Part(notes=(note,))
+    return Part(
+        flags=(
+            "--optimizer-cpu-offload",
+            "--optimizer-offload-fraction 1",
+            "--overlap-cpu-optimizer-d2h-h2d",
+            "--use-precision-aware-optimizer",
+        ),
+        notes=(HOST_MEMORY,),
+    )
 
 
 def _recompute(setting: Setting, config: ParallelConfig) -> Part:

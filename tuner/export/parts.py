@@ -15,6 +15,12 @@ from tuner.export.exporter import Export
 
 Environment = tuple[tuple[str, str | None], ...]
 
+HOST_MEMORY = (
+    "host memory: offloaded states need 16 bytes of pinned memory for each parameter that a rank updates (weights, "
+    "gradients and moments in fp32); the study does not check that the hosts have them"
+)
+"""Note on the memory of hosts, which no catalog states."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:

@@ -16,10 +16,7 @@ from tuner.imports.keys import Keys, json_mapping
 
 _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _OPTIMIZERS = {"adam": "adam", "adamw": "adam", "fusedadam": "adam", "sgd": "sgd"}
-_NOT_MODELLED = {
-    "zero_optimization.offload_optimizer": "Meshtune assumes that the optimizer states stay on the device",
-    "zero_optimization.offload_param": "Meshtune assumes that the weights stay on the device",
-}
+_NOT_MODELLED = {"zero_optimization.offload_param": "Meshtune assumes that the weights stay on the device"}
 
 
 def import_deepspeed(text: str) -> Imported:
@@ -48,6 +45,8 @@ def import_deepspeed(text: str) -> Imported:
     name = keys.text("optimizer.type", default="adam").lower()
     if name not in _OPTIMIZERS:
         unread.append(Unread(what="optimizer.type", why=f"{name} is not modelled; read as adam"))
+    offload, left = _offload(keys)
+    unread += left
     job: dict[str, Any] = {
         "precision": "bf16"
         if keys.value("bf16.enabled", "bfloat16.enabled") is True
@@ -57,6 +56,8 @@ def import_deepspeed(text: str) -> Imported:
         "optimizer": _OPTIMIZERS.get(name, "adam"),
         "zero_stage": keys.count("zero_optimization.stage", default=0, minimum=0),
     }
+    if offload != "none":
+        job["offload"] = offload
     if batch:
         job["global_batch_size"] = batch
     return Imported(
@@ -72,3 +73,16 @@ def import_deepspeed(text: str) -> Imported:
             "runtime gpt-neox models DeepSpeed with all ZeRO stages; choose another with --runtime",
         ),
     )
+
+
+def _offload(keys: Keys) -> tuple[str, list[Unread]]:
+    """Return the value of `job.offload`, and the settings of an offloaded optimizer that are not modelled."""
+    name = "zero_optimization.offload_optimizer"
+    if not isinstance(keys.value(name), dict) or not keys.count("zero_optimization.stage", default=0, minimum=0):
+        return "none", []
+    device, ratio = keys.text(f"{name}.device", default="none"), keys.value(f"{name}.ratio")
+    if device not in ("none", "cpu"):
+        return "none", [Unread(what=name, why=f"not modelled: {device}; read as none")]
+    if device == "cpu" and ratio not in (None, 1):
+        return "optimizer", [Unread(what=f"{name}.ratio", why="a part of the states is not modelled; read as all")]
+    return ("optimizer" if device == "cpu" else "none"), []

@@ -44,7 +44,6 @@ _MINDSPEED = (
 """Flags that only MindSpeed has; one of them selects the mindspeed runtime."""
 _NOT_MODELLED = {
     "--rampup-batch-size": "Meshtune assumes the full global batch from the first step",
-    "--optimizer-cpu-offload": "Meshtune assumes that the optimizer states stay on the device",
     "--cpu-offloading": "Meshtune assumes that activations stay on the device",
     "--swap-optimizer": "Meshtune assumes that the optimizer states stay on the device",
     "--schedules-method": "Meshtune assumes the 1F1B schedule",
@@ -79,11 +78,11 @@ def import_megatron(text: str) -> Imported:
     found = _Found(flags=flags)
     model, missing = model_of(flags)
     degrees = _degrees(found, model.get("num_layers"))
-    job = _job(found)
+    is_mindspeed = flags.has(*_MINDSPEED)
+    job = _job(found) | _offload(flags, is_mindspeed=is_mindspeed)
     for name, why in _NOT_MODELLED.items():
         if flags.has(name):
             flags.leave(name, f"not modelled: {why}")
-    is_mindspeed = flags.has(*_MINDSPEED)
     hosts, devices_per_host = _devices(text, launch, flags.unread)
     return Imported(
         framework="megatron",
@@ -307,6 +306,20 @@ def _recompute(flags: Flags) -> dict[str, Any]:
         if module not in RECOMPUTE_MODULES:
             flags.leave("--recompute-modules", f"{module} is not modelled; left out")
     return {"recompute": "selective", **({"recompute_modules": known} if known else {})}
+
+
+def _offload(flags: Flags, *, is_mindspeed: bool) -> dict[str, str]:
+    """Return the key of `job:` for an optimizer whose states are on the host, which MindSpeed does otherwise."""
+    name, part = "--optimizer-cpu-offload", "--optimizer-offload-fraction"
+    if not flags.has(name):
+        return {}
+    if is_mindspeed:
+        flags.leave(name, "not modelled for MindSpeed: Meshtune assumes that the optimizer states stay on the device")
+        return {}
+    fraction = flags.text(part) if flags.has(part) else "1"
+    if fraction is not None and not re.fullmatch(r"1(\.0*)?", fraction):
+        flags.leave(part, "a part of the states is not modelled; read as all")
+    return {"offload": "optimizer"}
 
 
 def _values(flags: Flags, name: str) -> list[str]:

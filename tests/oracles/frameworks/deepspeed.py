@@ -17,6 +17,7 @@ from tests.oracles.frameworks.published_rules import Facts, PublishedRule, at_le
 from tuner.export.flag_table import FlagValue, Values
 
 BATCH, MICRO, ACCUMULATION = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+OFFLOAD = "zero_optimization.offload_optimizer.device"
 STAGE, INTERVAL = "zero_optimization.stage", "pipeline.activation_checkpoint_interval"
 TP, UP, DP, EP = (
     "tensor_parallel.autotp_size",
@@ -30,6 +31,8 @@ DEEPSPEED_KEYS: dict[str, type] = {
     ACCUMULATION: int,
     STAGE: int,
     "zero_optimization.overlap_comm": bool,
+    OFFLOAD: str,
+    "zero_optimization.offload_optimizer.pin_memory": bool,
     "bf16.enabled": bool,
     "fp16.enabled": bool,
     INTERVAL: int,
@@ -65,6 +68,12 @@ DEEPSPEED_RULES: tuple[PublishedRule, ...] = (
         rule="must be 0, 1, 2 or 3",
         source="DeepSpeed runtime/zero/config.py ZeroStageEnum",
         holds=lambda v, _: v[STAGE] in (0, 1, 2, 3),
+    ),
+    PublishedRule(
+        key=OFFLOAD,
+        rule="must be none, cpu or nvme",
+        source="DeepSpeed runtime/zero/offload_config.py OffloadDeviceEnum",
+        holds=lambda v, _: v.get(OFFLOAD, "none") in ("none", "cpu", "nvme"),
     ),
     PublishedRule(
         key=BATCH,
@@ -174,6 +183,7 @@ def said_by_deepspeed(values: Values, facts: Facts) -> dict[str, FlagValue]:
         "tp": number(values, TP),
         "up": number(values, UP),
         "ep": number(values, EP),
+        "offload": "optimizer" if values.get(OFFLOAD) == "cpu" else "none",
         "zero_stage": number(values, STAGE),
         "beside": _pipeline_ranks(values, facts),
         "global_batch_size": number(values, BATCH),

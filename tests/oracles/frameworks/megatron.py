@@ -334,6 +334,18 @@ MEGATRON_RULES: tuple[PublishedRule, ...] = (
         holds=_has_equal_expert_instances,
     ),
     PublishedRule(
+        key="--optimizer-cpu-offload",
+        rule="must be used together with --use-precision-aware-optimizer",
+        source=_ARGUMENTS,
+        holds=lambda v, _: not v.get("--optimizer-cpu-offload") or bool(v.get("--use-precision-aware-optimizer")),
+    ),
+    PublishedRule(
+        key="--use-precision-aware-optimizer",
+        rule="needs the distributed optimizer",
+        source="megatron-core optimizer/optimizer_config.py __post_init__",
+        holds=lambda v, _: not v.get("--use-precision-aware-optimizer") or bool(v.get("--use-distributed-optimizer")),
+    ),
+    PublishedRule(
         key="--ckpt-format",
         rule="must be fsdp_dtensor with Megatron-FSDP, and only with it",
         source=_ARGUMENTS,
@@ -373,6 +385,7 @@ def said_by_megatron(values: Values, facts: Facts) -> dict[str, FlagValue]:
     return {
         **common_dimensions(values, facts, up=_ulysses(values)),
         "vpp": len(layout) // number(values, PP) if layout else number(values, VPP),
+        "offload": "optimizer" if values.get("--optimizer-cpu-offload") else "none",
         "zero_stage": stage or int(bool(values.get("--use-distributed-optimizer"))),
         "dp_shard": replicas(values, facts) // number(values, INSTANCES) if number(values, INSTANCES) > 1 else 0,
         "layers": layout,

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from costmodels.job.model_catalog import load_model
-from costmodels.job.parallel_config import DEGREES, RECOMPUTE_MODES, ParallelConfig
+from costmodels.job.parallel_config import DEGREES, OFFLOAD_MODES, RECOMPUTE_MODES, ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
 from costmodels.job.uneven_work import Assignment
@@ -53,6 +53,7 @@ configs = st.builds(
     ParallelConfig,
     **dict.fromkeys(DEGREES, small),
     recompute=st.sampled_from(RECOMPUTE_MODES),
+    offload=st.sampled_from(OFFLOAD_MODES),
     zero_stage=st.integers(0, 3),
     sequence_parallel=st.booleans(),
 )
@@ -91,6 +92,7 @@ def test_every_dimension_is_a_flag_or_a_note(setting, config):
     elif config.vpp > 1:
         assert flags["--num-virtual-stages-per-pipeline-rank"] == [str(config.vpp)]
     assert flags.get("--recompute-granularity", ["none"]) == [config.recompute]
+    assert ("--optimizer-cpu-offload" in flags) == (config.offload == "optimizer" and "offload" not in noted)
     assert ("--use-distributed-optimizer" in flags) == (config.zero_stage > 0 and "zero_stage" not in noted)
     assert ("--sequence-parallel" in flags) == (config.sequence_parallel and config.tp > 1)
     if "--overlap-param-gather" in flags:
@@ -143,6 +145,19 @@ def test_sharded_gradients_and_weights_are_megatron_fsdp(stage, strategy):
 
     assert flags["--data-parallel-sharding-strategy"] == [strategy]
     assert "--use-megatron-fsdp" in flags
+
+
+@pytest.mark.parametrize(("stage", "optimizer", "offloads"), [(1, "adam", True), (2, "adam", False), (1, "sgd", False)])
+def test_an_offloaded_optimizer_is_the_distributed_one(stage, optimizer, offloads):
+    """The hybrid optimizer's flags stand together, beside the distributed optimizer alone; else a note says so."""
+    export = megatron(setting_of(optimizer=optimizer), dp=64, zero_stage=stage, offload="optimizer")
+
+    flags = flags_of(export.text)
+    told = {"--optimizer-cpu-offload", "--overlap-cpu-optimizer-d2h-h2d", "--use-precision-aware-optimizer"}
+    assert told & set(flags) == (told if offloads else set())
+    assert flags.get("--optimizer-offload-fraction") == (["1"] if offloads else None)
+    noted = [note.partition(":")[0] for note in export.notes]
+    assert ("host memory" in noted, "offload" in noted) == (offloads, not offloads)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

@@ -285,13 +285,54 @@ def test_nanotron_files():
 
 
 def test_deepspeed_files():
-    """ZeRO stage, batch and precision of a JSON file, and that the optimizer is offloaded, which is not modelled."""
+    """ZeRO stage, batch and precision of a JSON file, and that the optimizer is offloaded."""
     imported = read("deepspeed", DEEPSPEED)
 
     assert whole(imported) == {"mbs": 4}
-    assert imported.job == {"precision": "bf16", "optimizer": "adam", "zero_stage": 3}
+    assert imported.job == {"precision": "bf16", "optimizer": "adam", "zero_stage": 3, "offload": "optimizer"}
     assert imported.micro_batches == 2
-    assert [one.what for one in imported.unread] == ["zero_optimization.offload_optimizer"]
+    assert imported.unread == ()
+
+
+@pytest.mark.parametrize(
+    ("zero", "offload", "unread"),
+    [
+        ('"stage": 1, "offload_optimizer": {"device": "none"}', None, []),
+        ('"stage": 0, "offload_optimizer": {"device": "cpu"}', None, []),
+        ('"stage": 3, "offload_optimizer": {"device": "nvme"}', None, ["zero_optimization.offload_optimizer"]),
+        (
+            '"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.3}',
+            "optimizer",
+            ["zero_optimization.offload_optimizer.ratio"],
+        ),
+        ('"stage": 3, "offload_param": {"device": "cpu"}', None, ["zero_optimization.offload_param"]),
+    ],
+)
+def test_what_deepspeed_offloads(zero, offload, unread):
+    """All states on the host are read; ZeRO 0 offloads nothing, and NVMe, parts and weights are not modelled."""
+    imported = read("deepspeed", f'{{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {{{zero}}}}}')
+
+    assert imported.job.get("offload") == offload
+    assert [one.what for one in imported.unread] == unread
+
+
+@pytest.mark.parametrize(
+    ("flags", "offload", "unread"),
+    [
+        ("--optimizer-cpu-offload", "optimizer", []),
+        ("--optimizer-cpu-offload --optimizer-offload-fraction 1.0", "optimizer", []),
+        ("--optimizer-cpu-offload --optimizer-offload-fraction 0.5", "optimizer", ["--optimizer-offload-fraction"]),
+        ("--optimizer-offload-fraction 0.5", None, []),
+        ("--optimizer-cpu-offload --use-fused-rmsnorm", None, ["--optimizer-cpu-offload"]),
+        ("--cpu-offloading", None, ["--cpu-offloading"]),
+    ],
+)
+def test_what_megatron_offloads(flags, offload, unread):
+    """All states of the optimizer on the host are read; parts of them, MindSpeed's and activations are not modelled."""
+    imported = read("megatron", f"--tensor-model-parallel-size 1 --micro-batch-size 1 {flags}")
+
+    assert imported.job.get("offload") == offload
+    assert [one.what for one in imported.unread] == unread
 
 
 def test_hugging_face_files():

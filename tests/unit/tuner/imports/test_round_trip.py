@@ -17,7 +17,10 @@ from tuner.space.enumeration import SpaceOptions, enumerate_space, setting_for
 
 DEVICES = 64
 MODELS = ("llama3-8b", "llama2-34b", "qwen2.5-7b", "gpt-175b", "mixtral-8x7b", "deepseek-v3")
-OPENED = (("recompute", (0, 1, 2)), ("zero_stage", (0, 1)), ("expert_tp", (0, 1, 2)), ("dp_shard", (0, 2, 4)))
+OPENED = (
+    *(("recompute", (0, 1, 2)), ("offload", (0, 1)), ("zero_stage", (0, 1))),
+    *(("expert_tp", (0, 1, 2)), ("dp_shard", (0, 2, 4))),
+)
 
 
 @cache
@@ -105,6 +108,18 @@ def test_an_import_of_our_json_is_the_configuration(drawn):
     setting, config = drawn
 
     assert read_back("json", setting, config) == config
+
+
+@pytest.mark.parametrize("offload", ["none", "optimizer"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeed_reads_back_what_it_offloads(stage, offload):
+    """The states' place and their ZeRO stage are keys of the file."""
+    setting, _ = space_of("llama3-8b", True)
+    export = find_exporter("deepspeed")(setting, ParallelConfig(dp=64, zero_stage=stage, offload=offload))
+
+    job = IMPORTERS["deepspeed"](export.text).job
+
+    assert (job["zero_stage"], job.get("offload", "none")) == (stage, offload)
 
 
 @pytest.mark.parametrize("target", ["megatron", "json"])
