@@ -12,9 +12,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.support.shipped_runs import shipped_runs
+from costmodels.calibration.device_speeds import shrink_speeds
 from costmodels.calibration.fidelity import is_clean, settings_of
 from costmodels.calibration.fitting import calibrate_all
 from costmodels.calibration.measured_runs import read_measured_and_skipped
@@ -61,11 +63,14 @@ def fit_profiles(measured: Sequence[Path], only: str | None) -> None:
     clean = [run for run in runs if is_clean(run) and only in (None, source_of(run).runtime)]
     known, _, _ = settings_of(clean, {})
     fits = calibrate_all(known, find_prior, on_progress=lambda line: print(line, file=sys.stderr, flush=True))
-    for name, fit in fits.items():
+    for name, fitted in fits.items():
         own = [run for run in known if source_of(run).runtime == name]
+        found = fitted.device_speed
+        speeds = shrink_speeds({device: speed.value for device, speed in found.items()}, own)
+        fit = replace(fitted, device_speed={key: replace(found[key], value=speeds[key]) for key in speeds})
         path = catalog_path(name)
         write_profile(path, profile_text(path, fit, peak_errors_of(own, find_prior(name)), is_own=False))
-        unknown = [constant for constant, fitted in fit.constants.items() if not fitted.is_determined]
+        unknown = [constant for constant, value in fit.constants.items() if not value.is_determined]
         print(
             f"{name}: {fit.num_runs:,} runs of {', '.join(fit.sources)}; median error {fit.median_ape:.1%} on them, "
             f"{fit.step_error:.1%} held out; not determined: {', '.join(unknown) or 'nothing'}"

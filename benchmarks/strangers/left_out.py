@@ -20,6 +20,7 @@ import numpy as np
 
 from benchmarks.support.timing import tell
 from costmodels.calibration import fitting
+from costmodels.calibration.device_speeds import shrink_speeds
 from costmodels.calibration.fidelity import is_clean, predict, settings_of
 from costmodels.calibration.fitting import MIN_RUNS, calibrate
 from costmodels.calibration.measured_runs import MeasuredRun
@@ -148,13 +149,14 @@ def _fit(runs: Sequence[MeasuredRun], guess: RuntimeProfile, cache: Path | None)
     """Fit the profile as benchmarks.calibration.fit_profiles does, or take the same fit from the cache."""
     place = cache and cache / f"{guess.name}-{_key(runs, guess)}.json"
     if place and place.is_file():
-        return _restored(guess, json.loads(place.read_text(encoding="utf-8")))
-    tell(f"fitting {guess.name} to {len(runs):,} runs of {', '.join(sorted({run.source for run in runs}))}")
-    profile = calibrate(runs, guess).profile
-    if place:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(json.dumps(_fitted(profile)), encoding="utf-8")
-    return profile
+        profile = _restored(guess, json.loads(place.read_text(encoding="utf-8")))
+    else:
+        tell(f"fitting {guess.name} to {len(runs):,} runs of {', '.join(sorted({run.source for run in runs}))}")
+        profile = calibrate(runs, guess).profile
+        if place:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(json.dumps(_fitted(profile)), encoding="utf-8")
+    return replace(profile, device_speed=tuple(shrink_speeds(dict(profile.device_speed), runs).items()))
 
 
 def _fitted(profile: RuntimeProfile) -> dict[str, Any]:
