@@ -198,7 +198,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "dashboard": {
         "": {
             "url": "URL of the dashboard, printed as soon as it listens",
-            "study_url": "URL of the study's page",
+            "study_url": "URL of the study's note",
             "study_name": "name of the study",
             "storage": "database of the study, without the password",
         }

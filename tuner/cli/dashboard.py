@@ -54,5 +54,5 @@ def dashboard(
         )
     else:
         typer.echo(opened.study_url)
-        typer.echo(f"summary of the study: {opened.study_url}/note; press Ctrl-C to stop", err=True)
+        typer.echo("press Ctrl-C to stop", err=True)
     opened.serve()

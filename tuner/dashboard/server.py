@@ -63,7 +63,7 @@ class DashboardServer:
 
     Attributes:
         url: URL of the dashboard.
-        study_url: URL of the study's page.
+        study_url: URL of the study's note, from which its other pages are one click away.
         is_open: Whether other machines can reach the server.
         server: Underlying WSGI server.
     """
@@ -109,7 +109,7 @@ def dashboard_server(config: StudyConfig, place: Place) -> DashboardServer:
     url = f"http://{shown}:{server.server_port}"
     return DashboardServer(
         url=f"{url}/",
-        study_url=f"{url}/dashboard/studies/{view.study_id}",
+        study_url=f"{url}/dashboard/studies/{view.study_id}/note",
         is_open=not ipaddress.ip_address(str(address)).is_loopback,
         server=server,
     )

@@ -99,7 +99,7 @@ def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: BaseStora
     if stored is None and not study.get_trials(deepcopy=False):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
-            study.set_metric_names(["step_time_s"])  # what the dashboard writes beside its axes
+            study.set_metric_names(["step time [s]"])  # what the dashboard writes beside its axes
         study.set_user_attr(ORIGIN, config.backend.origin)
         # last: with it the study is complete
         study.set_user_attr(MEANING, json.loads(json.dumps(config.meaning)))

@@ -15,7 +15,7 @@ class Served:
     """Study with a running dashboard."""
 
     def __init__(self, told, folder):
-        self.url, self.page, self.folder = told["url"], told["study_url"], folder
+        self.url, self.page, self.folder = told["url"], told["study_url"].removesuffix("/note"), folder
         self.id = int(self.page.rpartition("/")[2])
 
     def ask(self, path, method="GET", body=None):

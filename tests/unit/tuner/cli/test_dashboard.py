@@ -45,10 +45,10 @@ def test_it_tells_where_to_look(meshtune, replayed):
 
     assert done.status == 0
     assert done.out.startswith("http://127.0.0.1:")
-    assert done.out.endswith("/dashboard/studies/1\n")
+    assert done.out.endswith("/dashboard/studies/1/note\n")
     assert "note:" not in done.err
     assert told.keys() == JSON_KEYS["dashboard"][""].keys()
-    assert told["study_url"] == f"{told['url']}dashboard/studies/1"
+    assert told["study_url"] == f"{told['url']}dashboard/studies/1/note"
     assert told["study_name"] == "replayed"
     assert told["storage"].startswith("sqlite:///")
 
