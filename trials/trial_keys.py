@@ -64,16 +64,16 @@ class StudyParts:
 class AbstractTrialKeys(DocumentedModel, ABC):
     """Keys of one backend in a study's `trial:` section.
 
-    A subclass declares the field `backend` with its name as a Literal, the fields `time_limit_s` and `proxy`, and its
+    A subclass declares the field `backend` with its name as a Literal, the fields `time_limit` and `proxy`, and its
     own keys. The docstring under a field is the field's text in the reference of study files.
 
     Attributes:
         WITHOUT_MEANING: Names of keys that a resumed study may change, because its recorded trials stay comparable.
     """
 
-    WITHOUT_MEANING: ClassVar[frozenset[str]] = frozenset(
-        {"time_limit_s", "hang_limit_s", "seconds_per_trial", "proxy"}
-    )
+    WITHOUT_MEANING: ClassVar[frozenset[str]] = frozenset({"time_limit", "hang_limit_s", "seconds_per_trial", "proxy"})
+
+    RENAMED: ClassVar[Mapping[str, str]] = {"time_limit_s": "time_limit, which takes seconds too, or 30:00 as in Slurm"}
 
     @abstractmethod
     def build(self, study: StudyParts) -> AbstractBackend:

@@ -39,7 +39,12 @@ class DocumentedModel(StrictModel):
     """Base of mappings that users write: the docstring under a key is its text in the reference and in editors.
 
     A last paragraph `Default: ...` describes the default where the key's default value does not.
+
+    Attributes:
+        RENAMED: What stands in place of each key that earlier versions had, in words.
     """
+
+    RENAMED: ClassVar[Mapping[str, str]] = {}
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -255,6 +260,9 @@ def _as_config_error(
     if first["type"] == "extra_forbidden":
         owner = _model_at(model, location[:-1])
         nearest = did_you_mean(location[-1], owner.model_fields) if owner else None
+        if owner and issubclass(owner, DocumentedModel) and location[-1] in owner.RENAMED:
+            rule = "is the name that earlier versions had for another key"
+            return ConfigError(rule, key=key, value=first["input"], nearest=owner.RENAMED[location[-1]], file=file)
         # text may be a secret that its owner has put in the wrong place
         value = first["input"] if isinstance(first["input"], (int, float)) else None
         return ConfigError("unknown key", key=key, value=value, nearest=nearest, file=file)

@@ -47,10 +47,10 @@ space: {rules: megatron, without: [], memory_headroom: 0.1, pp: [1, 2, 4], tp: [
   recompute: [none, full], offload: [none], zero_stage: [0, 1], sequence_parallel: [true], expert_tp: [0, 1],
   assignment: []}
 planner: {name: descent, pins: [{op: "*.up", dim: ffn, axis: tp, weight_s: 0.1}]}
-search: {draws: 50, confidence: 0.9, tolerance: 0.02, max_trials: 30, max_seconds: 60, budget_device_hours: 4,
+search: {draws: 50, confidence: 0.9, tolerance: 0.02, max_trials: 30, max_minutes: 1, budget_device_hours: 4,
   parallel_trials: 2, seed: 3, prune: false, repeats: 1, acquisition: ucb, baseline: true, placement_wait_s: 5}
 current: {pp: 2, tp: 2, dp: 8, ep: 2, mbs: 1}
-trial: {backend: simulated, fidelity: simulator, seed: 1, noise: 0.01, num_steps: 3, time_limit_s: 10,
+trial: {backend: simulated, fidelity: simulator, seed: 1, noise: 0.01, num_steps: 3, time_limit: 10,
   proxy: {hosts: 1, layers: auto, full_trials: 5}}
 storage: sqlite:///x.db
 history: [rows.csv]

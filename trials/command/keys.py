@@ -15,6 +15,7 @@ from trials.command.backend import CommandBackend, Launch
 from trials.command.log_pattern import LogPattern, find_pattern
 from trials.command.placeholders import FLAGS, PROFILE, check_text, names_in, without_wildcards
 from trials.framework_flags import FlagExporter, WriteFlags
+from trials.time_limit import TimeLimit
 from trials.trial_keys import AbstractTrialKeys, StudyParts
 
 
@@ -77,8 +78,10 @@ class CommandKeys(AbstractTrialKeys):
     hang_limit_s: Annotated[float, Field(gt=0)] = 600.0
     """Silence of the command after which a trial counts as hanging [s]."""
 
-    time_limit_s: Annotated[float, Field(gt=0)] | None = None
-    """Time after which a trial is cut off [s]; the steps that it measured are kept."""
+    time_limit: TimeLimit | None = None
+    """Time after which a trial is cut off; the steps that it measured are kept. As in Slurm, `30:00` is minutes and
+    `1:30:00` is hours; `2-00:00:00` is days. A plain number is in seconds.
+    """
 
     proxy: None = None
     """Refused: the command trains one job."""

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from costmodels.calibration.measured_runs import MeasuredGroup, read_measured_group
 from trials.replay.backend import ReplayBackend
+from trials.time_limit import TimeLimit
 from trials.trial_keys import AbstractTrialKeys, ProxyKeys, StudyParts
 
 
@@ -31,8 +32,10 @@ class ReplayKeys(AbstractTrialKeys):
     seconds_per_trial: Annotated[float, Field(ge=0)] = 0.0
     """Wall time that each trial pretends to take [s], spread over its steps."""
 
-    time_limit_s: Annotated[float, Field(gt=0)] | None = None
-    """Time after which a trial is cut off [s]; the steps that it measured are kept."""
+    time_limit: TimeLimit | None = None
+    """Time after which a trial is cut off; the steps that it measured are kept. As in Slurm, `30:00` is minutes and
+    `1:30:00` is hours; `2-00:00:00` is days. A plain number is in seconds.
+    """
 
     proxy: ProxyKeys | None = None
     """Refused: there are no rows of smaller jobs."""

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from trials.simulated.backend import Fidelity, SimulatedBackend
+from trials.time_limit import TimeLimit
 from trials.trial_keys import AbstractTrialKeys, ProxyKeys, StudyParts
 
 
@@ -36,13 +37,15 @@ class SimulatedKeys(AbstractTrialKeys):
     seconds_per_trial: Annotated[float, Field(ge=0)] = 0.0
     """Wall time that each trial pretends to take [s], spread over its steps."""
 
-    time_limit_s: Annotated[float, Field(gt=0)] | None = None
-    """Time after which a trial is cut off [s]; the steps that it measured are kept."""
+    time_limit: TimeLimit | None = None
+    """Time after which a trial is cut off; the steps that it measured are kept. As in Slurm, `30:00` is minutes and
+    `1:30:00` is hours; `2-00:00:00` is days. A plain number is in seconds.
+    """
 
     proxy: ProxyKeys | None = None
     """Smaller jobs that run in place of candidates before any runs at full size; see below."""
 
     def build(self, study: StudyParts) -> SimulatedBackend:
         """Build the simulated world of these keys."""
-        setting, world = study.setting, self.model_dump(exclude={"backend", "time_limit_s", "proxy"})
+        setting, world = study.setting, self.model_dump(exclude={"backend", "time_limit", "proxy"})
         return SimulatedBackend(job=setting.job, cluster=setting.cluster, runtime=setting.runtime, **world)

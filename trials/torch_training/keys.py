@@ -8,6 +8,7 @@ from pydantic import Field
 
 from hardware.io.errors import ConfigError
 from trials.rank_backend import is_cpu_cluster
+from trials.time_limit import TimeLimit
 from trials.torch_training.backend import ClockChoice, TorchBackend
 from trials.torch_training.trainable import check_trainable
 from trials.trial_keys import AbstractTrialKeys, ProxyKeys, StudyParts
@@ -57,8 +58,10 @@ class TorchKeys(AbstractTrialKeys):
     hang_limit_s: Annotated[float, Field(gt=0)] = 120.0
     """Silence of all ranks after which a trial counts as hanging [s]."""
 
-    time_limit_s: Annotated[float, Field(gt=0)] | None = None
-    """Time after which a trial is cut off [s]; the steps that it measured are kept."""
+    time_limit: TimeLimit | None = None
+    """Time after which a trial is cut off; the steps that it measured are kept. As in Slurm, `30:00` is minutes and
+    `1:30:00` is hours; `2-00:00:00` is days. A plain number is in seconds.
+    """
 
     proxy: ProxyKeys | None = None
     """Smaller jobs that run in place of candidates before any runs at full size; see below."""

@@ -489,8 +489,8 @@ class _Run:
 
     def _seconds_left(self, elapsed_s: float) -> float | None:
         """Return the rest of the budget of wall time [s]; None without a budget."""
-        max_seconds = self.config.search.max_seconds
-        return None if max_seconds is None else max(max_seconds - elapsed_s, 0.0)
+        max_minutes = self.config.search.max_minutes
+        return None if max_minutes is None else max(60 * max_minutes - elapsed_s, 0.0)
 
     def progress(self, elapsed_s: float, note: str = "") -> Progress:
         attributes = self.study.user_attrs

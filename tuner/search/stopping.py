@@ -22,10 +22,15 @@ class StopReason(StrEnum):
     CONFIDENT = "confident"
     TRIALS = "max_trials"
     FULL_TRIALS = "full_trials"
-    SECONDS = "max_seconds"
+    MINUTES = "max_minutes"
     DEVICE_HOURS = "budget_device_hours"
     EXHAUSTED = "exhausted"
     INTERRUPTED = "interrupted"
+
+    @classmethod
+    def _missing_(cls, value: object) -> StopReason | None:
+        """Return the reason that earlier versions stored under another word."""
+        return cls.MINUTES if value == "max_seconds" else None
 
     @property
     def sentence(self) -> str:
@@ -37,7 +42,7 @@ _SENTENCES = {
     StopReason.CONFIDENT: "nothing faster is likely to be left",
     StopReason.TRIALS: "the budget of trials is spent",
     StopReason.FULL_TRIALS: "the trials at full size that follow the proxies are spent",
-    StopReason.SECONDS: "the budget of time is spent",
+    StopReason.MINUTES: "the budget of time is spent",
     StopReason.DEVICE_HOURS: "the budget of device-hours is spent",
     StopReason.EXHAUSTED: "every candidate has been tried",
     StopReason.INTERRUPTED: "interrupted; the same command continues",
@@ -135,7 +140,7 @@ def _find_spent_budget(observations: Observations, budgets: Budgets) -> StopReas
     if budgets.max_trials is not None and observations.num_decisions >= budgets.max_trials:
         return StopReason.TRIALS
     if budgets.seconds_left is not None and budgets.seconds_left <= 0:
-        return StopReason.SECONDS
+        return StopReason.MINUTES
     if budgets.device_hours_left is not None and budgets.device_hours_left <= 0:
         return StopReason.DEVICE_HOURS
     return None

@@ -58,7 +58,7 @@ class SearchOptions:
     confidence: float
     tolerance: float
     max_trials: int
-    max_seconds: float | None
+    max_minutes: float | None
     budget_device_hours: float | None
     parallel_trials: int
     share_hosts: bool
@@ -227,7 +227,7 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths) -> St
         current=find_current(keys, setting, options),
         backend=backend,
         proxy=proxy_options(keys.trial, setting, backend, keys.search.max_trials),
-        time_limit_s=keys.trial.time_limit_s,
+        time_limit_s=keys.trial.time_limit,
         storage=storage,
         history=tuple(keys.history),
         meaning=describe_trials(setting, options, planning, keys.trial, backend),

@@ -7,7 +7,8 @@ The docstring under a key is its text in the reference and in editors. The keys 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -120,6 +121,8 @@ class PlannerKeys(DocumentedModel):
 class SearchKeys(DocumentedModel):
     """`search:`."""
 
+    RENAMED: ClassVar[Mapping[str, str]] = {"max_seconds": "max_minutes, in minutes: a sixtieth of the number"}
+
     draws: Annotated[int, Field(ge=10, le=10_000)] = 100
     """Number of joint draws from the surrogate's posterior per decision."""
 
@@ -134,8 +137,8 @@ class SearchKeys(DocumentedModel):
     max_trials: PositiveInt = 40
     """Largest number of trials."""
 
-    max_seconds: Annotated[float, Field(gt=0)] | None = None
-    """Largest wall time [s] of all runs of the study together."""
+    max_minutes: Annotated[float, Field(gt=0)] | None = None
+    """Largest wall time of all runs of the study together [min]. No further trial starts after it; running ones end."""
 
     budget_device_hours: Annotated[float, Field(gt=0)] | None = None
     """Budget of device-hours for all runs of the study together, start-up included. No further trial starts once ended

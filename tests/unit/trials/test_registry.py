@@ -22,12 +22,12 @@ def test_every_backend_brings_keys_of_its_own(keys):
     assert issubclass(keys, AbstractTrialKeys)
     assert keys.__module__.startswith(f"trials.{name}")
     assert keys.__module__.endswith(".keys")
-    assert {"time_limit_s", "proxy"} <= set(keys.model_fields)
+    assert {"time_limit", "proxy"} <= set(keys.model_fields)
 
 
 def test_limits_do_not_change_the_meaning_of_trials():
     """A study may resume with another time limit; its seed may not change."""
-    limited = DEFAULT_TRIAL.model_copy(update={"time_limit_s": 5.0})
+    limited = DEFAULT_TRIAL.model_copy(update={"time_limit": 5.0})
     seeded = DEFAULT_TRIAL.model_copy(update={"seed": 1})
 
     assert limited.meaning() == DEFAULT_TRIAL.meaning()

@@ -244,12 +244,12 @@ def ticking():
 
 def test_budget_of_seconds_counts_every_run(study):
     """The budget of time is spent by all runs of a study together; once spent, the study is finished."""
-    first, executor = run(study("search.max_seconds=200"), clock=ticking())
+    first, executor = run(study("search.max_minutes=3.5"), clock=ticking())
     spent_s = stored_study(study()).user_attrs[SPENT_S]
-    again, idle = run(study("search.max_seconds=200"), clock=ticking())
-    more, _ = run(study("search.max_seconds=400"), clock=ticking())
+    again, idle = run(study("search.max_minutes=3.5"), clock=ticking())
+    more, _ = run(study("search.max_minutes=7"), clock=ticking())
 
-    assert first.stop_reason == again.stop_reason == more.stop_reason == "max_seconds"
+    assert first.stop_reason == again.stop_reason == more.stop_reason == "max_minutes"
     assert 200 <= spent_s < 300
     assert 0 < len(first.records) == len(again.records) < len(more.records)
     assert (executor.entered, idle.entered) == (1, 0)
@@ -264,7 +264,7 @@ def jumping():
 
 def test_a_wall_clock_that_jumps_changes_nothing(study):
     """Whatever the date does, a run spends the time that passes, keeps its claim, and ends all its trials."""
-    result, _ = run(study("search.max_seconds=600", "search.max_trials=4"), wall_clock=jumping())
+    result, _ = run(study("search.max_minutes=10", "search.max_trials=4"), wall_clock=jumping())
 
     stored = stored_study(study())
     assert result.stop_reason == "max_trials"
@@ -388,7 +388,7 @@ def test_trials_that_would_mean_something_else_are_not_continued(begun, override
         "search.draws=20",
         "search.parallel_trials=2",
         "search.prune=false",
-        "trial.time_limit_s=60",
+        "trial.time_limit=60",
         "trial.seconds_per_trial=0.001",
         "space.tp=[1, 2, 4]",
         "space.pp=[1]",

@@ -27,12 +27,12 @@ CLOSE = [trial(0, 1, ok(1.0, 0.9, 1.1)), trial(1, 2, ok(1.001, 0.9, 1.1))]
         ({"max_trials": 3}, None),
         ({"max_trials": 2}, "max_trials"),
         ({"seconds_left": 0.1}, None),
-        ({"seconds_left": 0.0}, "max_seconds"),
+        ({"seconds_left": 0.0}, "max_minutes"),
         ({"device_hours_left": 0.1}, None),
         ({"device_hours_left": 0.0}, "budget_device_hours"),
         ({"p_star": 0.96, "max_trials": 2, "num_candidates": 2}, "confident"),
         ({"max_trials": 2, "seconds_left": 0.0, "num_candidates": 2}, "max_trials"),
-        ({"seconds_left": 0.0, "device_hours_left": 0.0}, "max_seconds"),
+        ({"seconds_left": 0.0, "device_hours_left": 0.0}, "max_minutes"),
     ],
 )
 def test_each_reason_ends_a_search(options, reason):
