@@ -149,7 +149,7 @@ class _Seen:
         taken = next((line.strip() for line in log.splitlines() if _PORT_TAKEN.search(line)), "")
         if taken:
             return Status.INCIDENT, f"found its port taken{where}: {taken[:300]}", ""
-        return Status.CRASHED, f"ended with exit status {code}{where}: {_last_words(log)}", ""
+        return Status.CRASHED, f"exit status {code}{where}: {_last_words(log)}", ""
 
     def _explain_too_few(self) -> str:
         if self.num_read:

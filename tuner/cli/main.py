@@ -197,6 +197,7 @@ def run(
 
     # Import after reading the study: loading Optuna takes seconds, and mistakes should be told at once.
     from tuner.run.loop import run_study
+    from tuner.terminal.failing_command import failing_command_lines
     from tuner.terminal.progress import ProgressLine
 
     os.environ.pop("MESHTUNE_STORAGE", None)  # the processes of trials would inherit it
@@ -205,9 +206,11 @@ def run(
         result = run_study(config, on_progress=line.show, ray_address=ray_address)
     warn(result.warnings)
     payload = _run_payload(config, result)
+    if result.fails_alike:
+        typer.echo("\n".join(failing_command_lines(result)), err=True)
     if as_json:
         print_json(payload)
-    else:
+    elif not result.fails_alike:
         print_run(config, result, payload)
     if result.stop_reason == "interrupted":
         raise typer.Exit(INTERRUPTED)

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 from optuna import Study
-from optuna.trial import FrozenTrial
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig, concatenate
 from costmodels.step.memory import MemoryEstimate, estimate_memory
@@ -29,8 +28,8 @@ from hardware.cluster import Cluster
 from hardware.dynamics import HostEvent, Interval, Trace, cluster_at
 from hardware.io.errors import ConfigError
 from tuner.replan.network import lost_hosts
-from tuner.search.observations import Observations, observations_of
-from tuner.search.parameters import params_of, values_of
+from tuner.search.observations import observations_on
+from tuner.search.parameters import values_of
 from tuner.search.prior import ignore_progress, initial_posterior
 from tuner.space.enumeration import Space, build_space, launchable
 from tuner.storage.history import past_of
@@ -362,7 +361,7 @@ def _price_states(
         estimate_memory(replace(setting, cluster=cluster), grid)
         for (_, cluster), grid in zip(states, grids, strict=True)
     ]
-    observations = _observations(trials, own_grid)
+    observations = observations_on(own_grid, trials)
     # Without observations or history the posterior equals the predictions, so pricing skips the surrogate.
     knows = bool(own) and (observations.num_decisions > 0 or bool(config.history))
     predicted_s = [
@@ -447,17 +446,6 @@ def _representatives(bases: Sequence[Cluster], values: Sequence[FloatArray]) -> 
 def _distance(one: FloatArray, other: FloatArray) -> float:
     """Compute the largest absolute difference of two rows of values."""
     return float(np.max(np.abs(one - other), initial=0.0))
-
-
-def _observations(trials: Sequence[FrozenTrial], grid: ConfigGrid) -> Observations:
-    positions = {
-        tuple(params_of(dict(zip(grid.dimensions, key, strict=True))).values()): at
-        for key, at in grid.positions().items()
-    }
-    return observations_of(
-        [(trial, trial.state, trial.values) for trial in trials],
-        lambda params: positions.get(tuple(params.get(name) for name in grid.dimensions)),
-    )
 
 
 def _figures(

@@ -13,27 +13,30 @@ observed is lost, and no candidate is finished twice.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from optuna.trial import TrialState, create_trial
 
-from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.parallel_config import ParallelConfig, Value
 from costmodels.job.proxy_job import Reduction
 from trials.backend import Observation, Status
 from trials.ray_executor import RayExecutor
 from tuner.answers.candidates import Candidates, candidates_of, plan_of, prediction_json
+from tuner.answers.comparison import Comparison, comparison_of
 from tuner.answers.device_time import device_time_of
 from tuner.answers.planned_candidates import LAYER_PLANS, as_stored, plan_layers
 from tuner.answers.reference import Reference, keep_baseline, reference_among, reference_of
+from tuner.run.alike_failures import alike_failures
 from tuner.run.driver import Claim, claim, interrupts_held
+from tuner.run.opening import Opening, Why, reason_for
 from tuner.run.own_trials import DrivenStudy, OwnTrials
 from tuner.run.studies import make_pruner, make_sampler, open_study
 from tuner.search.constraints import MEMORY_ATTRIBUTE, memory_excess
-from tuner.search.observations import OBSERVATION, STATUS, observation_of
-from tuner.search.parameters import ASSIGNMENT
+from tuner.search.observations import FAILS_ALIKE, OBSERVATION, STATUS, observation_of
+from tuner.search.parameters import ASSIGNMENT, values_of
 from tuner.search.population import P_STAR
 from tuner.search.prior import ignore_progress
 from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
@@ -92,6 +95,10 @@ class Progress:
         running: Number of trials in flight.
         budget: Number of trials allowed.
         best: Record of the fastest trial so far.
+        ended: Records of the trials that have ended since the progress before, in the order of their ends.
+        compared: Configuration that these are told relative to; None where nothing has ended.
+        layouts: Candidates of the trials in flight.
+        opening: First trial of the run; only the first progress has it.
         extrapolated: Answer that proxies suggest.
         p_star: Latest p_star.
         seconds_left: Rest of the budget of time [s]; None without one.
@@ -103,6 +110,10 @@ class Progress:
     running: int
     budget: int
     best: TrialRecord | None = None
+    ended: tuple[TrialRecord, ...] = ()
+    compared: Comparison | None = None
+    layouts: tuple[dict[str, Value], ...] = ()
+    opening: Opening | None = None
     extrapolated: Extrapolated | None = None
     p_star: float = 0.0
     seconds_left: float | None = None
@@ -119,6 +130,7 @@ class RunResult:
         best: Record of the fastest completed trial; None if there is none.
         extrapolated: Answer that proxies suggest, where no trial has completed at full size.
         stop_reason: Reason for the end of the search.
+        fails_alike: Numbers of the last trials, if these failed alike and ended the search.
         p_star: Last p_star.
         num_candidates: Number of candidates in the searched space.
         reference: Configuration to compare the best with; None where there is none.
@@ -130,6 +142,7 @@ class RunResult:
     records: list[TrialRecord] = field(default_factory=list)
     best: TrialRecord | None = None
     extrapolated: Extrapolated | None = None
+    fails_alike: tuple[int, ...] = ()
     p_star: float = 0.0
     num_candidates: int = 0
     reference: Reference | None = None
@@ -200,7 +213,9 @@ def run_study(
             study=DrivenStudy(study, trials),
             trials=trials,
             past=past,
+            reference=reference_of(config, study),
             reports=StepReports(study=study, pruner=make_pruner(config)) if config.search.prune else None,
+            ended=[(each.number, each.observation) for each in trials.records if each.finished and each.observation],
         )
         stop_reason = _drive(run, executor, on_progress, clock, wall_clock)
         best = trials.best
@@ -209,10 +224,11 @@ def run_study(
             best=best,
             extrapolated=None if best else extrapolated_of(run.study.user_attrs),
             stop_reason=stop_reason,
+            fails_alike=tuple(run.fails_alike),
             p_star=float(run.study.user_attrs.get(P_STAR, 0.0)),
             num_candidates=len(candidates.space.grid),
             warnings=(*candidates.space.warnings, *past.warnings, *_warn_of_wide(sampler.proxies)),
-            reference=reference_of(config, study),
+            reference=run.reference,
         )
 
 
@@ -252,6 +268,7 @@ def _drive(
             run.study.set_user_attr(STOP_REASON, StopReason.INTERRUPTED.value)
             if run.past.in_words != run.study.user_attrs.get(HISTORY, ""):
                 run.study.set_user_attr(HISTORY, run.past.in_words)
+        on_progress(run.progress(clock() - started_s, opening=run.opening(todo)))
         with ExitStack() as stack:
             running = _enter(executor, stack)
             notes = "; ".join(filter(None, (run.past.in_words, running.slots_note)))
@@ -275,9 +292,10 @@ def _drive(
                 with interrupts_held():
                     for number, observation in ended:
                         run.record(number, observation)
+                    records = run.trials.records_of(number for number, _ in ended)
                     for number, reason_against in run.hopeless(running.reported).items():
                         running.stop(number, reason_against)
-                on_progress(run.progress(clock() - started_s))
+                on_progress(run.progress(clock() - started_s, ended=records))
     except KeyboardInterrupt:
         stop_reason = StopReason.INTERRUPTED
     finally:
@@ -319,6 +337,10 @@ class _Run:
         study: Study whose reads are answered from memory: while the claim holds, nobody else writes.
         trials: Trials of the study.
         live: Trials that have not ended, by number.
+        ended: Numbers and observations of trials that have ended, in the order of their ends, as far as this driver
+            knows it.
+        fails_alike: Numbers of the trials that failed alike up to the last one that this driver recorded, if that shows
+            that the command fails whatever the layout.
     """
 
     config: StudyConfig
@@ -329,8 +351,11 @@ class _Run:
     study: DrivenStudy
     trials: OwnTrials
     past: Past
+    reference: Reference | None
     reports: StepReports | None
     live: dict[int, _Live] = field(default_factory=dict)
+    ended: list[tuple[int, Observation]] = field(default_factory=list)
+    fails_alike: list[int] = field(default_factory=list)
 
     def adopt(self) -> list[Asked]:
         """Settle the trials that an earlier driver left running; return those that must run again."""
@@ -430,13 +455,18 @@ class _Run:
         trial_id = self.live[number].trial_id
         storage, status = self.store.storage, observation.status.value
         excess = self._memory_excess(number, observation)
+        self.ended.append((number, replace(observation, operator_samples=(), log_tail="")))
+        self.fails_alike[:] = alike_failures(self.ended)
+        excuses = {FAILS_ALIKE: list(self.fails_alike)} if self.fails_alike else {}
         with self.held.together():
             storage.set_trial_user_attr(trial_id, STATUS, status)
             storage.set_trial_user_attr(trial_id, OBSERVATION, observation.as_json())
+            for key, value in excuses.items():
+                storage.set_trial_user_attr(trial_id, key, value)
             if excess is not None:
                 storage.set_trial_system_attr(trial_id, MEMORY_ATTRIBUTE, excess)
             self._keep_run(number, observation)
-        self.trials[number].user_attrs.update({STATUS: status, OBSERVATION: observation})
+        self.trials[number].user_attrs.update({STATUS: status, OBSERVATION: observation, **excuses})
         self._tell(number, observation)
 
     def _memory_excess(self, number: int, observation: Observation) -> float | None:
@@ -480,6 +510,8 @@ class _Run:
 
     def reason_to_stop(self, elapsed_s: float) -> StopReason | None:
         """Return the reason to ask for no further trial, or None; confidence waits for the trials in flight."""
+        if self.fails_alike:
+            return StopReason.FAILS_ALIKE
         budgets = Budgets(
             max_trials=self.config.search.max_trials,
             seconds_left=self._seconds_left(elapsed_s),
@@ -492,13 +524,35 @@ class _Run:
         max_minutes = self.config.search.max_minutes
         return None if max_minutes is None else max(60 * max_minutes - elapsed_s, 0.0)
 
-    def progress(self, elapsed_s: float, note: str = "") -> Progress:
+    def opening(self, todo: Sequence[Asked]) -> Opening:
+        """Return the trial that comes first: the first one of `todo`, or else the sampler's choice."""
+        grid, observations = self.candidates.space.grid, self.trials.observations()
+        if todo:
+            live = self.live[todo[0][0]]
+            assert live.position is not None, "only trials with a candidate run again"
+            position, why, proxy = live.position, Why.LEFT_OVER, live.proxy
+        else:
+            position = self.sampler.choose(observations)
+            why = reason_for(position, grid.values(position), self.sampler, observations, self.reference)
+            proxy = self.sampler.proxy_for(observations, position)
+        predicted_s = float(self.candidates.estimate.step_time_s[position])
+        return Opening(values=grid.values(position), why=why, predicted_s=predicted_s, is_proxy=proxy is not None)
+
+    def progress(
+        self, elapsed_s: float, *, note: str = "", opening: Opening | None = None, ended: tuple[TrialRecord, ...] = ()
+    ) -> Progress:
+        """Return the progress of the run, `elapsed_s` after its start [s], with what has not been told yet."""
         attributes = self.study.user_attrs
+        in_flight = [trial for trial in self.trials.running if self.trials.has_candidate(trial)]
         return Progress(
             done=self.trials.num_ended,
             running=self.trials.num_running,
             budget=self.config.search.max_trials,
             best=self.trials.best,
+            ended=ended,
+            compared=comparison_of(self.reference, self.trials.records) if ended else None,
+            layouts=tuple(values_of(trial) for trial in in_flight),
+            opening=opening,
             extrapolated=extrapolated_of(attributes),
             p_star=float(attributes.get(P_STAR, 0.0)),
             seconds_left=self._seconds_left(elapsed_s),

@@ -8,7 +8,7 @@ and populations (population.py) stay in the storage, so that the driver's memory
 from __future__ import annotations
 
 import copy
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -78,6 +78,10 @@ class OwnTrials:
         """Records of trials with a candidate, by number; without predictions, operator times and dates."""
         running = {trial.number: _shorten(trial) for trial in self._running.values() if self.has_candidate(trial)}
         return [record for _, record in sorted({**self._records, **running}.items())]
+
+    def records_of(self, numbers: Iterable[int]) -> tuple[TrialRecord, ...]:
+        """Return the records of ended trials, in the order of `numbers`; trials without a candidate have none."""
+        return tuple(self._records[number] for number in numbers if number in self._records)
 
     @property
     def num_ended(self) -> int:

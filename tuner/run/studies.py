@@ -19,6 +19,7 @@ from tuner.answers.candidates import Candidates, candidates_of
 from tuner.answers.reference import reference_among
 from tuner.run.driver import DRIVER, is_held
 from tuner.search.acquisition import ACQUISITION_FUNCTIONS
+from tuner.search.observations import excused_trials
 from tuner.search.prior import OnProgress, ignore_progress, initial_posterior
 from tuner.search.proxy.proxy_plan import ProxyPlan
 from tuner.search.pruning import ClearlySlowerPruner
@@ -95,8 +96,14 @@ def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: BaseStora
         direction="minimize",
         load_if_exists=True,
     )
-    stored = study.user_attrs.get(MEANING)
-    if stored is None and not study.get_trials(deepcopy=False):
+    stored, trials = study.user_attrs.get(MEANING), study.get_trials(deepcopy=False)
+    excused = {trial.number for trial in trials} <= excused_trials(trials)
+    if stored is not None and trials and excused and not is_running(study):
+        # nothing was measured, and the command is what has to be mended
+        check_meaning(config, study, but="trial")
+        study.set_user_attr(ORIGIN, config.backend.origin)
+        study.set_user_attr(MEANING, json.loads(json.dumps(config.meaning)))
+    elif stored is None and not trials:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             study.set_metric_names(["step time [s]"])  # what the dashboard writes beside its axes
@@ -108,21 +115,23 @@ def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: BaseStora
     return study
 
 
-def check_meaning(config: StudyConfig, study: Study) -> None:
-    """Check that the stored trials mean what the study file says.
+def check_meaning(config: StudyConfig, study: Study, *, but: str = "") -> None:
+    """Check that the stored trials mean what the study file says, whatever its section `but` says.
 
     Raises:
         ConfigError: They mean something else.
     """
-    difference = first_difference(study.user_attrs.get(MEANING) or {}, json.loads(json.dumps(config.meaning)))
+    stored, wanted = study.user_attrs.get(MEANING) or {}, json.loads(json.dumps(config.meaning))
+    before, now = ({key: meaning[key] for key in meaning if key != but} for meaning in (stored, wanted))
+    difference = first_difference(before, now)
     if difference is not None:
-        key, before, now = difference
+        key, old, new = difference
         raise ConfigError(
-            f"the stored study {config.name!r} was measured with {quote_value(before)}; its trials would no longer "
+            f"the stored study {config.name!r} was measured with {quote_value(old)}; its trials would no longer "
             "mean the same",
             file=config.file,
             key=key,
-            value=now,
+            value=new,
             nearest="give the study another name, or change the key back",
         )
 

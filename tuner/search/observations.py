@@ -13,9 +13,11 @@ from typing import Any, TypeVar
 import numpy as np
 from optuna.trial import FrozenTrial, TrialState
 
+from costmodels.job.parallel_config import ConfigGrid
 from hardware.arrays import FloatArray, IntArray
 from trials.backend import Observation, OperatorSample, Status
 from tuner.search.constraints import exceeds_memory
+from tuner.search.parameters import params_of
 from tuner.search.proxy.proxy_trials import PROXY, Proxy
 
 STATUS = "status"
@@ -23,6 +25,10 @@ STATUS = "status"
 
 OBSERVATION = "observation"
 """Trial attribute with the observation. A trial without it, of a user's own loop, is judged by its value and state."""
+
+FAILS_ALIKE = "fails_alike"
+"""Trial attribute with the numbers of trials, its own among them, that failed for a reason that is no candidate's: they
+count as if they had not been. See tuner/run/alike_failures.py."""
 
 STEP_NOISE = 0.02
 """Assumed standard deviation of the log time of one measured step where its trial has no others."""
@@ -205,9 +211,27 @@ def observations_of(endings: Sequence[Ending], position_of: Callable[[Mapping[st
     return _combine([entry for entry in (_parse_trial(ending, position_of) for ending in endings) if entry])
 
 
+def observations_on(grid: ConfigGrid, trials: Sequence[FrozenTrial]) -> Observations:
+    """Return the observations of the candidates of a grid, from the trials of a study."""
+    positions = {
+        tuple(params_of(dict(zip(grid.dimensions, key, strict=True))).values()): at
+        for key, at in grid.positions().items()
+    }
+    return observations_of(
+        [(trial, trial.state, trial.values) for trial in trials],
+        lambda params: positions.get(tuple(params.get(name) for name in grid.dimensions)),
+    )
+
+
+def excused_trials(trials: Iterable[FrozenTrial]) -> frozenset[int]:
+    """Return the numbers of the trials whose failures say nothing about any candidate."""
+    return frozenset(number for trial in trials for number in trial.user_attrs.get(FAILS_ALIKE, ()))
+
+
 def _combine(own: list[_Entry]) -> Observations:
     """Return the observations of trials that have a candidate; forget operator times that are not used."""
-    own.sort(key=lambda entry: entry.number)
+    excused = {number for entry in own for number in entry.fails_alike}
+    own = sorted((entry for entry in own if entry.number not in excused), key=lambda entry: entry.number)
     # a proxy's steps are not its candidate's, so both are kept apart
     whole = [entry for entry in own if entry.proxy is None]
     smaller = [entry for entry in own if entry.proxy is not None]
@@ -269,6 +293,7 @@ class _Entry:
         peak_bytes: Measured peak of memory, if the trial completed and measured one [bytes].
         samples: Operator times that it measured.
         proxy: Proxy that ran in the candidate's place; None at full size.
+        fails_alike: Numbers of the trials that it excuses, its own among them; see FAILS_ALIKE.
     """
 
     number: int
@@ -282,6 +307,7 @@ class _Entry:
     peak_bytes: int | None = None
     samples: tuple[OperatorSample, ...] = ()
     proxy: Proxy | None = None
+    fails_alike: tuple[int, ...] = ()
 
 
 def of_trials(times_s: Sequence[float]) -> float:
@@ -338,6 +364,7 @@ def _parse_trial(ending: Ending, position_of: Callable[[Mapping[str, Any]], int 
         if observation
         else (),
         proxy=None if proxy is None else Proxy.from_json(proxy),
+        fails_alike=tuple(trial.user_attrs.get(FAILS_ALIKE, ())),
     )
 
 

@@ -2,7 +2,8 @@
 
 The driver of a study asks with its budgets, and `ThompsonSampler` asks without any, for `study.optimize`. Three things
 settle a search: nothing faster is likely to be left, the trials that follow the proxies are spent, or every candidate
-has been tried. A settled search replicates its closest candidates before it ends, unless a budget is spent.
+has been tried. A settled search replicates its closest candidates before it ends, unless a budget is spent. A search
+in which nothing has ever run, and all fails alike, is ended by the driver of its study (tuner/run/alike_failures.py).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class StopReason(StrEnum):
     MINUTES = "max_minutes"
     DEVICE_HOURS = "budget_device_hours"
     EXHAUSTED = "exhausted"
+    FAILS_ALIKE = "fails_alike"
     INTERRUPTED = "interrupted"
 
     @classmethod
@@ -45,6 +47,7 @@ _SENTENCES = {
     StopReason.MINUTES: "the budget of time is spent",
     StopReason.DEVICE_HOURS: "the budget of device-hours is spent",
     StopReason.EXHAUSTED: "every candidate has been tried",
+    StopReason.FAILS_ALIKE: "the command fails whatever the layout",
     StopReason.INTERRUPTED: "interrupted; the same command continues",
 }
 

@@ -1,4 +1,4 @@
-"""Progress of runs and calibrations on stderr: a live bar on a terminal, lines elsewhere.
+"""Progress of runs and calibrations on stderr: a live line on a terminal, plain lines elsewhere.
 
 A line is printed whenever a trial or call has ended, and at least every `ALIVE_S`, so that a log shows that the program
 is alive.
@@ -6,18 +6,24 @@ is alive.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
+from rich.table import Column
+from rich.text import Text
 
 from trials.backend import CLOCK_WORDS
+from tuner.answers.comparison import Comparison
 from tuner.calibrate.device_results import CalibrationProgress
 from tuner.run.loop import Progress
 from tuner.study_file.config import StudyConfig
+from tuner.terminal.console import printable
+from tuner.terminal.trial_words import last_log_lines, opening_line, state_line, trial_line
 
 ALIVE_S = 60.0
 """Longest time between two lines of a log while trials or calls run [s]."""
@@ -36,12 +42,28 @@ def _bar(console: Console) -> Bar:
     )
 
 
+def _state_bar(console: Console) -> Bar:
+    """Make a line of state with the elapsed time, cut at the terminal's width; it is disabled without a terminal."""
+    state = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    return Bar(
+        SpinnerColumn(),
+        TextColumn("{task.fields[state]}", table_column=state, markup=False),
+        TimeElapsedColumn(),
+        console=console,
+        expand=True,
+        disable=not console.is_terminal,
+    )
+
+
 class _Line:
     """Progress bar on a terminal while the `with` block lasts; lines elsewhere."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console = Console(stderr=True, highlight=False)
-        self._bar = _bar(self._console)
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, make_bar: Callable[[Console], Bar] | None = None
+    ) -> None:
+        # FORCE_COLOR and the like would bring control characters into logs
+        self._console = Console(stderr=True, highlight=False, force_terminal=sys.stderr.isatty())
+        self._bar = (make_bar or _bar)(self._console)
         self._clock_s = clock
         self._said_s = clock()
 
@@ -99,36 +121,47 @@ class PlanningLine(_Line):
 
 
 class ProgressLine(_Line):
-    """Progress of a run: trials done, best step time, confidence, and what is left of its time budgets."""
+    """Progress of a run: its first trial, a line for each ended trial, and below them the state of the run.
+
+    A terminal has one line of state, which is kept up to date. Elsewhere there is one after each line of a trial.
+    """
 
     def __init__(self, config: StudyConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(clock)
+        super().__init__(clock, _state_bar)
         told_by = config.backend.clock
         self._clock = "" if told_by == "wall" else f" ({CLOCK_WORDS[told_by]})"
-        self._task = self._bar.add_task(config.name, total=config.search.max_trials, state="starting")
-        self._lines_shown = 0
-        self._say(f"{config.name}: starting")
+        self._task = self._bar.add_task(config.name, total=None, state=f"{config.name}: starting")
+        self._compared: Comparison | None = None
+        self._log_shown: tuple[str, ...] = ()
+        self._name = config.name
 
     def show(self, progress: Progress) -> None:
         """Show the run's progress."""
+        if progress.opening is not None:
+            self._print(f"{self._name}: {opening_line(progress.opening, progress)}", is_whole=True)
         if progress.note:
-            self._console.print(f"note: {progress.note}", soft_wrap=True)
-        state = self._state(progress)
-        self._bar.update(self._task, completed=progress.done, total=progress.budget, state=state)
-        if progress.done > self._lines_shown or self._is_silent():
-            self._lines_shown = progress.done
-            self._say(f"{progress.done}/{progress.budget} trials, {state}")
+            self._print(f"note: {progress.note}", is_whole=True)
+        self._compared = progress.compared or self._compared
+        for record in progress.ended:
+            self._print(trial_line(record, self._compared, progress.best))
+            log = last_log_lines(record.observation)
+            for line in log if log != self._log_shown else ():
+                self._print(f"    | {line}")
+            self._log_shown = log
+        if progress.opening is not None or progress.note:
+            return
+        state = state_line(progress, self._clock, self._compared)
+        self._bar.update(self._task, state=state)
+        if progress.ended or self._is_silent():
+            self._say(f"  {state}")
 
-    def _state(self, progress: Progress) -> str:
-        best = progress.best
-        parts = [f"best {best.step_time_s:.4g} s{self._clock}" if best is not None else "no result yet"]
-        if best is None and progress.extrapolated is not None:
-            parts = [f"best {progress.extrapolated.step_time_s:.4g} s, {progress.extrapolated.in_words}"]
-        parts.append(f"confidence {progress.p_star:.2f}")
-        if progress.running:
-            parts.append(f"{progress.running} running")
-        if progress.seconds_left is not None:
-            parts.append(f"{progress.seconds_left:.0f} s left")
-        if progress.device_hours_left is not None:
-            parts.append(f"{progress.device_hours_left:,.3g} device-hours left")
-        return ", ".join(parts)
+    def _print(self, line: str, *, is_whole: bool = False) -> None:
+        """Print a line; a terminal cuts it at its width, unless it is to be shown whole."""
+        text = Text(printable(line))
+        if not self._console.is_terminal:
+            self._console.print(text, soft_wrap=True)
+        elif is_whole:
+            self._console.print(text)
+        else:
+            self._console.print(text, no_wrap=True, overflow="ellipsis")
+        self._said_s = self._clock_s()

@@ -109,7 +109,7 @@ def test_what_a_command_leaves_behind_is_ended(measured, tmp_path):
     [
         ("memory", Status.OUT_OF_MEMORY, "CUDA out of memory"),
         ("fault", Status.CRASHED, "ValueError: hidden size must be divisible by 3"),
-        ("status", Status.CRASHED, "ended with exit status 255"),
+        ("status", Status.CRASHED, "exit status 255"),
         ("killed", Status.INCIDENT, "was killed by SIGKILL"),
     ],
 )

@@ -19,6 +19,7 @@ def test_run_prints_one_json_object_and_its_progress_elsewhere(finished):
     assert done.json["study_name"] == "replayed"
     assert done.json["storage"] == storage
     assert re.search(r"\d+/40 trials, best 0\.95 s", done.err)
+    assert "trial 0   current (tp=8)" in done.err
 
 
 def test_run_again_tells_the_result_for_people(finished, meshtune):

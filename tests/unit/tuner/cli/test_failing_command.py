@@ -1,0 +1,69 @@
+import sys
+
+import pytest
+
+from tests.support.studies.commanded_study import MODEL
+
+PROGRAM = """
+import random
+print("loading data")
+print(f"listening on port {random.randint(1000, 9999)}")
+raise FileNotFoundError("/data/wiki.idx is missing")
+"""
+SILENT = """
+for step in range(5):
+    print(f"iteration {step} done")
+"""
+STUDY = """
+name: failing
+model: {model}
+cluster: {{name: cpu-host, hosts: 1, devices_per_host: 2}}
+job: {{sequence_length: 128, global_batch_size: 16}}
+current: {{dp: 2}}
+trial:
+  backend: command
+  command: [{python}, train.py]
+  launch: once
+  log: {{pattern: ["step (?P<iteration>\\\\d+) took (?P<step_ms>[\\\\d.]+) ms"]}}
+storage: sqlite:///{folder}/study.db
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    """A function that writes a study with a program, and returns its file."""
+
+    def write_study(program):
+        (tmp_path / "train.py").write_text(program, encoding="utf-8")
+        path = tmp_path / "study.yaml"
+        path.write_text(STUDY.format(model=MODEL, python=sys.executable, folder=tmp_path), encoding="utf-8")
+        return path
+
+    return write_study
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_a_command_that_always_fails_says_so_after_three_trials(meshtune, write):
+    """The run ends with status 1, the log's last lines and what to do; its JSON names the reason."""
+    path = write(PROGRAM)
+
+    done = meshtune("run", path, "--json")
+
+    assert done.status == 1
+    assert (done.json["stop_reason"], done.json["trials"], done.json["failed"]) == ("fails_alike", 3, 3)
+    assert "the command fails whatever the layout. Trials 0, 1 and 2 failed alike" in done.err
+    assert "    | FileNotFoundError: /data/wiki.idx is missing" in done.err
+    assert "What to do: run the command once by hand" in done.err
+    assert "the command fails whatever the layout" in meshtune("status", path).out
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_a_log_without_step_times_is_shown(meshtune, write):
+    """Where `trial.log` finds nothing, the last lines of the log are shown, and the advice names the key."""
+    done = meshtune("run", write(SILENT))
+
+    assert done.status == 1
+    assert done.out == ""
+    assert "crashed: ended without a log line in which trial.log finds a step time" in done.err
+    assert "    | iteration 4 done" in done.err
+    assert "mend trial.log" in done.err

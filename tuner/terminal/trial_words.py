@@ -1,0 +1,128 @@
+"""Words for the trials of a run: the first one, each ended one, and the state between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from costmodels.job.parallel_config import DEGREES, Value
+from trials.backend import Observation, Status
+from tuner.answers.comparison import Comparison
+from tuner.answers.device_time import duration
+from tuner.run.loop import Progress
+from tuner.run.opening import Opening, Why
+from tuner.storage.record import TrialRecord
+from tuner.terminal.console import in_words, printable
+
+LAYOUT_WIDTH = 22
+"""Least width of the column of layouts."""
+
+LOG_LINES = 4
+"""Number of a log's last lines that are shown under a trial whose reason does not quote its log."""
+
+_WHY = {
+    Why.CURRENT: "the current configuration, which all others are compared with",
+    Why.BASELINE: "the baseline that an engineer would write by hand, which all others are compared with",
+    Why.PREDICTED: "the most promising configuration by the cost model",
+    Why.LEARNED: "the most promising configuration by what earlier trials taught",
+    Why.CLOSE: "measured again, because the fastest are too close to tell apart",
+    Why.LEFT_OVER: "left unfinished by the last run of this study",
+}
+
+
+def opening_line(opening: Opening, progress: Progress) -> str:
+    """Describe the first trial of a run and why it comes first, with what is known already."""
+    proxy = " as a smaller proxy job" if opening.is_proxy else ""
+    told = f"trying first {short_layout(opening.values)}{proxy}: {_WHY[opening.why]}"
+    if opening.why is not Why.LEFT_OVER:
+        told += f"; predicted {opening.predicted_s:.4g} s per step"
+    if not progress.done:
+        return told
+    best = f", best {progress.best.step_time_s:.4g} s" if progress.best is not None else ""
+    return f"{progress.done:,} trials so far{best}; {told}"
+
+
+def short_layout(values: Mapping[str, Value]) -> str:
+    """Format a configuration without its degrees of 1."""
+    return in_words({name: value for name, value in values.items() if name not in DEGREES or value != 1}) or "all 1"
+
+
+def layout_of(values: Mapping[str, Value], compared: Comparison | None) -> str:
+    """Format a configuration by what differs from the one that it is compared with."""
+    if compared is None:
+        return short_layout(values)
+    changed = compared.differences(values)
+    return in_words(changed) if changed else f"{compared.name} ({short_layout(values)})"
+
+
+def trial_line(record: TrialRecord, compared: Comparison | None, best: TrialRecord | None) -> str:
+    """Describe an ended trial on one line: layout, and step time with the speed-up, or the failure.
+
+    Args:
+        record: Record of the trial.
+        compared: Configuration that it is told relative to.
+        best: Best record after it.
+    """
+    layout = layout_of(record.params, compared)
+    if compared is not None and record.params == compared.values and compared.name == f"trial {record.number}":
+        layout = short_layout(record.params)
+    return f"trial {record.number:<3} {printable(layout):<{LAYOUT_WIDTH}}  {outcome(record, compared, best)}"
+
+
+def outcome(record: TrialRecord, compared: Comparison | None, best: TrialRecord | None) -> str:
+    """Describe the outcome of an ended trial: its step time and speed-up, or the failure and its reason."""
+    assert record.status is not None, "the trial has ended"
+    if record.step_time_s is not None:
+        speedup = compared.speedup(record.step_time_s) if compared is not None else None
+        is_other = compared is not None and record.params != compared.values
+        gain = f", {speedup:.3f}x as fast" if speedup is not None and is_other else ""
+        is_best = is_other and best is not None and best.number == record.number
+        return f"{record.step_time_s:.4g} s{gain}{', best' if is_best else ''}"
+    observation = record.observation
+    if observation is not None and observation.step_time_s is not None:  # of a proxy
+        return f"{observation.step_time_s:.4g} s as a proxy job"
+    status = "stopped early" if record.status is Status.PRUNED else record.status.in_words
+    # whatever a program prints of memory says no more
+    has_reason = observation is not None and observation.reason and record.status is not Status.OUT_OF_MEMORY
+    return f"{status}: {printable(observation.reason)}" if observation is not None and has_reason else status
+
+
+def last_log_lines(observation: Observation | None, count: int = LOG_LINES) -> tuple[str, ...]:
+    """Return the last lines of a failed trial's log, if its reason quotes none of them and no step time was read."""
+    if observation is None or observation.step_times_s or dict(observation.conditions).get("readings"):
+        return ()
+    if observation.status in (Status.OUT_OF_MEMORY, Status.CANCELLED):
+        return ()
+    lines = log_lines(observation, count)
+    return () if any(line.strip() in observation.reason for line in lines) else lines
+
+
+def log_lines(observation: Observation, count: int) -> tuple[str, ...]:
+    """Return the last lines of a trial's log that are not empty."""
+    lines = [printable(line.rstrip().expandtabs()) for line in observation.log_tail.splitlines() if line.strip()]
+    return tuple(lines[-count:])
+
+
+def state_line(progress: Progress, clock: str, compared: Comparison | None) -> str:
+    """Describe the state of a run: trials, best step time, confidence, what is left of its budgets, and what runs.
+
+    Args:
+        progress: Progress of the run.
+        clock: Words for the clock of its step times, in parentheses; empty for the wall clock.
+        compared: Configuration that layouts are told relative to.
+    """
+    best, extrapolated = progress.best, progress.extrapolated
+    if best is not None:
+        told = f"best {best.step_time_s:.4g} s{clock}"
+    elif extrapolated is not None:
+        told = f"best {extrapolated.step_time_s:.4g} s, {extrapolated.in_words}"
+    else:
+        told = "no result yet"
+    parts = [f"{progress.done}/{progress.budget} trials", told, f"confidence {progress.p_star:.2f}"]
+    if progress.seconds_left is not None:
+        parts.append(f"{duration(progress.seconds_left)} left")
+    if progress.device_hours_left is not None:
+        parts.append(f"{progress.device_hours_left:,.3g} device-hours left")
+    if progress.layouts:
+        first, others = layout_of(progress.layouts[0], compared), progress.running - 1
+        parts.append(f"running {printable(first)}" + (f" and {others:,} more" if others > 0 else ""))
+    return ", ".join(parts)
