@@ -159,7 +159,12 @@ class Observation:
     @property
     def step_time_s(self) -> float | None:
         """Median time of the measured steps [s]; None unless the trial ended well."""
-        return statistics.median(self.step_times_s) if self.status is Status.OK else None
+        return self.median_s if self.status is Status.OK else None
+
+    @property
+    def median_s(self) -> float | None:
+        """Median time of the measured steps [s], however the trial ended; None without any."""
+        return statistics.median(self.step_times_s) if self.step_times_s else None
 
     @property
     def saved_s(self) -> float:

@@ -103,9 +103,12 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "rank": {
         "": {
             "configs": (
-                "configurations with their dimensions, `step_time_s`, `peak_memory_bytes`, `fits` and "
-                "`tokens_per_s_per_device`"
-            )
+                "configurations with their dimensions, `step_time_s`, `peak_memory_bytes`, `fits`, "
+                "`tokens_per_s_per_device` and `source`: `measured` or `synthetic` if a trial has completed, `learned` "
+                "from other trials, or `predicted`"
+            ),
+            "current": "the current configuration with the same figures and its `rank`; null without one",
+            "taught_by_trials": "number of candidates whose trials correct the step times; 0 for predictions",
         },
         "with `--hosts` instead": {
             "sizes": "for each number of hosts the best configuration with its figures, or why there is none",
@@ -180,6 +183,18 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "plot": "page that was written; null without `--out`",
             "storage": "database that stores the times",
         },
+    },
+    "trials": {
+        "": {
+            "study_name": "name of the study",
+            "clock": _CLOCK,
+            "compared_with": "configuration that `speedup` is relative to: `current`, `baseline` or a trial's number",
+            "best_trial": "number of the first trial of the best configuration; null without one",
+            "trials": (
+                "trials with their number `trial`, `config`, `status`, `is_proxy`, `step_time_s`, `speedup`, "
+                "`predicted_s`, `peak_memory_bytes`, `elapsed_s` [s] and `reason`"
+            ),
+        }
     },
     "status": {
         "": {

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from costmodels.job.parallel_config import ParallelConfig, Value, parse_config
 from hardware.io.errors import ConfigError
-from tuner.answers.candidates import Candidates, candidates_of, predict_with_errors, ranking, tokens_per_s_per_device
+from tuner.answers.candidates import Candidates, candidates_of, predict_with_errors
 from tuner.answers.planned_candidates import plan_layers
+from tuner.answers.ranked import Ranked, predicted_ranking, row_of
 from tuner.space.enumeration import launchable
 from tuner.study_file.config import StudyConfig, load_study
+from tuner.study_file.storage_url import storage_file
+
+OnProgress = Callable[[str], None]
+
+
+def ignore_progress(_: str) -> None:
+    """Do nothing, for callers who do not follow the progress."""
 
 
 def predict(study: StudyConfig | Path | str, config: ParallelConfig | Mapping[str, Value] | str) -> dict[str, Any]:
@@ -44,37 +52,49 @@ def predict(study: StudyConfig | Path | str, config: ParallelConfig | Mapping[st
 
 
 def rank(study: StudyConfig | Path | str, *, top: int | None = 10) -> list[dict[str, Any]]:
-    """Return the candidates of a study in the order of their predicted step times, the fastest first.
+    """Return the candidates of a study in the order of their step times, the fastest first.
+
+    Step times are predicted, or those that the study's trials taught once some have ended.
 
     Args:
         study: Study, or path of its file.
         top: Number of candidates to return; None for all.
 
     Returns:
-        For each candidate its dimensions, step_time_s [s], peak_memory_bytes, fits and tokens_per_s_per_device.
+        For each candidate its dimensions, step_time_s [s], peak_memory_bytes, fits, tokens_per_s_per_device and source:
+        `measured` or `synthetic`, `learned` from other trials, or `predicted`.
 
     Raises:
         ConfigError: The study is wrong.
     """
     planned = plan_layers(_load(study))
-    return rank_candidates(planned, candidates_of(planned), top)
+    candidates = candidates_of(planned)
+    ranked = rank_candidates(planned, candidates)
+    return [row_of(planned, candidates, ranked, place) for place in range(len(ranked.order))[:top]]
 
 
-def rank_candidates(config: StudyConfig, candidates: Candidates, top: int | None = None) -> list[dict[str, Any]]:
-    """Return the first `top` candidates of the ranking as plain values; all of them for None."""
-    # plain Python numbers, so that rows are JSON as they are
-    step_time_s, grid, memory = candidates.estimate.step_time_s, candidates.space.grid, candidates.space.memory
-    fits = memory.fits(config.options.memory_headroom)
-    return [
-        {
-            **grid.values(int(position)),
-            "step_time_s": float(step_time_s[position]),
-            "peak_memory_bytes": int(memory.peak_bytes[position]),
-            "fits": bool(fits[position]),
-            "tokens_per_s_per_device": tokens_per_s_per_device(config.setting, float(step_time_s[position])),
-        }
-        for position in ranking(config, candidates)[:top]
-    ]
+def rank_candidates(
+    config: StudyConfig, candidates: Candidates, *, on_progress: OnProgress = ignore_progress
+) -> Ranked:
+    """Rank the candidates of a study, by what its trials taught if its storage holds any that have ended.
+
+    Args:
+        config: Study.
+        candidates: Its candidates, with their predictions.
+        on_progress: Function that is told what takes seconds.
+
+    Raises:
+        ConfigError: The storage or the history cannot be read.
+    """
+    file = storage_file(config.storage)
+    if file is None or file.is_file():
+        # Optuna takes a second to load, and a study that was never run does not need it
+        from tuner.answers.learned_ranking import learned_ranking  # noqa: PLC0415
+
+        learned = learned_ranking(config, candidates, on_progress=on_progress)
+        if learned is not None:
+            return learned
+    return predicted_ranking(config, candidates)
 
 
 def _load(study: StudyConfig | Path | str) -> StudyConfig:

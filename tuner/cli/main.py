@@ -29,6 +29,7 @@ from tuner.cli import init as cli_init
 from tuner.cli import plan as cli_plan
 from tuner.cli import predictions as cli_predictions
 from tuner.cli import replan as cli_replan
+from tuner.cli import trials as cli_trials
 from tuner.cli.options import (
     FOUND_NOTHING,
     INTERRUPTED,
@@ -334,6 +335,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
         typer.echo("\n".join(in_lines(moments[-1], after_trials(records, moments[-1].trial), in_words)))
 
 
+app.command(short_help="Print the table of a study's trials.")(cli_trials.trials)
 app.command(short_help="Show a study in the browser, while it runs or afterwards.")(cli_dashboard.dashboard)
 
 

@@ -1,4 +1,4 @@
-"""Commands that only predict: space, predict, simulate and rank. They run no trial and need no database."""
+"""Commands that run no trial: space, predict, simulate and rank. Only rank reads what the trials of a study taught."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tuner.cli.options import (
     Config,
     Network,
     Overrides,
+    Storage,
     StudyFile,
     at_time,
     check_out,
@@ -193,19 +194,21 @@ def rank(
         str | None,
         Option(metavar="2,4,8,...", help="Print the best configuration for each of these numbers of hosts instead."),
     ] = None,
+    storage: Storage = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the configurations that the cost model predicts to be fastest; no trial is run."""
+    """Print the fastest configurations by the cost model, corrected by the study's trials; no trial is run."""
     from tuner.answers.candidates import candidates_of
     from tuner.answers.predictions import rank_candidates
+    from tuner.answers.ranked import place_of_current, row_of
 
     num_rows = 10 if top is None else whole_number("--top", top, 1)
     if hosts is not None and top is not None:
         raise ConfigError(
             "cannot be combined with --hosts, which prints one configuration per size", key="--top", value=top
         )
-    config = load(study, overrides)
+    config = load(study, overrides, storage)
     if hosts is not None:
         _rank_sizes(config, hosts, as_json)
         return
@@ -213,33 +216,61 @@ def rank(
     candidates = candidates_of(config)
     warn(candidates.space.warnings)
     grid, memory = candidates.space.grid, candidates.space.memory
-    rows = rank_candidates(config, candidates, num_rows)
+    ranked = rank_candidates(config, candidates, on_progress=lambda note: warn([note]))
+    rows = [row_of(config, candidates, ranked, place) for place in range(min(num_rows, len(grid)))]
+    current = place_of_current(config, candidates, ranked) if rows else None
+    shown = dict(enumerate(rows, start=1))
+    if current is not None and current >= len(rows):
+        shown[current + 1] = row_of(config, candidates, ranked, current)
     if as_json:
-        print_json({"configs": rows})
+        print_json(
+            {
+                "configs": rows,
+                "current": None if current is None else {"rank": current + 1, **shown[current + 1]},
+                "taught_by_trials": ranked.num_trials,
+            }
+        )
     elif rows:
+        if ranked.num_trials:
+            typer.echo(
+                f"Ranked by what {ranked.num_trials:,} trials taught: step times of trials (*), and of the others the "
+                "mean of the posterior."
+            )
         print_table(
             ["rank", *grid.dimensions, "step [s]", "memory [GiB]", "tokens/s/device"],
             [
                 [
-                    str(place),
+                    f"{'>' if current is not None and place == current + 1 else ''}{place}",
                     *(value_in_words(row[name]) for name in grid.dimensions),
-                    f"{row['step_time_s']:.4g}",
+                    f"{row['step_time_s']:.4g}" + _measured_mark(row, ranked.num_trials),
                     f"{row['peak_memory_bytes'] / 2**30:.1f}" + ("" if row["fits"] else "!"),
                     f"{row['tokens_per_s_per_device']:,.0f}",
                 ]
-                for place, row in enumerate(rows, start=1)
+                for place, row in shown.items()
             ],
         )
+        rows = list(shown.values())
+        if current is not None:
+            typer.echo("> the current configuration", err=True)
         if not all(row["fits"] for row in rows):
             capacity = int(memory.capacity_bytes.min()) / 2**30
             headroom = config.options.memory_headroom
             typer.echo(
-                f"! does not fit: {capacity:.1f} GiB per device, of which {headroom:.0%} must stay free", err=True
+                f"! does not fit: {capacity:.1f} GiB per device, of which {headroom:.0%} must stay free"
+                + ("; or crashed" if ranked.num_trials else ""),
+                err=True,
             )
     if not rows:
         if not as_json:
             typer.echo(NOTHING_WORKS, err=True)
         raise typer.Exit(FOUND_NOTHING)
+
+
+def _measured_mark(row: dict[str, Any], num_trials: int) -> str:
+    """Return the mark of a measured step time where others are not; a blank keeps the digits aligned."""
+    if not num_trials:
+        return ""
+    return " " if row["source"] == "learned" else "*"
 
 
 def _rank_sizes(config: StudyConfig, text: str, as_json: bool) -> None:

@@ -28,6 +28,7 @@ SMALL = ROOT / "configs" / "studies" / "cpu-gpt.yaml"
         (f"replan {SMALL} --trace network.csv", ""),
         (f"replan {SMALL} --trace network.csv --robust mean", "with `--robust` instead"),
         ("status FINISHED", ""),
+        ("trials FINISHED", ""),
         ("best FINISHED", ""),
         ("estimate FINISHED --tokens 1e12", ""),
         ("report FINISHED", ""),

@@ -7,7 +7,9 @@ from tests.support.studies.command_line import FASTEST, ROOT, assert_users_mista
 
 
 def test_rank_is_sorted_and_as_long_as_asked(meshtune, simulated):
-    """`rank --top` prints so many configurations, the fastest prediction first; ten without it."""
+    """`rank --top` prints so many configurations, the fastest prediction first, and the current one below; ten without
+    it.
+    """
     told, default = meshtune("rank", simulated, "--top", 3, "--json"), meshtune("rank", simulated, "--json")
     shown = meshtune("rank", simulated, "--top", 3)
 
@@ -18,7 +20,7 @@ def test_rank_is_sorted_and_as_long_as_asked(meshtune, simulated):
     assert [c["step_time_s"] for c in configs] == sorted(c["step_time_s"] for c in configs)
     assert all(c.keys() >= {*FASTEST, "step_time_s", "peak_memory_bytes"} for c in configs)
     lines = shown.out.splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 5
     assert len(set(map(len, lines))) == 1
     assert "step [s]  memory [GiB]  tokens/s/device" in lines[0]
 
@@ -52,6 +54,41 @@ def test_rank_puts_what_does_not_fit_last(meshtune, tmp_path):
 def test_the_shipped_studies_work(meshtune, file):
     """Every example that stands beside the README of the studies has a best prediction."""
     assert meshtune("rank", file, "--top", 1, "--json").status == 0
+
+
+def test_rank_marks_the_current_configuration(meshtune, tmp_path):
+    """The current configuration has a mark, also below the table where it is not among the first."""
+    path = write_replay(tmp_path, current="{tp: 8}")
+
+    told, whole, short = (meshtune("rank", path, *more) for more in (("--json",), ("--top", 12), ("--top", 1)))
+
+    place = told.json["current"]["rank"]
+    assert told.json["taught_by_trials"] == 0
+    assert {row["source"] for row in told.json["configs"]} == {"predicted"}
+    assert whole.out.splitlines()[place].split()[0] == f">{place}"
+    assert short.out.splitlines()[-1].split()[0] == f">{place}"
+    assert whole.out.count(">") == 1
+    assert "> the current configuration" in short.err
+
+
+def test_rank_after_trials_is_by_what_they_taught(finished, meshtune):
+    """Once trials have ended, the measured ones have their step times, the best of them leads, and failed ones come
+    last.
+    """
+    path, storage, run = finished
+
+    told, shown = (meshtune("rank", path, "--storage", storage, "--top", 12, *more) for more in (("--json",), ()))
+
+    configs = told.json["configs"]
+    assert told.json["taught_by_trials"] == run.json["trials"]
+    measured = [row for row in configs if row["source"] == "measured"]
+    assert len(measured) == run.json["trials"] - run.json["failed"]
+    assert {name: measured[0][name] for name in FASTEST} == FASTEST
+    assert measured[0]["step_time_s"] == pytest.approx(0.95)
+    assert told.json["current"]["step_time_s"] == pytest.approx(1.5)
+    fits = [row["fits"] for row in configs]
+    assert fits == sorted(fits, reverse=True)
+    assert shown.out.startswith(f"Ranked by what {run.json['trials']} trials taught")
 
 
 # Other sizes of the cluster
