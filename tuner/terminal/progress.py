@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Self
 
 from rich.console import Console
@@ -42,13 +43,13 @@ def _bar(console: Console) -> Bar:
     )
 
 
-def _state_bar(console: Console) -> Bar:
-    """Make a line of state with the elapsed time, cut at the terminal's width; it is disabled without a terminal."""
+def _state_bar(console: Console, *, with_elapsed: bool) -> Bar:
+    """Make a line of state, cut at the terminal's width, with the elapsed time or not; disabled without a terminal."""
     state = Column(ratio=1, no_wrap=True, overflow="ellipsis")
     return Bar(
         SpinnerColumn(),
         TextColumn("{task.fields[state]}", table_column=state, markup=False),
-        TimeElapsedColumn(),
+        *([TimeElapsedColumn()] if with_elapsed else []),
         console=console,
         expand=True,
         disable=not console.is_terminal,
@@ -127,7 +128,8 @@ class ProgressLine(_Line):
     """
 
     def __init__(self, config: StudyConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(clock, _state_bar)
+        # a budget's rest tells the time as well, and leaves room for what runs
+        super().__init__(clock, partial(_state_bar, with_elapsed=config.search.max_minutes is None))
         told_by = config.backend.clock
         self._clock = "" if told_by == "wall" else f" ({CLOCK_WORDS[told_by]})"
         self._task = self._bar.add_task(config.name, total=None, state=f"{config.name}: starting")
