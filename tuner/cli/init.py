@@ -15,6 +15,7 @@ from tuner.cli.options import AsJson, whole_number, write_file
 from tuner.terminal.console import print_json, printable, warn
 
 if TYPE_CHECKING:  # these load numpy
+    from costmodels.job.parallel_config import Value
     from tuner.imports import Imported
     from tuner.study_file.new_study import Added, NewStudy
 
@@ -59,7 +60,12 @@ def init(
         ),
     ] = None,
     config: Annotated[
-        str | None, Option("--config", metavar="pp=4,tp=2,...", help="Parallelism degrees that the file leaves open.")
+        str | None,
+        Option(
+            "--config",
+            metavar="pp=4,tp=2,...",
+            help="Parallelism that the file leaves open: degrees, or zero_stage, recompute, sequence_parallel.",
+        ),
     ] = None,
     out: Annotated[Path, Option(metavar="STUDY", help="Study file to write.")] = Path("study.yaml"),
     force: Annotated[bool, Option("--force", help="Replace existing files.")] = False,
@@ -123,15 +129,17 @@ def _parse_count(option: str, text: str | None) -> int | None:
     return None if text is None else whole_number(option, text, 1)
 
 
-def _parse_degrees(text: str) -> dict[str, int]:
-    """Parse the degrees that `--config` names; degrees it does not name stay open."""
+def _parse_degrees(text: str) -> dict[str, Value]:
+    """Parse the degrees and further dimensions that `--config` names; those that it does not name stay open."""
     from costmodels.job.parallel_config import DEGREES, parse_config
+    from tuner.study_file.new_study import STATED
 
     found = parse_config(text, {})
     named = {entry.partition("=")[0].strip() for entry in text.split(",")}
-    for name in sorted(named - {*DEGREES, ""}):
-        raise ConfigError("is not a degree", key="--config", value=name, nearest=f"valid: {', '.join(DEGREES)}")
-    return {name: getattr(found, name) for name in DEGREES if name in named}
+    known = (*DEGREES, *STATED)
+    for name in sorted(named - {*known, ""}):
+        raise ConfigError("is not a degree", key="--config", value=name, nearest=f"valid: {', '.join(known)}")
+    return {name: getattr(found, name) for name in known if name in named}
 
 
 def _check_free(out: Path, *, force: bool) -> None:

@@ -24,8 +24,13 @@ class Flag:
     values: tuple[Argument, ...]
 
 
-def flags_among(words: Iterable[Argument]) -> list[Flag]:
-    """Return the flags among words, in their order.
+def flag_name(text: str) -> str:
+    """Return the name of the flag in a word, with dashes in place of underscores."""
+    return text.partition("=")[0].replace("_", "-")
+
+
+def flags_among(words: Iterable[Argument], *, dashed: bool = False) -> list[Flag]:
+    """Return the flags among words, in their order; `dashed` writes their names with dashes in place of underscores.
 
     The values of a flag are the text after `=` and the words up to the next flag.
     """
@@ -33,6 +38,7 @@ def flags_among(words: Iterable[Argument]) -> list[Flag]:
     for word in words:
         if word.text.startswith("--") and len(word.text) > 2:
             name, equals, value = word.text.partition("=")
+            name = flag_name(name) if dashed else name
             values = [Argument(text=value, line=word.line, unknown=word.unknown)] if equals else []
             flags.append((name, word.line, values))
         elif flags:

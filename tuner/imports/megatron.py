@@ -1,4 +1,4 @@
-"""Importer for launch scripts of Megatron-LM and MindSpeed-LLM, and for lists of their flags.
+"""Importer for launch scripts of Megatron-LM, Megatron-DeepSpeed and MindSpeed-LLM, and for lists of their flags.
 
 Sources: Megatron-LM megatron/training/arguments.py (names, defaults, derived values), megatron-core 0.16.1
 model_parallel_config.py, distributed_data_parallel_config.py and transformer/pipeline_parallel_layer_layout.py (grammar
@@ -9,20 +9,23 @@ documentation for the launcher.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from costmodels.job.training_job import RECOMPUTE_MODULES
 from hardware.io.errors import ConfigError
 from tuner.imports.bash.script import Script, read_script
 from tuner.imports.bash.texts import Argument
-from tuner.imports.flags import Flags, flags_among
+from tuner.imports.flags import Flag, Flags, flag_name, flags_among
 from tuner.imports.imported import Imported, Unread
 from tuner.imports.megatron_command import command_of
-from tuner.imports.megatron_model import model_of
+from tuner.imports.megatron_model import model_of, num_experts
+from tuner.imports.megatron_refusals import refuse_other_models
+from tuner.imports.megatron_runtime import DEEPSPEED, runtime_of
 from tuner.imports.torchrun import Launch, launch_of
 
-_SIGNS = {
+SIGNS = {
     "--num-layers",
     "--hidden-size",
     "--tensor-model-parallel-size",
@@ -31,17 +34,6 @@ _SIGNS = {
     "--seq-length",
 }
 """Flags that identify a command of Megatron-LM."""
-_MINDSPEED = (
-    "--context-parallel-algo",
-    "--use-fused-rmsnorm",
-    "--use-fused-swiglu",
-    "--use-fused-rotary-pos-emb",
-    "--noop-layers",
-    "--moe-tp-extend-ep",
-    "--swap-optimizer",
-    "--first-k-dense-replace",
-)
-"""Flags that only MindSpeed has; one of them selects the mindspeed runtime."""
 _NOT_MODELLED = {
     "--rampup-batch-size": "Meshtune assumes the full global batch from the first step",
     "--cpu-offloading": "Meshtune assumes that activations stay on the device",
@@ -49,6 +41,11 @@ _NOT_MODELLED = {
     "--schedules-method": "Meshtune assumes the 1F1B schedule",
     "--overlap-moe-expert-parallel-comm": "Meshtune assumes that the exchange of tokens does not overlap",
     "--moe-fb-overlap": "Meshtune assumes that the exchange of tokens does not overlap",
+    "--cpu-optimizer": "Meshtune assumes that the optimizer states stay on the device",
+    "--checkpoint-in-cpu": "Meshtune assumes that kept activations stay on the device",
+    "--partition-activations": "Meshtune assumes that each rank keeps its whole inputs of layers",
+    "--distribute-checkpointed-activations": "Meshtune assumes that each rank keeps its whole inputs of layers",
+    "--distribute-saved-activations": "Meshtune assumes that each rank keeps its whole inputs of layers",
     "--window-size": "Meshtune assumes attention over the whole sequence",
     "--account-for-embedding-in-pipeline-split": "Meshtune assumes stages of equal length",
     "--account-for-loss-in-pipeline-split": "Meshtune assumes stages of equal length",
@@ -64,29 +61,54 @@ def import_megatron(text: str) -> Imported:
     """Read a launch script without running any part of it.
 
     Raises:
-        ConfigError: the script has no flag of Megatron-LM, or the value of a flag is invalid.
+        ConfigError: the script has no flag of Megatron-LM, the value of a flag is invalid, or the model is of a kind
+            that is not modelled.
     """
     script = read_script(text)
     words, launch = _training_words(script)
-    listed = flags_among(words)
-    if not _SIGNS & {flag.name for flag in listed}:
+    listed = flags_among(words, dashed=True)
+    if not SIGNS & {flag.name for flag in listed}:
         raise ConfigError(
             "has no flags of Megatron-LM, such as --tensor-model-parallel-size",
             nearest="pass the script that contains the flags; scripts that it sources or runs are not read",
         )
+    described = import_flags(listed, program=launch.name if launch else "", beside=text)
+    unread: list[Unread] = []
+    hosts, devices_per_host = _devices(text, launch, unread)
+    return replace(
+        described,
+        hosts=hosts,
+        devices_per_host=devices_per_host,
+        command=None if launch is None else command_of(launch, script, runtime=described.runtime),
+        unread=(*described.unread, *unread, *_stray(words, script), *_sourced(script)),
+    )
+
+
+def import_flags(listed: Sequence[Flag], *, program: str = "", beside: str = "") -> Imported:
+    """Read the flags of one command, whose names have dashes.
+
+    Args:
+        listed: Flags in their order; of a flag that is given several times the last occurrence counts.
+        program: Name of the program's file; empty if unknown.
+        beside: Further text of the script, where DeepSpeed's configuration may stand.
+
+    Raises:
+        ConfigError: the value of a flag is invalid, or the flags describe a model that Meshtune does not model.
+    """
     flags = Flags(listed)
+    refuse_other_models(flags, tuple(flag.name for flag in listed), program)
     found = _Found(flags=flags)
     model, missing = model_of(flags)
     degrees = _degrees(found, model.get("num_layers"))
-    is_mindspeed = flags.has(*_MINDSPEED)
-    job = _job(found) | _offload(flags, is_mindspeed=is_mindspeed)
-    for name, why in _NOT_MODELLED.items():
+    job = _job(found, beside)
+    runtime, why = runtime_of(flags, degrees, job)
+    job |= _offload(flags, is_mindspeed=runtime == "mindspeed")
+    for name, reason in _NOT_MODELLED.items():
         if flags.has(name):
-            flags.leave(name, f"not modelled: {why}")
-    hosts, devices_per_host = _devices(text, launch, flags.unread)
+            flags.leave(name, f"not modelled: {reason}")
     return Imported(
         framework="megatron",
-        runtime="mindspeed" if is_mindspeed else "megatron-core",
+        runtime=runtime,
         model=model,
         missing=missing,
         job=job,
@@ -95,11 +117,8 @@ def import_megatron(text: str) -> Imported:
         micro_batches=None if flags.has("--global-batch-size") else 1,
         layers=found.layers,
         copies=flags.count("--num-distributed-optimizer-instances") or 1,
-        hosts=hosts,
-        devices_per_host=devices_per_host,
-        command=None if launch is None else command_of(launch, script, is_mindspeed=is_mindspeed),
-        unread=(*dict.fromkeys(flags.unread), *_stray(words, script), *_sourced(script)),
-        notes=_notes(flags, model, launch),
+        unread=tuple(dict.fromkeys(flags.unread)),
+        notes=(*_notes(flags, model, program), *([why] if why else [])),
     )
 
 
@@ -117,7 +136,7 @@ class _Found:
     open: dict[str, str] = field(default_factory=dict)
     layers: tuple[int, ...] = ()
 
-    def number(self, name: str, *flags: str, default: int | None = None) -> int | None:
+    def number(self, name: str, *flags: str, default: int | None = None, minimum: int = 1) -> int | None:
         """Return the integer value of the first flag that is given, otherwise the default.
 
         A flag with an unreadable value is recorded in `open` under `name`.
@@ -125,7 +144,7 @@ class _Found:
         given = next((flag for flag in flags if self.flags.has(flag)), None)
         if given is None:
             return default
-        number = self.flags.count(given)
+        number = self.flags.count(given, minimum=minimum)
         if number is None:
             unread = next(one for one in reversed(self.flags.unread) if one.what == given)
             self.open[name] = str(unread)
@@ -139,7 +158,7 @@ def _training_words(script: Script) -> tuple[tuple[Argument, ...], Launch | None
     """
 
     def signs(words: tuple[Argument, ...]) -> int:
-        return len(_SIGNS & {word.text.partition("=")[0] for word in words})
+        return len(SIGNS & {flag_name(word.text) for word in words})
 
     best = max(script.commands, key=lambda command: signs(command.words), default=None)
     launch = launch_of(best) if best is not None and signs(best.words) else None
@@ -161,7 +180,7 @@ def _degrees(found: _Found, num_layers: int | None) -> dict[str, int]:
     if pp is not None:
         degrees["vpp"] = _chunks(found, pp, num_layers)
     if _has_experts(flags):
-        degrees["ep"] = found.number("ep", "--expert-model-parallel-size", default=1)
+        degrees["ep"] = found.number("ep", "--expert-model-parallel-size", "--moe-expert-parallel-size", default=1)
         # MindSpeed: each tensor parallel rank holds whole experts of its own, so that tp multiplies ep.
         if flags.has("--moe-tp-extend-ep") and degrees["ep"] and tp:
             degrees["ep"] *= tp
@@ -176,12 +195,17 @@ def _has_experts(flags: Flags) -> bool:
     A list of flags without the model's sizes has experts if it contains a flag for their parallelism.
     """
     of_experts = flags.has("--expert-model-parallel-size", "--expert-tensor-parallel-size")
-    return flags.has("--num-experts") or (of_experts and not flags.has("--num-layers"))
+    return num_experts(flags) > 0 or (of_experts and not flags.has("--num-layers", "--num-experts"))
 
 
 def _context(found: _Found) -> dict[str, int | None]:
-    """Return the degrees of ring attention (cp) and Ulysses (up), whose product is --context-parallel-size."""
+    """Return the degrees of ring attention (cp) and Ulysses (up), whose product is --context-parallel-size.
+
+    Megatron-DeepSpeed has Ulysses only, whose degree is --ds-sequence-parallel-size.
+    """
     flags = found.flags
+    if flags.has("--ds-sequence-parallel-size"):
+        return {"cp": 1, "up": found.number("up", "--ds-sequence-parallel-size")}
     size = found.number("cp", "--context-parallel-size", default=1)
     if size is None or size == 1:
         return {"cp": size, "up": 1}
@@ -256,26 +280,35 @@ def _layers_of(layout: str, line: int | None) -> tuple[int, ...]:
     return tuple(part.count("t") for part in text.split("|"))
 
 
-def _job(found: _Found) -> dict[str, Any]:
-    """Return the keys of a study's `job:` that could be read."""
+def _job(found: _Found, beside: str) -> dict[str, Any]:
+    """Return the keys of a study's `job:` that could be read.
+
+    The sequence of a multimodal program is that of its decoder; --seq-length is then that of the images.
+    """
     flags = found.flags
+    lengths = ("--decoder-seq-length", "--seq-length", "--encoder-seq-length")
     job: dict[str, Any] = {
-        "sequence_length": found.number("sequence_length", "--seq-length", "--encoder-seq-length"),
+        "sequence_length": found.number("sequence_length", *lengths),
         "global_batch_size": found.number("global_batch_size", "--global-batch-size"),
         "precision": _precision(flags),
         "optimizer": flags.one_of("--optimizer", {"adam": "adam", "sgd": "sgd"}, "adam"),
         **_recompute(flags),
-        "zero_stage": _zero_stage(flags),
+        "zero_stage": _zero_stage(found, beside),
     }
     if found.number("tp", "--tensor-model-parallel-size", default=1) != 1:
         job["sequence_parallel"] = flags.has("--sequence-parallel")
     if _has_experts(flags):
         tp = found.number("tp", "--tensor-model-parallel-size", default=1)
         expert_tp = flags.count("--expert-tensor-parallel-size") or tp
-        if flags.has("--moe-tp-extend-ep"):
+        if flags.has("--moe-tp-extend-ep") or _has_whole_experts(flags):
             expert_tp = 1
         job["expert_tp"] = None if expert_tp == tp else expert_tp
     return {key: value for key, value in job.items() if value is not None}
+
+
+def _has_whole_experts(flags: Flags) -> bool:
+    """Return whether experts are DeepSpeed's, which tp splits only with --enable-expert-tensor-parallelism."""
+    return flags.has("--moe-expert-parallel-size") and not flags.has("--enable-expert-tensor-parallelism")
 
 
 def _precision(flags: Flags) -> str:
@@ -288,14 +321,27 @@ def _precision(flags: Flags) -> str:
 
 
 def _recompute(flags: Flags) -> dict[str, Any]:
+    """Return the recomputation.
+
+    Megatron-LM v2 had --checkpoint-activations and --activations-checkpoint-method, which recompute whole layers, and
+    v3 --activations-checkpoint-granularity. DeepSpeed's flag only changes who recomputes.
+    """
     if flags.has("--recompute-activations"):
         return {"recompute": "selective"}
-    granularity = flags.one_of(
-        "--recompute-granularity", {"full": "full", "selective": "selective", "none": "none"}, "none"
-    )
-    if granularity == "full" and flags.text("--recompute-method") == "block":
+    kinds = {"full": "full", "selective": "selective", "none": "none"}
+    whole = flags.has("--checkpoint-activations", "--activations-checkpoint-method")
+    name = "--activations-checkpoint-granularity"
+    name = name if flags.has(name) else "--recompute-granularity"
+    granularity = flags.one_of(name, kinds, "full" if whole else "none")
+    if flags.has("--deepspeed-activation-checkpointing") and granularity == "none":
         flags.leave(
-            "--recompute-method",
+            "--deepspeed-activation-checkpointing",
+            "recomputes nothing without --checkpoint-activations or --recompute-granularity; read as none",
+        )
+    method = "--activations-checkpoint-method" if whole else "--recompute-method"
+    if granularity == "full" and flags.text(method) == "block":
+        flags.leave(
+            method,
             "block recomputes only some layers of a stage; read as full recomputation of all layers",
         )
     if granularity != "selective" or not flags.has("--recompute-modules"):
@@ -326,8 +372,20 @@ def _values(flags: Flags, name: str) -> list[str]:
     return [value.text for value in flags.values(name) if not value.unknown]
 
 
-def _zero_stage(flags: Flags) -> int:
-    """Return the ZeRO stage: 1 is the distributed optimizer, others come from FSDP."""
+def _zero_stage(found: _Found, beside: str) -> int | None:
+    """Return the ZeRO stage: 1 is the distributed optimizer, others come from FSDP or DeepSpeed.
+
+    DeepSpeed's stage is in its configuration file, which many scripts write themselves.
+    """
+    flags = found.flags
+    if flags.has("--zero-stage"):
+        return found.number("zero_stage", "--zero-stage", minimum=0)
+    if flags.has(*DEEPSPEED) and flags.has("--deepspeed"):
+        stages = set(re.findall(r"\"stage\"\s*:\s*([0-3])\b", beside))
+        if len(stages) == 1:
+            return int(stages.pop())
+        found.open["zero_stage"] = "--zero-stage is missing; the stage is in DeepSpeed's configuration file"
+        return None
     if flags.has("--use-torch-fsdp2"):
         return 3
     if flags.has("--use-megatron-fsdp", "--use-custom-fsdp"):
@@ -343,7 +401,10 @@ def _devices(text: str, launch: Launch | None, unread: list[Unread]) -> tuple[in
     launcher = Flags(launch.launcher_flags if launch else [])
     slurm = dict(re.findall(r"^#SBATCH[ \t]+--([a-z-]+)[= ](?:[a-z0-9]+:)?([0-9]{1,6})[ \t]*(?:#.*)?$", text, re.M))
     found: list[int | None] = []
-    for flag, keys in (("--nnodes", ("nodes",)), ("--nproc-per-node", ("gpus-per-node", "gres", "ntasks-per-node"))):
+    in_slurm = {"--nnodes": ("nodes",), "--nproc-per-node": ("gpus-per-node", "gres", "ntasks-per-node")}
+    in_deepspeed = {"--nnodes": "--num-nodes", "--nproc-per-node": "--num-gpus"}
+    for name, keys in in_slurm.items():
+        flag = name if launcher.has(name) else in_deepspeed[name]
         value = launcher.text(flag)
         number = int(value) if value and re.fullmatch(r"[1-9][0-9]{0,5}", value) else None
         if value is not None and number is None:
@@ -382,13 +443,14 @@ def _sourced(script: Script) -> tuple[Unread, ...]:
     )
 
 
-def _notes(flags: Flags, model: dict[str, Any], launch: Launch | None) -> tuple[str, ...]:
+def _notes(flags: Flags, model: dict[str, Any], program: str) -> tuple[str, ...]:
     notes = []
     if "vocab_size" in model and not flags.has("--padded-vocab-size"):
         notes.append(
             "Megatron-LM pads the vocabulary to a multiple of 128 times tp; the imported model ignores the factor tp"
         )
-    program = launch.name if launch else ""
+    if flags.has("--decoder-seq-length"):
+        notes.append("the language model alone is modelled, over --decoder-seq-length; the encoder of images is not")
     if program not in ("", "pretrain_gpt.py"):
         notes.append(f"{program} may set values that are not among its flags: check the model")
     return tuple(notes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tuner.export.megatron_flags import MEGATRON_FLAGS
 from tuner.imports.bash.script import Script
+from tuner.imports.flags import flag_name
 from tuner.imports.imported import LaunchCommand
 from tuner.imports.torchrun import Launch, escape_braces, sort_words, trial_command
 
@@ -57,16 +58,19 @@ OF_MINDSPEED = frozenset(
 """Further flags that `{flags}` sets for MindSpeed (tuner/export/mindspeed.py), or that would change their meaning."""
 
 
-def command_of(launch: Launch, script: Script, *, is_mindspeed: bool) -> LaunchCommand:
+def command_of(launch: Launch, script: Script, *, runtime: str) -> LaunchCommand:
     """Return the command of a trial, with the reasons for its unknown words.
+
+    Programs of DeepSpeed and of old versions of Megatron-LM take other flags than `{flags}` has, which is one reason.
 
     MindSpeed's exports pad short stages with no-op layers, which changes --num-layers. Therefore `{flags}` follows
     --num-layers, and the last occurrence of a flag counts.
     """
+    is_mindspeed = runtime == "mindspeed"
     replaced = REPLACED | OF_MINDSPEED if is_mindspeed else REPLACED
     kept, left_out = sort_words(
         launch.training,
-        lambda word: word.partition("=")[0],
+        flag_name,
         replaces=replaced.__contains__,
         leaves=LEFT_OUT.__contains__,
     )
@@ -77,6 +81,13 @@ def command_of(launch: Launch, script: Script, *, is_mindspeed: bool) -> LaunchC
         script,
         framework="mindspeed" if is_mindspeed else "megatron",
         own=(*own, "--log-interval", "1"),
-        unknown=launch.unknown(kept),
+        unknown=(*launch.unknown(kept), *_of_other_versions(runtime)),
         left_out=left_out,
     )
+
+
+def _of_other_versions(runtime: str) -> tuple[str, ...]:
+    """Return the reason why today's flags are not those of the script's program, if they are not."""
+    if runtime in ("megatron-core", "mindspeed"):
+        return ()
+    return ("{flags} contains flags of today's Megatron-LM, which the program of this script does not take",)

@@ -1,9 +1,14 @@
 """Sizes of a model, read from the flags of a Megatron-LM pretrain script.
 
 Sources: Megatron-LM megatron/training/arguments.py (names, defaults and derived values: inner size of the MLP, size of
-a head, width of experts) and megatron-core 0.16.1 models/gpt/gpt_layer_specs.py (moe_layer_freq),
-transformer/transformer_config.py (MLATransformerConfig's sizes); MindSpeed-LLM's scripts for --padded-vocab-size,
---noop-layers, --n-shared-experts, --first-k-dense-replace, --multi-head-latent-attention and its sizes.
+a head, width of experts; --quick-geglu gates) and megatron-core 0.16.1 models/gpt/gpt_layer_specs.py (moe_layer_freq),
+transformer/transformer_config.py (MLATransformerConfig's sizes); MindSpeed-LLM
+mindspeed_llm/training/arguments.py for --padded-vocab-size, --noop-layers, --n-shared-experts, --first-k-dense-replace,
+--multi-head-latent-attention and its sizes, --geglu and --gelu-tanh ("Tanh Geglu"); bigscience's Megatron-DeepSpeed
+megatron/arguments.py for --glu-activation; deepspeedai/Megatron-DeepSpeed megatron/arguments.py (--num-key-value-heads,
+--num-experts as a list, --topk, --expert-interval, --mlp-type) and model/transformer.py (layers with experts);
+FlagScale flagscale/train/arguments.py for --multiple-of and --hidden-dim-multiplier; bigcode's Megatron-LM for
+--attention-head-type.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from hardware.io.errors import ConfigError
 from tuner.imports.flags import Flags
 
 _SIZES = {
@@ -19,6 +25,8 @@ _SIZES = {
     "num_heads": "--num-attention-heads",
     "vocab_size": "--vocab-size",
 }
+GATED = ("--swiglu", "--geglu", "--quick-geglu", "--gelu-tanh", "--glu-activation", "--gated-linear-unit")
+"""Flags of activations that multiply by a gate, so that an MLP has three matrices."""
 DIVISIBLE_BY = 128
 """Default value of --make-vocab-size-divisible-by."""
 
@@ -27,7 +35,7 @@ def model_of(flags: Flags) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the known fields of a ModelSpec, and the missing fields with the flag that would state each.
 
     Raises:
-        ConfigError: a size is not an integer.
+        ConfigError: a size is not an integer, or layers have unlike numbers of experts.
     """
     sizes = {
         "num_layers": flags.count("--num-layers"),
@@ -71,8 +79,10 @@ def _tables(flags: Flags) -> dict[str, Any]:
     """Return the fields about embedding, positions, norms, biases and multi-token prediction layers."""
     rotary = flags.has("--use-rotary-position-embeddings", "--no-position-embedding")
     kind = flags.text("--position-embedding-type") or ("rope" if rotary else "learned_absolute")
-    positions = flags.count("--max-position-embeddings") if kind == "learned_absolute" else 0
-    norm = flags.one_of("--normalization", {"LayerNorm": "layer", "RMSNorm": "rms", "L2Norm": "rms"}, "layer")
+    positions = flags.count("--max-position-embeddings") if kind in ("learned_absolute", "absolute") else 0
+    is_rms = flags.has("--apply-layernorm-rms", "--use-rmsnorm", "--use-rms-norm", "--rmsnorm")
+    kinds = {"LayerNorm": "layer", "RMSNorm": "rms", "L2Norm": "rms", "layernorm": "layer", "rmsnorm": "rms"}
+    norm = flags.one_of("--normalization", kinds, "rms" if is_rms else "layer")
     bias = not flags.has("--disable-bias-linear")
     return {
         "tied_embeddings": not flags.has("--untie-embeddings-and-output-weights"),
@@ -88,9 +98,11 @@ def _tables(flags: Flags) -> dict[str, Any]:
 def _attention(flags: Flags, hidden_size: int, num_heads: int) -> dict[str, Any]:
     if flags.has("--multi-latent-attention", "--multi-head-latent-attention"):
         return _latent(flags, num_heads)
-    grouped = flags.has("--group-query-attention")
+    kv_heads = flags.count("--num-query-groups") if flags.has("--group-query-attention") else None
+    if flags.text("--attention-head-type") == "multiquery":
+        kv_heads = 1
     return {
-        "num_kv_heads": (flags.count("--num-query-groups") if grouped else None) or num_heads,
+        "num_kv_heads": kv_heads or flags.count("--num-key-value-heads") or num_heads,
         "head_dim": flags.count("--kv-channels") or max(1, hidden_size // num_heads),
         "qk_norm": flags.has("--qk-layernorm"),
     }
@@ -117,15 +129,39 @@ def _latent(flags: Flags, num_heads: int) -> dict[str, Any]:
 def _mlp(flags: Flags, hidden_size: int) -> dict[str, Any]:
     """Return the fields about the MLP.
 
-    The default inner size is 4h; with --swiglu it is two thirds of 4h, rounded down to a multiple of 64.
+    The default inner size is 4h; with --swiglu it is two thirds of 4h, rounded down to a multiple of 64. FlagScale
+    rounds up to --multiple-of instead.
     """
-    gated = flags.has("--swiglu", "--geglu")
-    default = int(4 * hidden_size * 2 / 3 / 64) * 64 if flags.has("--swiglu") else 4 * hidden_size
-    return {"ffn_size": flags.count("--ffn-hidden-size") or default, "gated_ffn": gated}
+    default = 4 * hidden_size
+    if flags.has("--swiglu"):
+        default = int(4 * hidden_size * 2 / 3)
+        multiple = flags.count("--multiple-of")
+        text = flags.text("--hidden-dim-multiplier") if multiple else None
+        if text is not None and re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,6})?", text):
+            default = int(default * float(text))
+        default = -(-default // multiple) * multiple if multiple else default // 64 * 64
+    return {"ffn_size": flags.count("--ffn-hidden-size") or default, "gated_ffn": flags.has(*GATED)}
+
+
+def num_experts(flags: Flags) -> int:
+    """Return the number of routed experts of a layer; one expert is a dense model.
+
+    Raises:
+        ConfigError: layers have unlike numbers of experts.
+    """
+    counts = flags.counts("--num-experts")
+    if len(set(counts)) > 1:
+        raise ConfigError(
+            "gives layers unlike numbers of experts, which Meshtune does not model",
+            key=f"line {flags.line('--num-experts')}: --num-experts",
+            value=" ".join(map(str, counts)),
+        )
+    experts = flags.count("--num-experts") or 0
+    return experts if experts > 1 else 0
 
 
 def _experts(flags: Flags, num_layers: int, ffn_size: int) -> dict[str, Any]:
-    experts = flags.count("--num-experts")
+    experts = num_experts(flags)
     if not experts:
         return {}
     width = flags.count("--moe-ffn-hidden-size", "--moe-intermediate-size") or ffn_size
@@ -133,25 +169,36 @@ def _experts(flags: Flags, num_layers: int, ffn_size: int) -> dict[str, Any]:
     number = flags.count("--n-shared-experts", minimum=0)
     if number is None:
         number = max(1, shared // width) if shared else 0
+    is_deepspeed = flags.has("--moe-expert-parallel-size", "--expert-interval", "--topk")
+    if is_deepspeed and flags.text("--mlp-type") == "residual":
+        number = 1  # PR-MoE: each layer with experts has a dense MLP beside them
     return {
         "num_experts": experts,
-        "top_k": flags.count("--moe-router-topk") or 2,
+        "top_k": flags.count("--moe-router-topk", "--topk") or (1 if is_deepspeed else 2),
         "expert_ffn_size": width,
         "num_shared_experts": number,
         "shared_expert_ffn_size": shared or number * width,
         "shared_expert_gate": flags.has("--moe-shared-expert-gate") and number > 0,
         "router_bias": flags.has("--moe-router-enable-expert-bias"),
-        **_moe_layers(flags, num_layers),
+        **({"moe_layer_period": _interval(flags, num_layers)} if is_deepspeed else _moe_layers(flags, num_layers)),
     }
+
+
+def _interval(flags: Flags, num_layers: int) -> int:
+    """Return the period of layers with experts in Megatron-DeepSpeed, where it is 2 by default."""
+    period = flags.count("--expert-interval") or 2
+    return period if period <= max(num_layers, 1) else 1
 
 
 def _moe_layers(flags: Flags, num_layers: int) -> dict[str, Any]:
     """Return the fields about which layers have experts.
 
-    --moe-layer-freq is a period such as 2, or a list such as `([0]*3+[1]*58)`.
+    --moe-layer-freq is a period such as 2, or a list such as `([0]*3+[1]*58)`. In MindSpeed-LLM -1 is no dense layer.
     """
-    dense = flags.count("--first-k-dense-replace", minimum=0) or 0
+    text = flags.text("--first-k-dense-replace")
+    dense = 0 if text == "-1" else flags.count("--first-k-dense-replace", minimum=0) or 0
     text = (flags.text("--moe-layer-freq") or "1").replace(" ", "")
+    text = "1" if text == "-1" else text
     if re.fullmatch(r"[0-9]{1,6}", text):
         period = max(int(text), 1)
         # Megatron-LM begins with layer 0, a ModelSpec with layer period - 1; the counts agree if the period divides.

@@ -85,9 +85,7 @@ def launch_of(command: Command) -> Launch | None:
     before = words[:at]
     first = next((number for number, word in enumerate(before) if _begins_launcher(word.text)), 0)
     flag = next((number for number in range(first, at) if before[number].text.startswith("--")), at)
-    flags = [
-        Flag(name=one.name.replace("_", "-"), line=one.line, values=one.values) for one in flags_among(before[flag:])
-    ]
+    flags = flags_among(before[flag:], dashed=True)
     return Launch(launcher=before[first:flag], launcher_flags=flags, program=words[at:behind], training=words[behind:])
 
 
@@ -98,9 +96,9 @@ def _is_program(words: Sequence[Argument], at: int) -> bool:
 
 
 def _begins_launcher(text: str) -> bool:
-    """Return whether a word is torchrun or a Python interpreter."""
+    """Return whether a word is torchrun, DeepSpeed's launcher or a Python interpreter."""
     name = text.rsplit("/", 1)[-1]
-    return name == "torchrun" or re.fullmatch(r"python[0-9.]*", name) is not None
+    return name in ("torchrun", "deepspeed") or re.fullmatch(r"python[0-9.]*", name) is not None
 
 
 def escape_braces(text: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from costmodels.job.model_catalog import find_model, load_model, model_names
 from costmodels.job.model_spec import ModelSpec
-from costmodels.job.parallel_config import DEGREES
+from costmodels.job.parallel_config import DEGREES, Value
 from costmodels.job.runtime import find_runtime, runtime_names
 from hardware.cluster import cluster_from_mapping, cluster_names
 from hardware.io.errors import ConfigError, did_you_mean
@@ -24,6 +24,8 @@ from tuner.study_file.text import model_text, study_text
 MOST_BYTES = 250_000
 """Largest file that is read [bytes]: scripts and configurations have a tenth, and reading one takes seconds."""
 
+STATED = ("recompute", "zero_stage", "sequence_parallel")
+"""Further dimensions that a user may state beside the degrees where the file leaves them open."""
 _DESCRIBING = ("name", "source", "assumed")
 """Fields of a ModelSpec that do not change its training."""
 
@@ -39,7 +41,7 @@ class Added:
     sequence_length: int | None = None
     global_batch_size: int | None = None
     runtime: str | None = None
-    config: Mapping[str, int] | None = None
+    config: Mapping[str, Value] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,9 +125,13 @@ def new_study(imported: Imported, added: Added, *, file: Path, folder: Path, mod
 
 
 def _merge(imported: Imported, added: Added) -> Imported:
-    """Merge the values of the file and of the user, which replace the file's."""
-    degrees = {**imported.degrees, **(added.config or {})}
-    job = dict(imported.job)
+    """Merge the values of the file and of the user, which replace the file's.
+
+    A further dimension among the user's configuration, such as the ZeRO stage, is a key of the job.
+    """
+    given = added.config or {}
+    degrees = {**imported.degrees, **{name: int(given[name]) for name in DEGREES if name in given}}
+    job = {**imported.job, **{name: value for name, value in given.items() if name not in DEGREES}}
     micro_batches = imported.micro_batches
     if added.sequence_length is not None:
         job["sequence_length"] = added.sequence_length
@@ -169,7 +175,8 @@ def _check_complete(imported: Imported, added: Added, file: Path) -> None:
         told = key in imported.job or (key == "global_batch_size" and imported.micro_batches is not None)
         if not told:
             needs.append(f"{option}{_because(imported.open.get(key))}")
-    needs += [f"--config {name}=N{_because(imported.open[name])}" for name in DEGREES if name in imported.open]
+    asked = (*DEGREES, *STATED)
+    needs += [f"--config {name}=N{_because(imported.open[name])}" for name in asked if name in imported.open]
     if needs:
         raise ConfigError(
             f"does not say everything that a study needs; add {'; '.join(dict.fromkeys(needs))}", file=str(file)

@@ -201,7 +201,7 @@ WRONG = {
     "--cluster dgx-h1000": "--cluster = 'dgx-h1000' | did you mean 'dgx-h100'?",
     "--hosts few": "--hosts = 'few' | whole number",
     "--runtime megatron": "--runtime = 'megatron' | did you mean",
-    "--config zero_stage=1": "--config = 'zero_stage' | valid: pp, tp",
+    "--config expert_tp=2": "--config = 'expert_tp' | valid: pp, tp",
     "--out study.txt": "--out = 'study.txt' | must end in .yaml",
 }
 
@@ -231,6 +231,19 @@ def test_all_that_is_missing_is_asked_for_at_once(meshtune, tmp_path):
 
     options = ("--cluster NAME", "--hosts N", "--vocab-size N", "--model NAME", "--sequence-length N", "--config mbs=N")
     assert_users_mistake(done, *options)
+
+
+def test_a_zero_stage_that_only_deepspeeds_file_tells_is_asked_for(meshtune, tmp_path):
+    """A script whose stage is in another file is asked for it, and `--config zero_stage=1` answers."""
+    flags = "--use-distributed-optimizer"
+    text = ARRAYS.replace(flags, "--deepspeed --deepspeed_config ds.json").replace("--context-parallel-size 2", "")
+
+    assert_users_mistake(init(meshtune, tmp_path, text), "--config zero_stage=N", "DeepSpeed's configuration file")
+    unlike = text.replace("--sequence-parallel", "").replace("--num-layers-per-virtual-pipeline-stage 4", "")
+    done = init(meshtune, tmp_path, unlike, "--config", "zero_stage=1", "--json")
+    assert done.status == 0
+    assert done.json["job"]["zero_stage"] == 1
+    assert load_study(tmp_path / "study.yaml").setting.runtime.name == "megatron-deepspeed"
 
 
 def test_the_script_is_not_run(meshtune, tmp_path):

@@ -1,0 +1,217 @@
+"""Which models, runtimes and training states the flags of Megatron's relatives describe."""
+
+import pytest
+
+from hardware.io.errors import ConfigError
+from tuner.imports import IMPORTERS
+
+LAUNCH = (
+    "torchrun --nproc-per-node 8 {program} --tensor-model-parallel-size 2 --micro-batch-size 4 --num-layers 24 "
+    "--hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --vocab-size 50257 {flags}"
+)
+
+
+def read(flags, program="pretrain_gpt.py"):
+    """What a launch with these flags says."""
+    return IMPORTERS["megatron"](LAUNCH.format(program=program, flags=flags))
+
+
+@pytest.mark.parametrize(
+    ("flags", "gated"),
+    [
+        ("--swiglu", True),
+        ("--geglu", True),
+        ("--quick-geglu", True),
+        ("--gelu-tanh", True),
+        ("--glu-activation geglu", True),
+        ("--squared-relu", False),
+        ("--openai-gelu", False),
+        ("", False),
+    ],
+)
+def test_gates(flags, gated):
+    """An MLP has three matrices exactly with the activations that multiply by a gate."""
+    assert read(flags).model["gated_ffn"] is gated
+
+
+@pytest.mark.parametrize(
+    ("flags", "size"),
+    [
+        ("--swiglu", 5440),
+        ("--swiglu --multiple-of 256", 5632),
+        ("--swiglu --multiple-of 4096 --hidden-dim-multiplier 1.3", 8192),
+        ("--quick-geglu", 8192),
+        ("--swiglu --multiple-of 256 --ffn-hidden-size 6000", 6000),
+    ],
+)
+def test_inner_sizes(flags, size):
+    """Without --ffn-hidden-size the inner size is that of the framework's formula."""
+    assert read(flags).model["ffn_size"] == size
+
+
+@pytest.mark.parametrize(
+    ("flags", "program", "why"),
+    [
+        ("--lora-r 16 --lora-alpha 32", "posttrain_gpt.py", "adapters"),
+        ("--peft lora", "pretrain_gpt.py", "adapters"),
+        ("", "pretrain_t5.py", "T5"),
+        ("--decoder-num-layers 12", "main.py", "T5"),
+        ("", "pretrain_bert.py", "BERT"),
+        ("--bert-no-binary-head", "main.py", "BERT"),
+        ("", "pretrain_vision_classify.py", "images"),
+        ("--retro-add-retriever", "main.py", "RETRO"),
+        ("", "pretrain_mamba.py", "state-space"),
+        ("--hybrid-override-pattern M-M*-", "pretrain_gpt.py", "state-space"),
+        ("--mamba-state-dim 128", "pretrain_gpt.py", "state-space"),
+        ("--experimental-attention-variant gated_delta_net", "pretrain_gpt.py", "linear attention"),
+        ("--linear-attention-freq 4", "pretrain_gpt.py", "linear attention"),
+        ("--stage dpo", "posttrain_gpt.py", "preferences"),
+        ("--num-experts 64 32", "pretrain_gpt.py", "unlike numbers"),
+    ],
+)
+def test_other_models_are_refused(flags, program, why):
+    """A program that trains something else than a whole decoder is refused with its kind, and never read as a GPT."""
+    with pytest.raises(ConfigError, match=why):
+        read(flags, program)
+
+
+def test_other_variants_of_attention_and_stages_of_training_are_read():
+    """Latent attention and supervised fine-tuning of all weights are decoders' training."""
+    assert read("--stage sft --experimental-attention-variant dsa").model["num_layers"] == 24
+
+
+def test_a_multimodal_program_has_its_decoders_sequence():
+    """--decoder-seq-length is the language model's sequence, and a note tells that the encoder is left out."""
+    imported = read("--decoder-seq-length 1024", "pretrain_vlm.py")
+
+    assert imported.job["sequence_length"] == 1024
+    assert any("encoder of images" in note for note in imported.notes)
+
+
+def test_one_expert_is_a_dense_model():
+    """--num-experts 1, Megatron-DeepSpeed's default, has no experts and no ep."""
+    imported = read("--num-experts 1 --expert-model-parallel-size 1")
+
+    assert "num_experts" not in imported.model
+    assert imported.degrees["ep"] == 1
+
+
+def test_no_dense_layer_is_minus_one():
+    """MindSpeed's -1 means that every layer has experts."""
+    imported = read("--num-experts 8 --first-k-dense-replace -1 --moe-layer-freq -1")
+
+    assert (imported.model["num_dense_layers"], imported.model["moe_layer_period"]) == (0, 1)
+    assert imported.unread == ()
+
+
+def test_experts_of_deepspeed():
+    """DeepSpeed's experts stand in every second layer, take one token each, and are whole on each tensor rank."""
+    flags = "--deepspeed --zero-stage 1 --num-experts 64 --moe-expert-parallel-size 8"
+    imported = read(flags)
+
+    assert imported.degrees["ep"] == 8
+    sizes = {name: imported.model[name] for name in ("num_experts", "top_k", "moe_layer_period", "num_shared_experts")}
+    assert sizes == {"num_experts": 64, "top_k": 1, "moe_layer_period": 2, "num_shared_experts": 0}
+    assert imported.job["expert_tp"] == 1
+    assert read(f"{flags} --topk 2 --expert-interval 1 --mlp-type residual").model["num_shared_experts"] == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "recompute"),
+    [
+        ("--recompute-activations", "selective"),
+        ("--recompute-granularity full --recompute-method uniform", "full"),
+        ("--checkpoint-activations", "full"),
+        ("--checkpoint-activations --deepspeed-activation-checkpointing", "full"),
+        ("--activations-checkpoint-method uniform", "full"),
+        ("--activations-checkpoint-granularity selective", "selective"),
+        ("", "none"),
+    ],
+)
+def test_recomputation_of_all_versions(flags, recompute):
+    """What Megatron-LM recomputes is read under the names of all its versions."""
+    imported = read(flags)
+
+    assert imported.job["recompute"] == recompute
+    assert imported.unread == ()
+
+
+def test_deepspeeds_own_flag_recomputes_nothing():
+    """--deepspeed-activation-checkpointing alone is told as a flag that recomputes nothing."""
+    imported = read("--deepspeed-activation-checkpointing --deepspeed --zero-stage 1")
+
+    assert imported.job["recompute"] == "none"
+    assert [one.what for one in imported.unread] == ["--deepspeed-activation-checkpointing"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "runtime"),
+    [
+        ("", "megatron-core"),
+        ("--use-distributed-optimizer", "megatron-core"),
+        ("--deepspeed --zero-stage 1", "megatron-deepspeed"),
+        ("--no-pipeline-parallel --zero-stage 0", "megatron-deepspeed"),
+        ("--deepspeed --zero-stage 3", "gpt-neox"),
+        ("--deepspeed --zero-stage 1 --ds-sequence-parallel-size 2", "unknown"),
+        ("--deepspeed --zero-stage 1 --sequence-parallel", "unknown"),
+        ("--use-fused-rmsnorm", "mindspeed"),
+        ("--use-ascend-mc2", "mindspeed"),
+        ("--checkpoint-activations --DDP-impl local", "megatron-lm-2021"),
+        ("--activations-checkpoint-granularity selective --activations-checkpoint-method uniform", "megatron-lm-2022"),
+        ("--DDP-impl local --use-distributed-optimizer", "unknown"),
+    ],
+)
+def test_runtimes(flags, runtime):
+    """The runtime is that of the script's own framework, or one that offers what the script uses, or unknown."""
+    assert read(flags).runtime == runtime
+
+
+def test_zero_stages():
+    """The stage is --zero-stage, or stands in the configuration that the script writes, or is asked for."""
+    assert read("--deepspeed --zero-stage 2").job["zero_stage"] == 2
+    written = '\ncat <<EOT > ds.json\n{"zero_optimization": {"stage": 3}}\nEOT'
+    assert (
+        IMPORTERS["megatron"](LAUNCH.format(program="pretrain_gpt.py", flags="--deepspeed") + written).job["zero_stage"]
+        == 3
+    )
+    asked = read("--deepspeed --deepspeed_config ds.json")
+    assert "zero_stage" not in asked.job
+    assert "configuration file" in asked.open["zero_stage"]
+
+
+def test_ulysses_of_deepspeed():
+    """--ds-sequence-parallel-size is the degree of Ulysses."""
+    degrees = read("--deepspeed --zero-stage 1 --ds-sequence-parallel-size 4").degrees
+
+    assert (degrees["cp"], degrees["up"]) == (1, 4)
+
+
+def test_names_with_underscores():
+    """Flags are read with underscores in place of dashes too, and `{flags}` replaces them."""
+    imported = IMPORTERS["megatron"](
+        "torchrun pretrain_gpt.py --tensor_model_parallel_size 2 --num_layers=24 --micro_batch_size 4 --hidden_size 64"
+    )
+
+    assert (imported.degrees["tp"], imported.degrees["mbs"], imported.model["num_layers"]) == (2, 4, 24)
+    assert "--tensor_model_parallel_size" not in imported.command.arguments
+
+
+def test_the_command_of_other_versions_is_not_whole():
+    """A program of DeepSpeed or of an old Megatron-LM does not take the flags of a trial, and a reason tells so."""
+    command = read("--deepspeed --zero-stage 1").command
+
+    assert any("today's Megatron-LM" in why for why in command.unknown)
+
+
+def test_hosts_of_deepspeeds_launcher():
+    """--num_nodes and --num_gpus of DeepSpeed's launcher are hosts and devices."""
+    imported = IMPORTERS["megatron"]("deepspeed --num_nodes 4 --num_gpus 8 train.py --num-layers 2 --zero-stage 1")
+
+    assert (imported.hosts, imported.devices_per_host) == (4, 8)
+
+
+def test_key_value_heads_of_other_forks():
+    """Megatron-DeepSpeed and BigCode's fork name key-value heads in ways of their own."""
+    assert read("--num-key-value-heads 4").model["num_kv_heads"] == 4
+    assert read("--attention-head-type multiquery").model["num_kv_heads"] == 1
+    assert read("--normalization rmsnorm").model["norm"] == "rms"

@@ -1,0 +1,125 @@
+"""Programs that take Megatron-LM's flags and train something else than a whole decoder-only transformer.
+
+Each is refused, together with what Meshtune would need: read as a GPT, its step time and memory would be wrong.
+
+Sources: Megatron-LM's pretrain_*.py and megatron/training/arguments.py (add_bert_args, add_vision_args, add_retro_args,
+add_ssm_args, add_experimental_attention_variant_args), MindSpeed-LLM's --lora-*, --use-lora and --stage, NeMo's and
+Megatron-Bridge's --peft.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hardware.io.errors import ConfigError
+from tuner.imports.flags import Flags
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Kind:
+    """Kind of training that is not modelled.
+
+    Attributes:
+        what: Its name.
+        needs: What a model of its step would need.
+        programs: Beginnings of the programs' names.
+        flags: Flags that only this kind has.
+        prefixes: Beginnings of such flags.
+        values: Values of flags that select this kind, by flag.
+    """
+
+    what: str
+    needs: str
+    programs: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
+    values: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+
+_KINDS = (
+    _Kind(
+        what="trains adapters (LoRA)",
+        needs="memory and time of frozen weights with small trained matrices beside them; remove the flag to study the "
+        "training of all weights",
+        flags=("--use-lora", "--qlora", "--is-lora", "--enable-lora"),
+        prefixes=("--lora-",),
+        values=(("--peft", ("lora", "qlora", "dora")), ("--peft-type", ("lora", "qlora", "dora"))),
+    ),
+    _Kind(
+        what="is a T5 model",
+        needs="an encoder and a decoder with cross attention, each with its own layers and sequence length",
+        programs=("pretrain_t5", "train_t5", "finetune_t5"),
+        flags=("--decoder-num-layers",),
+    ),
+    _Kind(
+        what="is a BERT model",
+        needs="attention without a causal mask, and heads for masked words and pairs of sentences",
+        programs=("pretrain_bert", "pretrain_ict", "pretrain_realm"),
+        flags=("--bert-no-binary-head", "--bert-embedder-type", "--bert-load", "--mask-prob"),
+    ),
+    _Kind(
+        what="is a model of images alone",
+        needs="patches in place of tokens and attention without a causal mask",
+        programs=("pretrain_vision", "pretrain_vit"),
+        flags=("--vision-pretraining", "--vision-pretraining-type"),
+    ),
+    _Kind(
+        what="retrieves text while it trains (RETRO)",
+        needs="the encoder of neighbours and chunked cross attention",
+        programs=("pretrain_retro",),
+        flags=("--retro-add-retriever",),
+    ),
+    _Kind(
+        what="has state-space layers (Mamba, or a hybrid of Mamba and attention)",
+        needs="kernels, states and a layer pattern of state-space models",
+        programs=("pretrain_mamba", "pretrain_hybrid"),
+        flags=("--is-hybrid-model", "--hybrid-override-pattern", "--hybrid-layer-pattern", "--hybrid-attention-ratio"),
+        prefixes=("--mamba-", "--ssm-"),
+    ),
+    _Kind(
+        what="has linear attention",
+        needs="kernels and states of linear attention, and which layers have it",
+        flags=("--use-linear-attention", "--linear-attention", "--use-lightning-attention"),
+        prefixes=("--linear-attention-", "--linear-conv-", "--linear-key-", "--linear-value-"),
+        values=(("--experimental-attention-variant", ("gated_delta_net", "kimi_delta_attention", "linear")),),
+    ),
+    _Kind(
+        what="trains on preferences",
+        needs="the passes of a reference or reward model beside those of the trained one",
+        values=(("--stage", ("dpo", "simpo", "orm", "prm", "ray_ppo", "ray_online_dpo", "ray_grpo")),),
+    ),
+)
+
+
+def refuse_other_models(flags: Flags, names: tuple[str, ...], program: str) -> None:
+    """Refuse a program that trains something else than a whole decoder-only transformer.
+
+    Args:
+        flags: Flags of the program.
+        names: Names of all flags.
+        program: Name of the program's file; empty if unknown.
+
+    Raises:
+        ConfigError: the program or a flag is of another kind of training; the message says what it would need.
+    """
+    for kind in _KINDS:
+        key = _sign(kind, flags, names, program)
+        if key:
+            line = flags.line(key)
+            raise ConfigError(
+                f"{kind.what}; Meshtune does not model this, and would need {kind.needs}",
+                key=f"line {line}: {key}" if line else key,
+            )
+
+
+def _sign(kind: _Kind, flags: Flags, names: tuple[str, ...], program: str) -> str:
+    """Return the program or the first flag that is of this kind, or an empty text."""
+    if program.startswith(kind.programs) and kind.programs:
+        return program
+    for name in names:
+        if name in kind.flags or (kind.prefixes and name.startswith(kind.prefixes)):
+            return name
+    for name, values in kind.values:
+        if name in names and flags.text(name) in values:
+            return name
+    return ""
