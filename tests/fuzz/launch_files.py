@@ -9,6 +9,7 @@ from hardware.io.config_file import read_text
 from tests.fuzz.mutation import Mutation, of_json, of_lines, of_yaml
 from tests.fuzz.target import Target
 from tests.support.studies import launch_scripts as scripts
+from tuner.imports.flagscale import join_files
 from tuner.study_file.config import load_study
 from tuner.study_file.new_study import MOST_BYTES, Added, new_study, read_import
 
@@ -17,6 +18,8 @@ ADDED = {
     "torchtitan": Added(cluster="dgx-h100", hosts=8, model="llama3-8b", global_batch_size=512),
     "deepspeed": Added(cluster="dgx-h100", hosts=2, model="llama3-8b", sequence_length=4096),
     "nanotron": Added(cluster="dgx-h100", hosts=2),
+    "gpt-neox": Added(cluster="dgx-h100", hosts=12),
+    "flagscale": Added(cluster="dgx-h100", hosts=4),
     "hugging-face": Added(cluster="dgx-h100", hosts=1, sequence_length=4096, global_batch_size=64),
     "json": Added(cluster="dgx-h100", model="llama3-8b"),
 }
@@ -70,6 +73,11 @@ TARGETS = (
     _target("torchtitan", "train.toml", of_lines, *TORCHTITAN),
     _target("deepspeed", "ds.json", of_json, scripts.DEEPSPEED),
     _target("nanotron", "config.yaml", of_yaml, scripts.NANOTRON),
+    _target("gpt-neox", "20B.yml", of_yaml, scripts.GPT_NEOX),
+    _target(
+        *("flagscale", "train.yaml", of_yaml, scripts.FLAGSCALE_TRAIN),
+        join_files(scripts.FLAGSCALE_EXPERIMENT, scripts.FLAGSCALE_TRAIN),
+    ),
     _target("hugging-face", "config.json", of_json, scripts.CONFIG_JSON),
     _target("json", "best.json", of_json, json.dumps(EXPORTED)),
 )

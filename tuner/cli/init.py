@@ -27,6 +27,10 @@ def init(
     from_torchtitan: Annotated[_File, Option(metavar="FILE", help="TOML file, or a script with flags.")] = None,
     from_deepspeed: Annotated[_File, Option(metavar="FILE", help="JSON configuration file.")] = None,
     from_nanotron: Annotated[_File, Option(metavar="FILE", help="YAML configuration file.")] = None,
+    from_gpt_neox: Annotated[_File, Option(metavar="FILE", help="YAML configuration file.")] = None,
+    from_flagscale: Annotated[
+        _File, Option(metavar="FILE", help="YAML file of an experiment, or the one it names for training.")
+    ] = None,
     from_hugging_face: Annotated[
         _File, Option(metavar="FILE", help="A model's config.json; the study then has no current configuration.")
     ] = None,
@@ -81,6 +85,8 @@ def init(
         "torchtitan": from_torchtitan,
         "deepspeed": from_deepspeed,
         "nanotron": from_nanotron,
+        "gpt-neox": from_gpt_neox,
+        "flagscale": from_flagscale,
         "hugging-face": from_hugging_face,
         "json": from_json,
     }

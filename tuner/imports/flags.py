@@ -17,7 +17,7 @@ from tuner.imports.imported import Unread
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flag:
-    """Flag with its values, as it was found on one line of the script."""
+    """Flag with its values, as it was found on one line of the script; line 0 if its file has no lines of flags."""
 
     name: str
     line: int
@@ -87,7 +87,7 @@ class Flags:
                 continue
             if not re.fullmatch(r"[0-9]{1,10}", text) or not minimum <= int(text) <= MAX_COUNT:
                 raise ConfigError(
-                    f"must be a whole number from {minimum} to {MAX_COUNT}", key=self._place(name), value=text
+                    f"must be a whole number from {minimum} to {MAX_COUNT}", key=self.place(name), value=text
                 )
             return int(text)
         return None
@@ -114,5 +114,7 @@ class Flags:
         """Record a flag as unread, with the reason."""
         self.unread.append(Unread(what=name, why=why, line=self.line(name)))
 
-    def _place(self, name: str) -> str:
-        return f"line {self.line(name)}: {name}"
+    def place(self, name: str) -> str:
+        """Return the name of a flag together with its line, if it has one, as the key of an error."""
+        line = self.line(name)
+        return f"line {line}: {name}" if line else name

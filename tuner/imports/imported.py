@@ -56,7 +56,7 @@ class Imported:
 
     Attributes:
         framework: Name of the framework, as in the command's option: megatron, torchtitan, deepspeed, nanotron,
-            hugging-face or json.
+            gpt-neox, flagscale, hugging-face or json.
         runtime: Name of the runtime profile that describes the framework.
         model: Fields of a ModelSpec that the file states; empty if it does not describe the model.
         model_name: Name of the model in the catalog, or empty.

@@ -230,7 +230,7 @@ def _context(found: _Found) -> dict[str, int | None]:
     if not up or size % up:
         raise ConfigError(
             "needs two sizes whose product is the context parallel size",
-            key=f"line {flags.line(name)}: {name}",
+            key=flags.place(name),
             value=flags.text(name),
             nearest=f"--hierarchical-context-parallel-sizes, for example 2 {size // 2}",
         )
@@ -245,12 +245,12 @@ def _chunks(found: _Found, pp: int, num_layers: int | None) -> int | None:
     flags = found.flags
     layout = flags.text("--pipeline-model-parallel-layout")
     if layout is not None:
-        found.layers = _layers_of(layout, flags.line("--pipeline-model-parallel-layout"))
+        found.layers = _layers_of(layout, flags.place("--pipeline-model-parallel-layout"))
         if len(found.layers) % pp == 0:
             return len(found.layers) // pp
         raise ConfigError(
             f"must have a multiple of {pp} parts, the number of pipeline stages; it has {len(found.layers)}",
-            key=f"line {flags.line('--pipeline-model-parallel-layout')}: --pipeline-model-parallel-layout",
+            key=flags.place("--pipeline-model-parallel-layout"),
             value=layout,
         )
     # The layers that the first and the last stage leave are divided equally among the stages between them.
@@ -267,16 +267,14 @@ def _chunks(found: _Found, pp: int, num_layers: int | None) -> int | None:
     return found.number("vpp", "--num-virtual-stages-per-pipeline-rank", default=1)
 
 
-def _layers_of(layout: str, line: int | None) -> tuple[int, ...]:
+def _layers_of(layout: str, place: str) -> tuple[int, ...]:
     """Parse a pipeline layout such as `Et*3|(tt|)*2t*3L` into the number of layers of each part."""
     text = layout.replace(",", "").replace(" ", "")
     # Expand repeated groups before repeated letters; the limit on length bounds each expansion.
     for pattern in (r"\(([^)]+)\)\*([0-9]{1,3})", r"(.)\*([0-9]{1,3})"):
         text = re.sub(pattern, lambda found: found[1] * int(found[2]), text[:MAX_LAYOUT])
     if not re.fullmatch(r"[EtmL|]+", text):
-        raise ConfigError(
-            "is not a layout of E, t, m, L and |", key=f"line {line}: --pipeline-model-parallel-layout", value=layout
-        )
+        raise ConfigError("is not a layout of E, t, m, L and |", key=place, value=layout)
     return tuple(part.count("t") for part in text.split("|"))
 
 
@@ -340,10 +338,7 @@ def _recompute(flags: Flags) -> dict[str, Any]:
         )
     method = "--activations-checkpoint-method" if whole else "--recompute-method"
     if granularity == "full" and flags.text(method) == "block":
-        flags.leave(
-            method,
-            "block recomputes only some layers of a stage; read as full recomputation of all layers",
-        )
+        flags.leave(method, "block recomputes only some layers of a stage; read as full recomputation of all layers")
     if granularity != "selective" or not flags.has("--recompute-modules"):
         return {"recompute": granularity}
     modules = _values(flags, "--recompute-modules")

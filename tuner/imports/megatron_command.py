@@ -69,10 +69,7 @@ def command_of(launch: Launch, script: Script, *, runtime: str) -> LaunchCommand
     is_mindspeed = runtime == "mindspeed"
     replaced = REPLACED | OF_MINDSPEED if is_mindspeed else REPLACED
     kept, left_out = sort_words(
-        launch.training,
-        flag_name,
-        replaces=replaced.__contains__,
-        leaves=LEFT_OUT.__contains__,
+        launch.training, flag_name, replaces=replaced.__contains__, leaves=LEFT_OUT.__contains__
     )
     words = [escape_braces(word.text) for word in kept]
     own = ["--num-layers", "{num_layers}", *words, "{flags}"] if is_mindspeed else ["{flags}", *words]

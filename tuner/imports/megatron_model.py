@@ -153,7 +153,7 @@ def num_experts(flags: Flags) -> int:
     if len(set(counts)) > 1:
         raise ConfigError(
             "gives layers unlike numbers of experts, which Meshtune does not model",
-            key=f"line {flags.line('--num-experts')}: --num-experts",
+            key=flags.place("--num-experts"),
             value=" ".join(map(str, counts)),
         )
     experts = flags.count("--num-experts") or 0

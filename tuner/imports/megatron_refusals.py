@@ -105,10 +105,8 @@ def refuse_other_models(flags: Flags, names: tuple[str, ...], program: str) -> N
     for kind in _KINDS:
         key = _sign(kind, flags, names, program)
         if key:
-            line = flags.line(key)
             raise ConfigError(
-                f"{kind.what}; Meshtune does not model this, and would need {kind.needs}",
-                key=f"line {line}: {key}" if line else key,
+                f"{kind.what}; Meshtune does not model this, and would need {kind.needs}", key=flags.place(key)
             )
 
 

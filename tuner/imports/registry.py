@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tuner.imports.deepspeed import import_deepspeed
+from tuner.imports.flagscale import import_flagscale
+from tuner.imports.gpt_neox import import_gpt_neox
 from tuner.imports.hugging_face import import_hugging_face
 from tuner.imports.imported import Imported
 from tuner.imports.json_import import import_json
@@ -23,6 +25,8 @@ IMPORTERS: dict[str, Importer] = {
     "torchtitan": import_torchtitan,
     "deepspeed": import_deepspeed,
     "nanotron": import_nanotron,
+    "gpt-neox": import_gpt_neox,
+    "flagscale": import_flagscale,
     "hugging-face": import_hugging_face,
     "json": import_json,
 }

@@ -17,8 +17,10 @@ from costmodels.job.model_spec import ModelSpec
 from costmodels.job.parallel_config import DEGREES, Value
 from costmodels.job.runtime import find_runtime, runtime_names
 from hardware.cluster import cluster_from_mapping, cluster_names
+from hardware.io.config_file import read_text
 from hardware.io.errors import ConfigError, did_you_mean
 from tuner.imports import IMPORTERS, Imported, Present, present_of
+from tuner.imports.flagscale import join_files, train_file_of
 from tuner.study_file.text import model_text, study_text
 
 MOST_BYTES = 250_000
@@ -71,11 +73,14 @@ class NewStudy:
 
 
 def read_import(framework: str, file: Path, text: str) -> Imported:
-    """Read a file of a framework.
+    """Read a file of a framework, and the file beside it that an experiment of FlagScale names.
 
     Raises:
         ConfigError: The text describes no configuration; the message names the file.
     """
+    beside = train_file_of(text) if framework == "flagscale" else ""
+    if beside and (file.parent / beside).is_file():
+        text = join_files(text, read_text(file.parent / beside, most_bytes=MOST_BYTES))
     try:
         return IMPORTERS[framework](text)
     except ConfigError as error:

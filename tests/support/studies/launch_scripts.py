@@ -158,6 +158,89 @@ model:
      num_hidden_layers: 16, num_key_value_heads: 8, vocab_size: 128256, tie_word_embeddings: true}
 """
 
+GPT_NEOX = """\
+{
+  # layout
+  "pipe-parallel-size": 4,
+  "model-parallel-size": 2,
+
+  "num-layers": 44,
+  "hidden-size": 6144,
+  "num-attention-heads": 64,
+  "seq-length": 2048,
+  "max-position-embeddings": 2048,
+  "pos-emb": "rotary",
+  "no-weight-tying": true,
+  "vocab-file": "./20B_checkpoints/20B_tokenizer.json",
+
+  "zero_optimization": {"stage": 1, "overlap_comm": True,},
+  "optimizer": {"type": "Adam", "params": {"lr": 0.97e-4}},
+  "train_micro_batch_size_per_gpu": 4,
+  "gradient_accumulation_steps": 32,
+  "checkpoint-activations": true,
+  "fp16": {"enabled": true},
+  "num_nodes": 12,
+  "num_gpus": 8,
+}
+"""
+
+FLAGSCALE_EXPERIMENT = """\
+defaults:
+  - _self_
+  - train: 8x7b
+
+experiment:
+  exp_name: mixtral
+  seed: 42
+  task:
+    type: train
+    backend: megatron
+  runner:
+    nnodes: 4
+    nproc_per_node: 8
+    hostfile: hosts
+"""
+
+FLAGSCALE_TRAIN = """\
+system:
+  tensor_model_parallel_size: 2
+  pipeline_model_parallel_size: 4
+  expert_model_parallel_size: 4
+  sequence_parallel: true
+  use_distributed_optimizer: true
+  finetune: false
+  precision:
+    bf16: true
+  recompute:
+    recompute_granularity: full
+    recompute_method: uniform
+    recompute_num_layers: 1
+model:
+  num_layers: 32
+  hidden_size: 4096
+  ffn_hidden_size: 14336
+  num_attention_heads: 32
+  seq_length: 4096
+  swiglu: true
+  normalization: RMSNorm
+  group_query_attention: true
+  num_query_groups: 8
+  disable_bias_linear: true
+  position_embedding_type: rope
+  untie_embeddings_and_output_weights: true
+  num_experts: 8
+  moe_router_topk: 2
+  moe_layer_freq: "[1]*32"
+  seed: ${experiment.seed}
+  micro_batch_size: 1
+  global_batch_size: 2048
+data:
+  data_path: ${data_path:??}
+  tokenizer:
+    vocab_size: 32000
+    make_vocab_size_divisible_by: 64
+"""
+
 DEEPSPEED = """\
 {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "bf16": {"enabled": true},
  "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, "optimizer": {"type": "AdamW"}}

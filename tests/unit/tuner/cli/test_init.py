@@ -11,6 +11,9 @@ from tests.support.studies.launch_scripts import (
     ASCEND,
     CONFIG_JSON,
     DEEPSPEED,
+    FLAGSCALE_EXPERIMENT,
+    FLAGSCALE_TRAIN,
+    GPT_NEOX,
     NANOTRON,
     STRINGS,
     TORCHTITAN,
@@ -96,8 +99,10 @@ def test_a_command_that_is_not_whole_stands_as_a_comment(meshtune, tmp_path):
         ("torchtitan", TORCHTITAN, "--hosts 2", {"tp": 4, "dp": 4, "mbs": 2}),
         ("nanotron", NANOTRON, "", {"pp": 2, "tp": 2, "dp": 4, "mbs": 2}),
         ("deepspeed", DEEPSPEED, "--hosts 2 --model llama3-8b --sequence-length 4096", {"dp": 16, "mbs": 4}),
+        ("gpt-neox", GPT_NEOX, "", {"pp": 4, "tp": 2, "dp": 12, "mbs": 4}),
+        ("flagscale", FLAGSCALE_TRAIN, "--hosts 4", {"pp": 4, "tp": 2, "dp": 4, "ep": 4}),
     ],
-    ids=["megatron", "torchtitan", "nanotron", "deepspeed"],
+    ids=["megatron", "torchtitan", "nanotron", "deepspeed", "gpt-neox", "flagscale"],
 )
 def test_every_format_becomes_a_study(meshtune, tmp_path, framework, text, more, current):
     """Each framework's file becomes a study that loads, with the current configuration that the file means."""
@@ -105,6 +110,23 @@ def test_every_format_becomes_a_study(meshtune, tmp_path, framework, text, more,
 
     assert (done.status, done.out.partition("\n")[0]) == (0, "wrote study.yaml")
     assert current_of(tmp_path / "study.yaml") == current
+
+
+def test_an_experiment_of_flagscale_brings_the_file_that_it_names(meshtune, tmp_path):
+    """The experiment's hosts and the degrees of its file for training, which lies beside it, become one study."""
+    (tmp_path / "train").mkdir()
+    write(tmp_path / "train", "8x7b.yaml", FLAGSCALE_TRAIN)
+    done = init(meshtune, tmp_path, FLAGSCALE_EXPERIMENT, "--json", framework="flagscale")
+
+    assert (done.status, done.json["devices"]) == (0, 32)
+    assert done.json["job"]["global_batch_size"] == 2048
+
+
+def test_an_experiment_of_flagscale_without_its_file_is_told(meshtune, tmp_path):
+    """If the file that an experiment names is not there, the message names it."""
+    done = init(meshtune, tmp_path, FLAGSCALE_EXPERIMENT, framework="flagscale")
+
+    assert_users_mistake(done, "defaults", "train/8x7b.yaml", "not beside it")
 
 
 def test_a_script_of_mindspeed_becomes_a_study(meshtune, tmp_path):

@@ -1,0 +1,133 @@
+"""What a configuration of GPT-NeoX means."""
+
+import pytest
+
+from hardware.io.errors import ConfigError
+from tests.support.studies.launch_scripts import GPT_NEOX
+from tuner.imports import IMPORTERS
+
+
+def read(text=GPT_NEOX, **keys):
+    """What the file means with further keys at its end."""
+    added = "".join(f'  "{name}": {value},\n' for name, value in keys.items())
+    return IMPORTERS["gpt-neox"](text.rstrip().removesuffix("}") + added + "}\n")
+
+
+def without(name):
+    """The file without the lines of a key."""
+    return "\n".join(line for line in GPT_NEOX.splitlines() if name not in line) + "\n"
+
+
+def test_a_file():
+    """Keys with dashes and underscores come together to model, job, degrees and devices."""
+    imported = read()
+
+    assert imported.runtime == "gpt-neox"
+    assert {name: size for name, size in imported.degrees.items() if size > 1} == {"pp": 4, "tp": 2, "mbs": 4}
+    expected = {"sequence_length": 2048, "precision": "fp16", "optimizer": "adam", "recompute": "full", "zero_stage": 1}
+    assert imported.job == expected
+    assert (imported.micro_batches, imported.hosts, imported.devices_per_host) == (32, 12, 8)
+    assert (imported.missing, imported.open, imported.unread) == ({}, {}, ())
+    sizes = {name: imported.model[name] for name in ("vocab_size", "ffn_size", "gated_ffn", "learned_positions")}
+    assert sizes == {"vocab_size": 50304, "ffn_size": 4 * 6144, "gated_ffn": False, "learned_positions": 0}
+
+
+def test_a_pipeline_of_no_stages_is_none():
+    """pipe-parallel-size 0 is how GPT-NeoX runs without its pipeline module."""
+    assert IMPORTERS["gpt-neox"](GPT_NEOX.replace('size": 4', 'size": 0')).degrees["pp"] == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "size", "gated"),
+    [
+        ({"mlp_type": "llama"}, 16384, True),
+        ({"mlp_type": "llama", "intermediate_size": 11008}, 11008, True),
+        ({"activation": "swiglu", "intermediate_size": 43008}, 14336, True),
+        ({"activation": "silu"}, 24576, False),
+        ({"intermediate_size": 20000}, 20000, False),
+        ({"activation": "geglu", "expansion_factor": 6, "mlp_multiple_of": 64}, 12288, True),
+    ],
+)
+def test_inner_sizes(keys, size, gated):
+    """intermediate_size is both halves of a gated MLP times 3/2, except in versions with mlp_type."""
+    model = read(**keys).model
+
+    assert (model["ffn_size"], model["gated_ffn"]) == (size, gated)
+
+
+@pytest.mark.parametrize(
+    ("keys", "precision"),
+    [
+        ({"precision": "bfloat16"}, "bf16"),
+        ({"bf16": "{enabled: true}"}, "bf16"),
+        ({"precision": "fp32"}, "fp32"),
+        ({}, "fp32"),
+        ({"te_fp8_format": "hybrid", "te_mha": "true", "precision": "bfloat16"}, "fp8"),
+        ({"te_fp8_format": "hybrid", "te_mha": "false", "precision": "bfloat16"}, "bf16"),
+    ],
+)
+def test_precisions(keys, precision):
+    """The number format is that of the sections fp16 and bf16, else of `precision`, and fp8 with Transformer Engine."""
+    assert read(without("fp16"), **keys).job["precision"] == precision
+
+
+def test_experts():
+    """DeepSpeed's experts stand in every second layer, Megablocks' in every layer."""
+    imported = read(num_experts=8, moe_expert_parallel_size=4)
+
+    assert imported.degrees["ep"] == 4
+    assert (imported.model["num_experts"], imported.model["moe_layer_period"]) == (8, 2)
+    assert read(moe_num_experts=8, moe_top_k=2).model["moe_layer_period"] == 1
+    assert "num_experts" not in read(num_experts=1).model
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"model_arch": "t5"}, "T5"),
+        ({"attention_config": "[[[mamba], 44]]"}, "state-space"),
+        ({"attention_config": "[[[global, rwkv], 22]]"}, "state-space"),
+        ({"attention_config": "[[[gmlp], 44]]"}, "gMLP"),
+        ({"adapter_config": "{attention: {adapter_type: scaled_parallel}}"}, "adapters"),
+        ({"soft_prompt_tuning": "{enabled: true}"}, "adapters"),
+        ({"train_impl": "dpo"}, "preferences"),
+    ],
+)
+def test_other_models_are_refused(keys, why):
+    """What is no training of a whole decoder is refused with its kind."""
+    with pytest.raises(ConfigError, match=why):
+        read(**keys)
+
+
+def test_what_is_not_modelled_is_told():
+    """Offloading, sparse attention and parallel residuals are told by their keys."""
+    keys = {
+        "zero_optimization": "{stage: 3, cpu_offload: true}",
+        "attention_config": "[[[global, local], 22]]",
+        "gpt_j_residual": "true",
+        "partition_activations": "true",
+        "soft_prompt_tuning": "{enabled: false}",
+    }
+    imported = read(without("zero_optimization"), **keys)
+
+    told = {one.what for one in imported.unread}
+    assert told == {"zero_optimization.cpu_offload", "attention_config", "gpt_j_residual", "partition_activations"}
+    assert imported.job["zero_stage"] == 3
+
+
+@pytest.mark.parametrize(("key", "value"), [("context_parallel_size", 2), ("sequence_parallel", "true")])
+def test_what_the_profile_lacks_makes_the_runtime_unknown(key, value):
+    """A layout that the profile gpt-neox has no rules for is no study about that profile."""
+    assert read(**{key: value}).runtime == "unknown"
+
+
+def test_a_file_of_a_model_alone_leaves_training_open():
+    """Where batch and ZeRO are in another file nothing is assumed: they are asked for."""
+    text = GPT_NEOX
+    for name in ("train_micro", "gradient_accumulation", "zero_opt", "checkpoint-act", "vocab-file"):
+        text = "\n".join(line for line in text.splitlines() if name not in line) + "\n"
+    imported = read(text)
+
+    assert set(imported.open) == {"mbs", "zero_stage", "recompute"}
+    assert imported.missing == {"vocab_size": "padded_vocab_size"}
+    assert imported.micro_batches is None
