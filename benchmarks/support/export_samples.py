@@ -24,16 +24,19 @@ from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.job.uneven_work import Assignment
 from hardware.cluster import find_cluster
-from tests.oracles.frameworks import deepspeed, megatron, mindspeed, nanotron, torchtitan
+from tests.oracles.frameworks import deepspeed, gpt_neox, megatron, mindspeed, nanotron, torchtitan
 from tests.oracles.frameworks.published_rules import Facts, facts_of
 from tuner.export import Export
 from tuner.export.flag_table import Values
+from tuner.export.flagscale import key_of
 from tuner.export.nemo import FIELDS
 from tuner.export.parts import layers_of_parts
 from tuner.space.enumeration import SpaceOptions, enumerate_space, setting_for
 
 RUNTIMES: dict[str, tuple[str, ...]] = {
     "deepspeed": ("megatron-deepspeed", "gpt-neox", "llm-foundry", "paddle"),
+    "flagscale": ("megatron-core",),
+    "gpt-neox": ("gpt-neox",),
     "megatron": ("megatron-core",),
     "mindspeed": ("mindspeed",),
     "nanotron": ("nanotron",),
@@ -46,7 +49,7 @@ JOBS = (("llama3-8b", 8, 8192, 512), ("qwen2.5-7b", 4, 4096, 128), ("mixtral-8x7
 """Model, number of hosts with eight H100, sequence length and global batch size."""
 
 OPENED = ("recompute", "offload", "zero_stage", "sequence_parallel", "expert_tp", "dp_shard")
-WITH_LAYERS = ("megatron", "mindspeed", "nemo", "torchtitan")
+WITH_LAYERS = ("flagscale", "megatron", "mindspeed", "nemo", "torchtitan")
 """Frameworks that accept the number of layers of each stage."""
 
 
@@ -66,7 +69,7 @@ def samples(target: str, count: int, seed: int) -> Iterator[tuple[Setting, Paral
         runtime = RUNTIMES[target][rng.integers(len(RUNTIMES[target]))]
         setting, grid = _space(runtime, int(rng.integers(len(JOBS))))
         config = _draw_config(grid, rng)
-        if target in ("megatron", "nemo") and config.zero_stage:
+        if target in ("flagscale", "megatron", "nemo") and config.zero_stage:
             config = replace(config, zero_stage=int(rng.integers(1, 4)))
         if target in WITH_LAYERS and config.pp > 1 and rng.random() < 0.4:
             config = replace(config, assignment=Assignment(layers=_move_layers(setting, config, rng)))
@@ -76,9 +79,7 @@ def samples(target: str, count: int, seed: int) -> Iterator[tuple[Setting, Paral
 
 def _draw_config(grid: ConfigGrid, rng: np.random.Generator) -> ParallelConfig:
     """Draw a configuration: first a dimension, then one of its values, so that rare values are frequent too."""
-    name = rng.choice(
-        ["pp", "tp", "cp", "up", "vpp", "ep", "dp_shard", "expert_tp", "zero_stage", "recompute", "offload"]
-    )
+    name = rng.choice(["pp", "tp", "cp", "up", "vpp", "ep", "dp_shard", "expert_tp", "zero_stage", "recompute"])
     # Uniform draws from the grid would give mostly configurations of a few common degrees.
     column = getattr(grid, name)
     kept = np.flatnonzero(column == rng.choice(np.unique(column)))
@@ -102,7 +103,6 @@ def expected(setting: Setting, config: ParallelConfig) -> dict[str, Any]:
     model = setting.job.model
     return {
         **{name: getattr(config, name) for name in ("pp", "tp", "dp", "cp", "up", "vpp", "ep", "mbs", "recompute")},
-        "offload": config.offload,
         "zero_stage": config.zero_stage,
         "sequence_parallel": config.sequence_parallel and config.tp > 1,
         "expert_tp": 0 if config.expert_tp == config.tp or not model.is_moe else config.expert_tp,
@@ -238,8 +238,6 @@ _MEGATRON = [
     _set(megatron.COMM, (_HYBRID,), lambda v, _: v[megatron.CP] > 1 and megatron.LEVELS not in v),
     _set(megatron.LEVELS, (3, 5), lambda v, _: megatron.LEVELS in v),
     _set(megatron.INSTANCES, 7, lambda v, _: "--use-distributed-optimizer" in v),
-    _without("--use-precision-aware-optimizer"),
-    _without("--use-distributed-optimizer", lambda v, _: "--use-precision-aware-optimizer" in v),
     _without("--ckpt-format"),
     _set("--ckpt-format", "fsdp_dtensor", lambda v, _: "--use-megatron-fsdp" not in v),
     _set("--recompute-modules", ("core_attn",), lambda v, _: v.get(megatron.GRANULARITY) != "selective"),
@@ -297,7 +295,6 @@ _DEEPSPEED = [
     _times(deepspeed.BATCH, 3),
     _set(deepspeed.STAGE, 4),
     _set(deepspeed.STAGE, "two"),
-    _set(deepspeed.OFFLOAD, "disk", lambda v, _: deepspeed.OFFLOAD in v),
     _set(deepspeed.STAGE, 2, lambda v, _: deepspeed.INTERVAL in v),
     _set(deepspeed.EP, 5),
     _set(deepspeed.UP, 2, lambda v, _: deepspeed.UP not in v),
@@ -324,6 +321,26 @@ _NANOTRON = [
     _set(nanotron.LENGTH, 8191, lambda v, _: v[nanotron.MODE] == "REDUCE_SCATTER"),
     _set(nanotron.RECOMPUTE, "full"),
 ]
+_GPT_NEOX = [
+    *_numbers(
+        (gpt_neox.TP, gpt_neox.LENGTH, deepspeed.BATCH, deepspeed.MICRO, deepspeed.ACCUMULATION),
+        thrice=(gpt_neox.TP, deepspeed.BATCH),
+        seven=(deepspeed.MICRO, deepspeed.ACCUMULATION),
+    ),
+    *(_without(key) for key in (gpt_neox.PP, gpt_neox.TP, gpt_neox.LENGTH, deepspeed.BATCH, deepspeed.STAGE)),
+    _set(gpt_neox.PP, -1),
+    _set(gpt_neox.PP, 3),
+    _set(gpt_neox.EP, 0, _is_moe),
+    _set(gpt_neox.EP, 5, _is_moe),
+    _set(gpt_neox.EP, 2, lambda _, f: f.num_experts == 0),
+    _set(deepspeed.STAGE, 4),
+    _set(deepspeed.STAGE, "two"),
+    _set(deepspeed.STAGE, 2, lambda v, _: v[gpt_neox.PP] != 0),
+    _set(gpt_neox.SEQUENCE_PARALLEL, True, lambda v, _: v[gpt_neox.TP] == 1),
+    _set(gpt_neox.PRECISION, "bf16"),
+    _set(gpt_neox.RECOMPUTE, "full"),
+    _set("fp16.enabled", True, lambda v, _: "bf16.enabled" in v),
+]
 # a recipe states the number of nodes, and its precision in another place
 _NEMO = [
     *(
@@ -337,6 +354,8 @@ _NEMO = [
 ]
 MUTATIONS: dict[str, list[Mutation]] = {
     "deepspeed": _DEEPSPEED,
+    "flagscale": _MEGATRON,
+    "gpt-neox": _GPT_NEOX,
     "megatron": _MEGATRON,
     "mindspeed": _MINDSPEED,
     "nanotron": _NANOTRON,
@@ -358,7 +377,10 @@ def mutants(target: str, export: Export, values: Values, setting: Setting) -> It
 
 def _write_export(target: str, export: Export, values: Mapping[str, Any]) -> Export:
     """Write values in the format of the target's exports."""
-    if target in ("deepspeed", "nanotron"):
+    if target == "flagscale":
+        keys = {key_of(key): list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+        return replace(export, text=yaml.safe_dump({"system": keys}))
+    if target in ("deepspeed", "gpt-neox", "nanotron"):
         # Dotted keys become nested mappings, as the JSON and YAML files have them.
         content: dict[str, Any] = {}
         for key, value in values.items():
@@ -373,9 +395,6 @@ def _write_export(target: str, export: Export, values: Mapping[str, Any]) -> Exp
             FIELDS.get(key, f"model.config.{key.strip('-')}" if "--" in key else key): value
             for key, value in values.items()
         }
-        comm = FIELDS[megatron.COMM]  # one word in a recipe, a list of words as a flag
-        if isinstance(fields.get(comm), tuple):
-            fields[comm] = fields[comm][0]
         lines = [f"recipe.{path} = {_as_python(value)}" for path, value in fields.items()]
         return replace(export, text="\n".join(lines) + "\n")
     words: list[str] = []
@@ -391,4 +410,6 @@ def _write_export(target: str, export: Export, values: Mapping[str, Any]) -> Exp
 def _as_python(value: Any) -> str:
     if isinstance(value, str) and value.startswith("torch."):
         return value
-    return repr(list(value) if isinstance(value, tuple) else value)
+    if isinstance(value, tuple):
+        return repr(value[0] if value and isinstance(value[0], str) and len(value) == 1 else list(value))
+    return repr(value)

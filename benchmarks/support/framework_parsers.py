@@ -9,6 +9,8 @@ megatron: megatron-core's `TransformerConfig` (a `ModelParallelConfig`), `Distri
 of micro-batches. Megatron-LM's argument parser is in no package; argparse reads the arguments by our table of them.
 mindspeed: megatron-core, for the arguments that MindSpeed-LLM passes on to it.
 deepspeed: `DeepSpeedConfig`, with the number of data parallel ranks given as by a pipeline's topology.
+flagscale: its keys become flags of Megatron-LM, which are read as those are.
+gpt-neox: `DeepSpeedConfig`, for the keys that GPT-NeoX hands on to DeepSpeed; its own classes are in no package.
 nemo: the arguments of `MegatronStrategy` and `MockDataModule` as their files declare them, then megatron-core.
 nanotron: its dataclasses, read by dacite. They are extracted from their files, since 0.4 imports itself in a circle.
 """
@@ -32,7 +34,7 @@ import yaml
 
 from costmodels.job.setting import Setting
 from tests.oracles.frameworks import deepspeed as deepspeed_rules
-from tests.oracles.frameworks import megatron, mindspeed, torchtitan
+from tests.oracles.frameworks import flagscale, gpt_neox, megatron, mindspeed, torchtitan
 from tests.oracles.frameworks.nemo import check_nemo
 from tests.oracles.frameworks.published_rules import facts_of
 from tuner.export import Export
@@ -40,6 +42,12 @@ from tuner.export.flag_table import Flag, Values
 from tuner.export.nemo import FIELDS
 
 Parser = Callable[[Export, Setting], Values]
+
+_OF_DEEPSPEED = (
+    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
+    *("zero_optimization", "bf16", "fp16"),
+)
+"""Keys of GPT-NeoX's file that DeepSpeed gets (gpt-neox megatron/neox_arguments/deepspeed_args.py)."""
 
 
 class Refused(Exception):  # noqa: N818 # an answer of a framework, no error of ours
@@ -230,43 +238,16 @@ def deepspeed_parser() -> Parser:
     Raises:
         ImportError: DeepSpeed is not installed.
     """
-    # the CPU accelerator would compile its collectives first; no kernel of either accelerator runs here
-    os.environ.setdefault("DS_ACCELERATOR", "cuda")
-    import deepspeed.comm
-    import torch
-    from deepspeed.runtime.config import DeepSpeedConfig
-    from deepspeed.runtime.zero.offload_config import OffloadDeviceEnum
-
-    if not torch.distributed.is_initialized():
-        store = Path(tempfile.mkdtemp()) / "store"
-        torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    deepspeed.comm.init_distributed(dist_backend="gloo", dist_init_required=False, verbose=False)
+    read_config = _deepspeed()
 
     def parse(export: Export, _: Setting) -> Values:
         content = json.loads(export.text)
         # the script's topology tells DeepSpeed the data parallel ranks, which the export states in a comment
         ranks = int(content["comments"][0].partition("dp=")[2].partition(",")[0])
-
-        class Topology:
-            def get_data_parallel_world_size(self) -> int:
-                return ranks
-
-        with _refusals():
-            read = DeepSpeedConfig(dict(content), mpu=Topology())
-        found: dict[str, Any] = {
-            deepspeed_rules.BATCH: read.train_batch_size,
-            deepspeed_rules.MICRO: read.train_micro_batch_size_per_gpu,
-            deepspeed_rules.ACCUMULATION: read.gradient_accumulation_steps,
-            deepspeed_rules.STAGE: int(read.zero_config.stage),
-            "zero_optimization.overlap_comm": read.zero_config.overlap_comm,
-        }
+        read = read_config(content, ranks)
         said = deepspeed_rules.flattened({name: value for name, value in content.items() if name != "comments"})
-        offload = read.zero_config.offload_optimizer
         further = {
-            deepspeed_rules.OFFLOAD: offload and OffloadDeviceEnum(offload.device).value,
-            "zero_optimization.offload_optimizer.pin_memory": offload and offload.pin_memory,
-            "bf16.enabled": read.bfloat16_config.enabled,
-            "fp16.enabled": read.float16_config.enabled,
+            "zero_optimization.overlap_comm": read.zero_config.overlap_comm,
             deepspeed_rules.INTERVAL: read.pipeline["activation_checkpoint_interval"],
             deepspeed_rules.TP: read.tensor_parallel_config.autotp_size,
             "expert_parallel.enabled": read.expert_parallel_config.enabled,
@@ -275,7 +256,86 @@ def deepspeed_parser() -> Parser:
             deepspeed_rules.UP: content.get("sequence_parallel_size"),
             deepspeed_rules.DP: content.get("data_parallel_size"),
         }
-        return found | {key: value for key, value in further.items() if key in said}
+        return _common_values(read, said) | {key: value for key, value in further.items() if key in said}
+
+    return parse
+
+
+def _deepspeed() -> Callable[[Mapping[str, Any], int], Any]:
+    """Make a function that reads a mapping with DeepSpeed's own class, given the number of data parallel ranks.
+
+    Raises:
+        ImportError: DeepSpeed is not installed.
+    """
+    # the CPU accelerator would compile its collectives first; no kernel of either accelerator runs here
+    os.environ.setdefault("DS_ACCELERATOR", "cuda")
+    import deepspeed.comm
+    import torch
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    if not torch.distributed.is_initialized():
+        store = Path(tempfile.mkdtemp()) / "store"
+        torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    deepspeed.comm.init_distributed(dist_backend="gloo", dist_init_required=False, verbose=False)
+
+    def read_config(content: Mapping[str, Any], ranks: int) -> Any:
+        class Topology:
+            def get_data_parallel_world_size(self) -> int:
+                return ranks
+
+        with _refusals():
+            return DeepSpeedConfig(dict(content), mpu=Topology())
+
+    return read_config
+
+
+def _common_values(read: Any, said: Values) -> dict[str, Any]:
+    """Return what DeepSpeed read for the batch, ZeRO and the precision, by our keys."""
+    found = {
+        deepspeed_rules.BATCH: read.train_batch_size,
+        deepspeed_rules.MICRO: read.train_micro_batch_size_per_gpu,
+        deepspeed_rules.ACCUMULATION: read.gradient_accumulation_steps,
+        deepspeed_rules.STAGE: int(read.zero_config.stage),
+    }
+    offload = read.zero_config.offload_optimizer
+    further = {
+        "bf16.enabled": read.bfloat16_config.enabled,
+        "fp16.enabled": read.float16_config.enabled,
+        deepspeed_rules.OFFLOAD: offload and offload.device.value,
+        "zero_optimization.offload_optimizer.pin_memory": offload and offload.pin_memory,
+    }
+    return found | {key: value for key, value in further.items() if key in said}
+
+
+def gpt_neox_parser() -> Parser:
+    """Make the parser of GPT-NeoX's file: DeepSpeed's, for the keys that GPT-NeoX hands on to it.
+
+    Raises:
+        ImportError: DeepSpeed is not installed.
+    """
+    read_config = _deepspeed()
+
+    def parse(export: Export, setting: Setting) -> Values:
+        content = yaml.safe_load(export.text)
+        values = deepspeed_rules.flattened(content)
+        stages = max(content[gpt_neox.PP], 1)
+        handed = {name: value for name, value in content.items() if name in _OF_DEEPSPEED}
+        read = read_config(handed, setting.cluster.num_devices // (stages * content[gpt_neox.TP]))
+        return values | _common_values(read, values)
+
+    return parse
+
+
+def flagscale_parser() -> Parser:
+    """Make the parser of FlagScale's file: its keys become flags, which Megatron-LM's parser reads.
+
+    Raises:
+        ImportError: megatron-core is not installed.
+    """
+    read_flags = megatron_parser()
+
+    def parse(export: Export, setting: Setting) -> Values:
+        return read_flags(dataclasses.replace(export, arguments=tuple(flagscale.arguments_of(export.text))), setting)
 
     return parse
 
@@ -363,6 +423,8 @@ def nanotron_parser() -> Parser:
 
 PARSERS: dict[str, Callable[[], Parser]] = {
     "deepspeed": deepspeed_parser,
+    "flagscale": flagscale_parser,
+    "gpt-neox": gpt_neox_parser,
     "megatron": megatron_parser,
     "mindspeed": mindspeed_parser,
     "nanotron": nanotron_parser,

@@ -400,7 +400,7 @@ def export(
         str,
         Option(
             metavar="TARGET",
-            help="megatron, torchtitan, deepspeed, mindspeed, nemo, nanotron or json.",
+            help="megatron, torchtitan, deepspeed, mindspeed, nemo, nanotron, gpt-neox, flagscale or json.",
             autocompletion=cli_completion.targets,
         ),
     ],

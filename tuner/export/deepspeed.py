@@ -47,7 +47,7 @@ def export_deepspeed(setting: Setting, config: ParallelConfig) -> Export:
         "gradient_accumulation_steps": max(job.global_batch_size // (config.dp * config.mbs), 1),
         "zero_optimization": {"stage": config.zero_stage, "overlap_comm": setting.runtime.overlaps_gradients},
     }
-    if _offloads(config):
+    if offloads(config):
         content["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     if job.precision in ("bf16", "fp8", "nvfp4"):
         content["bf16"] = {"enabled": True}
@@ -59,7 +59,7 @@ def export_deepspeed(setting: Setting, config: ParallelConfig) -> Export:
     return Export(target="deepspeed", text=json.dumps(content, indent=2, allow_nan=False) + "\n", notes=notes)
 
 
-def _offloads(config: ParallelConfig) -> bool:
+def offloads(config: ParallelConfig) -> bool:
     """Return whether the optimizer's states are on the host, which ZeRO alone can do."""
     return config.offload == "optimizer" and config.zero_stage > 0
 
@@ -123,7 +123,7 @@ def _notes(setting: Setting, config: ParallelConfig) -> list[str]:
     if config.zero_stage > 1 and config.pp > 1:
         notes.append(f"zero_stage: DeepSpeed's pipeline rejects stage {config.zero_stage}; it supports 0 and 1")
     if config.offload != "none":
-        notes.append(HOST_MEMORY if _offloads(config) else "offload: DeepSpeed offloads with ZeRO 1 or more only")
+        notes.append(HOST_MEMORY if offloads(config) else "offload: DeepSpeed offloads with ZeRO 1 or more only")
     if config.recompute == "full" and config.pp == 1:
         notes.append("recompute: call model.gradient_checkpointing_enable() in the training script")
     if config.recompute == "selective":

@@ -6,6 +6,8 @@ from costmodels.job.runtime import RuntimeProfile
 from hardware.io.errors import ConfigError, did_you_mean
 from tuner.export.deepspeed import export_deepspeed
 from tuner.export.exporter import Exporter
+from tuner.export.flagscale import export_flagscale
+from tuner.export.gpt_neox import export_gpt_neox
 from tuner.export.json_export import export_json
 from tuner.export.megatron import export_megatron
 from tuner.export.mindspeed import export_mindspeed
@@ -15,6 +17,8 @@ from tuner.export.torchtitan import export_torchtitan
 
 EXPORTERS: dict[str, Exporter] = {
     "deepspeed": export_deepspeed,
+    "flagscale": export_flagscale,
+    "gpt-neox": export_gpt_neox,
     "json": export_json,
     "megatron": export_megatron,
     "mindspeed": export_mindspeed,
@@ -29,7 +33,7 @@ EXPORTER_OF_RULE_SET = {
     "nanotron": ("nanotron", "Configuration for nanotron"),
     "torchtitan": ("torchtitan", "Flags for torchtitan"),
     "megatron-deepspeed": ("deepspeed", "Configuration for DeepSpeed"),
-    "gpt-neox": ("deepspeed", "Configuration for DeepSpeed"),
+    "gpt-neox": ("gpt-neox", "Configuration for GPT-NeoX"),
 }
 """Exporter of each framework and a title of its output, by the rule set of the runtime profile.
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.oracles.frameworks.deepspeed import check_deepspeed, said_by_deepspeed
+from tests.oracles.frameworks.flagscale import check_flagscale
+from tests.oracles.frameworks.gpt_neox import check_gpt_neox, said_by_gpt_neox
 from tests.oracles.frameworks.megatron import check_megatron, said_by_megatron
 from tests.oracles.frameworks.mindspeed import check_mindspeed, said_by_mindspeed
 from tests.oracles.frameworks.nanotron import check_nanotron, said_by_nanotron
@@ -31,6 +33,8 @@ class Check:
 
 CHECKS: dict[str, Check] = {
     "deepspeed": Check(read=lambda export, facts: check_deepspeed(export.text, facts), said=said_by_deepspeed),
+    "flagscale": Check(read=lambda export, facts: check_flagscale(export.text, facts), said=said_by_megatron),
+    "gpt-neox": Check(read=lambda export, facts: check_gpt_neox(export.text, facts), said=said_by_gpt_neox),
     "megatron": Check(read=lambda export, facts: check_megatron(export.arguments, facts), said=said_by_megatron),
     "mindspeed": Check(read=lambda export, facts: check_mindspeed(export.arguments, facts), said=said_by_mindspeed),
     "nanotron": Check(read=lambda export, facts: check_nanotron(export.text, facts), said=said_by_nanotron),

@@ -1,0 +1,49 @@
+"""Exported sections of FlagScale's file for training, turned into flags as FlagScale does.
+
+Sources: FlagOpen/FlagScale flagscale/runner/utils.py (`flatten_dict_to_args`); the rules are those of its Megatron-LM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from hardware.io.errors import ConfigError
+from tests.oracles.frameworks.megatron import check_megatron
+from tests.oracles.frameworks.published_rules import Facts
+from tuner.export.flag_table import FlagValue
+
+
+def check_flagscale(text: str, facts: Facts) -> dict[str, FlagValue]:
+    """Return the values of the flags that the file becomes.
+
+    Raises:
+        ConfigError: the text is not a YAML mapping, or its Megatron-LM would reject the flags.
+    """
+    return check_megatron(arguments_of(text), facts)
+
+
+def arguments_of(text: str) -> list[str]:
+    """Return the words that FlagScale passes to the training program.
+
+    Raises:
+        ConfigError: the text is not a YAML mapping.
+    """
+    try:
+        content: Any = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError("is not YAML", value=text) from None
+    if not isinstance(content, Mapping):
+        raise ConfigError("must be a mapping", value=text)
+    return list(_words(content))
+
+
+def _words(section: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in section.items():
+        if isinstance(value, Mapping):
+            yield from _words(value)
+        elif value is not None and value is not False:
+            yield f"--{str(key).replace('_', '-')}"
+            yield from map(str, value if isinstance(value, list) else [] if value is True else [value])
