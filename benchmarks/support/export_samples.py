@@ -42,6 +42,7 @@ RUNTIMES: dict[str, tuple[str, ...]] = {
     "nanotron": ("nanotron",),
     "nemo": ("megatron-core",),
     "torchtitan": ("torchtitan",),
+    "torchtitan-main": ("torchtitan",),
 }
 """Runtimes from whose spaces a framework's configurations are drawn; DeepSpeed runs the programs of several."""
 
@@ -49,7 +50,7 @@ JOBS = (("llama3-8b", 8, 8192, 512), ("qwen2.5-7b", 4, 4096, 128), ("mixtral-8x7
 """Model, number of hosts with eight H100, sequence length and global batch size."""
 
 OPENED = ("recompute", "offload", "zero_stage", "sequence_parallel", "expert_tp", "dp_shard")
-WITH_LAYERS = ("flagscale", "megatron", "mindspeed", "nemo", "torchtitan")
+WITH_LAYERS = ("flagscale", "megatron", "mindspeed", "nemo", "torchtitan", "torchtitan-main")
 """Frameworks that accept the number of layers of each stage."""
 
 
@@ -69,6 +70,8 @@ def samples(target: str, count: int, seed: int) -> Iterator[tuple[Setting, Paral
         runtime = RUNTIMES[target][rng.integers(len(RUNTIMES[target]))]
         setting, grid = _space(runtime, int(rng.integers(len(JOBS))))
         config = _draw_config(grid, rng)
+        while target == "torchtitan-main" and setting.job.model.is_moe and config.ep < config.tp:
+            config = _draw_config(grid, rng)  # it requires ep of at least tp; the exporter notes others
         if target in ("flagscale", "megatron", "nemo") and config.zero_stage:
             config = replace(config, zero_stage=int(rng.integers(1, 4)))
         if target in WITH_LAYERS and config.pp > 1 and rng.random() < 0.4:
@@ -285,6 +288,26 @@ _TORCHTITAN = [
     _set(torchtitan.RESHARD, "sometimes"),
     _set(torchtitan.POLICY, "some"),
 ]
+_TORCHTITAN_MAIN = [
+    *_numbers(
+        (
+            *(torchtitan.REPLICATE, torchtitan.SHARD, torchtitan.TP, torchtitan.PP, torchtitan.CP, torchtitan.EP),
+            *(torchtitan.TOKENS, torchtitan.STEP_TOKENS, torchtitan.CONTEXT, torchtitan.ROUNDS, torchtitan.PER_STAGE),
+        ),
+        thrice=(torchtitan.REPLICATE, torchtitan.SHARD, torchtitan.TP, torchtitan.PP, torchtitan.CP),
+        seven=(torchtitan.TOKENS,),
+    ),
+    *(_without(key) for key in (torchtitan.TOKENS, torchtitan.STEP_TOKENS, torchtitan.CONTEXT)),
+    _set(torchtitan.EP, 5),
+    _set(torchtitan.EP, 1, lambda v, f: f.num_experts > 0 and v[torchtitan.TP] > 1),
+    _set(torchtitan.CONTEXT, 8191),
+    _set(torchtitan.ROUNDS, 7, lambda v, _: v[torchtitan.PP] > 1),
+    _set(torchtitan.WHOLE_NORMS, True, lambda v, _: torchtitan.SEQUENCE_PARALLEL in v),
+    _set(torchtitan.SCHEDULE, "1F1B", _interleaved),
+    _set(torchtitan.MAIN_MODULES, ("tok_embeddings", "norm,lm_head"), lambda v, _: torchtitan.MAIN_MODULES in v),
+    _set(torchtitan.RESHARD, "sometimes"),
+    _set(torchtitan.POLICY, "some"),
+]
 _DEEPSPEED = [
     *_numbers(
         (deepspeed.BATCH, deepspeed.MICRO, deepspeed.ACCUMULATION, deepspeed.TP, deepspeed.UP, deepspeed.EP),
@@ -361,6 +384,7 @@ MUTATIONS: dict[str, list[Mutation]] = {
     "nanotron": _NANOTRON,
     "nemo": _NEMO,
     "torchtitan": _TORCHTITAN,
+    "torchtitan-main": _TORCHTITAN_MAIN,
 }
 
 

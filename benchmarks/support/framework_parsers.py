@@ -60,6 +60,42 @@ def torchtitan_parser() -> Parser:
     Raises:
         ImportError: torchtitan is not installed.
     """
+    read_config = _torchtitan()
+
+    def parse(export: Export, setting: Setting) -> Values:
+        read = read_config(export, setting)
+        found = _values_of_torchtitan(read, export, torchtitan.TORCHTITAN_FLAGS)
+        if read.parallelism.pipeline_parallel_degree > 1:
+            _split_by_torchtitan(read.parallelism, setting, found)
+        return found
+
+    return parse
+
+
+def torchtitan_main_parser() -> Parser:
+    """Make the parser of torchtitan's main branch.
+
+    Raises:
+        ImportError: torchtitan is not installed, or it is a release, which counts batches in sequences.
+    """
+    read_config = _torchtitan()
+    from torchtitan.config import TrainingConfig
+
+    if torchtitan.TOKENS.rpartition(".")[2] not in _names(TrainingConfig):
+        raise ImportError("the installed torchtitan counts batches in sequences; the main branch is in no release")
+
+    def parse(export: Export, setting: Setting) -> Values:
+        return _values_of_torchtitan(read_config(export, setting), export, torchtitan.TORCHTITAN_MAIN_FLAGS)
+
+    return parse
+
+
+def _torchtitan() -> Callable[[Export, Setting], Any]:
+    """Make a function that reads an export with torchtitan's own classes.
+
+    Raises:
+        ImportError: torchtitan is not installed.
+    """
     from torchtitan.config.manager import ConfigManager
     from torchtitan.distributed.parallel_dims import ParallelDims
     from torchtitan.tools.logging import logger
@@ -67,28 +103,30 @@ def torchtitan_parser() -> Parser:
     logger.setLevel(logging.ERROR)  # each parse would log that the recipe's data are elsewhere
     recipe = ("--module", "llama3", "--config", "llama3_debugmodel")  # flags override what it says
     ConfigManager().parse_args(list(recipe))  # imports what a recipe needs
-    policies = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory-budget"}
 
-    def parse(export: Export, setting: Setting) -> Values:
+    def read_config(export: Export, setting: Setting) -> Any:
         with _refusals():
             read = ConfigManager().parse_args([*recipe, *export.arguments])
             ParallelDims.from_config(read.parallelism, setting.cluster.num_devices)
-        found: dict[str, Any] = {}
-        said = {word for word in export.arguments if word.startswith("--")}
-        for flag in torchtitan.TORCHTITAN_FLAGS:
-            section, name = flag.removeprefix("--").split(".")
-            value = getattr(getattr(read, section), name.removeprefix("no_"))
-            if flag in said:
-                found[flag] = value != name.startswith("no_") if isinstance(value, bool) else value
-        if torchtitan.MODULES in found:
-            found[torchtitan.MODULES] = tuple(",".join(part) for part in found[torchtitan.MODULES])
-        if read.parallelism.pipeline_parallel_degree > 1:
-            _split_by_torchtitan(read.parallelism, setting, found)
-        policy = read.activation_checkpoint
-        found[torchtitan.POLICY] = "none" if policy is None else policies[type(policy).__qualname__.partition(".")[0]]
-        return found
+        return read
 
-    return parse
+    return read_config
+
+
+def _values_of_torchtitan(read: Any, export: Export, table: Mapping[str, Flag]) -> dict[str, Any]:
+    """Return what torchtitan read for the flags of an export, and the policy of its subcommand."""
+    policies = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory-budget"}
+    found: dict[str, Any] = {}
+    said = {word for word in export.arguments if word.startswith("--")}
+    for flag in table.keys() & said:
+        section, name = flag.removeprefix("--").split(".")
+        value = getattr(getattr(read, section), name.removeprefix("no_"))
+        found[flag] = value != name.startswith("no_") if isinstance(value, bool) else value
+    for modules in {torchtitan.MODULES, torchtitan.MAIN_MODULES} & found.keys():
+        found[modules] = tuple(",".join(part) for part in found[modules])
+    policy = read.activation_checkpoint
+    found[torchtitan.POLICY] = "none" if policy is None else policies[type(policy).__qualname__.partition(".")[0]]
+    return found
 
 
 def _split_by_torchtitan(parallelism: Any, setting: Setting, found: Mapping[str, Any]) -> None:
@@ -430,6 +468,7 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "nanotron": nanotron_parser,
     "nemo": nemo_parser,
     "torchtitan": torchtitan_parser,
+    "torchtitan-main": torchtitan_main_parser,
 }
 """Factories of each framework's parser; a factory raises ImportError if the framework is not installed."""
 

@@ -41,7 +41,9 @@ class CommandKeys(AbstractTrialKeys):
     """Program and arguments, with [placeholders](own-command.md)."""
 
     flags: str | None = None
-    """Framework whose flags take the place of `{flags}`: `megatron`, `mindspeed` or `torchtitan`."""
+    """Framework whose flags take the place of `{flags}`: `megatron`, `mindspeed`, `torchtitan` (0.3) or
+    `torchtitan-main` (its main branch, which counts batches in tokens).
+    """
 
     environment: dict[str, str | None] = Field(default_factory=dict)
     """Environment variables in addition to the worker's; null removes a variable."""

@@ -400,7 +400,8 @@ def export(
         str,
         Option(
             metavar="TARGET",
-            help="megatron, torchtitan, deepspeed, mindspeed, nemo, nanotron, gpt-neox, flagscale or json.",
+            help="megatron, torchtitan, torchtitan-main, deepspeed, mindspeed, nemo, nanotron, gpt-neox, flagscale "
+            "or json.",
             autocompletion=cli_completion.targets,
         ),
     ],

@@ -23,6 +23,9 @@ from costmodels.job.uneven_work import numbers_in_words
 from tuner.export.exporter import Export
 from tuner.export.parts import HOST_MEMORY, closing_notes, describe_uneven_work, layers_of_parts
 
+VERSIONS = "DeepSpeed 0.19; checked with 0.19.8"
+"""Versions of the framework that take the file."""
+
 NAMED = ("recompute", "offload", "zero_stage", "sequence_parallel", "expert_tp")
 """Further dimensions that the file or one of its notes covers."""
 
@@ -41,7 +44,7 @@ def export_deepspeed(setting: Setting, config: ParallelConfig) -> Export:
         *closing_notes(setting, config, "DeepSpeed", rule_sets=("megatron-deepspeed", "gpt-neox"), named=NAMED),
     )
     content: dict[str, Any] = {
-        "comments": [str(config), *notes],
+        "comments": [str(config), f"Versions: {VERSIONS}", *notes],
         "train_batch_size": job.global_batch_size,
         "train_micro_batch_size_per_gpu": config.mbs,
         "gradient_accumulation_steps": max(job.global_batch_size // (config.dp * config.mbs), 1),

@@ -25,6 +25,9 @@ from tuner.export.parts import (
 ARRAY = "PARALLEL_ARGS"
 """Name of the bash array that the exported text defines."""
 
+VERSIONS = "Megatron-LM of megatron-core 0.16; checked with 0.16.1"
+"""Versions of the framework that take the flags."""
+
 NAMED = ("recompute", "offload", "zero_stage", "sequence_parallel", "expert_tp", "dp_shard")
 """Further dimensions that the flags express."""
 
@@ -44,7 +47,7 @@ def export_megatron(setting: Setting, config: ParallelConfig) -> Export:
         "megatron",
         megatron_parts(setting, config),
         array=ARRAY,
-        head=head_comments(config),
+        head=(*head_comments(config), f"Versions: {VERSIONS}"),
         usage=f'torchrun ... pretrain_gpt.py "${{{ARRAY}[@]}}" ...',
         environment=environment(config, sharded=_sharded_stage(setting, config) >= 2),
         notes=closing_notes(setting, config, "Megatron-LM", rule_sets=("megatron", "mindspeed"), named=NAMED),

@@ -15,6 +15,9 @@ from tuner.export.exporter import Export
 from tuner.export.megatron import ARRAY, BLOCK, batch, environment, experts, head_comments, tensor
 from tuner.export.parts import Part, closing_notes, describe_uneven_work, export_flags, layers_of_parts
 
+VERSIONS = "MindSpeed-LLM with --use-mcore-models; its common flags are checked with megatron-core 0.16.1"
+"""Versions of the framework that take the flags."""
+
 NAMED = ("recompute", "zero_stage", "sequence_parallel", "expert_tp")
 """Further dimensions that the flags express."""
 
@@ -36,7 +39,7 @@ def export_mindspeed(setting: Setting, config: ParallelConfig) -> Export:
         "mindspeed",
         parts,
         array=ARRAY,
-        head=head_comments(config),
+        head=(*head_comments(config), f"Versions: {VERSIONS}"),
         usage=f'torchrun ... pretrain_gpt.py --use-mcore-models "${{{ARRAY}[@]}}" ...',
         environment=environment(config, sharded=False),
         notes=closing_notes(setting, config, "MindSpeed-LLM", rule_sets=("mindspeed",), named=NAMED),

@@ -19,6 +19,9 @@ from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
 from tuner.export.parts import closing_notes, describe_uneven_work, format_comments
 
+VERSIONS = "nanotron 0.4, and its repository for the keys that a note names; checked with 0.4"
+"""Versions of the framework that take the file."""
+
 NAMED = ("recompute", "zero_stage", "sequence_parallel")
 """Further dimensions that the file or one of its notes covers."""
 
@@ -54,7 +57,9 @@ def export_nanotron(setting: Setting, config: ParallelConfig) -> Export:
         *describe_uneven_work(setting, config, framework="nanotron", recomputed="recomputes all layers or none").notes,
         *closing_notes(setting, config, "nanotron", rule_sets=("nanotron",), named=NAMED),
     )
-    text = "\n".join([*format_comments((str(config), *notes)), yaml.safe_dump(content, sort_keys=False)])
+    text = "\n".join(
+        [*format_comments((str(config), f"Versions: {VERSIONS}", *notes)), yaml.safe_dump(content, sort_keys=False)]
+    )
     return Export(target="nanotron", text=text, notes=notes)
 
 

@@ -18,6 +18,9 @@ from tuner.export.megatron import NAMED, megatron_parts
 from tuner.export.megatron_flags import MEGATRON_FLAGS
 from tuner.export.parts import closing_notes, format_comments
 
+VERSIONS = "NeMo 2; checked with nemo_toolkit 2.7.3 and megatron-core 0.16.1"
+"""Versions of the framework that take the recipe."""
+
 FIELDS = {
     "--tensor-model-parallel-size": "trainer.strategy.tensor_model_parallel_size",
     "--sequence-parallel": "trainer.strategy.sequence_parallel",
@@ -79,7 +82,9 @@ def export_nemo(setting: Setting, config: ParallelConfig) -> Export:
     lines = [f"{path} = {value}" for path, value in _assignments(setting, ALWAYS | given).items()]
     text = "\n".join(
         [
-            *format_comments((str(config), f"dp={config.dp} follows from the world size", *notes)),
+            *format_comments(
+                (str(config), f"dp={config.dp} follows from the world size", f"Versions: {VERSIONS}", *notes)
+            ),
             "import torch",
             "",
             "",

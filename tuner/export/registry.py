@@ -13,7 +13,7 @@ from tuner.export.megatron import export_megatron
 from tuner.export.mindspeed import export_mindspeed
 from tuner.export.nanotron import export_nanotron
 from tuner.export.nemo import export_nemo
-from tuner.export.torchtitan import export_torchtitan
+from tuner.export.torchtitan import export_torchtitan, export_torchtitan_main
 
 EXPORTERS: dict[str, Exporter] = {
     "deepspeed": export_deepspeed,
@@ -25,6 +25,7 @@ EXPORTERS: dict[str, Exporter] = {
     "nanotron": export_nanotron,
     "nemo": export_nemo,
     "torchtitan": export_torchtitan,
+    "torchtitan-main": export_torchtitan_main,
 }
 
 EXPORTER_OF_RULE_SET = {

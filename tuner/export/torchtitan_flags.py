@@ -1,4 +1,7 @@
-"""Table of torchtitan's flags as its dataclasses declare them (torchtitan 0.3, config/configs.py)."""
+"""Tables of torchtitan's flags as its dataclasses declare them.
+
+Sources: torchtitan 0.3 config/configs.py; for the main branch after it config/training.py and config/parallelism.py.
+"""
 
 from __future__ import annotations
 
@@ -40,3 +43,13 @@ TORCHTITAN_FLAGS: dict[str, Flag] = {
     NO_GRAPHS: _SWITCH,
     f"{_T}mixed_precision_param": Flag(kind="word", choices=("bfloat16", "float32")),
 }
+
+
+TOKENS, STEP_TOKENS = f"{_T}num_tokens_per_microbatch_per_dp_rank", f"{_T}num_tokens_per_train_step"
+CONTEXT, ROUNDS = f"{_T}max_context_length", f"{_P}num_pp_microbatches"
+MAIN_MODULES = f"{_P}pipeline_parallel_module_fqns_per_model_part"
+
+TORCHTITAN_MAIN_FLAGS: dict[str, Flag] = {
+    flag: declared for flag, declared in TORCHTITAN_FLAGS.items() if flag not in (LOCAL, GLOBAL, LENGTH, MICRO, MODULES)
+} | {TOKENS: _NUMBER, STEP_TOKENS: _NUMBER, CONTEXT: _NUMBER, ROUNDS: _NUMBER, MAIN_MODULES: Flag(kind="words")}
+"""Flags of the main branch, which counts batches in tokens and states the micro-batches of a pipeline."""

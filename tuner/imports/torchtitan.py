@@ -1,9 +1,12 @@
 """Importer for torchtitan: TOML files of older versions, and launch scripts with flags.
 
-A flag has the form `--parallelism.tensor_parallel_degree 2`.
+A flag has the form `--parallelism.tensor_parallel_degree 2`. From 0.3 on, flags change a recipe in Python, which is not
+executed: what neither a flag nor a known recipe states is asked for.
 
-Sources: torchtitan 0.3.0 config/configs.py (TrainingConfig, ParallelismConfig), config/manager.py (flags), and the
-train_configs/*.toml of earlier versions, where some keys were under `experimental` and `training`.
+Sources: torchtitan 0.3.0 config/configs.py (TrainingConfig, ParallelismConfig), config/manager.py (flags) and
+models/llama3/config_registry.py (recipes); the repository's config/training.py and config/parallelism.py after 0.3
+(batches in tokens); and the train_configs/*.toml of earlier versions, where some keys were under `experimental` and
+`training`, and a pipeline cut a batch into as many micro-batches as it had stages.
 """
 
 from __future__ import annotations
@@ -28,12 +31,43 @@ _POLICY = "activation-checkpoint:"
 _SIGNS = ("--parallelism.", "--training.")
 """Beginnings of the flags that identify a command of torchtitan."""
 _MODELS = {
+    "llama2.13b": "llama2-13b",
     "llama3.8b": "llama3-8b",
     "llama3.70b": "llama3-70b",
     "llama3.405b": "llama3-405b",
     "deepseek_v3.671b": "deepseek-v3",
 }
 """Models in the catalog by torchtitan's name and flavor."""
+_RECIPES: dict[str, dict[str, Any]] = {
+    "llama3_8b": {
+        "training": {"seq_len": 8192, "local_batch_size": 1},
+        "activation_checkpoint": {"mode": "selective"},
+        "parallelism": {"tensor_parallel_degree": 1, "pipeline_parallel_degree": 1, "context_parallel_degree": 1},
+    },
+    "llama3_70b": {
+        "training": {"seq_len": 8192, "local_batch_size": 8},
+        "activation_checkpoint": {"mode": "full"},
+        "parallelism": {"tensor_parallel_degree": 8, "pipeline_parallel_degree": 1, "context_parallel_degree": 1},
+    },
+}
+"""Values of torchtitan's own recipes, by name (torchtitan 0.3.0 models/llama3/config_registry.py)."""
+_UNDER = ("parallelism", "experimental", "training")
+"""Sections where versions have had the degrees."""
+_STATED_BY = {
+    "sequence_length": ("training.seq_len",),
+    "mbs": ("training.local_batch_size", "training.batch_size"),
+    "recompute": ("activation_checkpoint.mode",),
+    "tp": tuple(f"{section}.tensor_parallel_degree" for section in _UNDER),
+    "pp": tuple(f"{section}.pipeline_parallel_degree" for section in _UNDER),
+    "cp": tuple(f"{section}.context_parallel_degree" for section in _UNDER),
+}
+"""Keys that state what a recipe may set otherwise than torchtitan's defaults."""
+_NOT_MODELLED = {
+    "training.enable_cpu_offload": "Meshtune assumes that all states stay on the device",
+    "parallelism.enable_async_tensor_parallel": "Meshtune assumes that tensor parallel transfers do not overlap",
+    "experimental.enable_async_tensor_parallel": "Meshtune assumes that tensor parallel transfers do not overlap",
+    "optimizer.early_step_in_backward": "Meshtune assumes that the optimizer runs after the last backward pass",
+}
 _CHUNKS = {"interleaved1f1b": 2, "interleavedzerobubble": 2, "zbvzerobubble": 2, "dualpipev": 2, "loopedbfs": 2}
 """Default number of virtual stages per rank, by schedule (torchtitan distributed/pipeline_parallel.py)."""
 
@@ -45,15 +79,20 @@ def import_torchtitan(text: str) -> Imported:
         ConfigError: the text is not a torchtitan configuration, or a value is invalid.
     """
     mapping, devices, command = _read(text)
-    keys = Keys(mapping)
-    if keys.value("parallelism") is None and keys.value("training") is None:
+    if not isinstance(mapping.get("parallelism"), Mapping) and not isinstance(mapping.get("training"), Mapping):
         raise ConfigError("has neither of torchtitan's sections [training] and [parallelism]")
-    unread: list[Unread] = []
+    is_script = not _is_toml(text)
+    keys = Keys(_in_sequences(_with_recipe(mapping) if is_script else mapping))
+    _refuse_adapters(keys)
+    open_keys = _open(keys) if is_script else _open_in_file(keys)
+    unread = [
+        Unread(what=name, why=f"not modelled: {why}") for name, why in _NOT_MODELLED.items() if keys.value(name) is True
+    ]
     degrees, copies, stage = _degrees(keys, unread)
     batch = keys.value("training.global_batch_size")
     job: dict[str, Any] = {
         "sequence_length": keys.number("training.seq_len", default=2048),
-        "precision": _precision(keys),
+        "precision": _precision(keys, unread),
         "optimizer": "sgd" if keys.text("optimizer.name").lower() == "sgd" else "adam",
         "recompute": _recompute(keys),
         "zero_stage": stage,
@@ -70,9 +109,10 @@ def import_torchtitan(text: str) -> Imported:
         framework="torchtitan",
         runtime="torchtitan",
         model_name=model,
-        job=job,
-        degrees=degrees,
-        micro_batches=None if "global_batch_size" in job else max(1, local // degrees["mbs"]),
+        job={name: value for name, value in job.items() if name not in open_keys},
+        degrees={name: size for name, size in degrees.items() if name not in open_keys},
+        open=open_keys,
+        micro_batches=None if "global_batch_size" in job or open_keys else max(1, local // degrees["mbs"]),
         copies=copies,
         hosts=None if devices is None else devices[0],
         devices_per_host=None if devices is None else devices[1],
@@ -82,6 +122,89 @@ def import_torchtitan(text: str) -> Imported:
         if model
         else (f"{keys.text('model.flavor') or 'the model'} is not in the catalog: name it with --model",),
     )
+
+
+def _is_toml(text: str) -> bool:
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return False
+    return True
+
+
+def _with_recipe(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a script's flags over those of its recipe, if the recipe is a known one."""
+    merged = dict(mapping)
+    for section, values in _RECIPES.get(str(mapping.get("config", "")).lower(), {}).items():
+        given = mapping.get(section)
+        merged[section] = {**values, **(given if isinstance(given, Mapping) else {})}
+    return merged
+
+
+def _in_sequences(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the mapping with batches in sequences, where versions after 0.3 state them in tokens.
+
+    Raises:
+        ConfigError: a number of tokens is not a multiple of the context length.
+    """
+    training = mapping.get("training")
+    if not isinstance(training, Mapping) or "num_tokens_per_microbatch_per_dp_rank" not in training:
+        return dict(mapping)
+    keys = Keys(mapping)
+    length = keys.number("training.max_context_length", "training.seq_len", default=2048)
+
+    def sequences(name: str) -> int:
+        tokens = keys.number(f"training.{name}", default=length)
+        if tokens % length:
+            raise ConfigError(
+                f"must be a multiple of max_context_length = {length}: Meshtune models whole sequences",
+                key=f"training.{name}",
+                value=tokens,
+            )
+        return tokens // length
+
+    mbs = sequences("num_tokens_per_microbatch_per_dp_rank")
+    parallelism = mapping.get("parallelism")
+    parallelism = dict(parallelism) if isinstance(parallelism, Mapping) else {}
+    rounds = keys.number("parallelism.num_pp_microbatches", default=1)
+    is_pipeline = keys.number("parallelism.pipeline_parallel_degree", default=1) > 1
+    changed = {"seq_len": length, "local_batch_size": mbs * rounds if is_pipeline else mbs}
+    if keys.value("training.num_tokens_per_train_step") not in (None, -1):
+        changed["global_batch_size"] = sequences("num_tokens_per_train_step")
+    parallelism["pipeline_parallel_microbatch_size"] = mbs
+    return {**mapping, "training": {**training, **changed}, "parallelism": parallelism}
+
+
+def _refuse_adapters(keys: Keys) -> None:
+    """Refuse recipes of LoRA.
+
+    Raises:
+        ConfigError: a converter adds adapters.
+    """
+    if any("lora" in name for name in _converters(keys)):
+        raise ConfigError(
+            "trains adapters (LoRA); Meshtune does not model this, and would need memory and time of frozen weights "
+            "with small trained matrices beside them",
+            key="model.converters",
+        )
+
+
+def _open(keys: Keys) -> dict[str, str]:
+    """Return what neither a flag nor a known recipe states, with the reason."""
+    recipe = keys.text("config") or "the recipe"
+    return {
+        name: f"no flag states it, and {recipe} is not read"
+        for name, stated in _STATED_BY.items()
+        if keys.value(*stated) is None
+    }
+
+
+def _open_in_file(keys: Keys) -> dict[str, str]:
+    """Return what a TOML file leaves open: the first versions recomputed without a key that says so."""
+    is_of_2024 = keys.value("training.data_parallel_degree") is not None
+    if is_of_2024 and keys.value("activation_checkpoint.mode") is None:
+        return {"recompute": "this version of torchtitan has no key for it"}
+    return {}
 
 
 def _read(text: str) -> tuple[Mapping[str, Any], tuple[int, int] | None, LaunchCommand | None]:
@@ -141,26 +264,25 @@ def _parse_value(text: str) -> Any:
 
 def _degrees(keys: Keys, unread: list[Unread]) -> tuple[dict[str, int], int, int]:
     """Return the degrees, the number of copies of the sharded states, and the ZeRO stage that FSDP corresponds to."""
-    under = ("parallelism", "experimental", "training")
 
     def degree(name: str) -> int:
-        value = keys.value(*(f"{section}.{name}" for section in under))
+        value = keys.value(*(f"{section}.{name}" for section in _UNDER))
         # -1 means all ranks that the other degrees leave, which keys.number would reject.
         if value == -1:
             return -1
-        return keys.number(*(f"{section}.{name}" for section in under), default=1)
+        return keys.number(*(f"{section}.{name}" for section in _UNDER), default=1)
 
     pp, local = (
         degree("pipeline_parallel_degree"),
         keys.number("training.local_batch_size", "training.batch_size", default=8),
     )
-    size = keys.count("parallelism.pipeline_parallel_microbatch_size", default=1)
+    size = _micro_batch(keys, pp, local)
     degrees = {
         "pp": pp,
         "tp": degree("tensor_parallel_degree"),
         "cp": degree("context_parallel_degree"),
         "ep": degree("expert_parallel_degree"),
-        "mbs": min(size or 1, local) if pp > 1 else local,
+        "mbs": min(size, local) if pp > 1 else local,
         "vpp": 1,
     }
     schedule = keys.text("parallelism.pipeline_parallel_schedule", "experimental.pipeline_parallel_schedule").lower()
@@ -173,10 +295,13 @@ def _degrees(keys: Keys, unread: list[Unread]) -> tuple[dict[str, int], int, int
             Unread(what="pipeline_parallel_layers_per_stage", why="is not read; check vpp of the current configuration")
         )
     replicas = degree("data_parallel_replicate_degree")
-    value = keys.value("parallelism.data_parallel_shard_degree", "training.data_parallel_shard_degree")
+    name = "data_parallel_shard_degree"
+    if keys.value(*(f"{section}.{name}" for section in _UNDER)) is None:
+        name = "data_parallel_degree"  # its name in 2024
+    value = keys.value(*(f"{section}.{name}" for section in _UNDER))
     shards = -1 if value is None else value
     if shards != -1:
-        shards = degree("data_parallel_shard_degree")
+        shards = degree(name)
         degrees["dp"] = replicas * shards
     if shards == 1:
         if pp * replicas > 1:
@@ -190,10 +315,34 @@ def _degrees(keys: Keys, unread: list[Unread]) -> tuple[dict[str, int], int, int
     return degrees, replicas, 2 if keeps else 3
 
 
-def _precision(keys: Keys) -> str:
+def _micro_batch(keys: Keys, pp: int, local: int) -> int:
+    """Return the sequences of one micro-batch of a pipeline.
+
+    Versions of 2024 state the number of micro-batches instead, which is that of the stages by default.
+    """
+    number = keys.count(*(f"{section}.pipeline_parallel_microbatches" for section in _UNDER))
+    if number is None and isinstance(keys.value("experimental"), Mapping):
+        number = pp if pp > 1 else None
+    if number is not None:
+        return max(1, local // number)
+    return keys.number("parallelism.pipeline_parallel_microbatch_size", default=1)
+
+
+def _converters(keys: Keys) -> list[str]:
+    """Return the names of the model's converters, which older files have as one text."""
+    found = keys.value("model.converters", "model_converters.converters") or []
+    return [str(one).lower() for one in (found if isinstance(found, list) else str(found).split(","))]
+
+
+def _precision(keys: Keys, unread: list[Unread]) -> str:
     """Return the number format of matrix products."""
-    converters = keys.value("model.converters") or []
-    if any("float8" in str(one) for one in converters):
+    if keys.text("training.dtype").lower() == "bfloat16":
+        unread.append(Unread(what="training.dtype", why="Meshtune assumes fp32 copies of weights and optimizer states"))
+    old = keys.value("float8.enable_float8_linear", "training.enable_fp8_linear", "training.fp8_linear")
+    if old or any("float8" in one for one in _converters(keys)):
+        return "fp8"
+    if any("mx" in one for one in _converters(keys)):
+        unread.append(Unread(what="model.converters", why="the MX format is read as fp8"))
         return "fp8"
     wide = keys.text("training.mixed_precision_param", default="bfloat16") == "float32"
     return "fp32" if wide else "bf16"

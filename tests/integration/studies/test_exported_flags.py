@@ -124,6 +124,12 @@ def test_a_hostile_name_stays_in_its_comment(target):
     assert noted(export)[-1] in ("hosts", "runtime")
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_export_says_which_versions_take_it(target):
+    """One comment of each export names the framework's versions."""
+    assert "Versions: " in exported(target, setting_of(), dp=64).text
+
+
 # What each framework says otherwise than Megatron-LM
 
 
@@ -135,6 +141,64 @@ def test_torchtitan_gets_a_steps_micro_batches_at_once_in_a_pipeline():
     assert with_stages[with_stages.index("--training.local_batch_size") + 1] == "256"
     assert without[without.index("--training.local_batch_size") + 1] == "2"
     assert with_stages[-1] == "activation-checkpoint:none"
+
+
+def test_torchtitans_main_branch_counts_tokens():
+    """A micro-batch and a step are numbers of tokens, and a pipeline's micro-batches are counted."""
+    words = exported("torchtitan-main", setting_of(), pp=4, tp=8, dp=2, mbs=2).arguments
+
+    assert words[words.index("--training.num_tokens_per_microbatch_per_dp_rank") + 1] == str(2 * 8192)
+    assert words[words.index("--training.num_tokens_per_train_step") + 1] == str(512 * 8192)
+    assert words[words.index("--parallelism.num_pp_microbatches") + 1] == "128"
+    assert "--training.local_batch_size" not in words
+    assert words[-1] == "activation-checkpoint:none"
+
+
+def test_torchtitans_forms_stand_beside_each_other():
+    """The export for the release has the main branch's array too, under another name."""
+    text = exported("torchtitan", setting_of(), dp=64).text
+
+    assert text.index("TORCHTITAN_ARGS=(") < text.index("TORCHTITAN_MAIN_ARGS=(")
+
+
+def test_torchtitans_main_branch_wants_experts_over_tp():
+    """A degree ep below tp, which its validation rejects, is noted for a model with experts."""
+    setting = setting_of("mixtral-8x7b", runtime="torchtitan")
+
+    assert "ep" in noted(exported("torchtitan-main", setting, tp=4, ep=2, dp=16))
+    assert "ep" not in noted(exported("torchtitan-main", setting, tp=4, ep=4, dp=16))
+
+
+def test_what_gpt_neox_lacks_is_noted():
+    """Context parallelism, virtual stages, selective recomputation and ZeRO 2 in a pipeline are one note each."""
+    export = exported(
+        "gpt-neox",
+        setting_of(runtime="gpt-neox", precision="fp8"),
+        pp=4,
+        cp=2,
+        up=2,
+        vpp=2,
+        dp=4,
+        zero_stage=2,
+        recompute="selective",
+    )
+
+    assert noted(export) == ["vpp", "cp", "up", "zero_stage", "recompute", "precision"]
+
+
+def test_gpt_neox_switches_its_pipeline_off_for_sharded_gradients():
+    """ZeRO 2 and 3 need pipe_parallel_size 0, since size 1 is a pipeline of one stage."""
+    assert "pipe_parallel_size: 0\n" in exported("gpt-neox", setting_of(), dp=64, zero_stage=3).text
+    assert "pipe_parallel_size: 1\n" in exported("gpt-neox", setting_of(), dp=64, zero_stage=1).text
+
+
+def test_flagscale_has_megatrons_flags_as_keys():
+    """Switches are true, groups are those of the examples, and the environment is told."""
+    export = exported("flagscale", setting_of(), tp=8, dp=8, recompute="full")
+
+    assert "  tensor_model_parallel_size: 8\n" in export.text
+    assert "  recompute:\n    recompute_granularity: full\n" in export.text
+    assert any(note.startswith("experiment.envs: CUDA_DEVICE_MAX_CONNECTIONS") for note in export.notes)
 
 
 @pytest.mark.parametrize(("stage", "reshard"), [(2, "never"), (3, "always")])
@@ -288,6 +352,10 @@ def test_arguments_that_no_parser_takes(words, message):
     [
         ("deepspeed", "{"),
         ("deepspeed", "[]"),
+        ("flagscale", "a: ["),
+        ("flagscale", "3"),
+        ("gpt-neox", "a: ["),
+        ("gpt-neox", "3"),
         ("nanotron", "a: ["),
         ("nanotron", "3"),
         ("nemo", "a ="),

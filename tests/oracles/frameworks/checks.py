@@ -13,7 +13,12 @@ from tests.oracles.frameworks.mindspeed import check_mindspeed, said_by_mindspee
 from tests.oracles.frameworks.nanotron import check_nanotron, said_by_nanotron
 from tests.oracles.frameworks.nemo import check_nemo, said_by_nemo
 from tests.oracles.frameworks.published_rules import Facts
-from tests.oracles.frameworks.torchtitan import check_torchtitan, said_by_torchtitan
+from tests.oracles.frameworks.torchtitan import (
+    check_torchtitan,
+    check_torchtitan_main,
+    said_by_torchtitan,
+    said_by_torchtitan_main,
+)
 from tuner.export.exporter import Export
 from tuner.export.flag_table import FlagValue, Values
 
@@ -40,5 +45,8 @@ CHECKS: dict[str, Check] = {
     "nanotron": Check(read=lambda export, facts: check_nanotron(export.text, facts), said=said_by_nanotron),
     "nemo": Check(read=lambda export, facts: check_nemo(export.text, facts), said=said_by_nemo),
     "torchtitan": Check(read=lambda export, facts: check_torchtitan(export.arguments, facts), said=said_by_torchtitan),
+    "torchtitan-main": Check(
+        read=lambda export, facts: check_torchtitan_main(export.arguments, facts), said=said_by_torchtitan_main
+    ),
 }
 """Checks of all exports that a framework reads."""

@@ -8,13 +8,14 @@ distributed/activation_checkpoint.py; torch/distributed/pipelining/schedules.py 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from hardware.io.errors import ConfigError, did_you_mean
-from tests.oracles.frameworks.published_rules import Facts, PublishedRule, at_least, check_rules, number
-from tuner.export.flag_table import FlagValue, Values, read_flags
+from tests.oracles.frameworks.published_rules import Facts, PublishedRule, at_least, check_rules, number, required
+from tuner.export.flag_table import Flag, FlagValue, Values, read_flags
 from tuner.export.torchtitan_flags import (
+    CONTEXT,
     CP,
     EP,
     FIRST,
@@ -22,6 +23,7 @@ from tuner.export.torchtitan_flags import (
     LAST,
     LENGTH,
     LOCAL,
+    MAIN_MODULES,
     MICRO,
     MODULES,
     NO_GRAPHS,
@@ -31,10 +33,14 @@ from tuner.export.torchtitan_flags import (
     PP,
     REPLICATE,
     RESHARD,
+    ROUNDS,
     SCHEDULE,
     SEQUENCE_PARALLEL,
     SHARD,
+    STEP_TOKENS,
+    TOKENS,
     TORCHTITAN_FLAGS,
+    TORCHTITAN_MAIN_FLAGS,
     TP,
     WHOLE_NORMS,
 )
@@ -206,12 +212,84 @@ TORCHTITAN_RULES: tuple[PublishedRule, ...] = (
 )
 
 
+_MAIN = "torchtitan config/training.py TrainingConfig"
+
+TORCHTITAN_MAIN_RULES: tuple[PublishedRule, ...] = (
+    *(required(key, _MAIN) for key in (TOKENS, STEP_TOKENS, CONTEXT)),
+    *(at_least(1, key, f"{_MAIN}.__post_init__") for key in (TOKENS, STEP_TOKENS, CONTEXT)),
+    *(at_least(1, key, _DIMS) for key in (TP, PP, REPLICATE, SHARD, EP, ROUNDS)),
+    PublishedRule(
+        key=TOKENS,
+        rule="must be a multiple of max_context_length, so that micro-batches are whole sequences",
+        source="assumed: Meshtune plans whole sequences",
+        holds=lambda v, _: number(v, TOKENS) % number(v, CONTEXT) == 0,
+    ),
+    PublishedRule(
+        key=STEP_TOKENS,
+        rule="must be divisible by the tokens of an accumulation step on all data parallel ranks",
+        source="torchtitan trainer.py Trainer.__init__",
+        holds=lambda v, _: (
+            number(v, STEP_TOKENS)
+            % (number(v, TOKENS) * (number(v, ROUNDS) if number(v, PP) > 1 else 1) * _data_parallel(v))
+            == 0
+        ),
+    ),
+    PublishedRule(
+        key=EP,
+        rule="must be at least tp for a model with experts",
+        source="torchtitan config/validation.py validate_model_training_config",
+        holds=lambda v, f: f.num_experts == 0 or number(v, EP) >= number(v, TP),
+    ),
+)
+
+
 def check_torchtitan(arguments: Sequence[str], facts: Facts) -> dict[str, FlagValue]:
     """Return the values of the flags and the policy of the subcommand.
 
     Raises:
         ConfigError: torchtitan would reject the arguments; the message cites the rule.
     """
+    values = _read(arguments, TORCHTITAN_FLAGS)
+    check_rules(values, facts, TORCHTITAN_RULES)
+    return values
+
+
+def check_torchtitan_main(arguments: Sequence[str], facts: Facts) -> dict[str, FlagValue]:
+    """Return the values of the main branch's flags and the policy of the subcommand.
+
+    Raises:
+        ConfigError: torchtitan would reject the arguments; the message cites the rule.
+    """
+    values = _read(arguments, TORCHTITAN_MAIN_FLAGS)
+    check_rules(values, facts, TORCHTITAN_MAIN_RULES)
+    check_rules(_as_released(values), facts, TORCHTITAN_RULES)
+    return values
+
+
+def said_by_torchtitan_main(values: Values, facts: Facts) -> dict[str, FlagValue]:
+    """Convert the main branch's values to dimensions of a configuration."""
+    return said_by_torchtitan(_as_released(values), facts)
+
+
+def _as_released(values: Values) -> dict[str, FlagValue]:
+    """Convert the main branch's values to those of 0.3, with batches in sequences."""
+    length, mbs = number(values, CONTEXT), number(values, TOKENS) // number(values, CONTEXT)
+    is_pipeline = number(values, PP) > 1
+    converted = {flag: value for flag, value in values.items() if flag in TORCHTITAN_FLAGS or flag == POLICY}
+    converted |= {
+        LENGTH: length,
+        LOCAL: mbs * (number(values, ROUNDS) if is_pipeline else 1),
+        GLOBAL: number(values, STEP_TOKENS) // length,
+    }
+    if is_pipeline:
+        converted[MICRO] = mbs
+    if MAIN_MODULES in values:
+        converted[MODULES] = values[MAIN_MODULES]
+    return converted
+
+
+def _read(arguments: Sequence[str], table: Mapping[str, Flag]) -> dict[str, FlagValue]:
+    """Return the values of the flags, and the policy of the subcommand, which must be last."""
     policy: str | None = None
     if arguments and arguments[-1].startswith(f"{POLICY}:"):
         policy = arguments[-1].partition(":")[2]
@@ -220,10 +298,9 @@ def check_torchtitan(arguments: Sequence[str], facts: Facts) -> dict[str, FlagVa
             raise ConfigError("is not a policy", key=POLICY, value=policy, nearest=did_you_mean(policy, POLICIES))
     if any(word.startswith(f"{POLICY}:") for word in arguments):
         raise ConfigError("is a subcommand, which must be last", key=POLICY)
-    values = read_flags(arguments, TORCHTITAN_FLAGS)
+    values = read_flags(arguments, table)
     if policy is not None:
         values[POLICY] = policy
-    check_rules(values, facts, TORCHTITAN_RULES)
     return values
 
 
