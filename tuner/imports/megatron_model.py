@@ -79,7 +79,8 @@ def _tables(flags: Flags) -> dict[str, Any]:
     """Return the fields about embedding, positions, norms, biases and multi-token prediction layers."""
     rotary = flags.has("--use-rotary-position-embeddings", "--no-position-embedding")
     kind = flags.text("--position-embedding-type") or ("rope" if rotary else "learned_absolute")
-    positions = flags.count("--max-position-embeddings") if kind in ("learned_absolute", "absolute") else 0
+    table = ("--max-position-embeddings", "--max-absolute-position-embeddings")
+    positions = flags.count(*table) if kind in ("learned_absolute", "absolute") else 0
     is_rms = flags.has("--apply-layernorm-rms", "--use-rmsnorm", "--use-rms-norm", "--rmsnorm")
     kinds = {"LayerNorm": "layer", "RMSNorm": "rms", "L2Norm": "rms", "layernorm": "layer", "rmsnorm": "rms"}
     norm = flags.one_of("--normalization", kinds, "rms" if is_rms else "layer")

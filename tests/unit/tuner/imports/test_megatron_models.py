@@ -210,6 +210,14 @@ def test_hosts_of_deepspeeds_launcher():
     assert (imported.hosts, imported.devices_per_host) == (4, 8)
 
 
+def test_learned_positions_of_other_forks():
+    """BigScience's fork has another name for the rows of the position table, and for its kind."""
+    flags = "--position-embedding-type absolute --max-absolute-position-embeddings 2048"
+
+    assert read(flags).model["learned_positions"] == 2048
+    assert read("--position-embedding-type alibi").model["learned_positions"] == 0
+
+
 def test_key_value_heads_of_other_forks():
     """Megatron-DeepSpeed and BigCode's fork name key-value heads in ways of their own."""
     assert read("--num-key-value-heads 4").model["num_kv_heads"] == 4
