@@ -131,6 +131,7 @@ class Observation:
         killed_by: Signal that killed a process of the trial, for example `SIGSEGV`; empty if none did, or if unknown.
         origin: Origin of the step times: measured or synthetic.
         clock: Clock of the step times.
+        taken_from: Source of a measurement that no trial made, such as the user's log; empty for trials.
         conditions: Numbers on the conditions of the measurement and on further costs of the trial, by name: `ranks`,
             `cores`, `others_cpu_share`, `group_s`, ...
     """
@@ -149,6 +150,7 @@ class Observation:
     killed_by: str = ""
     origin: Origin = "measured"
     clock: Clock = "wall"
+    taken_from: str = ""
     conditions: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:

@@ -52,7 +52,9 @@ class CommandKeys(AbstractTrialKeys):
     """Working directory of the command, relative to the study file."""
 
     log: str | LogKeys = "megatron"
-    """Format of the log lines: `megatron`, `mindspeed`, `torchtitan`, `deepspeed` or `nemo`; or `{pattern: [...]}`."""
+    """Format of the log lines: `megatron`, `mindspeed`, `torchtitan`, `deepspeed`, `nemo` or `nanotron`; or `{pattern:
+    [...]}`.
+    """
 
     launch: Launch = "per_host"
     """Whether the command is started on every host (`per_host`), or `once` if it reaches the hosts by itself."""

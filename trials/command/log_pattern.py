@@ -134,10 +134,14 @@ def _memory_bytes(found: Mapping[str, str]) -> int | None:
     return None
 
 
+_MAGNITUDES = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+
+
 def _number(text: str | None) -> float | None:
-    """Parse a number as logs write it, 1,480 or 1.07e+04; return None for anything else."""
+    """Parse a number as logs write it, 1,480 or 1.07e+04 or 11.5K; return None for anything else."""
+    unit = _MAGNITUDES.get(text[-1:], 1.0) if text is not None else 1.0
     try:
-        number = float(text.replace(",", "")) if text is not None else math.nan
+        number = float(text.replace(",", "").rstrip("KMGT")) * unit if text is not None else math.nan
     except ValueError:
         return None
     return number if math.isfinite(number) else None
@@ -169,7 +173,14 @@ LOG_PATTERNS: dict[str, LogPattern] = {
     "nemo": LogPattern(
         expressions=(
             rf"iteration (?P<iteration>\d+)/.*?train_step_timing in s: (?P<step_s>{_FLOAT})",
+            rf"global_step=(?P<iteration>{_FLOAT}), .*?train_step_timing in s=(?P<step_s>{_FLOAT})",
             rf"peak_memory_usage: (?P<memory_bytes>{_FLOAT})",
+        )
+    ),
+    "nanotron": LogPattern(
+        expressions=(
+            rf"iteration: (?P<iteration>\d+) / .*?elapsed_time_per_iteration_ms: (?P<step_ms>{_FLOAT}[KMG]?)",
+            rf"cuda_max_memory_reserved: (?P<memory_bytes>{_FLOAT}[KMGT]?)",
         )
     ),
 }
@@ -178,7 +189,8 @@ LOG_PATTERNS: dict[str, LogPattern] = {
 Sources: Megatron-LM megatron/training/training.py, `training_log`, and `report_memory` in its utils.py, whose MB are
 2**20 bytes; MindSpeed-LLM calls the same; torchtitan torchtitan/components/metrics.py, where tps is per device and the
 memory the most reserved; DeepSpeed deepspeed/utils/timer.py, `ThroughputTimer`, whose batch is that of all replicas and
-whose GB are 2**30 bytes; NeMo 2 logs of `nemo.lightning` progress printers with its timing and memory callbacks.
+whose GB are 2**30 bytes; NeMo 2 logs of `nemo.lightning` progress printers with its timing and memory callbacks, and
+the progress bar of NeMo 1; nanotron trainer.py, `train_step_logs`, whose K, M and G are powers of 1000.
 """
 
 

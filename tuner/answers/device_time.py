@@ -4,7 +4,8 @@ A trial costs the devices of its job, or of the smaller job that ran in its plac
 them. Failed trials, those stopped early, repeats and lost attempts count. Only time that nobody recorded is left out: a
 trial's time under a driver that was killed.
 
-Simulated and replayed trials take no devices. They count the time of their measured steps, and nothing for start-up.
+A measurement that the study file states took no devices of the study. Simulated and replayed trials take none either.
+They count the time of their measured steps, and nothing for start-up.
 `device_s` is devices times seconds.
 """
 
@@ -75,7 +76,7 @@ def device_time_of(config: StudyConfig, records: Sequence[TrialRecord]) -> Devic
     full_size = config.setting.cluster.num_devices
     steps_device_s = startup_device_s = 0.0
     for record in records:
-        if record.observation is None or not record.finished:
+        if record.observation is None or not record.finished or record.observation.taken_from:
             continue
         devices = record.proxy.config.num_devices if record.proxy else full_size
         if config.backend.trains:

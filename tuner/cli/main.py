@@ -55,6 +55,7 @@ from tuner.terminal.console import (
     print_failed,
     print_json,
     print_run,
+    print_taken,
     printable,
     pruned_in_words,
     warn,
@@ -318,6 +319,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     )
     typer.echo(f"{config.name}: {payload['trials']} trials, {payload['failed']} failed; {state}")
     print_failed(records)
+    print_taken(records)
     if payload["pruned"]:
         typer.echo(f"{pruned_in_words(payload['pruned'], payload['saved_s'])}.")
     if stored.user_attrs.get(HISTORY):

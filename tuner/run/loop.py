@@ -36,7 +36,7 @@ from tuner.run.own_trials import DrivenStudy, OwnTrials
 from tuner.run.studies import make_pruner, make_sampler, open_study
 from tuner.search.constraints import MEMORY_ATTRIBUTE, memory_excess
 from tuner.search.observations import FAILS_ALIKE, OBSERVATION, STATUS, observation_of
-from tuner.search.parameters import ASSIGNMENT, values_of
+from tuner.search.parameters import ASSIGNMENT, params_of, values_of
 from tuner.search.population import P_STAR
 from tuner.search.prior import ignore_progress
 from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
@@ -259,6 +259,7 @@ def _drive(
     try:
         with interrupts_held():
             todo = run.adopt()
+            run.count_measured()
         reason = run.reason_to_stop(clock() - started_s)
         if reason is not None and not todo:
             stop_reason = reason
@@ -391,6 +392,21 @@ class _Run:
                 again.append(self._as_task(trial.number, position, proxy))
         return again
 
+    def count_measured(self) -> None:
+        """Count the measurement of the current configuration that the study file states as a trial, once."""
+        observation, current = self.config.current_observation, self.config.current
+        if observation is None or current is None:
+            return
+        if any(record.observation and record.observation.taken_from for record in self.trials.records):
+            return
+        params = params_of(current.values(self.config.dimensions))
+        position = self.sampler.position_of(params)
+        assert position is not None, "the current configuration is always a candidate"
+        # with its observation from the first: a driver that dies here leaves a trial that needs no devices
+        known = {STATUS: observation.status.value, OBSERVATION: observation.as_json()}
+        number, _, _ = self._create(params, position, None, known)
+        self.record(number, observation)
+
     def again(self, asked: Asked) -> Asked:
         """Return a trial that must run again, if this driver still holds the claim."""
         with self.held.together():
@@ -404,13 +420,19 @@ class _Run:
         observations = self.trials.observations()
         if self.sampler.waits(observations):
             return None
-        space = self.sampler.search_space
-        params = self.sampler.sample_relative(self.study, create_trial(state=TrialState.RUNNING), space)
+        empty = create_trial(state=TrialState.RUNNING)
+        params = self.sampler.sample_relative(self.study, empty, self.sampler.search_space)
         position = self.sampler.position_of(params)
         assert position is not None, "the sampler names candidates only"
-        proxy = self.sampler.proxy_for(observations, position)
+        return self._create(params, position, self.sampler.proxy_for(observations, position), {})
+
+    def _create(self, params: Mapping[str, Any], position: int, proxy: Proxy | None, known: Mapping[str, Any]) -> Asked:
+        """Write a trial of a candidate with its prediction and the attributes `known`, and begin it."""
         trial = create_trial(
-            state=TrialState.RUNNING, params=params, distributions=space, user_attrs=self._describe(position, proxy)
+            state=TrialState.RUNNING,
+            params=dict(params),
+            distributions=self.sampler.search_space,
+            user_attrs=self._describe(position, proxy) | dict(known),
         )
         with self.held.together():
             trial_id = self.store.storage.create_new_trial(self.study._study_id, trial)

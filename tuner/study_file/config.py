@@ -24,7 +24,7 @@ from hardware.dynamics import Trace
 from hardware.io.config_file import parse_yaml, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, shown_url
 from hardware.trace_file import read_trace
-from trials.backend import AbstractBackend
+from trials.backend import AbstractBackend, Observation, Status
 from trials.trial_keys import AbstractTrialKeys, StudyParts
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.search.proxy.proxy_trials import ProxyOptions
@@ -85,6 +85,7 @@ class StudyConfig:
             plan by hand to compare with. See `tuner/answers/planned_candidates.py`.
         search: Options of the search: budget, confidence, parallel trials, seed.
         current: Configuration in use today, or None.
+        current_observation: Measurement of it that the study file states, or None.
         backend: Backend that runs the trials.
         proxy: Options of proxy trials; None if every trial runs at full size.
         time_limit_s: Time limit of one trial [s], or None.
@@ -112,6 +113,7 @@ class StudyConfig:
     measured: MeasuredGroup | None
     layer_plans: Mapping[str, dict[str, Any] | None] = field(default_factory=dict)
     read_elsewhere: tuple[str, ...] = ()
+    current_observation: Observation | None = None
 
     @property
     def measured_setting(self) -> MeasuredSetting:
@@ -232,6 +234,7 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths) -> St
         history=tuple(keys.history),
         meaning=describe_trials(setting, options, planning, keys.trial, backend),
         measured=group,
+        current_observation=_current_observation(keys, backend),
         read_elsewhere=paths.read_elsewhere(_files_read(keys, described.trace, base_dir)),
     )
 
@@ -293,6 +296,32 @@ def _planning(keys: PlannerKeys, backend: AbstractBackend) -> LayerPlanning:
     from tuner.planners.sharding.pins import Pin  # noqa: PLC0415
 
     return LayerPlanning(name=keys.name, pins=tuple(Pin(**pin.model_dump()) for pin in keys.pins))
+
+
+def _current_observation(keys: StudyKeys, backend: AbstractBackend) -> Observation | None:
+    """Return the measurement of the current configuration that the study states.
+
+    Raises:
+        ConfigError: The study names no such configuration, or its trials cannot be compared with a real step.
+    """
+    if keys.measured is None:
+        return None
+    if keys.current is None:
+        raise ConfigError("needs `current`, the configuration that was measured", key="measured")
+    if not backend.trains or backend.clock != "wall":
+        raise ConfigError(
+            "needs trials that train for real: a step of your cluster compares with no simulated or replayed one",
+            key="measured",
+            nearest="trial: {backend: command, ...}, or leave measured out",
+        )
+    peak_gib = keys.measured.peak_memory_gib
+    return Observation(
+        status=Status.OK,
+        step_times_s=(keys.measured.step_time_s,),
+        peak_memory_bytes=None if peak_gib is None else round(peak_gib * 2**30),
+        taken_from=keys.measured.source,
+        reason=f"measured by your log: {keys.measured.source}",
+    )
 
 
 def _search(keys: SearchKeys, backend: AbstractBackend) -> SearchOptions:

@@ -190,6 +190,22 @@ class SearchKeys(DocumentedModel):
     """
 
 
+class MeasuredKeys(DocumentedModel):
+    """`measured:`."""
+
+    step_time_s: Annotated[float, Field(gt=0)]
+    """Time of one optimizer step with `current` [s], after the first steps."""
+
+    peak_memory_gib: Annotated[float, Field(gt=0)] | None = None
+    """Peak memory of its fullest device [GiB], reserved memory if you have it.
+
+    Default: not measured
+    """
+
+    source: Annotated[str, Field(min_length=1, max_length=1000)]
+    """Where the measurement comes from, for example the name of a log. It is shown with the trial."""
+
+
 def _checked_name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
         raise ValueError("must be up to 128 letters, digits, dots, dashes and underscores, a letter or digit first")
@@ -239,6 +255,14 @@ class StudyKeys(DocumentedModel):
 
     current: dict[str, Any] | None = None
     """Configuration in use today, which is the first trial and never pruned; degrees left out are 1."""
+
+    measured: MeasuredKeys | None = None
+    """Measurement of `current` that you already have, for example from the log of a training (`meshtune init
+    --from-log` writes it). It counts as the first trial, for the confidence and for `max_trials`, and takes no devices.
+    Once counted it stays: a later change of this key has no effect. It needs trials that train for real.
+
+    Default: `current` is measured by the first trial
+    """
 
     trial: TrialKeys = DEFAULT_TRIAL
     """Backend that runs the trials, and its keys.

@@ -303,6 +303,13 @@ def print_failed(records: Sequence[TrialRecord]) -> None:
         typer.echo(f"  and {len(failed) - FAILURES_SHOWN:,} failed earlier; the report lists all of them")
 
 
+def print_taken(records: Sequence[TrialRecord]) -> None:
+    """Print the trials that were not run, but measured before."""
+    for record in records:
+        if record.observation is not None and record.observation.taken_from:
+            typer.echo(f"Trial {record.number} was {printable(record.observation.reason)}.")
+
+
 def _failures_in_words(result: RunResult) -> str:
     """Count the failed trials by status, and quote the first reason."""
     observations = [record.observation for record in result.records if record.observation is not None]

@@ -10,6 +10,16 @@ from trials.command.log_pattern import GROUPS, LOG_PATTERNS, LogPattern, Reading
 STEP = StepSize(samples=64, tokens=64 * 4096, devices=8)
 
 LINES = {
+    "nanotron": (
+        "[default0]:01/17/2024 14:02:16 [INFO|DP=0|PP=0|TP=0]: iteration: 991 / 1000 | consumed_tokens: 634K | "
+        "elapsed_time_per_iteration_ms: 11.5K | tokens_per_sec: 2.35K | cuda_max_memory_reserved: 570M | x: 312G",
+        Reading(step_time_s=11.5, iteration=991, memory_bytes=570_000_000),
+    ),
+    "nemo, its progress bar": (
+        "Epoch 0: :  47%|####     | 7/15 [06:19<07:13, reduced_train_loss=11.50, global_step=5.000, "
+        "consumed_samples=12288.0, train_step_timing in s=49.50]",
+        Reading(step_time_s=49.5, iteration=5),
+    ),
     "megatron": (
         " [2025-03-04 02:58:29] iteration       12/     100 | consumed samples:         3072 | elapsed time per "
         "iteration (ms): 1234.5 | throughput per GPU (TFLOP/s/GPU): 412.3 | learning rate: 1.500000E-05 |",
