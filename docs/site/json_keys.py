@@ -60,6 +60,8 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "job": "keys of the job found in the file",
             "devices": "number of devices of the cluster",
             "trial": "`command` if trials run your own command, else `simulated`",
+            "measured": "what a log's steps say of the current configuration: `step_time_s`, `readings` (log lines), "
+            "`peak_memory_bytes`, `source`; null without",
             "unread": "parts of the file that could not be read without running it, with their lines",
             "notes": "further remarks on the study file",
         }

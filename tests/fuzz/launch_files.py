@@ -9,9 +9,10 @@ from hardware.io.config_file import read_text
 from tests.fuzz.mutation import Mutation, of_json, of_lines, of_yaml
 from tests.fuzz.target import Target
 from tests.support.studies import launch_scripts as scripts
+from tests.support.studies.training_logs import LOG
 from tuner.imports.flagscale import join_files
 from tuner.study_file.config import load_study
-from tuner.study_file.new_study import MOST_BYTES, Added, new_study, read_import
+from tuner.study_file.new_study import MOST_BYTES, Added, new_study, read_import, read_log
 
 ADDED = {
     "megatron": Added(cluster="dgx-h100"),
@@ -22,6 +23,7 @@ ADDED = {
     "flagscale": Added(cluster="dgx-h100", hosts=4),
     "hugging-face": Added(cluster="dgx-h100", hosts=1, sequence_length=4096, global_batch_size=64),
     "json": Added(cluster="dgx-h100", model="llama3-8b"),
+    "log": Added(cluster="dgx-h100", sequence_length=4096),
 }
 
 EXPORTED = {
@@ -53,12 +55,26 @@ SCRIPTS = (
 
 TORCHTITAN = (scripts.TORCHTITAN, scripts.TORCHTITAN_FLAGS, scripts.TORCHTITAN_SCRIPT)
 
+LOGS = (
+    "[rank0]:Building 2-D device mesh with ['dp_shard', 'tp'], [8, 4]\nBuilding llama3 8B with ModelArgs(dim=4096, "
+    "n_layers=32)\nApplied full activation checkpointing to the model\nTraining starts at step 1, with local "
+    "batch size 2, global batch size 16, sequence length 8192, total steps 9\n"
+    "step:  1  loss: 12.2  memory: 4.0GiB(3%)  tps: 1,478\n",
+    "Config(general=GeneralArgs(run='a'),\n parallelism=ParallelismArgs(dp=2, pp=1, tp=8, "
+    "tp_mode=<TensorParallelLinearMode.REDUCE_SCATTER: 2>),\n model=ModelArgs(model_config=LlamaConfig("
+    "hidden_size=4096, intermediate_size=14336, num_attention_heads=32, num_hidden_layers=32, num_key_value_heads=8, "
+    "vocab_size=128256), dtype=torch.bfloat16),\n tokens=TokensArgs(sequence_length=4096, micro_batch_size=2))\n",
+)
+
 
 def _target(framework: str, name: str, mutation: Mutation, *seeds: str) -> Target:
     def read(data: bytes, folder: Path) -> None:
         file = folder / name
         file.write_bytes(data)
-        imported = read_import(framework, file, read_text(file, most_bytes=MOST_BYTES))
+        if framework == "log":
+            imported = read_log(file)
+        else:
+            imported = read_import(framework, file, read_text(file, most_bytes=MOST_BYTES))
         made = new_study(imported, ADDED[framework], file=file, folder=folder)
         if made.model_file:
             (folder / made.model_file).write_text(made.model_text, encoding="utf-8")
@@ -79,5 +95,6 @@ TARGETS = (
         join_files(scripts.FLAGSCALE_EXPERIMENT, scripts.FLAGSCALE_TRAIN),
     ),
     _target("hugging-face", "config.json", of_json, scripts.CONFIG_JSON),
+    _target("log", "train.log", of_lines, LOG, *LOGS),
     _target("json", "best.json", of_json, json.dumps(EXPORTED)),
 )

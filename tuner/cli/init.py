@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,6 +36,13 @@ def init(
         _File, Option(metavar="FILE", help="A model's config.json; the study then has no current configuration.")
     ] = None,
     from_json: Annotated[_File, Option(metavar="FILE", help="File written by `meshtune export --to json`.")] = None,
+    from_log: Annotated[
+        _File,
+        Option(
+            metavar="FILE",
+            help="Log of a training, from its start. Together with a launch script, whose command the trials then run.",
+        ),
+    ] = None,
     cluster: Annotated[
         str | None,
         Option(
@@ -91,17 +99,16 @@ def init(
         "json": from_json,
     }
     chosen = [(framework, file) for framework, file in given.items() if file is not None]
-    if len(chosen) != 1:
-        options = ", ".join(f"--from-{framework}" for framework in given)
+    if len(chosen) > 1 or not (chosen or from_log):
+        options = ", ".join(f"--from-{framework}" for framework in (*given, "log"))
         raise ConfigError(f"needs exactly one of {options}", key="init")
     if out.suffix not in (".yaml", ".yml"):
         raise ConfigError("must end in .yaml", key="--out", value=str(out))
     _check_free(out, force=force)
 
     from hardware.io.config_file import read_text
-    from tuner.study_file.new_study import MOST_BYTES, Added, read_import
+    from tuner.study_file.new_study import MOST_BYTES, Added, read_import, read_log, with_command
 
-    framework, file = chosen[0]
     added = Added(
         cluster=cluster,
         hosts=_parse_count("--hosts", hosts),
@@ -112,7 +119,12 @@ def init(
         runtime=runtime,
         config=None if config is None else _parse_degrees(config),
     )
-    imported = read_import(framework, file, read_text(file, most_bytes=MOST_BYTES))
+    scripts = [read_import(framework, path, read_text(path, most_bytes=MOST_BYTES)) for framework, path in chosen]
+    if from_log is None:
+        imported, file = scripts[0], chosen[0][1]
+    else:
+        imported, file = read_log(from_log), from_log
+        imported = with_command(imported, scripts[0], chosen[0][1]) if scripts else imported
     written, made = _write(imported, added, file, out, force=force)
     payload = {
         "written": str(written[0]),
@@ -121,6 +133,7 @@ def init(
         "job": dict(made.present.job),
         "devices": made.devices,
         "trial": "command" if made.measures else "simulated",
+        "measured": None if made.measured is None else asdict(made.measured),
         "unread": [str(one) for one in made.imported.unread],
         "notes": list(made.imported.notes),
     }
@@ -191,6 +204,8 @@ def _print_result(made: NewStudy, written: list[Path], out: Path) -> None:
         typer.echo(f"Current: {in_words(made.present.current)} on {made.devices:,} devices")
     else:
         typer.echo("No current configuration: the file describes a model only. Add what you use today as `current:`.")
+    if made.measured is not None:
+        typer.echo(f"The log says {made.measured.step_time_s:.4g} s per step: see `measured:` in the study file.")
     if made.measures:
         typer.echo("Trials run your own command.")
     elif made.imported.command is not None:

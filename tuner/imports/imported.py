@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tuner.imports.log.steps import LogSteps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +40,7 @@ class LaunchCommand:
         left_out: Flags of the script that a trial must not have.
         not_copied: Names of exported variables that are not in `environment`.
         directory: Working directory of the command.
+        script: Name of the script, if the configuration was imported from another file.
         moves: Last `cd` of the script before the command if its target is not a known absolute path, otherwise empty.
     """
 
@@ -48,6 +52,7 @@ class LaunchCommand:
     not_copied: tuple[str, ...] = ()
     directory: str = "."
     moves: str = ""
+    script: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +61,7 @@ class Imported:
 
     Attributes:
         framework: Name of the framework, as in the command's option: megatron, torchtitan, deepspeed, nanotron,
-            gpt-neox, flagscale, hugging-face or json.
+            gpt-neox, flagscale, hugging-face, json or log.
         runtime: Name of the runtime profile that describes the framework.
         model: Fields of a ModelSpec that the file states; empty if it does not describe the model.
         model_name: Name of the model in the catalog, or empty.
@@ -71,6 +76,7 @@ class Imported:
         hosts: Number of hosts that the file starts on; None if unknown.
         devices_per_host: Number of devices per host; None if unknown.
         command: Command that starts the training program; None if unknown.
+        steps: Lines of a log with the steps of this configuration; None if the file is no log.
         unread: Parts of the file that could not be read or are not modelled.
         notes: Further information for the user.
     """
@@ -90,6 +96,7 @@ class Imported:
     hosts: int | None = None
     devices_per_host: int | None = None
     command: LaunchCommand | None = None
+    steps: LogSteps | None = None
     unread: tuple[Unread, ...] = ()
     notes: tuple[str, ...] = ()
 

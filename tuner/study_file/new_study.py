@@ -19,8 +19,10 @@ from costmodels.job.runtime import find_runtime, runtime_names
 from hardware.cluster import cluster_from_mapping, cluster_names
 from hardware.io.config_file import read_text
 from hardware.io.errors import ConfigError, did_you_mean
+from trials.command.log_pattern import StepSize
 from tuner.imports import IMPORTERS, Imported, Present, present_of
 from tuner.imports.flagscale import join_files, train_file_of
+from tuner.imports.log import Measured, import_log
 from tuner.study_file.text import model_text, study_text
 
 MOST_BYTES = 250_000
@@ -57,6 +59,7 @@ class NewStudy:
         imported: Content of the framework's file.
         present: Current configuration, with its job.
         devices: Number of devices of the cluster.
+        measured: Measurement of the current configuration, if the file is a log with steps.
     """
 
     text: str
@@ -65,6 +68,7 @@ class NewStudy:
     imported: Imported
     present: Present
     devices: int
+    measured: Measured | None = None
 
     @property
     def measures(self) -> bool:
@@ -85,6 +89,32 @@ def read_import(framework: str, file: Path, text: str) -> Imported:
         return IMPORTERS[framework](text)
     except ConfigError as error:
         raise error.in_file(str(file)) from None
+
+
+def read_log(file: Path) -> Imported:
+    """Read the log of a training, as far as its first thousand steps.
+
+    Raises:
+        ConfigError: The file cannot be read, or holds no configuration; the message names the file.
+    """
+    try:
+        with file.open(encoding="utf-8", errors="replace") as stream:
+            return import_log(stream, source=file.name)
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", file=str(file)) from None
+    except ConfigError as error:
+        raise error.in_file(str(file)) from None
+
+
+def with_command(imported: Imported, script: Imported, file: Path) -> Imported:
+    """Return a log's configuration with the launch command of a script.
+
+    Raises:
+        ConfigError: The script has no launch command.
+    """
+    if script.command is None:
+        raise ConfigError("has no launch command, and beside --from-log nothing else is read of it", file=str(file))
+    return replace(imported, command=replace(script.command, script=file.name))
 
 
 def new_study(imported: Imported, added: Added, *, file: Path, folder: Path, model_at: str | None = None) -> NewStudy:
@@ -117,16 +147,33 @@ def new_study(imported: Imported, added: Added, *, file: Path, folder: Path, mod
     except ConfigError as error:
         raise error.in_file(str(file)) from None
     own_file = "" if reference else f"{name}-model.yaml"
+    measured = _measure(imported, present, cluster.num_devices)
     return NewStudy(
         text=study_text(
-            imported, present, name=name, model=reference or model_at or own_file, cluster=cluster_keys, file=file
+            imported,
+            present,
+            name=name,
+            model=reference or model_at or own_file,
+            cluster=cluster_keys,
+            file=file,
+            measured=measured,
         ),
         model_file=own_file,
         model_text="" if reference else model_text(model, file),
         imported=imported,
         present=present,
         devices=cluster.num_devices,
+        measured=measured,
     )
+
+
+def _measure(imported: Imported, present: Present, devices: int) -> Measured | None:
+    """Return the measurement that a log holds of the configuration that it printed; None without one."""
+    if imported.steps is None or not present.current:
+        return None
+    samples = present.job["global_batch_size"]
+    step = StepSize(samples=samples, tokens=samples * present.job["sequence_length"], devices=devices)
+    return imported.steps.measured(step)
 
 
 def _merge(imported: Imported, added: Added) -> Imported:
@@ -143,6 +190,7 @@ def _merge(imported: Imported, added: Added) -> Imported:
     if added.global_batch_size is not None:
         job["global_batch_size"], micro_batches = added.global_batch_size, None
     known = {*degrees, *job}
+    changed = degrees != {**degrees, **imported.degrees} or job != {**job, **imported.job}
     model, missing = dict(imported.model), dict(imported.missing)
     if added.vocab_size is not None and model:
         model["vocab_size"] = added.vocab_size
@@ -156,6 +204,7 @@ def _merge(imported: Imported, added: Added) -> Imported:
         model=model,
         missing=missing,
         runtime=added.runtime or imported.runtime,
+        steps=None if changed else imported.steps,  # the log's steps are those of its own configuration
     )
 
 

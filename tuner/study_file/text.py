@@ -13,6 +13,7 @@ import yaml
 from costmodels.job.model_spec import ModelSpec
 from costmodels.job.parallel_config import RECOMPUTE_MODES
 from tuner.imports import Imported, LaunchCommand, Present
+from tuner.imports.log import Measured
 
 WIDTH = 116
 _PLAIN = re.compile(r"(--)?[A-Za-z][A-Za-z0-9_./-]*")
@@ -20,7 +21,14 @@ _NO_TEXT = ("true", "false", "null", "yes", "no", "on", "off")
 
 
 def study_text(
-    imported: Imported, present: Present, *, name: str, model: str, cluster: Mapping[str, Any], file: Path
+    imported: Imported,
+    present: Present,
+    *,
+    name: str,
+    model: str,
+    cluster: Mapping[str, Any],
+    file: Path,
+    measured: Measured | None = None,
 ) -> str:
     """Return the text of the study file; `file` is the framework's, for the comments."""
     uneven = re.findall(r"([a-z_]+)=", str(present.current.get("assignment", "")))
@@ -37,6 +45,8 @@ def study_text(
     ]
     if present.current:
         lines.append(f"current: {_flow(present.current)}  # in use today: never pruned, and the first trial")
+    if measured is not None:
+        lines += _measured(measured, counts=imported.command is not None and not imported.command.unknown)
     lines += ["search: {max_trials: 40, seed: 0}", *_trial(imported, file)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
@@ -64,8 +74,22 @@ def _head(imported: Imported, file: Path, *, has_current: bool) -> list[str]:
     return [*lines, *(f"# {_comment(note)}" for note in imported.notes)]
 
 
+def _measured(measured: Measured, *, counts: bool) -> list[str]:
+    """Return the lines of `measured:`, which stand in a comment while trials are simulated."""
+    values: dict[str, Any] = {"step_time_s": float(f"{measured.step_time_s:.6g}")}
+    if measured.peak_memory_bytes is not None:
+        values["peak_memory_gib"] = float(f"{measured.peak_memory_bytes / 2**30:.6g}")
+    values["source"] = measured.source
+    steps = "1 step" if measured.readings == 1 else f"the median of {measured.readings:,} steps"
+    head, line = f"# {steps[0].upper()}{steps[1:]} in {_comment(measured.source)}", f"measured: {_flow(values)}"
+    if counts:
+        return [f"{head}; it counts as the first trial.", line]
+    return [f"{head}; uncomment it once trials run your own command:", f"# {line}"]
+
+
 def _trial(imported: Imported, file: Path) -> list[str]:
     command = imported.command
+    script = (command.script if command else "") or file.name
     if command is None:
         return [
             "# Trials are simulated. docs/own-command.md tells how a trial runs your own training command instead.",
@@ -73,13 +97,13 @@ def _trial(imported: Imported, file: Path) -> list[str]:
         ]
     if not command.unknown:
         return [
-            f"# Each trial runs the command of {_comment(file.name)} with its own flags until enough steps are timed.",
+            f"# Each trial runs the command of {_comment(script)} with its own flags until enough steps are timed.",
             *_list_left_out(command),
             *_command(command),
         ]
     return [
         "trial: {backend: simulated}",
-        f"# To run the command of {_comment(file.name)} instead, put what is below in place of the line above, once",
+        f"# To run the command of {_comment(script)} instead, put what is below in place of the line above, once",
         "# this is settled:",
         *(f"#   {_comment(why)}" for why in command.unknown),
         *_list_left_out(command),
@@ -139,7 +163,7 @@ def _scalar(value: Any) -> str:
     """Return a value as YAML, unquoted only if it is certain to be read back as the same value."""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, int):
+    if isinstance(value, (int, float)):
         return str(value)
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_scalar, value))}]"

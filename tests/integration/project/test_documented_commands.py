@@ -21,6 +21,7 @@ from tests.support.documented import PAGES, ROOT, blocks_of, command_lines, quot
 from tests.support.studies.broken_studies import rows
 from tests.support.studies.in_process_executor import InProcessExecutor
 from tests.support.studies.launch_scripts import ARRAYS, ASCEND, DEEPSPEED, NANOTRON, TORCHTITAN
+from tests.support.studies.training_logs import LOG
 from tuner.cli.main import app, main
 from tuner.study_file.study_keys import StudyKeys
 
@@ -176,6 +177,7 @@ def scene(page, tmp_path, monkeypatch):
         # its command is not known in whole, so that trials are simulated
         "train.sh": ARRAYS.replace('"4"', '"8"').replace("--mock-data", "--data-path $1"),
         "pretrain.sh": ASCEND,
+        "train.log": LOG,
         "train.toml": TORCHTITAN,
         "ds_config.json": DEEPSPEED,
         "nanotron.yaml": NANOTRON,

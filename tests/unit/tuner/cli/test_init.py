@@ -19,6 +19,7 @@ from tests.support.studies.launch_scripts import (
     TORCHTITAN,
     TORCHTITAN_SCRIPT,
 )
+from tests.support.studies.training_logs import LOG, LOGGED
 from trials.command.backend import CommandBackend
 from tuner.study_file.config import load_study
 
@@ -291,3 +292,57 @@ def test_the_command_of_a_trial_runs(meshtune, tmp_path):
     flags = [word for word in json.loads(told) if word.startswith("--")]
     assert len(set(flags)) == len(flags), "no flag is given twice"
     assert {"--tensor-model-parallel-size", "--mock-data", "--log-interval"} <= set(flags)
+
+
+def test_a_log_becomes_a_study(meshtune, tmp_path):
+    """The study has the log's configuration; its steps wait in a comment, since simulated trials compare with none."""
+    done = init(meshtune, tmp_path, LOG, "--json", framework="log")
+
+    text = (tmp_path / "study.yaml").read_text(encoding="utf-8")
+    assert (done.status, done.json["trial"], done.json["devices"]) == (0, "simulated", 32)
+    assert done.json["measured"] == {"step_time_s": 7.5, "readings": 3, "peak_memory_bytes": None, "source": "train.sh"}
+    assert current_of(tmp_path / "study.yaml") == {"pp": 2, "tp": 4, "dp": 2, "cp": 2, "vpp": 4}
+    assert load_study(tmp_path / "study.yaml").setting.job.model.name == "llama3-8b"
+    assert "# measured: {step_time_s: 7.5, source: train.sh}\n" in text
+
+
+def test_a_log_and_its_script_measure_and_run(meshtune, tmp_path):
+    """Of the script only its command is taken, so that trials train and the log's steps count as the first one."""
+    script = write(tmp_path, "pretrain.sh", ARRAYS.replace("TP:-4", "TP:-2"))
+    init(meshtune, tmp_path, LOG, "--from-megatron", script, framework="log")
+
+    study, text = load_study(tmp_path / "study.yaml"), (tmp_path / "study.yaml").read_text(encoding="utf-8")
+    assert isinstance(study.backend, CommandBackend)
+    assert study.current.tp == 4
+    assert (study.current_observation.step_time_s, study.current_observation.taken_from) == (7.5, "train.sh")
+    assert "# Each trial runs the command of pretrain.sh" in text
+
+
+def test_the_steps_of_another_configuration_are_not_those_of_the_current_one(meshtune, tmp_path):
+    """If an option replaces what the log says, its steps are no measurement."""
+    done = init(meshtune, tmp_path, LOG, "--global-batch-size", "512", "--json", framework="log")
+
+    assert done.json["measured"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty"),
+        (LOGGED.format(7, 1.0), "begins after the configuration was printed: line 1"),
+        (LOG[:1000], "the printed arguments have no end"),
+    ],
+)
+def test_a_log_that_says_too_little_is_refused(meshtune, tmp_path, text, said):
+    """The message names the file and what is needed, and nothing is written."""
+    done = init(meshtune, tmp_path, text, framework="log")
+
+    assert_users_mistake(done, "train.sh", said)
+    assert not (tmp_path / "study.yaml").exists()
+
+
+def test_a_script_without_a_command_adds_nothing_to_a_log(meshtune, tmp_path):
+    """Beside a log a file is asked for its command only."""
+    done = init(meshtune, tmp_path, LOG, "--from-torchtitan", write(tmp_path, "job.toml", TORCHTITAN), framework="log")
+
+    assert_users_mistake(done, "job.toml", "has no launch command")
