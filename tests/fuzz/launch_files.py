@@ -45,7 +45,7 @@ EXPORTED = {
 
 SCRIPTS = (
     *(scripts.ARRAYS, scripts.STRINGS, scripts.ASCEND),
-    'for i in 1 2; do echo "$i"; done\nf() { local TP=$1; }\n'
+    'set -- 1 "2 3"; shift; for i in 1 2; do echo "$i"; done; ARGS=(--bf16); export ARGS\nf() { local TP=$1; }\n'
     'if [ -z "$TP" ]; then TP=2; elif [[ $A == b ]]; then TP=1; fi\n'
     'eval "torchrun --nnodes=2 --nproc-per-node=$((4*2)) pretrain_gpt.py --num-layers ${L:=12} '
     '--hidden-size 512 --num-attention-heads 8 --vocab-size 32000 "\\\n'

@@ -62,7 +62,8 @@ ROOMS: dict[str, set[str]] = {
     "tuner.space": set(),
     "tuner.search": {"tuner.space"},
     "tuner.export": {"tuner.space"},
-    "tuner.imports": {"tuner.export"},
+    "tuner.capture": set(),
+    "tuner.imports": {"tuner.export", "tuner.capture"},
     "tuner.plans": {"tuner.space", "tuner.export"},
     "tuner.study_file": {"tuner.space", "tuner.search", "tuner.export", "tuner.imports", "tuner.plans"},
     "tuner.storage": {"tuner.space", "tuner.search", "tuner.study_file"},
@@ -83,9 +84,9 @@ ROOMS: dict[str, set[str]] = {
         "tuner.report",
     },
     "tuner.cli": {
-        *("tuner.space", "tuner.search", "tuner.export", "tuner.imports", "tuner.plans", "tuner.study_file"),
-        *("tuner.storage", "tuner.answers", "tuner.calibrate", "tuner.run", "tuner.replan", "tuner.terminal"),
-        *("tuner.report", "tuner.dashboard"),
+        *("tuner.space", "tuner.search", "tuner.export", "tuner.capture", "tuner.imports", "tuner.plans"),
+        *("tuner.study_file", "tuner.storage", "tuner.answers", "tuner.calibrate", "tuner.run", "tuner.replan"),
+        *("tuner.terminal", "tuner.report", "tuner.dashboard"),
     },
     "tuner": {"tuner.search", "tuner.study_file", "tuner.answers", "tuner.run", "tuner.cli"},
 }

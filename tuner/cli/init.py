@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
 from hardware.io.errors import ConfigError
 from tuner.cli import completion as cli_completion
+from tuner.cli.init_capture import captured_import
 from tuner.cli.options import AsJson, whole_number, write_file
 from tuner.terminal.console import print_json, printable, warn
 
@@ -24,6 +25,17 @@ _File = Path | None
 
 
 def init(
+    arguments: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="[-- WORD...]",
+            help="With --capture, the command that trains; otherwise arguments of the script, for $1, $2 and $@.",
+        ),
+    ] = None,
+    capture: Annotated[
+        bool, Option("--capture", help="Run the command behind -- with stand-ins for everything that trains.")
+    ] = False,
+    yes: Annotated[bool, Option("--yes", help="Run the command of --capture without asking.")] = False,
     from_megatron: Annotated[_File, Option(metavar="SCRIPT", help="Launch script, or a file of flags.")] = None,
     from_torchtitan: Annotated[_File, Option(metavar="FILE", help="TOML file, or a script with flags.")] = None,
     from_deepspeed: Annotated[_File, Option(metavar="FILE", help="JSON configuration file.")] = None,
@@ -76,8 +88,11 @@ def init(
         Option(
             "--config",
             metavar="pp=4,tp=2,...",
-            help="Parallelism that the file leaves open: degrees, or zero_stage, recompute, sequence_parallel.",
+            help="Degrees, recompute, zero_stage or sequence_parallel, if the file leaves them open.",
         ),
+    ] = None,
+    precision: Annotated[
+        str | None, Option(metavar="NAME", help="Number format of matrix products, if the file leaves it open.")
     ] = None,
     out: Annotated[Path, Option(metavar="STUDY", help="Study file to write.")] = Path("study.yaml"),
     force: Annotated[bool, Option("--force", help="Replace existing files.")] = False,
@@ -85,8 +100,9 @@ def init(
 ) -> None:
     """Write a study file from your launch script or configuration file.
 
-    Its parallelism becomes the study's current configuration (`current:`). The file is parsed, never executed. If it
-    leaves something open, the error message names the option to add.
+    Its parallelism becomes the study's current configuration (`current:`). The file is parsed, never executed, unless
+    --capture is given: then your script runs, with stand-ins that record the training command instead of training. If
+    something is left open, the error message names the option to add.
     """
     given = {
         "megatron": from_megatron,
@@ -99,9 +115,9 @@ def init(
         "json": from_json,
     }
     chosen = [(framework, file) for framework, file in given.items() if file is not None]
-    if len(chosen) > 1 or not (chosen or from_log):
+    if len(chosen) + capture > 1 or not (chosen or capture or from_log) or (capture and from_log):
         options = ", ".join(f"--from-{framework}" for framework in (*given, "log"))
-        raise ConfigError(f"needs exactly one of {options}", key="init")
+        raise ConfigError(f"needs exactly one of {options}, --capture", key="init")
     if out.suffix not in (".yaml", ".yml"):
         raise ConfigError("must end in .yaml", key="--out", value=str(out))
     _check_free(out, force=force)
@@ -117,10 +133,19 @@ def init(
         sequence_length=_parse_count("--sequence-length", sequence_length),
         global_batch_size=_parse_count("--global-batch-size", global_batch_size),
         runtime=runtime,
-        config=None if config is None else _parse_degrees(config),
+        config=None if config is None else _parse_config(config),
+        precision=precision,
     )
-    scripts = [read_import(framework, path, read_text(path, most_bytes=MOST_BYTES)) for framework, path in chosen]
-    if from_log is None:
+    words = None if arguments is None else tuple(arguments)
+    if words and not capture and any(framework not in ("megatron", "torchtitan") for framework, _ in chosen):
+        raise ConfigError("only a script has arguments", key="--", value=" ".join(words))
+    scripts = [
+        read_import(framework, path, read_text(path, most_bytes=MOST_BYTES), arguments=words)
+        for framework, path in chosen
+    ]
+    if capture:
+        imported, file = captured_import(arguments or (), yes=yes)
+    elif from_log is None:
         imported, file = scripts[0], chosen[0][1]
     else:
         imported, file = read_log(from_log), from_log
@@ -148,17 +173,17 @@ def _parse_count(option: str, text: str | None) -> int | None:
     return None if text is None else whole_number(option, text, 1)
 
 
-def _parse_degrees(text: str) -> dict[str, Value]:
-    """Parse the degrees and further dimensions that `--config` names; those that it does not name stay open."""
+def _parse_config(text: str) -> dict[str, Value]:
+    """Parse the degrees and further dimensions that `--config` names; those it does not name stay open."""
     from costmodels.job.parallel_config import DEGREES, parse_config
-    from tuner.study_file.new_study import STATED
+    from tuner.study_file.new_study import JOB_DIMENSIONS
 
     found = parse_config(text, {})
+    valid = (*DEGREES, *JOB_DIMENSIONS)
     named = {entry.partition("=")[0].strip() for entry in text.split(",")}
-    known = (*DEGREES, *STATED)
-    for name in sorted(named - {*known, ""}):
-        raise ConfigError("is not a degree", key="--config", value=name, nearest=f"valid: {', '.join(known)}")
-    return {name: getattr(found, name) for name in known if name in named}
+    for name in sorted(named - {*valid, ""}):
+        raise ConfigError("cannot be stated here", key="--config", value=name, nearest=f"valid: {', '.join(valid)}")
+    return {name: getattr(found, name) for name in valid if name in named}
 
 
 def _check_free(out: Path, *, force: bool) -> None:

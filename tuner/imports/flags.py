@@ -6,7 +6,7 @@ Flags without a readable value are collected as unread.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from costmodels.job.model_spec import MAX_COUNT
@@ -46,6 +46,12 @@ def flags_among(words: Iterable[Argument], *, dashed: bool = False) -> list[Flag
     return [Flag(name=name, line=line, values=tuple(values)) for name, line, values in flags]
 
 
+_OF_LAYOUTS = re.compile(
+    "parallel|zero|shard|fsdp|checkpoint|recompute|offload|lora|expert|sequence|fp8|fp4|precision|virtual-pipeline"
+)
+"""Parts of names that belong to flags about layouts, memory and precision."""
+
+
 class Flags:
     """Flags of one command. If a flag is given several times, its last occurrence counts.
 
@@ -55,11 +61,21 @@ class Flags:
 
     def __init__(self, flags: Sequence[Flag]) -> None:
         self._flags = {flag.name: flag for flag in flags}
+        self._asked: set[str] = set()
         self.unread: list[Unread] = []
 
     def has(self, *names: str) -> bool:
         """Return whether at least one of the flags is given."""
+        self._asked.update(names)
         return any(name in self._flags for name in names)
+
+    def unused(self, ignored: Collection[str]) -> list[Unread]:
+        """Return the flags whose names say that they may change a layout, and that nobody has asked for."""
+        return [
+            Unread(what=name, why="not read; check that it changes no layout, memory or precision", line=flag.line)
+            for name, flag in self._flags.items()
+            if _OF_LAYOUTS.search(name.replace("_", "-")) and name not in self._asked and name not in ignored
+        ]
 
     def line(self, name: str) -> int | None:
         """Return the line of a flag, or None if it is not given."""
@@ -67,6 +83,7 @@ class Flags:
 
     def text(self, name: str) -> str | None:
         """Return the first value of a flag, or None if the flag or its value is missing or unknown."""
+        self._asked.add(name)
         flag = self._flags.get(name)
         if flag is None:
             return None
@@ -94,6 +111,7 @@ class Flags:
 
     def values(self, name: str) -> tuple[Argument, ...]:
         """Return all words after a flag."""
+        self._asked.add(name)
         return self._flags[name].values if name in self._flags else ()
 
     def counts(self, name: str) -> tuple[int, ...]:

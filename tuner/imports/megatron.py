@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import chain
+from typing import Any, TypeVar
 
 from costmodels.job.training_job import RECOMPUTE_MODULES
 from hardware.io.errors import ConfigError
@@ -25,6 +26,7 @@ from tuner.imports.megatron_refusals import refuse_other_models
 from tuner.imports.megatron_runtime import DEEPSPEED, runtime_of
 from tuner.imports.torchrun import Launch, launch_of
 
+_T = TypeVar("_T")
 SIGNS = {
     "--num-layers",
     "--hidden-size",
@@ -51,14 +53,58 @@ _NOT_MODELLED = {
     "--account-for-loss-in-pipeline-split": "Meshtune assumes stages of equal length",
 }
 """Flags that change a step in a way that Meshtune does not model, with the assumption that it makes instead."""
+_WITHOUT_EFFECT = frozenset(
+    [
+        "--no-async-tensor-model-parallel-allreduce",
+        "--use-checkpoint-opt_param-scheduler",
+        "--recompute-num-layers",
+        "--checkpoint-num-layers",
+        "--fp8-amax-history-len",
+        "--fp8-amax-compute-algo",
+        "--fp8-margin",
+        "--fp8-interval",
+        "--log-num-zeros-in-grad",
+        "--no-data-sharding",
+        "--allow-missing-vision-projection-checkpoint",
+        "--pretrained-checkpoint",
+        "--no-pipeline-parallel",
+        "--fp16-lm-cross-entropy",
+    ]
+)
+"""Flags whose names look as if they changed the layout, and that do not."""
+_NOT_READ = "; flags in it were not read"
+MAX_NAMES = 12
+"""Limit on the names in a note."""
 MAX_LAYOUT = 20_000
 """Limit on the length of a layout [characters]; longer texts are cut."""
+_OF_CHUNKS = (
+    "--pipeline-model-parallel-layout",
+    "--num-layers-per-virtual-pipeline-stage",
+    "--num-virtual-stages-per-pipeline-rank",
+)
+"""Flags that state virtual stages."""
+_OF_RECOMPUTE = (
+    "--recompute-granularity",
+    "--recompute-activations",
+    "--checkpoint-activations",
+    "--activations-checkpoint-method",
+)
+"""Flags that turn recomputation on."""
+_OF_ZERO = (
+    *("--use-distributed-optimizer", "--use-torch-fsdp2", "--use-megatron-fsdp", "--use-custom-fsdp"),
+    *("--deepspeed", "--zero-stage"),
+)
+"""Flags that shard training states."""
 _SHARDING = {"no_shard": "0", "optim": "1", "optim_grads": "2", "optim_grads_params": "3"}
 """ZeRO stage of each sharding strategy of Megatron-FSDP."""
 
 
-def import_megatron(text: str) -> Imported:
+def import_megatron(text: str, *, tells_unused: bool = True) -> Imported:
     """Read a launch script without running any part of it.
+
+    Args:
+        text: Text of the script, or a list of flags.
+        tells_unused: Whether flags about the layout that were not read are told; a log lists all flags there are.
 
     Raises:
         ConfigError: the script has no flag of Megatron-LM, the value of a flag is invalid, or the model is of a kind
@@ -69,10 +115,12 @@ def import_megatron(text: str) -> Imported:
     listed = flags_among(words, dashed=True)
     if not SIGNS & {flag.name for flag in listed}:
         raise ConfigError(
-            "has no flags of Megatron-LM, such as --tensor-model-parallel-size",
-            nearest="pass the script that contains the flags; scripts that it sources or runs are not read",
+            "has no flags of Megatron-LM, such as --tensor-model-parallel-size, or they stand in a script that it runs",
+            nearest="`meshtune init --capture -- bash SCRIPT` finds the command that it starts",
         )
-    described = import_flags(listed, program=launch.name if launch else "", beside=text)
+    hidden = _hidden(words, script)
+    name = launch.name if launch else ""
+    described = import_flags(listed, program=name, beside=text, hidden=hidden, tells_unused=tells_unused)
     unread: list[Unread] = []
     hosts, devices_per_host = _devices(text, launch, unread)
     return replace(
@@ -80,24 +128,34 @@ def import_megatron(text: str) -> Imported:
         hosts=hosts,
         devices_per_host=devices_per_host,
         command=None if launch is None else command_of(launch, script, runtime=described.runtime),
-        unread=(*described.unread, *unread, *_stray(words, script), *_sourced(script)),
+        unread=(*described.unread, *unread, *(one.word for one in hidden), *_sourced(script)),
+        notes=(*_defaulted(script), *described.notes),
     )
 
 
-def import_flags(listed: Sequence[Flag], *, program: str = "", beside: str = "") -> Imported:
+def import_flags(
+    listed: Sequence[Flag],
+    *,
+    program: str = "",
+    beside: str = "",
+    hidden: tuple[Hidden, ...] = (),
+    tells_unused: bool = False,
+) -> Imported:
     """Read the flags of one command, whose names have dashes.
 
     Args:
         listed: Flags in their order; of a flag that is given several times the last occurrence counts.
         program: Name of the program's file; empty if unknown.
         beside: Further text of the script, where DeepSpeed's configuration may stand.
+        hidden: Words of the command that may hold further flags.
+        tells_unused: Whether flags about the layout that were not read are told.
 
     Raises:
         ConfigError: the value of a flag is invalid, or the flags describe a model that Meshtune does not model.
     """
     flags = Flags(listed)
     refuse_other_models(flags, tuple(flag.name for flag in listed), program)
-    found = _Found(flags=flags)
+    found = _Found(flags=flags, hidden=hidden)
     model, missing = model_of(flags)
     degrees = _degrees(found, model.get("num_layers"))
     job = _job(found, beside)
@@ -106,6 +164,9 @@ def import_flags(listed: Sequence[Flag], *, program: str = "", beside: str = "")
     for name, reason in _NOT_MODELLED.items():
         if flags.has(name):
             flags.leave(name, f"not modelled: {reason}")
+    micro_batches = None if flags.has("--global-batch-size") else 1
+    if micro_batches and found.absent("global_batch_size", 1, "--global-batch-size") is None:
+        micro_batches = None
     return Imported(
         framework="megatron",
         runtime=runtime,
@@ -114,12 +175,25 @@ def import_flags(listed: Sequence[Flag], *, program: str = "", beside: str = "")
         job=job,
         degrees=degrees,
         open=found.open,
-        micro_batches=None if flags.has("--global-batch-size") else 1,
+        micro_batches=micro_batches,
         layers=found.layers,
         copies=flags.count("--num-distributed-optimizer-instances") or 1,
-        unread=tuple(dict.fromkeys(flags.unread)),
+        unread=(*dict.fromkeys(flags.unread), *(flags.unused(_WITHOUT_EFFECT) if tells_unused else ())),
         notes=(*_notes(flags, model, program), *([why] if why else [])),
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hidden:
+    """Unknown word of the command that may hold further flags.
+
+    Attributes:
+        word: The word, with the reason.
+        flags: Names of the only flags that it may hold; empty if it may hold any.
+    """
+
+    word: Unread
+    flags: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -128,27 +202,48 @@ class _Found:
 
     Attributes:
         flags: Flags of the training program.
+        hidden: Words of the command that may hold further flags.
         open: Degrees and keys of the job whose values could not be read, with the reason for each.
         layers: Number of layers of each virtual stage, or empty.
     """
 
     flags: Flags
+    hidden: tuple[Hidden, ...] = ()
     open: dict[str, str] = field(default_factory=dict)
     layers: tuple[int, ...] = ()
 
     def number(self, name: str, *flags: str, default: int | None = None, minimum: int = 1) -> int | None:
         """Return the integer value of the first flag that is given, otherwise the default.
 
-        A flag with an unreadable value is recorded in `open` under `name`.
+        A flag with an unreadable value is recorded in `open` under `name`, and so is a missing one if a part of the
+        command that is not known may hold it.
         """
         given = next((flag for flag in flags if self.flags.has(flag)), None)
         if given is None:
-            return default
+            return self.absent(name, default, *flags)
+        if why := self._why_hidden(flags, surely=True):
+            self.open[name] = why
+            return None
         number = self.flags.count(given, minimum=minimum)
         if number is None:
             unread = next(one for one in reversed(self.flags.unread) if one.what == given)
             self.open[name] = str(unread)
         return number
+
+    def absent(self, name: str, default: _T, *flags: str) -> _T | None:
+        """Return the default of a key whose flags are missing; None, and an open key, if they may be hidden."""
+        if default is not None and (why := self._why_hidden(flags)):
+            self.open[name] = why
+            return None
+        return default
+
+    def _why_hidden(self, flags: Sequence[str], *, surely: bool = False) -> str:
+        """Return why one of the flags may be in a word that is not known, or nothing.
+
+        With `surely` only words count whose flags are known, and known to be there under some condition.
+        """
+        words = [one.word for one in self.hidden if one.flags & set(flags) or not (surely or one.flags)]
+        return "; ".join(str(word).removesuffix(_NOT_READ) for word in words)
 
 
 def _training_words(script: Script) -> tuple[tuple[Argument, ...], Launch | None]:
@@ -177,8 +272,7 @@ def _degrees(found: _Found, num_layers: int | None) -> dict[str, int]:
     pp = found.number("pp", "--pipeline-model-parallel-size", default=1)
     degrees = {"pp": pp, "tp": tp, **_context(found), "vpp": 1, "ep": 1}
     degrees["mbs"] = found.number("mbs", "--micro-batch-size", "--batch-size")
-    if pp is not None:
-        degrees["vpp"] = _chunks(found, pp, num_layers)
+    degrees["vpp"] = _chunks(found, pp, num_layers)
     if _has_experts(flags):
         degrees["ep"] = found.number("ep", "--expert-model-parallel-size", "--moe-expert-parallel-size", default=1)
         # MindSpeed: each tensor parallel rank holds whole experts of its own, so that tp multiplies ep.
@@ -221,6 +315,9 @@ def _context(found: _Found) -> dict[str, int | None]:
     if flags.has("--context-parallel-algo"):
         name = "--context-parallel-algo"
         kind = flags.one_of(name, algorithms, "cp")
+    if flags.has(name) and flags.text(name) is None:
+        found.open |= dict.fromkeys(("cp", "up"), f"{name} (line {flags.line(name)})")
+        return {"cp": None, "up": None}
     if flags.text("--cp-comm-type") == "allgather":
         flags.leave("--cp-comm-type", "allgather is not modelled; read as the ring of p2p")
     if kind != "both":
@@ -237,12 +334,19 @@ def _context(found: _Found) -> dict[str, int | None]:
     return {"cp": size // up, "up": up}
 
 
-def _chunks(found: _Found, pp: int, num_layers: int | None) -> int | None:
-    """Return the number of virtual stages per pipeline rank.
+def _chunks(found: _Found, pp: int | None, num_layers: int | None) -> int | None:
+    """Return the number of virtual stages per pipeline rank, or None, and an open key, if it cannot be told.
 
     If the script states the layers of each virtual stage, they are stored in `found.layers`.
     """
     flags = found.flags
+    stated = next((name for name in _OF_CHUNKS if flags.has(name)), None)
+    if pp is None or (stated and flags.text(stated) is None):
+        if stated:
+            found.open["vpp"] = f"{stated} (line {flags.line(stated)})"
+        return None if stated else found.absent("vpp", 1, *_OF_CHUNKS)
+    if pp == 1 and stated is None:
+        return 1
     layout = flags.text("--pipeline-model-parallel-layout")
     if layout is not None:
         found.layers = _layers_of(layout, flags.place("--pipeline-model-parallel-layout"))
@@ -262,8 +366,11 @@ def _chunks(found: _Found, pp: int, num_layers: int | None) -> int | None:
             ends = ((first,) if first else ()), ((last,) if last else ())
             found.layers = (*ends[0], *[rest // inner] * inner, *ends[1])
     per_chunk = flags.count("--num-layers-per-virtual-pipeline-stage")
-    if per_chunk and num_layers:
-        return max(1, num_layers // pp // per_chunk)
+    if per_chunk:
+        if num_layers:
+            return max(1, num_layers // pp // per_chunk)
+        found.open["vpp"] = "--num-layers is not known"
+        return None
     return found.number("vpp", "--num-virtual-stages-per-pipeline-rank", default=1)
 
 
@@ -288,15 +395,16 @@ def _job(found: _Found, beside: str) -> dict[str, Any]:
     job: dict[str, Any] = {
         "sequence_length": found.number("sequence_length", *lengths),
         "global_batch_size": found.number("global_batch_size", "--global-batch-size"),
-        "precision": _precision(flags),
+        "precision": _precision(found),
         "optimizer": flags.one_of("--optimizer", {"adam": "adam", "sgd": "sgd"}, "adam"),
-        **_recompute(flags),
+        **_recompute(found),
         "zero_stage": _zero_stage(found, beside),
     }
-    if found.number("tp", "--tensor-model-parallel-size", default=1) != 1:
-        job["sequence_parallel"] = flags.has("--sequence-parallel")
+    is_parallel = flags.has("--sequence-parallel")
+    if found.number("tp", "--tensor-model-parallel-size", "--model-parallel-size", default=1) != 1:
+        job["sequence_parallel"] = is_parallel or found.absent("sequence_parallel", False, "--sequence-parallel")
     if _has_experts(flags):
-        tp = found.number("tp", "--tensor-model-parallel-size", default=1)
+        tp = found.number("tp", "--tensor-model-parallel-size", "--model-parallel-size", default=1)
         expert_tp = flags.count("--expert-tensor-parallel-size") or tp
         if flags.has("--moe-tp-extend-ep") or _has_whole_experts(flags):
             expert_tp = 1
@@ -309,27 +417,37 @@ def _has_whole_experts(flags: Flags) -> bool:
     return flags.has("--moe-expert-parallel-size") and not flags.has("--enable-expert-tensor-parallelism")
 
 
-def _precision(flags: Flags) -> str:
+def _precision(found: _Found) -> str | None:
     """Return the number format of matrix products; fp32 without a flag."""
-    if flags.has("--fp4-format"):
-        return "nvfp4"
-    if flags.has("--fp8-format", "--fp8-hybrid", "--fp8-e4m3"):
-        return "fp8"
-    return "bf16" if flags.has("--bf16") else "fp16" if flags.has("--fp16") else "fp32"
+    flags = found.flags
+    formats = {
+        "nvfp4": ("--fp4-format",),
+        "fp8": ("--fp8-format", "--fp8-hybrid", "--fp8-e4m3"),
+        "bf16": ("--bf16",),
+        "fp16": ("--fp16",),
+    }
+    given = [name for name, names in formats.items() if flags.has(*names)]
+    return given[0] if given else found.absent("precision", "fp32", *chain.from_iterable(formats.values()))
 
 
-def _recompute(flags: Flags) -> dict[str, Any]:
+def _recompute(found: _Found) -> dict[str, Any]:
     """Return the recomputation.
 
     Megatron-LM v2 had --checkpoint-activations and --activations-checkpoint-method, which recompute whole layers, and
     v3 --activations-checkpoint-granularity. DeepSpeed's flag only changes who recomputes.
     """
+    flags = found.flags
     if flags.has("--recompute-activations"):
         return {"recompute": "selective"}
     kinds = {"full": "full", "selective": "selective", "none": "none"}
     whole = flags.has("--checkpoint-activations", "--activations-checkpoint-method")
     name = "--activations-checkpoint-granularity"
     name = name if flags.has(name) else "--recompute-granularity"
+    if flags.has(name) and flags.text(name) is None:
+        found.open["recompute"] = f"{name} (line {flags.line(name)})"
+        return {}
+    if not whole and not flags.has(name) and found.absent("recompute", "none", *_OF_RECOMPUTE) is None:
+        return {}
     granularity = flags.one_of(name, kinds, "full" if whole else "none")
     if flags.has("--deepspeed-activation-checkpointing") and granularity == "none":
         flags.leave(
@@ -352,12 +470,14 @@ def _recompute(flags: Flags) -> dict[str, Any]:
 def _offload(flags: Flags, *, is_mindspeed: bool) -> dict[str, str]:
     """Return the key of `job:` for an optimizer whose states are on the host, which MindSpeed does otherwise."""
     name, part = "--optimizer-cpu-offload", "--optimizer-offload-fraction"
+    has_part = flags.has(part)
+    flags.has("--use-precision-aware-optimizer")  # which offloading needs
     if not flags.has(name):
         return {}
     if is_mindspeed:
         flags.leave(name, "not modelled for MindSpeed: Meshtune assumes that the optimizer states stay on the device")
         return {}
-    fraction = flags.text(part) if flags.has(part) else "1"
+    fraction = flags.text(part) if has_part else "1"
     if fraction is not None and not re.fullmatch(r"1(\.0*)?", fraction):
         flags.leave(part, "a part of the states is not modelled; read as all")
     return {"offload": "optimizer"}
@@ -381,11 +501,12 @@ def _zero_stage(found: _Found, beside: str) -> int | None:
             return int(stages.pop())
         found.open["zero_stage"] = "--zero-stage is missing; the stage is in DeepSpeed's configuration file"
         return None
-    if flags.has("--use-torch-fsdp2"):
-        return 3
     if flags.has("--use-megatron-fsdp", "--use-custom-fsdp"):
         return int(flags.one_of("--data-parallel-sharding-strategy", _SHARDING, "0"))
-    return 1 if flags.has("--use-distributed-optimizer") else 0
+    for flag, stage in (("--use-torch-fsdp2", 3), ("--use-distributed-optimizer", 1)):
+        if flags.has(flag):
+            return stage
+    return found.absent("zero_stage", 0, *_OF_ZERO)
 
 
 def _devices(text: str, launch: Launch | None, unread: list[Unread]) -> tuple[int | None, int | None]:
@@ -399,31 +520,43 @@ def _devices(text: str, launch: Launch | None, unread: list[Unread]) -> tuple[in
     in_slurm = {"--nnodes": ("nodes",), "--nproc-per-node": ("gpus-per-node", "gres", "ntasks-per-node")}
     in_deepspeed = {"--nnodes": "--num-nodes", "--nproc-per-node": "--num-gpus"}
     for name, keys in in_slurm.items():
-        flag = name if launcher.has(name) else in_deepspeed[name]
+        flag = in_deepspeed[name] if launcher.has(in_deepspeed[name]) else name
         value = launcher.text(flag)
         number = int(value) if value and re.fullmatch(r"[1-9][0-9]{0,5}", value) else None
         if value is not None and number is None:
             launcher.leave(flag, f"{value} is not a number of hosts or devices")
         by_slurm = next((int(slurm[key]) for key in keys if key in slurm), None)
+        if flag == "--nnodes" and not launcher.has(flag) and launcher.has("--nproc-per-node"):
+            by_slurm = by_slurm or 1  # torchrun's default
         found.append(number if number is not None else by_slurm)
     unread += [one for one, number in zip(launcher.unread, found, strict=False) if number is None]
     return found[0], found[1]
 
 
-def _stray(words: tuple[Argument, ...], script: Script) -> tuple[Unread, ...]:
+_SWITCH = re.compile(
+    r"--(use|no|disable|enable|overlap|untie|add|apply|log)-|--(bf16|fp16|swiglu|sequence-parallel|deepspeed)$|--.*="
+    r"|--(group-query-attention|multi-latent-attention|checkpoint-activations|recompute-activations|mock-data)$"
+)
+"""Flags that take no further word as their value."""
+
+
+def _hidden(words: tuple[Argument, ...], script: Script) -> tuple[Hidden, ...]:
     """Return the unknown words that may contain flags.
 
     A word may contain flags if it does not follow a flag that takes a value, if it is an array, or if its name contains
-    ARG, OPT, FLAG or PARAM.
+    ARG, OPT, FLAG, PARAM, CONFIG or EXTRA.
     """
-    stray = []
+    hidden = []
     for before, word in zip((None, *words), words, strict=False):
-        follows_value = before is None or not before.text.startswith("--") or "=" in before.text
-        is_named_so = re.search(r"^\$\{?\w*(ARG|OPT|FLAG|PARAM)", word.text, re.I) is not None
+        follows_value = before is None or not before.text.startswith("--") or _SWITCH.match(before.text) is not None
+        is_named_so = re.search(r"^\$\{?\w*(ARG|OPT|FLAG|PARAM|CONFIG|EXTRA|@|\*)", word.text, re.I) is not None
         is_part = len(script.variables.get(word.text.removeprefix("$"), ())) > 1
         if word.unknown and (follows_value or is_named_so or is_part) and not word.text.startswith("-"):
-            stray.append(Unread(what=word.text, why=f"{word.unknown}; flags in it were not read", line=word.line))
-    return tuple(stray)
+            unread = Unread(what=word.text, why=f"{word.unknown}{_NOT_READ}", line=word.line)
+            names = [text.partition("=")[0] for text in word.otherwise.split() if text.startswith("--")]
+            if names or not word.otherwise:
+                hidden.append(Hidden(word=unread, flags=frozenset(names)))
+    return tuple(hidden)
 
 
 def _sourced(script: Script) -> tuple[Unread, ...]:
@@ -436,6 +569,15 @@ def _sourced(script: Script) -> tuple[Unread, ...]:
         )
         for one in script.sourced
     )
+
+
+def _defaulted(script: Script) -> tuple[str, ...]:
+    """Return a note on the variables that were read with the script's defaults."""
+    if not script.defaulted:
+        return ()
+    further = ", ..." if len(script.defaulted) > MAX_NAMES else ""
+    names = ", ".join(script.defaulted[:MAX_NAMES])
+    return (f"read with the defaults in the script, as if the environment did not set them: {names}{further}",)
 
 
 def _notes(flags: Flags, model: dict[str, Any], program: str) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ def _vocab_size(flags: Flags) -> int | None:
     Megatron-LM pads them to a multiple of --make-vocab-size-divisible-by times tp. The factor tp is ignored, because it
     differs among the configurations of a study.
     """
-    padded = flags.count("--padded-vocab-size")
+    padded = flags.count("--padded-vocab-size", "--pad-vocab-size-to")
     size = flags.count("--vocab-size")
     if padded is not None or size is None:
         return padded

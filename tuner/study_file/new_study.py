@@ -21,6 +21,7 @@ from hardware.io.config_file import read_text
 from hardware.io.errors import ConfigError, did_you_mean
 from trials.command.log_pattern import StepSize
 from tuner.imports import IMPORTERS, Imported, Present, present_of
+from tuner.imports.bash.script import with_arguments
 from tuner.imports.flagscale import join_files, train_file_of
 from tuner.imports.log import Measured, import_log
 from tuner.study_file.text import model_text, study_text
@@ -28,8 +29,9 @@ from tuner.study_file.text import model_text, study_text
 MOST_BYTES = 250_000
 """Largest file that is read [bytes]: scripts and configurations have a tenth, and reading one takes seconds."""
 
-STATED = ("recompute", "zero_stage", "sequence_parallel")
-"""Further dimensions that a user may state beside the degrees where the file leaves them open."""
+JOB_DIMENSIONS = ("recompute", "zero_stage", "sequence_parallel", "expert_tp")
+"""Further dimensions that `--config` may state; they become keys of `job:`."""
+
 _DESCRIBING = ("name", "source", "assumed")
 """Fields of a ModelSpec that do not change its training."""
 
@@ -46,6 +48,7 @@ class Added:
     global_batch_size: int | None = None
     runtime: str | None = None
     config: Mapping[str, Value] | None = None
+    precision: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,8 +79,10 @@ class NewStudy:
         return self.imported.command is not None and not self.imported.command.unknown
 
 
-def read_import(framework: str, file: Path, text: str) -> Imported:
+def read_import(framework: str, file: Path, text: str, arguments: tuple[str, ...] | None = None) -> Imported:
     """Read a file of a framework, and the file beside it that an experiment of FlagScale names.
+
+    A launch script gets the arguments for its `$1`, `$2` and `$@`; None leaves them unknown.
 
     Raises:
         ConfigError: The text describes no configuration; the message names the file.
@@ -86,7 +91,7 @@ def read_import(framework: str, file: Path, text: str) -> Imported:
     if beside and (file.parent / beside).is_file():
         text = join_files(text, read_text(file.parent / beside, most_bytes=MOST_BYTES))
     try:
-        return IMPORTERS[framework](text)
+        return IMPORTERS[framework](with_arguments(text, arguments) if arguments else text)
     except ConfigError as error:
         raise error.in_file(str(file)) from None
 
@@ -184,6 +189,8 @@ def _merge(imported: Imported, added: Added) -> Imported:
     given = added.config or {}
     degrees = {**imported.degrees, **{name: int(given[name]) for name in DEGREES if name in given}}
     job = {**imported.job, **{name: value for name, value in given.items() if name not in DEGREES}}
+    if added.precision is not None:
+        job["precision"] = added.precision
     micro_batches = imported.micro_batches
     if added.sequence_length is not None:
         job["sequence_length"] = added.sequence_length
@@ -229,12 +236,26 @@ def _check_complete(imported: Imported, added: Added, file: Path) -> None:
         told = key in imported.job or (key == "global_batch_size" and imported.micro_batches is not None)
         if not told:
             needs.append(f"{option}{_because(imported.open.get(key))}")
-    asked = (*DEGREES, *STATED)
-    needs += [f"--config {name}=N{_because(imported.open[name])}" for name in asked if name in imported.open]
+    if "precision" in imported.open:
+        needs.append(f"--precision NAME{_because(imported.open['precision'])}")
+    needs += _open_config(imported.open)
     if needs:
         raise ConfigError(
-            f"does not say everything that a study needs; add {'; '.join(dict.fromkeys(needs))}", file=str(file)
+            f"does not say everything that a study needs; add {'; '.join(dict.fromkeys(needs))}",
+            file=str(file),
+            nearest=f"`meshtune init --capture -- bash {file}` reads what the script decides when it runs"
+            if imported.open and imported.command is not None
+            else None,
         )
+
+
+def _open_config(opened: Mapping[str, str]) -> list[str]:
+    """Return what `--config` has to name: one entry for all keys that are open for the same reason."""
+    names: dict[str, list[str]] = {}
+    for name in (*DEGREES, *JOB_DIMENSIONS):
+        if name in opened:
+            names.setdefault(opened[name], []).append(name)
+    return [f"--config {','.join(f'{name}=N' for name in group)} ({why})" for why, group in names.items()]
 
 
 def _because(why: str | None) -> str:

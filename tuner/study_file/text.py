@@ -68,7 +68,7 @@ def model_text(model: ModelSpec, file: Path) -> str:
 
 def _head(imported: Imported, file: Path, *, has_current: bool) -> list[str]:
     what = "`current:` is what it runs today" if has_current else "it tells a model, and no configuration"
-    lines = [f"# Written by `meshtune init --from-{imported.framework} {_comment(str(file))}`: {what}."]
+    lines = [f"# Written by `meshtune init` from `{_comment(str(file))}`: {what}."]
     if imported.unread:
         lines += ["# Not read, or not modelled:", *(f"#   {_comment(str(one))}" for one in imported.unread)]
     return [*lines, *(f"# {_comment(note)}" for note in imported.notes)]

@@ -1,14 +1,15 @@
 """Interpreter that finds the commands of a launch script without running any of them.
 
-It follows assignments, arrays, defaults (`${TP:-4}`), simple arithmetic and simple conditions. Values that depend on a
-run stay unknown, with the line and the reason: arguments of the script, output of commands, loops, functions and
-environment variables. A variable that the script does not set counts as unset if it has a default, and in `[ -z ... ]`
-and `[ -n ... ]`.
+It follows assignments, arrays, defaults (`${TP:-4}`), simple arithmetic and simple conditions, arguments that
+`set --` gives, and the text of `bash -c`. Values that depend on a run stay unknown, with the line and the reason:
+arguments of the script, output of commands, loops, functions and environment variables. A variable that the script does
+not set counts as unset if it has a default, and in `[ -z ... ]` and `[ -n ... ]`.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -22,6 +23,13 @@ MAX_WORDS = 100_000
 
 MAX_PIECES = 2_000
 """Limit on the pieces of one variable, because a script may double a variable again and again."""
+
+
+MAX_NESTED = 3
+"""Limit on shells within shells; the text of deeper ones is not followed."""
+
+MAX_NESTED_TEXT = 500_000
+"""Limit on the text of all shells within a script [characters], because a script may hand one text to many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,12 +49,15 @@ class Script:
         variables: Final values of all variables, split into words.
         exported: Names of the exported variables, in their order.
         sourced: Paths of the scripts that are sourced, which are not read.
+        defaulted: Names of the variables that have the default of an expansion such as `${TP:-4}`, because the script
+            does not set them.
     """
 
     commands: tuple[Command, ...]
     variables: dict[str, tuple[Argument, ...]]
     exported: tuple[str, ...]
     sourced: tuple[Argument, ...]
+    defaulted: tuple[str, ...] = ()
 
 
 def read_script(text: str) -> Script:
@@ -62,7 +73,13 @@ def read_script(text: str) -> Script:
         },
         exported=tuple(dict.fromkeys(reader.exported)),
         sourced=tuple(reader.sourced),
+        defaulted=tuple(dict.fromkeys(reader.defaulted)),
     )
+
+
+def with_arguments(text: str, arguments: Sequence[str]) -> str:
+    """Return a script that has these arguments as `$1`, `$2` and `$@`. Its lines keep their numbers."""
+    return f"set -- {shlex.join(arguments)}; {text}"
 
 
 class _Runs(Enum):
@@ -119,11 +136,14 @@ def _simple_commands(tokens: Iterable[Word | Operator]) -> Iterable[tuple[tuple[
 class _Interpreter:
     """State of the interpretation at one place of the script: variables, open blocks, and commands found so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, depth: int = 0) -> None:
+        self.depth = depth  # number of shells around this one
+        self.nested = [0]  # length of the texts of shells followed so far [characters]; shared by all shells
         self.variables: dict[str, Text | list[Text]] = {}
         self.exported: list[str] = []
         self.commands: list[Command] = []
         self.sourced: list[Argument] = []
+        self.defaulted: list[str] = []
         self.blocks: list[_Block] = []
         self.only_if: bool | None = True  # whether `&&` or `||` before the command lets it run; None if unknown
         self.is_function = False
@@ -281,11 +301,54 @@ class _Interpreter:
                 self.variables.pop(word.bare or "", None)
             return
         fields = list(self._fields(rest))
-        if rest[0].bare in ("source", "."):
+        if rest[0].bare in ("set", "shift"):
+            self._set_arguments(rest[0].bare, fields[1:])
+        elif rest[0].bare in ("source", "."):
             self.sourced += map(argument_of, fields[1:2])
         elif fields and rest[0].bare not in (*_SILENT, *_TESTS, ":"):
             self.exported += [name for word in words[:first] if (name := _name_of(word))]
-            self.commands.append(Command(words=_inner_words(fields), line=rest[0].line))
+            inner = _inner_text(fields)
+            if inner is not None and self.depth < MAX_NESTED and self.nested[0] < MAX_NESTED_TEXT:
+                self._follow(inner[0], keeps_all=inner[1])
+            else:
+                self.commands.append(Command(words=_inner_words(fields), line=rest[0].line))
+
+    def _follow(self, text: Text, *, keeps_all: bool) -> None:
+        """Interpret the known text of `bash -c`, which sees the exported variables, or of `eval`, which sees all."""
+        source = "".join(piece.text for piece in text)
+        self.nested[0] += len(source)
+        inner = _Interpreter(depth=self.depth + 1)
+        inner.nested = self.nested
+        seen = self.variables if keeps_all else {name: self.variables.get(name) for name in self.exported}
+        inner.variables = {name: value for name, value in seen.items() if value is not None}
+        inner.exported = self.exported
+        inner.blocks = [_Block(kind="{", outer=self.runs, runs=self.runs)]
+        for words, operator in _simple_commands(cut(source, line=text[0].line)):
+            inner.step(words, operator)
+        self.commands += inner.commands
+        self.sourced += inner.sourced
+        self.defaulted += inner.defaulted
+        if keeps_all:
+            self.variables = inner.variables
+
+    def _set_arguments(self, command: str, fields: Sequence[Text]) -> None:
+        """Perform `set -- a b` or `shift`, which change `$1`, `$2` and `$@`."""
+        now = self.variables.get("@")
+        if command == "set" and (not fields or argument_of(fields[0]).text != "--"):
+            return
+        if command == "shift":
+            if not isinstance(now, list):
+                return
+            by = argument_of(fields[0]).text if fields else "1"
+            given = now[int(by) :] if by.isdigit() else []
+        else:
+            given = list(fields[1:])
+        for name in [name for name in self.variables if not name.isidentifier()]:
+            del self.variables[name]
+        if self.runs is _Runs.YES:
+            count = (Piece(text=str(len(given)), line=0),)
+            numbered = {str(number): text for number, text in enumerate(given, 1)}
+            self.variables |= {"@": given, "*": given, "#": count, **numbered}
 
     def _assigns(self, word: Word) -> bool:
         """Return whether a word is an assignment."""
@@ -298,12 +361,21 @@ class _Interpreter:
             return
         name, is_added, parts = found
         value: Text | list[Text] = list(self._fields(word.array)) if word.array is not None else self._text(parts)
+        before = self.variables.get(name)
         # If it is uncertain whether the assignment runs, the new value is unknown.
         if self.runs is _Runs.MAYBE:
             why = f"${name} is set on line {word.line} under a condition, in a loop or in a function"
-            unknown = (Piece(text=f"${name}", line=word.line, unknown=why),)
-            value = [unknown] if isinstance(value, list) else unknown
-        before = self.variables.get(name)
+            # `ARGS="$ARGS --more"` keeps what was known and adds something, as `+=` does.
+            if isinstance(value, tuple) and isinstance(before, tuple) and before:
+                value = tuple(piece for piece in value if piece.text)
+                kept = len([piece for piece in before if piece.text])
+                if value[:kept] == tuple(piece for piece in before if piece.text):
+                    is_added, value = True, value[kept:]
+            pieces = [piece for text in _elements(value) for piece in text]
+            is_known = (is_added or before in (None, (), [])) and not any(piece.unknown for piece in pieces)
+            added = " ".join(piece.text for piece in pieces) if is_known else ""
+            unknown = (Piece(text=f"${name}", line=word.line, unknown=why, otherwise=added.strip()),)
+            value = [unknown] if isinstance(value, list) else (Piece(text=" ", line=word.line), *unknown)
         if is_added and before is not None:
             if isinstance(before, list) or isinstance(value, list):
                 value = [*_elements(before), *_elements(value)]
@@ -353,7 +425,10 @@ class _Interpreter:
 
     def _is_nothing(self, word: Word) -> bool:
         """Return whether a word is an array without elements, which expands to no word even if quoted."""
-        empty = [isinstance(one, Variable) and one.all_elements and not self._values(one) for one in word.parts]
+        empty = [
+            isinstance(one, Variable) and (one.all_elements or one.name in "@*") and not self._values(one)
+            for one in word.parts
+        ]
         return any(empty) and all(
             is_empty or (isinstance(one, Literal) and not one.text)
             for one, is_empty in zip(word.parts, empty, strict=True)
@@ -388,17 +463,21 @@ class _Interpreter:
         if part.operator.endswith("+"):
             return [(self._text(part.other), not part.quoted)] if is_set else []
         if not is_set and part.operator:
+            if value is None and part.name.isidentifier() and part.other:
+                self.defaulted.append(part.name)
             # Expand each part once: with nested defaults, a second expansion would double the work per level.
             texts = [(one, self._text((one,))) for one in part.other]
             whole = tuple(replace(piece, is_whole=one.quoted) for one, text in texts for piece in text)
             if part.operator.endswith("=") and self.runs is _Runs.YES:
                 self.variables[part.name] = tuple(piece for _, text in texts for piece in text)
             return [(whole, not part.quoted)]
+        if value is None and part.name.isdigit() and "@" in self.variables:
+            return [((), not part.quoted)]  # more arguments are known not to be given
         if value is None:
             why = _why_unset(part)
             return [((Piece(text=part.source, line=part.line, unknown=why),), False)]
         if isinstance(value, list):
-            chosen = value if part.all_elements else value[:1]
+            chosen = value if part.all_elements or part.name in "@*" else value[:1]
             return [(text, not part.quoted) for text in chosen]
         return [(value, not part.quoted)]
 
@@ -449,6 +528,19 @@ def _name_of(word: Word) -> str | None:
 def _elements(value: Text | list[Text]) -> list[Text]:
     """Return the elements of an array; a scalar is an array of one element."""
     return value if isinstance(value, list) else [value]
+
+
+def _inner_text(fields: Sequence[Text]) -> tuple[Text, bool] | None:
+    """Return the text that `bash -c` or `eval` in a command runs, and whether it is `eval`; None if it is not known."""
+    names = [argument_of(text).text.rsplit("/", 1)[-1] for text in fields]
+    at = next((at for at, name in enumerate(names) if name in ("eval", "bash", "sh")), len(names))
+    is_eval = at < len(names) and names[at] == "eval"
+    begin = at + 1 if is_eval else next((at + 1 for at in range(at + 1, len(names)) if names[at] == "-c"), len(names))
+    # `eval` joins its words; the words behind the text of `bash -c` are its arguments
+    inner = fields[begin:] if is_eval else fields[begin : begin + 1]
+    pieces = tuple(piece for text in inner for piece in (*text, Piece(text=" ", line=0)))
+    known = pieces and not any(piece.unknown for piece in pieces)
+    return (pieces, is_eval) if known else None
 
 
 def _inner_words(fields: Sequence[Text]) -> tuple[Argument, ...]:

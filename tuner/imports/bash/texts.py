@@ -15,12 +15,14 @@ class Piece:
         line: Line number in the script.
         unknown: Reason why the value is unknown; empty if it is known.
         is_whole: Whether blanks in the part do not split words, because it was quoted.
+        otherwise: Text that the part has unless it is empty, if it is unknown for no other reason; else empty.
     """
 
     text: str
     line: int
     unknown: str = ""
     is_whole: bool = False
+    otherwise: str = ""
 
 
 Text = tuple[Piece, ...]
@@ -34,11 +36,13 @@ class Argument:
         text: Text of the word; unknown parts appear as in the script.
         line: Line number of the word.
         unknown: Reasons why parts of the word are unknown; empty if the whole word is known.
+        otherwise: Text that the word has unless it is absent, if that is all that is unknown of it; else empty.
     """
 
     text: str
     line: int
     unknown: str = ""
+    otherwise: str = ""
 
 
 def split_words(text: Text) -> list[Text]:
@@ -72,4 +76,5 @@ def argument_of(text: Text) -> Argument:
         text="".join(piece.text for piece in text),
         line=text[0].line if text else 0,
         unknown="; ".join(dict.fromkeys(piece.unknown for piece in text if piece.unknown)),
+        otherwise=" ".join(piece.otherwise for piece in text) if text and all(one.otherwise for one in text) else "",
     )

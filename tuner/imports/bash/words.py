@@ -105,9 +105,9 @@ _SIMPLE = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
 _OPERATORS = ";&|()"
 
 
-def cut(text: str) -> Iterator[Word | Operator]:
-    """Split a script into words and operators, in their order."""
-    reader = _Reader(text.replace("\r\n", "\n"), 1)
+def cut(text: str, line: int = 1) -> Iterator[Word | Operator]:
+    """Split a script, whose first line has this number, into words and operators, in their order."""
+    reader = _Reader(text.replace("\r\n", "\n"), line)
     while (token := reader.token()) is not None:
         yield token
 

@@ -115,7 +115,7 @@ class MegatronArguments(AbstractFinder):
         self._check_model()
         flags, lines = self._flags()
         try:
-            imported = import_megatron(" \\\n".join(flags))
+            imported = import_megatron(" \\\n".join(flags), tells_unused=False)
         except ConfigError as error:
             raise _on_lines(error, lines) from None
         imported = replace(

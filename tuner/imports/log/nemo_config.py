@@ -100,7 +100,7 @@ class NemoConfig(AbstractFinder):
         if keys.value("model.peft.peft_scheme") not in (None, "none"):
             raise ConfigError("is not supported: few of the weights are trained", key="model.peft.peft_scheme")
         flags = _flags(keys) + ([["--vocab-size", self._vocab_size]] if self._vocab_size else [])
-        imported = import_megatron(" \\\n".join(map(shlex.join, flags)))
+        imported = import_megatron(" \\\n".join(map(shlex.join, flags)), tells_unused=False)
         hosts, per_host = keys.count("trainer.num_nodes", default=1), keys.count("trainer.devices")
         unread = [replace(one, line=None) for one in imported.unread]
         if keys.value("model.mcore_gpt") is not True:

@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 import sys
 
@@ -224,7 +225,7 @@ WRONG = {
     "--cluster dgx-h1000": "--cluster = 'dgx-h1000' | did you mean 'dgx-h100'?",
     "--hosts few": "--hosts = 'few' | whole number",
     "--runtime megatron": "--runtime = 'megatron' | did you mean",
-    "--config expert_tp=2": "--config = 'expert_tp' | valid: pp, tp",
+    "--config dp_shard=2": "--config = 'dp_shard' | valid: pp, tp",
     "--out study.txt": "--out = 'study.txt' | must end in .yaml",
 }
 
@@ -267,6 +268,64 @@ def test_a_zero_stage_that_only_deepspeeds_file_tells_is_asked_for(meshtune, tmp
     assert done.status == 0
     assert done.json["job"]["zero_stage"] == 1
     assert load_study(tmp_path / "study.yaml").setting.runtime.name == "megatron-deepspeed"
+
+
+def test_arguments_behind_two_dashes_are_those_of_the_script(meshtune, tmp_path):
+    """A script that takes its degrees as arguments becomes a study once they are given."""
+    script = ARRAYS.replace("PP=2", "PP=$1").replace("TP=${TP:-4}", "TP=$2")
+
+    assert init(meshtune, tmp_path, script).status == 2
+    assert init(meshtune, tmp_path, script, "--", "2", "4").status == 0
+    assert current_of(tmp_path / "study.yaml") == {"pp": 2, "tp": 4, "dp": 2, "cp": 2, "vpp": 4}
+
+
+def test_what_a_script_hides_is_asked_for(meshtune, tmp_path):
+    """Where a part of the command is not known, every key that it may state is asked for, and answers are taken."""
+    script = ARRAYS.replace('"${LAYOUT[@]}"', "$LAYOUT_ARGS").replace("--bf16", "")
+
+    done = init(meshtune, tmp_path, script)
+
+    options = ("--precision NAME", "--config pp=N,tp=N,cp=N,ep=N".replace(",ep=N", ""), "recompute=N", "zero_stage=N")
+    assert_users_mistake(done, *options, "$LAYOUT_ARGS", "meshtune init --capture -- bash")
+    answers = "pp=2,tp=4,cp=1,vpp=1,recompute=full,zero_stage=1,sequence_parallel=true"
+    assert init(meshtune, tmp_path, script, "--precision", "bf16", "--config", answers).status == 0
+    job = load_study(tmp_path / "study.yaml").setting.job
+    assert (job.precision, job.recompute, job.zero_stage) == ("bf16", "full", 1)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash to run scripts with")
+def test_a_captured_script_becomes_a_study(meshtune, tmp_path):
+    """What a run of the script would have started becomes the study, after it was said what runs."""
+    script = write(tmp_path, "train.sh", ARRAYS.replace("PP=2", "PP=$(echo $1)"))
+
+    done = meshtune("init", "--capture", "--yes", *H100, "--", "bash", script.name, "2")
+
+    assert done.status == 0
+    assert "Capture: runs `bash train.sh 2`" in done.err
+    assert "All other commands of the script really run" in done.err
+    assert current_of(tmp_path / "study.yaml") == {"pp": 2, "tp": 4, "dp": 2, "cp": 2, "vpp": 4}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--capture", "--", "bash", "train.sh"), "--yes"),
+        (("--capture", "--yes"), "--capture -- bash train.sh"),
+        (("--capture", "--yes", "--", "no-such-program"), "no-such-program"),
+        (("--from-megatron", "train.sh", "--capture"), "exactly one of"),
+        (("--from-deepspeed", "train.sh", "--", "1"), "only a script has arguments"),
+    ],
+    ids=["not confirmed", "no command", "no program", "two ways", "no script"],
+)
+def test_a_capture_that_cannot_be_is_one_message(meshtune, tmp_path, words, message):
+    """Nothing runs without the user's consent, and each mistake ends in one message with status 2."""
+    write(tmp_path, "train.sh", f"touch {tmp_path}/ran\n")
+
+    done = meshtune("init", *H100, *words)
+
+    assert done.status == 2
+    assert message in done.err.splitlines()[-1]
+    assert not (tmp_path / "ran").exists()
 
 
 def test_the_script_is_not_run(meshtune, tmp_path):

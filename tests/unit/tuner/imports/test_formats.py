@@ -193,8 +193,8 @@ def test_what_is_not_modelled_is_told(flags, named):
     assert [(one.what, one.line) for one in imported.unread] == [(named, 2)]
 
 
-def test_flags_under_an_unknown_condition_are_told():
-    """Flags that a script adds only where a run decides so are not taken for granted, and not passed over either."""
+def test_flags_under_an_unknown_condition_are_asked_for():
+    """Flags that a script adds only where a run decides so are open, each with its line, and no others are."""
     imported = read(
         "megatron",
         """\
@@ -204,7 +204,9 @@ torchrun pretrain_gpt.py ${LAYOUT[@]} --use-distributed-optimizer
 """,
     )
 
-    assert imported.job["sequence_parallel"] is False
+    assert "sequence_parallel" not in imported.job
+    assert imported.open.keys() == {"sequence_parallel"}
+    assert imported.open["sequence_parallel"].startswith("$LAYOUT (line 2)")
     assert [(one.what, one.line) for one in imported.unread] == [("$LAYOUT", 2)]
     assert "flags in it were not read" in imported.unread[0].why
 

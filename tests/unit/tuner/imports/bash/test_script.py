@@ -39,6 +39,9 @@ AGREED = {
     ),
     "here-documents and redirections": "cat > /dev/null <<END\nrun --no $X\nEND\nrun --a 2>&1 1>&2 --b",
     "shell in a command": 'ARGS="--a 1"\neval "run $ARGS --b"',
+    "shell in single quotes": "export -f run\nexport A='--a 1' B=2\nbash -c 'run $A --b \"$B\"'",
+    "arguments": 'set -- a "b c" d\nrun $1 "$2" ${3:-x} ${4:-y} $5 "$@" $#',
+    "shifted arguments": 'set -- a "b c" d\nshift\nrun $1 "$@"',
     "a command in a variable": 'cmd="run --a 1"\n$cmd --b',
     "exports": "export A=1 B='x y'\nexport A\nrun $A \"$B\"",
 }

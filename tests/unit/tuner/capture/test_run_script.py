@@ -1,0 +1,143 @@
+import shutil
+import sys
+import time
+
+import pytest
+
+from tuner.capture.run_script import capture
+
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash to run scripts with")
+
+
+@pytest.fixture
+def captured(tmp_path, monkeypatch):
+    """Captures a script of that text, which lies in an empty working directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(text, *arguments, **options):
+        (tmp_path / "train.sh").write_text(text, encoding="utf-8")
+        return capture(["bash", "train.sh", *arguments], **options)
+
+    return run
+
+
+def commands(captured):
+    """The words of the commands that would have run, without those that are held back."""
+    return [record.words for record in captured.records if not record.held_back]
+
+
+LAUNCHES = {
+    "torchrun": 'torchrun --nnodes 2 pretrain.py --tp "$TP"',
+    "torch.distributed": "python3 -u -m torch.distributed.run --nnodes 2 pretrain.py --tp $TP",
+    "single quotes": "export TP; srun -l bash -c 'torchrun --nnodes 2 pretrain.py --tp $TP'",
+    "escaped variables": 'export TP; srun -l --jobid 3 bash -c "torchrun --nnodes \\$((1 + 1)) pretrain.py --tp \\$TP"',
+    "eval": 'CMD="torchrun --nnodes 2 pretrain.py --tp $TP"; eval $CMD',
+    "a container of Slurm": "srun --container-image=nvcr.io#pytorch torchrun --nnodes 2 pretrain.py --tp $TP",
+    "docker": 'docker run --gpus all -v $PWD:/w IMAGE bash -c "cd /w && torchrun --nnodes 2 pretrain.py --tp $TP"',
+    "singularity": "srun singularity exec --nv image.sif torchrun --nnodes 2 pretrain.py --tp $TP",
+    "a path of a container": "apptainer exec i.sif bash -c '/opt/conda/bin/torchrun --nnodes 2 pretrain.py --tp '$TP",
+    "a script of its own": "printf 'torchrun --nnodes 2 pretrain.py --tp $1' > in.sh; srun ./in.sh $TP",
+    "sbatch": "printf '#!/bin/bash\\ntorchrun --nnodes 2 pretrain.py --tp $1' > in.sh; sbatch -N 2 in.sh $TP",
+    "wrap": 'sbatch -N 2 --wrap="torchrun --nnodes 2 pretrain.py --tp $TP"',
+    "a function and a loop": "f() { torchrun --nnodes $1 pretrain.py --tp $TP; }; for n in 2; do f $n; done",
+    "the background": "torchrun --nnodes 2 pretrain.py --tp $TP & wait",
+    "after failures": "set -e; source /no/env.sh; cd /no/folder; torchrun --nnodes 2 pretrain.py --tp $TP",
+}
+
+
+@pytest.mark.parametrize("text", LAUNCHES.values(), ids=LAUNCHES)
+def test_the_words_of_the_command_are_captured(captured, text):
+    """However a script starts its program, the words are written down as the program would have got them."""
+    found = commands(captured(f"TP=$1\n{text}\n", "4"))
+
+    assert len(found) == 1
+    assert found[0][-5:] == ("--nnodes", "2", "pretrain.py", "--tp", "4")
+
+
+def test_nothing_trains(captured, tmp_path):
+    """No program starts, by whatever name or path an interpreter is called; the script ends with status 0."""
+    (tmp_path / "pretrain.py").write_text(f"open({str(tmp_path / 'trained')!r}, 'w')", encoding="utf-8")
+
+    done = captured(f"set -e\npython pretrain.py\npython3 -m pretrain\n{sys.executable} -u pretrain.py\n")
+
+    assert [words[-1] for words in commands(done)] == ["pretrain.py", "pretrain", "pretrain.py"]
+    assert done.status == 0
+    assert not (tmp_path / "trained").exists()
+
+
+def test_short_programs_run(captured):
+    """`python -c` and a program on standard input really run, because scripts use what they print."""
+    done = captured("torchrun $(python -c 'print(8 * 4)') $(python3 - <<END\nprint(7)\nEND\n)\n")
+
+    assert commands(done) == [("torchrun", "32", "7")]
+
+
+def test_slurms_header_gives_hosts_and_devices(captured):
+    """A batch script sees the variables of the job that its header asks for, and the names of its hosts."""
+    done = captured(
+        "#!/bin/bash\n#SBATCH --nodes=4   # hosts\n#SBATCH --ntasks-per-node 2\n#SBATCH --gres=gpu:a100:8\n"
+        "torchrun $SLURM_NNODES $SLURM_NTASKS $(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1) "
+        "$(nvidia-smi -L | wc -l)\n"
+    )
+
+    record = done.records[0]
+    assert record.words == ("torchrun", "4", "8", "host-0", "8")
+    assert (record.allocation.hosts, record.allocation.tasks_per_host, record.allocation.devices_per_host) == (4, 2, 8)
+
+
+def test_options_of_mpi_give_hosts(captured):
+    """The number of processes, and of those on each host, tell how many hosts there are."""
+    record = captured("mpirun -np 16 -npernode 4 -x A=1 python pretrain.py\n").records[0]
+
+    assert record.words == ("python", "pretrain.py")
+    assert (record.allocation.hosts, record.allocation.tasks_per_host) == (4, 4)
+    assert record.through == (("mpirun", "-np", "16", "-npernode", "4", "-x", "A=1"),)
+
+
+def test_commands_that_delete_or_reach_out_are_held_back(captured, tmp_path):
+    """What deletes, ends processes or reaches another machine is written down and not run."""
+    (tmp_path / "checkpoint").mkdir()
+
+    done = captured(f"rm -rf {tmp_path}/checkpoint\npkill python\nssh host-1 reboot\n")
+
+    assert [record.words[0] for record in done.records] == ["rm", "pkill", "ssh"]
+    assert all(record.held_back for record in done.records)
+    assert (tmp_path / "checkpoint").is_dir()
+
+
+def test_the_working_directory_stays_as_it_is(captured, tmp_path):
+    """A script finds its files; what it writes beside them goes to the scratch folder, which its words do not name."""
+    (tmp_path / "ds.json").write_text("{}", encoding="utf-8")
+
+    done = captured("echo '{\"a\": 1}' > ds.json\ntouch new\ntorchrun `pwd`/pretrain.py --deepspeed_config ds.json\n")
+
+    record = done.records[0]
+    assert record.words[1] == f"{tmp_path}/pretrain.py"
+    assert record.files == {"ds.json": '{"a": 1}\n'}
+    assert record.directory == str(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ds.json", "train.sh"]
+    assert (tmp_path / "ds.json").read_text(encoding="utf-8") == "{}"
+
+
+def test_the_scripts_own_variables_are_told_from_the_others(captured, monkeypatch):
+    """The variables that the script exports are its own, and neither those before it nor those of a job."""
+    monkeypatch.setenv("BEFORE", "1")
+
+    done = captured("#SBATCH -N 2\nexport NCCL_DEBUG=WARN PYTHONPATH=/m:$PYTHONPATH\nA=1 torchrun x\n")
+
+    own = done.own_environment(done.records[0])
+    path = own.pop("PYTHONPATH")
+    assert own == {"A": "1", "NCCL_DEBUG": "WARN"}
+    assert path.startswith("/m")
+    assert "meshtune-capture" not in path
+
+
+def test_a_script_that_does_not_end_is_ended(captured):
+    """The time limit ends the script and what it left in the background; what was captured until then is kept."""
+    begin = time.monotonic()
+
+    done = captured("torchrun a\n(while true; do :; done) &\nwhile true; do :; done\n", limit_s=1.0)
+
+    assert time.monotonic() - begin < 20
+    assert done.status is None
+    assert commands(done) == [("torchrun", "a")]

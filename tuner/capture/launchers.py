@@ -1,0 +1,96 @@
+"""Programs that have a stand-in, and the command that a launcher or a container starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+
+from tuner.capture.slurm import Allocation
+
+TRAINING = ("python", "python3", "torchrun", "deepspeed", "accelerate", "colossalai", "msrun", "composer", "ds")
+"""Programs that start a training; a stand-in writes their command down."""
+THROUGH = (
+    *("srun", "sbatch", "salloc", "mpirun", "mpiexec", "mpiexec.hydra", "horovodrun", "ray", "sudo"),
+    *("docker", "podman", "nvidia-docker", "singularity", "apptainer", "enroot", "numactl", "nsys"),
+)
+"""Programs that start another command; a stand-in runs that command here, where it meets the next stand-in."""
+HELD_BACK = (
+    *("rm", "rmdir", "kill", "pkill", "killall", "scancel", "shutdown", "reboot"),
+    *("ssh", "pdsh", "scp", "rsync", "wget", "curl", "git", "aws", "gsutil", "hf", "huggingface-cli", "wandb"),
+    *("pip", "pip3", "conda", "mamba", "apt", "apt-get", "sleep", "squeue", "sinfo", "sacct"),
+)
+"""Programs that delete, end processes, reach other machines, install or wait; a stand-in only writes them down."""
+ANSWERED = ("scontrol", "nvidia-smi")
+"""Programs whose output scripts use to count hosts and devices; a stand-in prints it."""
+
+_SHELLS = ("bash", "sh", "zsh", "env")
+_MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "horovodrun")
+_CONTAINERS = {
+    "docker": ("run", "exec"),
+    "podman": ("run", "exec"),
+    "nvidia-docker": ("run", "exec"),
+    "singularity": ("run", "exec"),
+    "apptainer": ("run", "exec"),
+    "enroot": ("start", "exec"),
+    "ray": ("job",),
+}
+
+
+def base_name(word: str) -> str:
+    """Return the name of a program without its folders."""
+    return word.rsplit("/", 1)[-1]
+
+
+def is_python(name: str) -> bool:
+    """Return whether a program is a Python interpreter."""
+    return re.fullmatch(r"python[0-9.]*", name) is not None
+
+
+def inner_command(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the command that a launcher or a container starts, or nothing if it starts none that is known.
+
+    It begins at the first word that is a shell, a script or a program with a stand-in. No list of a launcher's options
+    is needed, because none of them takes such a word as its value.
+    """
+    name = base_name(words[0])
+    if name == "sbatch":
+        return _batch_command(words)
+    if name in _CONTAINERS and not set(words[1:4]) & set(_CONTAINERS[name]):
+        return ()
+    for at, word in enumerate(words[1:], 1):
+        inner = base_name(word)
+        if inner.endswith((".sh", ".bash", ".slurm", ".sbatch")) and not word.startswith("-"):
+            return ("bash", *words[at:])
+        if inner.endswith(".py") and not word.startswith("-"):
+            return ("python", *words[at:])
+        if inner in (*_SHELLS, *TRAINING, *THROUGH) or is_python(inner):
+            return tuple(words[at:])
+    return ()
+
+
+def _batch_command(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the command of a job that sbatch submits: its script with arguments, or the text of `--wrap`."""
+    for at, word in enumerate(words[1:], 1):
+        if word.startswith("--wrap"):
+            return ("bash", "-c", word.partition("=")[2] if "=" in word else "".join(words[at + 1 : at + 2]))
+        if not word.startswith("-") and base_name(word).endswith((".sh", ".bash", ".slurm", ".sbatch", ".job")):
+            return ("bash", *words[at:])
+    return ()
+
+
+def mpi_allocation(words: Sequence[str]) -> Allocation:
+    """Return what the options of mpirun or mpiexec state about processes and hosts."""
+    if base_name(words[0]) not in _MPI:
+        return Allocation()
+    counts = {
+        name.lstrip("-"): int(value)
+        for name, value in pairwise(words)
+        if name.startswith("-") and re.fullmatch(r"[0-9]{1,6}", value)
+    }
+    total = next((counts[name] for name in ("np", "n", "c") if name in counts), None)
+    per_host = next((counts[name] for name in ("N", "npernode", "ppn", "perhost") if name in counts), None)
+    mapped = next((re.search(r"ppr:([0-9]{1,4}):node", word) for word in words if word.startswith("ppr:")), None)
+    per_host = per_host or (int(mapped[1]) if mapped else None)
+    hosts = total // per_host if total and per_host and total % per_host == 0 else None
+    return Allocation(hosts=hosts, tasks_per_host=per_host)

@@ -1,0 +1,71 @@
+"""Record of one command that a stand-in received instead of the real program."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tuner.capture.slurm import Allocation
+
+MOST_BYTES = 250_000
+"""Largest configuration file that is kept with a record [bytes]."""
+CONFIGURATIONS = (".json", ".toml", ".yaml", ".yml")
+"""Endings of the files among a command's arguments whose text is kept."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """Command that a script started.
+
+    Attributes:
+        words: Name of the program and its arguments, as the shell passed them.
+        directory: Working directory.
+        environment: Environment variables of the command.
+        through: Commands around it, outermost first, such as `srun` and its options.
+        files: Text of each configuration file that the arguments name, by the word that names it.
+        allocation: Hosts and devices that Slurm's options or MPI's give to the command.
+        held_back: Whether the program is one that a capture never runs, other than a training program.
+    """
+
+    words: tuple[str, ...]
+    directory: str
+    environment: dict[str, str]
+    through: tuple[tuple[str, ...], ...] = ()
+    files: dict[str, str] = field(default_factory=dict)
+    allocation: Allocation = field(default_factory=Allocation)
+    held_back: bool = False
+
+    def to_json(self) -> str:
+        """Return the record as one JSON object."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Record:
+        """Return the record that `to_json` wrote."""
+        found = json.loads(text)
+        return Record(
+            words=tuple(found["words"]),
+            directory=found["directory"],
+            environment=found["environment"],
+            through=tuple(map(tuple, found["through"])),
+            files=found["files"],
+            allocation=Allocation(**found["allocation"]),
+            held_back=found["held_back"],
+        )
+
+
+def files_among(words: tuple[str, ...], directory: Path) -> dict[str, str]:
+    """Return the text of each configuration file that the words name, relative to the directory."""
+    found = {}
+    for word in words:
+        name = word.rpartition("=")[2] if word.startswith("-") else word
+        if not name.endswith(CONFIGURATIONS):
+            continue
+        path = directory / name
+        try:
+            if path.is_file() and path.stat().st_size <= MOST_BYTES:
+                found[name] = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+    return found

@@ -1,0 +1,222 @@
+"""Run of a user's command with stand-ins first on the search path, in a folder of its own and with a time limit."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from tuner.capture.launchers import ANSWERED, HELD_BACK, THROUGH, TRAINING
+from tuner.capture.record import Record
+from tuner.capture.slurm import Allocation, allocation_of, header_words, job_environment
+from tuner.capture.stand_in import ALLOCATION, FOLDER, OWN, REAL_PATH
+
+LIMIT_S = 60.0
+"""Default time limit of the run [s]."""
+SMALL_BYTES = 1_000_000
+"""Largest file of the working directory that is copied [bytes]; larger ones are linked."""
+MOST_RECORDS = 10_000
+_LAST_CHARACTERS = 2_000
+_NEVER_OF_SCRIPT = frozenset(("PATH", "PWD", "OLDPWD", "SHLVL", "_", "BASH_ENV", "LINES", "COLUMNS", *OWN))
+_USUAL_FOLDERS = ("/usr/bin", "/usr/local/bin", "/opt/conda/bin", "/opt/venv/bin")
+_PRELUDE = """\
+# A command that fails here, such as one of a missing environment, does not end the script.
+set -o functrace
+trap 'set +e' DEBUG
+# A folder that only a container or another machine has is passed over.
+cd() { builtin cd "$@" 2>/dev/null || echo "capture: no folder here: $*" >&2; }
+"""
+_SITE = """\
+import os, sys
+words = getattr(sys, "orig_argv", None)
+if words is None:
+    with open("/proc/self/cmdline") as file:
+        words = file.read().split("\\0")[:-1]
+rest = [word for word in words[1:]]
+at = 0
+while at < len(rest) and rest[at].startswith("-") and rest[at] not in ("-c", "-m", "-", "-V", "--version"):
+    at += 2 if rest[at] in ("-W", "-X") else 1
+if at < len(rest) and (rest[at] == "-m" or not rest[at].startswith("-")):
+    os.execv({stand_in!r}, [{stand_in!r}, *rest])
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capture:
+    """Outcome of a captured run.
+
+    Attributes:
+        records: Commands that the stand-ins wrote down, in their order.
+        status: Exit status of the command; None if the time limit ended it.
+        output: Last lines that the command wrote to stdout and stderr.
+        environment: Environment variables before the run.
+    """
+
+    records: tuple[Record, ...]
+    status: int | None
+    output: str
+    environment: Mapping[str, str]
+
+    def own_environment(self, record: Record) -> dict[str, str]:
+        """Return the variables of a recorded command that the script set or changed."""
+        return {
+            name: value
+            for name, value in record.environment.items()
+            if self.environment.get(name) != value
+            and name not in _NEVER_OF_SCRIPT
+            and not name.startswith(("SLURM", "OMPI_COMM_WORLD", "BASH_FUNC"))
+        }
+
+
+def capture(command: Sequence[str], *, limit_s: float = LIMIT_S) -> Capture:
+    """Run a command in a scratch folder that has the content of the working directory, and return what it started.
+
+    Small files of the working directory are copied and folders are linked, so that the script finds its files and
+    writes new ones beside them into the scratch folder.
+
+    Raises:
+        OSError: the command cannot be started.
+    """
+    here = Path.cwd()
+    with tempfile.TemporaryDirectory(prefix="meshtune-capture-") as name:
+        # A resolved path, because its text is looked for in what the script passed on.
+        folder = Path(name).resolve()
+        work = folder / "work"
+        _fill(work, here)
+        stand_ins = _write_stand_ins(folder)
+        site = folder / "site"
+        site.mkdir()
+        (site / "sitecustomize.py").write_text(_SITE.format(stand_in=str(stand_ins / "python")), encoding="utf-8")
+        (folder / "prelude.sh").write_text(_PRELUDE + _functions(), encoding="utf-8")
+        (folder / "records").mkdir()
+        allocation = _allocation_of(command)
+        environment = _environment(folder, allocation, work)
+        status, output = _run(command, work, environment, limit_s)
+        records = tuple(
+            _at_home(Record.from_json(path.read_text(encoding="utf-8")), folder, here)
+            for path in sorted((folder / "records").glob("*.json"))[:MOST_RECORDS]
+        )
+        before = {key: _home_text(value, folder, here) for key, value in environment.items()}
+    return Capture(records=records, status=status, output=_home_text(output, folder, here), environment=before)
+
+
+def _fill(work: Path, here: Path) -> None:
+    """Fill the scratch folder: small files are copied, folders and large files are linked."""
+    work.mkdir()
+    for entry in here.iterdir():
+        target = work / entry.name
+        try:
+            if entry.is_file() and entry.stat().st_size <= SMALL_BYTES:
+                shutil.copy(entry, target)
+                continue
+        except OSError:
+            pass  # not readable: the link shows the same to the script
+        target.symlink_to(entry)
+
+
+def _functions() -> str:
+    """Return shell functions that stand in for interpreters called by a path that only a container may have."""
+    paths = [f"{folder}/{name}" for folder in _USUAL_FOLDERS for name in TRAINING[:5]]
+    return "".join(f'function {path} {{ {Path(path).name} "$@"; }}\n' for path in paths)
+
+
+def _write_stand_ins(folder: Path) -> Path:
+    """Write one small program for each name, and return their folder."""
+    stand_ins = folder / "bin"
+    stand_ins.mkdir()
+    root = str(Path(__file__).resolve().parents[2])
+    start = f"import sys; sys.path.insert(0, {root!r}); from tuner.capture import stand_in; stand_in.main(sys.argv[1:])"
+    versions = [f"python3.{minor}" for minor in range(6, 20)]
+    for name in (*TRAINING, *versions, *THROUGH, *HELD_BACK, *ANSWERED):
+        path = stand_ins / name
+        words = (sys.executable, "-I", "-S", "-c", start, name)
+        path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
+        path.chmod(0o755)
+    return stand_ins
+
+
+def _allocation_of(command: Sequence[str]) -> Allocation:
+    """Return the allocation that the `#SBATCH` lines of the first script in the command state."""
+    for word in command:
+        path = Path(word)
+        if path.suffix in (".py", ".json") or not path.is_file() or path.stat().st_size > SMALL_BYTES:
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if words := header_words(text):
+            return allocation_of(words)
+    return Allocation()
+
+
+def _environment(folder: Path, allocation: Allocation, work: Path) -> dict[str, str]:
+    """Return the environment of the run. A script with `#SBATCH` lines gets the variables of its job."""
+    environment = dict(os.environ)
+    path = environment.get("PATH", os.defpath)
+    environment |= {
+        "PATH": os.pathsep.join((str(folder / "bin"), path)),
+        "PWD": str(work),
+        "BASH_ENV": str(folder / "prelude.sh"),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(folder / "site"), environment.get("PYTHONPATH")))),
+        FOLDER: str(folder),
+        REAL_PATH: path,
+        ALLOCATION: json.dumps(asdict(allocation)),
+    }
+    if allocation != Allocation():
+        environment |= job_environment(allocation, str(work))
+    return environment
+
+
+def _run(command: Sequence[str], work: Path, environment: dict[str, str], limit_s: float) -> tuple[int | None, str]:
+    """Run the command and return its exit status, None after the time limit, and its last output."""
+    with tempfile.TemporaryFile() as output:
+        # A session of its own, so that the time limit also ends what the script left in the background.
+        process = subprocess.Popen(  # noqa: S603 the user asked for this command
+            list(command),
+            cwd=work,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status: int | None = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            _end_session(process)
+        output.seek(max(0, output.seek(0, os.SEEK_END) - _LAST_CHARACTERS))
+        return status, output.read().decode("utf-8", errors="replace")
+
+
+def _end_session(process: subprocess.Popen[bytes]) -> None:
+    """End every process that the command left."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # all have ended
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _home_text(text: str, folder: Path, here: Path) -> str:
+    """Replace the scratch folder in a text by the working directory, and leave the folder of stand-ins out of paths."""
+    for site in (f"{folder}/site:", f":{folder}/site"):
+        text = text.replace(site, "")
+    return text.replace(str(folder / "work"), str(here))
+
+
+def _at_home(record: Record, folder: Path, here: Path) -> Record:
+    """Return the record with the working directory in place of the scratch folder."""
+    return replace(
+        record,
+        words=tuple(_home_text(word, folder, here) for word in record.words),
+        directory=_home_text(record.directory, folder, here),
+        environment={name: _home_text(value, folder, here) for name, value in record.environment.items()},
+        files={_home_text(name, folder, here): text for name, text in record.files.items()},
+    )

@@ -1,0 +1,164 @@
+"""Program behind every stand-in: write down the command instead of running it.
+
+A launcher or a container is looked through: the command that it would start is run here. An interpreter that evaluates
+a short text (`python -c`, or a program on its standard input) really runs, because scripts use its output. Everything
+else is written down, one JSON file each, and ends with status 0.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from tuner.capture.launchers import (
+    ANSWERED,
+    HELD_BACK,
+    THROUGH,
+    TRAINING,
+    base_name,
+    inner_command,
+    is_python,
+    mpi_allocation,
+)
+from tuner.capture.record import Record, files_among
+from tuner.capture.slurm import Allocation, allocation_of, header_words, host_names, job_environment
+
+FOLDER = "MESHTUNE_CAPTURE"
+"""Variable with the folder of the capture."""
+THROUGH_SO_FAR = "MESHTUNE_CAPTURE_THROUGH"
+"""Variable with the commands around the present one, as JSON."""
+ALLOCATION = "MESHTUNE_CAPTURE_ALLOCATION"
+"""Variable with the present allocation, as JSON."""
+REAL_PATH = "MESHTUNE_CAPTURE_PATH"
+"""Variable with the search path without the stand-ins."""
+OWN = (FOLDER, THROUGH_SO_FAR, ALLOCATION, REAL_PATH)
+
+
+def main(words: list[str]) -> None:
+    """Act for the program `words[0]` and end with its exit status."""
+    sys.exit(_act(words))
+
+
+def _act(words: list[str]) -> int:
+    words[0] = base_name(words[0])
+    # An interpreter that runs a launcher's file, such as /opt/bin/torchrun, stands for the launcher.
+    if is_python(words[0]) and len(words) > 1 and base_name(words[1]) in TRAINING:
+        words = [base_name(words[1]), *words[2:]]
+    name = words[0]
+    if name in ANSWERED:
+        return _answer(words)
+    if name in THROUGH and (inner := inner_command(words)):
+        return _run_inner(words, inner)
+    if is_python(name) and not _is_program(words):
+        return _run_really(words)
+    _write(words, held_back=name in HELD_BACK)
+    return 0
+
+
+def _allocation() -> Allocation:
+    return Allocation(**json.loads(os.environ.get(ALLOCATION, "{}")))
+
+
+def _write(words: list[str], *, held_back: bool) -> None:
+    """Write the record of this command."""
+    command = tuple(words)
+    record = Record(
+        words=command,
+        directory=os.environ.get("PWD") or str(Path.cwd()),
+        environment={name: value for name, value in os.environ.items() if name not in OWN},
+        through=tuple(map(tuple, json.loads(os.environ.get(THROUGH_SO_FAR, "[]")))),
+        files={} if held_back else files_among(command, Path.cwd()),
+        allocation=_allocation(),
+        held_back=held_back,
+    )
+    folder = Path(os.environ[FOLDER]) / "records"
+    # Written under another name first, so that a reader never sees half a record.
+    target = folder / uuid.uuid4().hex
+    target.write_text(record.to_json(), encoding="utf-8")
+    number = len(list(folder.glob("*.json")))
+    target.rename(folder / f"{number:06d}-{target.name}.json")
+
+
+def _is_program(words: list[str]) -> bool:
+    """Return whether an interpreter is asked to run a file or a module, and not a short text."""
+    rest = iter(words[1:])
+    for word in rest:
+        if word in ("-c", "-", "-V", "-VV", "--version", "-h", "--help"):
+            return False
+        if word in ("-W", "-X"):
+            next(rest, None)
+        elif word == "-m" or not word.startswith("-"):
+            return True
+    return False
+
+
+def _run_really(words: list[str]) -> int:
+    """Run an interpreter from the search path without stand-ins."""
+    environment = {name: value for name, value in os.environ.items() if name not in OWN}
+    program = shutil.which(words[0], path=os.environ[REAL_PATH]) or sys.executable
+    return _run([program, *words[1:]], environment)
+
+
+def _run(command: Sequence[str], environment: dict[str, str]) -> int:
+    """Run a command and return its exit status, 127 if it cannot be started."""
+    try:
+        with subprocess.Popen(command, env=environment) as process:  # noqa: S603 what the script runs
+            return process.wait()
+    except OSError as error:
+        sys.stderr.write(f"{command[0]}: {error}\n")
+        return 127
+
+
+def _run_inner(words: list[str], inner: tuple[str, ...]) -> int:
+    """Run the command that a launcher or a container would start, as its first process would."""
+    environment = dict(os.environ)
+    allocation = _allocation()
+    if words[0] in ("srun", "sbatch", "salloc"):
+        own = words[1 : len(words) - len(inner) + 1]
+        stated = allocation_of(own)
+        if words[0] == "sbatch":
+            stated = stated.over(allocation_of(header_words(_text_of(inner))))
+        allocation = stated.over(allocation)
+        environment |= job_environment(allocation, os.environ.get("PWD", ""))
+    elif (by_mpi := mpi_allocation(words)) != Allocation():
+        allocation = by_mpi.over(allocation)
+        tasks = by_mpi.tasks_per_host or 1
+        environment |= {
+            "OMPI_COMM_WORLD_RANK": "0",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+            "OMPI_COMM_WORLD_SIZE": str(tasks * (by_mpi.hosts or 1)),
+            "OMPI_COMM_WORLD_LOCAL_SIZE": str(tasks),
+        }
+    environment[ALLOCATION] = json.dumps(asdict(allocation))
+    before = json.loads(os.environ.get(THROUGH_SO_FAR, "[]"))
+    environment[THROUGH_SO_FAR] = json.dumps([*before, words[: len(words) - len(inner) or 1]])
+    return _run(inner, environment)
+
+
+def _text_of(command: tuple[str, ...]) -> str:
+    """Return the text of the script that a command runs, or nothing."""
+    try:
+        return Path(command[1]).read_text(encoding="utf-8", errors="replace")
+    except (OSError, IndexError):
+        return ""
+
+
+def _answer(words: list[str]) -> int:
+    """Print the host names of the job, or one line for each device of a host."""
+    allocation = _allocation()
+    if words[0] == "scontrol":
+        listed = next((word for word in words[1:] if word.startswith("host-")), "")
+        names = listed.split(",") if listed else host_names(allocation.hosts or 1)
+        lines = names if {"hostname", "hostnames"} & set(words) else []
+    else:
+        devices = range(allocation.devices_per_host or 0)
+        lines = [f"GPU {number}: captured (UUID: GPU-{number})" if "-L" in words else str(number) for number in devices]
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    return 0

@@ -1,0 +1,187 @@
+"""Importer for a capture: the first training command among its records, read by its framework's importer.
+
+The command is handed to the importer as a script of one line without any expansion, in which every word is quoted. So
+one reader per framework serves scripts and captures, and a capture needs no evaluation of bash.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hardware.io.errors import ConfigError, shorten
+from tuner.capture.launchers import TRAINING
+from tuner.capture.record import Record
+from tuner.capture.run_script import Capture
+from tuner.capture.slurm import Allocation
+from tuner.imports.deepspeed import import_deepspeed
+from tuner.imports.imported import Imported
+from tuner.imports.megatron import SIGNS, import_megatron
+from tuner.imports.nanotron import import_nanotron
+from tuner.imports.torchtitan import import_torchtitan
+
+_CONFIG = ("--deepspeed_config", "--deepspeed-config", "--deepspeed")
+"""Flags that name DeepSpeed's configuration file."""
+_OF_DEEPSPEED = ("precision", "zero_stage", "offload")
+"""Keys of the job in which DeepSpeed's file, and not the program's flags, decides."""
+_RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
+_PROCESS_STARTERS = ("srun", "mpirun", "mpiexec", "mpiexec.hydra")
+_LAUNCHER_MODULES = ("torch.distributed.launch", "torch.distributed.run")
+_SHOWN = 3
+"""Number of commands that an error message lists."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Reading:
+    """Training command with the framework that reads it and the text for that framework's importer."""
+
+    record: Record
+    framework: str
+    text: str
+
+
+def import_captured(captured: Capture) -> Imported:
+    """Read the first training command that a capture wrote down.
+
+    Raises:
+        ConfigError: no recorded command is one of a known framework, or a value in it is invalid.
+    """
+    readings = [reading for record in captured.records if (reading := _reading(record, captured)) is not None]
+    if not readings:
+        raise _nothing(captured)
+    first = readings[0]
+    others = [one for one in readings[1:] if one.record.words != first.record.words]
+    importer = {
+        "megatron": import_megatron,
+        "torchtitan": import_torchtitan,
+        "nanotron": import_nanotron,
+        "deepspeed": import_deepspeed,
+    }[first.framework]
+    try:
+        found = importer(first.text)
+    except ConfigError as error:
+        # Lines would be those of the text made here, which the user never sees.
+        key = re.sub(r"^line \d+: ", "", error.key) if error.key else None
+        raise ConfigError(error.rule, key=key, value=error.value, nearest=error.nearest) from None
+    if first.framework == "megatron" and (config := _deepspeed_file(first.record)) is not None:
+        found = _with_deepspeed(found, import_deepspeed(config))
+    if found.hosts is None or found.devices_per_host is None:
+        stated = _allocation(first.record)
+        found = replace(
+            found, hosts=found.hosts or stated.hosts, devices_per_host=found.devices_per_host or stated.devices_per_host
+        )
+    notes = [*found.notes]
+    if others:
+        notes.append(f"{len(readings)} training commands were captured; the first one is read: {_shown(first.record)}")
+    if captured.status is None:
+        notes.append("the script was ended by the time limit of the capture")
+    return replace(
+        found,
+        open={name: re.sub(r" \(line \d+\)", "", why) for name, why in found.open.items()},
+        unread=tuple(replace(one, line=None) for one in found.unread),
+        notes=tuple(notes),
+    )
+
+
+def _reading(record: Record, captured: Capture) -> _Reading | None:
+    """Return how to read a recorded command, or None if it is not one of a known framework."""
+    if record.held_back:
+        return None
+    names = {word.partition("=")[0].replace("_", "-") for word in record.words if word.startswith("--")}
+    if SIGNS & names:
+        return _Reading(record=record, framework="megatron", text=_as_script(record, captured))
+    if any(name.startswith(("--parallelism.", "--training.")) for name in names):
+        return _Reading(record=record, framework="torchtitan", text=_as_script(record, captured))
+    for name, text in record.files.items():
+        if name.endswith(".toml"):
+            return _Reading(record=record, framework="torchtitan", text=text)
+        if name.endswith((".yaml", ".yml")) and re.search(r"^parallelism:", text, re.M):
+            return _Reading(record=record, framework="nanotron", text=text)
+    config = _deepspeed_file(record)
+    return None if config is None else _Reading(record=record, framework="deepspeed", text=config)
+
+
+def _as_script(record: Record, captured: Capture) -> str:
+    """Return the command as a script: Slurm's header, the script's own variables, the folder, and the command."""
+    stated = _allocation(record)
+    own = captured.own_environment(record)
+    lines = ["#!/bin/bash"]
+    lines += [f"#SBATCH --nodes={stated.hosts}"] if stated.hosts else []
+    lines += [f"#SBATCH --gpus-per-node={stated.devices_per_host}"] if stated.devices_per_host else []
+    # Variables that hold a whole command, as scripts pass it to `bash -c`, are no settings of the program.
+    kept = {name: value for name, value in own.items() if name not in _RANKS and " --" not in value}
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in kept.items()]
+    lines.append(f"cd {shlex.quote(record.directory)}")
+    lines.append(shlex.join(record.words))
+    lines += [f"# {line}" for line in (_deepspeed_file(record) or "").splitlines()]  # its ZeRO stage counts
+    return "\n".join((*lines, ""))
+
+
+def _allocation(record: Record) -> Allocation:
+    """Return the hosts, and the devices of each, on which the command starts, as far as launcher or Slurm state them.
+
+    A program that srun or mpirun starts itself has one process for each device.
+    """
+    given = record.allocation
+    if record.words[0] == "deepspeed":
+        return Allocation(
+            hosts=_number(record.words, "--num_nodes"), devices_per_host=_number(record.words, "--num_gpus")
+        ).over(given)
+    is_started = any(outer[0] in _PROCESS_STARTERS for outer in record.through)
+    has_launcher = record.words[0] in TRAINING[2:] or any(word.startswith(_LAUNCHER_MODULES) for word in record.words)
+    if is_started and not has_launcher and (given.tasks_per_host or 1) > 1:
+        return replace(given, devices_per_host=given.tasks_per_host)
+    return given
+
+
+def _number(words: Sequence[str], flag: str) -> int | None:
+    """Return the whole number behind a flag, or None."""
+    for word, following in zip(words, (*words[1:], ""), strict=False):
+        name, equals, value = word.partition("=")
+        text = value if equals else following
+        if name.replace("-", "_") == flag.replace("-", "_") and re.fullmatch(r"[1-9][0-9]{0,5}", text):
+            return int(text)
+    return None
+
+
+def _deepspeed_file(record: Record) -> str | None:
+    """Return the text of DeepSpeed's configuration that the command names, or None."""
+    for word, following in zip(record.words, (*record.words[1:], ""), strict=False):
+        name, equals, value = word.partition("=")
+        if name in _CONFIG and (text := record.files.get(value if equals else following)) is not None:
+            return text
+    return None
+
+
+def _with_deepspeed(found: Imported, config: Imported) -> Imported:
+    """Return what the flags state, with the precision, the ZeRO stage and the offloading of DeepSpeed's file."""
+    job = {**found.job, **{name: config.job[name] for name in _OF_DEEPSPEED if name in config.job}}
+    return replace(
+        found,
+        job=job,
+        open={name: why for name, why in found.open.items() if name not in _OF_DEEPSPEED},
+        unread=(*found.unread, *config.unread),
+    )
+
+
+def _nothing(captured: Capture) -> ConfigError:
+    """Return the error for a capture without a training command: what was captured, and what the script printed."""
+    commands = [record for record in captured.records if not record.held_back]
+    ended = "the time limit ended the script" if captured.status is None else f"it ended with status {captured.status}"
+    parts = ["no training command of Megatron-LM, MindSpeed, DeepSpeed, torchtitan or nanotron was captured", ended]
+    if commands:
+        listed = "; ".join(map(_shown, commands[-_SHOWN:]))
+        parts.append(f"captured {len(commands)}: {listed}")
+    if lines := [line.strip() for line in captured.output.splitlines() if line.strip()]:
+        parts.append(f"its last output: {' | '.join(lines[-_SHOWN:])}")
+    return ConfigError(
+        "; ".join(parts),
+        nearest="set the variables that the script needs, pass its arguments, or read its log by --from-log",
+    )
+
+
+def _shown(record: Record) -> str:
+    """Return the beginning of a command for messages."""
+    return shorten(shlex.join(record.words), 120)
