@@ -82,7 +82,9 @@ def samples(target: str, count: int, seed: int) -> Iterator[tuple[Setting, Paral
 
 def _draw_config(grid: ConfigGrid, rng: np.random.Generator) -> ParallelConfig:
     """Draw a configuration: first a dimension, then one of its values, so that rare values are frequent too."""
-    name = rng.choice(["pp", "tp", "cp", "up", "vpp", "ep", "dp_shard", "expert_tp", "zero_stage", "recompute"])
+    name = rng.choice(
+        ["pp", "tp", "cp", "up", "vpp", "ep", "dp_shard", "expert_tp", "zero_stage", "recompute", "offload"]
+    )
     # Uniform draws from the grid would give mostly configurations of a few common degrees.
     column = getattr(grid, name)
     kept = np.flatnonzero(column == rng.choice(np.unique(column)))
@@ -106,6 +108,7 @@ def expected(setting: Setting, config: ParallelConfig) -> dict[str, Any]:
     model = setting.job.model
     return {
         **{name: getattr(config, name) for name in ("pp", "tp", "dp", "cp", "up", "vpp", "ep", "mbs", "recompute")},
+        "offload": config.offload,
         "zero_stage": config.zero_stage,
         "sequence_parallel": config.sequence_parallel and config.tp > 1,
         "expert_tp": 0 if config.expert_tp == config.tp or not model.is_moe else config.expert_tp,
@@ -241,6 +244,8 @@ _MEGATRON = [
     _set(megatron.COMM, (_HYBRID,), lambda v, _: v[megatron.CP] > 1 and megatron.LEVELS not in v),
     _set(megatron.LEVELS, (3, 5), lambda v, _: megatron.LEVELS in v),
     _set(megatron.INSTANCES, 7, lambda v, _: "--use-distributed-optimizer" in v),
+    _without("--use-precision-aware-optimizer"),
+    _without("--use-distributed-optimizer", lambda v, _: "--use-precision-aware-optimizer" in v),
     _without("--ckpt-format"),
     _set("--ckpt-format", "fsdp_dtensor", lambda v, _: "--use-megatron-fsdp" not in v),
     _set("--recompute-modules", ("core_attn",), lambda v, _: v.get(megatron.GRANULARITY) != "selective"),
@@ -318,6 +323,7 @@ _DEEPSPEED = [
     _times(deepspeed.BATCH, 3),
     _set(deepspeed.STAGE, 4),
     _set(deepspeed.STAGE, "two"),
+    _set(deepspeed.OFFLOAD, "disk", lambda v, _: deepspeed.OFFLOAD in v),
     _set(deepspeed.STAGE, 2, lambda v, _: deepspeed.INTERVAL in v),
     _set(deepspeed.EP, 5),
     _set(deepspeed.UP, 2, lambda v, _: deepspeed.UP not in v),
@@ -419,6 +425,9 @@ def _write_export(target: str, export: Export, values: Mapping[str, Any]) -> Exp
             FIELDS.get(key, f"model.config.{key.strip('-')}" if "--" in key else key): value
             for key, value in values.items()
         }
+        comm = FIELDS[megatron.COMM]  # one word in a recipe, a list of words as a flag
+        if isinstance(fields.get(comm), tuple):
+            fields[comm] = fields[comm][0]
         lines = [f"recipe.{path} = {_as_python(value)}" for path, value in fields.items()]
         return replace(export, text="\n".join(lines) + "\n")
     words: list[str] = []
@@ -434,6 +443,4 @@ def _write_export(target: str, export: Export, values: Mapping[str, Any]) -> Exp
 def _as_python(value: Any) -> str:
     if isinstance(value, str) and value.startswith("torch."):
         return value
-    if isinstance(value, tuple):
-        return repr(value[0] if value and isinstance(value[0], str) and len(value) == 1 else list(value))
-    return repr(value)
+    return repr(list(value) if isinstance(value, tuple) else value)

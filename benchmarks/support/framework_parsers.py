@@ -329,6 +329,8 @@ def _deepspeed() -> Callable[[Mapping[str, Any], int], Any]:
 
 def _common_values(read: Any, said: Values) -> dict[str, Any]:
     """Return what DeepSpeed read for the batch, ZeRO and the precision, by our keys."""
+    from deepspeed.runtime.zero.offload_config import OffloadDeviceEnum
+
     found = {
         deepspeed_rules.BATCH: read.train_batch_size,
         deepspeed_rules.MICRO: read.train_micro_batch_size_per_gpu,
@@ -339,7 +341,7 @@ def _common_values(read: Any, said: Values) -> dict[str, Any]:
     further = {
         "bf16.enabled": read.bfloat16_config.enabled,
         "fp16.enabled": read.float16_config.enabled,
-        deepspeed_rules.OFFLOAD: offload and offload.device.value,
+        deepspeed_rules.OFFLOAD: offload and OffloadDeviceEnum(offload.device).value,
         "zero_optimization.offload_optimizer.pin_memory": offload and offload.pin_memory,
     }
     return found | {key: value for key, value in further.items() if key in said}
