@@ -216,7 +216,7 @@ def _kill_one(nodes: RayNodes, driver: _Driver, kind: str) -> _Lost:
         assert driver.process.poll() is None, driver.told
         assert time.monotonic() < deadline_s, f"no node to kill: {driver.told}"
         time.sleep(0.1)
-        if not any(f"\n{done}/" in driver.told for done in range(DONE_BEFORE, 100)):
+        if not any(f"\n  {done}/" in driver.told for done in range(DONE_BEFORE, 100)):
             continue
         for number in range(1, len(NODES)):
             there = nodes.on_node(number)

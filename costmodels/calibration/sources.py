@@ -68,13 +68,15 @@ NO_FACTS = {
     "device_speed",
     "residuals",
     "layer_changes",
+    "offload_modes",
     "log_errors",
     "step_error",
     "memory_error",
     "knows_cluster",
     "knows_memory",
 }
-"""Fields of a profile that are no facts: its name, and values from measurements. All others are facts."""
+"""Fields of a profile that are no facts: its name, values from measurements, and a choice that each run states itself.
+All others are facts."""
 
 NOTE_FACTS: tuple[tuple[str, str, bool], ...] = (
     (r"attention-backend=(?:unfused|local)|unfused attention", "fused_attention", False),

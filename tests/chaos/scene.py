@@ -162,7 +162,7 @@ class Scene:
     def wait_for_start(self) -> None:
         """Waits until the driver says that it starts."""
         deadline_s = time.monotonic() + END_LIMIT_S
-        while self.is_driven and self.driver is not None and ": starting" not in self.driver.told:
+        while self.is_driven and self.driver is not None and "trying first" not in self.driver.told:
             if time.monotonic() >= deadline_s:
                 return
             time.sleep(0.01)

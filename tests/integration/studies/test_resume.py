@@ -234,7 +234,7 @@ def test_killed_twice_it_completes(tmp_path, short):
         for has_begun in (False, True):
             driver = killed.enter_context(driven(short, storage, 4.0))
             killed.callback(assert_all_end, driver)
-            driver.wait_for(": starting")
+            driver.wait_for("trying first")
             wait_until(lambda has_begun=has_begun: not has_begun or num_in(storage, *ENDED))
             driver.end(signal.SIGKILL)
             after = trials_in(storage)
