@@ -48,10 +48,12 @@ def export_deepspeed(setting: Setting, config: ParallelConfig) -> Export:
         "train_batch_size": job.global_batch_size,
         "train_micro_batch_size_per_gpu": config.mbs,
         "gradient_accumulation_steps": max(job.global_batch_size // (config.dp * config.mbs), 1),
-        "zero_optimization": {"stage": config.zero_stage, "overlap_comm": setting.runtime.overlaps_gradients},
+        "zero_optimization": {
+            "stage": config.zero_stage,
+            "overlap_comm": setting.runtime.overlaps_gradients,
+            **offload_section(config),
+        },
     }
-    if offloads(config):
-        content["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     if job.precision in ("bf16", "fp8", "nvfp4"):
         content["bf16"] = {"enabled": True}
     if job.precision == "fp16":
@@ -65,6 +67,11 @@ def export_deepspeed(setting: Setting, config: ParallelConfig) -> Export:
 def offloads(config: ParallelConfig) -> bool:
     """Return whether the optimizer's states are on the host, which ZeRO alone can do."""
     return config.offload == "optimizer" and config.zero_stage > 0
+
+
+def offload_section(config: ParallelConfig) -> dict[str, Any]:
+    """Return the keys of `zero_optimization` that keep the optimizer's states on the host; empty if they stay."""
+    return {"offload_optimizer": {"device": "cpu", "pin_memory": True}} if offloads(config) else {}
 
 
 def _uses_auto_tp(config: ParallelConfig) -> bool:

@@ -16,7 +16,7 @@ import yaml
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
-from tuner.export.deepspeed import offloads
+from tuner.export.deepspeed import offload_section, offloads
 from tuner.export.exporter import Export
 from tuner.export.parts import HOST_MEMORY, closing_notes, describe_uneven_work, format_comments
 
@@ -38,12 +38,10 @@ def export_gpt_neox(setting: Setting, config: ParallelConfig) -> Export:
         "train_batch_size": job.global_batch_size,
         "train_micro_batch_size_per_gpu": config.mbs,
         "gradient_accumulation_steps": max(job.global_batch_size // (config.dp * config.mbs), 1),
-        "zero_optimization": {"stage": config.zero_stage},
+        "zero_optimization": {"stage": config.zero_stage, **offload_section(config)},
         "checkpoint_activations": config.recompute == "full",
         "checkpoint_num_layers": 1,
     }
-    if offloads(config):
-        content["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     if has_experts:
         content["moe_expert_parallel_size"] = config.ep
     if config.tp > 1 and config.sequence_parallel:

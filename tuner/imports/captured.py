@@ -167,7 +167,7 @@ def _with_deepspeed(found: Imported, config: Imported) -> Imported:
 
 
 def _nothing(captured: Capture) -> ConfigError:
-    """Return the error for a capture without a training command: what was captured, and what the script printed."""
+    """Return the error for a capture without a training command, with the captured commands and the script's output."""
     commands = [record for record in captured.records if not record.held_back]
     ended = "the time limit ended the script" if captured.status is None else f"it ended with status {captured.status}"
     parts = ["no training command of Megatron-LM, MindSpeed, DeepSpeed, torchtitan or nanotron was captured", ended]

@@ -468,7 +468,7 @@ def _recompute(found: _Found) -> dict[str, Any]:
 
 
 def _offload(flags: Flags, *, is_mindspeed: bool) -> dict[str, str]:
-    """Return the key of `job:` for an optimizer whose states are on the host, which MindSpeed does otherwise."""
+    """Return the key of `job:` for optimizer states on the host; MindSpeed's way is not modelled."""
     name, part = "--optimizer-cpu-offload", "--optimizer-offload-fraction"
     has_part = flags.has(part)
     flags.has("--use-precision-aware-optimizer")  # which offloading needs

@@ -18,7 +18,7 @@ from tuner.search.failures import FailureConclusion, failure_conclusions
 from tuner.search.population import Moment, read_moments
 from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
 from tuner.search.stopping import StopReason
-from tuner.space.enumeration import active_rules
+from tuner.space.enumeration import rule_reasons
 from tuner.storage.record import ORIGIN, STOP_REASON, TrialRecord, best_record, read_records
 from tuner.study_file.config import StudyConfig
 
@@ -55,9 +55,10 @@ class ReportData:
     def reasons(self) -> dict[str, str]:
         """Reason of each active rule for removing configurations, and of the memory limit."""
         config = self.config
-        found = {rule.name: rule.reason(config.setting) for rule in active_rules(config.setting, config.options)}
         free = f"{config.options.memory_headroom:.0%}"
-        return found | {"memory": f"the predicted peak must leave {free} of the device's memory free"}
+        return rule_reasons(config.setting, config.options) | {
+            "memory": f"the predicted peak must leave {free} of the device's memory free"
+        }
 
     @property
     def dimensions(self) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ def alike_failures(ended: Sequence[tuple[int, Observation]]) -> tuple[int, ...]:
 
 
 def _kind_of(observation: Observation) -> tuple[Status, str] | None:
-    """Return the kind of a failure; None where it may be for want of memory, which another layout may need less of."""
+    """Return the kind of a failure; None if memory may be the reason, because another layout may need less."""
     # SIGKILL is how a lack of the host's memory ends a process
     if observation.status is Status.OUT_OF_MEMORY or observation.killed_by == "SIGKILL":
         return None

@@ -116,6 +116,11 @@ def active_rules(setting: Setting, options: SpaceOptions) -> list[Rule]:
     return rules + [_allow_only(dimension, values) for dimension, values in options.allowed]
 
 
+def rule_reasons(setting: Setting, options: SpaceOptions) -> dict[str, str]:
+    """Return what each active rule demands, in words, by the rule's name."""
+    return {rule.name: rule.reason(setting) for rule in active_rules(setting, options)}
+
+
 def _allow_only(dimension: str, values: tuple[int, ...]) -> Rule:
     shown = [SEARCHED[dimension].show(value) for value in values]
     return Rule(

@@ -147,7 +147,7 @@ def print_extrapolated(found: Extrapolated) -> None:
 
 def print_space(config: StudyConfig, found: Space) -> None:
     """Print the number of configurations, and how many each rule removed."""
-    from tuner.space.enumeration import active_rules
+    from tuner.space.enumeration import rule_reasons
 
     feasible = len(found.grid)
     if config.measured is not None:
@@ -174,7 +174,7 @@ def print_space(config: StudyConfig, found: Space) -> None:
     by_rules = {name: count for name, count in found.removed.items() if name != "memory"}
     if by_rules:
         typer.echo("Combinations of degrees removed by each rule:")
-    reasons = {rule.name: rule.reason(config.setting) for rule in active_rules(config.setting, config.options)}
+    reasons = rule_reasons(config.setting, config.options)
     for name, count in sorted(by_rules.items(), key=lambda entry: -entry[1]):
         rule = reasons.get(name, "").partition(":")[0]
         typer.echo(f"  {name:<20} {count:>9,}  {rule}".rstrip())

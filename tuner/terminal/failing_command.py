@@ -26,16 +26,16 @@ def failing_command_lines(result: RunResult) -> list[str]:
     shown = log_lines(last.observation, LOG_LINES)
     if shown:
         lines += [f"The last lines of trial {last.number}'s log:", *(f"    | {line}" for line in shown)]
-    told_nothing = bool(last_log_lines(last.observation, LOG_LINES))
-    lines.append(f"What to do: {_advice(last.observation.status, is_log_silent=told_nothing)}")
+    lacks_steps = bool(last_log_lines(last.observation, LOG_LINES))
+    lines.append(f"What to do: {_advice(last.observation.status, lacks_steps=lacks_steps)}")
     lines.append(
         "Then give the same command again: it goes on with this study, and these failures count against no layout."
     )
     return lines
 
 
-def _advice(status: Status, *, is_log_silent: bool) -> str:
-    """Return what a user can do about failures of one status, whose reason quotes the log or not."""
+def _advice(status: Status, *, lacks_steps: bool) -> str:
+    """Return advice on failures of one status; `lacks_steps` says that the log holds no step time."""
     if status is Status.TIMEOUT:
         return "raise trial.time_limit above the time that the command takes until its first measured step."
     if status is Status.INCIDENT:
@@ -43,7 +43,7 @@ def _advice(status: Status, *, is_log_silent: bool) -> str:
             "run the command once by hand on these hosts; if it is silent for long before its first step, raise "
             "trial.hang_limit_s."
         )
-    if is_log_silent:
+    if lacks_steps:
         return (
             "if the log has step times, mend trial.log, which says how they are printed; if not, run the command once "
             "by hand until it prints them."

@@ -8,11 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import yaml
-
-from hardware.io.errors import ConfigError
 from tests.oracles.frameworks.megatron import check_megatron
-from tests.oracles.frameworks.published_rules import Facts
+from tests.oracles.frameworks.published_rules import Facts, yaml_mapping
 from tuner.export.flag_table import FlagValue
 
 
@@ -31,13 +28,7 @@ def arguments_of(text: str) -> list[str]:
     Raises:
         ConfigError: the text is not a YAML mapping.
     """
-    try:
-        content: Any = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError("is not YAML", value=text) from None
-    if not isinstance(content, Mapping):
-        raise ConfigError("must be a mapping", value=text)
-    return list(_words(content))
+    return list(_words(yaml_mapping(text)))
 
 
 def _words(section: Mapping[str, Any]) -> Iterator[str]:

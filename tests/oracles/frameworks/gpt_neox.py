@@ -8,14 +8,16 @@ and moe/layer.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-import yaml
-
-from hardware.io.errors import ConfigError
 from tests.oracles.frameworks.deepspeed import ACCUMULATION, BATCH, MICRO, OFFLOAD, STAGE, check_types, flattened
-from tests.oracles.frameworks.published_rules import Facts, PublishedRule, at_least, check_rules, number, required
+from tests.oracles.frameworks.published_rules import (
+    Facts,
+    PublishedRule,
+    at_least,
+    check_rules,
+    number,
+    required,
+    yaml_mapping,
+)
 from tuner.export.flag_table import FlagValue, Values
 
 PP, TP, EP = "pipe_parallel_size", "model_parallel_size", "moe_expert_parallel_size"
@@ -142,13 +144,7 @@ def check_gpt_neox(text: str, facts: Facts) -> dict[str, FlagValue]:
     Raises:
         ConfigError: the text is not a YAML mapping, or GPT-NeoX would reject it; the message cites the rule.
     """
-    try:
-        content: Any = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError("is not YAML", value=text) from None
-    if not isinstance(content, Mapping):
-        raise ConfigError("must be a mapping", value=text)
-    values = flattened(content)
+    values = flattened(yaml_mapping(text))
     check_types(values, GPT_NEOX_KEYS)
     check_rules(values, facts, GPT_NEOX_RULES)
     return values

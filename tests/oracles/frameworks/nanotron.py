@@ -8,14 +8,17 @@ parallel/tensor_parallel/nn.py (shards of equal size), trainer.py (batches of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
-import yaml
-
-from hardware.io.errors import ConfigError
 from tests.oracles.frameworks.deepspeed import check_types, flattened
-from tests.oracles.frameworks.published_rules import Facts, PublishedRule, at_least, check_rules, number, required
+from tests.oracles.frameworks.published_rules import (
+    Facts,
+    PublishedRule,
+    at_least,
+    check_rules,
+    number,
+    required,
+    yaml_mapping,
+)
 from tuner.export.flag_table import FlagValue, Values
 
 DP, PP, TP = "parallelism.dp", "parallelism.pp", "parallelism.tp"
@@ -129,13 +132,7 @@ def read_nanotron(text: str) -> dict[str, FlagValue]:
     Raises:
         ConfigError: the text is not a YAML mapping.
     """
-    try:
-        content: Any = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError("is not YAML", value=text) from None
-    if not isinstance(content, Mapping):
-        raise ConfigError("must be a mapping", value=text)
-    return flattened(content)
+    return flattened(yaml_mapping(text))
 
 
 def said_by_nanotron(values: Values, _: Facts) -> dict[str, FlagValue]:

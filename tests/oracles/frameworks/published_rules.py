@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import yaml
 
 from costmodels.job.setting import Setting
 from hardware.io.errors import ConfigError
@@ -90,3 +93,18 @@ def at_least(least: int, key: str, source: str) -> PublishedRule:
         source=source,
         holds=lambda values, _: number(values, key, least) >= least,
     )
+
+
+def yaml_mapping(text: str) -> Mapping[str, Any]:
+    """Return the mapping that a YAML text holds.
+
+    Raises:
+        ConfigError: the text is not YAML, or no mapping.
+    """
+    try:
+        content: Any = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError("is not YAML", value=text) from None
+    if not isinstance(content, Mapping):
+        raise ConfigError("must be a mapping", value=text)
+    return content

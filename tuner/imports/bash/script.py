@@ -314,7 +314,7 @@ class _Interpreter:
                 self.commands.append(Command(words=_inner_words(fields), line=rest[0].line))
 
     def _follow(self, text: Text, *, keeps_all: bool) -> None:
-        """Interpret the known text of `bash -c`, which sees the exported variables, or of `eval`, which sees all."""
+        """Interpret the known text of `bash -c` with the exported variables, or of `eval` with all variables."""
         source = "".join(piece.text for piece in text)
         self.nested[0] += len(source)
         inner = _Interpreter(depth=self.depth + 1)
