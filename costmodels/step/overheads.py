@@ -31,14 +31,14 @@ def overhead_s(
     runtime = setting.runtime
     num_micro_batches = setting.job.global_batch_size // (grid.dp * grid.mbs)
     ways = np.where(grid.pp == 2, 1.0, 2.0)  # each of two stages receives only one way
-    stalled = _stalled_share(setting.cluster, runtime, pipeline_hosts, memory)
+    stalled = stalled_share(setting.cluster, runtime, pipeline_hosts, memory)
     stalls_s = ways * runtime.stall_s * (num_micro_batches + grid.pp - 1) * stalled
     # The slowest of many hosts sets the pace: its delay grows with the logarithm of their number.
     waits = runtime.straggler_share * np.log2(max(setting.cluster.num_hosts, 1))
     return np.asarray(stalls_s + runtime.step_overhead_s + waits * passes_s)
 
 
-def _stalled_share(
+def stalled_share(
     cluster: Cluster, runtime: RuntimeProfile, pipeline_hosts: IntArray, memory: MemoryEstimate | None
 ) -> FloatArray:
     """Estimate the share of micro-batches that stall [n].

@@ -37,14 +37,14 @@ class Bounds:
         edge: Known bound of each value [b].
         side: Direction of each bound: +1 if the value is at least the edge, -1 if at most [b].
         mishap: Probability of the same observation whatever the value is [b].
-        blur: Standard deviation of every edge.
+        blur: Standard deviation of each edge [b].
     """
 
     at: Points
     edge: FloatArray
     side: FloatArray
     mishap: FloatArray
-    blur: float
+    blur: FloatArray
 
     def __len__(self) -> int:
         """Number of bounds."""

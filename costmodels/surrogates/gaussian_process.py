@@ -66,10 +66,17 @@ class Points:
     Attributes:
         features: Columns of the Matern part [n, d].
         linear: Columns of the linear part, in units of their standard deviations [n, k].
+        own_variance: Variance of each point's independent residual beyond the noise that all share [n].
     """
 
     features: FloatArray
     linear: FloatArray
+    own_variance: FloatArray
+
+    @classmethod
+    def alike(cls, *, features: FloatArray, linear: FloatArray) -> Points:
+        """Return points whose independent residuals are the shared noise."""
+        return cls(features=features, linear=linear, own_variance=np.zeros(len(features)))
 
     def __len__(self) -> int:
         """Number of points."""
@@ -77,7 +84,7 @@ class Points:
 
     def take(self, at: NDArray[np.int64] | slice) -> Points:
         """Return the points at these positions."""
-        return Points(features=self.features[at], linear=self.linear[at])
+        return Points(features=self.features[at], linear=self.linear[at], own_variance=self.own_variance[at])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -271,7 +278,9 @@ def _controller() -> ThreadpoolController:
 def join_points(left: Points, right: Points) -> Points:
     """Concatenate two sets of points."""
     return Points(
-        features=np.concatenate([left.features, right.features]), linear=np.concatenate([left.linear, right.linear])
+        features=np.concatenate([left.features, right.features]),
+        linear=np.concatenate([left.linear, right.linear]),
+        own_variance=np.concatenate([left.own_variance, right.own_variance]),
     )
 
 
@@ -307,11 +316,11 @@ def fit(
         at: Inputs of the observations [t].
         values: Observed values [t].
         prior: Prior of the hyperparameters.
-        variance: Noise variance of each observation beyond the shared one [t]; zero if left out.
+        variance: Noise variance of each observation beyond its residual's [t]; zero if left out.
         num_scaled: Number of leading linear columns whose scale is a hyperparameter.
         min_to_learn: Fewest observations to fit to; with fewer, the hyperparameters are the prior's medians.
     """
-    variance = np.zeros(len(values)) if variance is None else variance
+    variance = at.own_variance if variance is None else at.own_variance + variance
     num_features = at.features.shape[1]
     # log-normal priors and bounds hold for the logarithms, in the order amplitude, length scales, noise, scale
     median = np.log(

@@ -238,7 +238,9 @@ def _as_predicted_elsewhere(own: Hypothesis, change: FloatArray, chance: float) 
 
 def _place_steps(predicted: Predicted, *, center: FloatArray, constants: Sequence[float]) -> tuple[FloatArray, Points]:
     """Return log step times [n] and inputs of the process; `center` [c] is subtracted from the effects."""
-    return np.log(predicted.step_time_s), _points(predicted, predicted.constant_effects - center, constants)
+    return np.log(predicted.step_time_s), _points(
+        predicted, predicted.constant_effects - center, constants, predicted.stall_variance
+    )
 
 
 def _place_memory(predicted: Predicted, *, shared: float, constants: Sequence[float]) -> tuple[FloatArray, Points]:
@@ -246,14 +248,15 @@ def _place_memory(predicted: Predicted, *, shared: float, constants: Sequence[fl
     # one column for the common error and one for each part, weighted by the part's share of the memory
     errors = np.array([PART_ERRORS[part] for part in MEMORY_PARTS])
     columns = np.concatenate([np.full((len(predicted), 1), shared), predicted.memory_shares * errors], axis=1)
-    return np.log(predicted.needed_bytes), _points(predicted, columns, constants)
+    return np.log(predicted.needed_bytes), _points(predicted, columns, constants, np.zeros(len(columns)))
 
 
-def _points(predicted: Predicted, columns: FloatArray, constants: Sequence[float]) -> Points:
+def _points(predicted: Predicted, columns: FloatArray, constants: Sequence[float], own_variance: FloatArray) -> Points:
     """Return the inputs of the process for the candidates, with further constant linear columns."""
     return Points(
         features=predicted.features,
         linear=np.concatenate([columns, np.tile(np.asarray(constants, dtype=float), (len(columns), 1))], axis=1),
+        own_variance=own_variance,
     )
 
 
@@ -294,7 +297,9 @@ def _learn_from_past(
         scale=hyper.scale,
         spread=LEARNED_SPREAD,
     )
-    past = PastErrors(at=at.take(known[kept]), values=values[known[kept]], variance=np.full(len(kept), hyper.noise**2))
+    past = PastErrors(
+        at=at.take(known[kept]), values=values[known[kept]], variance=hyper.noise**2 + at.own_variance[known[kept]]
+    )
     return Hypothesis(
         chance=history.trust,
         log_predicted=log_predicted,

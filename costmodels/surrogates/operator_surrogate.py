@@ -345,7 +345,7 @@ def distinct_shapes(shape: FloatArray) -> tuple[IntArray, IntArray]:
 def points_of(kind: OpKind, shape: FloatArray) -> Points:
     """Return the inputs of the process for shapes [k, d]."""
     offset = np.full((len(shape), 1), OFFSET)
-    return Points(
+    return Points.alike(
         features=feature_values(kind, shape), linear=np.concatenate([offset, floor_columns(kind, shape)], axis=1)
     )
 

@@ -16,7 +16,7 @@ from costmodels.step.error_models import MemoryErrorModel, memory_error_of
 from costmodels.step.memory import MEMORY_PARTS, MemoryEstimate, estimate_memory
 from costmodels.step.step_time import estimate_step
 from costmodels.surrogates.features import configuration_features
-from costmodels.surrogates.uncertainty import constant_effects
+from costmodels.surrogates.uncertainty import constant_effects, stall_variance
 from hardware.arrays import FloatArray, IntArray
 
 
@@ -34,6 +34,7 @@ class Predicted:
         peak_bytes: Predicted memory peak of that device, counted as trials measure it [n].
         memory_shares: Share of each of MEMORY_PARTS in `needed_bytes` [n, parts].
         memory_error: Distribution of the logarithm of true over predicted memory.
+        stall_variance: Variance of the log step time that comes from stalls which may happen or not [n].
     """
 
     step_time_s: FloatArray
@@ -44,6 +45,7 @@ class Predicted:
     peak_bytes: FloatArray
     memory_shares: FloatArray
     memory_error: MemoryErrorModel
+    stall_variance: FloatArray
 
     @classmethod
     def of_times(cls, step_time_s: FloatArray, features: FloatArray) -> Predicted:
@@ -63,6 +65,7 @@ class Predicted:
             peak_bytes=np.ones(count),
             memory_shares=np.zeros((count, len(MEMORY_PARTS))),
             memory_error=MemoryErrorModel(scale=0.0),
+            stall_variance=np.zeros(count),
         )
 
     @property
@@ -99,6 +102,7 @@ def predict(measured: MeasuredSetting, grid: ConfigGrid, *, memory: MemoryEstima
         peak_bytes=measured.peak_bytes(grid, memory),
         memory_shares=np.stack([memory.parts_bytes[part] / needed for part in MEMORY_PARTS], axis=1),
         memory_error=memory_error_of(setting.runtime),
+        stall_variance=stall_variance(setting, grid, estimate.step_time_s, memory=memory),
     )
 
 

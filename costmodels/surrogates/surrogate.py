@@ -4,7 +4,8 @@
 
 b_j(x) w_j is the effect of the error of one ingredient of the prediction: a constant of the runtime profile, or a part
 of memory. m is a Gaussian process over features of the configuration. own(x) is the independent residual of a
-configuration: it is known for a measured one and remains uncertain for others, however similar.
+configuration: it is known for a measured one and remains uncertain for others, however similar, and more uncertain
+where micro-batches may stall or not.
 
 It is not known beforehand which of these explains the trials. Several hypotheses (the ingredients err, everything errs
 together, errors are as in earlier studies) are each fitted. They share the draws in proportion to their posterior
@@ -212,7 +213,7 @@ class Hypothesis:
             edge=seen.log_edge - self.log_predicted[seen.bounded],
             side=seen.side,
             mishap=seen.mishap,
-            blur=process.hyper.noise,
+            blur=np.sqrt(process.hyper.noise**2 + self.points.own_variance[seen.bounded]),
         )
         process, log_bounds = condition_on_bounds(process, bounds)
         log_chance = np.log(self.chance) + np.sum(surprise > 0) * np.log(SURPRISING)
@@ -314,15 +315,15 @@ class Fitted:
         if beside is not None:
             drawn += beside
         drawn += self.hypothesis.log_predicted.astype(np.float32)
-        own_variance = self.process.hyper.noise**2
+        own_variance = self._own_variance
         # the independent residual of a measured candidate is Gaussian given the smooth part and its measurement
         smooth = drawn[:, seen.measured]
-        of_measured, variance = own_variance + self.surprise, self.hypothesis.variance(seen)
+        of_measured, variance = own_variance[seen.measured] + self.surprise, self.hypothesis.variance(seen)
         total = of_measured + variance
         own = (seen.log_value - smooth) * (of_measured / total)
         own += rng.standard_normal(smooth.shape) * np.sqrt(of_measured * variance / total)
         # unmeasured candidates draw a residual from the prior, and a few of them an outlier
-        of_others = np.float32(np.sqrt(own_variance)) * rng.standard_normal(drawn.shape, dtype=np.float32)
+        of_others = np.sqrt(own_variance).astype(np.float32) * rng.standard_normal(drawn.shape, dtype=np.float32)
         if self.hypothesis.outliers is not None:
             is_outlier = rng.random(drawn.shape, dtype=np.float32) < self._outlier_rate(self.hypothesis.outliers)
             far = rng.standard_exponential(int(is_outlier.sum()), dtype=np.float32)
@@ -335,12 +336,17 @@ class Fitted:
 
     def _carry_over(self, seen: Seen, own: FloatArray, of_others: NDArray[np.float32]) -> None:
         """Overwrite residuals of candidates [M, n] by those of their proxy jobs [M, t], without the outlying part."""
-        own_variance = self.process.hyper.noise**2
+        own_variance = self._own_variance[seen.measured]
         share = own_variance / (own_variance + self.surprise)
         first_aside = len(self.hypothesis.points) - len(self.hypothesis.twins)
         for at, place in enumerate(seen.measured.tolist()):
             for candidate in self.hypothesis.twins[place - first_aside] if place >= first_aside else ():
                 of_others[:, candidate] = share[at] * own[:, at] + np.sqrt(1 - share[at]) * of_others[:, candidate]
+
+    @property
+    def _own_variance(self) -> FloatArray:
+        """Variance of the independent residual of each candidate, unless it is an outlier [n]."""
+        return np.asarray(self.process.hyper.noise**2 + self.hypothesis.points.own_variance)
 
     def _at_observations(self, seen: Seen, beside: NDArray[np.float32]) -> FloatArray:
         """Return `beside` at the observations of the process [M, .]; it is zero for those of the past."""
@@ -361,12 +367,13 @@ class Fitted:
     def mean_and_deviation(self, at: IntArray) -> tuple[FloatArray, FloatArray]:
         """Return mean and standard deviation of the log quantity at candidates `at` as if unmeasured, each [m]."""
         mean, deviation = self.process.mean_and_deviation(self.hypothesis.points.take(at))
-        return self.hypothesis.log_predicted[at] + mean, np.sqrt(deviation**2 + self.process.hyper.noise**2)
+        return self.hypothesis.log_predicted[at] + mean, np.sqrt(deviation**2 + self._own_variance[at])
 
     def expected(self, seen: Seen, same_as: IntArray) -> FloatArray:
         """Return the mean of the log quantity [n]; see `Surrogate.expected`."""
         mean, _ = self.mean_and_deviation(np.arange(len(self.hypothesis.log_predicted)))
-        of_measured, variance = self.process.hyper.noise**2 + self.surprise, self.hypothesis.variance(seen)
+        of_measured = self._own_variance[seen.measured] + self.surprise
+        variance = self.hypothesis.variance(seen)
         # expected residual of a measured candidate: the share of its deviation that is no measurement error
         own = (seen.log_value - mean[seen.measured]) * of_measured / (of_measured + variance)
         known = same_as >= 0

@@ -27,11 +27,16 @@ from costmodels.job.setting import Setting
 from costmodels.operators.kernels import cached_kernel_s
 from costmodels.step.error_models import error_models, memory_error_of
 from costmodels.step.memory import MemoryEstimate
+from costmodels.step.overheads import stalled_share
+from costmodels.step.placement import place
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import FloatArray
 
 SIGMA, WIDE = 0.6827, 0.95
 """Probabilities of the two central intervals that are stated."""
+
+IMPOSSIBLE = 1e-12
+"""Chance of stalls below which they cannot be told from the predicted step time."""
 
 
 def half_width(freedom: int | None, probability: float) -> float:
@@ -120,6 +125,27 @@ def constant_effects(setting: Setting, grid: ConfigGrid, *, memory: MemoryEstima
             continue
         effects[name] = (log_step(runtime.with_constants({name: moved})) - base) / math.log(moved / value) * log_error
     return effects
+
+
+def stall_variance(
+    setting: Setting, grid: ConfigGrid, step_time_s: FloatArray, *, memory: MemoryEstimate
+) -> FloatArray:
+    """Compute the variance of the log step time that comes from stalls which may happen or not [n].
+
+    A prediction contains the expected stalls, but almost all micro-batches of a run stall, or none does. If they stall
+    with probability s and the log step time is then r longer, its variance is s (1 - s) r^2.
+
+    Args:
+        setting: Job, cluster and runtime.
+        grid: Configurations [n].
+        step_time_s: Predicted step times [n].
+        memory: Memory of the same configurations.
+    """
+    calm = replace(setting, runtime=replace(setting.runtime, stall_s=0.0))
+    calm_s = estimate_step(calm, grid, kernel_time=cached_kernel_s(), memory=memory).step_time_s
+    share = stalled_share(setting.cluster, setting.runtime, place(setting.cluster, grid).pp.hosts, memory)
+    stalls_s = (step_time_s - calm_s) / np.maximum(share, IMPOSSIBLE)
+    return np.asarray(share * (1 - share) * np.log1p(stalls_s / calm_s) ** 2)
 
 
 def _move(name: str, value: float, log_error: float) -> float:

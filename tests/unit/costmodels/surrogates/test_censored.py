@@ -12,7 +12,7 @@ HYPER = Hyperparameters(amplitude=0.5, length_scale=np.array([1.0, 2.0]), noise=
 
 def random_points(rng, num_points):
     """Points of two features and a common offset."""
-    return Points(features=rng.uniform(-2, 2, (num_points, 2)), linear=np.full((num_points, 1), 0.4))
+    return Points.alike(features=rng.uniform(-2, 2, (num_points, 2)), linear=np.full((num_points, 1), 0.4))
 
 
 def process_after(rng, num_observations=4):
@@ -34,13 +34,13 @@ def bounds_at(at, edge, side, mishap):
         edge=np.broadcast_to(edge, count).astype(float),
         side=np.broadcast_to(side, count).astype(float),
         mishap=np.broadcast_to(mishap, count).astype(float),
-        blur=HYPER.noise,
+        blur=np.full(count, HYPER.noise),
     )
 
 
 def by_sampling(process, bounds, asked, rng, num_samples=100_000):
     """Means and deviations at `asked` and the log probability of the bounds, from weighed draws of the process."""
-    at = Points(
+    at = Points.alike(
         features=np.concatenate([bounds.at.features, asked.features]),
         linear=np.concatenate([bounds.at.linear, asked.linear]),
     )

@@ -50,7 +50,7 @@ def random_points(rng, num_points):
     """Points of three features and two linear columns: a slope and a common offset."""
     features = rng.uniform(-2, 2, (num_points, 3))
     linear = np.stack([rng.normal(0, 0.3, num_points), np.full(num_points, 0.5)], axis=1)
-    return Points(features=features, linear=linear)
+    return Points.alike(features=features, linear=linear)
 
 
 def smooth_values(rng, points):
@@ -271,7 +271,7 @@ def test_a_singular_covariance_is_no_error():
 @pytest.mark.parametrize("num_features", [0, 1])
 def test_a_process_of_few_features_is_fitted(rng, num_features):
     """Where candidates have no features, amplitude, noise and scale are learned all the same."""
-    points = Points(features=rng.uniform(0, 3, (12, num_features)), linear=rng.normal(size=(12, 1)))
+    points = Points.alike(features=rng.uniform(0, 3, (12, num_features)), linear=rng.normal(size=(12, 1)))
 
     values = 3.0 * points.linear[:, 0] + np.sin(points.features).sum(axis=1) + 0.2 * rng.normal(size=12)
     fitted = fit(points, values, prior=HyperPrior(), num_scaled=1)

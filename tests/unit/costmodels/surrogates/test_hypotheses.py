@@ -35,6 +35,7 @@ def predicted_of(rng, count=NUM_CANDIDATES, share=0.5):
         peak_bytes=0.9 * needed,
         memory_shares=parts,
         memory_error=MemoryErrorModel(scale=0.1),
+        stall_variance=np.zeros(count),
     )
 
 

@@ -18,7 +18,7 @@ def hypothesis_of(rng, **changes):
     made = Hypothesis(
         chance=1.0,
         log_predicted=rng.normal(0, 0.5, NUM_CANDIDATES),
-        points=Points(
+        points=Points.alike(
             features=rng.uniform(-1, 1, (NUM_CANDIDATES, 2)),
             linear=np.stack([effects, np.full(NUM_CANDIDATES, 0.3)], axis=1),
         ),
@@ -53,6 +53,26 @@ def past_at(points, values, noise=0.02):
 
 
 # Draws
+
+
+def test_a_residual_of_its_own_stays_uncertain_until_the_candidate_is_measured(rng):
+    """Trials of all others leave a candidate its own variance, in moments and draws; its own trial removes it."""
+    own_variance = np.zeros(NUM_CANDIDATES)
+    own_variance[0] = 0.3**2
+    calm = hypothesis_of(rng)
+    hypothesis = replace(calm, points=replace(calm.points, own_variance=own_variance))
+    others = EVERYWHERE[1:]
+    values = calm.log_predicted[others]
+
+    without = after((calm,), seen_at(others, values)).mean_and_deviation(EVERYWHERE[:1])[1]
+    surrogate = after((hypothesis,), seen_at(others, values))
+    deviation = surrogate.mean_and_deviation(EVERYWHERE[:1])[1]
+    assert deviation**2 == pytest.approx(without**2 + 0.3**2, rel=0.05)
+    drawn = surrogate.draw(4000, rng)[:, 0]
+    assert drawn.std() == pytest.approx(deviation[0], rel=0.1)
+
+    measured = after((hypothesis,), seen_at([0], [calm.log_predicted[0] + 0.2]))
+    assert measured.draw(4000, rng)[:, 0].std() < 0.03
 
 
 def test_without_trials_draws_follow_the_prior(rng):
@@ -109,7 +129,7 @@ def test_draws_have_the_moments_of_the_formula(rng, hypothesis):
 def test_draws_are_joint(rng):
     """Neighbours err alike: the draws of two near candidates are correlated, those of distant ones hardly."""
     features = np.array([[0.0, 0.0], [0.05, 0.0], [50.0, 0.0]])
-    points = Points(features=features, linear=np.zeros((3, 1)))
+    points = Points.alike(features=features, linear=np.zeros((3, 1)))
     hypothesis = hypothesis_of(rng, points=points, log_predicted=np.zeros(3))
 
     drawn = after((hypothesis,), seen_at([], [])).draw(4000, rng)
@@ -193,7 +213,7 @@ def test_what_was_drawn_beside_counts_once(rng):
     process knows nothing of has the deviation of both.
     """
     features = np.concatenate([np.zeros((1, 2)), np.full((1, 2), 50.0)])
-    points = Points(features=features, linear=np.zeros((2, 1)))
+    points = Points.alike(features=features, linear=np.zeros((2, 1)))
     hypothesis = hypothesis_of(rng, points=points, log_predicted=np.zeros(2))
     beside = (0.3 * rng.standard_normal((4000, 2))).astype(np.float32)
 
@@ -207,8 +227,8 @@ def test_what_was_drawn_beside_explains_its_share_of_a_measurement(rng):
     """The twin of a measured candidate, of which the same was drawn beside, takes what was measured up to what each has
     to itself: a draw of the process explains only what is left, whatever runs of the past it holds too.
     """
-    points = Points(features=np.array([[0.0, 0.0], [0.0, 0.0]]), linear=np.zeros((2, 1)))
-    elsewhere = Points(features=np.full((4, 2), 50.0), linear=np.zeros((4, 1)))
+    points = Points.alike(features=np.array([[0.0, 0.0], [0.0, 0.0]]), linear=np.zeros((2, 1)))
+    elsewhere = Points.alike(features=np.full((4, 2), 50.0), linear=np.zeros((4, 1)))
     hypothesis = hypothesis_of(rng, points=points, log_predicted=np.zeros(2), past=past_at(elsewhere, np.full(4, 0.3)))
     beside = (0.3 * rng.standard_normal((4000, 1))).astype(np.float32) * np.ones(2, dtype=np.float32)
 

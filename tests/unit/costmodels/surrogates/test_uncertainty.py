@@ -8,8 +8,17 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import CONSTANTS, find_prior
 from costmodels.step.error_models import error_models
 from costmodels.step.memory import estimate_memory
+from costmodels.step.overheads import stalled_share
+from costmodels.step.placement import place
 from costmodels.step.step_time import estimate_step
-from costmodels.surrogates.uncertainty import SIGMA, WIDE, likely_range, memory_half_width, step_uncertainty
+from costmodels.surrogates.uncertainty import (
+    SIGMA,
+    WIDE,
+    likely_range,
+    memory_half_width,
+    stall_variance,
+    step_uncertainty,
+)
 from hardware.cluster import find_cluster
 from tests.support.settings.random_settings import grid_of, job_of, setting_for
 
@@ -122,3 +131,28 @@ def test_memory_has_the_own_error_only_where_own_peaks_were_measured():
 
     assert memory_half_width(known, SIGMA) == pytest.approx(0.05, rel=1e-3)
     assert memory_half_width(replace(known, knows_memory=False), SIGMA) > 0.1
+
+
+@pytest.mark.parametrize("share", [0.7, 0.95, 1.0, 1.3, 3.0])
+def test_stalls_that_may_or_may_not_happen_are_a_coin_toss(share):
+    """The variance is that of two outcomes, all micro-batches stall or none does, and vanishes where memory decides."""
+    runtime = replace(find_prior("megatron-core"), stall_s=0.3)
+    memory = estimate_memory(setting_for(JOB, HOSTS, runtime), GRID)
+    memory = replace(memory, capacity_bytes=memory.peak_bytes / share)
+    setting = setting_for(JOB, HOSTS, runtime)
+
+    predicted_s = estimate_step(setting, GRID, memory=memory).step_time_s
+    found = stall_variance(setting, GRID, predicted_s, memory=memory)
+
+    chance = stalled_share(HOSTS, runtime, place(HOSTS, GRID).pp.hosts, memory)
+    calm = estimate_step(setting_for(JOB, HOSTS, replace(runtime, stall_s=0.0)), GRID, memory=memory).step_time_s
+    certain = replace(memory, capacity_bytes=memory.peak_bytes / 1e6)
+    stalled = estimate_step(setting, GRID, memory=certain).step_time_s
+    outcomes = np.log([calm, stalled])
+    mean = (1 - chance) * outcomes[0] + chance * outcomes[1]
+    expected = (1 - chance) * (outcomes[0] - mean) ** 2 + chance * (outcomes[1] - mean) ** 2
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
+    if share == 1.0:
+        assert (found > 0.01).all()
+    if share == 3.0:
+        assert (found < 1e-4).all()
