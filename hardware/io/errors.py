@@ -11,7 +11,8 @@ class ConfigError(Exception):
     """Error for a value that a user gave and that cannot work.
 
     The message names the file, the key, the value, the rule that it breaks and the nearest valid choice, as far as each
-    is known. The command line prints it without a traceback and ends with status 2.
+    is known. The command line prints it without a traceback and ends with status 2. If there are several problems, the
+    further lines `listed` name each.
     """
 
     def __init__(
@@ -22,6 +23,7 @@ class ConfigError(Exception):
         value: object = None,
         nearest: str | None = None,
         file: str | None = None,
+        listed: tuple[str, ...] = (),
     ) -> None:
         super().__init__(rule)
         self.rule = rule
@@ -29,10 +31,13 @@ class ConfigError(Exception):
         self.value = value
         self.nearest = nearest
         self.file = file
+        self.listed = listed
 
     def in_file(self, file: str) -> ConfigError:
         """Return this error with the name of its file, unless one was named already."""
-        return ConfigError(self.rule, key=self.key, value=self.value, nearest=self.nearest, file=self.file or file)
+        return ConfigError(
+            self.rule, key=self.key, value=self.value, nearest=self.nearest, file=self.file or file, listed=self.listed
+        )
 
     def under(self, prefix: str) -> ConfigError:
         """Return this error for the mapping that holds the value under `prefix`."""

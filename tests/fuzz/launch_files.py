@@ -11,19 +11,20 @@ from tests.fuzz.target import Target
 from tests.support.studies import launch_scripts as scripts
 from tests.support.studies.training_logs import LOG
 from tuner.imports.flagscale import join_files
+from tuner.study_file.answers import Added
 from tuner.study_file.config import load_study
-from tuner.study_file.new_study import MOST_BYTES, Added, new_study, read_import, read_log
+from tuner.study_file.new_study import MOST_BYTES, new_study, read_import, read_log
 
 ADDED = {
     "megatron": Added(cluster="dgx-h100"),
-    "torchtitan": Added(cluster="dgx-h100", hosts=8, model="llama3-8b", global_batch_size=512),
-    "deepspeed": Added(cluster="dgx-h100", hosts=2, model="llama3-8b", sequence_length=4096),
-    "nanotron": Added(cluster="dgx-h100", hosts=2),
-    "gpt-neox": Added(cluster="dgx-h100", hosts=12),
-    "flagscale": Added(cluster="dgx-h100", hosts=4),
-    "hugging-face": Added(cluster="dgx-h100", hosts=1, sequence_length=4096, global_batch_size=64),
+    "torchtitan": Added(cluster="dgx-h100", model="llama3-8b", answers={"hosts": 8, "global_batch_size": 512}),
+    "deepspeed": Added(cluster="dgx-h100", model="llama3-8b", answers={"hosts": 2, "sequence_length": 4096}),
+    "nanotron": Added(cluster="dgx-h100", answers={"hosts": 2}),
+    "gpt-neox": Added(cluster="dgx-h100", answers={"hosts": 12}),
+    "flagscale": Added(cluster="dgx-h100", answers={"hosts": 4}),
+    "hugging-face": Added(cluster="dgx-h100", answers={"hosts": 1, "sequence_length": 4096, "global_batch_size": 64}),
     "json": Added(cluster="dgx-h100", model="llama3-8b"),
-    "log": Added(cluster="dgx-h100", sequence_length=4096),
+    "log": Added(cluster="dgx-h100", answers={"sequence_length": 4096}),
 }
 
 EXPORTED = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,17 +15,20 @@ from typer import Argument, Option
 from hardware.io.errors import ConfigError
 from tuner.cli import completion as cli_completion
 from tuner.cli.init_capture import captured_import
-from tuner.cli.options import AsJson, whole_number, write_file
+from tuner.cli.options import AsJson, with_options, write_file
+from tuner.study_file.questions import QUESTIONS
 from tuner.terminal.console import print_json, printable, warn
 
 if TYPE_CHECKING:  # these load numpy
     from costmodels.job.parallel_config import Value
     from tuner.imports import Imported
-    from tuner.study_file.new_study import Added, NewStudy
+    from tuner.study_file.answers import Added
+    from tuner.study_file.new_study import NewStudy
 
 _File = Path | None
 
 
+@with_options({question.key: (question.metavar, question.help) for question in QUESTIONS.values()})
 def init(
     arguments: Annotated[
         list[str] | None,
@@ -61,9 +66,6 @@ def init(
             metavar="NAME", help="Cluster in the catalog, such as dgx-h100.", autocompletion=cli_completion.clusters
         ),
     ] = None,
-    hosts: Annotated[
-        str | None, Option(metavar="N", help="Number of hosts, if the file gives none or another is wanted.")
-    ] = None,
     model: Annotated[
         str | None,
         Option(
@@ -72,9 +74,6 @@ def init(
             autocompletion=cli_completion.models,
         ),
     ] = None,
-    vocab_size: Annotated[str | None, Option(metavar="N", help="Rows of the embedding table.")] = None,
-    sequence_length: Annotated[str | None, Option(metavar="N", help="Tokens per sequence.")] = None,
-    global_batch_size: Annotated[str | None, Option(metavar="N", help="Sequences per step.")] = None,
     runtime: Annotated[
         str | None,
         Option(
@@ -86,17 +85,13 @@ def init(
     config: Annotated[
         str | None,
         Option(
-            "--config",
-            metavar="pp=4,tp=2,...",
-            help="Degrees, recompute, zero_stage or sequence_parallel, if the file leaves them open.",
+            "--config", metavar="pp=4,tp=2,...", help="Several of the degrees and further dimensions below at once."
         ),
-    ] = None,
-    precision: Annotated[
-        str | None, Option(metavar="NAME", help="Number format of matrix products, if the file leaves it open.")
     ] = None,
     out: Annotated[Path, Option(metavar="STUDY", help="Study file to write.")] = Path("study.yaml"),
     force: Annotated[bool, Option("--force", help="Replace existing files.")] = False,
     as_json: AsJson = False,
+    **answers: str | None,
 ) -> None:
     """Write a study file from your launch script or configuration file.
 
@@ -104,7 +99,7 @@ def init(
     --capture is given: then your script runs, with stand-ins that record the training command instead of training. If
     something is left open, the error message names the option to add.
     """
-    given = {
+    files = {
         "megatron": from_megatron,
         "torchtitan": from_torchtitan,
         "deepspeed": from_deepspeed,
@@ -113,28 +108,29 @@ def init(
         "flagscale": from_flagscale,
         "hugging-face": from_hugging_face,
         "json": from_json,
+        "log": from_log,
     }
-    chosen = [(framework, file) for framework, file in given.items() if file is not None]
+    chosen = [(framework, file) for framework, file in files.items() if file is not None and framework != "log"]
     if len(chosen) + capture > 1 or not (chosen or capture or from_log) or (capture and from_log):
-        options = ", ".join(f"--from-{framework}" for framework in (*given, "log"))
+        options = ", ".join(f"--from-{framework}" for framework in files)
         raise ConfigError(f"needs exactly one of {options}, --capture", key="init")
     if out.suffix not in (".yaml", ".yml"):
         raise ConfigError("must end in .yaml", key="--out", value=str(out))
     _check_free(out, force=force)
 
     from hardware.io.config_file import read_text
-    from tuner.study_file.new_study import MOST_BYTES, Added, read_import, read_log, with_command
+    from tuner.study_file.answers import Added, parse_answer
+    from tuner.study_file.new_study import MOST_BYTES, read_import, read_log, with_command
 
+    given = {key: text for key, text in answers.items() if text is not None}
+    named = {"cluster": cluster, "model": model, "runtime": runtime, "config": config, **given}
     added = Added(
         cluster=cluster,
-        hosts=_parse_count("--hosts", hosts),
         model=model,
-        vocab_size=_parse_count("--vocab-size", vocab_size),
-        sequence_length=_parse_count("--sequence-length", sequence_length),
-        global_batch_size=_parse_count("--global-batch-size", global_batch_size),
         runtime=runtime,
-        config=None if config is None else _parse_config(config),
-        precision=precision,
+        answers=({} if config is None else _parse_config(config))
+        | {key: parse_answer(key, text) for key, text in given.items()},
+        command=_command_so_far(files, named, out, arguments, capture=capture),
     )
     words = None if arguments is None else tuple(arguments)
     if words and not capture and any(framework not in ("megatron", "torchtitan") for framework, _ in chosen):
@@ -169,17 +165,31 @@ def init(
     _print_result(made, written, out)
 
 
-def _parse_count(option: str, text: str | None) -> int | None:
-    return None if text is None else whole_number(option, text, 1)
+def _command_so_far(
+    files: Mapping[str, Path | None],
+    options: Mapping[str, str | None],
+    out: Path,
+    arguments: Sequence[str] | None,
+    *,
+    capture: bool,
+) -> tuple[str, str]:
+    """Return the command line as it was given: up to `--`, and from there on."""
+    words = ["meshtune", "init", *(["--capture"] if capture else [])]
+    named = {f"from-{name}": file for name, file in files.items()} | {
+        key.replace("_", "-"): options[key] for key in options
+    }
+    for name, value in named.items():
+        words += [] if value is None else [f"--{name}", str(value)]
+    words += ["--out", str(out)] if out != Path("study.yaml") else []
+    return shlex.join(words), shlex.join(["--", *arguments]) if arguments else ""
 
 
 def _parse_config(text: str) -> dict[str, Value]:
     """Parse the degrees and further dimensions that `--config` names; those it does not name stay open."""
-    from costmodels.job.parallel_config import DEGREES, parse_config
-    from tuner.study_file.new_study import JOB_DIMENSIONS
+    from costmodels.job.parallel_config import DEGREES, DIMENSIONS, parse_config
 
     found = parse_config(text, {})
-    valid = (*DEGREES, *JOB_DIMENSIONS)
+    valid = [key for key in QUESTIONS if key in DEGREES or key in DIMENSIONS]
     named = {entry.partition("=")[0].strip() for entry in text.split(",")}
     for name in sorted(named - {*valid, ""}):
         raise ConfigError("cannot be stated here", key="--config", value=name, nearest=f"valid: {', '.join(valid)}")
@@ -209,9 +219,14 @@ def _write(imported: Imported, added: Added, file: Path, out: Path, *, force: bo
         try:
             load_study(trial)
         except ConfigError as error:
-            raise ConfigError(
-                error.rule, key=error.key, value=error.value, nearest=error.nearest, file=str(file)
-            ) from None
+            key = (error.key or "").rpartition(".")[2]
+            stated = "" if key in added.answers else imported.origins.get(key, "")
+            rule = f"{error.rule}; {stated} says so" if stated else error.rule
+            raise ConfigError(rule, key=error.key, value=error.value, nearest=error.nearest, file=str(file)) from None
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"its folder cannot be made ({error.strerror})", key="--out", value=str(out)) from None
     written = [out]
     if made.model_file:
         write_file(out.parent / made.model_file, made.model_text)

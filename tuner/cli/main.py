@@ -86,7 +86,7 @@ def main() -> NoReturn:
     try:
         status = app(prog_name="meshtune", standalone_mode=False) or 0
     except ConfigError as error:
-        _complain(str(error))
+        _complain(str(error), error.listed)
         sys.exit(USERS_MISTAKE)
     except _UsageError as error:
         _complain(_usage_message(error))
@@ -134,8 +134,8 @@ def _usage_message(error: Any) -> str:
     return f"{told}{'' if told.endswith('?') else ';'} `{command} --help` shows how"
 
 
-def _complain(message: str) -> None:
-    typer.echo(f"meshtune: {printable(message)}", err=True)
+def _complain(message: str, listed: Sequence[str] = ()) -> None:
+    typer.echo("\n  ".join((f"meshtune: {printable(message)}", *map(printable, listed))), err=True)
 
 
 def _print_version(wanted: bool) -> None:

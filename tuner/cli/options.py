@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from typer import Argument, Option
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:  # these load numpy
     from costmodels.job.parallel_config import ParallelConfig
     from tuner.study_file.config import StudyConfig
 
+Command = TypeVar("Command", bound=Callable[..., Any])
 StudyFile = Annotated[Path, Argument(metavar="STUDY", help="Study file (YAML).")]
 AsJson = Annotated[bool, Option("--json", help="Print one JSON object, and nothing else, on stdout.")]
 Overrides = Annotated[
@@ -48,6 +51,27 @@ Network = Annotated[
 FOUND_NOTHING = 1
 USERS_MISTAKE = 2
 INTERRUPTED = 130
+
+
+def with_options(table: Mapping[str, tuple[str, str]]) -> Callable[[Command], Command]:
+    """Give a command that takes `**keywords` one option for each row: its key, and its metavar and help."""
+
+    def decorate(command: Command) -> Command:
+        signature = inspect.signature(command, eval_str=True)
+        kept = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        options = [
+            inspect.Parameter(
+                key,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[str | None, Option(metavar=metavar, help=meaning)],
+            )
+            for key, (metavar, meaning) in table.items()
+        ]
+        command.__dict__["__signature__"] = signature.replace(parameters=[*kept, *options])
+        return command
+
+    return decorate
 
 
 def whole_number(option: str, text: str, least: int) -> int:

@@ -69,6 +69,7 @@ class Imported:
         job: Keys of a study's `job:`. A missing global_batch_size is `micro_batches` times dp times mbs.
         degrees: Parallel degrees by name. Most files leave dp to the number of devices; it is absent then.
         open: Degrees and keys of the job whose values could not be read, with the reason for each.
+        origins: Flags that state degrees and keys of the job, with their lines, by key; as far as known.
         micro_batches: Micro-batches per step on each replica; None if the file states the global batch instead.
         layers: Number of layers of each virtual stage if the file states them, otherwise empty.
         assignment: Uneven work as text of a configuration, or empty.
@@ -89,6 +90,7 @@ class Imported:
     job: Mapping[str, Any] = field(default_factory=dict)
     degrees: Mapping[str, int] = field(default_factory=dict)
     open: Mapping[str, str] = field(default_factory=dict)
+    origins: Mapping[str, str] = field(default_factory=dict)
     micro_batches: int | None = None
     layers: tuple[int, ...] = ()
     assignment: str = ""

@@ -161,6 +161,15 @@ def num_experts(flags: Flags) -> int:
     return experts if experts > 1 else 0
 
 
+def has_experts(flags: Flags) -> bool:
+    """Return whether the model has experts.
+
+    A list of flags without the model's sizes has experts if it contains a flag for their parallelism.
+    """
+    of_experts = flags.has("--expert-model-parallel-size", "--expert-tensor-parallel-size")
+    return num_experts(flags) > 0 or (of_experts and not flags.has("--num-layers", "--num-experts"))
+
+
 def _experts(flags: Flags, num_layers: int, ffn_size: int) -> dict[str, Any]:
     experts = num_experts(flags)
     if not experts:

@@ -7,16 +7,15 @@ If values are missing, one message names all options that add them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from costmodels.job.model_catalog import find_model, load_model, model_names
 from costmodels.job.model_spec import ModelSpec
-from costmodels.job.parallel_config import DEGREES, Value
+from costmodels.job.parallel_config import DEGREES
 from costmodels.job.runtime import find_runtime, runtime_names
-from hardware.cluster import cluster_from_mapping, cluster_names
+from hardware.cluster import cluster_from_mapping
 from hardware.io.config_file import read_text
 from hardware.io.errors import ConfigError, did_you_mean
 from trials.command.log_pattern import StepSize
@@ -24,31 +23,14 @@ from tuner.imports import IMPORTERS, Imported, Present, present_of
 from tuner.imports.bash.script import with_arguments
 from tuner.imports.flagscale import join_files, train_file_of
 from tuner.imports.log import Measured, import_log
+from tuner.study_file.answers import Added, check_complete
 from tuner.study_file.text import model_text, study_text
 
 MOST_BYTES = 250_000
 """Largest file that is read [bytes]: scripts and configurations have a tenth, and reading one takes seconds."""
 
-JOB_DIMENSIONS = ("recompute", "zero_stage", "sequence_parallel", "expert_tp")
-"""Further dimensions that `--config` may state; they become keys of `job:`."""
-
 _DESCRIBING = ("name", "source", "assumed")
 """Fields of a ModelSpec that do not change its training."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Added:
-    """Values of the options of `meshtune init`, which a user adds to the file; None adds nothing."""
-
-    cluster: str | None = None
-    hosts: int | None = None
-    model: str | None = None
-    vocab_size: int | None = None
-    sequence_length: int | None = None
-    global_batch_size: int | None = None
-    runtime: str | None = None
-    config: Mapping[str, Value] | None = None
-    precision: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,7 +113,7 @@ def new_study(imported: Imported, added: Added, *, file: Path, folder: Path, mod
         ConfigError: Values are missing, or contradict each other.
     """
     imported = _merge(imported, added)
-    _check_complete(imported, added, file)
+    check_complete(imported, added, file)
     if added.runtime is not None and added.runtime not in runtime_names():
         raise ConfigError(
             "no such runtime in the catalog",
@@ -181,85 +163,44 @@ def _measure(imported: Imported, present: Present, devices: int) -> Measured | N
     return imported.steps.measured(step)
 
 
+_OF_CLUSTER = ("hosts", "devices_per_host")
+
+
 def _merge(imported: Imported, added: Added) -> Imported:
     """Merge the values of the file and of the user, which replace the file's.
 
-    A further dimension among the user's configuration, such as the ZeRO stage, is a key of the job.
+    A further dimension among the user's answers, such as the ZeRO stage, is a key of the job.
     """
-    given = added.config or {}
-    degrees = {**imported.degrees, **{name: int(given[name]) for name in DEGREES if name in given}}
-    job = {**imported.job, **{name: value for name, value in given.items() if name not in DEGREES}}
-    if added.precision is not None:
-        job["precision"] = added.precision
-    micro_batches = imported.micro_batches
-    if added.sequence_length is not None:
-        job["sequence_length"] = added.sequence_length
-    if added.global_batch_size is not None:
-        job["global_batch_size"], micro_batches = added.global_batch_size, None
+    if "vocab_size" in added.answers and (added.model is not None or not imported.model):
+        raise ConfigError(
+            "replaces the vocabulary size of the file's own model, but the file has no model", key="--vocab-size"
+        )
+    degrees, job, model, missing = (
+        dict(kind) for kind in (imported.degrees, imported.job, imported.model, imported.missing)
+    )
+    for key, value in added.answers.items():
+        if key in DEGREES:
+            degrees[key] = int(value)
+        elif key == "vocab_size":
+            model[key] = value
+            missing.pop(key, None)
+        elif key not in _OF_CLUSTER:
+            job[key] = value
     known = {*degrees, *job}
     changed = degrees != {**degrees, **imported.degrees} or job != {**job, **imported.job}
-    model, missing = dict(imported.model), dict(imported.missing)
-    if added.vocab_size is not None and model:
-        model["vocab_size"] = added.vocab_size
-        missing.pop("vocab_size", None)
     return replace(
         imported,
         degrees=degrees,
         job=job,
-        micro_batches=micro_batches,
+        micro_batches=None if "global_batch_size" in added.answers else imported.micro_batches,
         open={name: why for name, why in imported.open.items() if name not in known},
         model=model,
         missing=missing,
+        hosts=added.count("hosts") or imported.hosts,
+        devices_per_host=added.count("devices_per_host") or imported.devices_per_host,
         runtime=added.runtime or imported.runtime,
         steps=None if changed else imported.steps,  # the log's steps are those of its own configuration
     )
-
-
-def _check_complete(imported: Imported, added: Added, file: Path) -> None:
-    """Check that no value is missing; one error names all options that would add the missing ones."""
-    if added.vocab_size is not None and (added.model is not None or not imported.model):
-        raise ConfigError(
-            "replaces the vocabulary size of the file's own model, but the file has no model", key="--vocab-size"
-        )
-    needs = []
-    if added.cluster is None:
-        needs.append(f"--cluster NAME (one of: {', '.join(cluster_names())})")
-    if added.hosts is None and imported.hosts is None and "dp" not in imported.degrees:
-        needs.append("--hosts N")
-    has_model = added.model is not None or imported.model_name
-    if not has_model and not imported.model:
-        needs.append("--model NAME (of the catalog, or the path of a config.json or a model's YAML)")
-    for field, flag in {} if has_model else imported.missing.items():
-        option = "--vocab-size N" if field == "vocab_size" else "--model NAME"
-        needs.append(f"{option} ({flag} is not there)")
-    for key, option in {"sequence_length": "--sequence-length N", "global_batch_size": "--global-batch-size N"}.items():
-        told = key in imported.job or (key == "global_batch_size" and imported.micro_batches is not None)
-        if not told:
-            needs.append(f"{option}{_because(imported.open.get(key))}")
-    if "precision" in imported.open:
-        needs.append(f"--precision NAME{_because(imported.open['precision'])}")
-    needs += _open_config(imported.open)
-    if needs:
-        raise ConfigError(
-            f"does not say everything that a study needs; add {'; '.join(dict.fromkeys(needs))}",
-            file=str(file),
-            nearest=f"`meshtune init --capture -- bash {file}` reads what the script decides when it runs"
-            if imported.open and imported.command is not None
-            else None,
-        )
-
-
-def _open_config(opened: Mapping[str, str]) -> list[str]:
-    """Return what `--config` has to name: one entry for all keys that are open for the same reason."""
-    names: dict[str, list[str]] = {}
-    for name in (*DEGREES, *JOB_DIMENSIONS):
-        if name in opened:
-            names.setdefault(opened[name], []).append(name)
-    return [f"--config {','.join(f'{name}=N' for name in group)} ({why})" for why, group in names.items()]
-
-
-def _because(why: str | None) -> str:
-    return f" ({why})" if why else ""
 
 
 def _study_name(file: Path) -> str:
@@ -317,7 +258,7 @@ def _cluster(imported: Imported, added: Added) -> dict[str, Any]:
     except ConfigError as error:
         raise ConfigError(error.rule, key="--cluster", value=added.cluster, nearest=error.nearest) from None
     per_host = imported.devices_per_host or in_host
-    hosts = added.hosts or imported.hosts
+    hosts = imported.hosts
     if hosts is None:
         devices = 1
         for name in ("pp", "tp", "dp", "cp", "up"):

@@ -96,11 +96,14 @@ def in_process(*arguments: object, cwd: Path, timeout_s: float = 60) -> Done:
 
 
 def assert_users_mistake(done: Done, *words: str) -> None:
-    """Assert exit status 2, one line on stderr that contains `words`, and an empty stdout."""
+    """Assert exit status 2, one message on stderr that contains `words`, and an empty stdout.
+
+    Further lines of the message, one for each of several problems, are indented.
+    """
     assert done.status == 2
     assert done.out == ""
     assert done.err.startswith("meshtune: ")
-    assert done.err.count("\n") == 1
+    assert all(line.startswith("  ") for line in done.err.splitlines()[1:])
     assert "Traceback" not in done.err
     for word in words:
         assert word in done.err

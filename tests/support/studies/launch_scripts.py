@@ -48,10 +48,8 @@ LAYOUT=(
     --context-parallel-size 2
     --use-distributed-optimizer
     --overlap-grad-reduce
+    --sequence-parallel
 )
-if [ $TP -gt 1 ]; then
-    LAYOUT+=(--sequence-parallel)
-fi
 
 OTHER=(
     --bf16

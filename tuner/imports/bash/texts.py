@@ -3,46 +3,32 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """Part of a text from one line of the script.
+    """Part of a text from one line of the script, or a whole word of a command.
 
     Attributes:
-        text: Text of the part; the source text of the expansion if the part is unknown.
+        text: Known text; expansions that are unknown appear as in the script.
         line: Line number in the script.
-        unknown: Reason why the value is unknown; empty if it is known.
-        is_whole: Whether blanks in the part do not split words, because it was quoted.
-        otherwise: Text that the part has unless it is empty, if it is unknown for no other reason; else empty.
+        unknown: Reasons why parts of the value are unknown; empty if all is known.
+        is_whole: Whether blanks in the piece do not split words, because it was quoted.
+        otherwise: Words of which an unknown piece holds some or none; None if it may hold anything.
     """
 
     text: str
     line: int
     unknown: str = ""
     is_whole: bool = False
-    otherwise: str = ""
+    otherwise: str | None = None
 
+
+Argument = Piece
+"""Word of a command."""
 
 Text = tuple[Piece, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Argument:
-    """Word of a command.
-
-    Attributes:
-        text: Text of the word; unknown parts appear as in the script.
-        line: Line number of the word.
-        unknown: Reasons why parts of the word are unknown; empty if the whole word is known.
-        otherwise: Text that the word has unless it is absent, if that is all that is unknown of it; else empty.
-    """
-
-    text: str
-    line: int
-    unknown: str = ""
-    otherwise: str = ""
 
 
 def split_words(text: Text) -> list[Text]:
@@ -50,31 +36,25 @@ def split_words(text: Text) -> list[Text]:
     words: list[list[Piece]] = []
     is_open = False
     for piece in text:
-        if piece.unknown or piece.is_whole:
-            if not is_open:
-                words.append([])
-            words[-1].append(piece)
-            is_open = True
-            continue
-        for share in re.split(r"(\s+)", piece.text):
-            if not share:
-                continue
+        protects = piece.unknown or piece.is_whole
+        for share in [piece.text] if protects else filter(None, re.split(r"(\s+)", piece.text)):
             # A blank ends the word, so that the next piece does not continue it.
-            if share.isspace():
+            if share.isspace() and not protects:
                 is_open = False
                 continue
             if not is_open:
                 words.append([])
-            words[-1].append(Piece(text=share, line=piece.line))
+            words[-1].append(replace(piece, text=share))
             is_open = True
     return [tuple(word) for word in words]
 
 
 def argument_of(text: Text) -> Argument:
     """Join the pieces of a text into one word."""
+    held = [piece.otherwise if piece.unknown else piece.text for piece in text]
     return Argument(
         text="".join(piece.text for piece in text),
         line=text[0].line if text else 0,
         unknown="; ".join(dict.fromkeys(piece.unknown for piece in text if piece.unknown)),
-        otherwise=" ".join(piece.otherwise for piece in text) if text and all(one.otherwise for one in text) else "",
+        otherwise=None if None in held else "".join(filter(None, held)),
     )

@@ -1,4 +1,5 @@
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -207,8 +208,8 @@ FSDP = "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params
 LAYOUT = "--pipeline-model-parallel-layout 'Et*20|t*20L'"
 
 BROKEN = [
-    ("PP=2", "PP=two", "train.sh: line 41: --pipeline-model-parallel-size = 'two' | whole number"),
-    ("PP=2", "PP=$1", "train.sh: does not say | --config pp=N | (line 41) | $1 on line 9 is given when the script"),
+    ("PP=2", "PP=two", "train.sh: does not say | --pipeline-model-parallel-size (line 41): 'two' must be a whole"),
+    ("PP=2", "PP=$1", "train.sh: does not say | --pp N | (line 41) | $1 on line 9 is given when the script"),
     ("PP=2", "PP=16", "train.sh | pp=16, tp=4, cp=2 | occupies 128 devices | the 32 of the cluster | --hosts 16"),
     ("--num-query-groups 8", "--num-query-groups 5", "train.sh | num_kv_heads = 5 | must divide | nearest: 4"),
     (
@@ -216,7 +217,11 @@ BROKEN = [
         "--global-batch-size 255",
         "train.sh | current | dp*mbs must divide the global batch of",
     ),
-    ("--overlap-grad-reduce", FSDP, "train.sh | job.zero_stage = 3 | not offered by the runtime megatron-core | 0, 1"),
+    (
+        "--overlap-grad-reduce",
+        FSDP,
+        "train.sh | job.zero_stage = 3 | not offered by the runtime megatron-core | --use-megatron-fsdp (line 45)",
+    ),
     ("--num-layers-per-virtual-pipeline-stage 4", LAYOUT, "train.sh | must add up to the model's 32"),
 ]
 
@@ -253,18 +258,18 @@ def test_all_that_is_missing_is_asked_for_at_once(meshtune, tmp_path):
     """One message names every option that would fill what the file leaves open."""
     done = init(meshtune, tmp_path, "--tensor-model-parallel-size 2 --num-layers 4 --hidden-size 64", cluster=())
 
-    options = ("--cluster NAME", "--hosts N", "--vocab-size N", "--model NAME", "--sequence-length N", "--config mbs=N")
+    options = ("--cluster NAME", "--hosts N", "--vocab-size N", "--model NAME", "--sequence-length N", "--mbs N")
     assert_users_mistake(done, *options)
 
 
 def test_a_zero_stage_that_only_deepspeeds_file_tells_is_asked_for(meshtune, tmp_path):
-    """A script whose stage is in another file is asked for it, and `--config zero_stage=1` answers."""
+    """A script whose stage is in another file is asked for it, and `--zero-stage 1` answers."""
     flags = "--use-distributed-optimizer"
     text = ARRAYS.replace(flags, "--deepspeed --deepspeed_config ds.json").replace("--context-parallel-size 2", "")
 
-    assert_users_mistake(init(meshtune, tmp_path, text), "--config zero_stage=N", "DeepSpeed's configuration file")
+    assert_users_mistake(init(meshtune, tmp_path, text), "--zero-stage N", "DeepSpeed's configuration file")
     unlike = text.replace("--sequence-parallel", "").replace("--num-layers-per-virtual-pipeline-stage 4", "")
-    done = init(meshtune, tmp_path, unlike, "--config", "zero_stage=1", "--json")
+    done = init(meshtune, tmp_path, unlike, "--zero-stage", "1", "--json")
     assert done.status == 0
     assert done.json["job"]["zero_stage"] == 1
     assert load_study(tmp_path / "study.yaml").setting.runtime.name == "megatron-deepspeed"
@@ -279,18 +284,102 @@ def test_arguments_behind_two_dashes_are_those_of_the_script(meshtune, tmp_path)
     assert current_of(tmp_path / "study.yaml") == {"pp": 2, "tp": 4, "dp": 2, "cp": 2, "vpp": 4}
 
 
+HIDING = ARRAYS.replace('"${LAYOUT[@]}"', "$LAYOUT_ARGS").replace("--vocab-size 128256", "").replace("PP=2", "PP=$1")
+
+
 def test_what_a_script_hides_is_asked_for(meshtune, tmp_path):
-    """Where a part of the command is not known, every key that it may state is asked for, and answers are taken."""
-    script = ARRAYS.replace('"${LAYOUT[@]}"', "$LAYOUT_ARGS").replace("--bf16", "")
+    """Every key that an unknown part of the command may state is asked for with its line, LoRA's flags are mentioned,
+    and so is every other problem of the file.
+    """
+    done = init(meshtune, tmp_path, HIDING, "--hosts", "2")
+
+    hidden = ["tp", "cp", "vpp", "recompute", "zero_stage", "offload", "precision", "sequence_parallel"]
+    assert_users_mistake(
+        done, *(f"--{key.replace('_', '-')} " for key in hidden), "may stand in $LAYOUT_ARGS (line 63)"
+    )
+    assert "--vocab-size N: --vocab-size is not there" in done.err
+    assert "LoRA" in meshtune("init", "--from-megatron", "train.sh", *H100, *ANSWERS).err
+
+
+ANSWERS = (
+    *("--vocab-size", "128256", "--precision", "bf16", "--pp", "2", "--tp", "4", "--cp", "1", "--vpp", "1"),
+    *("--recompute", "full", "--offload", "none", "--zero-stage", "1", "--sequence-parallel", "true"),
+)
+
+
+def test_the_command_of_the_message_answers_all_questions(meshtune, tmp_path):
+    """The message ends in a command that, once its values are filled in, writes the study."""
+    done = init(meshtune, tmp_path, HIDING, "--hosts", "2")
+
+    told = next(line for line in done.err.splitlines() if line.startswith("  Add what it leaves open: "))
+    words = shlex.split(told.partition(": meshtune ")[2])
+    values = dict(zip(ANSWERS[::2], ANSWERS[1::2], strict=True))
+    filled = [values.get(before, word) for before, word in zip(("", *words), words, strict=False)]
+    assert filled[:7] == [
+        "init",
+        "--from-megatron",
+        str(tmp_path / "train.sh"),
+        "--cluster",
+        "dgx-h100",
+        "--hosts",
+        "2",
+    ]
+    assert meshtune(*filled).status == 0
+    study = load_study(tmp_path / "study.yaml")
+    assert (study.setting.job.precision, study.setting.job.recompute, study.current.pp) == ("bf16", "full", 2)
+
+
+def test_the_run_that_the_message_proposes_leaves_nothing_open(meshtune, tmp_path):
+    """The last line of the message is the command that captures, with the options and the arguments given so far."""
+    script = ARRAYS.replace("PP=2", "PP=$(echo $1)")
+    done = init(meshtune, tmp_path, script, "--hosts", "2", "--", "2")
+
+    words = shlex.split(done.err.splitlines()[-1].partition(": meshtune ")[2])
+    assert meshtune(*words[:2], "--yes", *words[2:]).status == 0
+    assert current_of(tmp_path / "study.yaml")["pp"] == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "valid"),
+    [
+        ("--recompute", "some", "none, selective or full"),
+        ("--zero-stage", "4", "3"),
+        ("--sequence-parallel", "yes", "true or false"),
+        ("--precision", "bf61", "did you mean 'bf16'?"),
+        ("--devices-per-host", "0", "whole number of at least 1"),
+        ("--tp", "x", "whole number"),
+    ],
+)
+def test_a_wrong_answer_names_its_option(meshtune, tmp_path, option, value, valid):
+    """The message has the option, the value and what is valid."""
+    assert_users_mistake(init(meshtune, tmp_path, ARRAYS, option, value), f"{option} = '{value}'", valid)
+
+
+def test_a_flag_under_a_condition_is_asked_for_alone(meshtune, tmp_path):
+    """Where a script decides by itself whether it adds a flag, only that flag's key is asked for."""
+    script = ARRAYS.replace("    --sequence-parallel\n)", ")\nif [ $TP -gt 1 ]; then LAYOUT+=(--sequence-parallel); fi")
 
     done = init(meshtune, tmp_path, script)
 
-    options = ("--precision NAME", "--config pp=N,tp=N,cp=N,ep=N".replace(",ep=N", ""), "recompute=N", "zero_stage=N")
-    assert_users_mistake(done, *options, "$LAYOUT_ARGS", "meshtune init --capture -- bash")
-    answers = "pp=2,tp=4,cp=1,vpp=1,recompute=full,zero_stage=1,sequence_parallel=true"
-    assert init(meshtune, tmp_path, script, "--precision", "bf16", "--config", answers).status == 0
-    job = load_study(tmp_path / "study.yaml").setting.job
-    assert (job.precision, job.recompute, job.zero_stage) == ("bf16", "full", 1)
+    assert_users_mistake(done, "--sequence-parallel BOOL: may stand in $LAYOUT (line")
+    assert len(done.err.splitlines()) == 4
+    assert init(meshtune, tmp_path, script, "--sequence-parallel", "true").status == 0
+
+
+def test_the_folder_of_the_study_is_made(meshtune, tmp_path):
+    """`--out` may name a folder that is not there yet."""
+    assert init(meshtune, tmp_path, ARRAYS, "--out", "new/folder/study.yaml").status == 0
+
+    assert current_of(tmp_path / "new" / "folder" / "study.yaml")["tp"] == 4
+
+
+def test_hosts_of_sixteen_dies_are_in_the_catalog(meshtune, tmp_path):
+    """A script that starts 16 processes on each Ascend host becomes a study of such hosts, and of no changed ones."""
+    script = ASCEND.replace("NPUS_PER_NODE=8", "NPUS_PER_NODE=16")
+
+    assert init(meshtune, tmp_path, script, cluster=("--cluster", "ascend-a3")).status == 0
+
+    assert "cluster: {name: ascend-a3, hosts: 4}" in (tmp_path / "study.yaml").read_text(encoding="utf-8")
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash to run scripts with")

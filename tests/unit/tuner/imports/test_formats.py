@@ -206,9 +206,55 @@ torchrun pretrain_gpt.py ${LAYOUT[@]} --use-distributed-optimizer
 
     assert "sequence_parallel" not in imported.job
     assert imported.open.keys() == {"sequence_parallel"}
-    assert imported.open["sequence_parallel"].startswith("$LAYOUT (line 2)")
+    assert imported.open["sequence_parallel"] == "may stand in $LAYOUT (line 2)"
     assert [(one.what, one.line) for one in imported.unread] == [("$LAYOUT", 2)]
     assert "flags in it were not read" in imported.unread[0].why
+
+
+SIZES = "--num-layers 4 --hidden-size 64 --num-attention-heads 2 --seq-length 128 --micro-batch-size 1"
+
+
+@pytest.mark.parametrize(
+    ("script", "open_keys"),
+    [
+        (
+            f"torchrun a.py {SIZES} --bf16 $MORE",
+            "cp offload pp precision recompute sequence_parallel tp vpp zero_stage",
+        ),
+        (f'if [ "$1" ]; then MORE="--fp8-format hybrid"; fi\ntorchrun a.py {SIZES} --bf16 $MORE', "precision"),
+        (f'MORE=""\n[ "$1" ] && MORE="--zero-stage $Z"\ntorchrun a.py {SIZES} --bf16 $MORE', "zero_stage"),
+        (f"if [ $1 ]; then TP=2; else TP=4; fi\ntorchrun a.py {SIZES} --tensor-model-parallel-size $TP", "tp"),
+        (f"TP=2\nsource train.env\ntorchrun a.py {SIZES} --tensor-model-parallel-size $TP", "tp"),
+        (f"source train.env\ntorchrun a.py {SIZES} --tensor-model-parallel-size ${{TP:-2}}", "tp"),
+        (f"TP=2\nread TP\ntorchrun a.py {SIZES} --tensor-model-parallel-size $TP", "tp"),
+        (f"TP=2\n((TP *= 2))\ntorchrun a.py {SIZES} --tensor-model-parallel-size $TP", "tp"),
+        (f"torchrun a.py {SIZES} --tensor-model-parallel-size $TP", "tp"),
+        (
+            f"if [ $1 ]; then torchrun a.py {SIZES} --tensor-model-parallel-size 2 --bf16 --use-distributed-optimizer\n"
+            f"else torchrun a.py {SIZES} --tensor-model-parallel-size 4 --bf16; fi",
+            "tp zero_stage",
+        ),
+    ],
+    ids=[
+        *("unknown", "format", "stage", "branches", "source", "default behind source", "read", "arithmetic"),
+        *("environment", "two commands"),
+    ],
+)
+def test_what_cannot_be_followed_is_asked_for(script, open_keys):
+    """A key is open as soon as its value may depend on what was not read, and then it has no value."""
+    imported = read("megatron", script)
+
+    assert " ".join(sorted({*imported.open} - {"global_batch_size"})) == open_keys
+    assert not {*imported.open} & {*imported.degrees, *imported.job}
+
+
+def test_setting_up_a_machine_changes_no_variable():
+    """Scripts of environments, such as CANN's set_env.sh, leave what a script has set before them."""
+    imported = read(
+        "megatron", f"TP=2\nsource /opt/cann/set_env.sh\ntorchrun a.py {SIZES} --tensor-model-parallel-size $TP"
+    )
+
+    assert (imported.degrees["tp"], imported.open) == (2, {})
 
 
 def test_torchtitan_files():

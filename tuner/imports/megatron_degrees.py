@@ -1,0 +1,144 @@
+"""Parallel degrees of a command with Megatron-LM's flags.
+
+Sources: Megatron-LM megatron/training/arguments.py (names and derived values), megatron-core 0.16.1
+transformer/pipeline_parallel_layer_layout.py (grammar of layouts); MindSpeed mindspeed/features_manager (context
+parallel algorithms, --moe-tp-extend-ep); deepspeedai/Megatron-DeepSpeed megatron/arguments.py (Ulysses).
+"""
+
+from __future__ import annotations
+
+import re
+
+from hardware.io.errors import ConfigError
+from tuner.imports.megatron_hidden import Found
+from tuner.imports.megatron_model import has_experts
+
+MAX_LAYOUT = 20_000
+"""Limit on the length of a layout [characters]; longer texts are cut."""
+_OF_CHUNKS = (
+    "--pipeline-model-parallel-layout",
+    "--num-layers-per-virtual-pipeline-stage",
+    "--num-virtual-stages-per-pipeline-rank",
+)
+"""Flags that state virtual stages."""
+
+
+def degrees_of(found: Found, num_layers: int | None) -> dict[str, int]:
+    """Return the parallel degrees and the micro-batch size that could be read."""
+    flags = found.flags
+    tp = found.number("tp", "--tensor-model-parallel-size", "--model-parallel-size", default=1)
+    pp = found.number("pp", "--pipeline-model-parallel-size", default=1)
+    degrees = {"pp": pp, "tp": tp, "up": 1, "vpp": 1, "ep": 1}
+    degrees["mbs"] = found.number("mbs", "--micro-batch-size", "--batch-size")
+    try:
+        degrees |= _context(found)
+    except ConfigError as error:
+        found.refuse(error, "cp", "up")
+    try:
+        degrees["vpp"] = _chunks(found, pp, num_layers)
+    except ConfigError as error:
+        found.refuse(error, "vpp")
+        degrees["vpp"] = None
+    if has_experts(flags):
+        degrees["ep"] = found.number("ep", "--expert-model-parallel-size", "--moe-expert-parallel-size", default=1)
+        # MindSpeed: each tensor parallel rank holds whole experts of its own, so that tp multiplies ep.
+        if flags.has("--moe-tp-extend-ep") and degrees["ep"] and tp:
+            degrees["ep"] *= tp
+    if degrees["mbs"] is None and "mbs" not in found.open:
+        found.open["mbs"] = (
+            found.absent("mbs", "--micro-batch-size is missing", "--micro-batch-size") or found.open["mbs"]
+        )
+    return {name: value for name, value in degrees.items() if value is not None}
+
+
+def _context(found: Found) -> dict[str, int | None]:
+    """Return the degrees of ring attention (cp) and Ulysses (up), whose product is --context-parallel-size.
+
+    Megatron-DeepSpeed has Ulysses only, whose degree is --ds-sequence-parallel-size.
+    """
+    flags = found.flags
+    if flags.has("--ds-sequence-parallel-size"):
+        return {"cp": 1, "up": found.number("up", "--ds-sequence-parallel-size")}
+    size = found.number("cp", "--context-parallel-size", default=1)
+    if size is None or size == 1:
+        return {"cp": size, "up": 1}
+    kinds = {"p2p": "cp", "a2a": "up", "a2a+p2p": "both", "allgather": "cp"}
+    algorithms = {
+        "megatron_cp_algo": "cp",
+        "ulysses_cp_algo": "up",
+        "hybrid_cp_algo": "both",
+        "hybrid_adaptive_cp_algo": "both",
+    }
+    name = "--cp-comm-type"
+    kind = flags.one_of(name, kinds, "cp")
+    if flags.has("--context-parallel-algo"):
+        name = "--context-parallel-algo"
+        kind = flags.one_of(name, algorithms, "cp")
+    if flags.has(name) and flags.text(name) is None:
+        found.leave_open(name, "cp", "up")
+        return {"cp": None, "up": None}
+    if flags.text("--cp-comm-type") == "allgather":
+        flags.leave("--cp-comm-type", "allgather is not modelled; read as the ring of p2p")
+    if kind != "both":
+        return {"cp": size if kind == "cp" else 1, "up": size if kind == "up" else 1}
+    sizes = flags.counts("--hierarchical-context-parallel-sizes")
+    up = sizes[0] if len(sizes) == 2 else flags.count("--ulysses-degree-in-cp")
+    if not up or size % up:
+        raise ConfigError(
+            "needs two sizes whose product is the context parallel size",
+            key=flags.place(name),
+            value=flags.text(name),
+            nearest=f"--hierarchical-context-parallel-sizes, for example 2 {size // 2}",
+        )
+    return {"cp": size // up, "up": up}
+
+
+def _chunks(found: Found, pp: int | None, num_layers: int | None) -> int | None:
+    """Return the number of virtual stages per pipeline rank, or None, and an open key, if it cannot be told.
+
+    If the script states the layers of each virtual stage, they are stored in `found.layers`.
+    """
+    flags = found.flags
+    stated = next((name for name in _OF_CHUNKS if flags.has(name)), None)
+    if pp is None or (stated and flags.text(stated) is None):
+        if stated:
+            found.leave_open(stated, "vpp")
+        return None if stated else found.absent("vpp", 1, *_OF_CHUNKS)
+    if pp == 1 and stated is None:
+        return 1
+    layout = flags.text("--pipeline-model-parallel-layout")
+    if layout is not None:
+        found.layers = _layers_of(layout, flags.place("--pipeline-model-parallel-layout"))
+        if len(found.layers) % pp == 0:
+            return len(found.layers) // pp
+        raise ConfigError(
+            f"must have a multiple of {pp} parts, the number of pipeline stages; it has {len(found.layers)}",
+            key=flags.place("--pipeline-model-parallel-layout"),
+            value=layout,
+        )
+    # The layers that the first and the last stage leave are divided equally among the stages between them.
+    first, last = (flags.count(f"--decoder-{end}-pipeline-num-layers") for end in ("first", "last"))
+    if (first or last) and num_layers and pp > 1:
+        inner = pp - (first is not None) - (last is not None)
+        rest = num_layers - (first or 0) - (last or 0)
+        if inner and rest >= 0 and rest % inner == 0:
+            ends = ((first,) if first else ()), ((last,) if last else ())
+            found.layers = (*ends[0], *[rest // inner] * inner, *ends[1])
+    per_chunk = flags.count("--num-layers-per-virtual-pipeline-stage")
+    if per_chunk:
+        if num_layers:
+            return max(1, num_layers // pp // per_chunk)
+        found.open["vpp"] = "--num-layers is not known"
+        return None
+    return found.number("vpp", "--num-virtual-stages-per-pipeline-rank", default=1)
+
+
+def _layers_of(layout: str, place: str) -> tuple[int, ...]:
+    """Parse a pipeline layout such as `Et*3|(tt|)*2t*3L` into the number of layers of each part."""
+    text = layout.replace(",", "").replace(" ", "")
+    # Expand repeated groups before repeated letters; the limit on length bounds each expansion.
+    for pattern in (r"\(([^)]+)\)\*([0-9]{1,3})", r"(.)\*([0-9]{1,3})"):
+        text = re.sub(pattern, lambda found: found[1] * int(found[2]), text[:MAX_LAYOUT])
+    if not re.fullmatch(r"[EtmL|]+", text):
+        raise ConfigError("is not a layout of E, t, m, L and |", key=place, value=layout)
+    return tuple(part.count("t") for part in text.split("|"))

@@ -1,0 +1,166 @@
+"""Keys of a study's `job:` from Megatron-LM's flags: sizes, precision, recomputation, ZeRO and offloading.
+
+Sources: Megatron-LM megatron/training/arguments.py, megatron-core 0.16.1 distributed_data_parallel_config.py (sharding
+strategies); deepspeedai/Megatron-DeepSpeed megatron/arguments.py (--zero-stage, --moe-expert-parallel-size).
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import chain, takewhile
+from typing import Any
+
+from costmodels.job.training_job import RECOMPUTE_MODULES
+from tuner.imports.flags import Flags
+from tuner.imports.megatron_hidden import Found
+from tuner.imports.megatron_model import has_experts
+
+_OF_RECOMPUTE = (
+    "--recompute-granularity",
+    "--recompute-activations",
+    "--checkpoint-activations",
+    "--activations-checkpoint-method",
+)
+"""Flags that turn recomputation on."""
+_OF_ZERO = (
+    *("--zero-stage", "--deepspeed"),
+    *("--use-megatron-fsdp", "--use-custom-fsdp", "--use-torch-fsdp2", "--use-distributed-optimizer"),
+)
+"""Flags that shard training states."""
+_SHARDING = {"no_shard": "0", "optim": "1", "optim_grads": "2", "optim_grads_params": "3"}
+"""ZeRO stage of each sharding strategy of Megatron-FSDP."""
+
+
+def job_of(found: Found, beside: str) -> dict[str, Any]:
+    """Return the keys of a study's `job:` that could be read.
+
+    The sequence of a multimodal program is that of its decoder; --seq-length is then that of the images.
+    """
+    flags = found.flags
+    lengths = ("--decoder-seq-length", "--seq-length", "--encoder-seq-length")
+    job: dict[str, Any] = {
+        "sequence_length": found.number("sequence_length", *lengths),
+        "global_batch_size": found.number("global_batch_size", "--global-batch-size"),
+        "precision": _precision(found),
+        "optimizer": flags.one_of("--optimizer", {"adam": "adam", "sgd": "sgd"}, "adam"),
+        **_recompute(found),
+        "zero_stage": _zero_stage(found, beside),
+    }
+    is_parallel = flags.has("--sequence-parallel")
+    if found.number("tp", "--tensor-model-parallel-size", "--model-parallel-size", default=1) != 1:
+        job["sequence_parallel"] = is_parallel or found.absent("sequence_parallel", False, "--sequence-parallel")
+    if has_experts(flags):
+        tp = found.number("tp", "--tensor-model-parallel-size", "--model-parallel-size", default=1)
+        expert_tp = flags.count("--expert-tensor-parallel-size") or tp
+        if flags.has("--moe-tp-extend-ep") or _has_whole_experts(flags):
+            expert_tp = 1
+        job["expert_tp"] = None if expert_tp == tp else expert_tp
+    return {key: value for key, value in job.items() if value is not None}
+
+
+def _has_whole_experts(flags: Flags) -> bool:
+    """Return whether experts are DeepSpeed's, which tp splits only with --enable-expert-tensor-parallelism."""
+    return flags.has("--moe-expert-parallel-size") and not flags.has("--enable-expert-tensor-parallelism")
+
+
+def _precision(found: Found) -> str | None:
+    """Return the number format of matrix products; fp32 without a flag."""
+    flags = found.flags
+    formats = {
+        "nvfp4": ("--fp4-format",),
+        "fp8": ("--fp8-format", "--fp8-hybrid", "--fp8-e4m3"),
+        "bf16": ("--bf16",),
+        "fp16": ("--fp16",),
+    }
+    given = next((name for name, names in formats.items() if flags.has(*names)), "fp32")
+    # A hidden flag of a narrower format would replace the given one.
+    narrower = takewhile(lambda name: name != given, formats)
+    return found.absent("precision", given, *chain.from_iterable(formats[name] for name in narrower))
+
+
+def _recompute(found: Found) -> dict[str, Any]:
+    """Return the recomputation.
+
+    Megatron-LM v2 had --checkpoint-activations and --activations-checkpoint-method, which recompute whole layers, and
+    v3 --activations-checkpoint-granularity. DeepSpeed's flag only changes who recomputes.
+    """
+    flags = found.flags
+    if flags.has("--recompute-activations"):
+        return {} if found.may_change("recompute", *_OF_RECOMPUTE) else {"recompute": "selective"}
+    kinds = {"full": "full", "selective": "selective", "none": "none"}
+    whole = flags.has("--checkpoint-activations", "--activations-checkpoint-method")
+    name = "--activations-checkpoint-granularity"
+    name = name if flags.has(name) else "--recompute-granularity"
+    if flags.has(name) and flags.text(name) is None:
+        found.leave_open(name, "recompute")
+        return {}
+    if found.may_change("recompute", *_OF_RECOMPUTE):
+        return {}
+    if not whole and not flags.has(name) and found.absent("recompute", "none", *_OF_RECOMPUTE) is None:
+        return {}
+    granularity = flags.one_of(name, kinds, "full" if whole else "none")
+    if flags.has("--deepspeed-activation-checkpointing") and granularity == "none":
+        flags.leave(
+            "--deepspeed-activation-checkpointing",
+            "recomputes nothing without --checkpoint-activations or --recompute-granularity; read as none",
+        )
+    method = "--activations-checkpoint-method" if whole else "--recompute-method"
+    if granularity == "full" and flags.text(method) == "block":
+        flags.leave(method, "block recomputes only some layers of a stage; read as full recomputation of all layers")
+    if granularity != "selective" or not flags.has("--recompute-modules"):
+        return {"recompute": granularity}
+    modules = _values(flags, "--recompute-modules")
+    known = [module for module in modules if module in RECOMPUTE_MODULES]
+    for module in modules:
+        if module not in RECOMPUTE_MODULES:
+            flags.leave("--recompute-modules", f"{module} is not modelled; left out")
+    return {"recompute": "selective", **({"recompute_modules": known} if known else {})}
+
+
+def offload_of(found: Found, *, is_mindspeed: bool) -> dict[str, str]:
+    """Return the key of `job:` for optimizer states on the host; MindSpeed's way is not modelled."""
+    flags, name, part = found.flags, "--optimizer-cpu-offload", "--optimizer-offload-fraction"
+    has_part = flags.has(part)
+    flags.has("--use-precision-aware-optimizer")  # which offloading needs
+    if not flags.has(name):
+        found.absent("offload", "none", name)
+        return {}
+    if is_mindspeed:
+        flags.leave(name, "not modelled for MindSpeed: Meshtune assumes that the optimizer states stay on the device")
+        return {}
+    fraction = flags.text(part) if has_part else "1"
+    if fraction is not None and not re.fullmatch(r"1(\.0*)?", fraction):
+        flags.leave(part, "a part of the states is not modelled; read as all")
+    return {"offload": "optimizer"}
+
+
+def _values(flags: Flags, name: str) -> list[str]:
+    return [value.text for value in flags.values(name) if not value.unknown]
+
+
+def _zero_stage(found: Found, beside: str) -> int | None:
+    """Return the ZeRO stage: 1 is the distributed optimizer, others come from FSDP or DeepSpeed."""
+    flags = found.flags
+    given = next((flag for flag in _OF_ZERO if flags.has(flag)), None)
+    if given is not None:
+        found.state("zero_stage", given)
+    if found.may_change("zero_stage", *_OF_ZERO):
+        return None
+    if given == "--zero-stage":
+        return found.number("zero_stage", given, minimum=0)
+    if given == "--deepspeed":
+        return _stage_in_file(found, beside)
+    if flags.has("--use-megatron-fsdp", "--use-custom-fsdp"):
+        return int(flags.one_of("--data-parallel-sharding-strategy", _SHARDING, "0"))
+    if given is None:
+        return found.absent("zero_stage", 0, *_OF_ZERO)
+    return 3 if flags.has("--use-torch-fsdp2") else 1
+
+
+def _stage_in_file(found: Found, beside: str) -> int | None:
+    """Return the ZeRO stage of DeepSpeed's configuration file, if the script writes that file itself."""
+    stages = set(re.findall(r"\"stage\"\s*:\s*([0-3])\b", beside))
+    if len(stages) == 1:
+        return int(stages.pop())
+    found.open["zero_stage"] = "--zero-stage is missing; the stage is in DeepSpeed's configuration file"
+    return None

@@ -1,0 +1,115 @@
+"""What the user of `meshtune init` adds to a file, and one message about all that is missing then."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from costmodels.job.parallel_config import DIMENSIONS, Value
+from costmodels.job.training_job import PRECISIONS
+from hardware.cluster import cluster_names
+from hardware.io.errors import ConfigError, did_you_mean
+from tuner.imports import Imported
+from tuner.study_file.questions import QUESTIONS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Added:
+    """What a user adds to the file by options; None adds nothing.
+
+    Attributes:
+        cluster: Name of the cluster in the catalog.
+        model: Model to use instead of the file's: name in the catalog, or path.
+        runtime: Name of the runtime profile.
+        answers: Values of keys of QUESTIONS, which replace the file's.
+        command: Command line so far, up to `--` and from there on, to which a message adds what is missing.
+    """
+
+    cluster: str | None = None
+    model: str | None = None
+    runtime: str | None = None
+    answers: Mapping[str, Value] = field(default_factory=dict)
+    command: tuple[str, str] = ("meshtune init", "")
+
+    def count(self, key: str) -> int | None:
+        """Return the answer to a question about a number."""
+        return None if key not in self.answers else int(self.answers[key])
+
+
+def parse_answer(key: str, text: str) -> Value:
+    """Read the value of a question's option.
+
+    Raises:
+        ConfigError: The value is none of the key; the message names the option.
+    """
+    option = QUESTIONS[key].option
+    if key == "precision":
+        if text not in PRECISIONS:
+            raise ConfigError("is no precision", key=option, value=text, nearest=did_you_mean(text, PRECISIONS))
+        return text
+    if key not in DIMENSIONS:
+        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= 1):
+            raise ConfigError("must be a whole number of at least 1", key=option, value=text)
+        return int(text)
+    try:
+        value = DIMENSIONS[key].parse(text, option)
+        DIMENSIONS[key].check(value)
+    except ConfigError as error:
+        raise ConfigError(error.rule, key=option, value=text, nearest=error.nearest) from None
+    return value
+
+
+def check_complete(imported: Imported, added: Added, file: Path) -> None:
+    """Check that no value is missing, in a file that was merged with what its user adds.
+
+    Raises:
+        ConfigError: Values are missing. The message lists them with their reasons, and the command that adds them.
+    """
+    asked = dict.fromkeys(_missing(imported, added))
+    if not asked:
+        return
+    by_reason: dict[str, list[str]] = {}
+    for option, why in asked:
+        by_reason.setdefault(why, []).append(option)
+    before, behind = added.command
+    options = " ".join(dict.fromkeys(option for option, _ in asked))
+    listed = [f"{', '.join(dict.fromkeys(group))}: {why}" for why, group in by_reason.items()]
+    listed.append(f"Add what it leaves open: {' '.join(filter(None, (before, options, behind)))}")
+    read = f"--from-{imported.framework} {shlex.quote(str(file))}"
+    if imported.open and imported.command is not None and read in before:
+        words = f"-- bash {shlex.quote(str(file))} {behind.removeprefix('-- ')}".strip()
+        listed.append(f"Or let the script decide, by a run of it: {before.replace(read, '--capture')} {words}")
+    raise ConfigError("does not say everything that a study needs", file=str(file), listed=tuple(listed))
+
+
+def _missing(imported: Imported, added: Added) -> Iterable[tuple[str, str]]:
+    """Return the options for all that is missing, each with the reason."""
+    unread = {one.what: str(one) for one in imported.unread}
+    if added.cluster is None:
+        yield "--cluster NAME", f"no file says what its devices are; one of: {', '.join(cluster_names())}"
+    if imported.hosts is None and "dp" not in imported.degrees:
+        yield _option("hosts"), _told(unread, "--nnodes", "--num-nodes") or "the number of hosts is not there"
+    if imported.devices_per_host is None and (why := _told(unread, "--nproc-per-node", "--num-gpus")):
+        yield _option("devices_per_host"), why
+    has_model = added.model is not None or imported.model_name
+    if not has_model and not imported.model:
+        yield "--model NAME", "the model is not there: name of the catalog, or path of a config.json or a model's YAML"
+    for key, flag in {} if has_model else imported.missing.items():
+        yield _option(key) if key in QUESTIONS else "--model NAME", unread.get(flag, f"{flag} is not there")
+    needed = [] if "sequence_length" in imported.job else ["sequence_length"]
+    if "global_batch_size" not in imported.job and imported.micro_batches is None:
+        needed.append("global_batch_size")
+    for key in QUESTIONS:
+        if key in imported.open or key in needed:
+            yield _option(key), imported.open.get(key, "is not there")
+
+
+def _told(unread: Mapping[str, str], *flags: str) -> str:
+    """Return why one of the flags could not be read, or nothing."""
+    return next((unread[flag] for flag in flags if flag in unread), "")
+
+
+def _option(key: str) -> str:
+    return f"{QUESTIONS[key].option} {QUESTIONS[key].metavar}"
