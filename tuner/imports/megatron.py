@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from hardware.io.errors import ConfigError
+from tuner.imports import vocabulary
 from tuner.imports.bash.script import Script, read_script
 from tuner.imports.bash.texts import Argument
 from tuner.imports.flags import Flag, Flags, flag_name, flags_among
@@ -226,6 +227,9 @@ def _defaulted(script: Script) -> tuple[str, ...]:
 
 def _notes(flags: Flags, model: dict[str, Any], program: str) -> tuple[str, ...]:
     notes = []
+    stated = flags.has("--padded-vocab-size", "--pad-vocab-size-to", "--vocab-size")
+    if "vocab_size" in model and not stated and (proposed := vocabulary.propose(flags)) is not None:
+        notes.append(vocabulary.note(proposed, model["vocab_size"]))
     if "vocab_size" in model and not flags.has("--padded-vocab-size"):
         notes.append(
             "Megatron-LM pads the vocabulary to a multiple of 128 times tp; the imported model ignores the factor tp"

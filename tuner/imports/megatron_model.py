@@ -18,6 +18,7 @@ from typing import Any
 
 from hardware.io.errors import ConfigError
 from tuner.imports.flags import Flags
+from tuner.imports.vocabulary import propose
 
 _SIZES = {
     "num_layers": "--num-layers",
@@ -58,11 +59,15 @@ def model_of(flags: Flags) -> tuple[dict[str, Any], dict[str, str]]:
 def _vocab_size(flags: Flags) -> int | None:
     """Return the number of rows of the embedding table.
 
+    If the flags only name a known tokenizer, its size is proposed.
+
     Megatron-LM pads them to a multiple of --make-vocab-size-divisible-by times tp. The factor tp is ignored, because it
     differs among the configurations of a study.
     """
     padded = flags.count("--padded-vocab-size", "--pad-vocab-size-to")
     size = flags.count("--vocab-size")
+    if size is None and (proposed := propose(flags)) is not None:
+        size = proposed[0].rows
     if padded is not None or size is None:
         return padded
     multiple = flags.count("--make-vocab-size-divisible-by") or DIVISIBLE_BY

@@ -187,6 +187,7 @@ def _merge(imported: Imported, added: Added) -> Imported:
         elif key not in _OF_CLUSTER:
             job[key] = value
     known = {*degrees, *job}
+    answered = tuple(f"{key}: " for key in added.answers)
     changed = degrees != {**degrees, **imported.degrees} or job != {**job, **imported.job}
     return replace(
         imported,
@@ -199,6 +200,7 @@ def _merge(imported: Imported, added: Added) -> Imported:
         hosts=added.count("hosts") or imported.hosts,
         devices_per_host=added.count("devices_per_host") or imported.devices_per_host,
         runtime=added.runtime or imported.runtime,
+        notes=tuple(note for note in imported.notes if not note.startswith(answered)),
         steps=None if changed else imported.steps,  # the log's steps are those of its own configuration
     )
 
