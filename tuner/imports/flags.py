@@ -77,6 +77,16 @@ class Flags:
             if _OF_LAYOUTS.search(name.replace("_", "-")) and name not in self._asked and name not in ignored
         ]
 
+    @property
+    def asked(self) -> frozenset[str]:
+        """Names of the flags that somebody has asked for so far."""
+        return frozenset(self._asked)
+
+    def is_unknown(self, name: str) -> bool:
+        """Return whether a flag is given and its first value is missing or unknown."""
+        values = self._flags[name].values if name in self._flags else ()
+        return name in self._flags and (not values or bool(values[0].unknown))
+
     def line(self, name: str) -> int | None:
         """Return the line of a flag, or None if it is not given."""
         return self._flags[name].line if name in self._flags else None

@@ -65,7 +65,7 @@ class Imported:
         runtime: Name of the runtime profile that describes the framework.
         model: Fields of a ModelSpec that the file states; empty if it does not describe the model.
         model_name: Name of the model in the catalog, or empty.
-        missing: Fields of the model that the file does not state, with the flag or key that would state each.
+        missing: Fields of the model that the file does not state, with the flag or key for each, or a reason.
         job: Keys of a study's `job:`. A missing global_batch_size is `micro_batches` times dp times mbs.
         degrees: Parallel degrees by name. Most files leave dp to the number of devices; it is absent then.
         open: Degrees and keys of the job whose values could not be read, with the reason for each.

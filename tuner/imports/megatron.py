@@ -20,9 +20,9 @@ from tuner.imports.megatron_command import command_of
 from tuner.imports.megatron_degrees import degrees_of
 from tuner.imports.megatron_hidden import Found, Hidden, agreed_words, hidden_by_rivals, hidden_words
 from tuner.imports.megatron_job import job_of, offload_of
-from tuner.imports.megatron_model import model_of
+from tuner.imports.megatron_model import hidden_sizes, model_of
 from tuner.imports.megatron_refusals import refuse_other_models
-from tuner.imports.megatron_runtime import runtime_of
+from tuner.imports.megatron_runtime import UNREAD, runtime_of
 from tuner.imports.torchrun import Launch, launch_of
 
 SIGNS = {
@@ -131,15 +131,19 @@ def import_flags(
     refuse_other_models(flags, tuple(flag.name for flag in listed), program)
     found = Found(flags=flags, hidden=hidden)
     model, missing = model_of(flags)
-    degrees = degrees_of(found, model.get("num_layers"))
+    if model:
+        missing |= hidden_sizes(flags, flags.asked, hidden)
+    degrees = degrees_of(found)
     job = job_of(found, beside)
-    runtime, why = runtime_of(flags, degrees, job)
-    job |= offload_of(found, is_mindspeed=runtime == "mindspeed")
+    unread = dict.fromkeys({"recompute", "sequence_parallel"} & found.open.keys(), UNREAD)
+    unread |= {"zero_stage": UNREAD} if found.may_hold("--use-distributed-optimizer") else {}
+    runtime, why = runtime_of(flags, degrees, job | unread)
+    job |= offload_of(found, beside, is_mindspeed=runtime == "mindspeed")
     for name, reason in _NOT_MODELLED.items():
         if flags.has(name):
             flags.leave(name, f"not modelled: {reason}")
-    micro_batches = None if flags.has("--global-batch-size") else 1
-    if micro_batches and found.absent("global_batch_size", 1, "--global-batch-size") is None:
+    micro_batches = None if flags.has("--global-batch-size") else flags.count("--gas") or 1
+    if micro_batches and found.absent("global_batch_size", 1, "--global-batch-size", "--gas") is None:
         micro_batches = None
     return Imported(
         framework="megatron",
@@ -234,8 +238,6 @@ def _notes(flags: Flags, model: dict[str, Any], program: str) -> tuple[str, ...]
         notes.append(
             "Megatron-LM pads the vocabulary to a multiple of 128 times tp; the imported model ignores the factor tp"
         )
-    if flags.has("--decoder-seq-length"):
-        notes.append("the language model alone is modelled, over --decoder-seq-length; the encoder of images is not")
     if program not in ("", "pretrain_gpt.py"):
         notes.append(f"{program} may set values that are not among its flags: check the model")
     return tuple(notes)

@@ -11,7 +11,7 @@ import re
 
 from hardware.io.errors import ConfigError
 from tuner.imports.megatron_hidden import Found
-from tuner.imports.megatron_model import has_experts
+from tuner.imports.megatron_model import has_experts, noop_layers
 
 MAX_LAYOUT = 20_000
 """Limit on the length of a layout [characters]; longer texts are cut."""
@@ -23,11 +23,11 @@ _OF_CHUNKS = (
 """Flags that state virtual stages."""
 
 
-def degrees_of(found: Found, num_layers: int | None) -> dict[str, int]:
+def degrees_of(found: Found) -> dict[str, int]:
     """Return the parallel degrees and the micro-batch size that could be read."""
     flags = found.flags
     tp = found.number("tp", "--tensor-model-parallel-size", "--model-parallel-size", default=1)
-    pp = found.number("pp", "--pipeline-model-parallel-size", default=1)
+    pp = found.number("pp", "--pipeline-model-parallel-size", "--pipe-parallel-size", default=1)
     degrees = {"pp": pp, "tp": tp, "up": 1, "vpp": 1, "ep": 1}
     degrees["mbs"] = found.number("mbs", "--micro-batch-size", "--batch-size")
     try:
@@ -35,11 +35,11 @@ def degrees_of(found: Found, num_layers: int | None) -> dict[str, int]:
     except ConfigError as error:
         found.refuse(error, "cp", "up")
     try:
-        degrees["vpp"] = _chunks(found, pp, num_layers)
+        degrees["vpp"] = _chunks(found, pp, flags.count("--num-layers"))
     except ConfigError as error:
         found.refuse(error, "vpp")
         degrees["vpp"] = None
-    if has_experts(flags):
+    if has_experts(flags) or found.may_hold("--num-experts"):
         degrees["ep"] = found.number("ep", "--expert-model-parallel-size", "--moe-expert-parallel-size", default=1)
         # MindSpeed: each tensor parallel rank holds whole experts of its own, so that tp multiplies ep.
         if flags.has("--moe-tp-extend-ep") and degrees["ep"] and tp:
@@ -125,12 +125,15 @@ def _chunks(found: Found, pp: int | None, num_layers: int | None) -> int | None:
             ends = ((first,) if first else ()), ((last,) if last else ())
             found.layers = (*ends[0], *[rest // inner] * inner, *ends[1])
     per_chunk = flags.count("--num-layers-per-virtual-pipeline-stage")
-    if per_chunk:
-        if num_layers:
-            return max(1, num_layers // pp // per_chunk)
+    if per_chunk and not num_layers:
         found.open["vpp"] = "--num-layers is not known"
         return None
-    return found.number("vpp", "--num-virtual-stages-per-pipeline-rank", default=1)
+    vpp = max(1, (num_layers or 0) // pp // per_chunk) if per_chunk else None
+    vpp = vpp or found.number("vpp", "--num-virtual-stages-per-pipeline-rank", default=1)
+    if vpp and num_layers and (noops := noop_layers(flags)) and pp * vpp > 1:
+        each = num_layers // (pp * vpp)
+        found.layers = tuple(each - sum(layer // each == chunk for layer in noops) for chunk in range(pp * vpp))
+    return vpp
 
 
 def _layers_of(layout: str, place: str) -> tuple[int, ...]:

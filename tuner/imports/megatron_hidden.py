@@ -31,11 +31,13 @@ class Hidden:
 
     Attributes:
         word: The word, with the reason.
-        flags: Names of the only flags that it may hold; None if it may hold any.
+        flags: Names of the flags that it holds under some condition.
+        may_hold_more: Whether it may hold any other flag too.
     """
 
     word: Unread
-    flags: frozenset[str] | None = None
+    flags: frozenset[str] = frozenset()
+    may_hold_more: bool = True
 
 
 def hidden_words(words: Sequence[Argument], script: Script) -> tuple[Hidden, ...]:
@@ -49,14 +51,14 @@ def hidden_words(words: Sequence[Argument], script: Script) -> tuple[Hidden, ...
         is_array = len(script.variables.get(word.text.removeprefix("$"), ())) > 1
         if not word.unknown or not _may_hold_flags(before, word.text, is_array=is_array):
             continue
-        held = None if word.otherwise is None else word.otherwise.split()
-        names = None
-        if held is not None and not any(starmap(_may_hold_flags, pairwise(("", *held)))):
-            names = frozenset(flag_name(text) for text in held if text.startswith("--"))
-        if names is None or names:
-            why = f"{word.unknown}; flags in it were not read, and if they are of LoRA no study describes the training"
+        held = (word.otherwise or "").split()
+        more = word.otherwise is None or any(starmap(_may_hold_flags, pairwise(("", *held))))
+        names = frozenset(flag_name(text) for text in held if text.startswith("--"))
+        if names or more:
+            why = f"{word.unknown}; flags in it were not read"
+            why += "; if they are of LoRA, no study describes the training" if more else ""
             unread = Unread(what=word.text, why=why, line=word.line)
-            hidden.append(Hidden(word=unread, flags=names))
+            hidden.append(Hidden(word=unread, flags=names, may_hold_more=more))
     return tuple(dict.fromkeys(hidden))
 
 
@@ -92,7 +94,7 @@ def hidden_by_rivals(words: Sequence[Argument], rivals: Sequence[Launch]) -> tup
         names = own ^ {flag.name for flag in flags_among(rival.training, dashed=True)}
         why = f"starts the same program, and not with the same flags: {', '.join(sorted(names))}"
         unread = Unread(what="the command", why=why, line=rival.program[0].line)
-        hidden += [Hidden(word=unread, flags=frozenset(names))] if names else []
+        hidden += [Hidden(word=unread, flags=frozenset(names), may_hold_more=False)] if names else []
     return tuple(hidden)
 
 
@@ -163,12 +165,16 @@ class Found:
             self.open[name] = why
         return bool(why)
 
+    def may_hold(self, *flags: str) -> bool:
+        """Return whether a hidden word holds one of the flags under some condition."""
+        return bool(self._why_hidden(flags, surely=True))
+
     def _why_hidden(self, flags: Sequence[str], *, surely: bool = False) -> str:
         """Return which hidden words may hold one of the flags, or nothing.
 
         With `surely` only words count whose flags are known, and known to be there under some condition.
         """
         words = [
-            one.word for one in self.hidden if (not surely if one.flags is None else not one.flags.isdisjoint(flags))
+            one.word for one in self.hidden if not one.flags.isdisjoint(flags) or (one.may_hold_more and not surely)
         ]
         return f"may stand in {', '.join(f'{word.what} (line {word.line})' for word in words)}" if words else ""

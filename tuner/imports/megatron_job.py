@@ -117,11 +117,19 @@ def _recompute(found: Found) -> dict[str, Any]:
     return {"recompute": "selective", **({"recompute_modules": known} if known else {})}
 
 
-def offload_of(found: Found, *, is_mindspeed: bool) -> dict[str, str]:
-    """Return the key of `job:` for optimizer states on the host; MindSpeed's way is not modelled."""
+def offload_of(found: Found, beside: str, *, is_mindspeed: bool) -> dict[str, str]:
+    """Return the key of `job:` for optimizer states on the host; MindSpeed's way is not modelled.
+
+    DeepSpeed's configuration file says it too.
+    """
     flags, name, part = found.flags, "--optimizer-cpu-offload", "--optimizer-offload-fraction"
     has_part = flags.has(part)
     flags.has("--use-precision-aware-optimizer")  # which offloading needs
+    if flags.has("--deepspeed") and "offload_optimizer" in beside:
+        device = re.search(r"\"offload_optimizer\"\s*:\s*\{[^}]*\"device\"\s*:\s*\"(cpu|none)\"", beside)
+        if device is None:
+            found.open["offload"] = "offload_optimizer in DeepSpeed's configuration cannot be read"
+        return {"offload": "optimizer"} if device is not None and device[1] == "cpu" else {}
     if not flags.has(name):
         found.absent("offload", "none", name)
         return {}

@@ -14,10 +14,12 @@ FlagScale flagscale/train/arguments.py for --multiple-of and --hidden-dim-multip
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from hardware.io.errors import ConfigError
 from tuner.imports.flags import Flags
+from tuner.imports.megatron_hidden import Hidden
 from tuner.imports.vocabulary import propose
 
 _SIZES = {
@@ -49,11 +51,29 @@ def model_of(flags: Flags) -> tuple[dict[str, Any], dict[str, str]]:
         return {}, {}
     missing = {name: _SIZES[name] for name in sizes if name not in known}
     if "num_layers" in known:
-        known["num_layers"] -= len(_noop_layers(flags))
+        known["num_layers"] -= len(noop_layers(flags))
     if "hidden_size" in known and "num_heads" in known:
         known |= _attention(flags, known["hidden_size"], known["num_heads"]) | _mlp(flags, known["hidden_size"])
         known |= _experts(flags, known.get("num_layers", 0), known["ffn_size"])
     return known | _tables(flags), missing
+
+
+def hidden_sizes(flags: Flags, read: Collection[str], hidden: Iterable[Hidden]) -> dict[str, str]:
+    """Return the sizes of a model that may be others than those read, with the reason for each.
+
+    Args:
+        flags: Flags of the command.
+        read: Names of the flags that the model was read from.
+        hidden: Words of the command that may hold further flags.
+    """
+    sized = {name for name in read if not name.startswith(("--tokenizer", "--patch-tokenizer", "--vocab-file"))}
+    found = {one.what: str(one) for one in flags.unread if one.what in sized and flags.is_unknown(one.what)}
+    for one in hidden:
+        found |= {
+            name: f"{name} may stand in {one.word.what} (line {one.word.line})" for name in sized & (one.flags or set())
+        }
+    keys = {flag: key for key, flag in _SIZES.items()}
+    return {keys.get(flag, flag): why for flag, why in sorted(found.items())}
 
 
 def _vocab_size(flags: Flags) -> int | None:
@@ -74,10 +94,10 @@ def _vocab_size(flags: Flags) -> int | None:
     return -(-size // multiple) * multiple
 
 
-def _noop_layers(flags: Flags) -> set[str]:
-    """Return the numbers of the no-op layers, which --num-layers includes."""
-    text = flags.text("--noop-layers")
-    return set(filter(None, text.split(","))) if text else set()
+def noop_layers(flags: Flags) -> frozenset[int]:
+    """Return the numbers of MindSpeed's no-op layers, which --num-layers includes."""
+    text = flags.text("--noop-layers") or ""
+    return frozenset(int(number) for number in text.split(",") if re.fullmatch(r"[0-9]{1,6}", number))
 
 
 def _tables(flags: Flags) -> dict[str, Any]:
@@ -169,10 +189,12 @@ def num_experts(flags: Flags) -> int:
 def has_experts(flags: Flags) -> bool:
     """Return whether the model has experts.
 
-    A list of flags without the model's sizes has experts if it contains a flag for their parallelism.
+    A list of flags without the model's sizes has experts if it contains a flag for their parallelism. A number of
+    experts that cannot be read may be any.
     """
+    is_unknown = flags.has("--num-experts") and not flags.counts("--num-experts")
     of_experts = flags.has("--expert-model-parallel-size", "--expert-tensor-parallel-size")
-    return num_experts(flags) > 0 or (of_experts and not flags.has("--num-layers", "--num-experts"))
+    return is_unknown or num_experts(flags) > 0 or (of_experts and not flags.has("--num-layers", "--num-experts"))
 
 
 def _experts(flags: Flags, num_layers: int, ffn_size: int) -> dict[str, Any]:

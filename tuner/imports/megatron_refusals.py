@@ -38,6 +38,24 @@ class _Kind:
 
 _KINDS = (
     _Kind(
+        what="trains nothing: it generates text, evaluates or prepares data",
+        needs="a launch script that trains",
+        programs=(
+            *("run_text_generation", "run_mamba_text_generation", "text_generation", "generate_samples"),
+            *("gpt_static_inference", "gpt_dynamic_inference", "preprocess_data", "evaluation", "inference"),
+        ),
+        flags=("--task",),
+    ),
+    _Kind(
+        what="is a multimodal model",
+        needs="the encoders of images, video or sound beside the language model, and which weights are trained",
+        programs=("pretrain_vlm", "pretrain_llava", "train_llava", "train_qwen2_5_vl"),
+        flags=(
+            *("--model-provider", "--dataset-provider", "--language-model-type", "--vision-model-type"),
+            *("--freeze-ViT", "--freeze-LM", "--freeze-vision-model"),
+        ),
+    ),
+    _Kind(
         what="trains adapters (LoRA)",
         needs="memory and time of frozen weights with small trained matrices beside them; remove the flag to study the "
         "training of all weights",

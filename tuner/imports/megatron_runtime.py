@@ -49,6 +49,8 @@ DEEPSPEED = (
     "--zero-stage",
 )
 """Flags that only programs on DeepSpeed have."""
+UNREAD = "unread"
+"""Value of a key of the job that could not be read."""
 _OLD = ("--DDP-impl", "--activations-checkpoint-method", "--checkpoint-activations", "--model-parallel-size")
 """Flags that Megatron-LM dropped in version 3 or 4."""
 
@@ -64,7 +66,7 @@ def runtime_of(flags: Flags, degrees: Mapping[str, int], job: Mapping[str, Any])
     # the profiles of old versions, which had no context and expert parallelism
     if job.get("zero_stage", 0) or any(degrees.get(name, 1) > 1 for name in ("cp", "up", "ep")):
         return UNKNOWN, "flags of old and of new versions of Megatron-LM stand side by side: the runtime is unknown"
-    is_of_2022 = job.get("sequence_parallel") or job.get("recompute") == "selective"
+    is_of_2022 = job.get("sequence_parallel") or job.get("recompute") in ("selective", UNREAD)
     return "megatron-lm-2022" if is_of_2022 else "megatron-lm-2021", ""
 
 
@@ -75,12 +77,12 @@ def _on_deepspeed(degrees: Mapping[str, int], job: Mapping[str, Any]) -> tuple[s
     its rules exclude them. gpt-neox has the same layers and constants, experts and all stages of ZeRO.
     """
     beyond = [f"{name} = {degrees[name]}" for name in ("cp", "up", "vpp") if degrees.get(name, 1) > 1]
-    beyond += ["sequence parallelism"] if job.get("sequence_parallel") else []
+    beyond += ["sequence parallelism"] if job.get("sequence_parallel") is True else []
     beyond += [f"expert_tp = {job['expert_tp']}"] if job.get("expert_tp") else []
     if beyond:
         return UNKNOWN, f"the profile megatron-deepspeed has no {', '.join(beyond)}: the runtime is unknown"
     further = ["ep"] if degrees.get("ep", 1) > 1 else []
-    further += [f"ZeRO {job['zero_stage']}"] if job.get("zero_stage", 0) > 1 else []
+    further += [f"ZeRO {job['zero_stage']}"] if job.get("zero_stage") in (2, 3) else []
     if not further:
         return "megatron-deepspeed", ""
     return "gpt-neox", (

@@ -65,6 +65,4 @@ def note(proposed: tuple[Vocabulary, str], rows: int) -> str:
     """Say which size was taken, and from where."""
     known, flag = proposed
     padded = "" if rows == known.rows else f", {rows:,} with padding"
-    return (
-        f"vocab_size: {known.rows:,} rows{padded}, of {known.name}, which {flag} names; --vocab-size replaces it"
-    )
+    return f"vocab_size: {known.rows:,} rows{padded}, of {known.name}, which {flag} names; --vocab-size replaces it"

@@ -97,7 +97,10 @@ def _missing(imported: Imported, added: Added) -> Iterable[tuple[str, str]]:
     if not has_model and not imported.model:
         yield "--model NAME", "the model is not there: name of the catalog, or path of a config.json or a model's YAML"
     for key, flag in {} if has_model else imported.missing.items():
-        yield _option(key) if key in QUESTIONS else "--model NAME", unread.get(flag, f"{flag} is not there")
+        yield (
+            _option(key) if key in QUESTIONS else "--model NAME",
+            unread.get(flag, flag if " " in flag else f"{flag} is not there"),
+        )
     needed = [] if "sequence_length" in imported.job else ["sequence_length"]
     if "global_batch_size" not in imported.job and imported.micro_batches is None:
         needed.append("global_batch_size")

@@ -353,7 +353,8 @@ def _uncertain(
         is_added, value = True, _filled(value)[len(kept) :]
     may_be = _elements(value) if is_added or before is None else [*_elements(before), *_elements(value)]
     words = [argument_of(word) for text in may_be for word in split_words(_split(text))]
-    held = " ".join(word.text if word.otherwise is None else word.otherwise for word in words)
+    # A word that is unknown stays one word.
+    held = " ".join(re.sub(r"\s", "", word.text) if word.otherwise is None else word.otherwise for word in words)
     why = f"${name} is set on line {line} under a condition, in a loop or in a function"
     unknown = (Piece(text=f"${name}", line=line, unknown=why, otherwise=held[:MAX_PIECES]),)
     # The blank makes what is added a word of its own.

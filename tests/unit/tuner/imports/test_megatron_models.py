@@ -67,6 +67,11 @@ def test_inner_sizes(flags, size):
         ("--linear-attention-freq 4", "pretrain_gpt.py", "linear attention"),
         ("--stage dpo", "posttrain_gpt.py", "preferences"),
         ("--num-experts 64 32", "pretrain_gpt.py", "unlike numbers"),
+        ("", "pretrain_vlm.py", "multimodal"),
+        ("--language-model-type=mistral_7b --decoder-seq-length 1024", "train.py", "multimodal"),
+        ("--model-provider mock --dataset-provider mock", "train.py", "multimodal"),
+        ("", "run_text_generation_server.py", "trains nothing"),
+        ("--task MSDP-EVAL-F1", "main.py", "trains nothing"),
     ],
 )
 def test_other_models_are_refused(flags, program, why):
@@ -80,12 +85,48 @@ def test_other_variants_of_attention_and_stages_of_training_are_read():
     assert read("--stage sft --experimental-attention-variant dsa").model["num_layers"] == 24
 
 
-def test_a_multimodal_program_has_its_decoders_sequence():
-    """--decoder-seq-length is the language model's sequence, and a note tells that the encoder is left out."""
-    imported = read("--decoder-seq-length 1024", "pretrain_vlm.py")
+def test_a_decoders_sequence_is_that_of_the_model():
+    """--decoder-seq-length counts before --seq-length."""
+    assert read("--decoder-seq-length 1024").job["sequence_length"] == 1024
 
-    assert imported.job["sequence_length"] == 1024
-    assert any("encoder of images" in note for note in imported.notes)
+
+@pytest.mark.parametrize(
+    ("script", "asked"),
+    [
+        ("--num-experts $N", {"--num-experts"}),
+        ("--ffn-hidden-size $F", {"--ffn-hidden-size"}),
+        ("--vocab-size $V", {"vocab_size"}),
+    ],
+)
+def test_a_size_that_cannot_be_read_is_asked_for(script, asked):
+    """A size with an unknown value is no default: the model is asked for."""
+    missing = read(script).missing
+
+    assert asked <= {*missing}
+
+
+def test_an_unknown_number_of_experts_is_no_dense_model():
+    """The expert parallel degree is read as it stands, or asked for."""
+    assert read("--num-experts $N --expert-model-parallel-size 4").degrees["ep"] == 4
+    assert "ep" in read("--num-experts $N --expert-model-parallel-size $EP").open
+
+
+def test_sizes_under_a_condition_are_asked_for():
+    """Flags of the model that a script adds only sometimes leave the model open."""
+    head = 'if [ "$1" ]; then GQA="--group-query-attention --num-query-groups 2"; fi\n'
+
+    missing = IMPORTERS["megatron"](head + LAUNCH.format(program="pretrain_gpt.py", flags="$GQA")).missing
+
+    assert missing["--group-query-attention"] == "--group-query-attention may stand in $GQA (line 1)"
+
+
+def test_no_op_layers_make_chunks_shorter():
+    """Chunks are counted with the no-op layers of MindSpeed, and each has so many layers less as lie in it."""
+    flags = "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 3"
+    imported = read(f"--use-fused-rmsnorm --noop-layers 11 {flags}")
+
+    assert (imported.degrees["vpp"], imported.layers) == (4, (3, 3, 3, 2, 3, 3, 3, 3))
+    assert imported.model["num_layers"] == 23
 
 
 def test_one_expert_is_a_dense_model():
