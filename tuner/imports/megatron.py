@@ -22,7 +22,7 @@ from tuner.imports.megatron_hidden import Found, Hidden, agreed_words, hidden_by
 from tuner.imports.megatron_job import job_of, offload_of
 from tuner.imports.megatron_model import hidden_sizes, model_of
 from tuner.imports.megatron_refusals import refuse_other_models
-from tuner.imports.megatron_runtime import UNREAD, runtime_of
+from tuner.imports.megatron_runtime import runtime_of
 from tuner.imports.torchrun import Launch, launch_of
 
 SIGNS = {
@@ -135,9 +135,10 @@ def import_flags(
         missing |= hidden_sizes(flags, flags.asked, hidden)
     degrees = degrees_of(found)
     job = job_of(found, beside)
-    unread = dict.fromkeys({"recompute", "sequence_parallel"} & found.open.keys(), UNREAD)
-    unread |= {"zero_stage": UNREAD} if found.may_hold("--use-distributed-optimizer") else {}
-    runtime, why = runtime_of(flags, degrees, job | unread)
+    unread = {*found.open} - {"zero_stage"} | (
+        {"zero_stage"} if found.may_hold("--use-distributed-optimizer") else set()
+    )
+    runtime, why = runtime_of(flags, degrees, job, unread)
     job |= offload_of(found, beside, is_mindspeed=runtime == "mindspeed")
     for name, reason in _NOT_MODELLED.items():
         if flags.has(name):

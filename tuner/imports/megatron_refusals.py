@@ -130,7 +130,7 @@ def refuse_other_models(flags: Flags, names: tuple[str, ...], program: str) -> N
 
 def _sign(kind: _Kind, flags: Flags, names: tuple[str, ...], program: str) -> str:
     """Return the program or the first flag that is of this kind, or an empty text."""
-    if program.startswith(kind.programs) and kind.programs:
+    if kind.programs and program.removesuffix(".py").rsplit(".", 1)[-1].startswith(kind.programs):
         return program
     for name in names:
         if name in kind.flags or (kind.prefixes and name.startswith(kind.prefixes)):
