@@ -20,6 +20,9 @@ from tuner.imports.bash.words import Part, Word, cut, parts_of_default
 MAX_PIECES = 2_000
 """Limit on the pieces of one variable, because a script may double a variable again and again."""
 
+MAX_TEXT = 50_000
+"""Limit on the words that may stand in a variable under some condition [characters]."""
+
 MAX_NESTED = 20
 """Limit on the expansions within a default."""
 
@@ -80,13 +83,13 @@ def with_arguments(text: str, arguments: Sequence[str]) -> str:
 
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=", re.S)
-_PARAMETER = re.compile(r"\$\{?([A-Za-z_]\w*|[0-9]+|[@*#?$!-])(\[[@*]\])?(?:(:?[-=+])(.*))?\}?", re.S)
+_PARAMETER = re.compile(r"\$\{?([A-Za-z_]\w*|[0-9]+|[@*#?$!-])(\[[@*]\])?(?:(:?-)(.*))?\}?", re.S)
 _DECLARING = ("export", "declare", "local", "readonly", "typeset")
 _OPENING = ("if", "for", "while", "until", "case", "select", "{")
 _CLOSING = ("fi", "done", "esac", "}")
 _BETWEEN = ("then", "else", "elif", "do", "!", "time")
-_SETTING = ("read", "readarray", "mapfile", "let", "getopts")
-"""Commands that may set variables."""
+_SETTING = ("read", "readarray", "mapfile", "let", "getopts", "unset")
+"""Commands whose arguments name variables that they change."""
 _SILENT = ("echo", "printf", "set", ":", "[", "[[", "test")
 _ENVIRONMENTS = re.compile(r"(set_?env|activate|conda|bashrc|profile|modules?|vars)[\w.-]*$")
 """Ends of the paths of sourced scripts that set up a machine and no training."""
@@ -170,13 +173,11 @@ class _Reader:
     def _builtin(self, words: tuple[Word, ...], fields: Sequence[Text]) -> bool:
         """Perform a command that changes variables; return whether it is one and nothing else."""
         name, line = words[0].bare, words[0].line
-        if name in _SETTING or words[0].parts[0].text.startswith("(("):
+        prints = name == "printf" and [word.bare for word in words[1:2]] == ["-v"]
+        if prints or name in _SETTING or words[0].parts[0].text.startswith("(("):
             source = " ".join(part.text for word in words for part in word.parts)
             for changed in re.findall(r"[A-Za-z_]\w*", source):
                 self._forget(changed, f"is set by a command on line {line}", line)
-        elif name == "unset":
-            for word in words[1:]:
-                self.variables.pop(word.bare, None)
         elif name == "set" and words[1:] and words[1].bare == "--":
             self._set_arguments(fields[2:])
         elif name == "shift":
@@ -279,7 +280,9 @@ class _Reader:
     def _variable(self, part: Part, found: re.Match[str]) -> list[Text]:
         """Expand a variable, with its default or replacement."""
         name, takes_all, operator, other = found[1], found[2] or found[1] in "@*", found[3] or "", found[4] or ""
-        value = self.variables.get(name)
+        # Arguments within a function are its own.
+        knows = name.isidentifier() or "{" not in self.blocks
+        value = self.variables.get(name) if knows else None
         is_set = value is not None and not (operator.startswith(":") and value in ((), []))
         if value is None and self.unsettled:
             operator, why = "", f"{part.text} on line {part.line} {self.unsettled}"
@@ -290,14 +293,9 @@ class _Reader:
         inner = parts_of_default(other.removesuffix("}"), part.line, quoted=part.quoted) if operator else ()
         if operator and value is None and name.isidentifier() and inner:
             self.defaulted.append(name)
-        if operator.endswith("+"):
-            return [self._text(inner, splits=True)] if is_set else []
         if operator and not is_set:
-            text = self._text(inner, splits=True)
-            if operator.endswith("=") and self.is_sure:
-                self.variables[name] = _split(text)
-            return [text]
-        if value is None and name.isdigit() and "@" in self.variables:
+            return [self._text(inner, splits=True)]
+        if value is None and knows and name.isdigit() and "@" in self.variables:
             return [()]  # more arguments are known not to be given
         if value is None:
             return [(Piece(text=part.text, line=part.line, unknown=why),)]
@@ -356,7 +354,7 @@ def _uncertain(
     # A word that is unknown stays one word.
     held = " ".join(re.sub(r"\s", "", word.text) if word.otherwise is None else word.otherwise for word in words)
     why = f"${name} is set on line {line} under a condition, in a loop or in a function"
-    unknown = (Piece(text=f"${name}", line=line, unknown=why, otherwise=held[:MAX_PIECES]),)
+    unknown = (Piece(text=f"${name}", line=line, unknown=why, otherwise=held if len(held) < MAX_TEXT else None),)
     # The blank makes what is added a word of its own.
     blank = (Piece(text=" ", line=line),) if is_added else ()
     return ([unknown] if isinstance(value, list) else (*blank, *unknown)), is_added
