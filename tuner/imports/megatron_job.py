@@ -41,7 +41,7 @@ def job_of(found: Found, beside: str) -> dict[str, Any]:
     job: dict[str, Any] = {
         "sequence_length": found.number("sequence_length", *lengths),
         "global_batch_size": found.number("global_batch_size", "--global-batch-size"),
-        "precision": _precision(found),
+        "precision": _precision(found, beside),
         "optimizer": flags.one_of("--optimizer", {"adam": "adam", "sgd": "sgd"}, "adam"),
         **_recompute(found),
         "zero_stage": _zero_stage(found, beside),
@@ -63,8 +63,16 @@ def _has_whole_experts(flags: Flags) -> bool:
     return flags.has("--moe-expert-parallel-size") and not flags.has("--enable-expert-tensor-parallelism")
 
 
-def _precision(found: Found) -> str | None:
-    """Return the number format of matrix products; fp32 without a flag."""
+_ELSEWHERE = "DeepSpeed's configuration file, which is not read, decides it"
+
+
+def _reads_elsewhere(found: Found, beside: str) -> bool:
+    """Return whether DeepSpeed's configuration is in a file that the script does not write itself."""
+    return found.flags.has("--deepspeed") and "zero_optimization" not in beside
+
+
+def _precision(found: Found, beside: str) -> str | None:
+    """Return the number format of matrix products; fp32 without a flag. DeepSpeed's configuration counts first."""
     flags = found.flags
     formats = {
         "nvfp4": ("--fp4-format",),
@@ -73,6 +81,12 @@ def _precision(found: Found) -> str | None:
         "fp16": ("--fp16",),
     }
     given = next((name for name, names in formats.items() if flags.has(*names)), "fp32")
+    if _reads_elsewhere(found, beside):
+        found.open["precision"] = _ELSEWHERE
+        return None
+    enabled = re.findall(r"\"(bf16|bfloat16|fp16)\"\s*:\s*\{[^}]*\"enabled\"\s*:\s*true", beside)
+    if flags.has("--deepspeed") and len(set(enabled)) == 1:
+        return "fp16" if enabled[0] == "fp16" else "bf16"
     # A hidden flag of a narrower format would replace the given one.
     narrower = takewhile(lambda name: name != given, formats)
     return found.absent("precision", given, *chain.from_iterable(formats[name] for name in narrower))
@@ -125,6 +139,9 @@ def offload_of(found: Found, beside: str, *, is_mindspeed: bool) -> dict[str, st
     flags, name, part = found.flags, "--optimizer-cpu-offload", "--optimizer-offload-fraction"
     has_part = flags.has(part)
     flags.has("--use-precision-aware-optimizer")  # which offloading needs
+    if _reads_elsewhere(found, beside):
+        found.open["offload"] = _ELSEWHERE
+        return {}
     if flags.has("--deepspeed") and "offload_optimizer" in beside:
         device = re.search(r"\"offload_optimizer\"\s*:\s*\{[^}]*\"device\"\s*:\s*\"(cpu|none)\"", beside)
         if device is None:

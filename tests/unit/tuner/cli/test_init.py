@@ -263,13 +263,15 @@ def test_all_that_is_missing_is_asked_for_at_once(meshtune, tmp_path):
 
 
 def test_a_zero_stage_that_only_deepspeeds_file_tells_is_asked_for(meshtune, tmp_path):
-    """A script whose stage is in another file is asked for it, and `--zero-stage 1` answers."""
+    """A script whose stage is in another file is asked for it, and for all else that the file decides."""
     flags = "--use-distributed-optimizer"
     text = ARRAYS.replace(flags, "--deepspeed --deepspeed_config ds.json").replace("--context-parallel-size 2", "")
 
-    assert_users_mistake(init(meshtune, tmp_path, text), "--zero-stage N", "DeepSpeed's configuration file")
+    asked = ("--zero-stage N", "--precision NAME", "--offload NAME", "DeepSpeed's configuration file")
+    assert_users_mistake(init(meshtune, tmp_path, text), *asked)
     unlike = text.replace("--sequence-parallel", "").replace("--num-layers-per-virtual-pipeline-stage 4", "")
-    done = init(meshtune, tmp_path, unlike, "--zero-stage", "1", "--json")
+    answers = ("--zero-stage", "1", "--precision", "bf16", "--offload", "none")
+    done = init(meshtune, tmp_path, unlike, *answers, "--json")
     assert done.status == 0
     assert done.json["job"]["zero_stage"] == 1
     assert load_study(tmp_path / "study.yaml").setting.runtime.name == "megatron-deepspeed"
