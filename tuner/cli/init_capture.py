@@ -18,7 +18,6 @@ if TYPE_CHECKING:  # this loads numpy
 
 NAME = "capture"
 """Name of the way in, beside those of the importers."""
-_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 
 
 def captured_import(command: Sequence[str], *, yes: bool) -> tuple[Imported, Path]:
@@ -29,10 +28,11 @@ def captured_import(command: Sequence[str], *, yes: bool) -> tuple[Imported, Pat
     """
     from tuner.capture.run_script import LIMIT_S, capture
     from tuner.imports.captured import import_captured
+    from tuner.study_file.answers import SCRIPTS
 
     if not command:
         raise ConfigError("needs the command that trains", key="--capture", nearest="--capture -- bash train.sh")
-    script = next((Path(word) for word in command if word.endswith(_SCRIPTS)), Path(command[0]))
+    script = next((Path(word) for word in command if word.endswith(SCRIPTS)), Path(command[0]))
     typer.echo(_explanation(command, LIMIT_S), err=True)
     if not yes and not (sys.stdin.isatty() and typer.confirm("Run it?", err=True)):
         raise ConfigError("runs your script, and was not confirmed", key="--capture", nearest="--yes confirms it")

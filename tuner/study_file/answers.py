@@ -14,6 +14,9 @@ from hardware.io.errors import ConfigError, did_you_mean
 from tuner.imports import Imported
 from tuner.study_file.questions import QUESTIONS
 
+SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
+"""Ends of the names of shell scripts."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Added:
@@ -78,7 +81,8 @@ def check_complete(imported: Imported, added: Added, file: Path) -> None:
     listed = [f"{', '.join(dict.fromkeys(group))}: {why}" for why, group in by_reason.items()]
     listed.append(f"Add what it leaves open: {' '.join(filter(None, (before, options, behind)))}")
     read = f"--from-{imported.framework} {shlex.quote(str(file))}"
-    if imported.open and imported.command is not None and read in before:
+    is_script = imported.command is not None or file.suffix in SCRIPTS
+    if imported.open and is_script and read in before:
         words = f"-- bash {shlex.quote(str(file))} {behind.removeprefix('-- ')}".strip()
         listed.append(f"Or let the script decide, by a run of it: {before.replace(read, '--capture')} {words}")
     raise ConfigError("does not say everything that a study needs", file=str(file), listed=tuple(listed))
@@ -106,7 +110,7 @@ def _missing(imported: Imported, added: Added) -> Iterable[tuple[str, str]]:
         needed.append("global_batch_size")
     for key in QUESTIONS:
         if key in imported.open or key in needed:
-            yield _option(key), imported.open.get(key, "is not there")
+            yield _option(key), imported.open.get(key, "the file does not state it")
 
 
 def _told(unread: Mapping[str, str], *flags: str) -> str:

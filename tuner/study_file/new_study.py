@@ -15,7 +15,7 @@ from costmodels.job.model_catalog import find_model, load_model, model_names
 from costmodels.job.model_spec import ModelSpec
 from costmodels.job.parallel_config import DEGREES
 from costmodels.job.runtime import find_runtime, runtime_names
-from hardware.cluster import cluster_from_mapping
+from hardware.cluster import cluster_from_mapping, cluster_names
 from hardware.io.config_file import read_text
 from hardware.io.errors import ConfigError, did_you_mean
 from trials.command.log_pattern import StepSize
@@ -256,10 +256,18 @@ def _cluster(imported: Imported, added: Added) -> dict[str, Any]:
     """Return the keys of the cluster, with as many hosts as the configuration needs if nobody gives their number."""
     assert added.cluster is not None, "asked for before"
     try:
-        in_host = cluster_from_mapping({"name": added.cluster, "hosts": 1}, Path()).devices_per_host
+        in_host = _devices_in_host(added.cluster)
     except ConfigError as error:
         raise ConfigError(error.rule, key="--cluster", value=added.cluster, nearest=error.nearest) from None
     per_host = imported.devices_per_host or in_host
+    if per_host > in_host:
+        others = [name for name in cluster_names() if _devices_in_host(name) >= per_host]
+        raise ConfigError(
+            f"has hosts of {in_host} devices, but today's configuration starts {per_host} processes on each",
+            key="--cluster",
+            value=added.cluster,
+            nearest=f"hosts of so many: {', '.join(others)}, or --devices-per-host" if others else None,
+        )
     hosts = imported.hosts
     if hosts is None:
         devices = 1
@@ -269,3 +277,8 @@ def _cluster(imported: Imported, added: Added) -> dict[str, Any]:
         hosts = max(1, devices // per_host)
     keys: dict[str, Any] = {"name": added.cluster, "hosts": hosts}
     return keys if per_host == in_host else keys | {"devices_per_host": per_host}
+
+
+def _devices_in_host(cluster: str) -> int:
+    """Return the devices of each host of a cluster in the catalog."""
+    return cluster_from_mapping({"name": cluster, "hosts": 1}, Path()).devices_per_host

@@ -382,6 +382,10 @@ def test_hosts_of_sixteen_dies_are_in_the_catalog(meshtune, tmp_path):
     assert init(meshtune, tmp_path, script, cluster=("--cluster", "ascend-a3")).status == 0
 
     assert "cluster: {name: ascend-a3, hosts: 4}" in (tmp_path / "study.yaml").read_text(encoding="utf-8")
+    done = init(meshtune, tmp_path, script, "--force", cluster=("--cluster", "ascend-910b"))
+    assert_users_mistake(
+        done, "--cluster = 'ascend-910b'", "hosts of 8 devices", "16 processes", "ascend-a3, atlas-900-a3"
+    )
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash to run scripts with")
