@@ -12,7 +12,9 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
+from hardware.io.errors import shorten
 from tuner.imports.bash.arithmetic import evaluate
 from tuner.imports.bash.texts import Argument, Piece, Text, argument_of, split_words
 from tuner.imports.bash.words import Part, Word, cut, parts_of_default
@@ -67,10 +69,7 @@ def read_script(text: str) -> Script:
     reader.step(tuple(words), "\n")
     return Script(
         commands=tuple(reader.commands),
-        variables={
-            name: tuple(argument for text in _elements(value) for argument in map(argument_of, split_words(text)))
-            for name, value in reader.variables.items()
-        },
+        variables={name: tuple(map(argument_of, split_words(_split(text)))) for name, text in reader.variables.items()},
         exported=tuple(dict.fromkeys(reader.exported)),
         sourced=tuple(reader.sourced),
         defaulted=tuple(dict.fromkeys(reader.defaulted)),
@@ -82,6 +81,7 @@ def with_arguments(text: str, arguments: Sequence[str]) -> str:
     return f"set -- {shlex.join(arguments)}; {text}"
 
 
+_BLANK = (Piece(text=" ", line=0),)
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=", re.S)
 _PARAMETER = re.compile(r"\$\{?([A-Za-z_]\w*|[0-9]+|[@*#?$!-])(\[[@*]\])?(?:(:?-)(.*))?\}?", re.S)
 _DECLARING = ("export", "declare", "local", "readonly", "typeset")
@@ -99,7 +99,7 @@ class _Reader:
     """State at one place of the script: variables, open blocks, and commands found so far."""
 
     def __init__(self) -> None:
-        self.variables: dict[str, Text | list[Text]] = {}
+        self.variables: dict[str, Text] = {}  # elements of arrays are whole pieces, with blanks between them
         self.exported: list[str] = []
         self.commands: list[Command] = []
         self.sourced: list[Argument] = []
@@ -148,7 +148,7 @@ class _Reader:
 
     def _forget_all(self, command: str, line: int) -> None:
         """Mark all variables as unknown behind a command that may set any of them."""
-        self.unsettled = f"may be set by `{_short(command)}` on line {line}, which is not read"
+        self.unsettled = f"may be set by `{shorten(command, 40)}` on line {line}, which is not read"
         for name in self.variables:
             if name.isidentifier():
                 self._forget(name, self.unsettled, line)
@@ -182,7 +182,7 @@ class _Reader:
             self._set_arguments(fields[2:])
         elif name == "shift":
             now = self.variables.get("@")
-            self._set_arguments(now[1:] if isinstance(now, list) and len(fields) == 1 else None)
+            self._set_arguments(split_words(now)[1:] if now is not None and len(fields) == 1 else None)
         elif name in ("source", "."):
             path = argument_of(fields[1] if len(fields) > 1 else ())
             self.sourced.append(replace(path, line=line))
@@ -224,9 +224,9 @@ class _Reader:
         """Set `$1`, `$2`, `$@` and `$#`; None leaves them unknown."""
         self.variables = {name: value for name, value in self.variables.items() if name.isidentifier()}
         if given is not None and self.is_sure:
-            texts = [_split(text) for text in given]
-            numbered = {str(number): text for number, text in enumerate(texts, 1)}
-            self.variables |= {"@": texts, "*": texts, "#": (Piece(text=str(len(texts)), line=0),), **numbered}
+            numbered = {str(number): _split(text) for number, text in enumerate(given, 1)}
+            count = (Piece(text=str(len(given)), line=0),)
+            self.variables |= {"@": _array(given), "*": _array(given), "#": count, **numbered}
 
     def _assign(self, word: Word) -> None:
         """Perform the assignment of a word, if it is one."""
@@ -234,17 +234,18 @@ class _Reader:
         if found is None:
             return
         name, is_added, parts = found
-        value: Text | list[Text] = list(self._fields(word.array)) if word.array is not None else self._text(parts)
-        before = self.variables.get(name)
+        is_array = word.array is not None
+        value = _array(self._fields(word.array)) if word.array is not None else _split(self._text(parts))
+        before = self.variables.get(name, ())
         if not self.is_sure:
-            value, is_added = _uncertain(name, value, before, is_added=is_added, line=word.line)
-        if is_added and before is not None:
-            if isinstance(before, list) or isinstance(value, list):
-                value = [*_elements(before), *_elements(value)]
-            else:
-                value = (*before, *value)
-        self.variables[name] = [_split(text) for text in value] if isinstance(value, list) else _split(value)
-        if sum(map(len, _elements(value))) > MAX_PIECES:
+            # `ARGS="$ARGS --more"` keeps what was known and adds something, as `+=` does.
+            if before and not is_array and value[: len(before)] == before:
+                is_added, value = True, value[len(before) :]
+            value, is_array = _uncertain(name, value if is_added else (*before, *_BLANK, *value), word.line), is_added
+        if is_added:
+            value = (*before, *(_BLANK if is_array else ()), *value)
+        self.variables[name] = value
+        if len(value) > MAX_PIECES:
             self._forget(name, f"on line {word.line} is too long", word.line)
 
     # Expansion
@@ -258,32 +259,34 @@ class _Reader:
         """Expand parts into one text, in which whole pieces do not split words; with `splits` unquoted literals do."""
         pieces: list[Piece] = []
         for part in parts:
-            is_whole = part.quoted or not (part.expands or splits)
-            for number, text in enumerate(self._values(part)):
-                pieces += [Piece(text=" ", line=part.line)] if number else []
+            text = self._values(part)
+            takes_all = part.expands and re.match(r"\$(@|\{@|\{\w+\[@)", part.text) is not None
+            if part.quoted and not takes_all:
                 # A quoted text is a word even if it is empty.
-                filled = text or ((Piece(text="", line=part.line),) if is_whole else ())
-                pieces += [replace(piece, is_whole=True) for piece in filled] if is_whole else filled
+                text = text or (Piece(text="", line=part.line),)
+            if not (part.expands or splits) or (part.quoted and not (takes_all and any(one.is_whole for one in text))):
+                text = tuple(replace(piece, is_whole=True) for piece in text)
+            pieces += text
         return tuple(pieces)
 
-    def _values(self, part: Part) -> list[Text]:
-        """Expand a part: into one text, or into one for each element of an array."""
+    def _values(self, part: Part) -> Text:
+        """Expand a part."""
         if not part.expands:
-            return [(Piece(text=part.text, line=part.line),)]
+            return (Piece(text=part.text, line=part.line),)
         found = _PARAMETER.fullmatch(part.text)
         if part.text.startswith("$((") and (number := self._arithmetic(part.text[3:-2])) is not None:
-            return [(Piece(text=str(number), line=part.line),)]
+            return (Piece(text=str(number), line=part.line),)
         if found is None or part.text.count("$") > MAX_NESTED:
-            return [(Piece(text=part.text, line=part.line, unknown=_only_a_shell(part)),)]
+            return (Piece(text=part.text, line=part.line, unknown=_only_a_shell(part)),)
         return self._variable(part, found)
 
-    def _variable(self, part: Part, found: re.Match[str]) -> list[Text]:
-        """Expand a variable, with its default or replacement."""
+    def _variable(self, part: Part, found: re.Match[str]) -> Text:
+        """Expand a variable, with its default."""
         name, takes_all, operator, other = found[1], found[2] or found[1] in "@*", found[3] or "", found[4] or ""
         # Arguments within a function are its own.
         knows = name.isidentifier() or "{" not in self.blocks
         value = self.variables.get(name) if knows else None
-        is_set = value is not None and not (operator.startswith(":") and value in ((), []))
+        is_set = value is not None and not (operator.startswith(":") and value == ())
         if value is None and self.unsettled:
             operator, why = "", f"{part.text} on line {part.line} {self.unsettled}"
         elif name.isidentifier():
@@ -294,18 +297,20 @@ class _Reader:
         if operator and value is None and name.isidentifier() and inner:
             self.defaulted.append(name)
         if operator and not is_set:
-            return [self._text(inner, splits=True)]
+            return self._text(inner, splits=True)
         if value is None and knows and name.isdigit() and "@" in self.variables:
-            return [()]  # more arguments are known not to be given
+            return ()  # more arguments are known not to be given
         if value is None:
-            return [(Piece(text=part.text, line=part.line, unknown=why),)]
-        return value if isinstance(value, list) and takes_all else _elements(value)[:1]
+            return (Piece(text=part.text, line=part.line, unknown=why),)
+        if not takes_all and value and value[0].is_whole:
+            value = tuple(takewhile(lambda piece: piece not in _BLANK, value))  # an array's first element
+        return value if part.quoted else _split(value)
 
     def _arithmetic(self, text: str) -> int | None:
         """Evaluate an expression of whole numbers and variables. Return None if a value is unknown."""
 
         def number(found: re.Match[str]) -> str:
-            pieces = [piece for value in _elements(self.variables.get(found[1], ()))[:1] for piece in value]
+            pieces = self.variables.get(found[1], ())
             return "?" if any(piece.unknown for piece in pieces) else "".join(piece.text for piece in pieces) or "?"
 
         return evaluate(re.sub(r"\$?\{?\b([A-Za-z_]\w*)\}?", number, text))
@@ -326,45 +331,29 @@ def _name_of(word: Word) -> str:
     return found[0] if found else word.bare if word.bare.isidentifier() else ""
 
 
-def _elements(value: Text | list[Text]) -> list[Text]:
-    """Return the elements of an array; a scalar is an array of one element."""
-    return value if isinstance(value, list) else [value]
-
-
 def _split(text: Text) -> Text:
     """Return a text as the value of a variable: quotes around it did not become part of it, so that it may split."""
     return tuple(replace(piece, is_whole=False) for piece in text if piece.text)
 
 
-def _filled(text: Text) -> Text:
-    """Return the pieces of a text that are not empty."""
-    return tuple(piece for piece in text if piece.text)
+def _array(elements: Iterable[Text]) -> Text:
+    """Return the value of an array with these elements."""
+    empty = (Piece(text="", line=0),)
+    pieces = [
+        piece for text in elements for piece in (*(replace(one, is_whole=True) for one in text or empty), *_BLANK)
+    ]
+    return tuple(pieces[:-1])
 
 
-def _uncertain(
-    name: str, value: Text | list[Text], before: Text | list[Text] | None, *, is_added: bool, line: int
-) -> tuple[Text | list[Text], bool]:
-    """Return the value that an assignment gives which may not run, and whether it is added to the value before."""
-    # `ARGS="$ARGS --more"` keeps what was known and adds something, as `+=` does.
-    kept = _filled(before) if isinstance(before, tuple) else ()
-    if isinstance(value, tuple) and kept and _split(value)[: len(kept)] == kept:
-        is_added, value = True, _filled(value)[len(kept) :]
-    may_be = _elements(value) if is_added or before is None else [*_elements(before), *_elements(value)]
-    words = [argument_of(word) for text in may_be for word in split_words(_split(text))]
+def _uncertain(name: str, may_be: Text, line: int) -> Text:
+    """Return the value of a variable that an assignment sets which may not run, by all that it may be then."""
+    words = map(argument_of, split_words(_split(may_be)))
     # A word that is unknown stays one word.
     held = " ".join(re.sub(r"\s", "", word.text) if word.otherwise is None else word.otherwise for word in words)
     why = f"${name} is set on line {line} under a condition, in a loop or in a function"
-    unknown = (Piece(text=f"${name}", line=line, unknown=why, otherwise=held if len(held) < MAX_TEXT else None),)
-    # The blank makes what is added a word of its own.
-    blank = (Piece(text=" ", line=line),) if is_added else ()
-    return ([unknown] if isinstance(value, list) else (*blank, *unknown)), is_added
+    return (Piece(text=f"${name}", line=line, unknown=why, otherwise=held if len(held) < MAX_TEXT else None),)
 
 
 def _only_a_shell(part: Part | Piece) -> str:
     """Return the reason why a part is unknown that must be evaluated."""
-    return f"{_short(part.text)} on line {part.line} can be evaluated only by a shell"
-
-
-def _short(text: str) -> str:
-    """Shorten a text for a message."""
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    return f"{shorten(part.text, 40)} on line {part.line} can be evaluated only by a shell"
