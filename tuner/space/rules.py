@@ -229,6 +229,13 @@ RULES: dict[str, Rule] = {
             reason=lambda s: f"pp must not exceed the {s.job.model.num_layers} layers",
         ),
         Rule(
+            # torchtitan models/common/decoder.py: "Weight tying is not supported with Pipeline Parallel"
+            name="pp_untied",
+            needs=("pp",),
+            keep=lambda s, c: (c["pp"] == 1) | (not s.job.model.tied_embeddings),
+            reason=lambda s: f"pp must be 1, because {s.job.model.name} ties its output head to the embedding",
+        ),
+        Rule(
             name="global_batch",
             needs=("dp", "mbs"),
             keep=lambda s, c: s.job.global_batch_size % (c["dp"] * c["mbs"]) == 0,
@@ -505,11 +512,11 @@ _SETS: dict[str, tuple[str, ...]] = {
         *_FURTHER,
     ),
     # torchtitan distributed/parallel_dims.py (mesh, ep, seq_len_divisor), distributed/pipeline_parallel.py (any split),
-    # pull request 2577 (key-value heads); torch/distributed/pipelining/schedules.py (micro-batches). ep may borrow tp
-    # there too, which is not modelled.
+    # models/common/decoder.py (tied embeddings), pull request 2577 (key-value heads);
+    # torch/distributed/pipelining/schedules.py (micro-batches). ep may borrow tp there too, which is not modelled.
     "torchtitan": (
         *("devices", "global_batch", "kv_heads_whole", "ffn", "no_up", "sequence_doubled"),
-        *("chunks_filled", "vpp_two_stages", "vpp_rounds", "pp_filled", "experts", "ep_within_dp_cp"),
+        *("chunks_filled", "vpp_two_stages", "vpp_rounds", "pp_filled", "pp_untied", "experts", "ep_within_dp_cp"),
         *_FURTHER,
         *_SHARD,
     ),

@@ -69,6 +69,7 @@ class Case:
         if any(not model.is_moe_layer(layer) for layer in range(model.num_layers)):
             sizes.append(model.ffn_size)
         self.mlp_divides = all(size % self.tp == 0 for size in sizes)
+        self.tied = model.tied_embeddings
         self.ring_chunks = 2 * self.cp if self.cp > 1 else 1
 
     @property
@@ -141,9 +142,9 @@ def paddle(c):
 
 
 def torchtitan(c):
-    """Any split with a layer in each chunk; the sequence always divides by tp and 2 cp."""
+    """Any split with a layer in each chunk but of tied embeddings; the sequence always divides by tp and 2 cp."""
     obeys = c.kv_heads % c.tp == 0 and c.mlp_divides and c.up == 1 and c.length % (2 * c.tp * c.cp) == 0
-    obeys = obeys and c.pp * c.vpp <= c.layers and c.replicas % c.ep == 0
+    obeys = obeys and c.pp * c.vpp <= c.layers and c.replicas % c.ep == 0 and (c.pp == 1 or not c.tied)
     if c.vpp == 1:
         return obeys and c.micro_batches >= c.pp
     rounds = c.micro_batches // c.pp or 1
@@ -261,6 +262,7 @@ def small_settings(draw, rule_set):
         num_heads=kv_heads * draw(st.sampled_from([1, 2, 3])),
         head_dim=4,
         ffn_size=draw(st.sampled_from([6, 8, 12])),
+        tied_embeddings=draw(st.booleans()),
         **moe,
     )
     opened = tuple(name for name in OPENED if draw(st.booleans()))
@@ -322,6 +324,7 @@ def test_each_rule_alone_is_the_reason_of_some_refusal(rule_set):
         (setting_of(rule_set, devices_per_host=4, batch=4, num_layers=4), OPENED),
         (setting_of(rule_set, hosts=3, devices_per_host=2, batch=10, num_layers=12), ()),
         (setting_of(rule_set, batch=8, num_layers=4), ()),
+        (setting_of(rule_set, devices_per_host=4, num_layers=4, tied_embeddings=True), ()),
         (setting_of(rule_set, devices_per_host=1, runtime={"zero_stages": (0, 1, 2, 3)}), OPENED),
     ]
     zero, split = (varieties[0][0][0].job.zero_stage, varieties[0][0][0].runtime.sequence_parallel)
