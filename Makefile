@@ -24,7 +24,8 @@ LINTERS := $(if $(filter dev,$(subst $(comma), ,$(EXTRAS))),$(CHOSEN),$(CHOSEN)+
 
 # The frameworks whose parsers read our exports, and what they import before they parse. Whole they would bring gigabytes
 # of what only training needs, so pip is told to leave their dependencies alone. torchtitan's file of recipes imports
-# its trainer and data loaders; deepspeed, nanotron and megatron-core need little.
+# its trainer and data loaders; deepspeed, nanotron and megatron-core need little. megatron-core declares Python 3.12, and
+# has wheels for 3.11 that need one name of 3.12 (benchmarks/support/megatron_parser.py).
 FRAMEWORKS := deepspeed megatron-core nanotron nemo-toolkit spmd-types torchtitan
 THEIR_IMPORTS := dacite datasets einops hjson psutil tensorboard tokenizers torch torchdata tyro
 # Only where torch has not brought its own. 3.3.1 is the smallest that torch 2.13 imports; no kernel runs here.
@@ -120,7 +121,7 @@ $(VENV)/.installed-%: $(VENV)/.created pyproject.toml constraints.txt
 $(VENV)/.frameworks: $(VENV)/.created Makefile constraints.txt | $(CHOSEN)
 	@echo "==> installing the parsers of $(FRAMEWORKS) into $(VENV)"
 	@$(BIN)/python -m pip install --quiet -c constraints.txt $(THEIR_IMPORTS)
-	@$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps $(FRAMEWORKS)
+	@$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps --ignore-requires-python $(FRAMEWORKS)
 	@rm -rf $(VENV)/lib/python3*/site-packages/tests # nemo-toolkit brings a package of that name, which would hide ours
 	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install --quiet --no-deps $(TRITON)
 	@touch $@

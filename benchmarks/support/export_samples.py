@@ -31,6 +31,7 @@ from tuner.export.flag_table import Values
 from tuner.export.flagscale import key_of
 from tuner.export.nemo import FIELDS
 from tuner.export.parts import layers_of_parts
+from tuner.export.torchtitan_main import recipe_lines
 from tuner.space.enumeration import SpaceOptions, enumerate_space, setting_for
 
 RUNTIMES: dict[str, tuple[str, ...]] = {
@@ -310,6 +311,7 @@ _TORCHTITAN_MAIN = [
     _set(torchtitan.WHOLE_NORMS, True, lambda v, _: torchtitan.SEQUENCE_PARALLEL in v),
     _set(torchtitan.SCHEDULE, "1F1B", _interleaved),
     _set(torchtitan.MAIN_MODULES, ("tok_embeddings", "norm,lm_head"), lambda v, _: torchtitan.MAIN_MODULES in v),
+    _set(torchtitan.PER_STAGE, 1, lambda v, _: torchtitan.MAIN_MODULES in v),
     _set(torchtitan.RESHARD, "sometimes"),
     _set(torchtitan.POLICY, "some"),
 ]
@@ -430,6 +432,8 @@ def _write_export(target: str, export: Export, values: Mapping[str, Any]) -> Exp
             fields[comm] = fields[comm][0]
         lines = [f"recipe.{path} = {_as_python(value)}" for path, value in fields.items()]
         return replace(export, text="\n".join(lines) + "\n")
+    if target == "torchtitan-main":
+        return replace(export, text="\n".join(recipe_lines(values)) + "\n")
     words: list[str] = []
     policy = values.get(torchtitan.POLICY)
     for key, value in values.items():

@@ -5,9 +5,9 @@ compared and turned back into a configuration in the same way. It raises `Refuse
 export.
 
 torchtitan: its `ConfigManager` over a recipe's `Trainer.Config`, `ParallelDims`, and the split into stages.
-megatron: megatron-core's `TransformerConfig` (a `ModelParallelConfig`), `DistributedDataParallelConfig` and its count
-of micro-batches. Megatron-LM's argument parser is in no package; argparse reads the arguments by our table of them.
-mindspeed: megatron-core, for the arguments that MindSpeed-LLM passes on to it.
+megatron: Megatron-LM's own parser and checks of arguments (benchmarks/support/megatron_parser.py).
+mindspeed: megatron-core's `TransformerConfig` (a `ModelParallelConfig`), `DistributedDataParallelConfig` and its count
+of micro-batches, for the arguments that MindSpeed-LLM passes on to it.
 deepspeed: `DeepSpeedConfig`, with the number of data parallel ranks given as by a pipeline's topology.
 flagscale: its keys become flags of Megatron-LM, which are read as those are.
 gpt-neox: `DeepSpeedConfig`, for the keys that GPT-NeoX hands on to DeepSpeed; its own classes are in no package.
@@ -25,13 +25,14 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from benchmarks.support.megatron_parser import MegatronParser, layout_text
 from costmodels.job.setting import Setting
 from tests.oracles.frameworks import deepspeed as deepspeed_rules
 from tests.oracles.frameworks import flagscale, gpt_neox, megatron, mindspeed, torchtitan
@@ -64,7 +65,7 @@ def torchtitan_parser() -> Parser:
 
     def parse(export: Export, setting: Setting) -> Values:
         read = read_config(export, setting)
-        found = _values_of_torchtitan(read, export, torchtitan.TORCHTITAN_FLAGS)
+        found = _values_of_torchtitan(read, export.arguments, torchtitan.TORCHTITAN_FLAGS)
         if read.parallelism.pipeline_parallel_degree > 1:
             _split_by_torchtitan(read.parallelism, setting, found)
         return found
@@ -73,19 +74,29 @@ def torchtitan_parser() -> Parser:
 
 
 def torchtitan_main_parser() -> Parser:
-    """Make the parser of torchtitan's main branch.
+    """Make the parser of torchtitan's main branch: its dataclasses, whose fields an export's function sets.
 
     Raises:
         ImportError: torchtitan is not installed, or it is a release, which counts batches in sequences.
     """
-    read_config = _torchtitan()
-    from torchtitan.config import TrainingConfig
+    from torchtitan.config import ParallelismConfig, TrainingConfig
 
     if torchtitan.TOKENS.rpartition(".")[2] not in _names(TrainingConfig):
         raise ImportError("the installed torchtitan counts batches in sequences; the main branch is in no release")
 
+    @dataclasses.dataclass(kw_only=True)
+    class Recipe:
+        training: Any = dataclasses.field(default_factory=TrainingConfig)
+        parallelism: Any = dataclasses.field(default_factory=ParallelismConfig)
+        activation_checkpoint: Any = None
+
     def parse(export: Export, setting: Setting) -> Values:
-        return _values_of_torchtitan(read_config(export, setting), export, torchtitan.TORCHTITAN_MAIN_FLAGS)
+        said = torchtitan.check_torchtitan_main(export.text, facts_of(setting))
+        scope: dict[str, Any] = {}
+        with _refusals():
+            exec(export.text, scope)  # noqa: S102 # what a user pastes
+            read = scope["parallelise"](Recipe())
+        return _values_of_torchtitan(read, said, torchtitan.TORCHTITAN_MAIN_FLAGS)
 
     return parse
 
@@ -113,12 +124,11 @@ def _torchtitan() -> Callable[[Export, Setting], Any]:
     return read_config
 
 
-def _values_of_torchtitan(read: Any, export: Export, table: Mapping[str, Flag]) -> dict[str, Any]:
-    """Return what torchtitan read for the flags of an export, and the policy of its subcommand."""
+def _values_of_torchtitan(read: Any, said: Iterable[str], table: Mapping[str, Flag]) -> dict[str, Any]:
+    """Return what torchtitan read for the flags among the words of an export, and its policy of recomputation."""
     policies = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory-budget"}
     found: dict[str, Any] = {}
-    said = {word for word in export.arguments if word.startswith("--")}
-    for flag in table.keys() & said:
+    for flag in table.keys() & set(said):
         section, name = flag.removeprefix("--").split(".")
         value = getattr(getattr(read, section), name.removeprefix("no_"))
         found[flag] = value != name.startswith("no_") if isinstance(value, bool) else value
@@ -218,13 +228,7 @@ def _core() -> Callable[[Values, Setting, int], dict[str, Any]]:
         if megatron.COMM in said:
             back[megatron.COMM] = [config.cp_comm_type]
         if back.get(megatron.LAYOUT) is not None:
-            # megatron-core parses the layout into an object; write its layers of each rank's chunks as text again
-            layout, parts = config.pipeline_model_parallel_layout, []
-            for chunk in range(layout.virtual_pipeline_model_parallel_size):
-                for stage in range(layout.pipeline_model_parallel_size):
-                    held = sum(layer.name == "decoder" for layer in layout.layout[stage][chunk])
-                    parts.append("" if not held else "t" if held == 1 else f"t*{held}")
-            back[megatron.LAYOUT] = f"E{'|'.join(parts)}L"
+            back[megatron.LAYOUT] = layout_text(config.pipeline_model_parallel_layout)
         back[megatron.MICRO] = batches.micro_batch_size
         back[megatron.GLOBAL] = batches.get() * batches.micro_batch_size * replicas
         return {flag: tuple(value) if isinstance(value, list) else value for flag, value in (said | back).items()}
@@ -238,11 +242,11 @@ def megatron_parser() -> Parser:
     Raises:
         ImportError: megatron-core is not installed.
     """
-    through = _core()
+    parser = MegatronParser()
 
     def parse(export: Export, setting: Setting) -> Values:
-        values = _parse_published(megatron.MEGATRON_FLAGS, export.arguments)
-        return through(values, setting, setting.job.model.num_layers)
+        with _refusals():
+            return parser.parse(export.arguments, export.environment, setting)
 
     return parse
 
@@ -372,10 +376,15 @@ def flagscale_parser() -> Parser:
     Raises:
         ImportError: megatron-core is not installed.
     """
-    read_flags = megatron_parser()
+    parser = MegatronParser()
 
     def parse(export: Export, setting: Setting) -> Values:
-        return read_flags(dataclasses.replace(export, arguments=tuple(flagscale.arguments_of(export.text))), setting)
+        # the file's keys don't say the environment, which a note tells
+        name = "CUDA_DEVICE_MAX_CONNECTIONS"
+        stated = [note for note in export.notes if name in note]
+        variables = [(name, "1" if note.endswith(" 1") else None) for note in stated]
+        with _refusals():
+            return parser.parse(flagscale.arguments_of(export.text), variables, setting)
 
     return parse
 

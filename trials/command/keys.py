@@ -41,8 +41,8 @@ class CommandKeys(AbstractTrialKeys):
     """Program and arguments, with [placeholders](own-command.md)."""
 
     flags: str | None = None
-    """Framework whose flags take the place of `{flags}`: `megatron`, `mindspeed`, `torchtitan` (0.3) or
-    `torchtitan-main` (its main branch, which counts batches in tokens).
+    """Framework whose flags take the place of `{flags}`: `megatron`, `mindspeed` or `torchtitan` (up to
+    0.3; later versions take no flags).
     """
 
     environment: dict[str, str | None] = Field(default_factory=dict)

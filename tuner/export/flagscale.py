@@ -21,7 +21,7 @@ from tuner.export.megatron import export_megatron
 from tuner.export.megatron_flags import GLOBAL, MEGATRON_FLAGS, MICRO, SEQUENCE
 from tuner.export.parts import format_comments
 
-VERSIONS = "FlagScale whose Megatron-LM is that of megatron-core 0.16; checked with 0.16.1"
+VERSIONS = "FlagScale whose Megatron-LM is that of megatron-core 0.16 to 0.19; checked with 0.19.2"
 """Versions of the framework that take the export."""
 
 _OF_MODEL = (SEQUENCE, MICRO, GLOBAL)

@@ -1,4 +1,4 @@
-"""Exporter for the flags of Megatron-LM's pretrain scripts (megatron-core 0.16).
+"""Exporter for the flags of Megatron-LM's pretrain scripts (megatron-core 0.16 to 0.19).
 
 Sources: Megatron-LM megatron/training/arguments.py (names and checks) and megatron-core 0.16.1
 model_parallel_config.py (hierarchical context parallel sizes: all-to-all first), distributed_data_parallel_config.py
@@ -25,7 +25,7 @@ from tuner.export.parts import (
 ARRAY = "PARALLEL_ARGS"
 """Name of the bash array that the exported text defines."""
 
-VERSIONS = "Megatron-LM of megatron-core 0.16; checked with 0.16.1"
+VERSIONS = "Megatron-LM of megatron-core 0.16 to 0.19; checked with 0.16.1 and 0.19.2"
 """Versions of the framework that take the flags."""
 
 NAMED = ("recompute", "offload", "zero_stage", "sequence_parallel", "expert_tp", "dp_shard")

@@ -1,4 +1,4 @@
-"""Table of Megatron-LM's flags as its parser declares them (megatron/training/arguments.py, megatron-core 0.16)."""
+"""Table of Megatron-LM's flags as megatron/training/arguments.py of megatron-core 0.16 to 0.19 declares them."""
 
 from __future__ import annotations
 

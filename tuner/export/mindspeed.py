@@ -15,7 +15,7 @@ from tuner.export.exporter import Export
 from tuner.export.megatron import ARRAY, BLOCK, batch, environment, experts, head_comments, tensor
 from tuner.export.parts import Part, closing_notes, describe_uneven_work, export_flags, layers_of_parts
 
-VERSIONS = "MindSpeed-LLM with --use-mcore-models; its common flags are checked with megatron-core 0.16.1"
+VERSIONS = "MindSpeed-LLM with --use-mcore-models; its common flags are checked with megatron-core 0.19.2"
 """Versions of the framework that take the flags."""
 
 NAMED = ("recompute", "zero_stage", "sequence_parallel", "expert_tp")

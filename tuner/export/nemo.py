@@ -18,7 +18,7 @@ from tuner.export.megatron import NAMED, megatron_parts
 from tuner.export.megatron_flags import MEGATRON_FLAGS
 from tuner.export.parts import closing_notes, format_comments
 
-VERSIONS = "NeMo 2; checked with nemo_toolkit 2.7.3 and megatron-core 0.16.1"
+VERSIONS = "NeMo 2; checked with nemo_toolkit 2.7.3 and megatron-core 0.19.2"
 """Versions of the framework that take the recipe."""
 
 FIELDS = {

@@ -13,7 +13,8 @@ from tuner.export.megatron import export_megatron
 from tuner.export.mindspeed import export_mindspeed
 from tuner.export.nanotron import export_nanotron
 from tuner.export.nemo import export_nemo
-from tuner.export.torchtitan import export_torchtitan, export_torchtitan_main
+from tuner.export.torchtitan import export_torchtitan
+from tuner.export.torchtitan_main import export_torchtitan_main
 
 EXPORTERS: dict[str, Exporter] = {
     "deepspeed": export_deepspeed,

@@ -1,44 +1,26 @@
-"""Exporters for the flags of torchtitan's trainer: those of 0.3, and those of the main branch after it.
+"""Exporter for the flags of torchtitan's trainer up to 0.3; torchtitan_main.py writes for the main branch after it.
 
 Sources: torchtitan config/configs.py (`TrainingConfig`, `ParallelismConfig`: names and meanings), config/manager.py
 (lists are comma-separated words), distributed/activation_checkpoint.py (the policy is a subcommand),
 distributed/pipeline_parallel.py (equal stages are given by their length, others by the names of their modules),
 distributed/parallel_dims.py (context parallelism also shards the weights; expert parallel ranks are taken from
 dp_shard, cp and tp), trainer.py (`Trainer.Config`: no CUDA graphs with a pipeline),
-torch/distributed/pipelining/schedules.py (names of schedules). For the main branch: config/training.py,
-config/parallelism.py, config/validation.py (experts need ep of at least tp) and trainer.py (tokens of a step).
+torch/distributed/pipelining/schedules.py (names of schedules).
 """
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
 from tuner.export.parts import Part, closing_notes, describe_uneven_work, export_flags, layers_of_parts
-from tuner.export.torchtitan_flags import (
-    CONTEXT,
-    GLOBAL,
-    LENGTH,
-    LOCAL,
-    MAIN_MODULES,
-    MICRO,
-    MODULES,
-    POLICY,
-    ROUNDS,
-    STEP_TOKENS,
-    TOKENS,
-)
 
-ARRAY, MAIN_ARRAY = "TORCHTITAN_ARGS", "TORCHTITAN_MAIN_ARGS"
-"""Names of the bash arrays that the exported text defines."""
+ARRAY = "TORCHTITAN_ARGS"
+"""Name of the bash array that the exported text defines."""
 
-VERSIONS = "torchtitan 0.3; checked with 0.3.0"
-MAIN_VERSIONS = "torchtitan's main branch of 2026-11, which counts batches in tokens; no release has it yet"
+VERSIONS = "torchtitan 0.3; checked with 0.3.0; later versions take no flags, see torchtitan-main"
 """Versions of the framework that take the flags."""
 
 NAMED = ("recompute", "zero_stage", "sequence_parallel", "dp_shard")
@@ -46,61 +28,23 @@ NAMED = ("recompute", "zero_stage", "sequence_parallel", "dp_shard")
 
 
 def export_torchtitan(setting: Setting, config: ParallelConfig) -> Export:
-    """Return a bash array of flags for the trainer of 0.3, and beside it the array of the main branch.
+    """Return a bash array of flags for the trainer of 0.3.
 
-    The array must be last on the command line, because it ends with a subcommand. `arguments` are those of 0.3.
+    The array must be last on the command line, because it ends with a subcommand.
     """
-    released, later = _export(setting, config), export_torchtitan_main(setting, config)
-    return replace(released, text=f"{released.text}\n{later.text}")
-
-
-def export_torchtitan_main(setting: Setting, config: ParallelConfig) -> Export:
-    """Return a bash array of flags for the trainer of the main branch after 0.3.
-
-    It counts batches in tokens: those of one micro-batch, and those of all micro-batches of a step.
-    """
-    exported = _export(setting, config)
-    length, mbs = setting.job.sequence_length, config.mbs
-    renamed = {MODULES: MAIN_MODULES}
-    flags = [
-        f"{TOKENS} {mbs * length}",
-        f"{STEP_TOKENS} {setting.job.global_batch_size * length}",
-        f"{CONTEXT} {length}",
-    ]
-    if config.pp > 1:
-        flags.append(f"{ROUNDS} {_micro_batches(setting, config)}")
-    for name, words in _grouped(exported.arguments):
-        if name not in (LOCAL, GLOBAL, LENGTH, MICRO):
-            flags.append(shlex.join([renamed.get(name, name), *words]))
-    notes = list(exported.notes)
-    if setting.job.model.is_moe and config.ep < config.tp:
-        notes.append(f"ep: this version requires ep of at least tp = {config.tp} for models with experts")
-    if config.cp * config.up > 1:
-        notes.append("cp: the recipe must select an attention for context parallelism (ContextParallelTransform)")
     return export_flags(
-        "torchtitan-main",
-        [Part(flags=tuple(flags))],
-        array=MAIN_ARRAY,
-        head=(str(config), f"Versions: {MAIN_VERSIONS}"),
-        usage=f'torchrun ... -m torchtitan.train --module ... --config ... "${{{MAIN_ARRAY}[@]}}"',
-        notes=tuple(notes),
+        "torchtitan",
+        torchtitan_parts(setting, config),
+        array=ARRAY,
+        head=(str(config), f"Versions: {VERSIONS}"),
+        usage=f'torchrun ... -m torchtitan.train --module ... --config ... "${{{ARRAY}[@]}}"',
+        notes=closing_notes(setting, config, "torchtitan", rule_sets=("torchtitan",), named=NAMED),
     )
 
 
-def _grouped(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Return the flags and the subcommand among arguments, each with its values."""
-    found: list[tuple[str, list[str]]] = []
-    for word in arguments:
-        if word.startswith(("--", POLICY)):
-            found.append((word, []))
-        else:
-            found[-1][1].append(word)
-    return found
-
-
-def _export(setting: Setting, config: ParallelConfig) -> Export:
-    """Return the flags for 0.3."""
-    parts = [
+def torchtitan_parts(setting: Setting, config: ParallelConfig) -> list[Part]:
+    """Return the flags of 0.3 grouped by concern, each group with notes about what it cannot express."""
+    return [
         _batch(setting, config),
         _data_parallel(setting, config),
         _tensor(config),
@@ -116,17 +60,9 @@ def _export(setting: Setting, config: ParallelConfig) -> Export:
         _precision(setting),
         _recompute(setting, config),
     ]
-    return export_flags(
-        "torchtitan",
-        parts,
-        array=ARRAY,
-        head=(str(config), f"Versions: {VERSIONS}"),
-        usage=f'torchrun ... -m torchtitan.train --module ... --config ... "${{{ARRAY}[@]}}"',
-        notes=closing_notes(setting, config, "torchtitan", rule_sets=("torchtitan",), named=NAMED),
-    )
 
 
-def _micro_batches(setting: Setting, config: ParallelConfig) -> int:
+def num_micro_batches(setting: Setting, config: ParallelConfig) -> int:
     """Return the number of micro-batches of a step on each replica."""
     return max(setting.job.global_batch_size // (config.dp * config.mbs), 1)
 
@@ -143,7 +79,7 @@ def _batch(setting: Setting, config: ParallelConfig) -> Part:
     batch.
     """
     job = setting.job
-    local = config.mbs * (_micro_batches(setting, config) if config.pp > 1 else 1)
+    local = config.mbs * (num_micro_batches(setting, config) if config.pp > 1 else 1)
     return Part(
         flags=(
             f"--training.local_batch_size {local}",
@@ -198,6 +134,9 @@ def _pipeline(setting: Setting, config: ParallelConfig) -> Part:
         f"--parallelism.pipeline_parallel_schedule {'Interleaved1F1B' if config.vpp > 1 else '1F1B'}",
         f"--parallelism.pipeline_parallel_microbatch_size {config.mbs}",
     ]
+    # torchtitan models/common/decoder.py: "Weight tying is not supported with Pipeline Parallel"
+    tied = "pp: torchtitan refuses a pipeline for models with tied embeddings"
+    notes = [tied] if setting.job.model.tied_embeddings else []
     planned = layers_of_parts(setting, config)
     if len(set(planned)) == 1:
         flags += [
@@ -205,9 +144,8 @@ def _pipeline(setting: Setting, config: ParallelConfig) -> Part:
             "--parallelism.pipeline_parallel_last_stage_less_layers 0",
             f"--parallelism.pipeline_parallel_layers_per_stage {planned[0]}",
         ]
-        return Part(flags=tuple(flags))
+        return Part(flags=tuple(flags), notes=tuple(notes))
     flags.append(f"--parallelism.module_fqns_per_model_part {' '.join(_modules(planned))}")
-    notes = []
     if config.assignment.layers:
         notes.append("pp: the lists of modules give each virtual stage the number of layers that the study planned")
     if 0 in planned[1:-1]:

@@ -9,10 +9,10 @@ from costmodels.job.setting import Setting
 from trials.framework_flags import FlagExporter, Flags
 from tuner.export import find_exporter
 
-WITH_FLAGS = ("megatron", "mindspeed", "torchtitan", "torchtitan-main")
+WITH_FLAGS = ("megatron", "mindspeed", "torchtitan")
 """Exporters that write flags."""
 
-ENDS_COMMAND = ("torchtitan", "torchtitan-main")
+ENDS_COMMAND = ("torchtitan",)
 """Exporters whose flags end with a subcommand, after which the program takes no other flags."""
 
 

@@ -144,21 +144,24 @@ def test_torchtitan_gets_a_steps_micro_batches_at_once_in_a_pipeline():
 
 
 def test_torchtitans_main_branch_counts_tokens():
-    """A micro-batch and a step are numbers of tokens, and a pipeline's micro-batches are counted."""
-    words = exported("torchtitan-main", setting_of(), pp=4, tp=8, dp=2, mbs=2).arguments
+    """A micro-batch and a step are tokens, a pipeline's micro-batches are counted, and there are no flags."""
+    export = exported("torchtitan-main", setting_of(), pp=4, tp=8, dp=2, mbs=2)
 
-    assert words[words.index("--training.num_tokens_per_microbatch_per_dp_rank") + 1] == str(2 * 8192)
-    assert words[words.index("--training.num_tokens_per_train_step") + 1] == str(512 * 8192)
-    assert words[words.index("--parallelism.num_pp_microbatches") + 1] == "128"
-    assert "--training.local_batch_size" not in words
-    assert words[-1] == "activation-checkpoint:none"
+    assert f"num_tokens_per_microbatch_per_dp_rank={2 * 8192},\n" in export.text
+    assert f"num_tokens_per_train_step={512 * 8192},\n" in export.text
+    assert "num_pp_microbatches=128,\n" in export.text
+    assert "activation_checkpoint=None,\n" in export.text
+    assert export.arguments == ()
 
 
-def test_torchtitans_forms_stand_beside_each_other():
-    """The export for the release has the main branch's array too, under another name."""
-    text = exported("torchtitan", setting_of(), dp=64).text
+def test_torchtitan_refuses_a_pipeline_of_tied_embeddings():
+    """Its decoders raise for them, which both exports say."""
+    tied = setting_of()
+    tied = replace(tied, job=replace(tied.job, model=replace(tied.job.model, tied_embeddings=True)))
 
-    assert text.index("TORCHTITAN_ARGS=(") < text.index("TORCHTITAN_MAIN_ARGS=(")
+    for target in ("torchtitan", "torchtitan-main"):
+        assert any("tied embeddings" in note for note in exported(target, tied, pp=4, dp=16).notes)
+        assert not any("tied embeddings" in note for note in exported(target, tied, dp=64).notes)
 
 
 def test_torchtitans_main_branch_wants_experts_over_tp():
@@ -360,6 +363,8 @@ def test_arguments_that_no_parser_takes(words, message):
         ("nanotron", "3"),
         ("nemo", "a ="),
         ("nemo", "a = f()"),
+        ("torchtitan-main", "a ="),
+        ("torchtitan-main", "a = f()"),
     ],
 )
 def test_text_that_is_no_export(target, text):

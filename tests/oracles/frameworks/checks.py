@@ -46,7 +46,7 @@ CHECKS: dict[str, Check] = {
     "nemo": Check(read=lambda export, facts: check_nemo(export.text, facts), said=said_by_nemo),
     "torchtitan": Check(read=lambda export, facts: check_torchtitan(export.arguments, facts), said=said_by_torchtitan),
     "torchtitan-main": Check(
-        read=lambda export, facts: check_torchtitan_main(export.arguments, facts), said=said_by_torchtitan_main
+        read=lambda export, facts: check_torchtitan_main(export.text, facts), said=said_by_torchtitan_main
     ),
 }
 """Checks of all exports that a framework reads."""

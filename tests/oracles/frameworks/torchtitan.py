@@ -1,4 +1,4 @@
-"""Reader for torchtitan's flags, and the rules that torchtitan asserts.
+"""Readers for torchtitan's flags and for functions that set a recipe's fields, and the rules that torchtitan asserts.
 
 Sources: torchtitan 0.3 config/configs.py (`TrainingConfig`, `ParallelismConfig`), trainer.py (`Trainer.Config` and the
 batch sizes in `Trainer.__init__`), distributed/parallel_dims.py (`ParallelDims._validate`, `build_mesh`),
@@ -8,6 +8,7 @@ distributed/activation_checkpoint.py; torch/distributed/pipelining/schedules.py 
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -235,6 +236,12 @@ TORCHTITAN_MAIN_RULES: tuple[PublishedRule, ...] = (
         ),
     ),
     PublishedRule(
+        key=MAIN_MODULES,
+        rule="excludes pipeline_parallel_layers_per_stage",
+        source="torchtitan config/parallelism.py ParallelismConfig.__post_init__",
+        holds=lambda v, _: MAIN_MODULES not in v or PER_STAGE not in v,
+    ),
+    PublishedRule(
         key=EP,
         rule="must be at least tp for a model with experts",
         source="torchtitan config/validation.py validate_model_training_config",
@@ -254,16 +261,51 @@ def check_torchtitan(arguments: Sequence[str], facts: Facts) -> dict[str, FlagVa
     return values
 
 
-def check_torchtitan_main(arguments: Sequence[str], facts: Facts) -> dict[str, FlagValue]:
-    """Return the values of the main branch's flags and the policy of the subcommand.
+def check_torchtitan_main(text: str, facts: Facts) -> dict[str, FlagValue]:
+    """Return the values that a function sets in a recipe of the main branch, by flags in 0.3's form, and the policy.
 
     Raises:
-        ConfigError: torchtitan would reject the arguments; the message cites the rule.
+        ConfigError: the text is no such function, or torchtitan would reject its values; the message cites the rule.
     """
-    values = _read(arguments, TORCHTITAN_MAIN_FLAGS)
+    values = _read(_as_arguments(text), TORCHTITAN_MAIN_FLAGS)
     check_rules(values, facts, TORCHTITAN_MAIN_RULES)
     check_rules(_as_released(values), facts, TORCHTITAN_RULES)
     return values
+
+
+def _as_arguments(text: str) -> list[str]:
+    """Return the fields that `parallelise` replaces as arguments in the form of 0.3, with the policy as the last.
+
+    Raises:
+        ConfigError: the text is not Python, or has no such function.
+    """
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        raise ConfigError(f"is not Python: {error}") from error
+    calls = {call.arg: call.value for call in ast.walk(tree) if isinstance(call, ast.keyword)}
+    policy = calls.get("activation_checkpoint")
+    words: list[str] = []
+    for section in ("training", "parallelism"):
+        replaced = calls.get(section)
+        if not isinstance(replaced, ast.Call) or policy is None:
+            raise ConfigError("is not replaced by the function", key=section)
+        for keyword in replaced.keywords:
+            words += _as_words(f"--{section}.", str(keyword.arg), ast.literal_eval(keyword.value))
+    name = policy.func if isinstance(policy, ast.Call) else None
+    owner = name.value.id if isinstance(name, ast.Attribute) and isinstance(name.value, ast.Name) else "none"
+    return [*words, f"{POLICY}:{owner.removesuffix('AC').lower()}"]
+
+
+def _as_words(prefix: str, name: str, value: object) -> list[str]:
+    """Return a field as a flag with its values; None, which is a recipe's own default, has no words."""
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        return [f"{prefix}{'' if value else 'no_'}{name}"]
+    if isinstance(value, list):
+        return [f"{prefix}{name}", *(",".join(part) for part in value)]
+    return [f"{prefix}{name}", str(value)]
 
 
 def said_by_torchtitan_main(values: Values, facts: Facts) -> dict[str, FlagValue]:

@@ -1,0 +1,131 @@
+"""Megatron-LM's own argument parser, which megatron-core's package has since 0.19: it reads an export's flags.
+
+The flags go through `parse_args`, `validate_args`, and the configurations of model, optimizer and gradient reduction
+that training makes from them. The rest of the command line describes the model. What only a GPU could answer is given:
+compute capability 9.0, and no fused rotary embedding, which would need TransformerEngine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import sys
+import typing
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from costmodels.job.setting import Setting
+from tests.oracles.frameworks import megatron
+from tuner.export.flag_table import FlagValue
+
+
+class MegatronParser:
+    """Reads flags as `pretrain_gpt.py` does.
+
+    Raises:
+        ImportError: megatron-core is not installed, or without `megatron.training`.
+    """
+
+    def __init__(self) -> None:
+        with _importable():
+            from megatron.training import arguments, training
+        self._arguments, self._training = arguments, training
+        parser = arguments.add_megatron_arguments(argparse.ArgumentParser())
+        self._actions = parser._option_string_actions
+
+    def parse(
+        self, words: Sequence[str], environment: Sequence[tuple[str, str | None]], setting: Setting
+    ) -> dict[str, FlagValue]:
+        """Return what was read for each flag among the words; errors are Megatron-LM's own.
+
+        Args:
+            words: Flags of the export.
+            environment: Variables that the export sets; None removes one.
+            setting: The job, whose model is described by further flags, and the cluster.
+        """
+        variables = {name: value for name, value in os.environ.items() if name not in dict(environment)}
+        variables |= {name: value for name, value in environment if value is not None}
+        variables |= {"RANK": "0", "WORLD_SIZE": str(setting.cluster.num_devices)}
+        said = io.StringIO()
+        with (
+            patch.object(sys, "argv", ["pretrain_gpt.py", *_model_flags(setting), *words]),
+            patch.dict(os.environ, variables, clear=True),
+            patch("torch.cuda.get_device_capability", lambda *_: (9, 0)),
+            patch("torch.cuda.get_device_properties", lambda *_: SimpleNamespace(major=9, minor=0)),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(said),
+        ):
+            try:
+                read = self._arguments.parse_args()
+            except SystemExit as error:  # of argparse, whose message is on standard error
+                raise ValueError(said.getvalue()) from error
+            self._arguments.validate_args(read)
+            model = self._arguments.core_transformer_config_from_args(read)
+            self._training.get_megatron_optimizer_config(read)
+            self._training.get_megatron_ddp_config(read)
+        found = {word: self._value(word, read) for word in words if word in self._actions}
+        if megatron.LAYOUT in found:
+            found[megatron.LAYOUT] = layout_text(model.pipeline_model_parallel_layout)
+        return found
+
+    def _value(self, flag: str, read: argparse.Namespace) -> FlagValue:
+        action = self._actions[flag]
+        value = getattr(read, action.dest)
+        if action.nargs == 0:
+            return bool(value == action.const)
+        return tuple(value) if isinstance(value, list) else value  # type: ignore[no-any-return] # of any type
+
+
+def layout_text(layout: Any) -> str:
+    """Write megatron-core's object for a layout as text again: the layers of each rank's chunks."""
+    parts = []
+    for chunk in range(layout.virtual_pipeline_model_parallel_size):
+        for stage in range(layout.pipeline_model_parallel_size):
+            held = sum(layer.name == "decoder" for layer in layout.layout[stage][chunk])
+            parts.append("" if not held else "t" if held == 1 else f"t*{held}")
+    return f"E{'|'.join(parts)}L"
+
+
+@contextlib.contextmanager
+def _importable() -> Iterator[None]:
+    """Let Megatron-LM be imported on Python 3.11, and where Triton finds no GPU."""
+    import triton
+    import typing_extensions
+
+    had = hasattr(typing, "override")
+    if not had:  # Python 3.12 has it; the package declares 3.12 and uses nothing else of it
+        typing.override = typing_extensions.override  # type: ignore[attr-defined] # what 3.12 has there
+    # kernels are declared with the driver's benchmark; none of them runs
+    triton.runtime.driver.set_active(SimpleNamespace(get_benchmarker=lambda: None))
+    try:
+        yield
+    finally:
+        triton.runtime.driver.reset_active()
+        if not had:
+            del typing.override  # type: ignore[attr-defined] # set above
+
+
+def _model_flags(setting: Setting) -> list[str]:
+    """Return flags for the model and for what else a command line must say."""
+    model = setting.job.model
+    values = {
+        "--num-layers": model.num_layers,
+        "--hidden-size": model.hidden_size,
+        "--ffn-hidden-size": model.ffn_size or model.expert_ffn_size,
+        "--num-attention-heads": model.num_heads,
+        "--max-position-embeddings": setting.job.sequence_length,
+        "--position-embedding-type": "rope",
+        "--train-iters": 10,
+        "--lr": 1e-4,
+    }
+    if model.num_kv_heads != model.num_heads:
+        values |= {"--num-query-groups": model.num_kv_heads}
+    if model.is_moe:
+        values |= {"--num-experts": model.num_experts}
+    switches = ["--swiglu", "--disable-bias-linear", "--no-rope-fusion", "--mock-data"]
+    switches += ["--group-query-attention"] * ("--num-query-groups" in values)
+    return [*switches, *(str(word) for pair in values.items() for word in pair)]
