@@ -9,7 +9,9 @@ from typing import TextIO
 from hardware.io.errors import ConfigError
 from tuner.imports.imported import Imported
 from tuner.imports.log.block import AbstractFinder
+from tuner.imports.log.bridge_config import BridgeConfig
 from tuner.imports.log.deepspeed_dump import DeepSpeedDump
+from tuner.imports.log.gpt_neox_arguments import GptNeoxArguments
 from tuner.imports.log.lines import lines_of
 from tuner.imports.log.megatron_arguments import MegatronArguments
 from tuner.imports.log.nanotron_config import NanotronConfig
@@ -20,8 +22,12 @@ from tuner.imports.log.torchtitan_lines import TorchtitanLines
 MOST_CHARACTERS = 512 * 2**20
 """Number of characters that are read of a log: half a minute. The configuration and a thousand steps come before."""
 
+_PATTERN_OF = {"gpt-neox": "megatron", "bridge": "megatron"}
+"""Log pattern of the frameworks that print steps as Megatron-LM does."""
+
 _LOOKED_FOR = (
-    "`---- arguments ----` of Megatron-LM, MindSpeed-LLM and Megatron-DeepSpeed, `DeepSpeedEngine configuration:` of "
+    "`---- arguments ----` of Megatron-LM, MindSpeed-LLM, Megatron-DeepSpeed and GPT-NeoX, `_target_: "
+    "...ConfigContainer` of Megatron-Bridge, `DeepSpeedEngine configuration:` of "
     "DeepSpeed, `Config(general=...)` of nanotron, `Building ... device mesh` of torchtitan or `Experiment "
     "configuration` of NeMo"
 )
@@ -37,6 +43,8 @@ def import_log(stream: TextIO | Iterable[str], *, source: str) -> Imported:
     """
     finders: dict[str, AbstractFinder] = {
         "megatron": MegatronArguments(),
+        "gpt-neox": GptNeoxArguments(),  # before DeepSpeed, whose engine it starts
+        "bridge": BridgeConfig(),
         "deepspeed": DeepSpeedDump(),
         "nanotron": NanotronConfig(),
         "torchtitan": TorchtitanLines(),
@@ -64,7 +72,7 @@ def import_log(stream: TextIO | Iterable[str], *, source: str) -> Imported:
     imported = found[name]
     if name == "megatron" and "deepspeed" in found:
         imported = _with_engine(imported, found["deepspeed"])
-    pattern = "mindspeed" if imported.runtime == "mindspeed" else name
+    pattern = "mindspeed" if imported.runtime == "mindspeed" else _PATTERN_OF.get(name, name)
     steps = LogSteps(framework=pattern, source=source, lines=tuple(kept))
     return replace(imported, framework="log", command=None, steps=steps)
 

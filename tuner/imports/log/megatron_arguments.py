@@ -22,11 +22,14 @@ from tuner.imports.log.block import MOST_LINES, AbstractFinder
 from tuner.imports.log.lines import Line
 from tuner.imports.megatron import import_megatron
 
-_BEGIN, _END = "- arguments -", "- end of arguments -"
+BEGIN, END = "- arguments -", "- end of arguments -"
+"""Parts of the first and of the last line, which GPT-NeoX prints too."""
 _ARGUMENT = re.compile(r"(?:^|\s)([A-Za-z_]\w*) (\.{2,}) ?(.*)$")
+_OF_GPT_NEOX = re.compile(r"^\s*\w+ \.* .*(?:default|updated)$")
+"""Line of GPT-NeoX, which says behind each value whether it is the default."""
 _LONG_ARGUMENT = re.compile(r"^\s*(\w{46,}) \.? ?(.*)$")
 """Line of an argument whose name leaves no room for two dots."""
-_VOCABULARY = re.compile(r"padded vocab \(size: ([0-9]{1,9})\)")
+VOCABULARY = re.compile(r"padded vocab \(size: ([0-9]{1,9})\)")
 _BUILDS = re.compile(r"^\s*building (\w+) model\b", re.IGNORECASE)
 
 _RENAMED = {
@@ -71,7 +74,7 @@ class MegatronArguments(AbstractFinder):
 
     def begins(self, line: Line) -> bool:
         """Return whether the line is the head of the block."""
-        return _BEGIN in line.text and line.text.strip().endswith("-")
+        return BEGIN in line.text and line.text.strip().endswith("-")
 
     def take(self, line: Line) -> None:
         """Take a line of the log."""
@@ -81,17 +84,19 @@ class MegatronArguments(AbstractFinder):
         elif self._is_open:
             self._take_argument(line)
         elif self._begun is not None:
-            if (found := _VOCABULARY.search(line.text)) is not None:
+            if (found := VOCABULARY.search(line.text)) is not None:
                 self._vocab_size = int(found[1])
             elif not self._builds and (found := _BUILDS.match(line.text)) is not None:
                 self._builds = found[1]
 
     def _take_argument(self, line: Line) -> None:
         assert self._begun is not None, "the block has begun"
-        if _END in line.text:
+        if END in line.text:
             self._is_open = False
         elif line.number - self._begun.number > MOST_LINES:
             self._raise_cut_off()
+        elif not self._arguments and _OF_GPT_NEOX.match(line.text) is not None:
+            self._begun, self._is_open = None, False
         elif (found := _ARGUMENT.search(line.text)) is not None:
             self._arguments[found[1]] = _Argument(value=found[3].strip(), line=line.number)
         elif (found := _LONG_ARGUMENT.match(line.text)) is not None:

@@ -1,0 +1,175 @@
+"""Configuration that scripts of Megatron-Bridge print when they start: its `ConfigContainer` as YAML.
+
+Its model has the fields of megatron-core's TransformerConfig, which are the names of Megatron-LM's flags with few
+exceptions; so they are written as these flags. It does not say the number of devices.
+
+Sources: Megatron-Bridge 0.6.2 training/config.py (`ConfigContainer`), training/mixed_precision.py,
+models/gpt_provider.py; megatron-core 0.19.2 training/config/container.py (`print_yaml`) and yaml_utils.py (functions
+and enumerations as mappings with `_target_`).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from hardware.io.config_file import parse_yaml
+from hardware.io.errors import ConfigError
+from tuner.imports.imported import Imported, Unread
+from tuner.imports.keys import Keys
+from tuner.imports.log.block import MOST_LINES, AbstractFinder
+from tuner.imports.log.lines import Line
+from tuner.imports.log.megatron_arguments import VOCABULARY
+from tuner.imports.megatron import import_megatron
+
+_HEAD = re.compile(r"_target_: megatron\.[\w.]*ConfigContainer$")
+_SIZES = (
+    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels", "seq_length", "vocab_size"),
+    *("make_vocab_size_divisible_by", "normalization", "position_embedding_type", "max_position_embeddings"),
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
+    *("expert_model_parallel_size", "expert_tensor_parallel_size", "recompute_granularity", "recompute_method"),
+    *("recompute_num_layers", "moe_router_topk", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size"),
+    *("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "mtp_num_layers"),
+)
+"""Fields of the model with the name of a flag that takes one value."""
+_MLA = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
+_RENAMED = {
+    "virtual_pipeline_model_parallel_size": "--num-virtual-stages-per-pipeline-rank",
+    "num_moe_experts": "--num-experts",
+    "num_layers_in_first_pipeline_stage": "--decoder-first-pipeline-num-layers",
+    "num_layers_in_last_pipeline_stage": "--decoder-last-pipeline-num-layers",
+}
+_SWITCHES = ("sequence_parallel", "qk_layernorm", "add_qkv_bias", "multi_latent_attention")
+_LISTS = ("recompute_modules", "hierarchical_context_parallel_sizes")
+
+
+class BridgeConfig(AbstractFinder):
+    """Finder of the printed YAML, whose first line is the class and whose end is an empty line."""
+
+    def __init__(self) -> None:
+        self._begun: Line | None = None
+        self._lines: list[str] = []
+        self._is_open = False
+        self._vocab_size = ""
+
+    def begins(self, line: Line) -> bool:
+        """Return whether the line names the class of the configuration."""
+        return "ConfigContainer" in line.text and _HEAD.match(line.message.rstrip()) is not None
+
+    def take(self, line: Line) -> None:
+        """Take a line of the log. A script may print its recipe and then what it became; the last one counts."""
+        if self.begins(line):
+            self._begun, self._lines, self._is_open = line, [line.message], True
+            return
+        if (found := VOCABULARY.search(line.text)) is not None:
+            self._vocab_size = found[1]
+        if not self._is_open or self._begun is None or line.rank != self._begun.rank or len(self._lines) > MOST_LINES:
+            return
+        if line.text.strip():
+            self._lines.append(line.text)
+        else:
+            self._is_open = False
+
+    def imported(self) -> Imported | None:
+        """Return what the configuration says."""
+        if self._begun is None:
+            return None
+        try:
+            loaded = parse_yaml("\n".join(self._lines))
+        except ConfigError:
+            loaded = None
+        if self._is_open or not isinstance(loaded, dict) or not isinstance(loaded.get("model"), dict):
+            raise ConfigError(
+                "Megatron-Bridge's configuration is cut off, or has no `model:`",
+                key=f"line {self._begun.number}",
+                value=self._begun.message.strip()[:80],
+                nearest="a log with all lines of it, up to an empty one",
+            )
+        keys = Keys(loaded)
+        if keys.value("peft") is not None:
+            raise ConfigError("is not supported: few of the weights are trained", key="peft")
+        inner = loaded["model"].get("transformer")  # a model's own configuration beside that of its layers
+        model = loaded["model"] | (inner if isinstance(inner, dict) else {})
+        if model.get("vocab_size") is None and self._vocab_size:
+            model["vocab_size"] = int(self._vocab_size)  # of the tokenizer
+        flags = [*_model_flags(model, keys), *_training_flags(model, keys)]
+        imported = import_megatron(" \\\n".join(map(shlex.join, flags)), tells_unused=False)
+        unread = [replace(one, line=None) for one in imported.unread]
+        if model.get("pipeline_model_parallel_layout") is not None:
+            unread.append(Unread(what="model.pipeline_model_parallel_layout", why="not read; equal stages are assumed"))
+        return replace(imported, unread=tuple(unread), notes=(), command=None)
+
+
+def _model_flags(model: Mapping[str, Any], keys: Keys) -> list[list[str]]:
+    """Return the flags of Megatron-LM for the model's fields."""
+
+    def is_on(name: str, default: bool = False) -> bool:
+        return bool(model.get(name, default))
+
+    plain = [name for name in _SIZES if name not in _MLA or is_on("multi_latent_attention")]
+    flags = [
+        [flag, str(value)]
+        for name, flag in [*((name, f"--{name.replace('_', '-')}") for name in plain), *_RENAMED.items()]
+        if isinstance(value := model.get(name), (int, str)) and not isinstance(value, bool)
+    ]
+    flags += [[f"--{name.replace('_', '-')}"] for name in _SWITCHES if is_on(name)]
+    flags += [
+        [f"--{name.replace('_', '-')}", *map(str, value)]
+        for name in _LISTS
+        if isinstance(value := model.get(name), list)
+    ]
+    if "--seq-length" not in {flag for flag, *_ in flags}:
+        length = keys.count("dataset.seq_length", "dataset.sequence_length")
+        flags += [["--seq-length", str(length)]] if length else []
+    groups = model.get("num_query_groups")
+    flags += [["--group-query-attention", "--num-query-groups", str(groups)]] if groups else []
+    if is_on("gated_linear_unit"):
+        flags += [["--geglu" if "gelu" in str(model.get("activation_func")) else "--swiglu"]]
+    flags += [] if is_on("add_bias_linear", default=True) else [["--disable-bias-linear"]]
+    flags += (
+        []
+        if is_on("share_embeddings_and_output_weights", default=True)
+        else [["--untie-embeddings-and-output-weights"]]
+    )
+    period = model.get("moe_layer_freq", 1)
+    flags += [["--moe-layer-freq", str(period).replace(" ", "")]] if model.get("num_moe_experts") else []
+    comm = model.get("cp_comm_type")
+    return flags + ([["--cp-comm-type", *([comm] if isinstance(comm, str) else map(str, comm))]] if comm else [])
+
+
+def _training_flags(model: Mapping[str, Any], keys: Keys) -> list[list[str]]:
+    """Return the flags for batch, precision, optimizer and sharding."""
+    flags = [
+        [flag, str(value)]
+        for name, flag in {
+            "train.micro_batch_size": "--micro-batch-size",
+            "train.global_batch_size": "--global-batch-size",
+            "ddp.num_distributed_optimizer_instances": "--num-distributed-optimizer-instances",
+            "optimizer.optimizer": "--optimizer",
+        }.items()
+        if (value := keys.value(name)) is not None
+    ]
+    shards = keys.value("ddp.use_distributed_optimizer") or keys.value("optimizer.use_distributed_optimizer")
+    flags += [["--use-distributed-optimizer"]] if shards else []
+    if keys.value("ddp.use_megatron_fsdp"):
+        strategy = keys.text("ddp.data_parallel_sharding_strategy", default="no_shard")
+        flags += [["--use-megatron-fsdp"], ["--data-parallel-sharding-strategy", strategy]]
+    if keys.value("optimizer.optimizer_cpu_offload"):
+        flags += [["--optimizer-cpu-offload"], ["--use-precision-aware-optimizer"]]
+    return flags + _precision_flags(model, keys.value("mixed_precision"))
+
+
+def _precision_flags(model: Mapping[str, Any], mixed: Any) -> list[list[str]]:
+    """Return the flags of the precision: that of a mixed precision, by its fields or its name, else the model's own."""
+    if isinstance(mixed, str):
+        narrow = "fp4" if "fp4" in mixed else "fp8" if "fp8" in mixed else ""
+        stated: Mapping[str, Any] = {"bf16": mixed.startswith("bf16"), "fp16": mixed.startswith("fp16"), narrow: True}
+    else:
+        stated = mixed if isinstance(mixed, dict) else model
+    flags = [["--bf16"]] if stated.get("bf16") else [["--fp16"]] if stated.get("fp16") else []
+    if stated.get("fp8"):
+        flags += [["--fp8-format", "hybrid"]]
+    return flags + ([["--fp4-format", "e2m1"]] if stated.get("fp4") else [])
