@@ -45,7 +45,9 @@ def init(
     from_torchtitan: Annotated[_File, Option(metavar="FILE", help="TOML file, or a script with flags.")] = None,
     from_deepspeed: Annotated[_File, Option(metavar="FILE", help="JSON configuration file.")] = None,
     from_nanotron: Annotated[_File, Option(metavar="FILE", help="YAML configuration file.")] = None,
-    from_gpt_neox: Annotated[_File, Option(metavar="FILE", help="YAML configuration file.")] = None,
+    from_gpt_neox: Annotated[
+        list[Path] | None, Option(metavar="FILE", help="YAML configuration file; once for each of several.")
+    ] = None,
     from_flagscale: Annotated[
         _File, Option(metavar="FILE", help="YAML file of an experiment, or the one it names for training.")
     ] = None,
@@ -104,7 +106,7 @@ def init(
         "torchtitan": from_torchtitan,
         "deepspeed": from_deepspeed,
         "nanotron": from_nanotron,
-        "gpt-neox": from_gpt_neox,
+        "gpt-neox": from_gpt_neox[0] if from_gpt_neox else None,
         "flagscale": from_flagscale,
         "hugging-face": from_hugging_face,
         "json": from_json,
@@ -120,7 +122,7 @@ def init(
 
     from hardware.io.config_file import read_text
     from tuner.study_file.answers import Added, parse_answer
-    from tuner.study_file.new_study import MOST_BYTES, read_import, read_log, with_command
+    from tuner.study_file.new_study import MOST_BYTES, read_gpt_neox, read_import, read_log, with_command
 
     given = {key: text for key, text in answers.items() if text is not None}
     named = {"cluster": cluster, "model": model, "runtime": runtime, "config": config, **given}
@@ -138,7 +140,9 @@ def init(
     scripts = [
         read_import(framework, path, read_text(path, most_bytes=MOST_BYTES), arguments=words)
         for framework, path in chosen
+        if framework != "gpt-neox"
     ]
+    scripts += [read_gpt_neox(from_gpt_neox)] if from_gpt_neox else []
     if capture:
         imported, file = captured_import(arguments or (), yes=yes)
     elif from_log is None:

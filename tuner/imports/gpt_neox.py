@@ -1,15 +1,18 @@
 """Importer for configurations of GPT-NeoX (YAML; keys with dashes or underscores).
 
-GPT-NeoX merges several files. The one with the model and the layout is read; what only another states is asked for.
+GPT-NeoX merges several files, as `merge_gpt_neox` does. What none of those that are given states is asked for.
 
 Sources: EleutherAI/gpt-neox megatron/neox_arguments/neox_args.py and deepspeed_args.py (names and defaults),
-arguments.py (`calculate_batch_parameters`, `calculate_derived`: precision, ZeRO stage, padding of the vocabulary),
+arguments.py (`from_ymls`: several files; `calculate_batch_parameters`, `calculate_derived`: precision, ZeRO stage,
+padding of the vocabulary),
 megatron/model/transformer.py (`ParallelMLP`, and `LLaMAParallelMLP` of versions with `mlp_type`), configs/*.yml.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from costmodels.job.runtime import UNKNOWN
@@ -48,6 +51,33 @@ _NOT_MODELLED = {
     "gpt_j_residual": "Meshtune models the MLP behind attention, not beside it",
     "num_unique_layers": "Meshtune assumes that every layer has weights of its own",
 }
+
+
+def merge_gpt_neox(files: Iterable[tuple[Path, str]]) -> str:
+    """Return one configuration for the texts of several files, in the order in which `deepy.py` is given them.
+
+    A key that another file has too is refused, as GPT-NeoX refuses it. It misses one that is written with dashes, and
+    so does this function: the last value counts.
+
+    Raises:
+        ConfigError: two files share a key or a name, or one is no mapping; the message names the file.
+    """
+    merged: dict[str, Any] = {}
+    names: set[str] = set()
+    for path, text in files:
+        if path.name in names:
+            raise ConfigError("has the name of another file, which GPT-NeoX refuses", key=str(path))
+        names.add(path.name)
+        loaded = parse_yaml(text)
+        if not isinstance(loaded, dict):
+            raise ConfigError("must have a mapping at its top level, as files of GPT-NeoX have", key=str(path))
+        for name, value in loaded.items():
+            if name in merged:
+                raise ConfigError(
+                    "is in an earlier file too, which GPT-NeoX refuses", key=f"{path}: {name}", nearest="one of them"
+                )
+            merged[str(name).replace("-", "_")] = value
+    return json.dumps(merged, default=str)  # which is YAML too
 
 
 def import_gpt_neox(text: str) -> Imported:

@@ -7,6 +7,7 @@ If values are missing, one message names all options that add them.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from trials.command.log_pattern import StepSize
 from tuner.imports import IMPORTERS, Imported, Present, present_of
 from tuner.imports.bash.script import with_arguments
 from tuner.imports.flagscale import join_files, train_file_of
+from tuner.imports.gpt_neox import merge_gpt_neox
 from tuner.imports.log import Measured, import_log
 from tuner.study_file.answers import Added, check_complete
 from tuner.study_file.text import model_text, study_text
@@ -76,6 +78,16 @@ def read_import(framework: str, file: Path, text: str, arguments: tuple[str, ...
         return IMPORTERS[framework](with_arguments(text, arguments) if arguments else text)
     except ConfigError as error:
         raise error.in_file(str(file)) from None
+
+
+def read_gpt_neox(files: Sequence[Path]) -> Imported:
+    """Read the files of one training with GPT-NeoX, merged as its launcher merges them.
+
+    Raises:
+        ConfigError: They describe no configuration, or cannot be merged; the message names a file.
+    """
+    texts = [(file, read_text(file, most_bytes=MOST_BYTES)) for file in files]
+    return read_import("gpt-neox", files[0], merge_gpt_neox(texts) if len(texts) > 1 else texts[0][1])
 
 
 def read_log(file: Path) -> Imported:

@@ -500,3 +500,17 @@ def test_a_script_without_a_command_adds_nothing_to_a_log(meshtune, tmp_path):
     done = init(meshtune, tmp_path, LOG, "--from-torchtitan", write(tmp_path, "job.toml", TORCHTITAN), framework="log")
 
     assert_users_mistake(done, "job.toml", "has no launch command")
+
+
+def test_several_files_of_gpt_neox_become_one_study(meshtune, tmp_path):
+    """The option is given once for each file, and what they say together is the study."""
+    first, _, rest = GPT_NEOX.partition('"hidden')
+    parts = {"model": first + "}", "local": '{"hidden' + rest}
+    files = [write(tmp_path, f"{name}.yml", text) for name, text in parts.items()]
+
+    done = meshtune("init", *(word for file in files for word in ("--from-gpt-neox", file)), *H100)
+
+    assert done.status == 0
+    assert current_of(tmp_path / "study.yaml") == {"pp": 4, "tp": 2, "dp": 12, "mbs": 4}
+    again = meshtune("init", "--from-gpt-neox", files[0], "--from-gpt-neox", files[0], *H100, "--force")
+    assert_users_mistake(again, "has the name of another file")

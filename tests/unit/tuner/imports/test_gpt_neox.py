@@ -1,10 +1,13 @@
 """What a configuration of GPT-NeoX means."""
 
+from pathlib import Path
+
 import pytest
 
 from hardware.io.errors import ConfigError
 from tests.support.studies.launch_scripts import GPT_NEOX
 from tuner.imports import IMPORTERS
+from tuner.imports.gpt_neox import merge_gpt_neox
 
 
 def read(text=GPT_NEOX, **keys):
@@ -131,3 +134,46 @@ def test_a_file_of_a_model_alone_leaves_training_open():
     assert set(imported.open) == {"mbs", "zero_stage", "recompute"}
     assert imported.missing == {"vocab_size": "padded_vocab_size"}
     assert imported.micro_batches is None
+
+
+# Several files
+
+
+def merged(**texts):
+    """Several files as one, by their names without the suffix."""
+    return merge_gpt_neox([(Path(f"{name}.yml"), text) for name, text in texts.items()])
+
+
+def test_several_files_are_one_configuration():
+    """A model in one file and its training in another mean what one file with both means."""
+    lines = GPT_NEOX.strip().removeprefix("{").removesuffix("}").splitlines()
+    model = [line for line in lines if any(name in line for name in ("num-layers", "hidden-size", "attention-heads"))]
+    rest = [line for line in lines if line not in model]
+
+    found = IMPORTERS["gpt-neox"](merged(model="{" + "\n".join(model) + "}", training="{" + "\n".join(rest) + "}"))
+
+    assert len(model) == 3
+    assert found == IMPORTERS["gpt-neox"](GPT_NEOX)
+
+
+def test_a_key_of_two_files_is_refused():
+    """GPT-NeoX refuses a key that an earlier file has, in the form that it keeps."""
+    with pytest.raises(ConfigError, match=r"b\.yml: num_layers.*is in an earlier file too"):
+        merged(a="num-layers: 2", b="num_layers: 4")
+
+
+def test_a_key_with_dashes_overrides_that_of_an_earlier_file():
+    """GPT-NeoX compares keys before it replaces their dashes, so that the last value counts."""
+    assert merged(a="num_layers: 2", b="num-layers: 4") == '{"num_layers": 4}'
+
+
+def test_files_of_one_name_are_refused():
+    """GPT-NeoX keeps the files by their names."""
+    with pytest.raises(ConfigError, match="has the name of another file"):
+        merge_gpt_neox([(Path("a/x.yml"), "a: 1"), (Path("b/x.yml"), "b: 1")])
+
+
+def test_a_file_that_is_no_mapping_is_named():
+    """The message says which of the files it is."""
+    with pytest.raises(ConfigError, match=r"b\.yml.*mapping at its top level"):
+        merged(a="a: 1", b="[]")
