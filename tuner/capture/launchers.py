@@ -10,19 +10,26 @@ from tuner.capture.slurm import Allocation
 
 TRAINING = ("python", "python3", "torchrun", "deepspeed", "accelerate", "colossalai", "msrun", "composer", "ds")
 """Programs that start a training; a stand-in writes their command down."""
+ALIASES = {"deepspeed.pt": "deepspeed", "ft_launcher": "torchrun"}
+"""Other names of launchers: DeepSpeed's of 2019, and that of nvidia-resiliency-ext, which takes torchrun's options."""
 THROUGH = (
-    *("srun", "sbatch", "salloc", "mpirun", "mpiexec", "mpiexec.hydra", "horovodrun", "ray", "sudo"),
-    *("docker", "podman", "nvidia-docker", "singularity", "apptainer", "enroot", "numactl", "nsys"),
+    *("srun", "sbatch", "salloc", "qsub", "jsrun", "aprun", "mpirun", "mpiexec", "mpiexec.hydra", "horovodrun", "ray"),
+    *("docker", "podman", "nvidia-docker", "singularity", "apptainer", "enroot", "numactl", "nsys", "sudo"),
+    *("conda", "mamba", "micromamba", "uv", "poetry", "pixi"),
 )
 """Programs that start another command; a stand-in runs that command here, where it meets the next stand-in."""
 HELD_BACK = (
     *("rm", "rmdir", "kill", "pkill", "killall", "scancel", "shutdown", "reboot"),
     *("ssh", "pdsh", "scp", "rsync", "wget", "curl", "git", "aws", "gsutil", "hf", "huggingface-cli", "wandb"),
-    *("pip", "pip3", "conda", "mamba", "apt", "apt-get", "sleep", "squeue", "sinfo", "sacct"),
+    *("pip", "pip3", "conda", "mamba", "micromamba", "uv", "poetry", "pixi", "apt", "apt-get"),
+    *("sleep", "squeue", "sinfo", "sacct"),
 )
 """Programs that delete, end processes, reach other machines, install or wait; a stand-in only writes them down."""
 ANSWERED = ("scontrol", "nvidia-smi")
 """Programs whose output scripts use to count hosts and devices; a stand-in prints it."""
+
+ANY = "meshtune-any-command"
+"""Stand-in for every name that the machine does not know."""
 
 _SHELLS = ("bash", "sh", "zsh", "env")
 _MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "horovodrun")
@@ -34,7 +41,9 @@ _CONTAINERS = {
     "apptainer": ("run", "exec"),
     "enroot": ("start", "exec"),
     "ray": ("job",),
+    **dict.fromkeys(("conda", "mamba", "micromamba", "uv", "poetry", "pixi"), ("run",)),
 }
+"""Programs that start a command only with one of these words behind them."""
 
 
 def base_name(word: str) -> str:

@@ -11,11 +11,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from tuner.capture.launchers import ANSWERED, HELD_BACK, THROUGH, TRAINING
+from tuner.capture.launchers import ALIASES, ANSWERED, ANY, HELD_BACK, THROUGH, TRAINING
 from tuner.capture.record import Record
 from tuner.capture.slurm import Allocation, allocation_of, header_words, job_environment
 from tuner.capture.stand_in import ALLOCATION, FOLDER, OWN, REAL_PATH
@@ -28,10 +29,30 @@ MOST_RECORDS = 10_000
 _LAST_CHARACTERS = 2_000
 _NEVER_OF_SCRIPT = frozenset(("PATH", "PWD", "OLDPWD", "SHLVL", "_", "BASH_ENV", "LINES", "COLUMNS", *OWN))
 _USUAL_FOLDERS = ("/usr/bin", "/usr/local/bin", "/opt/conda/bin", "/opt/venv/bin")
-_PRELUDE = """\
-# A command that fails here, such as one of a missing environment, does not end the script.
+_BACKGROUND_S = 5.0
+"""Longest wait for commands that a script left in the background [s]."""
+_PRELUDE = r"""# A command that fails here, such as one of a missing environment, does not end the script,
+# nor does a variable that is not set here. An interpreter at a path that only another machine has is called by name.
 set -o functrace
-trap 'set +e' DEBUG
+trap 'set +eu; meshtune_by_path' DEBUG
+meshtune_by_path() {
+    local word="${BASH_COMMAND%%[[:space:]]*}"
+    case "$word" in
+        *'$('* | *'`'* | *=*) return ;;
+        \$* | '"'\$* | /* | '~'*) ;;
+        *) return ;;
+    esac
+    eval "word=$word" 2>/dev/null
+    case "$word" in
+        */python | */python[0-9]* | */torchrun | */deepspeed | */accelerate)
+            [ -x "$word" ] || eval "function $word { ${word##*/} \"\$@\"; }" 2>/dev/null ;;
+    esac
+}
+command_not_found_handle() {
+    ANY_NAME "$@" && return
+    echo "capture: no such command here: $1" >&2
+    return 127
+}
 # A folder that only a container or another machine has is passed over.
 cd() { builtin cd "$@" 2>/dev/null || echo "capture: no folder here: $*" >&2; }
 """
@@ -96,7 +117,8 @@ def capture(command: Sequence[str], *, limit_s: float = LIMIT_S) -> Capture:
         site = folder / "site"
         site.mkdir()
         (site / "sitecustomize.py").write_text(_SITE.format(stand_in=str(stand_ins / "python")), encoding="utf-8")
-        (folder / "prelude.sh").write_text(_PRELUDE + _functions(), encoding="utf-8")
+        prelude = _PRELUDE.replace("ANY_NAME", ANY) + _functions()
+        (folder / "prelude.sh").write_text(prelude, encoding="utf-8")
         (folder / "records").mkdir()
         allocation = _allocation_of(command)
         environment = _environment(folder, allocation, work)
@@ -136,11 +158,14 @@ def _write_stand_ins(folder: Path) -> Path:
     root = str(Path(__file__).resolve().parents[2])
     start = f"import sys; sys.path.insert(0, {root!r}); from tuner.capture import stand_in; stand_in.main(sys.argv[1:])"
     versions = [f"python3.{minor}" for minor in range(6, 20)]
-    for name in (*TRAINING, *versions, *THROUGH, *HELD_BACK, *ANSWERED):
+    for name in dict.fromkeys((*TRAINING, *ALIASES, *versions, *THROUGH, *HELD_BACK, *ANSWERED, ANY)):
         path = stand_ins / name
         words = (sys.executable, "-I", "-S", "-c", start, name)
         path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
         path.chmod(0o755)
+    if (bash := shutil.which("bash")) is not None:
+        # where sh is a smaller shell, a script for bash would fail under it
+        (stand_ins / "sh").symlink_to(bash)
     return stand_ins
 
 
@@ -189,12 +214,22 @@ def _run(command: Sequence[str], work: Path, environment: dict[str, str], limit_
         )
         try:
             status: int | None = process.wait(limit_s)
+            _await_background(process, min(limit_s, _BACKGROUND_S))
         except subprocess.TimeoutExpired:
             status = None
         finally:
             _end_session(process)
         output.seek(max(0, output.seek(0, os.SEEK_END) - _LAST_CHARACTERS))
         return status, output.read().decode("utf-8", errors="replace")
+
+
+def _await_background(process: subprocess.Popen[bytes], limit_s: float) -> None:
+    """Wait until the commands that the script left in the background have ended, for at most so long."""
+    end = time.monotonic() + limit_s
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # all have ended
+        while time.monotonic() < end:
+            os.killpg(process.pid, 0)
+            time.sleep(0.02)
 
 
 def _end_session(process: subprocess.Popen[bytes]) -> None:

@@ -18,7 +18,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tuner.capture.launchers import (
+    ALIASES,
     ANSWERED,
+    ANY,
     HELD_BACK,
     THROUGH,
     TRAINING,
@@ -47,19 +49,35 @@ def main(words: list[str]) -> None:
 
 
 def _act(words: list[str]) -> int:
-    words[0] = base_name(words[0])
+    words[0] = ALIASES.get(base_name(words[0]), base_name(words[0]))
     # An interpreter that runs a launcher's file, such as /opt/bin/torchrun, stands for the launcher.
     if is_python(words[0]) and len(words) > 1 and base_name(words[1]) in TRAINING:
         words = [base_name(words[1]), *words[2:]]
     name = words[0]
     if name in ANSWERED:
         return _answer(words)
-    if name in THROUGH and (inner := inner_command(words)):
+    if name == ANY:
+        # a name that this machine does not know, such as that of a site's own launcher
+        inner = inner_command(words[1:])
+        return _run_inner(words[1:], inner) if inner else 127
+    if name in THROUGH and (inner := inner_command(words) or _from_input(words)):
         return _run_inner(words, inner)
     if is_python(name) and not _is_program(words):
         return _run_really(words)
     _write(words, held_back=name in HELD_BACK)
     return 0
+
+
+def _from_input(words: list[str]) -> tuple[str, ...]:
+    """Return the command of a batch script on the standard input, which is kept in a file; nothing if there is none."""
+    if words[0] not in ("sbatch", "qsub") or sys.stdin is None or sys.stdin.isatty():
+        return ()
+    text = sys.stdin.read()
+    if not text.strip():
+        return ()
+    path = Path(os.environ[FOLDER]) / f"{uuid.uuid4().hex}.sh"
+    path.write_text(text, encoding="utf-8")
+    return ("bash", str(path))
 
 
 def _allocation() -> Allocation:
@@ -138,7 +156,7 @@ def _run_inner(words: list[str], inner: tuple[str, ...]) -> int:
         }
     environment[ALLOCATION] = json.dumps(asdict(allocation))
     before = json.loads(os.environ.get(THROUGH_SO_FAR, "[]"))
-    environment[THROUGH_SO_FAR] = json.dumps([*before, words[: len(words) - len(inner) or 1]])
+    environment[THROUGH_SO_FAR] = json.dumps([*before, words[: max(1, len(words) - len(inner))]])
     return _run(inner, environment)
 
 

@@ -41,6 +41,14 @@ LAUNCHES = {
     "wrap": 'sbatch -N 2 --wrap="torchrun --nnodes 2 pretrain.py --tp $TP"',
     "a function and a loop": "f() { torchrun --nnodes $1 pretrain.py --tp $TP; }; for n in 2; do f $n; done",
     "the background": "torchrun --nnodes 2 pretrain.py --tp $TP & wait",
+    "the background at the end": "nohup torchrun --nnodes 2 pretrain.py --tp $TP > log.txt 2>&1 &",
+    "a batch script on the input": "sbatch -N 2 <<EOT\n#!/bin/bash\nsrun torchrun --nnodes 2 pretrain.py --tp $TP\nEOT",
+    "an environment": "conda run -n train torchrun --nnodes 2 pretrain.py --tp $TP",
+    "a launcher of the site": "sitelaunch -g 8 -- torchrun --nnodes 2 pretrain.py --tp $TP",
+    "another name of a launcher": "ft_launcher --nnodes 2 pretrain.py --tp $TP",
+    "a path of another machine": 'ENV=/no/env; "$ENV"/bin/torchrun --nnodes 2 pretrain.py --tp $TP',
+    "unset variables": "set -euo pipefail; torchrun --master $MASTER --nnodes 2 pretrain.py --tp $TP",
+    "a small shell": "sh -c 'A=(x $0); torchrun --nnodes 2 pretrain.py --tp ${A[1]}' $TP",
     "after failures": "set -e; source /no/env.sh; cd /no/folder; torchrun --nnodes 2 pretrain.py --tp $TP",
 }
 
