@@ -190,7 +190,7 @@ def _flagscale(experiment: Mapping[str, Any], train: Any) -> Truth:
     backend = _value(experiment, "experiment.task.backend", default="megatron")
     if kind != "train" or backend != "megatron":
         return Truth(framework="flagscale", other=f"{kind} by {backend}")
-    if not isinstance(sections.get("system"), dict) or not isinstance(sections.get("model"), dict):
+    if not isinstance(sections.get("system"), dict) or "hidden_size" not in (sections.get("model") or {}):
         return NOTHING
     if _value(sections, "system.hetero.enable_hetero"):
         return Truth(framework="flagscale", other="several meshes")

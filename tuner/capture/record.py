@@ -56,13 +56,17 @@ class Record:
 
 
 def files_among(words: tuple[str, ...], directory: Path) -> dict[str, str]:
-    """Return the text of each configuration file that the words name, relative to the directory."""
+    """Return the text of each configuration file that the words name.
+
+    Names are relative to the directory, or to a folder that another word names, as GPT-NeoX's launcher takes them.
+    """
     found = {}
+    folders = [directory, *(directory / word for word in words if "\0" not in word and (directory / word).is_dir())]
     for word in words:
         name = word.rpartition("=")[2] if word.startswith("-") else word
         if not name.endswith(CONFIGURATIONS):
             continue
-        path = directory / name
+        path = next((folder / name for folder in folders if (folder / name).is_file()), directory / name)
         try:
             if path.is_file() and path.stat().st_size <= MOST_BYTES:
                 found[name] = path.read_text(encoding="utf-8")

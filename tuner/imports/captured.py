@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from hardware.io.errors import ConfigError, shorten
 from tuner.capture.launchers import TRAINING
@@ -17,10 +18,12 @@ from tuner.capture.record import Record
 from tuner.capture.run_script import Capture
 from tuner.capture.slurm import Allocation
 from tuner.imports.deepspeed import import_deepspeed
+from tuner.imports.gpt_neox import import_gpt_neox, merge_gpt_neox
 from tuner.imports.imported import Imported
 from tuner.imports.megatron import SIGNS, import_megatron
 from tuner.imports.nanotron import import_nanotron
 from tuner.imports.torchtitan import import_torchtitan
+from tuner.imports.trainer_flags import SIGN, import_trainer
 
 _CONFIG = ("--deepspeed_config", "--deepspeed-config", "--deepspeed")
 """Flags that name DeepSpeed's configuration file."""
@@ -35,11 +38,30 @@ _SHOWN = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Reading:
-    """Training command with the framework that reads it and the text for that framework's importer."""
+    """Training command with the framework that reads it.
+
+    Attributes:
+        record: The command.
+        framework: Name of the framework.
+        text: The command as a script.
+        file: Text of the configuration file that the command names, or empty.
+    """
 
     record: Record
     framework: str
     text: str
+    file: str = ""
+
+    def imported(self) -> Imported:
+        """Read the command with the importer of the framework."""
+        if self.framework == "megatron":
+            return import_megatron(self.text)
+        if self.framework == "torchtitan":
+            return import_torchtitan(self.text, file=self.file)
+        if self.framework == "trainer":
+            return import_trainer(self.text, config=self.file or None)
+        of_file = {"nanotron": import_nanotron, "gpt-neox": import_gpt_neox, "deepspeed": import_deepspeed}
+        return of_file[self.framework](self.file)
 
 
 def import_captured(captured: Capture) -> Imported:
@@ -51,20 +73,8 @@ def import_captured(captured: Capture) -> Imported:
     readings = [reading for record in captured.records if (reading := _reading(record, captured)) is not None]
     if not readings:
         raise _nothing(captured)
-    first = readings[0]
-    others = [one for one in readings[1:] if one.record.words != first.record.words]
-    importer = {
-        "megatron": import_megatron,
-        "torchtitan": import_torchtitan,
-        "nanotron": import_nanotron,
-        "deepspeed": import_deepspeed,
-    }[first.framework]
-    try:
-        found = importer(first.text)
-    except ConfigError as error:
-        # Lines would be those of the text made here, which the user never sees.
-        key = re.sub(r"^line \d+: ", "", error.key) if error.key else None
-        raise ConfigError(error.rule, key=key, value=error.value, nearest=error.nearest) from None
+    first, found = _first_read(readings)
+    others = [one for one in readings if one.record.words != first.record.words]
     if first.framework == "megatron" and (config := _deepspeed_file(first.record)) is not None:
         found = _with_deepspeed(found, import_deepspeed(config))
     if found.hosts is None or found.devices_per_host is None:
@@ -74,7 +84,9 @@ def import_captured(captured: Capture) -> Imported:
         )
     notes = [*found.notes]
     if others:
-        notes.append(f"{len(readings)} training commands were captured; the first one is read: {_shown(first.record)}")
+        notes.append(
+            f"{len(readings)} training commands were captured; the first that can be read is: {_shown(first.record)}"
+        )
     if captured.status is None:
         notes.append("the script was ended by the time limit of the capture")
     return replace(
@@ -85,22 +97,57 @@ def import_captured(captured: Capture) -> Imported:
     )
 
 
+def _first_read(readings: Sequence[_Reading]) -> tuple[_Reading, Imported]:
+    """Return the first command that can be read, since a script may evaluate a model before it trains one.
+
+    Raises:
+        ConfigError: none can be read; the error is that of the first.
+    """
+    refusals = []
+    for one in readings:
+        try:
+            return one, one.imported()
+        except ConfigError as refusal:
+            refusals.append(refusal)
+    # Lines would be those of the text made here, which the user never sees.
+    error = refusals[0]
+    key = re.sub(r"^line \d+: ", "", error.key) if error.key else None
+    raise ConfigError(error.rule, key=key, value=error.value, nearest=error.nearest)
+
+
 def _reading(record: Record, captured: Capture) -> _Reading | None:
     """Return how to read a recorded command, or None if it is not one of a known framework."""
     if record.held_back:
         return None
     names = {word.partition("=")[0].replace("_", "-") for word in record.words if word.startswith("--")}
-    if SIGNS & names:
-        return _Reading(record=record, framework="megatron", text=_as_script(record, captured))
-    if any(name.startswith(("--parallelism.", "--training.")) for name in names):
-        return _Reading(record=record, framework="torchtitan", text=_as_script(record, captured))
-    for name, text in record.files.items():
-        if name.endswith(".toml"):
-            return _Reading(record=record, framework="torchtitan", text=text)
-        if name.endswith((".yaml", ".yml")) and re.search(r"^parallelism:", text, re.M):
-            return _Reading(record=record, framework="nanotron", text=text)
+    yamls = [(Path(name), text) for name, text in record.files.items() if name.endswith((".yaml", ".yml"))]
+    toml = next((text for name, text in record.files.items() if name.endswith(".toml")), "")
+    nanotron = next((text for _, text in yamls if re.search(r"^parallelism:", text, re.M)), "")
+    is_neox = bool(yamls) and any(word.endswith("deepy.py") for word in record.words)
     config = _deepspeed_file(record)
-    return None if config is None else _Reading(record=record, framework="deepspeed", text=config)
+    ways = (
+        ("megatron", bool(SIGNS & names), ""),
+        ("torchtitan", bool(toml) or _has_prefix(names, "--parallelism.") or _is_titans(names), toml),
+        ("nanotron", bool(nanotron), nanotron),
+        ("gpt-neox", is_neox, merge_gpt_neox(yamls) if is_neox else ""),
+        ("trainer", SIGN in names and bool(names & set(_CONFIG)), config or ""),
+        ("deepspeed", config is not None, config or ""),
+    )
+    found = next(((name, file) for name, is_read, file in ways if is_read), None)
+    return (
+        None
+        if found is None
+        else _Reading(framework=found[0], text=_as_script(record, captured), file=found[1], record=record)
+    )
+
+
+def _has_prefix(names: set[str], prefix: str) -> bool:
+    return any(name.startswith(prefix) for name in names)
+
+
+def _is_titans(names: set[str]) -> bool:
+    """Return whether flags of a section `training` are torchtitan's; MindSpeed-LLM's have `parallel` beside it."""
+    return _has_prefix(names, "--training.") and not _has_prefix(names, "--parallel.")
 
 
 def _as_script(record: Record, captured: Capture) -> str:
@@ -131,6 +178,10 @@ def _allocation(record: Record) -> Allocation:
         ).over(given)
     is_started = any(outer[0] in _PROCESS_STARTERS for outer in record.through)
     has_launcher = record.words[0] in TRAINING[2:] or any(word.startswith(_LAUNCHER_MODULES) for word in record.words)
+    if has_launcher and (devices := _number(record.words, "--nproc_per_node")):
+        is_one = not any(word.startswith("--nnodes") for word in record.words)  # torchrun's default
+        hosts = 1 if is_one else _number(record.words, "--nnodes")
+        return Allocation(hosts=hosts, devices_per_host=devices).over(given)
     if is_started and not has_launcher and (given.tasks_per_host or 1) > 1:
         return replace(given, devices_per_host=given.tasks_per_host)
     return given
@@ -158,9 +209,15 @@ def _deepspeed_file(record: Record) -> str | None:
 def _with_deepspeed(found: Imported, config: Imported) -> Imported:
     """Return what the flags state, with the precision, the ZeRO stage and the offloading of DeepSpeed's file."""
     job = {**found.job, **{name: config.job[name] for name in _OF_DEEPSPEED if name in config.job}}
+    micro_batches = found.micro_batches
+    if micro_batches is not None:  # Megatron-LM 1 leaves the batch to DeepSpeed
+        micro_batches = max(micro_batches, config.micro_batches or 1)
+        if batch := config.job.get("global_batch_size"):
+            job["global_batch_size"], micro_batches = batch, None
     return replace(
         found,
         job=job,
+        micro_batches=micro_batches,
         open={name: why for name, why in found.open.items() if name not in _OF_DEEPSPEED},
         unread=(*found.unread, *config.unread),
     )
@@ -170,7 +227,7 @@ def _nothing(captured: Capture) -> ConfigError:
     """Return the error for a capture without a training command, with the captured commands and the script's output."""
     commands = [record for record in captured.records if not record.held_back]
     ended = "the time limit ended the script" if captured.status is None else f"it ended with status {captured.status}"
-    parts = ["no training command of Megatron-LM, MindSpeed, DeepSpeed, torchtitan or nanotron was captured", ended]
+    parts = ["no training command of a known framework was captured", ended]
     if commands:
         listed = "; ".join(map(_shown, commands[-_SHOWN:]))
         parts.append(f"captured {len(commands)}: {listed}")

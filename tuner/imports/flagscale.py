@@ -72,8 +72,9 @@ def import_flagscale(text: str) -> Imported:
             raise ConfigError(f"names {train_file_of(text)}, which is not beside it", key="defaults")
         raise ConfigError("has no sections system: and model: with flags such as tensor_model_parallel_size")
     hosts, devices_per_host = _devices(Keys(loaded))
+    program = PurePosixPath(Keys(loaded).text("experiment.task.entrypoint")).name
     return replace(
-        import_flags(flags),
+        import_flags(flags, program=program),
         framework="flagscale",
         runtime="megatron-core",
         hosts=hosts,
@@ -129,10 +130,13 @@ def _devices(keys: Keys) -> tuple[int | None, int | None]:
     """
     if keys.value("experiment") is None:
         return None, None
-    hosts = keys.count("experiment.runner.nnodes")
-    if hosts is None and keys.value("experiment.runner.hostfile") is None:
+    hosts, devices = (
+        # a value such as ${env:WORLD_SIZE} is known at the start only
+        None if "${" in keys.text(name) else keys.count(name)
+        for name in ("experiment.runner.nnodes", "experiment.runner.nproc_per_node")
+    )
+    if keys.value("experiment.runner.nnodes") is None and keys.value("experiment.runner.hostfile") is None:
         hosts = 1
-    devices = keys.count("experiment.runner.nproc_per_node")
     named = keys.text("experiment.envs.CUDA_VISIBLE_DEVICES").split(",")
     if devices is None and named != [""]:
         devices = len(named)

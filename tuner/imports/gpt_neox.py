@@ -42,9 +42,7 @@ _OTHER_KINDS = {
 }
 """Entries of attention_config that are no attention."""
 _NOT_MODELLED = {
-    "zero_optimization.cpu_offload": "Meshtune assumes that the optimizer states stay on the device",
     "zero_optimization.cpu_offload_params": "Meshtune assumes that the weights stay on the device",
-    "zero_optimization.offload_optimizer": "Meshtune assumes that the optimizer states stay on the device",
     "zero_optimization.offload_param": "Meshtune assumes that the weights stay on the device",
     "checkpoint_in_cpu": "Meshtune assumes that kept activations stay on the device",
     "partition_activations": "Meshtune assumes that each rank keeps its whole inputs of layers",
@@ -111,6 +109,12 @@ def import_gpt_neox(text: str) -> Imported:
     if beyond:
         runtime = UNKNOWN
         notes.append(f"the profile gpt-neox has no {' and '.join(beyond)}: the runtime is unknown")
+    if _is_offloaded(keys):
+        if runtime == UNKNOWN or not job.get("zero_stage"):
+            why = "not modelled here: Meshtune assumes that the optimizer states stay on the device"
+            unread.append(Unread(what="zero_optimization.offload_optimizer", why=why))
+        else:
+            job["offload"] = "optimizer"
     return Imported(
         framework="gpt-neox",
         runtime=runtime,
@@ -233,6 +237,12 @@ def _precision(keys: Keys) -> str:
     if keys.value("fp16.enabled") is True:
         return "bf16" if keys.text("fp16.type").lower() == "bfloat16" else "fp16"
     return {"fp16": "fp16", "bfloat16": "bf16", "bf16": "bf16"}.get(keys.text("precision").lower(), "fp32")
+
+
+def _is_offloaded(keys: Keys) -> bool:
+    """Return whether the optimizer's states are on the host, by the name of DeepSpeed's early versions or the later."""
+    device = keys.text("zero_optimization.offload_optimizer.device", default="none")
+    return keys.value("zero_optimization.cpu_offload") is True or device == "cpu"
 
 
 def _num_experts(keys: Keys) -> int:

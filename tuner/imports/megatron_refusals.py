@@ -23,6 +23,7 @@ class _Kind:
         what: Its name.
         needs: What a model of its step would need.
         programs: Beginnings of the programs' names.
+        parts: Texts anywhere in the programs' names.
         flags: Flags that only this kind has.
         prefixes: Beginnings of such flags.
         values: Values of flags that select this kind, by flag.
@@ -31,6 +32,7 @@ class _Kind:
     what: str
     needs: str
     programs: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
     values: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -40,17 +42,16 @@ _KINDS = (
     _Kind(
         what="trains nothing: it generates text, evaluates or prepares data",
         needs="a launch script that trains",
-        programs=(
-            *("run_text_generation", "run_mamba_text_generation", "text_generation", "generate_samples"),
-            *("gpt_static_inference", "gpt_dynamic_inference", "preprocess_data", "evaluation", "inference"),
-        ),
-        flags=("--task",),
+        programs=("preprocess_data",),
+        parts=("text_generation", "inference", "generate_", "evaluat", "zeroshot"),
+        flags=("--task", "--prompts", "--num-tokens-to-generate", "--sample-input-file", "--out-seq-length"),
     ),
     _Kind(
-        what="is a multimodal model",
+        what="is a multimodal model, of images and text for example",
         needs="the encoders of images, video or sound beside the language model, and which weights are trained",
-        programs=("pretrain_vlm", "pretrain_llava", "train_llava", "train_qwen2_5_vl"),
+        parts=("vlm", "_vl", "llava", "multimodal"),
         flags=(
+            *("--img-h", "--img-w", "--allow-missing-vision-projection-checkpoint"),
             *("--model-provider", "--dataset-provider", "--language-model-type", "--vision-model-type"),
             *("--freeze-ViT", "--freeze-LM", "--freeze-vision-model"),
         ),
@@ -91,6 +92,7 @@ _KINDS = (
         what="has state-space layers (Mamba, or a hybrid of Mamba and attention)",
         needs="kernels, states and a layer pattern of state-space models",
         programs=("pretrain_mamba", "pretrain_hybrid"),
+        parts=("rwkv",),
         flags=("--is-hybrid-model", "--hybrid-override-pattern", "--hybrid-layer-pattern", "--hybrid-attention-ratio"),
         prefixes=("--mamba-", "--ssm-"),
     ),
@@ -104,6 +106,7 @@ _KINDS = (
     _Kind(
         what="trains on preferences",
         needs="the passes of a reference or reward model beside those of the trained one",
+        prefixes=("--actor-", "--critic-"),
         values=(("--stage", ("dpo", "simpo", "orm", "prm", "ray_ppo", "ray_online_dpo", "ray_grpo")),),
     ),
 )
@@ -130,7 +133,8 @@ def refuse_other_models(flags: Flags, names: tuple[str, ...], program: str) -> N
 
 def _sign(kind: _Kind, flags: Flags, names: tuple[str, ...], program: str) -> str:
     """Return the program or the first flag that is of this kind, or an empty text."""
-    if kind.programs and program.removesuffix(".py").rsplit(".", 1)[-1].startswith(kind.programs):
+    name = program.removesuffix(".py").rsplit(".", 1)[-1]
+    if (kind.programs and name.startswith(kind.programs)) or any(part in name for part in kind.parts):
         return program
     for name in names:
         if name in kind.flags or (kind.prefixes and name.startswith(kind.prefixes)):

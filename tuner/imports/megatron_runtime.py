@@ -62,6 +62,10 @@ def runtime_of(
     """
     if flags.has(*DEEPSPEED):
         return _on_deepspeed(degrees, job, unread)
+    if job.get("zero_stage", 0) > 1:
+        return "torchtitan", (
+            f"the profiles of Megatron-LM have no ZeRO {job['zero_stage']}; torchtitan's is that of PyTorch's FSDP"
+        )
     if flags.has(*MINDSPEED):
         return "mindspeed", ""
     if not flags.has(*_OLD):

@@ -51,6 +51,16 @@ _RECIPES: dict[str, dict[str, Any]] = {
     },
 }
 """Values of torchtitan's own recipes, by name (torchtitan 0.3.0 models/llama3/config_registry.py)."""
+_OTHER_MODELS = {
+    "flux": "is a diffusion model of images",
+    "siglip": "is a model of images",
+    "qwen3_vl": "is a model of images and text",
+    "kimi_linear": "has linear attention",
+    "qwen3_next": "has linear attention",
+    "lfm2": "has convolutions in place of attention",
+    "nemotron3": "has state-space layers (Mamba)",
+}
+"""Models of torchtitan and its experiments that are no decoder with attention, by the beginning of their name."""
 _UNDER = ("parallelism", "experimental", "training")
 """Sections where versions have had the degrees."""
 _STATED_BY = {
@@ -72,19 +82,23 @@ _CHUNKS = {"interleaved1f1b": 2, "interleavedzerobubble": 2, "zbvzerobubble": 2,
 """Default number of virtual stages per rank, by schedule (torchtitan distributed/pipeline_parallel.py)."""
 
 
-def import_torchtitan(text: str) -> Imported:
+def import_torchtitan(text: str, *, file: str = "") -> Imported:
     """Read a configuration file or a launch script.
+
+    Args:
+        text: Text of the file or the script.
+        file: Text of the TOML file that the script's command names; its flags replace values of the file.
 
     Raises:
         ConfigError: the text is not a torchtitan configuration, or a value is invalid.
     """
-    mapping, devices, command = _read(text)
+    mapping, devices, command = _read(text, file)
     if not isinstance(mapping.get("parallelism"), Mapping) and not isinstance(mapping.get("training"), Mapping):
         raise ConfigError("has neither of torchtitan's sections [training] and [parallelism]")
-    is_script = not _is_toml(text)
-    keys = Keys(_in_sequences(_with_recipe(mapping) if is_script else mapping))
-    _refuse_adapters(keys)
-    open_keys = _open(keys) if is_script else _open_in_file(keys)
+    is_recipe = not file and not _is_toml(text)
+    keys = Keys(_in_sequences(_with_recipe(mapping) if is_recipe else mapping))
+    _refuse_other_models(keys)
+    open_keys = _open(keys) if is_recipe else _open_in_file(keys)
     unread = [
         Unread(what=name, why=f"not modelled: {why}") for name, why in _NOT_MODELLED.items() if keys.value(name) is True
     ]
@@ -175,12 +189,20 @@ def _in_sequences(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return {**mapping, "training": {**training, **changed}, "parallelism": parallelism}
 
 
-def _refuse_adapters(keys: Keys) -> None:
-    """Refuse recipes of LoRA.
+def _refuse_other_models(keys: Keys) -> None:
+    """Refuse recipes of LoRA, and models that are no decoder with attention.
 
     Raises:
-        ConfigError: a converter adds adapters.
+        ConfigError: a converter adds adapters, or the model is of another kind.
     """
+    name = (keys.text("model.name") or keys.text("module")).lower()
+    for kind, what in _OTHER_MODELS.items():
+        if name.startswith(kind):
+            raise ConfigError(
+                f"{what}; Meshtune does not model this, and would need its layers and their kernels",
+                key="model.name",
+                value=name,
+            )
     if any("lora" in name for name in _converters(keys)):
         raise ConfigError(
             "trains adapters (LoRA); Meshtune does not model this, and would need memory and time of frozen weights "
@@ -192,11 +214,11 @@ def _refuse_adapters(keys: Keys) -> None:
 def _open(keys: Keys) -> dict[str, str]:
     """Return what neither a flag nor a known recipe states, with the reason."""
     recipe = keys.text("config") or "the recipe"
-    return {
-        name: f"no flag states it, and {recipe} is not read"
-        for name, stated in _STATED_BY.items()
-        if keys.value(*stated) is None
-    }
+    why = f"no flag states it, and {recipe} is not read"
+    found = {name: why for name, stated in _STATED_BY.items() if keys.value(*stated) is None}
+    if "pp" in found and keys.value("parallelism.fsdp_reshard_after_forward") is None:
+        found["zero_stage"] = "a pipeline changes its default"
+    return found
 
 
 def _open_in_file(keys: Keys) -> dict[str, str]:
@@ -207,8 +229,10 @@ def _open_in_file(keys: Keys) -> dict[str, str]:
     return {}
 
 
-def _read(text: str) -> tuple[Mapping[str, Any], tuple[int, int] | None, LaunchCommand | None]:
+def _read(text: str, file: str) -> tuple[Mapping[str, Any], tuple[int, int] | None, LaunchCommand | None]:
     """Return the keys, the number of hosts and of devices per host, and the launch command.
+
+    Flags of a script replace the values of the TOML file that it names.
 
     The last two are None for a TOML file, and for a script that does not state them.
     """
@@ -218,7 +242,7 @@ def _read(text: str) -> tuple[Mapping[str, Any], tuple[int, int] | None, LaunchC
         problem = str(error)
     script = read_script(text)
     words = [word for command in script.commands for word in command.words]
-    mapping: dict[str, Any] = {}
+    mapping: dict[str, Any] = tomllib.loads(file) if file else {}
     # Collect the flags into the sections that a TOML file would have.
     for flag in flags_among(words):
         section, dot, key = flag.name.removeprefix("--").partition(".")

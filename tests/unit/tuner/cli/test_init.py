@@ -204,7 +204,6 @@ def test_nothing_is_overwritten(meshtune, tmp_path):
     assert load_study(tmp_path / "study.yaml").setting.job.model.vocab_size == 50304
 
 
-FSDP = "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params"
 LAYOUT = "--pipeline-model-parallel-layout 'Et*20|t*20L'"
 
 BROKEN = [
@@ -216,11 +215,6 @@ BROKEN = [
         "--global-batch-size 256",
         "--global-batch-size 255",
         "train.sh | current | dp*mbs must divide the global batch of",
-    ),
-    (
-        "--overlap-grad-reduce",
-        FSDP,
-        "train.sh | job.zero_stage = 3 | not offered by the runtime megatron-core | --use-megatron-fsdp (line 45)",
     ),
     ("--num-layers-per-virtual-pipeline-stage 4", LAYOUT, "train.sh | must add up to the model's 32"),
 ]

@@ -146,3 +146,105 @@ def test_a_wrong_value_is_named_without_a_line(imported):
     found = imported(f"torchrun pretrain_gpt.py {SIZES} --micro-batch-size two\n")
 
     assert found.open["mbs"].startswith("--micro-batch-size: 'two' must be a whole number")
+
+
+TOML = """\
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 2
+seq_len = 8192
+[parallelism]
+tensor_parallel_degree = 4
+pipeline_parallel_degree = 2
+"""
+
+
+def test_torchtitans_file_and_flags(imported, tmp_path):
+    """Flags of the command replace values of the file that it names, and nothing is asked for."""
+    (tmp_path / "llama3.toml").write_text(TOML, encoding="utf-8")
+    found = imported(
+        "torchrun --nproc_per_node=8 --nnodes 2 train.py --job.config_file ./llama3.toml --training.seq_len 4096\n"
+    )
+
+    assert (found.model_name, found.open) == ("llama3-8b", {})
+    assert (found.degrees["tp"], found.degrees["pp"], found.job["sequence_length"]) == (4, 2, 4096)
+    assert (found.hosts, found.devices_per_host) == (2, 8)
+
+
+def test_files_of_gpt_neox(imported, tmp_path):
+    """The files that one command of GPT-NeoX names are read together."""
+    (tmp_path / "configs").mkdir()
+    sizes = "num_layers: 12, hidden_size: 768, num_attention_heads: 12, seq_length: 2048"
+    texts = {"model": sizes, "local": "train_micro_batch_size_per_gpu: 4, pipe_parallel_size: 2, num_gpus: 8"}
+    for name, text in texts.items():
+        (tmp_path / "configs" / f"{name}.yml").write_text(f"{{{text}}}", encoding="utf-8")
+    found = imported("python ./deepy.py train.py -d configs model.yml local.yml\n")
+
+    assert (found.framework, found.degrees["pp"], found.degrees["mbs"]) == ("gpt-neox", 2, 4)
+    assert (found.model["num_layers"], found.devices_per_host) == (12, 8)
+
+
+TRAINER = "--model_name_or_path meta-llama/Llama-2-7b-hf --per_device_train_batch_size 4 --max_seq_len 512"
+
+
+def test_flags_of_a_trainer_fill_in_deepspeeds_file(imported, tmp_path):
+    """Values of `auto` in DeepSpeed's configuration are those of the Hugging Face trainer's flags."""
+    (tmp_path / "ds.json").write_text(
+        '{"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}, "gradient_accumulation_steps": "auto", '
+        '"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 3}}',
+        encoding="utf-8",
+    )
+    found = imported(
+        f"torchrun --nproc_per_node 8 run_clm.py {TRAINER} --bf16 True --gradient_accumulation_steps 2 "
+        "--gradient_checkpointing --deepspeed ds.json\n"
+    )
+
+    assert (found.framework, found.degrees["mbs"], found.micro_batches, found.open) == ("deepspeed", 4, 2, {})
+    assert found.job == {
+        "precision": "bf16",
+        "optimizer": "adam",
+        "zero_stage": 3,
+        "recompute": "full",
+        "sequence_length": 512,
+    }
+    assert (found.hosts, found.devices_per_host) == (1, 8)
+    assert any("Llama-2-7b-hf" in note for note in found.notes)
+
+
+def test_deepspeed_chat_states_everything_by_flags(imported):
+    """Without a configuration file the stage, the precision and offloading are those of the flags."""
+    found = imported(f"deepspeed --num_gpus 8 main.py {TRAINER} --zero_stage 2 --offload --deepspeed\n")
+
+    assert {name: found.job[name] for name in ("precision", "zero_stage", "offload", "recompute")} == {
+        "precision": "fp16",
+        "zero_stage": 2,
+        "offload": "optimizer",
+        "recompute": "none",
+    }
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"), [("--lora_dim 128", "adapters"), ("--actor_zero_stage 3 --critic_zero_stage 3", "preferences")]
+)
+def test_a_trainer_of_something_else_is_refused(imported, flags, why):
+    """Adapters and preferences are no training of all weights of one model."""
+    with pytest.raises(ConfigError, match=why):
+        imported(f"deepspeed main.py {TRAINER} {flags} --deepspeed\n")
+
+
+def test_flags_of_another_trainer_are_not_torchtitans(imported):
+    """MindSpeed-LLM's trainer on FSDP2 has a section `training` too, and is not read as torchtitan."""
+    with pytest.raises(ConfigError, match="no training command"):
+        imported("torchrun train_fsdp2.py --parallel.fsdp_size 16 --training.per_device_train_batch_size 1\n")
+
+
+def test_an_evaluation_before_the_training_is_passed_over(imported):
+    """The first command that can be read counts, so that a script may generate text first."""
+    found = imported(
+        f"python tools/run_text_generation_server.py {SIZES} {BATCH}\n"
+        f"torchrun --nproc_per_node 8 pretrain_gpt.py {SIZES} {BATCH} --tensor-model-parallel-size 2\n"
+    )
+
+    assert found.degrees["tp"] == 2

@@ -46,12 +46,21 @@ def test_a_reference_to_nothing_is_asked_for():
     assert "filled in by Hydra" in imported.open["tp"]
 
 
+def test_the_program_of_an_experiment_counts():
+    """An experiment that starts another program than that of a language model is refused with its kind."""
+    experiment = "experiment: {task: {type: train, backend: megatron, entrypoint: ./flagscale/train/train_llava.py}}\n"
+
+    with pytest.raises(ConfigError, match="images and text"):
+        read(experiment + FLAGSCALE_TRAIN)
+
+
 @pytest.mark.parametrize(
     ("runner", "devices"),
     [
         ("{nnodes: 2, nproc_per_node: 4, hostfile: hosts}", (2, 4)),
         ("{hostfile: null}", (1, 4)),
         ("{hostfile: hosts}", (None, 4)),
+        ('{nnodes: "${env:WORLD_SIZE}", nproc_per_node: 8}', (None, 8)),
     ],
 )
 def test_devices(runner, devices):

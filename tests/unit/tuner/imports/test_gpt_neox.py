@@ -103,9 +103,9 @@ def test_other_models_are_refused(keys, why):
 
 
 def test_what_is_not_modelled_is_told():
-    """Offloading, sparse attention and parallel residuals are told by their keys."""
+    """Offloaded weights, sparse attention and parallel residuals are told by their keys."""
     keys = {
-        "zero_optimization": "{stage: 3, cpu_offload: true}",
+        "zero_optimization": "{stage: 3, cpu_offload: true, cpu_offload_params: true}",
         "attention_config": "[[[global, local], 22]]",
         "gpt_j_residual": "true",
         "partition_activations": "true",
@@ -114,8 +114,19 @@ def test_what_is_not_modelled_is_told():
     imported = read(without("zero_optimization"), **keys)
 
     told = {one.what for one in imported.unread}
-    assert told == {"zero_optimization.cpu_offload", "attention_config", "gpt_j_residual", "partition_activations"}
+    weights = "zero_optimization.cpu_offload_params"
+    assert told == {weights, "attention_config", "gpt_j_residual", "partition_activations"}
     assert imported.job["zero_stage"] == 3
+
+
+@pytest.mark.parametrize("zero", ["{stage: 2, cpu_offload: true}", "{stage: 1, offload_optimizer: {device: cpu}}"])
+def test_offloaded_states_are_those_of_the_job(zero):
+    """Optimizer states on the host are read by both names; without sharding, which offloading needs, they are told."""
+    assert read(without("zero_optimization"), zero_optimization=zero).job["offload"] == "optimizer"
+
+    alone = read(without("zero_optimization"), zero_optimization="{stage: 0, cpu_offload: true}")
+    assert "offload" not in alone.job
+    assert any(one.what == "zero_optimization.offload_optimizer" for one in alone.unread)
 
 
 @pytest.mark.parametrize(("key", "value"), [("context_parallel_size", 2), ("sequence_parallel", "true")])

@@ -59,6 +59,11 @@ def test_inner_sizes(flags, size):
         ("", "pretrain_bert.py", "BERT"),
         ("--bert-no-binary-head", "main.py", "BERT"),
         ("", "pretrain_vision_classify.py", "images"),
+        ("", "pretrain_vlm.py", "images and text"),
+        ("--img-h 448 --img-w 448", "train.py", "images and text"),
+        ("", "train_rwkv.py", "state-space"),
+        ("", "run_text_generation_server.py", "generates text"),
+        ("--task MSDP-EVAL-F1", "main.py", "evaluates"),
         ("--retro-add-retriever", "main.py", "RETRO"),
         ("", "pretrain_mamba.py", "state-space"),
         ("--hybrid-override-pattern M-M*-", "pretrain_gpt.py", "state-space"),
@@ -127,6 +132,33 @@ def test_no_op_layers_make_chunks_shorter():
 
     assert (imported.degrees["vpp"], imported.layers) == (4, (3, 3, 3, 2, 3, 3, 3, 3))
     assert imported.model["num_layers"] == 23
+
+
+def test_names_of_the_first_version():
+    """DeepSpeed's fork of Megatron-LM 1 has a pipeline by another name, and states micro-batches instead of a batch."""
+    imported = read("--pipe-parallel-size 2 --gas 16")
+
+    assert (imported.degrees["pp"], imported.micro_batches) == (2, 16)
+
+
+def test_virtual_stages_count_no_op_layers():
+    """The layers of a virtual stage are divided out of --num-layers, which includes the no-op layers."""
+    imported = read(
+        "--num-layers 96 --noop-layers 94,95 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 8"
+    )
+
+    assert (imported.degrees["vpp"], imported.model["num_layers"]) == (3, 94)
+
+
+@pytest.mark.parametrize(
+    "flags", ["--use-torch-fsdp2", "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads"]
+)
+def test_sharded_gradients_have_a_profile_that_knows_them(flags):
+    """Megatron-LM's own profiles have no ZeRO 2 and 3, so that FSDP is studied with that of PyTorch's FSDP."""
+    imported = read(flags)
+
+    assert imported.runtime == "torchtitan"
+    assert any("PyTorch's FSDP" in note for note in imported.notes)
 
 
 def test_one_expert_is_a_dense_model():

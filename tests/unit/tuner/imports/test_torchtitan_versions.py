@@ -106,7 +106,7 @@ def test_a_recipe_that_is_not_read_is_asked_for():
     """What no flag states is the recipe's, and never torchtitan's default."""
     imported = read("torchrun -m torchtitan.train --module x --config mine --training.seq_len 4096")
 
-    assert set(imported.open) == {"mbs", "recompute", "tp", "pp", "cp"}
+    assert set(imported.open) == {"mbs", "recompute", "tp", "pp", "cp", "zero_stage"}
     assert imported.degrees == {"ep": 1, "vpp": 1}
     assert "mine is not read" in imported.open["tp"]
 
