@@ -149,6 +149,11 @@ def _padded(command: Command, tp: int | None) -> tuple[int, ...]:
     if stated:
         return (stated,)
     size = command.number("--vocab-size")
+    if size and command.text("--tokenizer-type") == "NullTokenizer":
+        size += 1  # for the end of a document
+    if size is None and command.text("--vocab-file").endswith("gpt2-vocab.json"):
+        is_extended = command.has("--extra-vocab-size", "--patch-tokenizer-type")
+        size = 50257 if not is_extended and "GPT2BPE" in (command.text("--tokenizer-type") or "GPT2BPE") else None
     multiple = command.number("--make-vocab-size-divisible-by") or 128
     multiples = (multiple, multiple * (tp or 1))
     return tuple(-(-size // one) * one for one in multiples) if size else ()

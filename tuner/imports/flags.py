@@ -102,6 +102,12 @@ class Flags:
             return None
         return flag.values[0].text.strip("'\"")
 
+    def text_if_known(self, name: str) -> str:
+        """Return the first value of a flag, empty if it is missing or unknown, which is not recorded."""
+        self._asked.add(name)
+        flag = self._flags.get(name)
+        return flag.values[0].text.strip("'\"") if flag and flag.values and not flag.values[0].unknown else ""
+
     def count(self, *names: str, minimum: int = 1) -> int | None:
         """Return the integer value of the first of the flags that has a known value, or None if none has one.
 

@@ -30,6 +30,8 @@ _SIZES = {
 }
 GATED = ("--swiglu", "--geglu", "--quick-geglu", "--gelu-tanh", "--glu-activation", "--gated-linear-unit")
 """Flags of activations that multiply by a gate, so that an MLP has three matrices."""
+_ONE_MORE = ("NullTokenizer", "NullMultimodalTokenizer")
+"""Tokenizers with one entry more than --vocab-size, for the end of a document (megatron/training/tokenizer)."""
 DIVISIBLE_BY = 128
 """Default value of --make-vocab-size-divisible-by."""
 
@@ -90,6 +92,8 @@ def _vocab_size(flags: Flags) -> int | None:
         size = proposed[0].rows
     if padded is not None or size is None:
         return padded
+    if flags.text_if_known("--tokenizer-type") in _ONE_MORE:
+        size += 1
     multiple = flags.count("--make-vocab-size-divisible-by") or DIVISIBLE_BY
     return -(-size // multiple) * multiple
 

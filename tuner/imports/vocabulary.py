@@ -12,6 +12,8 @@ from tuner.imports.flags import Flags
 
 _NAMING = ("--tokenizer-model", "--tokenizer-name-or-path", "--tokenizer-path", "--vocab-file")
 """Flags whose value names a tokenizer."""
+_EXTENDING = ("--extra-vocab-size", "--vocab-extra-ids")
+"""Flags that add entries to a vocabulary."""
 _PATCHED = "--patch-tokenizer-type"
 """Flag of Pai-Megatron-Patch, whose programs load another tokenizer than --tokenizer-type says."""
 
@@ -44,6 +46,8 @@ def vocabularies() -> tuple[Vocabulary, ...]:
 
 def propose(flags: Flags) -> tuple[Vocabulary, str] | None:
     """Return the vocabulary of the tokenizer that the flags name, and the flag that names it; None if none is known."""
+    if flags.has(*_EXTENDING):
+        return None
     for flag in _NAMING:
         for value in flags.values(flag)[:1]:
             # The name of a variable says nothing about what it holds.

@@ -54,7 +54,7 @@ LAYOUT=(
 OTHER=(
     --bf16
     --mock-data
-    --tokenizer-type NullTokenizer
+    --tokenizer-type HuggingFaceTokenizer
     --lr 3e-4
     --train-iters 1000
     --save /checkpoints/8b

@@ -296,3 +296,19 @@ def test_key_value_heads_of_other_forks():
     assert read("--num-key-value-heads 4").model["num_kv_heads"] == 4
     assert read("--attention-head-type multiquery").model["num_kv_heads"] == 1
     assert read("--normalization rmsnorm").model["norm"] == "rms"
+
+
+@pytest.mark.parametrize(
+    ("flags", "size"),
+    [
+        ("--vocab-file data/gpt2-vocab.json", 50304),
+        ("--vocab-file data/gpt2-vocab.json --extra-vocab-size 3", None),
+        ("--vocab-file data/vocab.json", None),
+        ("--vocab-size 131072 --tokenizer-type NullTokenizer", 131200),
+    ],
+)
+def test_sizes_of_vocabularies(flags, size):
+    """GPT-2's own file states its vocabulary, and the tokenizer of mock data adds one entry before the padding."""
+    text = f"pretrain_gpt.py --num-layers 24 --hidden-size 2048 --num-attention-heads 16 --micro-batch-size 4 {flags}"
+
+    assert IMPORTERS["megatron"](text).model.get("vocab_size") == size
