@@ -25,6 +25,7 @@ from tuner.imports.keys import Keys
 from tuner.imports.megatron import SIGNS, import_flags
 
 _SECTIONS = ("system", "model", "data")
+_SHAPE = {"--num-layers", "--hidden-size"}
 _REFERENCE = re.compile(r"\$\{([A-Za-z0-9_.]+)\}")
 
 
@@ -67,10 +68,16 @@ def import_flagscale(text: str) -> Imported:
     train = loaded.get("train", loaded)
     sections = [train[name] for name in _SECTIONS if isinstance(train, dict) and isinstance(train.get(name), dict)]
     flags = [flag for section in sections for flag in _flags_in(section, loaded)]
-    if not SIGNS & {flag.name for flag in flags}:
+    named = {flag.name for flag in flags}
+    if not SIGNS & named:
         if train_file_of(text):
             raise ConfigError(f"names {train_file_of(text)}, which is not beside it", key="defaults")
         raise ConfigError("has no sections system: and model: with flags such as tensor_model_parallel_size")
+    if not _SHAPE & named:
+        raise ConfigError(
+            "names no num_layers or hidden_size, so it trains no language model of Megatron-LM that the file describes",
+            key="model",
+        )
     hosts, devices_per_host = _devices(Keys(loaded))
     program = PurePosixPath(Keys(loaded).text("experiment.task.entrypoint")).name
     return replace(

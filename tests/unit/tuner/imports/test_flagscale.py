@@ -80,8 +80,9 @@ def test_devices(runner, devices):
         (FLAGSCALE_TRAIN.replace("swiglu: true", "lora_rank: 8"), "adapters"),
         (FLAGSCALE_EXPERIMENT, "not beside it"),
         ("defaults: [{train: ../../secret}]\nexperiment: {}\n", "no sections"),
+        ("system: {tensor_model_parallel_size: 1}\nmodel: {action_horizon: 14}\n", "names no num_layers"),
     ],
-    ids=["serving", "another backend", "several meshes", "adapters", "an experiment alone", "another folder"],
+    ids=["serving", "another backend", "several meshes", "adapters", "an experiment alone", "another folder", "robot"],
 )
 def test_other_files_are_refused(text, why):
     """Other tasks, and layouts of several meshes, are refused with their key; no file of another folder is read."""
