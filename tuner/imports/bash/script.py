@@ -237,16 +237,23 @@ class _Reader:
         is_array = word.array is not None
         value = _array(self._fields(word.array)) if word.array is not None else _split(self._text(parts))
         before = self.variables.get(name, ())
+        if is_array and before and not any(piece.is_whole for piece in before):
+            before = _array([before])  # a scalar becomes the first element
         if not self.is_sure:
             # `ARGS="$ARGS --more"` keeps what was known and adds something, as `+=` does.
             if before and not is_array and value[: len(before)] == before:
                 is_added, value = True, value[len(before) :]
-            value, is_array = _uncertain(name, value if is_added else (*before, *_BLANK, *value), word.line), is_added
+            unknown = _uncertain(name, value if is_added else (*before, *_BLANK, *value), word.line)
+            value = _array([unknown]) if is_array else unknown
         if is_added:
-            value = (*before, *(_BLANK if is_array else ()), *value)
+            separates = before and value and (is_array or not self.is_sure)
+            value = (*before, *(_BLANK if separates else ()), *value)
         self.variables[name] = value
         if len(value) > MAX_PIECES:
             self._forget(name, f"on line {word.line} is too long", word.line)
+        elif word.array is None and any(piece.is_whole for piece in before):
+            self._forget(name, f"on line {word.line} is a part of an array", word.line)
+            self.variables[name] = _array([self.variables[name]])
 
     # Expansion
 

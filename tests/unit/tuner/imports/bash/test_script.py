@@ -1,5 +1,6 @@
 import shutil
 import subprocess
+from random import Random
 
 import pytest
 
@@ -89,6 +90,48 @@ def test_nothing_is_run(tmp_path):
 
     assert not made.exists()
     assert all(word.unknown for word in script.commands[-1].words[1:])
+
+
+def random_script(rng):
+    """A script of simple assignments to scalars A and B and arrays C and D, some of which may not run."""
+
+    def value():
+        name = rng.choice("ABCD")
+        forms = (
+            *(str(rng.randrange(9)), f"${name}", f'"${name}"', "'x y'", '"p  q"', f"a${name}", f"${{{name}}}_z"),
+            *(f"${{{rng.choice('AB')}:-u v}}", f"$(({rng.randrange(9)}*$A))", "--f", "${C[@]}", '"${D[@]}"'),
+        )
+        return rng.choice(forms)
+
+    def statement(depth=0):
+        scalar, array = rng.choice("AB"), rng.choice("CD")
+        words = " ".join(value() for _ in range(rng.randrange(4)))
+        forms = (
+            *(f"{scalar}={value()}", f'{scalar}="${scalar} --g 1"', f"{array}=({words})", f"{array}+=({words})"),
+            *(f'[ "$A" = 2 ] && {scalar}=7', f"f() {{\n{scalar}=9\n}}\nf", f"for {scalar} in 1 2; do :; done"),
+        )
+        inner = f'if [ "$B" = 1 ]; then\n{statement(1)}\nelse\n{statement(1)}\nfi' if not depth else "A=3"
+        return rng.choice((*forms, inner))
+
+    lines = [statement() for _ in range(rng.randrange(2, 7))]
+    return "\n".join((*lines, "run " + " ".join(value() for _ in range(rng.randrange(1, 6)))))
+
+
+@pytest.mark.skipif(SHELL is None, reason="there is no bash to compare with")
+def test_known_words_of_random_scripts_are_those_of_bash():
+    """Whatever simple script is read: if all words of its command are known, bash hands it the same ones."""
+    rng, compared = Random(0), 0  # noqa: S311 # draws scripts, guards nothing
+    for text in (random_script(rng) for _ in range(600)):
+        command = next(one for one in read_script(text).commands if one.words[0].text == "run")
+        if any(word.unknown for word in command.words):
+            continue
+        program = f"run() {{ printf '<%s>' \"$@\"; }}\n{text}\n"
+        done = subprocess.run([SHELL, "-c", program], env={}, capture_output=True, text=True, check=False)
+        read = "".join(f"<{word.text}>" for word in command.words[1:]) or "<>"  # printf prints its format once
+        compared += not done.stderr
+        assert read == done.stdout or done.stderr, text
+
+    assert compared > 50
 
 
 BROKEN = ("'", '"', "${", "$((", "$(", "`", "A=(", "if", "fi", "then", "}", "((", "<<", "${${${", "\\", "\x00")
