@@ -48,7 +48,7 @@ SCRIPTS = (
     *(scripts.ARRAYS, scripts.STRINGS, scripts.ASCEND),
     'set -- 1 "2 3"; shift; for i in 1 2; do echo "$i"; done; ARGS=(--bf16); export ARGS\nf() { local TP=$1; }\n'
     'if [ -z "$TP" ]; then TP=2; elif [[ $A == b ]]; then TP=1; fi\n'
-    'eval "torchrun --nnodes=2 --nproc-per-node=$((4*2)) pretrain_gpt.py --num-layers ${L:=12} '
+    'eval "torchrun --nnodes=2 --nproc-per-node=$((4*2)) pretrain_gpt.py --num-layers ${L:-12} '
     '--hidden-size 512 --num-attention-heads 8 --vocab-size 32000 "\\\n'
     "  --seq-length 4096 --micro-batch-size 1 ${ARGS[@]} <<EOF\nx\nEOF\ncase $1 in a) x=1;; esac\n"
     "bash -c 'python a.py --seq-length 128'\n",
