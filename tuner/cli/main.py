@@ -58,6 +58,7 @@ from tuner.terminal.console import (
     print_taken,
     printable,
     pruned_in_words,
+    say,
     warn,
 )
 
@@ -135,7 +136,7 @@ def _usage_message(error: Any) -> str:
 
 
 def _complain(message: str, listed: Sequence[str] = ()) -> None:
-    typer.echo("\n  ".join((f"meshtune: {printable(message)}", *map(printable, listed))), err=True)
+    say("\n  ".join((f"meshtune: {printable(message)}", *map(printable, listed))), err=True)
 
 
 def _print_version(wanted: bool) -> None:
@@ -203,8 +204,14 @@ def run(
     from tuner.terminal.progress import ProgressLine
 
     os.environ.pop("MESHTUNE_STORAGE", None)  # the processes of trials would inherit it
-    signal.signal(signal.SIGTERM, _interrupt)
     with ProgressLine(config) as line:
+
+        def interrupt(_signal: int, _frame: object) -> NoReturn:
+            line.show_interrupt()
+            raise KeyboardInterrupt
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, interrupt)
         result = run_study(config, on_progress=line.show, ray_address=ray_address)
     warn(result.warnings)
     payload = _run_payload(config, result)
@@ -218,10 +225,6 @@ def run(
         raise typer.Exit(INTERRUPTED)
     if result.best is None and result.extrapolated is None:
         raise typer.Exit(FOUND_NOTHING)
-
-
-def _interrupt(_signal: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
@@ -317,19 +320,19 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     state = (
         f"{payload['running']} trials running" if running else f"stopped: {StopReason(payload['stop_reason']).sentence}"
     )
-    typer.echo(f"{config.name}: {payload['trials']} trials, {payload['failed']} failed; {state}")
+    say(f"{config.name}: {payload['trials']} trials, {payload['failed']} failed; {state}")
     print_failed(records)
     print_taken(records)
     if payload["pruned"]:
-        typer.echo(f"{pruned_in_words(payload['pruned'], payload['saved_s'])}.")
+        say(f"{pruned_in_words(payload['pruned'], payload['saved_s'])}.")
     if stored.user_attrs.get(HISTORY):
         typer.echo(stored.user_attrs[HISTORY])
     if best is not None:
-        typer.echo(f"Best: {in_words(best.params)}")
+        say(f"Best: {in_words(best.params)}")
         source = config.backend.source_in_words
-        typer.echo(f"  {best.step_time_s:.4g} s per step ({source}); {confidence_in_words(payload['p_star'])}")
+        say(f"  {best.step_time_s:.4g} s per step ({source}); {confidence_in_words(payload['p_star'])}")
         if reference is not None and reference_s and best.step_time_s:
-            typer.echo(f"  {gain_in_words(reference, reference_s, best.step_time_s)}")
+            say(f"  {gain_in_words(reference, reference_s, best.step_time_s)}")
     elif extrapolated is not None:
         print_extrapolated(extrapolated)
     print_device_time(config, reference, records, best)
@@ -368,10 +371,10 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
         return
     tokens_per_s = tokens_per_s_per_device(config.setting, found.step_time_s)
     known = found.known_in_words
-    typer.echo(f"Best: {in_words(payload['config'])}")
-    typer.echo(f"  {found.step_time_s:.4g} s per step, {tokens_per_s:,.0f} tokens/s per device ({known})")
+    say(f"Best: {in_words(payload['config'])}")
+    say(f"  {found.step_time_s:.4g} s per step, {tokens_per_s:,.0f} tokens/s per device ({known})")
     if found.gain is not None and found.reference is not None:
-        typer.echo(f"  {found.gain:.3f}x as fast as {found.reference.in_words}")
+        say(f"  {found.gain:.3f}x as fast as {found.reference.in_words}")
 
 
 app.command(short_help="Print the days and device-hours of a whole training.")(cli_estimate.estimate)

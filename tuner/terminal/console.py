@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +29,9 @@ if TYPE_CHECKING:  # these load numpy, Optuna and Ray
 LEFT_OUT_WORTH_TELLING = 0.01
 """Smallest unmeasurable share of the steps that is reported after a device calibration."""
 
+NARROWEST = 40
+"""Width of a terminal from which on lines are broken between words."""
+
 FAILURES_SHOWN = 3
 """Number of failed trials that are listed individually."""
 
@@ -42,10 +48,20 @@ def _plain(value: Any) -> Any:
     return value.item()
 
 
+def say(line: str, *, err: bool = False) -> None:
+    """Print a line of words. A terminal gets it broken between words, with the rest under its beginning."""
+    stream = sys.stderr if err else sys.stdout
+    width = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    if len(line) > width >= NARROWEST:
+        begins = line[: len(line) - len(line.lstrip())] + "  "
+        line = textwrap.fill(line, width, subsequent_indent=begins, break_long_words=False, break_on_hyphens=False)
+    typer.echo(line, err=err)
+
+
 def warn(warnings: Sequence[str]) -> None:
     """Print notes on stderr, one per line."""
     for warning in warnings:
-        typer.echo(f"note: {printable(warning)}", err=True)
+        say(f"note: {printable(warning)}", err=True)
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -62,26 +78,29 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
     from tuner.storage.record import completed_times_s, repeated_trials
 
     if not payload["candidates"]:
-        typer.echo(NOTHING_WORKS)
+        say(NOTHING_WORKS)
         return
     tried = len({tuple(record.params.values()) for record in result.records if record.finished})
     trials = f" in {payload['trials']:,} trials" if payload["trials"] > tried else ""
-    typer.echo(
+    sure = f"; {confidence_in_words(payload['p_star'])}" if result.best is not None else ""
+    say(
         f"Stopped: {result.stop_reason.sentence}. Tried {tried:,} of {payload['candidates']:,} "
-        f"candidates{trials}, {payload['failed']:,} failed; {confidence_in_words(payload['p_star'])}."
+        f"candidates{trials}, {payload['failed']:,} failed{sure}."
     )
+    if not result.records:
+        return
     if result.best is not None:
         print_failed(result.records)
     if payload["pruned"]:
-        typer.echo(f"{pruned_in_words(payload['pruned'], payload['saved_s'])}.")
+        say(f"{pruned_in_words(payload['pruned'], payload['saved_s'])}.")
     if payload["proxies"]:
-        typer.echo(f"{payload['proxies']:,} of the trials ran smaller proxy jobs in place of the full job.")
+        say(f"{payload['proxies']:,} of the trials ran smaller proxy jobs in place of the full job.")
     print_device_time(config, result.reference, result.records, result.best)
     if result.extrapolated is not None:
         print_extrapolated(result.extrapolated)
         return
     if result.best is None or result.best.step_time_s is None:
-        typer.echo(f"No configuration completed a trial: {_failures_in_words(result)}.")
+        say(f"No configuration completed a trial: {_failures_in_words(result)}.")
         return
     source = (
         "SYNTHETIC: a simulated world, not a measurement"
@@ -89,28 +108,28 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
         else config.backend.source_in_words
     )
     best_s = result.best.step_time_s
-    typer.echo(f"Best: {in_words(result.best.params)}")
-    typer.echo(f"  {best_s:.4g} s per step, {payload['tokens_per_s_per_device']:,.0f} tokens/s per device ({source})")
+    say(f"Best: {in_words(result.best.params)}")
+    say(f"  {best_s:.4g} s per step, {payload['tokens_per_s_per_device']:,.0f} tokens/s per device ({source})")
     for rival in repeated_trials(result.records):
         if rival.params != result.best.params and rival.step_time_s is not None:
             counts = [len(completed_times_s(result.records, each)) for each in (result.best.params, rival.params)]
-            typer.echo(
+            say(
                 f"  repeated because too close to call ({counts[0]} and {counts[1]} trials): "
                 f"{in_words(rival.params)} takes {rival.step_time_s:.4g} s ({rival.step_time_s / best_s - 1:+.1%})"
             )
     if result.reference is not None:
         reference_s = result.reference.step_time_s(result.records)
         if reference_s is not None:
-            typer.echo(f"  {gain_in_words(result.reference, reference_s, best_s)}")
+            say(f"  {gain_in_words(result.reference, reference_s, best_s)}")
     if config.measured is not None:
         fastest_s = min(run.step_time_s for run in config.measured.runs if run.step_time_s is not None)
         behind = best_s / fastest_s - 1
         among = f"all {len(config.measured.runs)} measured rows"
         needed = 1 + [record.number for record in result.records].index(result.best.number)
         slower = f"{behind:.1%} slower than the fastest of {among} ({fastest_s:.4g} s)"
-        typer.echo(f"  {slower if behind > 0 else f'the fastest of {among}'}, found with {needed} trials")
+        say(f"  {slower if behind > 0 else f'the fastest of {among}'}, found with {needed} trials")
     export_config, what = exporter_for(config.setting.runtime)
-    typer.echo(f"{what}:")
+    say(f"{what}:")
     chosen = config.config_of(result.best.params)
     export = export_config(config.setting, chosen)
     typer.echo(export.text.rstrip("\n"))
@@ -128,7 +147,7 @@ def print_device_time(
         return
     payback = payback_of(config, reference, records, best.step_time_s if best else None)
     told = f"; {payback_in_words(reference, payback)}" if payback and reference else ""
-    typer.echo(f"{hours_in_words(spent)}{told}.")
+    say(f"{hours_in_words(spent)}{told}.")
 
 
 def gain_in_words(reference: Reference, reference_s: float, best_s: float) -> str:
@@ -141,8 +160,8 @@ def gain_in_words(reference: Reference, reference_s: float, best_s: float) -> st
 
 def print_extrapolated(found: Extrapolated) -> None:
     """Print the best configuration of a study in which only proxy jobs have completed."""
-    typer.echo(f"Best by extrapolation: {in_words(found.config)}")
-    typer.echo(f"  {found.step_time_s:.4g} s per step, {found.in_words}; no full-size trial has completed")
+    say(f"Best by extrapolation: {in_words(found.config)}")
+    say(f"  {found.step_time_s:.4g} s per step, {found.in_words}; no full-size trial has completed")
 
 
 def print_space(config: StudyConfig, found: Space) -> None:
@@ -298,16 +317,16 @@ def print_failed(records: Sequence[TrialRecord]) -> None:
         assert record.observation is not None
         status = record.observation.status.in_words
         reason = f": {printable(record.observation.reason)[:200]}" if record.observation.reason else ""
-        typer.echo(f"  trial {record.number}, {in_words(record.params)}, {status}{reason}")
+        say(f"  trial {record.number}, {in_words(record.params)}, {status}{reason}")
     if len(failed) > FAILURES_SHOWN:
-        typer.echo(f"  and {len(failed) - FAILURES_SHOWN:,} failed earlier; the report lists all of them")
+        say(f"  and {len(failed) - FAILURES_SHOWN:,} failed earlier; the report lists all of them")
 
 
 def print_taken(records: Sequence[TrialRecord]) -> None:
     """Print the trials that were not run, but measured before."""
     for record in records:
         if record.observation is not None and record.observation.taken_from:
-            typer.echo(f"Trial {record.number} was {printable(record.observation.reason)}.")
+            say(f"Trial {record.number} was {printable(record.observation.reason)}.")
 
 
 def _failures_in_words(result: RunResult) -> str:

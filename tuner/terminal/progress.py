@@ -157,6 +157,12 @@ class ProgressLine(_Line):
         if progress.ended or self._is_silent():
             self._say(f"  {state}")
 
+    def show_interrupt(self) -> None:
+        """Show that an interrupt has come: ending Ray and what trials have started takes seconds."""
+        state = "interrupted; ending what runs"
+        self._bar.update(self._task, state=state)
+        self._say(state)
+
     def _print(self, line: str, *, is_whole: bool = False) -> None:
         """Print a line; a terminal cuts it at its width, unless it is to be shown whole."""
         text = Text(printable(line))

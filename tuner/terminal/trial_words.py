@@ -47,11 +47,13 @@ def short_layout(values: Mapping[str, Value]) -> str:
 
 
 def layout_of(values: Mapping[str, Value], compared: Comparison | None) -> str:
-    """Format a configuration by what differs from the one that it is compared with."""
+    """Format a configuration by its degrees above 1, and by what else differs from the one that it is compared with."""
     if compared is None:
         return short_layout(values)
     changed = compared.differences(values)
-    return in_words(changed) if changed else f"{compared.name} ({short_layout(values)})"
+    if not changed:
+        return f"{compared.name} ({short_layout(values)})"
+    return short_layout({name: value for name, value in values.items() if name in DEGREES or name in changed})
 
 
 def trial_line(record: TrialRecord, compared: Comparison | None, best: TrialRecord | None) -> str:

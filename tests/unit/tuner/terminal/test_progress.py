@@ -71,7 +71,7 @@ def told(capsys):
 
 
 def test_each_ended_trial_has_a_line(told):
-    """A line tells what the layout changes, the step time and its unit, and the speed-up; the state follows."""
+    """A line tells the layout, the step time and its unit, and the speed-up; the state follows."""
     best = ran(1, 8.0, tp=4, pp=2)
     text = told(
         (1, progress(0)),
@@ -82,10 +82,10 @@ def test_each_ended_trial_has_a_line(told):
 
     assert text.splitlines() == [
         "trial 0   current (tp=8,dp=8)     10 s",
-        "  1/40 trials, no result yet, confidence 0.00, running pp=2",
-        "trial 1   pp=2,tp=4               8 s, 1.250x as fast, best",
-        "trial 2   mbs=2                   12.5 s, 0.800x as fast",
-        "  3/40 trials, best 8 s, confidence 0.50, running pp=2",
+        "  1/40 trials, no result yet, confidence 0.00, running pp=2,tp=8,dp=8",
+        "trial 1   pp=2,tp=4,dp=8          8 s, 1.250x as fast, best",
+        "trial 2   tp=8,dp=8,mbs=2         12.5 s, 0.800x as fast",
+        "  3/40 trials, best 8 s, confidence 0.50, running pp=2,tp=8,dp=8",
     ]
 
 
@@ -100,14 +100,14 @@ def test_a_failed_trial_says_why(told):
     )
 
     assert [line for line in text.splitlines() if not line.startswith("  ") or "|" in line] == [
-        "trial 0   mbs=8                   out of memory",
-        "trial 1   mbs=2                   crashed: exit status 1: ValueError: bad",
-        "trial 2   mbs=4                   crashed: ended without a step time",
+        "trial 0   tp=8,dp=8,mbs=8         out of memory",
+        "trial 1   tp=8,dp=8,mbs=2         crashed: exit status 1: ValueError: bad",
+        "trial 2   tp=8,dp=8,mbs=4         crashed: ended without a step time",
         "    | iteration 1",
         "    | iteration 2",
         r"    | \x1b[31mred\x1b[0m [bold]",
         "    | last",
-        "trial 3   pp=2                    crashed: ended without a step time",
+        "trial 3   pp=2,tp=8,dp=8          crashed: ended without a step time",
     ]
     assert text.replace("\n", "").isprintable()
 
@@ -132,7 +132,10 @@ def test_a_log_shows_that_a_long_trial_runs(told):
         (1, progress(1, ran(0, 10.0))), *((at, shown) for at in (ALIVE_S, 1 + ALIVE_S, 2 + ALIVE_S, 1 + 2 * ALIVE_S))
     )
 
-    assert text.splitlines()[2:] == ["  1/40 trials, no result yet, confidence 0.00, 90.0 min left, running pp=2"] * 2
+    assert (
+        text.splitlines()[2:]
+        == ["  1/40 trials, no result yet, confidence 0.00, 90.0 min left, running pp=2,tp=8,dp=8"] * 2
+    )
 
 
 @pytest.mark.parametrize("force", ["FORCE_COLOR", "TTY_COMPATIBLE"])
@@ -180,3 +183,11 @@ def test_a_run_tells_its_trials(capsys, tmp_path):
     assert [each.split()[1] for each in lines if each.startswith("trial ")] == ["0", "1", "2"]
     assert any(each.startswith("trial 0   current (tp=8,dp=8") for each in lines)
     assert all(f"{each.step_time_s:.4g} s" in "\n".join(lines) for each in result.records)
+
+
+def test_an_interrupt_is_told_at_once(capsys):
+    """A log says that the run ends before Ray and what trials have started have ended."""
+    with ProgressLine(load_study(STUDY)) as line:
+        line.show_interrupt()
+
+    assert capsys.readouterr().err == "interrupted; ending what runs\n"
