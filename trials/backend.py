@@ -35,6 +35,9 @@ CLOCK_WORDS: dict[Clock, str] = {"wall": "wall clock", "virtual": "virtual clock
 OnStep = Callable[[float], None]
 """Callback that is given the time of each measured step [s] as it ends."""
 
+OnStart = Callable[[], None]
+"""Callback that is told once when a trial that waited in a queue has got its devices."""
+
 PROGRAM_SIGNALS = frozenset({"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV"})
 """Signals that a program's own fault raises; all other signals come from outside."""
 
@@ -226,6 +229,10 @@ def ignore_step(step_time_s: float) -> None:
     """Do nothing; for callers that wait for the end of a trial and don't follow its steps."""
 
 
+def ignore_start() -> None:
+    """Do nothing; for callers to whom it is all one how long a trial waits in a queue."""
+
+
 def check_seconds_per_trial(seconds: float) -> None:
     """Check the wall time that a replayed or simulated trial pretends to take.
 
@@ -296,6 +303,11 @@ class AbstractBackend(ABC):
         return False
 
     @property
+    def waits_in_queue(self) -> bool:
+        """Whether a trial waits for its devices in a queue, and says when it has them; its time begins then."""
+        return False
+
+    @property
     def rank_setup(self) -> RankSetup:
         """Modules and variables that the processes of a trial find ready, if it starts any."""
         return RankSetup()
@@ -306,6 +318,16 @@ class AbstractBackend(ABC):
         Raises:
             ConfigError: No trial can run.
         """
+
+    def end_left_over(self) -> int:
+        """End what trials of this study that nobody follows any more have left on other machines; return how many.
+
+        Only the driver of a study may call this, while none of its trials runs.
+
+        Raises:
+            ConfigError: The other machines cannot be asked.
+        """
+        return 0
 
     def opened(self, ranks: AbstractRanks) -> AbstractBackend:  # noqa: ARG002 # most backends start no processes
         """Return this backend with everything that it keeps warm between trials; called once in every worker.
@@ -347,7 +369,14 @@ class AbstractBackend(ABC):
         return {}
 
     @abstractmethod
-    def measure(self, config: ParallelConfig, *, trial_number: int, on_step: OnStep = ignore_step) -> Observation:
+    def measure(
+        self,
+        config: ParallelConfig,
+        *,
+        trial_number: int,
+        on_step: OnStep = ignore_step,
+        on_start: OnStart = ignore_start,
+    ) -> Observation:
         """Run one trial and return its observation.
 
         It prints nothing, because standard output belongs to the command's result. Failures that the backend
@@ -360,4 +389,5 @@ class AbstractBackend(ABC):
             trial_number: Number of this trial in the study, for file names and logs.
             on_step: Callback that is given the time of each measured step [s] when it ends, in the order of the
                 observation's `step_times_s`. It returns at once.
+            on_start: Callback that is told when the trial has got its devices, if the backend waits in a queue.
         """

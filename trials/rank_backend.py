@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from hardware.cluster import Cluster
-from trials.backend import AbstractBackend, Clock, Observation, OnStep, Origin, ignore_step
+from trials.backend import AbstractBackend, Clock, Observation, OnStart, OnStep, Origin, ignore_start, ignore_step
 from trials.ranks.contract import AbstractRanks, RankSetup
 from trials.ranks.processes import RankProcesses
 
@@ -45,7 +45,7 @@ class AbstractRankBackend(AbstractBackend):
 
     @abstractmethod
     def measure_on(
-        self, ranks: AbstractRanks, config: ParallelConfig, *, trial_number: int, on_step: OnStep
+        self, ranks: AbstractRanks, config: ParallelConfig, *, trial_number: int, on_step: OnStep, on_start: OnStart
     ) -> Observation:
         """Run one trial as `measure` does, in ranks that are started; the caller ends those that run afterwards."""
 
@@ -57,10 +57,18 @@ class AbstractRankBackend(AbstractBackend):
         """Return this backend with its ranks started."""
         return OpenBackend(backend=self, ranks=ranks.start())
 
-    def measure(self, config: ParallelConfig, *, trial_number: int, on_step: OnStep = ignore_step) -> Observation:
+    def measure(
+        self,
+        config: ParallelConfig,
+        *,
+        trial_number: int,
+        on_step: OnStep = ignore_step,
+        on_start: OnStart = ignore_start,
+    ) -> Observation:
         """Run one trial in ranks of its own on this host; `opened` keeps them for many trials."""
         with RankProcesses(self.rank_setup) as ranks:
-            return OpenBackend(backend=self, ranks=ranks).measure(config, trial_number=trial_number, on_step=on_step)
+            opened = OpenBackend(backend=self, ranks=ranks)
+            return opened.measure(config, trial_number=trial_number, on_step=on_step, on_start=on_start)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -85,6 +93,11 @@ class OpenBackend(AbstractBackend):
         """Clock of the backend's step times."""
         return self.backend.clock
 
+    @property
+    def waits_in_queue(self) -> bool:
+        """Whether the backend's trials wait in a queue."""
+        return self.backend.waits_in_queue
+
     def expected_steps(self, config: ParallelConfig) -> int | None:
         """Return the number of steps that the backend expects."""
         return self.backend.expected_steps(config)
@@ -94,9 +107,18 @@ class OpenBackend(AbstractBackend):
         smaller = self.backend.reduced(to)
         return None if smaller is None else replace(self, backend=smaller)
 
-    def measure(self, config: ParallelConfig, *, trial_number: int, on_step: OnStep = ignore_step) -> Observation:
+    def measure(
+        self,
+        config: ParallelConfig,
+        *,
+        trial_number: int,
+        on_step: OnStep = ignore_step,
+        on_start: OnStart = ignore_start,
+    ) -> Observation:
         """Run one trial, and end the ranks that it leaves behind."""
         try:
-            return self.backend.measure_on(self.ranks, config, trial_number=trial_number, on_step=on_step)
+            return self.backend.measure_on(
+                self.ranks, config, trial_number=trial_number, on_step=on_step, on_start=on_start
+            )
         finally:
             self.ranks.kill()

@@ -34,7 +34,7 @@ from trials.placement import in_words, machines_in_words, machines_of, no_room, 
 from trials.ranks.contract import RanksLostError
 from trials.ray_cluster import first_line, join_cluster
 from trials.ray_local import import_ray, start_local_ray
-from trials.ray_worker import Mailbox, Slot, Step
+from trials.ray_worker import Mailbox, News, Slot, Start
 
 PLACEMENT_WAIT_S = 30.0
 """Default time that a cluster has to provide the slots [s]; a study then uses those that it has."""
@@ -68,7 +68,8 @@ class _Trial:
         config: Configuration that is measured.
         reduction: Proxy job that the configuration belongs to; None for the backend's own job.
         result: Reference of Ray to the observation.
-        since_s: Time at which the worker was first known to work on the trial [s]; None while it starts.
+        since_s: Time at which the worker was first known to work on the trial [s]; None while it starts, and while the
+            trial waits in a queue.
         steps_s: Times of the steps that the present attempt has measured so far [s].
         measured_after_s: Wall clock of this attempt until its first measured step [s].
         deaths: Cause of death of each worker that ran the trial.
@@ -453,7 +454,7 @@ class RayExecutor:
         trial.result = place.actor.measure.remote(
             trial.config, trial.reduction, trial.number, len(trial.deaths), self._mailbox
         )
-        trial.since_s = time.monotonic() if place.is_ready else None
+        trial.since_s = time.monotonic() if place.is_ready and not self._backend.waits_in_queue else None
         place.trial = trial
 
     def _wait(self, deadline_s: float) -> None:
@@ -497,17 +498,21 @@ class RayExecutor:
         with contextlib.suppress(self._ray.exceptions.RayError):  # a mailbox that is being restarted has no mail
             self._hand_out(*self._ray.get(self._mailbox.read.remote(self._num_read), timeout=MAIL_LIMIT_S))
 
-    def _hand_out(self, first: int, steps: list[Step]) -> bool:
-        """Give steps that were not read before to their trials; return whether a running trial got any."""
+    def _hand_out(self, first: int, news: list[News]) -> bool:
+        """Give what was not read before to its trials; return whether a running trial got any."""
         attempts = {(p.trial.number, len(p.trial.deaths)): p.trial for p in self._places if p.trial is not None}
         has_news = False
-        for step in steps[self._num_read - first :]:
-            trial = attempts.get((step.trial_number, step.attempt))
-            if trial is not None:
-                trial.steps_s.append(step.step_time_s)
-                trial.measured_after_s = step.measured_after_s
-                has_news = True
-        self._num_read = max(self._num_read, first + len(steps))
+        for one in news[self._num_read - first :]:
+            trial = attempts.get((one.trial_number, one.attempt))
+            if trial is None:
+                continue
+            has_news = True
+            if isinstance(one, Start):
+                trial.since_s = time.monotonic()
+            else:
+                trial.steps_s.append(one.step_time_s)
+                trial.measured_after_s = one.measured_after_s
+        self._num_read = max(self._num_read, first + len(news))
         return has_news
 
     def _is_there(self, ref: Any) -> bool:
@@ -521,7 +526,7 @@ class RayExecutor:
         elif not place.is_ready:
             if self._is_there(place.ready):
                 place.is_ready, place.is_lost = True, False
-                trial.since_s = now_s
+                trial.since_s = trial.since_s if self._backend.waits_in_queue else now_s
             elif now_s >= place.created_s + START_LIMIT_S:
                 self._handle_death(place, trial, f"its worker did not start within {START_LIMIT_S:.0f} s", "")
         elif (

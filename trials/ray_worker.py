@@ -1,4 +1,4 @@
-"""Actors of the executor: a slot, which measures trials in a worker process, and the mailbox for their steps.
+"""Actors of the executor: a slot, which measures trials in a worker process, and the mailbox for news of them.
 
 Steps travel through a mailbox, an actor that needs no CPU. Workers put steps in without waiting, and the driver asks
 for them from time to time, so that steps outlive their worker. The mailbox has one thread and repeats no call, because
@@ -24,6 +24,14 @@ from trials.ray_hosts import RayRanks
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """News that a trial that waited in a queue has got its devices, with its number and attempt (from 0)."""
+
+    trial_number: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One measured step on its way to the driver, with its trial's number and attempt (from 0)."""
 
@@ -33,27 +41,31 @@ class Step:
     measured_after_s: float
 
 
+News = Start | Step
+"""News of a running trial."""
+
+
 class Mailbox:
-    """Actor that holds measured steps until the driver has read them."""
+    """Actor that holds measured steps and other news until the driver has read them."""
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self.news: list[News] = []
         self.num_dropped: int | None = None
 
-    def put(self, step: Step) -> None:
-        """Store a step."""
-        self.steps.append(step)
+    def put(self, news: News) -> None:
+        """Store a step, or the start of a trial."""
+        self.news.append(news)
 
-    def read(self, num_read: int) -> tuple[int, list[Step]]:
-        """Return the number of the first step that is still held, and all steps from there, in order of arrival.
+    def read(self, num_read: int) -> tuple[int, list[News]]:
+        """Return the number of the first news that are still held, and all from there, in order of arrival.
 
-        The driver has the first `num_read` steps already; they may be dropped.
+        The driver has the first `num_read` already; they may be dropped.
         """
         if self.num_dropped is None:  # the first call, or the first after this process was restarted
             self.num_dropped = num_read
-        del self.steps[: max(num_read - self.num_dropped, 0)]
+        del self.news[: max(num_read - self.num_dropped, 0)]
         self.num_dropped = max(num_read, self.num_dropped)
-        return self.num_dropped, self.steps
+        return self.num_dropped, self.news
 
 
 class Slot:
@@ -72,9 +84,17 @@ class Slot:
         self, config: ParallelConfig, reduction: Reduction | None, trial_number: int, attempt: int, mailbox: Any
     ) -> Observation:
         """Run one trial. This is the boundary at which an exception becomes an observation."""
-        begin_s = time.monotonic()
+        begin_s: float | None = None if self.backend.waits_in_queue else time.monotonic()
         steps_s: list[float] = []
         measured_after_s: float | None = None
+
+        def elapsed() -> float:
+            return 0.0 if begin_s is None else time.monotonic() - begin_s
+
+        def on_start() -> None:
+            nonlocal begin_s
+            begin_s = time.monotonic()
+            mailbox.put.remote(Start(trial_number, attempt))
 
         def on_step(step_time_s: float) -> None:
             nonlocal measured_after_s
@@ -82,7 +102,7 @@ class Slot:
             steps_s.append(float(step_time_s))
             if measured_after_s is None:
                 own_s = steps_s[0] if self.backend.clock == "wall" else 0.0
-                measured_after_s = max(time.monotonic() - begin_s - own_s, 0.0)
+                measured_after_s = max(elapsed() - own_s, 0.0)
             mailbox.put.remote(Step(trial_number, attempt, steps_s[-1], measured_after_s))
 
         try:
@@ -90,7 +110,7 @@ class Slot:
                 self.opened = self.backend.opened(self._ranks(is_retry=attempt > 0))
             backend = self.opened if reduction is None else self.opened.reduced(reduction)
             assert backend is not None, "no smaller job is asked of a backend that measures its own only"
-            observation = backend.measure(config, trial_number=trial_number, on_step=on_step)
+            observation = backend.measure(config, trial_number=trial_number, on_step=on_step, on_start=on_start)
             assert isinstance(observation, Observation), f"`measure` gives an Observation, not {observation!r}"
         except RanksLostError:
             raise  # as a lost worker: the trial is tried once more in a fresh one
@@ -104,8 +124,7 @@ class Slot:
                 origin=self.backend.origin,
                 clock=self.backend.clock,
             )
-        elapsed_s = time.monotonic() - begin_s
-        return dataclasses.replace(observation, elapsed_s=elapsed_s, measured_after_s=measured_after_s)
+        return dataclasses.replace(observation, elapsed_s=elapsed(), measured_after_s=measured_after_s)
 
     def _ranks(self, *, is_retry: bool) -> AbstractRanks:
         hosts = self.backend.hosts

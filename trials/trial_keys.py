@@ -49,12 +49,16 @@ class StudyParts:
     """Parts of a study that a backend is built from.
 
     Attributes:
+        name: Name of the study.
+        storage: Place of the study's storage, which tells it apart from others of the same name; without passwords.
         setting: Job, cluster and runtime of the trials.
         base_dir: Folder of the study file, to which paths in it are relative.
         measured: Measured runs that the trials replay, as `AbstractTrialKeys.measured_runs` returned them, or None.
         flag_exporters: Exporters of the frameworks whose flags are known, by the framework's name.
     """
 
+    name: str
+    storage: str
     setting: Setting
     base_dir: Path
     measured: MeasuredGroup | None

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.fuzz.mutation import of_bytes, of_json, of_lines
 from tests.fuzz.target import Target
-from trials.backend import ignore_step
+from trials.backend import ignore_start, ignore_step
 from trials.command.host_program import Ended
 from trials.command.kineto import UnreadableTraceError, read_trace
 from trials.command.log_pattern import LOG_PATTERNS, Reading, StepSize
@@ -101,7 +101,12 @@ def _read_log(data: bytes, folder: Path) -> None:  # noqa: ARG001 # no file is r
     lines = text.split("\n")
     for pattern in LOG_PATTERNS.values():
         found = [reading for line in lines if (reading := pattern.reading(line, STEP)) is not None]
-        watch_log(_Ended(text, found), Wanted(warmup_steps=1, steps=100, hang_limit_s=1.0), on_step=ignore_step)
+        watch_log(
+            _Ended(text, found),
+            Wanted(warmup_steps=1, steps=100, hang_limit_s=1.0),
+            on_step=ignore_step,
+            on_start=ignore_start,
+        )
 
 
 def _read_profile(data: bytes, folder: Path) -> None:

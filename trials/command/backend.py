@@ -1,8 +1,8 @@
 """Backend `command`: a trial runs the user's own training command for some steps and reads its log.
 
-The command is a list of arguments with placeholders (`placeholders.py`). It is started once on every host, or once in
-total if it reaches the other hosts by itself, as srun does. It is ended with all processes that it has started as soon
-as enough steps are measured.
+The command is a list of arguments with placeholders (`placeholders.py`). It is started once on every host, once in
+total if it reaches the other hosts by itself, as srun does, or as a job of Slurm (`slurm/`). It is ended with all
+processes that it has started as soon as enough steps are measured.
 """
 
 from __future__ import annotations
@@ -20,25 +20,27 @@ from costmodels.job.proxy_job import Reduction
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
-from trials.backend import HostNeeds, Observation, OnStep, Status
+from trials.backend import HostNeeds, Observation, OnStart, OnStep, Status
 from trials.command.host_program import HostPlan, UserCommand
 from trials.command.log_pattern import StepSize
 from trials.command.log_watch import Wanted, watch_log
 from trials.command.placeholders import values_of
+from trials.command.slurm.jobs import SlurmJobs, job_plan
+from trials.command.slurm.queue import cancel_named, check_programs
 from trials.command.trace_program import add_traces
 from trials.framework_flags import Flags, WriteFlags
 from trials.rank_backend import AbstractRankBackend, is_cpu_cluster
 from trials.ranks.contract import AbstractRanks, RankSetup
 from trials.ray_job import check_outlives_job
 
-Launch = Literal["per_host", "once"]
-"""Whether the command is started on every host, or once and reaches the hosts by itself."""
+Launch = Literal["per_host", "once", "slurm"]
+"""Whether the command is started on every host, once and reaches the hosts by itself, or as a job of Slurm."""
 
 LOG_FILE = re.compile(r"trial-(\d+)-host-(\d+)\.log")
 """File name of a whole log; see `HostPlan.log_name`."""
 
 COMMAND_RANKS = RankSetup(modules=("trials.command.host_program",))
-READING_RANKS = RankSetup(modules=(*COMMAND_RANKS.modules, "trials.command.trace_program"))
+JOB_MODULES = ("trials.command.slurm.job_program",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +51,8 @@ class CommandBackend(UserCommand, AbstractRankBackend):
         job: Training job that the command runs.
         cluster: Cluster that the command runs on.
         flags: Function that writes the flags of a configuration for `{flags}`; None if the command has no `{flags}`.
-        launch: Whether the command is started on every host, or once.
+        launch: Whether the command is started on every host, once, or as a job of Slurm.
+        slurm: Jobs of the study, if the command is started as one.
         warmup_steps: Number of step times in the log that are dropped.
         steps: Number of step times that are measured after those.
         hang_limit_s: Silence of the command that means a hang [s].
@@ -59,14 +62,15 @@ class CommandBackend(UserCommand, AbstractRankBackend):
     cluster: Cluster
     flags: WriteFlags | None = None
     launch: Launch = "per_host"
+    slurm: SlurmJobs | None = None
     warmup_steps: int = 2
     steps: int = 5
     hang_limit_s: float = 600.0
 
     @property
     def hosts(self) -> tuple[HostNeeds, ...]:
-        """Resources of a trial: all devices of every host for one process, or one core if it is launched once."""
-        if self.launch == "once":
+        """Resources of a trial: all devices of every host for one process, or one core if Ray does not manage them."""
+        if self.launch != "per_host":
             return (HostNeeds(),)
         cluster = self.cluster
         per_host = cluster.devices_per_host
@@ -77,19 +81,28 @@ class CommandBackend(UserCommand, AbstractRankBackend):
 
     @property
     def wants_hosts_alone(self) -> bool:
-        """Whether trials need their hosts alone: yes, except on one host's CPUs, where each trial has its cores."""
-        return not is_cpu_cluster(self.cluster) or self.cluster.num_hosts > 1
+        """Whether trials need their hosts alone.
+
+        They do, except on one host's CPUs, where each trial has its cores, and under Slurm, which gives hosts to jobs.
+        """
+        return self.launch != "slurm" and (not is_cpu_cluster(self.cluster) or self.cluster.num_hosts > 1)
+
+    @property
+    def waits_in_queue(self) -> bool:
+        """Whether a trial waits in a queue: it does as a job of Slurm."""
+        return self.launch == "slurm"
 
     @property
     def rank_setup(self) -> RankSetup:
         """Modules of the program that runs the command, and of the one that reads its traces if it leaves any."""
-        return COMMAND_RANKS if self.profile is None else READING_RANKS
+        modules = JOB_MODULES if self.launch == "slurm" else COMMAND_RANKS.modules
+        return RankSetup(modules=modules if self.profile is None else (*modules, "trials.command.trace_program"))
 
     def check(self) -> None:
         """Check that the logs outlive a Ray job, and that directory and program exist if this machine runs them.
 
         Raises:
-            ConfigError: The logs would be lost, or the directory or program is missing.
+            ConfigError: The logs would be lost, or the directory, the program or Slurm's programs are missing.
         """
         if self.logs is not None:
             nearest = "--set trial.logs= with an absolute path that every host can write to"
@@ -98,6 +111,9 @@ class CommandBackend(UserCommand, AbstractRankBackend):
             return
         if not self.directory.is_dir():
             raise ConfigError("is not a directory", key="trial.directory", value=str(self.directory))
+        if self.launch == "slurm":
+            check_programs()
+            return  # the hosts of the job may have other programs than this machine
         program = self.arguments[0]
         if "{" in program:
             return
@@ -119,14 +135,26 @@ class CommandBackend(UserCommand, AbstractRankBackend):
     def reduced(self, to: Reduction) -> None:
         """Return None, because the command trains its own job only."""
 
+    def end_left_over(self) -> int:
+        """Cancel the study's jobs that are still in Slurm's queue.
+
+        Raises:
+            ConfigError: Slurm does not answer.
+        """
+        return 0 if self.slurm is None else cancel_named(self.slurm.study)
+
     def measure_on(
-        self, ranks: AbstractRanks, config: ParallelConfig, *, trial_number: int, on_step: OnStep
+        self, ranks: AbstractRanks, config: ParallelConfig, *, trial_number: int, on_step: OnStep, on_start: OnStart
     ) -> Observation:
         """Run the command on the hosts of the trial, and read the traces that it leaves."""
         wanted = Wanted(warmup_steps=self.warmup_steps, steps=self.steps, hang_limit_s=self.hang_limit_s)
         plan, num_hosts, begun_s = self.plan(config, trial_number), len(self.hosts), time.time()
-        ranks.launch("trials.command.host_program:run_host", plan, num_ranks=num_hosts)
-        observation = watch_log(ranks, wanted, on_step=on_step)
+        if self.slurm is None:
+            ranks.launch("trials.command.host_program:run_host", plan, num_ranks=num_hosts)
+        else:
+            job = job_plan(self.slurm, plan, num_hosts=self.cluster.num_hosts)
+            ranks.launch("trials.command.slurm.job_program:run_job", job, num_ranks=num_hosts)
+        observation = watch_log(ranks, wanted, on_step=on_step, on_start=on_start)
         if self.profile is None or observation.status is not Status.OK:
             return observation
         ranks.kill()  # the command must have ended before its traces are read

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -14,6 +15,7 @@ from hardware.io.errors import ConfigError, did_you_mean
 from trials.command.backend import CommandBackend, Launch
 from trials.command.log_pattern import LogPattern, find_pattern
 from trials.command.placeholders import FLAGS, PROFILE, check_text, names_in, without_wildcards
+from trials.command.slurm.jobs import SlurmJobs, check_options, study_prefix
 from trials.framework_flags import FlagExporter, WriteFlags
 from trials.time_limit import TimeLimit
 from trials.trial_keys import AbstractTrialKeys, StudyParts
@@ -31,8 +33,10 @@ class LogKeys(DocumentedModel):
 class CommandKeys(AbstractTrialKeys):
     """`trial:` with `backend: command`."""
 
-    # neither changes how a trial runs: they say where files are kept
-    WITHOUT_MEANING: ClassVar[frozenset[str]] = AbstractTrialKeys.WITHOUT_MEANING | {"logs", "profile"}
+    # none changes what a trial runs: they say where files are kept, and where in the cluster it runs
+    WITHOUT_MEANING: ClassVar[frozenset[str]] = AbstractTrialKeys.WITHOUT_MEANING | {
+        *("logs", "profile", "sbatch", "srun")
+    }
 
     backend: Literal["command"]
     """Trials run your own command; see [your own command](own-command.md)."""
@@ -57,7 +61,17 @@ class CommandKeys(AbstractTrialKeys):
     """
 
     launch: Launch = "per_host"
-    """Whether the command is started on every host (`per_host`), or `once` if it reaches the hosts by itself."""
+    """Whether the command is started on every host (`per_host`), `once` if it reaches the hosts by itself, or as a job
+    of [Slurm](slurm.md) (`slurm`).
+    """
+
+    sbatch: list[str] = Field(default_factory=list)
+    """Options of sbatch for the job of a trial, such as `--partition=gpu`, with `launch: slurm`."""
+
+    srun: list[str] = Field(default_factory=list)
+    """Further options of the srun that starts the command on every host of the job, such as `--container-image=...`,
+    with `launch: slurm`.
+    """
 
     warmup_steps: Annotated[int, Field(ge=0, le=1000)] = 2
     """Number of step times in the log that are dropped."""
@@ -104,7 +118,7 @@ class CommandKeys(AbstractTrialKeys):
                 check_text(text or "", flags=False)
         _check_profile(self)
         groups = study.setting.cluster.groups
-        if len(groups) > 1 and self.launch == "per_host":
+        if len(groups) > 1 and self.launch != "once":
             raise ConfigError(
                 f"needs hosts with equally many devices, and the cluster has {len(groups)} groups of them",
                 key="trial.launch",
@@ -112,6 +126,7 @@ class CommandKeys(AbstractTrialKeys):
                 nearest="launch: once, with a command that reaches all hosts",
             )
         base_dir = study.base_dir
+        logs = None if self.logs is None else (base_dir / self.logs).absolute()
         return CommandBackend(
             job=study.setting.job,
             cluster=study.setting.cluster,
@@ -121,10 +136,11 @@ class CommandKeys(AbstractTrialKeys):
             directory=(base_dir / self.directory).absolute(),
             pattern=_find_pattern(self.log),
             launch=self.launch,
+            slurm=_find_jobs(self, study, logs),
             warmup_steps=self.warmup_steps,
             steps=self.steps,
             hang_limit_s=self.hang_limit_s,
-            logs=None if self.logs is None else (base_dir / self.logs).absolute(),
+            logs=logs,
             profile=self.profile,
             profile_root=base_dir.absolute(),
         )
@@ -167,6 +183,25 @@ def _check_profile(keys: CommandKeys) -> None:
         raise ConfigError(
             "must be a different path for each trial", key="trial.profile", value=keys.profile, nearest=nearest
         )
+
+
+def _find_jobs(keys: CommandKeys, study: StudyParts, logs: Path | None) -> SlurmJobs | None:
+    """Return the study's jobs in Slurm's queue; None if trials are no jobs."""
+    options = {"sbatch": tuple(keys.sbatch), "srun": tuple(keys.srun)}
+    for program, words in options.items():
+        if words and keys.launch != "slurm":
+            raise ConfigError("needs launch: slurm", key=f"trial.{program}", value=words[0], nearest="launch: slurm")
+        with _errors_under(f"trial.{program}"):
+            check_options(words, program=program)
+    if keys.launch != "slurm":
+        return None
+    return SlurmJobs(
+        study=study_prefix(study.name, study.storage),
+        sbatch=options["sbatch"],
+        srun=options["srun"],
+        outputs=logs or study.base_dir.absolute(),
+        time_limit_s=keys.time_limit,
+    )
 
 
 def _find_flags(keys: CommandKeys, exporters: Mapping[str, FlagExporter]) -> WriteFlags | None:

@@ -1,21 +1,24 @@
 """Watch the hosts of one trial while a command runs there, and turn its log into an observation.
 
 A trial with enough readings (log lines with a step time) has ended well, whatever follows. Otherwise the first of
-these reasons counts: a lack of memory on any host, a signal, a port that was taken, an exit status other than 0, and
-last a hang.
+these reasons counts: a lack of memory on any host, what a queue states, a signal, a port that was taken, an exit status
+other than 0, and last a hang.
 """
 
 from __future__ import annotations
 
 import re
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trials.backend import Observation, OnStep, Status, tail_of
-from trials.command.host_program import Ended, Printed
+from trials.backend import Observation, OnStart, OnStep, Status, tail_of
+from trials.command.host_program import Ended
 from trials.command.log_pattern import Reading
+from trials.command.log_reader import Printed
 from trials.command.memory_messages import lack_of_memory
+from trials.command.slurm.job_program import Started, Waiting
 from trials.ranks.contract import AbstractRanks
 from trials.ranks.listening import listen
 from trials.ranks.messages import Exit, Told
@@ -50,9 +53,9 @@ class Wanted:
     hang_limit_s: float
 
 
-def watch_log(ranks: AbstractRanks, wanted: Wanted, *, on_step: OnStep) -> Observation:
+def watch_log(ranks: AbstractRanks, wanted: Wanted, *, on_step: OnStep, on_start: OnStart) -> Observation:
     """Watch the command that was just launched on every host; the caller ends what still runs afterwards."""
-    seen = _Seen(wanted, on_step)
+    seen = _Seen(wanted, on_step, on_start)
     seen.hangs = listen(ranks, seen, hang_limit_s=wanted.hang_limit_s, grace_s=GRACE_S)
     return seen.observation(ranks.printed)
 
@@ -60,15 +63,18 @@ def watch_log(ranks: AbstractRanks, wanted: Wanted, *, on_step: OnStep) -> Obser
 class _Seen:
     """Messages of the hosts so far, and the observation that follows from them."""
 
-    def __init__(self, wanted: Wanted, on_step: OnStep) -> None:
+    def __init__(self, wanted: Wanted, on_step: OnStep, on_start: OnStart) -> None:
         self.wanted = wanted
         self.on_step = on_step
+        self.on_start = on_start
+        self.launched_s = time.monotonic()
+        self.queued_s: float | None = None
         self.num_read = 0
         self.step_times_s: list[float] = []
         self.peak_bytes: int | None = None
         self.last_iteration: int | None = None
         self.codes: dict[int, int] = {}
-        self.trouble = ""
+        self.ended: Ended | None = None
         self.hangs = False
 
     @property
@@ -84,11 +90,15 @@ class _Seen:
             self.codes.setdefault(event.rank, event.code if event.code else 1)  # without a report, it failed
         elif isinstance(event.value, Ended):
             self.codes[event.rank] = event.value.code
-            self.trouble = self.trouble or event.value.trouble
+            if self.ended is None or not self.ended.trouble:
+                self.ended = event.value
         elif isinstance(event.value, Reading):
             self._read(event.value)
+        elif isinstance(event.value, Started):
+            self.queued_s = time.monotonic() - self.launched_s
+            self.on_start()
         else:
-            assert isinstance(event.value, Printed), event
+            assert isinstance(event.value, Printed | Waiting), event
 
     def _read(self, reading: Reading) -> None:
         if reading.memory_bytes is not None:
@@ -107,6 +117,7 @@ class _Seen:
     def observation(self, printed: Callable[[], str]) -> Observation:
         log = printed()
         status, reason, killed_by = self._outcome(log)
+        conditions = {"readings": self.num_read, "queued_s": self.queued_s}
         return Observation(
             status=status,
             step_times_s=tuple(self.step_times_s),
@@ -115,7 +126,8 @@ class _Seen:
             log_tail=tail_of(log),
             reason=reason,
             killed_by=killed_by,
-            conditions=(("readings", float(self.num_read)),),
+            time_limit_s=self.ended.time_limit_s if self.ended and status is Status.TIMEOUT else None,
+            conditions=tuple((name, float(value)) for name, value in conditions.items() if value is not None),
         )
 
     def _outcome(self, log: str) -> tuple[Status, str, str]:
@@ -137,8 +149,8 @@ class _Seen:
         return Status.CRASHED, self._explain_too_few(), ""
 
     def _explain_failure(self, failed: dict[int, int], log: str) -> tuple[Status, str, str]:
-        if self.trouble:
-            return Status.CRASHED, self.trouble, ""
+        if self.ended and self.ended.trouble:
+            return self.ended.status, self.ended.trouble, ""
         host, code = next(iter(failed.items()))
         where = f" on host {host}" if len(self.codes) > 1 else ""
         told = _LAUNCHERS_SIGNAL.search(log)

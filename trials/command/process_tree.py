@@ -49,12 +49,16 @@ class Supervised:
     def wait(self) -> int:
         """Wait until all processes are gone; return the exit status, or the negative number of the killing signal."""
         _, status = os.waitpid(self.supervisor, 0)
-        code = os.waitstatus_to_exitcode(status)
-        return SIGNALLED - code if code - SIGNALLED in signal.valid_signals() else code
+        return code_of_shell(os.waitstatus_to_exitcode(status))
 
 
 SIGNALLED = 128
 """Offset of a signal's number in a supervisor's exit status, as in shells; 255 is no signal, but a plain status."""
+
+
+def code_of_shell(code: int) -> int:
+    """Return an exit status as a process has it: a shell's status for a signal is that signal's negative number."""
+    return SIGNALLED - code if code - SIGNALLED in signal.valid_signals() else code
 
 
 def start_supervised(arguments: Sequence[str], environment: Mapping[str, str], directory: Path) -> Supervised:

@@ -24,10 +24,12 @@ from hardware.io.errors import ConfigError
 from trials.backend import (
     AbstractBackend,
     Observation,
+    OnStart,
     OnStep,
     Origin,
     Status,
     check_seconds_per_trial,
+    ignore_start,
     ignore_step,
     tail_of,
 )
@@ -102,6 +104,7 @@ class ReplayBackend(AbstractBackend):
         *,
         trial_number: int,  # noqa: ARG002 # the contract's
         on_step: OnStep = ignore_step,
+        on_start: OnStart = ignore_start,  # noqa: ARG002 # no trial waits
     ) -> Observation:
         """Return the runs of `config` as an observation.
 

@@ -49,11 +49,13 @@ from hardware.io.errors import ConfigError, did_you_mean
 from trials.backend import (
     AbstractBackend,
     Observation,
+    OnStart,
     OnStep,
     OperatorSample,
     Origin,
     Status,
     check_seconds_per_trial,
+    ignore_start,
     ignore_step,
 )
 
@@ -144,6 +146,7 @@ class SimulatedBackend(AbstractBackend):
         *,
         trial_number: int,  # noqa: ARG002 # the contract's
         on_step: OnStep = ignore_step,
+        on_start: OnStart = ignore_start,  # noqa: ARG002 # no trial waits
     ) -> Observation:
         """Return noisy step times of `config` in this world, or out of memory if it does not fit.
 

@@ -17,7 +17,7 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
-from trials.backend import Clock, HostNeeds, Observation, OnStep
+from trials.backend import Clock, HostNeeds, Observation, OnStart, OnStep
 from trials.rank_backend import AbstractRankBackend
 from trials.ranks.contract import AbstractRanks, RankSetup
 from trials.torch_training.processor_time import num_cores
@@ -103,6 +103,7 @@ class TorchBackend(TrainingOptions, AbstractRankBackend):
         *,
         trial_number: int,  # noqa: ARG002 # the contract's
         on_step: OnStep,
+        on_start: OnStart,  # noqa: ARG002 # no trial waits in a queue
     ) -> Observation:
         """Train some steps with one rank per device."""
         plan = self.plan(config)

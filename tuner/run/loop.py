@@ -271,8 +271,7 @@ def _drive(
                 run.study.set_user_attr(HISTORY, run.past.in_words)
         on_progress(run.progress(clock() - started_s, opening=run.opening(todo)))
         with ExitStack() as stack:
-            running = _enter(executor, stack)
-            notes = "; ".join(filter(None, (run.past.in_words, running.slots_note)))
+            running, notes = _enter(run, executor, stack)
             on_progress(run.progress(clock() - started_s, note=notes))
             while True:
                 if run.held.renew(now_s=wall_clock()):
@@ -308,11 +307,15 @@ def _drive(
     return stop_reason
 
 
-def _enter(executor: AbstractContextManager[Executor], stack: ExitStack) -> Executor:
+def _enter(run: _Run, executor: AbstractContextManager[Executor], stack: ExitStack) -> tuple[Executor, str]:
+    """Start the executor among nothing that trials have left, and leave nothing; return it with notes on the run."""
+    left_over = run.end_left_over()
+    stack.callback(run.end_left_over)
     try:
-        return stack.enter_context(executor)
+        running = stack.enter_context(executor)
     except SystemExit:  # what Ray makes of SIGTERM while it starts
         raise KeyboardInterrupt from None
+    return running, "; ".join(filter(None, (run.past.in_words, left_over, running.slots_note)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -391,6 +394,11 @@ class _Run:
                             trial.set_user_attr(key, value)
                 again.append(self._as_task(trial.number, position, proxy))
         return again
+
+    def end_left_over(self) -> str:
+        """End what trials without a driver have left on other machines; return a note on it, or nothing."""
+        ended = 0 if self.held.is_lost else self.config.backend.end_left_over()
+        return f"ended {ended} job{'s' * (ended != 1)} that an earlier run of this study had left" if ended else ""
 
     def count_measured(self) -> None:
         """Count the measurement of the current configuration that the study file states as a trial, once."""

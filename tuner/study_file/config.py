@@ -43,7 +43,7 @@ from tuner.study_file.space_options import (
     find_uneven,
     further_defaults,
 )
-from tuner.study_file.storage_url import check_history, check_storage, is_database, storage_file
+from tuner.study_file.storage_url import check_history, check_storage, is_database, storage_file, storage_place
 from tuner.study_file.study_keys import PlannerKeys, SearchKeys, StudyKeys
 
 USUAL_REPEATS = 2
@@ -212,7 +212,14 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths) -> St
     check_absent_dimensions(setting, options)
     if group is None:
         check_possible_values(setting, options)
-    parts = StudyParts(setting=setting, base_dir=base_dir, measured=group, flag_exporters=flag_exporters(setting))
+    parts = StudyParts(
+        name=keys.name,
+        storage=storage_place(storage),
+        setting=setting,
+        base_dir=base_dir,
+        measured=group,
+        flag_exporters=flag_exporters(setting),
+    )
     backend = keys.trial.build(parts)
     planning = _planning(keys.planner, backend)
     check_storage(storage)

@@ -33,6 +33,12 @@ def storage_file(url: str) -> Path | None:
     return Path(unquote(name) if found[1] else name)  # SQLite decodes names that begin with file:
 
 
+def storage_place(url: str) -> str:
+    """Return the place of a storage, with a file's absolute path and without passwords."""
+    file = storage_file(url)
+    return shown_url(url) if file is None else str(file.resolve())
+
+
 def no_database(url: str) -> ConfigError:
     """Return the error for a database file in `history:` that does not exist."""
     nearest = "a relative path starts at the working directory, as for storage"

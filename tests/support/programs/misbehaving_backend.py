@@ -16,7 +16,7 @@ from pathlib import Path
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
-from trials.backend import AbstractBackend, Observation, OnStep, Origin, Status, ignore_step
+from trials.backend import AbstractBackend, Observation, OnStart, OnStep, Origin, Status, ignore_start, ignore_step
 
 DEEDS = (
     "succeed", "raise", "exit", "die", "die_once", "hang", "hang_with_child", "give_a_lambda",
@@ -60,7 +60,14 @@ class MisbehavingBackend(AbstractBackend):
     def reduced(self, to: Reduction) -> None:
         """Return None, because this backend has no job to reduce."""
 
-    def measure(self, config: ParallelConfig, *, trial_number: int, on_step: OnStep = ignore_step) -> Observation:
+    def measure(
+        self,
+        config: ParallelConfig,
+        *,
+        trial_number: int,
+        on_step: OnStep = ignore_step,
+        on_start: OnStart = ignore_start,  # noqa: ARG002 # no trial waits
+    ) -> Observation:
         """Behave as the configuration says."""
         time.sleep(self.seconds_per_trial)
         print("a backend must not print, but some program below it may")  # noqa: T201 # see the test of stdout

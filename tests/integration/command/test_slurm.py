@@ -1,0 +1,215 @@
+"""Trials as jobs of a real Slurm cluster, which is this machine."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from hardware.cluster import read_described_cluster
+from hardware.io.errors import ConfigError
+from tests.support.own_slurm import own_slurm
+from tests.support.programs.backend_contract import BackendContract
+from tests.support.programs.small_commands import backend_of
+from trials.backend import Status
+from trials.command.slurm.jobs import SlurmJobs, job_plan
+from trials.rank_backend import OpenBackend
+from trials.ranks.processes import RankProcesses
+
+ONE = ParallelConfig(dp=2, mbs=4)
+GONE_LIMIT_S = 10.0
+"""Time in which a job whose trial is over must have left the queue [s]; Slurm kills it after two."""
+
+
+@pytest.fixture(scope="module")
+def slurm():
+    """The cluster, which Slurm's programs of this process find."""
+    with own_slurm(num_nodes=2) as cluster, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
+        yield cluster
+
+
+@pytest.fixture
+def jobs_of(slurm, tmp_path):
+    """Builds a backend of jobs, whose names begin with `meshtune-test-`."""
+    yield lambda mode="well", *arguments, sbatch=(), **changes: backend_of(
+        mode,
+        *arguments,
+        launch="slurm",
+        slurm=SlurmJobs(study="meshtune-test-", outputs=tmp_path / "shared", sbatch=("--exclusive", *sbatch)),
+        **changes,
+    )
+    assert gone(slurm), slurm.queue()
+
+
+def gone(slurm):
+    """Wait until the queue is empty; return whether it is."""
+    deadline_s = time.monotonic() + GONE_LIMIT_S
+    while slurm.queue() and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    return not slurm.queue()
+
+
+class Running:
+    """Trial that runs in a thread, whose job the test disturbs."""
+
+    def __init__(self, slurm, backend):
+        self.slurm = slurm
+        self.steps = threading.Event()
+        self.started_s = None
+        self.found = None
+        self.thread = threading.Thread(target=self._measure, args=(backend,))
+        self.thread.start()
+
+    def _measure(self, backend):
+        with RankProcesses(backend.rank_setup) as ranks:
+            self.found = OpenBackend(backend=backend, ranks=ranks).measure(
+                ONE, trial_number=3, on_step=lambda _: self.steps.set(), on_start=self._start
+            )
+
+    def _start(self):
+        self.started_s = time.monotonic()
+
+    def job(self):
+        """Number of the trial's job, once it has measured a step."""
+        assert self.steps.wait(30)
+        ((number, name, _),) = self.slurm.queue()
+        assert name == "meshtune-test-0003"
+        return number
+
+    def end(self):
+        """Observation of the trial."""
+        self.thread.join(60)
+        return self.found
+
+
+class TestSlurmJobs(BackendContract):
+    """A command that runs as a job of Slurm keeps the contract of backends."""
+
+    @pytest.fixture
+    def backend(self, jobs_of):
+        """A program that prints its steps at once."""
+        return jobs_of()
+
+    @pytest.fixture
+    def grid(self):
+        """Two configurations."""
+        return ConfigGrid.from_configs([ParallelConfig(dp=2, mbs=1), ParallelConfig(tp=2, mbs=4)], ())
+
+
+def test_a_job_starts_the_command_on_every_host(jobs_of, tmp_path):
+    """Each host is told its rank, all of them one address and port, and no output is left in the shared folder."""
+    script = 'echo "$0 $1 $2" > "$3/$SLURMD_NODENAME"; [ $0 = 0 ] || exit 0; echo "step (ms): 5.0 it\'s"; echo "{}"'
+    two = read_described_cluster({"name": "cpu-host", "hosts": 2, "devices_per_host": 2}, tmp_path).cluster
+    command = ("bash", "-c", script, "{host_rank}", "{master_address}", "{master_port}", str(tmp_path))
+    backend = jobs_of(arguments=command, cluster=two, environment=(("EMPTY", ""), ("HOME", None)), warmup_steps=0)
+
+    found = backend.measure(ParallelConfig(dp=4), trial_number=0)
+
+    told = [(tmp_path / f"node{number}").read_text().split() for number in range(2)]
+    assert [words[0] for words in told] == ["0", "1"]
+    assert told[0][1:] == told[1][1:] == ["node0", told[0][2]]
+    assert "step (ms): 5.0 it's" in found.log_tail
+    assert list((tmp_path / "shared").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (["scancel"], "cancelled from outside"),
+        (["scontrol", "requeue"], "put back into Slurm's queue"),
+        (["scontrol", "suspend"], "was suspended"),
+    ],
+    ids=["cancelled", "requeued", "suspended"],
+)
+def test_a_job_that_others_disturb_is_an_incident(slurm, jobs_of, command, reason):
+    """A job that is cancelled, put back into the queue or suspended says nothing about its candidate."""
+    trial = Running(slurm, jobs_of("forever", steps=1000))
+    slurm.ask(*command, trial.job())
+
+    found = trial.end()
+
+    assert found.status is Status.INCIDENT
+    assert reason in found.reason
+
+
+def test_a_lost_node_is_an_incident(slurm, jobs_of):
+    """A job whose node goes down says nothing about its candidate."""
+    trial = Running(slurm, jobs_of("forever", steps=1000, sbatch=("--nodelist=node1", "--no-requeue")))
+    trial.job()
+    slurm.ask("scontrol", "update", "NodeName=node1", "State=DOWN", "Reason=test")  # it registers again at once
+
+    found = trial.end()
+
+    assert found.status is Status.INCIDENT
+    assert "lost a node" in found.reason
+
+
+def test_slurms_time_limit_is_a_timeout(slurm, jobs_of):
+    """A job that Slurm cuts off has its steps, its limit, and the status of a trial that took too long."""
+    trial = Running(slurm, jobs_of("forever", steps=1000, sbatch=("--time=1",)))
+    slurm.ask("scontrol", "update", f"JobId={trial.job()}", "EndTime=now+2")
+
+    found = trial.end()
+
+    assert found.status is Status.TIMEOUT
+    assert found.time_limit_s == 60
+    assert found.step_times_s
+
+
+def test_waiting_in_the_queue_is_no_hang(slurm, jobs_of):
+    """A trial whose hosts are busy waits for longer than its hang limit, and its time begins with its job."""
+    (blocker,) = slurm.ask("sbatch", "--parsable", "--nodes=2", "--exclusive", "--wrap=sleep 60").split()
+    begun_s = time.monotonic()
+    trial = Running(slurm, jobs_of(hang_limit_s=1.5))
+    time.sleep(4.0)
+    assert trial.started_s is None
+    slurm.ask("scancel", blocker)
+
+    found = trial.end()
+
+    assert found.status is Status.OK
+    assert trial.started_s - begun_s > 4.0
+    assert dict(found.conditions)["queued_s"] > 3.5
+
+
+def test_a_refused_job_says_why(jobs_of):
+    """The reason of a trial whose partition does not exist is the sentence of sbatch."""
+    found = jobs_of(sbatch=("--partition=nowhere",)).measure(ONE, trial_number=0)
+
+    assert found.status is Status.CRASHED
+    assert found.reason.startswith("Slurm refuses the job: ")
+    assert "invalid partition specified: nowhere" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("mode", "status"), [("memory", Status.OUT_OF_MEMORY), ("killed", Status.INCIDENT), ("fault", Status.CRASHED)]
+)
+def test_a_failing_command_fails_as_elsewhere(jobs_of, mode, status):
+    """A command that runs out of memory, is killed, or fails has the same status in a job as outside of one."""
+    assert jobs_of(mode).measure(ONE, trial_number=0).status is status
+
+
+def test_a_job_ends_with_its_follower(slurm, jobs_of):
+    """Whoever kills the processes that follow a job cancels it."""
+    backend = jobs_of("forever", steps=1000)
+    with RankProcesses(backend.rank_setup) as ranks:
+        ranks.launch(
+            "trials.command.slurm.job_program:run_job",
+            job_plan(backend.slurm, backend.plan(ONE, 0), num_hosts=1),
+            num_ranks=1,
+        )
+        ranks.events(10)
+        os.kill(ranks._server.pid, signal.SIGKILL)
+
+        assert gone(slurm)
+
+
+def test_without_slurm_no_study_starts(jobs_of, monkeypatch):
+    """A machine without sbatch is named before anything starts."""
+    monkeypatch.setenv("PATH", "/nowhere")
+
+    with pytest.raises(ConfigError, match="sbatch, scontrol, squeue, scancel on the PATH"):
+        jobs_of().check()

@@ -1,0 +1,151 @@
+"""Studies whose trials are jobs of a real Slurm cluster: `meshtune run` as its own process, which is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.support.own_slurm import own_slurm
+from tests.support.studies.commanded_study import MODEL
+from tests.support.studies.driver_process import ROOT, DriverProcess
+
+PROGRAM = """
+import sys, time
+tp, mbs = int(sys.argv[1]), int(sys.argv[2])
+for step in range(1, 1000):
+    time.sleep(float(open("pause_s").read()))
+    print(f"step {step} took {40 / tp + 100 / mbs + step} ms", flush=True)
+"""
+
+STUDY = """
+name: jobs
+model: {model}
+cluster: {{name: cpu-host, hosts: 1, devices_per_host: 2}}
+job: {{sequence_length: 128, global_batch_size: 16}}
+search: {{max_trials: 4, seed: 1, parallel_trials: 2, baseline: false, repeats: 1}}
+trial:
+  backend: command
+  command: [{python}, train.py, "{{tp}}", "{{mbs}}"]
+  launch: slurm
+  log: {{pattern: ["step (?P<iteration>\\\\d+) took (?P<step_ms>[\\\\d.]+) ms"]}}
+  warmup_steps: 1
+  steps: 4
+"""
+GONE_LIMIT_S = 15.0
+"""Time in which nothing of a killed driver may be left in the queue [s]: Ray's workers end seconds after it."""
+
+
+@pytest.fixture(scope="module")
+def slurm():
+    """A cluster of two nodes."""
+    with own_slurm(num_nodes=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def run(slurm, tmp_path):
+    """Starts `meshtune run` of one study, whose steps take some seconds altogether or forever."""
+
+    def start(pause_s, *overrides):
+        (tmp_path / "pause_s").write_text(str(pause_s), encoding="utf-8")
+        (tmp_path / "train.py").write_text(PROGRAM, encoding="utf-8")
+        study = tmp_path / "study.yaml"
+        study.write_text(STUDY.format(model=MODEL, python=sys.executable), encoding="utf-8")
+        storage = f"sqlite:///{tmp_path / 'study.db'}"
+        return DriverProcess(storage, *overrides, study=study, environment=slurm.environment)
+
+    yield start
+    slurm.cancel_all()
+
+
+def trials_of(folder):
+    """All trials of the study, as other programs read them."""
+    command = [sys.executable, "-m", "tuner", "trials", "study.yaml", "--json", "--storage", "sqlite:///study.db"]
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=True
+    )
+    return json.loads(done.stdout)["trials"]
+
+
+def wait_for_jobs(slurm, count):
+    """Wait until so many jobs run; return their numbers and names."""
+    deadline_s = time.monotonic() + 60
+    while True:
+        running = [(number, name) for number, name, state in slurm.queue() if state == "RUNNING"]
+        if len(running) == count:
+            return running
+        assert time.monotonic() < deadline_s, slurm.queue()
+        time.sleep(0.1)
+
+
+def gone(slurm, limit_s=GONE_LIMIT_S):
+    """Wait until the queue is empty; return whether it is."""
+    deadline_s = time.monotonic() + limit_s
+    while slurm.queue() and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    return not slurm.queue()
+
+
+def test_a_killed_driver_leaves_no_job_and_loses_nothing(slurm, run, tmp_path):
+    """Jobs leave the queue within seconds of their driver's SIGKILL, and the next run measures the same trials."""
+    with run(60) as driver:
+        jobs = wait_for_jobs(slurm, 2)
+        assert sorted(name.rpartition("-")[2] for _, name in jobs) == ["0000", "0001"]
+        driver.process.kill()
+        assert gone(slurm)
+
+    with run(0.05) as driver:
+        status, told, _ = driver.end()
+
+    trials = trials_of(tmp_path)
+    assert status == 0
+    assert [trial["trial"] for trial in trials] == [0, 1, 2, 3]
+    assert {trial["status"] for trial in trials} == {"ok"}
+    assert json.loads(told)["best"]["step_time_s"] == min(trial["step_time_s"] for trial in trials)
+    assert gone(slurm)
+
+
+def test_jobs_of_a_machine_that_died_are_cancelled_by_the_next_run(slurm, run):
+    """If nobody was left to cancel the jobs, the next run finds them by their names, says so, and cancels only them."""
+    (other,) = slurm.ask("sbatch", "--parsable", "--hold", "--job-name=meshtune-jobs-other-0000", "--wrap=true").split()
+    with run(60) as dead:
+        wait_for_jobs(slurm, 2)
+        followers = [pid for pid, command in dead.processes().items() if "trials.ranks.server" in command]
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in (*followers, dead.process.pid):
+                os.kill(pid, number)
+        time.sleep(3.0)
+        left = wait_for_jobs(slurm, 2)
+        with run(0.05) as driver:
+            status, _, told = driver.end()
+
+    assert status == 0
+    assert "ended 2 jobs that an earlier run of this study had left" in told
+    assert not {number for number, _ in left} & {number for number, _, _ in slurm.queue()}
+    assert other in [number for number, _, _ in slurm.queue()]
+
+
+def test_a_trial_whose_job_was_cancelled_runs_again(slurm, run, tmp_path):
+    """A job that somebody cancels is tried once more, and its trial says why."""
+    with run(0.5, "search.parallel_trials=1", "search.max_trials=1") as driver:
+        ((number, _),) = wait_for_jobs(slurm, 1)
+        slurm.ask("scancel", number)
+        status, _, _ = driver.end()
+
+    (trial,) = trials_of(tmp_path)
+    assert status == 0
+    assert trial["status"] == "ok"
+    assert "retried once, because was cancelled from outside" in trial["reason"]
+
+
+def test_refused_jobs_end_the_study_with_slurms_words(run):
+    """A partition that does not exist ends the study after three trials, with the sentence of sbatch."""
+    with run(0.05, 'trial.sbatch=["--partition=nowhere"]') as driver:
+        status, _, told = driver.end()
+
+    assert status == 1
+    assert "invalid partition specified: nowhere" in told

@@ -1,0 +1,65 @@
+"""Batch script of a trial, as sbatch reads it: srun starts the command once on every host of the job.
+
+What a configuration determines is written into the script. What only a host knows (`{host_rank}`, `{master_address}`,
+`{master_port}`) becomes a variable that its shell expands.
+
+Sources: the manual pages of sbatch and srun of Slurm 24.05.
+"""
+
+from __future__ import annotations
+
+import shlex
+import string
+from collections.abc import Mapping, Sequence
+
+from trials.command.host_program import HostPlan
+from trials.command.placeholders import FLAGS, PROFILE, without_wildcards
+
+_VARIABLES = {
+    "host_rank": '"$SLURM_NODEID"',
+    "master_address": '"$MESHTUNE_MASTER_ADDRESS"',
+    "master_port": '"$MESHTUNE_MASTER_PORT"',
+}
+
+FIRST_PORT, NUM_PORTS = 15_000, 15_000
+"""Ports of the first host that jobs use: below those that Linux gives to clients (32,768 to 60,999)."""
+
+_HEAD = f"""\
+#!/bin/bash
+export MESHTUNE_MASTER_ADDRESS="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+export MESHTUNE_MASTER_PORT=$(({FIRST_PORT} + SLURM_JOB_ID % {NUM_PORTS}))
+"""
+
+
+def batch_script(plan: HostPlan, *, num_hosts: int, srun: Sequence[str]) -> str:
+    """Return the script of a trial.
+
+    Args:
+        plan: Work of each host.
+        num_hosts: Number of hosts of the job.
+        srun: Further options of srun.
+    """
+    values = {name: shlex.quote(value) for name, value in plan.values} | _VARIABLES
+    if plan.profile is not None:
+        values[PROFILE] = _word(str(plan.profile_root / without_wildcards(plan.profile)), values)
+    exports = [
+        f"unset {name}" if text is None else f"export {name}={_word(text, values)}" for name, text in plan.environment
+    ]
+    flags = [shlex.quote(flag) for flag in plan.flags]
+    words: list[str] = []
+    for argument in plan.arguments:
+        words += flags if argument == f"{{{FLAGS}}}" else [_word(argument, values)]
+    on_host = "\n".join((*exports, f"exec {' '.join(words)}"))
+    # one task that may use all cores of its host: the command starts the processes of its devices itself
+    launch = (
+        *("srun", f"--nodes={num_hosts}", f"--ntasks={num_hosts}", "--ntasks-per-node=1"),
+        *("--cpu-bind=none", "--kill-on-bad-exit=1", *srun, "bash", "-c", on_host),
+    )
+    return f"{_HEAD}exec {shlex.join(launch)}\n"
+
+
+def _word(text: str, values: Mapping[str, str]) -> str:
+    """Return a text with placeholders as one word of a shell."""
+    parts = string.Formatter().parse(text)
+    words = (shlex.quote(literal) * bool(literal) + (values[name] if name else "") for literal, name, _, _ in parts)
+    return "".join(words) or "''"

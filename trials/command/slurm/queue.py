@@ -1,0 +1,186 @@
+"""Slurm's queue, through its programs: submit a job, ask for its state, cancel it, and find jobs by their names.
+
+Sources: the manual pages of sbatch, scontrol, squeue and scancel of Slurm 24.05; checked with 22.05.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hardware.io.errors import ConfigError
+from trials.time_limit import parse_time_limit
+
+PROGRAMS = ("sbatch", "scontrol", "squeue", "scancel")
+"""Programs of Slurm that must be on the driver's search path."""
+
+ANSWER_LIMIT_S = 90.0
+"""Time that the controller may take to answer [s]; Slurm's own programs give up after some ten seconds."""
+
+_FIELD = re.compile(r"\b(JobState|Reason|Restarts|ExitCode|TimeLimit)=(\S+)")
+_UNKNOWN_JOB = "Invalid job id"
+
+
+class QueueError(Exception):
+    """Refusal of a request by Slurm, in its own words, or the lack of an answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobState:
+    """State of one job.
+
+    Attributes:
+        name: State, such as RUNNING.
+        reason: Reason for the state, such as Resources for a job that waits; `None` in Slurm's words if there is none.
+        restarts: Number of times that the job was put back into the queue.
+        code: Exit status of its script, or the negative number of the signal that killed it.
+        time_limit_s: Time limit of the job [s]; None if it has none.
+    """
+
+    name: str
+    reason: str = "None"
+    restarts: int = 0
+    code: int = 0
+    time_limit_s: float | None = None
+
+
+def submit(options: Sequence[str], script: str) -> str:
+    """Submit a job, and return its number.
+
+    Raises:
+        QueueError: Slurm refuses the job.
+    """
+    return _ask(["sbatch", "--parsable", *options], script).strip().partition(";")[0]
+
+
+def state_of(job: str) -> JobState | None:
+    """Return the state of a job, also for some minutes after its end; None if Slurm no longer knows it.
+
+    Raises:
+        QueueError: The controller does not answer.
+    """
+    try:
+        return read_state(_ask(["scontrol", "show", "job", "--oneliner", job]))
+    except QueueError as error:
+        if _UNKNOWN_JOB in str(error):
+            return None
+        raise
+
+
+def read_state(text: str) -> JobState:
+    """Read the line that `scontrol show job --oneliner` prints.
+
+    Raises:
+        QueueError: It states no state.
+    """
+    found: dict[str, str] = {}
+    for name, value in _FIELD.findall(text):
+        found.setdefault(name, value)
+    if "JobState" not in found:
+        raise QueueError(f"scontrol printed no state of the job: {text[:200]}")
+    status, _, signal = found.get("ExitCode", "0:0").partition(":")
+    limit = found.get("TimeLimit", "")
+    return JobState(
+        name=found["JobState"],
+        reason=found.get("Reason", "None"),
+        restarts=int(found.get("Restarts", "0")),
+        code=-int(signal) if signal not in ("", "0") else int(status),
+        time_limit_s=parse_time_limit(limit) if re.fullmatch(r"[0-9:-]+", limit) else None,
+    )
+
+
+def cancel(jobs: Sequence[str]) -> None:
+    """Cancel jobs; those that have ended already are left as they are.
+
+    Raises:
+        QueueError: The controller does not answer.
+    """
+    if jobs:
+        _ask(["scancel", *jobs])
+
+
+def jobs_named(prefix: str) -> list[str]:
+    """Return the numbers of this user's jobs in the queue whose names begin so.
+
+    Raises:
+        QueueError: The controller does not answer.
+    """
+    lines = _ask(["squeue", "--noheader", f"--user={os.geteuid()}", "--format=%i %j"]).splitlines()
+    listed = (line.strip().partition(" ") for line in lines)
+    return [number for number, _, name in listed if name.startswith(prefix)]
+
+
+def job_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return a worker's environment without what describes the worker: a job inherits all that sbatch has.
+
+    If the driver is itself a job, Slurm's variables would describe that job; Ray's describe its worker, and Ray sets
+    one thread for a worker of one core.
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith("RAY_")
+        and not (name.startswith("SLURM_") and name not in ("SLURM_CONF", "SLURM_CLUSTERS"))
+        and not (name == "OMP_NUM_THREADS" and value == "1")
+    }
+
+
+def _ask(command: Sequence[str], text: str | None = None) -> str:
+    try:
+        done = subprocess.run(  # noqa: S603 # programs of Slurm, and no shell
+            list(command),
+            input=text or "",
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=job_environment(os.environ),
+            timeout=ANSWER_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise QueueError(f"{command[0]} gave no answer within {ANSWER_LIMIT_S:g} s") from None
+    except OSError as error:
+        raise QueueError(f"{command[0]} cannot be started: {error.strerror}") from None
+    if done.returncode:
+        told = [line.partition("error: ")[2] or line for line in done.stderr.splitlines() if line.strip()]
+        raise QueueError("; ".join(told)[:500] or f"{command[0]} ended with status {done.returncode}")
+    return done.stdout
+
+
+def cancel_named(prefix: str) -> int:
+    """Cancel this user's jobs whose names begin so; return how many there were.
+
+    Raises:
+        ConfigError: Slurm does not answer.
+    """
+    try:
+        jobs = jobs_named(prefix)
+        cancel(jobs)
+    except QueueError as error:
+        raise ConfigError(
+            f"cannot look for jobs named {prefix}... in Slurm's queue: {error}",
+            key="trial.launch",
+            value="slurm",
+            nearest="try again when `squeue` answers here",
+        ) from None
+    return len(jobs)
+
+
+def check_programs() -> None:
+    """Check that Slurm's programs are on the search path.
+
+    Raises:
+        ConfigError: One is missing.
+    """
+    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    if missing:
+        raise ConfigError(
+            f"needs {', '.join(missing)} on the PATH, which this machine lacks",
+            key="trial.launch",
+            value="slurm",
+            nearest="run on a login node of the cluster, or launch: per_host on a Ray cluster",
+        )
