@@ -211,6 +211,12 @@ class RayExecutor:
         trials = [place.trial for place in self._places if place.trial is not None]
         return {trial.number: tuple(trial.steps_s) for trial in trials}
 
+    @property
+    def queued(self) -> tuple[int, ...]:
+        """Numbers of the trials that wait for their devices in a queue, as of the last `poll`."""
+        trials = [place.trial for place in self._places if place.trial is not None and place.is_ready]
+        return tuple(trial.number for trial in trials if self._backend.waits_in_queue and trial.since_s is None)
+
     def submit(self, trial_number: int, config: ParallelConfig, reduction: Reduction | None = None) -> None:
         """Start a trial on a free slot and return at once; `reduction` is its proxy job, if it runs one."""
         assert self.num_free_slots, "submit needs a free slot: look at num_free_slots first"

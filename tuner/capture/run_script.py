@@ -80,12 +80,14 @@ class Capture:
         status: Exit status of the command; None if the time limit ended it.
         output: Last lines that the command wrote to stdout and stderr.
         environment: Environment variables before the run.
+        header: Words of the `#SBATCH` lines of the first script in the command that has any.
     """
 
     records: tuple[Record, ...]
     status: int | None
     output: str
     environment: Mapping[str, str]
+    header: tuple[str, ...] = ()
 
     def own_environment(self, record: Record) -> dict[str, str]:
         """Return the variables of a recorded command that the script set or changed."""
@@ -120,15 +122,21 @@ def capture(command: Sequence[str], *, limit_s: float = LIMIT_S) -> Capture:
         prelude = _PRELUDE.replace("ANY_NAME", ANY) + _functions()
         (folder / "prelude.sh").write_text(prelude, encoding="utf-8")
         (folder / "records").mkdir()
-        allocation = _allocation_of(command)
-        environment = _environment(folder, allocation, work)
+        header = _header_of(command)
+        environment = _environment(folder, allocation_of(header), work)
         status, output = _run(command, work, environment, limit_s)
         records = tuple(
             _at_home(Record.from_json(path.read_text(encoding="utf-8")), folder, here)
             for path in sorted((folder / "records").glob("*.json"))[:MOST_RECORDS]
         )
         before = {key: _home_text(value, folder, here) for key, value in environment.items()}
-    return Capture(records=records, status=status, output=_home_text(output, folder, here), environment=before)
+    return Capture(
+        records=records,
+        status=status,
+        output=_home_text(output, folder, here),
+        environment=before,
+        header=tuple(header),
+    )
 
 
 def _fill(work: Path, here: Path) -> None:
@@ -169,16 +177,16 @@ def _write_stand_ins(folder: Path) -> Path:
     return stand_ins
 
 
-def _allocation_of(command: Sequence[str]) -> Allocation:
-    """Return the allocation that the `#SBATCH` lines of the first script in the command state."""
+def _header_of(command: Sequence[str]) -> list[str]:
+    """Return the words of the `#SBATCH` lines of the first script in the command that has any."""
     for word in command:
         path = Path(word)
         if path.suffix in (".py", ".json") or not path.is_file() or path.stat().st_size > SMALL_BYTES:
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
         if words := header_words(text):
-            return allocation_of(words)
-    return Allocation()
+            return words
+    return []
 
 
 def _environment(folder: Path, allocation: Allocation, work: Path) -> dict[str, str]:

@@ -137,12 +137,13 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> int:
 def _run_inner(words: list[str], inner: tuple[str, ...]) -> int:
     """Run the command that a launcher or a container would start, as its first process would."""
     environment = dict(os.environ)
-    allocation = _allocation()
+    allocation, header = _allocation(), []
     if words[0] in ("srun", "sbatch", "salloc"):
         own = words[1 : len(words) - len(inner) + 1]
         stated = allocation_of(own)
         if words[0] == "sbatch":
-            stated = stated.over(allocation_of(header_words(_text_of(inner))))
+            header = header_words(_text_of(inner))
+            stated = stated.over(allocation_of(header))
         allocation = stated.over(allocation)
         environment |= job_environment(allocation, os.environ.get("PWD", ""))
     elif (by_mpi := mpi_allocation(words)) != Allocation():
@@ -156,7 +157,10 @@ def _run_inner(words: list[str], inner: tuple[str, ...]) -> int:
         }
     environment[ALLOCATION] = json.dumps(asdict(allocation))
     before = json.loads(os.environ.get(THROUGH_SO_FAR, "[]"))
-    environment[THROUGH_SO_FAR] = json.dumps([*before, words[: max(1, len(words) - len(inner))]])
+    # a script among the words begins with a shell that is not
+    is_whole = tuple(words[-len(inner) :]) == inner
+    outer = words[: len(words) - len(inner) + (not is_whole)]
+    environment[THROUGH_SO_FAR] = json.dumps([*before, [outer[0], *header, *outer[1:]]])
     return _run(inner, environment)
 
 

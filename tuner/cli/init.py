@@ -251,7 +251,8 @@ def _print_result(made: NewStudy, written: list[Path], out: Path) -> None:
     if made.measured is not None:
         typer.echo(f"The log says {made.measured.step_time_s:.4g} s per step: see `measured:` in the study file.")
     if made.measures:
-        typer.echo("Trials run your own command.")
+        is_job = made.imported.command is not None and made.imported.command.slurm is not None
+        typer.echo(f"Trials run your own command{', each as a job of Slurm' if is_job else ''}.")
     elif made.imported.command is not None:
         typer.echo("Trials are simulated; comments in the study file list what is missing to run your own command.")
     else:

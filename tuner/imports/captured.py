@@ -17,11 +17,13 @@ from tuner.capture.launchers import TRAINING
 from tuner.capture.record import Record
 from tuner.capture.run_script import Capture
 from tuner.capture.slurm import Allocation
+from tuner.imports.bash.texts import Argument
 from tuner.imports.deepspeed import import_deepspeed
 from tuner.imports.gpt_neox import import_gpt_neox, merge_gpt_neox
-from tuner.imports.imported import Imported
+from tuner.imports.imported import Imported, SlurmOptions
 from tuner.imports.megatron import SIGNS, import_megatron
 from tuner.imports.nanotron import import_nanotron
+from tuner.imports.slurm_launch import slurm_options
 from tuner.imports.torchtitan import import_torchtitan
 from tuner.imports.trainer_flags import SIGN, import_trainer
 
@@ -82,6 +84,9 @@ def import_captured(captured: Capture) -> Imported:
         found = replace(
             found, hosts=found.hosts or stated.hosts, devices_per_host=found.devices_per_host or stated.devices_per_host
         )
+    if found.command is not None:
+        # the text made here has a header of its own, also where there is no Slurm
+        found = replace(found, command=replace(found.command, slurm=_slurm(first.record, captured)))
     notes = [*found.notes]
     if others:
         notes.append(
@@ -161,9 +166,20 @@ def _as_script(record: Record, captured: Capture) -> str:
     kept = {name: value for name, value in own.items() if name not in _RANKS and " --" not in value}
     lines += [f"export {name}={shlex.quote(value)}" for name, value in kept.items()]
     lines.append(f"cd {shlex.quote(record.directory)}")
-    lines.append(shlex.join(record.words))
+    lines.append(shlex.join((*_srun(record), *record.words)))
     lines += [f"# {line}" for line in (_deepspeed_file(record) or "").splitlines()]  # its ZeRO stage counts
     return "\n".join((*lines, ""))
+
+
+def _srun(record: Record) -> tuple[str, ...]:
+    """Return the srun that starts the command, with its options; nothing if none does."""
+    return next((outer for outer in record.through if outer[0] == "srun"), ())
+
+
+def _slurm(record: Record, captured: Capture) -> SlurmOptions | None:
+    """Return the options of the command's job: those of the script's `#SBATCH` lines, of sbatch and of srun."""
+    given = next((outer[1:] for outer in record.through if outer[0] == "sbatch"), ())
+    return slurm_options((*captured.header, *given), [Argument(text=word, line=0) for word in _srun(record)])
 
 
 def _allocation(record: Record) -> Allocation:

@@ -29,6 +29,23 @@ class Unread:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SlurmOptions:
+    """Options of a trial that is a job of Slurm, in the form of a study's `trial:`.
+
+    Attributes:
+        sbatch: Options of sbatch.
+        srun: Further options of srun.
+        time_limit: Time limit of the script's job; empty if it has none.
+        unknown: Distinct reasons for options that are not known.
+    """
+
+    sbatch: tuple[str, ...] = ()
+    srun: tuple[str, ...] = ()
+    time_limit: str = ""
+    unknown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchCommand:
     """Command that starts the training program, in the form of a study's `trial.command`.
 
@@ -41,6 +58,7 @@ class LaunchCommand:
         not_copied: Names of exported variables that are not in `environment`.
         directory: Working directory of the command.
         script: Name of the script, if the configuration was imported from another file.
+        slurm: Options of the job that each trial is; None if the script says nothing of Slurm.
         moves: Last `cd` of the script before the command if its target is not a known absolute path, otherwise empty.
     """
 
@@ -51,6 +69,7 @@ class LaunchCommand:
     left_out: tuple[str, ...]
     not_copied: tuple[str, ...] = ()
     directory: str = "."
+    slurm: SlurmOptions | None = None
     moves: str = ""
     script: str = ""
 

@@ -13,6 +13,7 @@ from tuner.imports.bash.script import Command, Script
 from tuner.imports.bash.texts import Argument
 from tuner.imports.flags import Flag, flags_among
 from tuner.imports.imported import LaunchCommand
+from tuner.imports.slurm_launch import slurm_options
 
 TORCHRUN = (
     "--nnodes={num_hosts}",
@@ -42,12 +43,14 @@ class Launch:
     """Launch command, split into its parts.
 
     Attributes:
+        outer: Words before the launcher, such as srun with its options.
         launcher: Words before the flags of the launcher.
         launcher_flags: Flags of the launcher, with dashes in place of underscores.
         program: Path of the Python file, or `-m` and a module.
         training: Words after the program, which are its arguments.
     """
 
+    outer: tuple[Argument, ...]
     launcher: tuple[Argument, ...]
     launcher_flags: list[Flag]
     program: tuple[Argument, ...]
@@ -61,16 +64,24 @@ class Launch:
     @property
     def begin(self) -> tuple[str, ...]:
         """Words of a trial's command up to and including the program."""
-        texts = (word.text for word in (*self.launcher, *self.program))
-        launcher = tuple(map(escape_braces, texts))
-        at = len(self.launcher)
-        return (*launcher[:at], *TORCHRUN, *launcher[at:])
+        launcher, program = (
+            tuple(escape_braces(word.text) for word in words) for words in (self.launcher, self.program)
+        )
+        module = ("-m", "torch.distributed.run") if self._is_process_of_srun else ()
+        return (*launcher, *module, *TORCHRUN, *program)
+
+    @property
+    def _is_process_of_srun(self) -> bool:
+        """Whether srun starts the program itself, once for each device: torchrun can start the same processes."""
+        is_python = bool(self.launcher) and re.fullmatch(r"(.*/)?python[0-9.]*", self.launcher[0].text) is not None
+        has_module = any(word.text == "-m" for word in self.launcher)
+        return is_python and not has_module and any(word.text.rsplit("/", 1)[-1] == "srun" for word in self.outer)
 
     def unknown(self, kept: Sequence[Argument]) -> tuple[str, ...]:
         """Return the distinct reasons why words of a command with the arguments `kept` are unknown."""
         texts = [word.text for word in self.launcher]
         is_torchrun = texts[-1:] == ["torchrun"] or texts[-2:] in [["-m", module] for module in _LAUNCHERS]
-        why = [] if is_torchrun else [f"{' '.join(texts) or 'the launcher'} is not torchrun"]
+        why = [] if is_torchrun or self._is_process_of_srun else [f"{' '.join(texts) or 'it'} is not torchrun"]
         why += [word.unknown for word in (*self.launcher, *self.program, *kept) if word.unknown]
         return tuple(dict.fromkeys(why))
 
@@ -86,7 +97,13 @@ def launch_of(command: Command) -> Launch | None:
     first = next((number for number, word in enumerate(before) if _begins_launcher(word.text)), 0)
     flag = next((number for number in range(first, at) if before[number].text.startswith("--")), at)
     flags = flags_among(before[flag:], dashed=True)
-    return Launch(launcher=before[first:flag], launcher_flags=flags, program=words[at:behind], training=words[behind:])
+    return Launch(
+        outer=(*command.outer, *before[:first]),
+        launcher=before[first:flag],
+        launcher_flags=flags,
+        program=words[at:behind],
+        training=words[behind:],
+    )
 
 
 def _is_program(words: Sequence[Argument], at: int) -> bool:
@@ -143,12 +160,14 @@ def trial_command(
     """Return the command of a trial: the launcher of the script with its environment, and the program's `own` words."""
     environment, not_copied = _environment_of(script)
     directory, moves = _directory_of(script, launch)
+    slurm = slurm_options(script.header, launch.outer)
     return LaunchCommand(
         framework=framework,
         arguments=(*launch.begin, *own),
         environment=environment,
-        unknown=unknown,
+        unknown=(*unknown, *(slurm.unknown if slurm else ())),
         left_out=left_out,
+        slurm=slurm,
         not_copied=not_copied,
         directory=directory,
         moves=moves,

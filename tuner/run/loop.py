@@ -76,6 +76,10 @@ class Executor(Protocol):
     def reported(self) -> Mapping[int, tuple[float, ...]]:
         """Step times that each running trial has measured so far [s], by its number, as of the last `poll`."""
 
+    @property
+    def queued(self) -> tuple[int, ...]:
+        """Numbers of the trials that wait for their devices in a queue, as of the last `poll`."""
+
     def submit(self, trial_number: int, config: ParallelConfig, reduction: Reduction | None, /) -> None:
         """Start a trial of the study's job, or of a smaller one, on a free slot and return at once."""
 
@@ -92,12 +96,13 @@ class Progress:
 
     Attributes:
         done: Number of trials that have ended, those of earlier runs included.
-        running: Number of trials in flight.
+        running: Number of trials in flight, except for those in a queue.
+        queued: Number of trials that wait for their devices in a queue.
         budget: Number of trials allowed.
         best: Record of the fastest trial so far.
         ended: Records of the trials that have ended since the progress before, in the order of their ends.
         compared: Configuration that these are told relative to; None where nothing has ended.
-        layouts: Candidates of the trials in flight.
+        layouts: Candidates of the trials that are running.
         opening: First trial of the run; only the first progress has it.
         extrapolated: Answer that proxies suggest.
         p_star: Latest p_star.
@@ -108,6 +113,7 @@ class Progress:
 
     done: int
     running: int
+    queued: int = 0
     budget: int
     best: TrialRecord | None = None
     ended: tuple[TrialRecord, ...] = ()
@@ -295,7 +301,7 @@ def _drive(
                     records = run.trials.records_of(number for number, _ in ended)
                     for number, reason_against in run.hopeless(running.reported).items():
                         running.stop(number, reason_against)
-                on_progress(run.progress(clock() - started_s, ended=records))
+                on_progress(run.progress(clock() - started_s, ended=records, queued=running.queued))
     except KeyboardInterrupt:
         stop_reason = StopReason.INTERRUPTED
     finally:
@@ -569,19 +575,27 @@ class _Run:
         return Opening(values=grid.values(position), why=why, predicted_s=predicted_s, is_proxy=proxy is not None)
 
     def progress(
-        self, elapsed_s: float, *, note: str = "", opening: Opening | None = None, ended: tuple[TrialRecord, ...] = ()
+        self,
+        elapsed_s: float,
+        *,
+        note: str = "",
+        opening: Opening | None = None,
+        ended: tuple[TrialRecord, ...] = (),
+        queued: tuple[int, ...] = (),
     ) -> Progress:
         """Return the progress of the run, `elapsed_s` after its start [s], with what has not been told yet."""
         attributes = self.study.user_attrs
         in_flight = [trial for trial in self.trials.running if self.trials.has_candidate(trial)]
+        running = [trial for trial in in_flight if trial.number not in queued]
         return Progress(
             done=self.trials.num_ended,
-            running=self.trials.num_running,
+            running=len(running),
+            queued=len(in_flight) - len(running),
             budget=self.config.search.max_trials,
             best=self.trials.best,
             ended=ended,
             compared=comparison_of(self.reference, self.trials.records) if ended else None,
-            layouts=tuple(values_of(trial) for trial in in_flight),
+            layouts=tuple(values_of(trial) for trial in running),
             opening=opening,
             extrapolated=extrapolated_of(attributes),
             p_star=float(attributes.get(P_STAR, 0.0)),

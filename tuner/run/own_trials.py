@@ -89,11 +89,6 @@ class OwnTrials:
         return len(self._records)
 
     @property
-    def num_running(self) -> int:
-        """Number of trials with a candidate that have not ended."""
-        return sum(map(self.has_candidate, self._running.values()))
-
-    @property
     def next_number(self) -> int:
         """Number of the next trial, if this process begins it."""
         return next(reversed(self._known), -1) + 1

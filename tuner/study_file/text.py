@@ -13,6 +13,7 @@ import yaml
 from costmodels.job.model_spec import ModelSpec
 from costmodels.job.parallel_config import RECOMPUTE_MODES
 from tuner.imports import Imported, LaunchCommand, Present
+from tuner.imports.imported import SlurmOptions
 from tuner.imports.log import Measured
 
 WIDTH = 116
@@ -131,10 +132,23 @@ def _command(command: LaunchCommand) -> list[str]:
         *(f"    {line}" for line in _wrap_words([_scalar(one) for one in command.arguments])),
         "  ]",
         f"  flags: {command.framework}",
+        *_slurm(command.slurm),
         *environment,
         f"  directory: {_scalar(command.directory)}  # where the command begins, relative to this file",
         f"  log: {command.framework}",
     ]
+
+
+def _slurm(options: SlurmOptions | None) -> list[str]:
+    """Return the keys of trials that are jobs of Slurm."""
+    if options is None:
+        return []
+    lines = ["  launch: slurm  # each trial is one job"]
+    lines += [f"  sbatch: {_scalar(options.sbatch)}"] if options.sbatch else []
+    lines += [f"  srun: {_scalar(options.srun)}"] if options.srun else []
+    if options.time_limit:
+        lines.append(f"  time_limit: {_scalar(options.time_limit)}  # the script's; shorter jobs wait less")
+    return lines
 
 
 def _wrap_words(words: Sequence[str]) -> list[str]:

@@ -127,4 +127,6 @@ def state_line(progress: Progress, clock: str, compared: Comparison | None) -> s
     if progress.layouts:
         first, others = layout_of(progress.layouts[0], compared), progress.running - 1
         parts.append(f"running {printable(first)}" + (f" and {others:,} more" if others > 0 else ""))
+    if progress.queued:
+        parts.append(f"{progress.queued:,} waiting in the queue")
     return ", ".join(parts)

@@ -48,6 +48,11 @@ class InProcessExecutor:
         return self.slots - len(self.waiting)
 
     @property
+    def queued(self) -> tuple[int, ...]:
+        """No trial, because each runs at once."""
+        return ()
+
+    @property
     def reported(self) -> dict[int, tuple[float, ...]]:
         """Empty reports, because each trial is measured in a single poll."""
         return {}

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from hardware.io.errors import shorten
+from tuner.capture.slurm import header_words
 from tuner.imports.bash.arithmetic import evaluate
 from tuner.imports.bash.texts import Argument, Piece, Text, argument_of, split_words
 from tuner.imports.bash.words import Part, Word, cut, parts_of_default
@@ -31,10 +32,17 @@ MAX_NESTED = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
-    """Command with its words expanded as far as they are known."""
+    """Command with its words expanded as far as they are known.
+
+    Attributes:
+        words: Words of the command.
+        line: Line of its first word.
+        outer: Words before the shell that runs the command after others, such as srun with its options.
+    """
 
     words: tuple[Argument, ...]
     line: int
+    outer: tuple[Argument, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +52,7 @@ class Script:
     Attributes:
         commands: Commands that may run, in their order, without `export` and other declarations.
         variables: Final values of all variables, split into words.
+        header: Words of the `#SBATCH` lines.
         exported: Names of the exported variables, in their order.
         sourced: Paths of the scripts that are sourced, which are not read.
         defaulted: Names of the variables that have the default of an expansion such as `${TP:-4}`, because the script
@@ -55,6 +64,7 @@ class Script:
     exported: tuple[str, ...]
     sourced: tuple[Argument, ...]
     defaulted: tuple[str, ...] = ()
+    header: tuple[str, ...] = ()
 
 
 def read_script(text: str) -> Script:
@@ -73,6 +83,7 @@ def read_script(text: str) -> Script:
         exported=tuple(dict.fromkeys(reader.exported)),
         sourced=tuple(reader.sourced),
         defaulted=tuple(dict.fromkeys(reader.defaulted)),
+        header=tuple(header_words(text)),
     )
 
 
@@ -168,7 +179,10 @@ class _Reader:
         rest, fields = words[first:], list(self._fields(words[first:]))
         if fields and not self._builtin(rest, fields) and rest[0].bare not in _SILENT:
             self.exported += [name for word in words[:first] if (name := _name_of(word))]
-            self.commands += [Command(words=inner, line=rest[0].line) for inner in self._inner_commands(fields)]
+            first_inner, *others = self._inner_commands(fields)
+            self.commands.append(Command(words=first_inner, line=rest[0].line))
+            outer = tuple(takewhile(lambda word: not _is_shell(word), first_inner))
+            self.commands += [Command(words=inner, line=rest[0].line, outer=outer) for inner in others]
 
     def _builtin(self, words: tuple[Word, ...], fields: Sequence[Text]) -> bool:
         """Perform a command that changes variables; return whether it is one and nothing else."""
@@ -199,11 +213,12 @@ class _Reader:
 
         A word of such a text that the inner shell would expand or unquote is unknown, unless it is a variable.
         """
-        names = [argument_of(text).text.rsplit("/", 1)[-1] for text in fields]
-        shell = next((at for at, name in enumerate(names) if name in ("eval", "bash", "sh")), len(names))
+        words = list(map(argument_of, fields))
+        names = [word.text.rsplit("/", 1)[-1] for word in words]
+        shell = next((at for at, word in enumerate(words) if _is_shell(word)), len(names))
         begin = shell + 1 if names[shell : shell + 1] == ["eval"] else len(names)
         begin = names.index("-c", shell) + 1 if "-c" in names[shell:] else begin
-        found = [list(map(argument_of, fields[:begin]))]
+        found = [words[:begin]]
         skips = False
         for word in (argument_of(share) for text in fields[begin:] for share in split_words(_split(text))):
             if skips or re.match(r"[0-9&]*[<>]", word.text):
@@ -359,6 +374,10 @@ def _uncertain(name: str, may_be: Text, line: int) -> Text:
     held = " ".join(re.sub(r"\s", "", word.text) if word.otherwise is None else word.otherwise for word in words)
     why = f"${name} is set on line {line} under a condition, in a loop or in a function"
     return (Piece(text=f"${name}", line=line, unknown=why, otherwise=held if len(held) < MAX_TEXT else None),)
+
+
+def _is_shell(word: Argument) -> bool:
+    return word.text.rsplit("/", 1)[-1] in ("eval", "bash", "sh")
 
 
 def _only_a_shell(part: Part | Piece) -> str:

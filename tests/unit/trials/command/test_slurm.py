@@ -1,0 +1,141 @@
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from costmodels.job.parallel_config import ParallelConfig
+from hardware.io.errors import ConfigError
+from tests.support.programs.small_commands import backend_of
+from trials.backend import Status
+from trials.command.slurm.batch_script import batch_script
+from trials.command.slurm.job_program import end_of
+from trials.command.slurm.jobs import SlurmJobs, check_options, job_plan, study_prefix
+from trials.command.slurm.queue import JobState, QueueError, job_environment, read_state
+
+ODD = ("a b", "$HOME", "it's", '"', "`id`", "*", "", "{{}}", "\\", "new\nline", "-- ;& |")
+
+# as Slurm 22.05 prints it, shortened
+LINE = (
+    "JobId=2 JobName=j.sh UserId=root(0) Priority=4294901758 Nice=0 Account=(null) QOS=(null) JobState={state} "
+    "Reason={reason} Dependency=(null) Requeue=1 Restarts=1 BatchFlag=1 Reboot=0 ExitCode={code} RunTime=00:00:04 "
+    "TimeLimit={limit} TimeMin=N/A NumNodes=2 Command=/home/JobState=FAILED/j.sh WorkDir=/home Power="
+)
+
+
+def state(name, code="0:0", limit="1-00:30:00", reason="None"):
+    """State that Slurm's line tells."""
+    return read_state(LINE.format(state=name, code=code, limit=limit, reason=reason))
+
+
+def test_the_state_of_a_job_is_read():
+    """State, reason, restarts, exit code and limit come from one line, whatever paths the line holds."""
+    assert state("PENDING", reason="Resources") == JobState(
+        name="PENDING", reason="Resources", restarts=1, time_limit_s=88_200.0
+    )
+    assert state("FAILED", code="3:0").code == 3
+    assert state("FAILED", code="0:9").code == -9
+    assert state("RUNNING", limit="UNLIMITED").time_limit_s is None
+    with pytest.raises(QueueError, match="no state"):
+        read_state("")
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "status", "part"),
+    [
+        ("OUT_OF_MEMORY", "0:125", Status.OUT_OF_MEMORY, "Slurm's state is OUT_OF_MEMORY"),
+        ("TIMEOUT", "0:15", Status.TIMEOUT, "Slurm's time limit"),
+        ("CANCELLED", "0:15", Status.INCIDENT, "was cancelled from outside"),
+        ("PREEMPTED", "0:15", Status.INCIDENT, "was preempted"),
+        ("NODE_FAIL", "0:0", Status.INCIDENT, "lost a node"),
+        ("BOOT_FAIL", "0:0", Status.INCIDENT, "did not boot"),
+        ("DEADLINE", "0:0", Status.INCIDENT, "met its deadline"),
+        ("SOMETHING_NEW", "0:0", Status.INCIDENT, "Slurm's state is SOMETHING_NEW"),
+        ("FAILED", "0:53", Status.CRASHED, "could not write to /shared"),
+    ],
+    ids=lambda value: str(value).split()[0],
+)
+def test_an_end_of_slurm_is_an_outcome(name, code, status, part):
+    """Only a lack of memory and a fault of the program speak against a candidate."""
+    ended = end_of("7", state(name, code=code), Path("/shared/7.out"))
+
+    assert ended.status is status
+    assert part in ended.trouble
+    assert (ended.time_limit_s is not None) == (status is Status.TIMEOUT)
+
+
+@pytest.mark.parametrize(("code", "expected"), [("3:0", 3), ("137:0", -9), ("0:11", -11), ("0:0", 1)])
+def test_a_failure_is_left_to_the_log(code, expected):
+    """A script that failed has its exit status, or the signal that its shell states."""
+    ended = end_of("7", state("FAILED", code=code), Path("/shared/7.out"))
+
+    assert (ended.code, ended.trouble) == (expected, "")
+
+
+def test_words_reach_the_command_as_they_are(tmp_path):
+    """Whatever an argument or a variable holds, the command of each host gets it, with what only the host knows."""
+    srun = tmp_path / "srun"
+    srun.write_text('#!/bin/bash\nwhile [ "$1" != bash ]; do shift; done\nexec "$@"\n')
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("#!/bin/bash\necho first\necho second\n")
+    for program in (srun, scontrol):
+        program.chmod(0o755)
+    words = [word.replace("{{}}", "{}") for word in ODD]
+    backend = backend_of(
+        arguments=("printf", "%s\\0", *ODD, "{tp}:{host_rank}:{master_address}:{master_port}", "{profile}"),
+        environment=(("ODD", ODD[0]), ("GONE", None)),
+        profile="traces/{trial}-{host_rank}/*",
+        profile_root=Path("/a b"),
+    )
+    script = batch_script(backend.plan(ParallelConfig(tp=2), 3), num_hosts=2, srun=("--mpi=none",))
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_NODEID": "1", "SLURM_JOB_ID": "40007"}
+
+    done = subprocess.run(
+        ["/bin/bash", "-s"], input=script, env=environment, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.split("\0")[:-1] == [*words, "2:1:first:25007", "/a b/traces/3-1"]
+
+
+def test_a_job_has_the_options_of_the_study_and_its_own(tmp_path):
+    """Hosts, names, the folder and the limit are the trial's; names tell studies of two storages apart."""
+    jobs = SlurmJobs(
+        study=study_prefix("my study", "a.db"), sbatch=("--qos=high",), outputs=tmp_path, time_limit_s=90.0
+    )
+    plan = job_plan(jobs, backend_of().plan(ParallelConfig(dp=2), 7), num_hosts=4)
+
+    assert plan.options[0] == "--qos=high"
+    assert {"--nodes=4", "--time=4", f"--job-name={jobs.study}0007"} <= set(plan.options)
+    assert jobs.study.startswith("meshtune-my-study-")
+    assert jobs.study != study_prefix("my study", "b.db")
+    endless = job_plan(replace(jobs, time_limit_s=None), backend_of().plan(ParallelConfig(dp=2), 7), num_hosts=4)
+    assert not any(option.startswith("--time") for option in endless.options)
+
+
+@pytest.mark.parametrize(
+    ("program", "word", "nearest"),
+    [
+        ("sbatch", "--nodes=4", "cluster.hosts"),
+        ("sbatch", "-N4", "cluster.hosts"),
+        ("sbatch", "-t", "trial.time_limit"),
+        ("sbatch", "--output=a.log", "leave --output out"),
+        ("srun", "--ntasks-per-node=8", "leave --ntasks-per-node out"),
+    ],
+)
+def test_options_that_a_trial_sets_are_refused(program, word, nearest):
+    """An option that a trial sets itself is refused with its place and what to write instead."""
+    with pytest.raises(ConfigError) as refused:
+        check_options(("--mem=0", word), program=program)
+
+    assert (refused.value.key, refused.value.value) == ("1", word)
+    assert nearest in refused.value.nearest
+
+
+def test_a_job_does_not_inherit_its_worker():
+    """What Ray and an outer job say of a worker is no news to the job; where the cluster is stays."""
+    kept = {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf", "SBATCH_ACCOUNT": "a"}
+
+    given = kept | {"RAY_JOB_ID": "1", "SLURM_JOB_ID": "2", "SLURM_MEM_PER_NODE": "3", "OMP_NUM_THREADS": "1"}
+    assert job_environment(given) == kept
+    assert job_environment({"OMP_NUM_THREADS": "8"}) == {"OMP_NUM_THREADS": "8"}

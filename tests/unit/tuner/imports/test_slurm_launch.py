@@ -1,0 +1,77 @@
+import pytest
+
+from tests.support.studies.launch_scripts import ARRAYS
+from tuner.imports import IMPORTERS
+from tuner.imports.bash.texts import Argument
+from tuner.imports.slurm_launch import slurm_options
+
+
+def options(header, srun=""):
+    """Options of a job by the words of its header and of its srun."""
+    return slurm_options(header.split(), [Argument(text=word, line=1) for word in srun.split()])
+
+
+@pytest.mark.parametrize(
+    ("header", "sbatch"),
+    [
+        ("-p gpu -A lab --qos high -N 4", ("--partition=gpu", "--account=lab", "--qos=high")),
+        ("--exclusive --gres=gpu:a100:8 --gpus-per-node 8", ("--exclusive", "--gres=gpu:a100:8")),
+        ("--ntasks-per-node=8 --cpus-per-task=12", ("--cpus-per-task=96",)),
+        ("-N 2 -n 16 -c 4 --gpus-per-task=1", ("--cpus-per-task=32", "--gpus-per-node=8")),
+        ("-J x -o %j.out --mail-type=ALL --array=1-4 --requeue --dependency=singleton", ()),
+    ],
+    ids=["letters", "devices said twice", "one task", "one task of all", "left out"],
+)
+def test_a_header_becomes_the_options_of_a_trial(header, sbatch):
+    """What chooses hosts is kept, in its long form, for one task on each; what a trial sets or must not do is not."""
+    assert options(header).sbatch == sbatch
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("2-00:00:00", "2-00:00:00"), ("30", "30:00"), ("1:30:00", "1:30:00"), ("UNLIMITED", "")]
+)
+def test_the_time_of_a_header_is_a_time_limit(text, expected):
+    """Slurm's bare number of minutes is written so that a study does not take it for seconds."""
+    assert options(f"--time={text}").time_limit == expected
+
+
+def test_the_container_of_srun_is_kept():
+    """Options of srun that change what runs on a host are kept; counts, labels and bindings are the trial's."""
+    found = options("-p gpu", "srun -l -N 2 --ntasks-per-node 8 --container-image a.sqsh --mpi=pmix --cpu-bind=no")
+
+    assert found.srun == ("--container-image=a.sqsh", "--mpi=pmix")
+    assert found.sbatch == ("--partition=gpu",)
+
+
+def test_an_srun_without_a_job_names_its_hosts():
+    """Where there is no header, srun's own options choose the hosts."""
+    assert options("", "srun -p gpu --gres gpu:8 -N 2 -t 10").sbatch == ("--partition=gpu", "--gres=gpu:8")
+
+
+def test_a_script_without_slurm_is_none():
+    """Neither a header nor srun: no job."""
+    assert options("", "numactl --interleave=all") is None
+    assert IMPORTERS["megatron"](ARRAYS).command.slurm is None
+
+
+@pytest.mark.parametrize("quote", ["", '"'], ids=["plain", "in a shell"])
+def test_a_script_of_slurm_is_a_job(quote):
+    """Slurm's options are found around the launcher, also if a shell stands between both."""
+    flags = "--num-layers 4 --hidden-size 64 --num-attention-heads 2 --seq-length 128 --micro-batch-size 1"
+    srun = "srun --label --container-name=a" + (" bash -c " if quote else " ")
+    script = f"#!/bin/bash\n#SBATCH --partition=gpu\n{srun}{quote}torchrun --nnodes 2 pretrain_gpt.py {flags}{quote}\n"
+
+    command = IMPORTERS["megatron"](script).command
+
+    assert (command.slurm.sbatch, command.slurm.srun) == (("--partition=gpu",), ("--container-name=a",))
+
+
+def test_a_process_of_srun_becomes_torchrun():
+    """Where srun starts a process for each device, a trial starts the same ones by torchrun, once on each host."""
+    script = ARRAYS.replace('torchrun "${LAUNCH[@]}"', "srun --ntasks-per-node=8 python -u")
+
+    command = IMPORTERS["megatron"](script).command
+
+    assert command.unknown == ()
+    assert command.arguments[:4] == ("python", "-u", "-m", "torch.distributed.run")
+    assert "--nproc-per-node={devices_per_host}" in command.arguments

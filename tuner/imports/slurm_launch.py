@@ -1,0 +1,129 @@
+"""Options of a trial's job of Slurm, from the `#SBATCH` lines of a script and from its srun.
+
+A trial starts its command once on every host, and takes names, files, hosts and the time limit from the study. Options
+for these are left out, and a request of so many tasks with so many cores each becomes one task with all of them.
+
+Source: the manual pages of sbatch and srun of Slurm 24.05.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from tuner.capture.slurm import allocation_of
+from tuner.imports.bash.texts import Argument
+from tuner.imports.imported import SlurmOptions
+
+_LETTERS = {
+    "A": "--account",
+    "C": "--constraint",
+    "G": "--gpus",
+    "J": "--job-name",
+    "K": "--kill-on-bad-exit",
+    "L": "--licenses",
+    "N": "--nodes",
+    "O": "--overcommit",
+    "c": "--cpus-per-task",
+    "e": "--error",
+    "l": "--label",
+    "n": "--ntasks",
+    "o": "--output",
+    "p": "--partition",
+    "q": "--qos",
+    "s": "--oversubscribe",
+    "t": "--time",
+    "u": "--unbuffered",
+    "w": "--nodelist",
+    "x": "--exclude",
+}
+_WITHOUT_VALUE = frozenset(
+    {
+        *("--exclusive", "--overcommit", "--oversubscribe", "--requeue", "--no-requeue", "--hold", "--contiguous"),
+        *(
+            "--label",
+            "--unbuffered",
+            "--kill-on-bad-exit",
+            "--overlap",
+            "--exact",
+            "--pty",
+            "--spread-job",
+            "--verbose",
+        ),
+        *("--container-mount-home", "--no-container-mount-home", "--container-writable", "--container-remap-root"),
+        *("--no-container-remap-root", "--no-container-entrypoint", "--container-entrypoint"),
+    }
+)
+_OF_JOB = (
+    *("--partition", "--account", "--qos", "--reservation", "--constraint", "--gres", "--gpus", "--gpus-per-node"),
+    *("--mem", "--mem-per-cpu", "--mem-per-gpu", "--exclusive", "--exclude", "--licenses", "--clusters", "--switches"),
+)
+"""Options of a job, which an srun without a job takes too."""
+_OF_JOB_ONLY = ("--network", "--gpu-freq", "--cpu-freq", "--nice", "--wckey", "--tmp", "--mincpus", "--extra-node-info")
+"""Further options of sbatch that a trial keeps."""
+_OF_CONTAINER = re.compile(r"--(no-)?container-|--mpi$|--export$")
+"""Options of srun that change what runs on a host."""
+
+
+def slurm_options(header: Sequence[str], outer: Sequence[Argument]) -> SlurmOptions | None:
+    """Return the options of a trial's job; None if the script says nothing of Slurm.
+
+    Args:
+        header: Words of the script's `#SBATCH` lines.
+        outer: Words before the command, such as srun with its options.
+    """
+    texts = [word.text.rsplit("/", 1)[-1] for word in outer]
+    at = texts.index("srun") if "srun" in texts else None
+    if at is None and not header:
+        return None
+    step = list(_pairs([word.text for word in outer[at + 1 :]])) if at is not None else []
+    job = list(_pairs(header)) or step
+    tasks = allocation_of(header or [word.text for word in outer]).tasks_per_host or 1
+    kept = {name: value for name, value in job if name in _OF_JOB or name in _OF_JOB_ONLY}
+    counts = dict(job)
+    for name, whole in (("--cpus-per-task", "--cpus-per-task"), ("--gpus-per-task", "--gpus-per-node")):
+        if (value := counts.get(name, "")).isdigit():
+            kept.setdefault(whole, str(int(value) * tasks))
+    if kept.get("--gres", "").startswith("gpu"):
+        kept.pop("--gpus-per-node", None)  # said twice
+    own = [(name, value) for name, value in step if _OF_CONTAINER.match(name)]
+    texts_of_own = {f"{name}={value}" if value else name for name, value in own}
+    unknown = [
+        word.unknown
+        for word in (outer[at + 1 :] if at is not None else ())
+        if word.unknown and any(word.text in text for text in texts_of_own)
+    ]
+    return SlurmOptions(
+        sbatch=_words(kept.items()),
+        srun=_words(own),
+        time_limit=_time_limit(counts.get("--time", "")),
+        unknown=tuple(dict.fromkeys(unknown)),
+    )
+
+
+def _pairs(words: Sequence[str]) -> Iterable[tuple[str, str]]:
+    """Yield the options among words with their values, by their long names, up to the first word that is no option."""
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+        elif len(word) > 1 and word[0] == "-" and word[1] in _LETTERS:
+            name, value = _LETTERS[word[1]], word[2:].removeprefix("=")
+            equals = "=" if value else ""
+        else:
+            return
+        if not equals and name not in _WITHOUT_VALUE and rest and not rest[0].startswith("-"):
+            value = rest.pop(0)
+        yield name, value
+
+
+def _words(options: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    return tuple(f"{name}={value}" if value else name for name, value in options)
+
+
+def _time_limit(text: str) -> str:
+    """Return a time of `--time` as a study writes it, where a bare number is seconds; empty if there is none."""
+    if re.fullmatch(r"[0-9]{1,6}", text):
+        return f"{text}:00"
+    return text if re.fullmatch(r"([0-9]{1,4}-)?[0-9]{1,6}(:[0-9]{1,2}){0,2}", text) else ""
