@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -14,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from benchmarks.support.process_table import marked_processes
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol")
 PLACES = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))
@@ -184,6 +188,9 @@ class OwnSlurm:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        for left in marked_processes(f"SLURM_CONF={self._folder}/slurm.conf"):  # of jobs whose daemon has ended
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(left, signal.SIGKILL)
 
 
 def _free_ports(count: int) -> list[int]:
