@@ -15,12 +15,18 @@ from trials.command.host_program import Ended
 from trials.command.kineto import UnreadableTraceError, read_trace
 from trials.command.log_pattern import LOG_PATTERNS, Reading, StepSize
 from trials.command.log_watch import Wanted, watch_log
+from trials.command.slurm.job_program import end_of
+from trials.command.slurm.queue import QueueError, read_state
 from trials.command.trace_samples import find_samples
 from trials.ranks.contract import AbstractRanks
 from trials.ranks.messages import Exit, Told
 
 STEP = StepSize(samples=256, tokens=256 * 4096, devices=64)
 
+JOBS = (
+    b"JobId=2 JobName=j.sh JobState=FAILED Reason=NonZeroExitCode Restarts=0 ExitCode=3:0 TimeLimit=1-00:00:00 A=\n",
+    b"JobId=3 JobName=k JobState=RUNNING Reason=None Restarts=2 ExitCode=0:9 TimeLimit=UNLIMITED Power=\n",
+)
 LOGS = (
     b" [2026-01-02 03:04:05] iteration       10/     100 | consumed samples:  2560 | elapsed time per iteration (ms): "
     b"1234.5 | throughput per GPU (TFLOP/s/GPU): 400.1 | learning rate: 3.0E-04 | global batch size:   256 | lm loss: "
@@ -95,6 +101,11 @@ class _Ended(AbstractRanks):
         self.left = []
 
 
+def _read_job(data: bytes, folder: Path) -> None:  # noqa: ARG001 # no file is read
+    """As a trial reads what scontrol prints of its job."""
+    end_of("1", read_state(data.decode(errors="replace")), Path())
+
+
 def _read_log(data: bytes, folder: Path) -> None:  # noqa: ARG001 # no file is read
     """As a host reads what a command prints, and its driver what is left of it."""
     text = data.decode(errors="replace")
@@ -122,6 +133,7 @@ def _read_packed(data: bytes, folder: Path) -> None:
 
 
 TARGETS = (
+    Target(name="slurm", read=_read_job, mutation=of_lines, seeds=lambda: JOBS, refusals=(QueueError,)),
     Target(name="log", read=_read_log, mutation=of_lines, seeds=lambda: LOGS),
     Target(
         name="profile of a step",

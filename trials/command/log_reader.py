@@ -71,6 +71,10 @@ class LogReader:
             line, self._rest = self._rest, b""
             self._read(line)
 
+    def note(self, text: str) -> None:
+        """Add a line of our own, also between two parts of a line of the output."""
+        self._read(f"[{text}]\n".encode())
+
     def end(self) -> None:
         """Read the last line, which need not be whole.
 

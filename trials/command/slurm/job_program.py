@@ -85,7 +85,7 @@ def run_job(place: Place, plan: JobPlan) -> None:
             plan.output.parent.mkdir(parents=True, exist_ok=True)
             kept = submit_kept(plan.options, plan.script, plan.output)
         except QueueError as error:
-            reader.feed(f"sbatch: {error}\n".encode())
+            reader.note(f"sbatch: {error}")
             place.tell(Ended(code=1, trouble=f"Slurm refuses the job: {error}"))
             return
         try:
@@ -133,7 +133,7 @@ class _Follower:
             seen = state_of(self.job)
         except QueueError as error:
             if self.answers:
-                self._note(f"Slurm does not answer: {error}")
+                self.reader.note(f"Slurm does not answer: {error}")
             self.answers = False
             return None
         self.answers = True
@@ -142,7 +142,7 @@ class _Follower:
             return _incident(f"left the queue, and Slurm no longer knows how (job {self.job})")
         if seen != self.last:
             reason = "" if seen.reason == "None" else f" ({seen.reason})"
-            self._note(f"Slurm: job {self.job} is {seen.name}{reason}")
+            self.reader.note(f"Slurm: job {self.job} is {seen.name}{reason}")
             self.last = seen
         if seen.restarts or (self.has_started and seen.name in WAITING):
             return _incident(f"was put back into Slurm's queue (job {self.job})")
@@ -158,9 +158,6 @@ class _Follower:
         if not self.has_started:
             self.has_started = True
             self.place.tell(Started())
-
-    def _note(self, text: str) -> None:
-        self.reader.feed(f"[{text}]\n".encode())
 
     def _read_output(self) -> bool:
         """Read what the job has printed since; return whether its output file exists.

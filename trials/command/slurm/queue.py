@@ -21,7 +21,10 @@ PROGRAMS = ("sbatch", "scontrol", "squeue", "scancel")
 ANSWER_LIMIT_S = 90.0
 """Time that the controller may take to answer [s]; Slurm's own programs give up after some ten seconds."""
 
-_FIELD = re.compile(r"\b(JobState|Reason|Restarts|ExitCode|TimeLimit)=(\S+)")
+_FIELD = re.compile(
+    r" (?:(JobState|Reason)=(\S+)|(Restarts)=([0-9]{1,9})|(ExitCode)=([0-9]{1,9}:[0-9]{1,9})"
+    r"|(TimeLimit)=((?:[0-9]{1,6}-)?[0-9]{1,6}:[0-9]{2}:[0-9]{2}))(?= )"
+)
 _UNKNOWN_JOB = "Invalid job id"
 
 
@@ -54,7 +57,12 @@ def submit(options: Sequence[str], script: str) -> str:
     Raises:
         QueueError: Slurm refuses the job.
     """
-    return _ask(["sbatch", "--parsable", *options], script).strip().partition(";")[0]
+    told = _ask(["sbatch", "--parsable", *options], script)
+    # a site's plugins may print lines of their own
+    numbers = re.findall(r"^([0-9]+)(?:;\S*)?$", told, re.M)
+    if not numbers:
+        raise QueueError(f"sbatch printed no number of a job: {told[:200]}")
+    return str(numbers[-1])
 
 
 def state_of(job: str) -> JobState | None:
@@ -78,18 +86,19 @@ def read_state(text: str) -> JobState:
         QueueError: It states no state.
     """
     found: dict[str, str] = {}
-    for name, value in _FIELD.findall(text):
+    for groups in _FIELD.findall(text):
+        name, value = filter(None, groups)
         found.setdefault(name, value)
     if "JobState" not in found:
         raise QueueError(f"scontrol printed no state of the job: {text[:200]}")
     status, _, signal = found.get("ExitCode", "0:0").partition(":")
-    limit = found.get("TimeLimit", "")
+    limit = found.get("TimeLimit")
     return JobState(
         name=found["JobState"],
         reason=found.get("Reason", "None"),
         restarts=int(found.get("Restarts", "0")),
-        code=-int(signal) if signal not in ("", "0") else int(status),
-        time_limit_s=parse_time_limit(limit) if re.fullmatch(r"[0-9:-]+", limit) else None,
+        code=-int(signal) or int(status),
+        time_limit_s=None if limit is None else parse_time_limit(limit),
     )
 
 
