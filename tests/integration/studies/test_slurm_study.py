@@ -149,3 +149,20 @@ def test_refused_jobs_end_the_study_with_slurms_words(run):
 
     assert status == 1
     assert "invalid partition specified: nowhere" in told
+
+
+def test_waiting_in_the_queue_takes_no_time(slurm, run):
+    """A trial that waits for longer than its time limit is not cut off, and its wait is not among the device-hours."""
+    (blocker,) = slurm.ask("sbatch", "--parsable", "--nodes=2", "--exclusive", "--wrap=sleep 600").split()
+    limits = ("trial.time_limit=10", "trial.hang_limit_s=5", "search.parallel_trials=1", "search.max_trials=1")
+    with run(0.05, *limits) as driver:
+        while len(slurm.queue()) < 2:
+            assert driver.process.poll() is None, driver.told
+            time.sleep(0.1)
+        time.sleep(12.0)
+        assert [state for _, name, state in slurm.queue() if name.startswith("meshtune-")] == ["PENDING"]
+        slurm.ask("scancel", blocker)
+        status, told, _ = driver.end()
+
+    assert status == 0
+    assert json.loads(told)["device_hours"] * 3600 < 2 * 10

@@ -138,6 +138,13 @@ def test_a_log_shows_that_a_long_trial_runs(told):
     )
 
 
+def test_a_log_shows_how_many_trials_wait(told):
+    """Trials in a queue do not run, and are counted apart."""
+    (line,) = told((ALIVE_S, progress(1, queued=2))).splitlines()
+
+    assert line.endswith("confidence 0.00, running pp=2, 2 waiting in the queue")
+
+
 @pytest.mark.parametrize("force", ["FORCE_COLOR", "TTY_COMPATIBLE"])
 def test_a_log_never_holds_control_characters(told, monkeypatch, force):
     """Variables that ask for colours on terminals change nothing in a log."""
