@@ -33,8 +33,8 @@ from trials.rank_backend import AbstractRankBackend, is_cpu_cluster
 from trials.ranks.contract import AbstractRanks, RankSetup
 from trials.ray_job import check_outlives_job
 
-Launch = Literal["per_host", "once", "slurm"]
-"""Whether the command is started on every host, once and reaches the hosts by itself, or as a job of Slurm."""
+Launch = Literal["per_host", "once"]
+"""Whether the command is started on every host, or once and reaches the hosts by itself."""
 
 LOG_FILE = re.compile(r"trial-(\d+)-host-(\d+)\.log")
 """File name of a whole log; see `HostPlan.log_name`."""
@@ -51,8 +51,8 @@ class CommandBackend(UserCommand, AbstractRankBackend):
         job: Training job that the command runs.
         cluster: Cluster that the command runs on.
         flags: Function that writes the flags of a configuration for `{flags}`; None if the command has no `{flags}`.
-        launch: Whether the command is started on every host, once, or as a job of Slurm.
-        slurm: Jobs of the study, if the command is started as one.
+        launch: Whether the command is started on every host, or once.
+        slurm: Jobs of the study, if each trial is one, whose srun starts the command on every host; else None.
         warmup_steps: Number of step times in the log that are dropped.
         steps: Number of step times that are measured after those.
         hang_limit_s: Silence of the command that means a hang [s].
@@ -70,7 +70,7 @@ class CommandBackend(UserCommand, AbstractRankBackend):
     @property
     def hosts(self) -> tuple[HostNeeds, ...]:
         """Resources of a trial: all devices of every host for one process, or one core if Ray does not manage them."""
-        if self.launch != "per_host":
+        if self.launch == "once" or self.slurm is not None:
             return (HostNeeds(),)
         cluster = self.cluster
         per_host = cluster.devices_per_host
@@ -85,17 +85,17 @@ class CommandBackend(UserCommand, AbstractRankBackend):
 
         They do, except on one host's CPUs, where each trial has its cores, and under Slurm, which gives hosts to jobs.
         """
-        return self.launch != "slurm" and (not is_cpu_cluster(self.cluster) or self.cluster.num_hosts > 1)
+        return self.slurm is None and (not is_cpu_cluster(self.cluster) or self.cluster.num_hosts > 1)
 
     @property
     def waits_in_queue(self) -> bool:
         """Whether a trial waits in a queue: it does as a job of Slurm."""
-        return self.launch == "slurm"
+        return self.slurm is not None
 
     @property
     def rank_setup(self) -> RankSetup:
         """Modules of the program that runs the command, and of the one that reads its traces if it leaves any."""
-        modules = JOB_MODULES if self.launch == "slurm" else COMMAND_RANKS.modules
+        modules = COMMAND_RANKS.modules if self.slurm is None else JOB_MODULES
         return RankSetup(modules=modules if self.profile is None else (*modules, "trials.command.trace_program"))
 
     def check(self) -> None:
@@ -111,7 +111,7 @@ class CommandBackend(UserCommand, AbstractRankBackend):
             return
         if not self.directory.is_dir():
             raise ConfigError("is not a directory", key="trial.directory", value=str(self.directory))
-        if self.launch == "slurm":
+        if self.slurm is not None:
             check_programs()
             return  # the hosts of the job may have other programs than this machine
         program = self.arguments[0]

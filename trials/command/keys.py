@@ -60,7 +60,7 @@ class CommandKeys(AbstractTrialKeys):
     [...]}`.
     """
 
-    launch: Launch = "per_host"
+    launch: Launch | Literal["slurm"] = "per_host"
     """Whether the command is started on every host (`per_host`), `once` if it reaches the hosts by itself, or as a job
     of [Slurm](slurm.md) (`slurm`).
     """
@@ -135,7 +135,7 @@ class CommandKeys(AbstractTrialKeys):
             flags=_find_flags(self, study.flag_exporters),
             directory=(base_dir / self.directory).absolute(),
             pattern=_find_pattern(self.log),
-            launch=self.launch,
+            launch="per_host" if self.launch == "slurm" else self.launch,
             slurm=_find_jobs(self, study, logs),
             warmup_steps=self.warmup_steps,
             steps=self.steps,

@@ -19,13 +19,22 @@ _LETTERS = {
     "A": "--account",
     "C": "--constraint",
     "G": "--gpus",
+    "B": "--extra-node-info",
+    "D": "--chdir",
+    "H": "--hold",
     "J": "--job-name",
     "K": "--kill-on-bad-exit",
     "L": "--licenses",
+    "M": "--clusters",
     "N": "--nodes",
     "O": "--overcommit",
+    "W": "--wait",
+    "a": "--array",
+    "b": "--begin",
     "c": "--cpus-per-task",
+    "d": "--dependency",
     "e": "--error",
+    "i": "--input",
     "l": "--label",
     "n": "--ntasks",
     "o": "--output",
@@ -40,6 +49,7 @@ _LETTERS = {
 _WITHOUT_VALUE = frozenset(
     {
         *("--exclusive", "--overcommit", "--oversubscribe", "--requeue", "--no-requeue", "--hold", "--contiguous"),
+        *("--quiet", "--verbose", "--parsable", "--test-only", "--wait"),
         *(
             "--label",
             "--unbuffered",
@@ -54,13 +64,22 @@ _WITHOUT_VALUE = frozenset(
         *("--no-container-remap-root", "--no-container-entrypoint", "--container-entrypoint"),
     }
 )
-_OF_JOB = (
-    *("--partition", "--account", "--qos", "--reservation", "--constraint", "--gres", "--gpus", "--gpus-per-node"),
-    *("--mem", "--mem-per-cpu", "--mem-per-gpu", "--exclusive", "--exclude", "--licenses", "--clusters", "--switches"),
+_NOT_KEPT = frozenset(
+    {
+        *("--job-name", "--output", "--error", "--input", "--open-mode", "--chdir", "--nodes", "--time"),
+        *("--ntasks", "--ntasks-per-node", "--cpus-per-task", "--gpus-per-task", "--tasks-per-node", "--time-min"),
+        *("--array", "--dependency", "--wait", "--wrap", "--parsable", "--test-only", "--clusters", "--begin"),
+        *("--mail-type", "--mail-user", "--signal", "--requeue", "--no-requeue", "--hold", "--quiet", "--verbose"),
+    }
 )
-"""Options of a job, which an srun without a job takes too."""
-_OF_JOB_ONLY = ("--network", "--gpu-freq", "--cpu-freq", "--nice", "--wckey", "--tmp", "--mincpus", "--extra-node-info")
-"""Further options of sbatch that a trial keeps."""
+"""Options of a script's job that are a trial's own, or that a trial must not have; it keeps all others."""
+_OF_SRUN_ALONE = frozenset(
+    {
+        *("--partition", "--account", "--qos", "--reservation", "--constraint", "--gres", "--gpus", "--gpus-per-node"),
+        *("--mem", "--mem-per-cpu", "--mem-per-gpu", "--exclusive", "--nodelist", "--exclude", "--licenses"),
+    }
+)
+"""Options that choose hosts, of an srun that is no part of a job."""
 _OF_CONTAINER = re.compile(r"--(no-)?container-|--mpi$|--export$")
 """Options of srun that change what runs on a host."""
 
@@ -79,7 +98,7 @@ def slurm_options(header: Sequence[str], outer: Sequence[Argument]) -> SlurmOpti
     step = list(_pairs([word.text for word in outer[at + 1 :]])) if at is not None else []
     job = list(_pairs(header)) or step
     tasks = allocation_of(header or [word.text for word in outer]).tasks_per_host or 1
-    kept = {name: value for name, value in job if name in _OF_JOB or name in _OF_JOB_ONLY}
+    kept = {name: value for name, value in job if (name not in _NOT_KEPT if header else name in _OF_SRUN_ALONE)}
     counts = dict(job)
     for name, whole in (("--cpus-per-task", "--cpus-per-task"), ("--gpus-per-task", "--gpus-per-node")):
         if (value := counts.get(name, "")).isdigit():

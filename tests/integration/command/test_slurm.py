@@ -37,7 +37,6 @@ def jobs_of(slurm, tmp_path):
     yield lambda mode="well", *arguments, sbatch=(), **changes: backend_of(
         mode,
         *arguments,
-        launch="slurm",
         slurm=SlurmJobs(study="meshtune-test-", outputs=tmp_path / "shared", sbatch=("--exclusive", *sbatch)),
         **changes,
     )

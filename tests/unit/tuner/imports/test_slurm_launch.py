@@ -1,6 +1,7 @@
 import pytest
 
 from tests.support.studies.launch_scripts import ARRAYS
+from trials.command.slurm.jobs import SET_BY_TRIALS
 from tuner.imports import IMPORTERS
 from tuner.imports.bash.texts import Argument
 from tuner.imports.slurm_launch import slurm_options
@@ -18,13 +19,22 @@ def options(header, srun=""):
         ("--exclusive --gres=gpu:a100:8 --gpus-per-node 8", ("--exclusive", "--gres=gpu:a100:8")),
         ("--ntasks-per-node=8 --cpus-per-task=12", ("--cpus-per-task=96",)),
         ("-N 2 -n 16 -c 4 --gpus-per-task=1", ("--cpus-per-task=32", "--gpus-per-node=8")),
+        ("--wckey=w --segment 4 --nodelist a[1-2] --nice", ("--wckey=w", "--segment=4", "--nodelist=a[1-2]", "--nice")),
         ("-J x -o %j.out --mail-type=ALL --array=1-4 --requeue --dependency=singleton", ()),
     ],
-    ids=["letters", "devices said twice", "one task", "one task of all", "left out"],
+    ids=["letters", "devices said twice", "one task", "one task of all", "others", "left out"],
 )
 def test_a_header_becomes_the_options_of_a_trial(header, sbatch):
     """What chooses hosts is kept, in its long form, for one task on each; what a trial sets or must not do is not."""
     assert options(header).sbatch == sbatch
+
+
+@pytest.mark.parametrize("name", SET_BY_TRIALS)
+def test_no_option_is_written_that_a_study_refuses(name):
+    """An option that a trial sets itself is left out of what `init` writes, in its long form and by its letter."""
+    letter = SET_BY_TRIALS[name]
+
+    assert options(f"{name}=1 --qos=q {letter}{'1' if letter else ''}").sbatch == ("--qos=q",)
 
 
 @pytest.mark.parametrize(
