@@ -48,20 +48,11 @@ _LETTERS = {
 }
 _WITHOUT_VALUE = frozenset(
     {
-        *("--exclusive", "--overcommit", "--oversubscribe", "--requeue", "--no-requeue", "--hold", "--contiguous"),
-        *("--quiet", "--verbose", "--parsable", "--test-only", "--wait"),
-        *(
-            "--label",
-            "--unbuffered",
-            "--kill-on-bad-exit",
-            "--overlap",
-            "--exact",
-            "--pty",
-            "--spread-job",
-            "--verbose",
-        ),
-        *("--container-mount-home", "--no-container-mount-home", "--container-writable", "--container-remap-root"),
-        *("--no-container-remap-root", "--no-container-entrypoint", "--container-entrypoint"),
+        *("--exclusive", "--overcommit", "--oversubscribe", "--contiguous", "--spread-job", "--overlap", "--exact"),
+        *("--requeue", "--no-requeue", "--hold", "--quiet", "--verbose", "--parsable", "--test-only", "--wait"),
+        *("--label", "--unbuffered", "--kill-on-bad-exit", "--pty", "--container-mount-home"),
+        *("--no-container-mount-home", "--container-writable", "--container-readonly", "--container-remap-root"),
+        *("--no-container-remap-root", "--container-entrypoint", "--no-container-entrypoint"),
     }
 )
 _NOT_KEPT = frozenset(

@@ -86,7 +86,10 @@ def run_job(place: Place, plan: JobPlan) -> None:
             kept = submit_kept(plan.options, plan.script, plan.output)
         except QueueError as error:
             reader.note(f"sbatch: {error}")
-            place.tell(Ended(code=1, trouble=f"Slurm refuses the job: {error}"))
+            if error.is_passing:
+                place.tell(_incident(f"could not be submitted: {error}"))
+            else:
+                place.tell(Ended(code=1, trouble=f"Slurm refuses the job: {error}"))
             return
         try:
             ended = _Follower(place, reader, kept.job, plan.output).follow()

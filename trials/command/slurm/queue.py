@@ -28,8 +28,17 @@ _FIELD = re.compile(
 _UNKNOWN_JOB = "Invalid job id"
 
 
+_PASSING = re.compile(r"contact slurm controller|timed out|gave no answer|standby mode|temporarily|not respond", re.I)
+"""Messages of Slurm that another attempt may not meet (src/common/slurm_errno.c)."""
+
+
 class QueueError(Exception):
     """Refusal of a request by Slurm, in its own words, or the lack of an answer."""
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether the controller did not answer, which is no fault of the request."""
+        return _PASSING.search(str(self)) is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -73,6 +73,22 @@ def test_a_failure_is_left_to_the_log(code, expected):
     assert (ended.code, ended.trouble) == (expected, "")
 
 
+@pytest.mark.parametrize(
+    ("text", "is_passing"),
+    [
+        ("Batch job submission failed: Unable to contact slurm controller (connect failure)", True),
+        ("Batch job submission failed: Socket timed out on send/recv operation", True),
+        ("Slurm temporarily unable to accept job, sleeping and retrying", True),
+        ("Batch job submission failed: Invalid account or account/partition combination specified", False),
+        ("Batch job submission failed: Job violates accounting/QOS policy", False),
+    ],
+    ids=lambda value: str(value).rpartition(": ")[2][:20],
+)
+def test_a_silent_controller_is_no_refusal(text, is_passing):
+    """A controller that does not answer says nothing about a job; a refusal does."""
+    assert QueueError(text).is_passing == is_passing
+
+
 def test_words_reach_the_command_as_they_are(tmp_path):
     """Whatever an argument or a variable holds, the command of each host gets it, with what only the host knows."""
     srun = tmp_path / "srun"
