@@ -163,6 +163,10 @@ class OwnSlurm:
         assert not check or done.returncode == 0, done.stderr
         return done.stdout
 
+    def submit(self, *options: str) -> str:
+        """Submit a job that prints nothing, and return its number."""
+        return self.ask("sbatch", "--parsable", "--output=/dev/null", *options).strip()
+
     def queue(self) -> list[tuple[str, str, str]]:
         """Return number, name and state of each job in the queue that has not ended."""
         lines = self.ask("squeue", "--noheader", "--format=%i %j %T").splitlines()

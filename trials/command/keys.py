@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -195,6 +196,10 @@ def _find_jobs(keys: CommandKeys, study: StudyParts, logs: Path | None) -> Slurm
             check_options(words, program=program)
     if keys.launch != "slurm":
         return None
+    for name in keys.environment:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            rule = "is no name of a variable in a shell, which a job of Slurm is"
+            raise ConfigError(rule, key="trial.environment", value=name, nearest="letters, digits and underscores")
     return SlurmJobs(
         study=study_prefix(study.name, study.storage),
         sbatch=options["sbatch"],

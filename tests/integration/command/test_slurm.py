@@ -160,7 +160,7 @@ def test_slurms_time_limit_is_a_timeout(slurm, jobs_of):
 
 def test_waiting_in_the_queue_is_no_hang(slurm, jobs_of):
     """A trial whose hosts are busy waits for longer than its hang limit, and its time begins with its job."""
-    (blocker,) = slurm.ask("sbatch", "--parsable", "--nodes=2", "--exclusive", "--wrap=sleep 60").split()
+    blocker = slurm.submit("--nodes=2", "--exclusive", "--wrap=sleep 60")
     begun_s = time.monotonic()
     trial = Running(slurm, jobs_of(hang_limit_s=1.5))
     time.sleep(4.0)

@@ -111,7 +111,7 @@ def test_a_killed_driver_leaves_no_job_and_loses_nothing(slurm, run, tmp_path):
 
 def test_jobs_of_a_machine_that_died_are_cancelled_by_the_next_run(slurm, run):
     """If nobody was left to cancel the jobs, the next run finds them by their names, says so, and cancels only them."""
-    (other,) = slurm.ask("sbatch", "--parsable", "--hold", "--job-name=meshtune-jobs-other-0000", "--wrap=true").split()
+    other = slurm.submit("--hold", "--job-name=meshtune-jobs-other-0000", "--wrap=true")
     with run(60) as dead:
         wait_for_jobs(slurm, 2)
         followers = [pid for pid, command in dead.processes().items() if "trials.ranks.server" in command]
@@ -153,7 +153,7 @@ def test_refused_jobs_end_the_study_with_slurms_words(run):
 
 def test_waiting_in_the_queue_takes_no_time(slurm, run):
     """A trial that waits for longer than its time limit is not cut off, and its wait is not among the device-hours."""
-    (blocker,) = slurm.ask("sbatch", "--parsable", "--nodes=2", "--exclusive", "--wrap=sleep 600").split()
+    blocker = slurm.submit("--nodes=2", "--exclusive", "--wrap=sleep 600")
     limits = ("trial.time_limit=10", "trial.hang_limit_s=5", "search.parallel_trials=1", "search.max_trials=1")
     with run(0.05, *limits) as driver:
         while len(slurm.queue()) < 2:

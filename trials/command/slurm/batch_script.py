@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from trials.command.host_program import HostPlan
 from trials.command.placeholders import FLAGS, PROFILE, without_wildcards
 
-_VARIABLES = {
-    "host_rank": '"$SLURM_NODEID"',
-    "master_address": '"$MESHTUNE_MASTER_ADDRESS"',
-    "master_port": '"$MESHTUNE_MASTER_PORT"',
-}
+_HOST_RANK = "@meshtune-host-rank@"
+"""Stands for the host's rank in the value of a variable, until a host replaces it by its own."""
+
+_CARRIER = "MESHTUNE_VALUE_OF_"
+"""Beginning of the names under which values of variables travel to the hosts."""
 
 FIRST_PORT, NUM_PORTS = 15_000, 15_000
 """Ports of the first host that jobs use: below those that Linux gives to clients (32,768 to 60,999)."""
@@ -39,23 +39,39 @@ def batch_script(plan: HostPlan, *, num_hosts: int, srun: Sequence[str]) -> str:
         num_hosts: Number of hosts of the job.
         srun: Further options of srun.
     """
-    values = {name: shlex.quote(value) for name, value in plan.values} | _VARIABLES
-    if plan.profile is not None:
-        values[PROFILE] = _word(str(plan.profile_root / without_wildcards(plan.profile)), values)
-    exports = [
-        f"unset {name}" if text is None else f"export {name}={_word(text, values)}" for name, text in plan.environment
-    ]
+    # values of variables may be secrets, which belong into no command line: hosts find them under other names
+    carried = _values(plan, _HOST_RANK)
+    exports, settings = [], []
+    for name, text in plan.environment:
+        if text is None:
+            settings.append(f"unset {name}")
+        else:
+            exports.append(f"export {_CARRIER}{name}={_word(text, carried)}")
+            settings.append(f'export {name}="${{{_CARRIER}{name}//{_HOST_RANK}/$SLURM_NODEID}}"')
+    values = _values(plan, '"$SLURM_NODEID"')
     flags = [shlex.quote(flag) for flag in plan.flags]
     words: list[str] = []
     for argument in plan.arguments:
         words += flags if argument == f"{{{FLAGS}}}" else [_word(argument, values)]
-    on_host = "\n".join((*exports, f"exec {' '.join(words)}"))
+    on_host = "\n".join((*settings, f"exec {' '.join(words)}"))
     # one task that may use all cores of its host: the command starts the processes of its devices itself
     launch = (
         *("srun", f"--nodes={num_hosts}", f"--ntasks={num_hosts}", "--ntasks-per-node=1"),
         *("--cpu-bind=none", "--kill-on-bad-exit=1", *srun, "bash", "-c", on_host),
     )
-    return f"{_HEAD}exec {shlex.join(launch)}\n"
+    return "\n".join((_HEAD, *exports, f"exec {shlex.join(launch)}", ""))
+
+
+def _values(plan: HostPlan, host_rank: str) -> dict[str, str]:
+    """Return the placeholders' values as words of a shell."""
+    values = {name: shlex.quote(value) for name, value in plan.values} | {
+        "host_rank": host_rank,
+        "master_address": '"$MESHTUNE_MASTER_ADDRESS"',
+        "master_port": '"$MESHTUNE_MASTER_PORT"',
+    }
+    if plan.profile is None:
+        return values
+    return values | {PROFILE: _word(str(plan.profile_root / without_wildcards(plan.profile)), values)}
 
 
 def _word(text: str, values: Mapping[str, str]) -> str:

@@ -149,24 +149,27 @@ def job_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _ask(command: Sequence[str], text: str | None = None) -> str:
     try:
-        done = subprocess.run(  # noqa: S603 # programs of Slurm, and no shell
+        asked = subprocess.Popen(  # noqa: S603 # programs of Slurm, and no shell
             list(command),
-            input=text or "",
-            capture_output=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
             env=job_environment(os.environ),
-            timeout=ANSWER_LIMIT_S,
-            check=False,
         )
-    except subprocess.TimeoutExpired:
-        raise QueueError(f"{command[0]} gave no answer within {ANSWER_LIMIT_S:g} s") from None
     except OSError as error:
         raise QueueError(f"{command[0]} cannot be started: {error.strerror}") from None
-    if done.returncode:
-        told = [line.partition("error: ")[2] or line for line in done.stderr.splitlines() if line.strip()]
-        raise QueueError("; ".join(told)[:500] or f"{command[0]} ended with status {done.returncode}")
-    return done.stdout
+    with asked:
+        try:
+            answer, trouble = asked.communicate(text, timeout=ANSWER_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            asked.kill()
+            raise QueueError(f"{command[0]} gave no answer within {ANSWER_LIMIT_S:g} s") from None
+    if asked.returncode:
+        told = [line.partition("error: ")[2] or line for line in trouble.splitlines() if line.strip()]
+        raise QueueError("; ".join(told)[:500] or f"{command[0]} ended with status {asked.returncode}")
+    return answer
 
 
 def cancel_named(prefix: str) -> int:

@@ -1,5 +1,7 @@
+import ast
 import os
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,28 +92,46 @@ def test_a_silent_controller_is_no_refusal(text, is_passing):
 
 
 def test_words_reach_the_command_as_they_are(tmp_path):
-    """Whatever an argument or a variable holds, the command of each host gets it, with what only the host knows."""
+    """Whatever an argument or a variable holds, the command of each host gets it, with what only the host knows. No
+    value of a variable stands in the command line of srun.
+    """
     srun = tmp_path / "srun"
-    srun.write_text('#!/bin/bash\nwhile [ "$1" != bash ]; do shift; done\nexec "$@"\n')
+    srun.write_text(
+        f'#!/bin/bash\nprintf %s "$*" > {tmp_path}/line\nwhile [ "$1" != bash ]; do shift; done\nexec "$@"\n'
+    )
     scontrol = tmp_path / "scontrol"
     scontrol.write_text("#!/bin/bash\necho first\necho second\n")
     for program in (srun, scontrol):
         program.chmod(0o755)
     words = [word.replace("{{}}", "{}") for word in ODD]
+    variables = {f"ODD_{number}": word for number, word in enumerate(ODD)} | {"AT": "{profile}", "KEY": "canary-9d1"}
+    program = (
+        "import os, sys; print(repr((sys.argv[1:], [value for name, value in sorted(os.environ.items()) "
+        "if name.startswith('ODD')], os.environ['AT'], os.environ['KEY'], os.environ.get('GONE'))))"
+    )
+    ends = ("{tp}:{host_rank}:{master_address}:{master_port}", "{profile}")
     backend = backend_of(
-        arguments=("printf", "%s\\0", *ODD, "{tp}:{host_rank}:{master_address}:{master_port}", "{profile}"),
-        environment=(("ODD", ODD[0]), ("GONE", None)),
+        arguments=(sys.executable, "-c", program.replace("{", "{{").replace("}", "}}"), *ODD, *ends),
+        environment=(*variables.items(), ("GONE", None)),
         profile="traces/{trial}-{host_rank}/*",
         profile_root=Path("/a b"),
     )
     script = batch_script(backend.plan(ParallelConfig(tp=2), 3), num_hosts=2, srun=("--mpi=none",))
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_NODEID": "1", "SLURM_JOB_ID": "40007"}
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_NODEID": "1",
+        "SLURM_JOB_ID": "40007",
+        "GONE": "1",
+    }
 
-    done = subprocess.run(
-        ["/bin/bash", "-s"], input=script, env=environment, capture_output=True, text=True, check=True
-    )
+    command = ["/bin/bash", "-s"]
+    done = subprocess.run(command, input=script, env=environment, capture_output=True, text=True, check=True)
 
-    assert done.stdout.split("\0")[:-1] == [*words, "2:1:first:25007", "/a b/traces/3-1"]
+    arguments, values, at, key, gone = ast.literal_eval(done.stdout)
+    assert arguments == [*words, "2:1:first:25007", "/a b/traces/3-1"]
+    assert values == [word for _, word in sorted(zip(variables, words, strict=False))]
+    assert (at, key, gone) == ("/a b/traces/3-1", "canary-9d1", None)
+    assert "canary-9d1" not in (tmp_path / "line").read_text()
 
 
 def test_a_job_has_the_options_of_the_study_and_its_own(tmp_path):
