@@ -16,6 +16,7 @@ from tuner.cli.main import main
 LONG = (
     "tests/integration/project/test_newcomer.py",
     "tests/integration/studies/test_resume.py",
+    "tests/integration/studies/test_slurm_study.py",
     "tests/chaos/test_chaos.py",
     "tests/integration/torch_training/test_ray_hosts.py",
     "tests/integration/ray/test_submitted_job.py",
