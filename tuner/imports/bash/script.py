@@ -20,8 +20,11 @@ from tuner.imports.bash.arithmetic import evaluate
 from tuner.imports.bash.texts import Argument, Piece, Text, argument_of, split_words
 from tuner.imports.bash.words import Part, Word, cut, parts_of_default
 
-MAX_PIECES = 2_000
+MAX_PIECES = 1_000
 """Limit on the pieces of one variable, because a script may double a variable again and again."""
+
+MAX_WORK = 60_000
+"""Limit on the words and pieces that are read and expanded; real scripts have some thousands. The rest is not read."""
 
 MAX_TEXT = 50_000
 """Limit on the words that may stand in a variable under some condition [characters]."""
@@ -71,6 +74,9 @@ def read_script(text: str) -> Script:
     """Read a bash script. Every text is accepted, so that this function never fails."""
     reader, words = _Reader(), list[Word]()
     for token in cut(text):
+        reader.work += 1
+        if reader.work > MAX_WORK:
+            break
         if isinstance(token, Word):
             words.append(token)
         else:
@@ -117,6 +123,7 @@ class _Reader:
         self.defaulted: list[str] = []
         self.blocks: list[str] = []
         self.is_joined = False  # whether `&&` or `||` before the command may keep it from running
+        self.work = 0  # number of words and pieces so far
         self.unsettled = ""  # reason why any variable may have another value than the script says
 
     @property
@@ -160,6 +167,7 @@ class _Reader:
     def _forget_all(self, command: str, line: int) -> None:
         """Mark all variables as unknown behind a command that may set any of them."""
         self.unsettled = f"may be set by `{shorten(command, 40)}` on line {line}, which is not read"
+        self.work += len(self.variables)
         for name in self.variables:
             if name.isidentifier():
                 self._forget(name, self.unsettled, line)
@@ -289,6 +297,7 @@ class _Reader:
             if not (part.expands or splits) or (part.quoted and not (takes_all and any(one.is_whole for one in text))):
                 text = tuple(replace(piece, is_whole=True) for piece in text)
             pieces += text
+        self.work += len(pieces)
         return tuple(pieces)
 
     def _values(self, part: Part) -> Text:
