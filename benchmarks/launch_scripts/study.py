@@ -12,17 +12,17 @@ from typing import Any
 from benchmarks.launch_scripts.truth import Truth
 from hardware.io.errors import ConfigError
 from tuner.imports import Imported
+from tuner.study_file.answers import Added
 from tuner.study_file.config import StudyConfig, load_study
-from tuner.study_file.new_study import Added, new_study
+from tuner.study_file.new_study import new_study
 
 _CLUSTERS = {8: "dgx-h100", 16: "ascend-a3", 32: "trn1"}
 """Cluster that answers the question for one, by the devices of a host that it has at least."""
 _PER_HOST = 8
 _ANY_VOCABULARY = 50304
-_ANY_MODEL = "llama3-8b"
+_ANY_MODELS = {1: "llama3-8b", 8: "mixtral-8x7b", 256: "deepseek-v3"}
+"""Model that answers the question for one, by the expert-parallel degree that it allows at most."""
 _MOST_ROUNDS = 4
-_QUESTION = re.compile(r"--([a-z-]+) ?([A-Za-z_=,]*)")
-_CONFIG = {"up": "cp"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,16 +76,9 @@ def study_of(read: Callable[[], Imported], truth: Truth, file: Path) -> Outcome:
 
 
 def _questions(error: ConfigError) -> list[str]:
-    """Return the options that a message asks for, such as `--hosts` and `--config tp`."""
-    if "does not say everything" not in error.rule:
-        return []
-    found = []
-    for option, value in _QUESTION.findall(error.rule.partition("; add ")[2]):
-        if option == "config":
-            found += [f"--config {part.partition('=')[0]}" for part in value.split(",") if part]
-        elif option in ("hosts", "model", "vocab-size", "sequence-length", "global-batch-size", "precision"):
-            found.append(f"--{option}")
-    return list(dict.fromkeys(found))
+    """Return the options that a message asks for, such as `--hosts` and `--tp`."""
+    line = next((line for line in error.listed if line.startswith("Add what it leaves open: ")), "")
+    return [f"--{option}" for option, _ in re.findall(r"--([a-z-]+) (N|NAME|BOOL)\b", line)]
 
 
 def _answer(added: Added, questions: list[str], truth: Truth, imported: Imported) -> tuple[Added, set[str]]:
@@ -96,29 +89,38 @@ def _answer(added: Added, questions: list[str], truth: Truth, imported: Imported
     # as many hosts as hold one replica, and all experts
     hosts = -(-facts.get("world", copy * facts.get("dp", facts.get("ep", 1))) // per_host)
     dp = facts.get("dp", max(1, (imported.hosts or hosts) * per_host // copy))
-    config: dict[str, Any] = dict(added.config or {})
+    batch = facts.get("gbs") or dp * facts.get("mbs", 1) * facts.get("pp", 1)
+    answers: dict[str, Any] = dict(added.answers)
     names: set[str] = set()
+    values = {
+        "hosts": hosts,
+        "devices_per_host": per_host,
+        "vocab_size": (truth.padded or (_ANY_VOCABULARY,))[0],
+        "sequence_length": facts.get("sequence", 2048),
+        "global_batch_size": batch,
+        "precision": facts.get("precision", "bf16"),
+        "recompute": facts.get("recompute", "none"),
+        "offload": facts.get("offload", "none"),
+        "zero_stage": facts.get("zero_stage", 0),
+        "sequence_parallel": facts.get("sequence_parallel", False),
+        "up": 1,
+    }
+    stands_for = {"vocab_size": "vocab", "sequence_length": "sequence", "global_batch_size": "gbs", "up": "cp"}
     for question in questions:
-        key = question.removeprefix("--config ")
-        if key == "--hosts":
-            added = replace(added, hosts=hosts)
+        key = question.removeprefix("--").replace("-", "_")
+        if key == "model":
+            added, names = replace(added, model=_any_model(facts.get("ep", 1))), names | {"model"}
+        elif key == "hosts":
             names |= {"world", "dp", "gbs"} if "world" not in facts else {"world"}
-        elif key == "--model":
-            added, names = replace(added, model=_ANY_MODEL), names | {"model"}
-        elif key == "--vocab-size":
-            added, names = replace(added, vocab_size=(truth.padded or (_ANY_VOCABULARY,))[0]), names | {"vocab"}
-        elif key == "--sequence-length":
-            added, names = replace(added, sequence_length=facts.get("sequence", 2048)), names | {"sequence"}
-        elif key == "--global-batch-size":
-            batch = facts.get("gbs") or dp * facts.get("mbs", 1) * facts.get("pp", 1)
-            added, names = replace(added, global_batch_size=batch), names | {"gbs"}
-        elif key == "--precision":
-            added, names = replace(added, precision=facts.get("precision", "bf16")), names | {"precision"}
+            answers[key] = hosts
         else:
-            fallback = {"recompute": "none", "zero_stage": 0, "sequence_parallel": False}.get(key, 1)
-            config[key] = 1 if key == "up" else facts.get(key, fallback)
-            names.add(_CONFIG.get(key, key))
-    return replace(added, config=config or None), names
+            answers[key] = values.get(key, facts.get(key, 1))
+            names.add(stands_for.get(key, key))
+    return replace(added, answers=answers), names
+
+
+def _any_model(ep: int) -> str:
+    return next((name for most, name in _ANY_MODELS.items() if most >= ep), _ANY_MODELS[1])
 
 
 def _facts(study: StudyConfig) -> dict[str, Any]:
