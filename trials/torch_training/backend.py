@@ -18,9 +18,9 @@ from costmodels.job.proxy_job import Reduction
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
 from trials.backend import Clock, HostNeeds, Observation, OnStart, OnStep
+from trials.processor_time import num_cores
 from trials.rank_backend import AbstractRankBackend
 from trials.ranks.contract import AbstractRanks, RankSetup
-from trials.torch_training.processor_time import num_cores
 from trials.torch_training.rank_plan import RankPlan, TrainingOptions
 from trials.torch_training.rank_setup import TORCH_RANKS
 from trials.torch_training.rank_watch import watch_ranks

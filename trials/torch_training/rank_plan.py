@@ -63,17 +63,6 @@ class RankPlan(TrainingOptions):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Begun:
-    """Message of a rank on a CPU that it runs.
-
-    Attributes:
-        resident_bytes: Resident memory of the process before it trains [bytes].
-    """
-
-    resident_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Ready:
     """Message of a rank that it has built its part of the model and trained the warm-up steps.
 
@@ -122,22 +111,3 @@ class Finished:
     profile_s: float
     profile: RankProfile | None
     recording: RankRecording | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Failed:
-    """Message of a rank that it has failed.
-
-    Attributes:
-        is_out_of_memory: Whether the error says that memory was lacking.
-        is_memory_used_up: Whether the process could hardly get more memory, whatever the error says.
-        reason: Error in one line.
-        text: Traceback of the error.
-        peak_bytes: Peak memory until then [bytes].
-    """
-
-    is_out_of_memory: bool
-    is_memory_used_up: bool
-    reason: str
-    text: str
-    peak_bytes: int

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import math
-import statistics
 import time
 import traceback
 from pathlib import Path
@@ -13,7 +11,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from trials.median_error import median_error
 from trials.profiling.operator_profile import RankProfile
+from trials.rank_endings import Begun, Failed, describe_error
 from trials.ranks.messages import Place
 from trials.ranks.out_of_memory import is_memory_used_up, speaks_of_memory
 from trials.torch_training.model.experts import keep_all, keep_up_to
@@ -21,7 +21,7 @@ from trials.torch_training.process_group import process_group
 from trials.torch_training.profiling.rank_recording import RankRecording
 from trials.torch_training.profiling.recording import BACKEND, Recorder, register_recorded_backend
 from trials.torch_training.profiling.step_profiler import profile_steps
-from trials.torch_training.rank_plan import Begun, Failed, Finished, RankPlan, Ready, StepTaken
+from trials.torch_training.rank_plan import Finished, RankPlan, Ready, StepTaken
 from trials.torch_training.training import Trainer
 
 
@@ -61,7 +61,7 @@ def run_rank(place: Place, plan: RankPlan) -> None:
             Failed(
                 is_out_of_memory=_is_out_of_memory(error),
                 is_memory_used_up=plan.device == "cpu" and is_memory_used_up(),
-                reason=_describe_error(error),
+                reason=describe_error(error),
                 text=traceback.format_exc(),
                 peak_bytes=memory.peak_bytes(),
             )
@@ -101,18 +101,6 @@ def _profile_step(
     return profile, recorder.stop()
 
 
-def median_error(values: list[float]) -> float:
-    """Return the relative standard error of the median; infinite for fewer than three values.
-
-    It is sqrt(pi / 2) = 1.2533 standard errors of the mean, and the standard deviation is estimated robustly as the
-    interquartile range over 1.349; both factors hold for normal errors.
-    """
-    if len(values) < 3:
-        return math.inf
-    lower, middle, upper = statistics.quantiles(values, n=4, method="inclusive")
-    return 1.2533 * (upper - lower) / 1.349 / math.sqrt(len(values)) / middle
-
-
 def _gather(values: list[float], device: torch.device) -> list[list[float]]:
     """Gather some numbers of every rank; return a list over the ranks for each number."""
     own = torch.tensor(values, dtype=torch.float64, device=device)
@@ -129,13 +117,6 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def _describe_error(error: BaseException) -> str:
-    """Return kind and first line of the root cause of an error; pipelines wrap errors in their own."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:500]
 
 
 class _Memory:
