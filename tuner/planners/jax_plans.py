@@ -20,7 +20,8 @@ from typing import Any, Literal
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from costmodels.sharding.device_mesh import DeviceMesh, mesh_from
-from costmodels.sharding.exports.jax_apply import apply_plan, jax_mesh, on_mesh, outputs_of, partition_spec, specs_of
+from costmodels.sharding.exports.jax_apply import apply_plan, on_mesh, outputs_of, specs_of
+from costmodels.sharding.exports.jax_layouts import jax_mesh, partition_spec
 from costmodels.sharding.exports.jax_shardy import annotate_stablehlo
 from costmodels.sharding.exports.jax_specs import jax_specs
 from costmodels.sharding.frontends.jax.graph import graph_of

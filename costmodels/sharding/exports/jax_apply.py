@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from costmodels.sharding.exports.axis_order import AxisOrders, axis_orders
-from costmodels.sharding.exports.jax_specs import Spec, find_result_axes, name_axes
-from costmodels.sharding.exports.reorders import Orders, way
+from costmodels.sharding.exports.jax_layouts import JaxLayouts, abstract_mesh, jax_mesh
+from costmodels.sharding.exports.jax_specs import find_result_axes
+from costmodels.sharding.exports.reorders import Orders
 from costmodels.sharding.frontends.flat_program import Step, operand_slots
 from costmodels.sharding.frontends.jax.flat import INLINED, Flat, shape_of, varying_carries
 from costmodels.sharding.frontends.jax.graph import flatten_trace
@@ -32,31 +32,6 @@ from hardware.io.errors import ConfigError
 
 UNCUT_BY_XLA = frozenset({"top_k"})
 """Primitives that XLA's partitioner computes whole on every device, although some of their dims can be partitioned."""
-
-
-def jax_mesh(plan: Plan, devices: Sequence[Any] | None = None) -> Mesh:
-    """Return the plan's mesh of JAX devices, by default the first ones.
-
-    Raises:
-        ConfigError: There are fewer devices than the mesh has.
-    """
-    found = list(jax.devices() if devices is None else devices)
-    count = plan.mesh.num_devices
-    if len(found) < count:
-        raise ConfigError(
-            f"needs {count} devices", key="mesh", value=plan.mesh.in_words, nearest=f"{len(found)} are here"
-        )
-    return Mesh(np.array(found[:count]).reshape(plan.mesh.sizes), plan.mesh.names)
-
-
-def abstract_mesh(plan: Plan) -> AbstractMesh:
-    """Return the plan's mesh without devices."""
-    return AbstractMesh(plan.mesh.sizes, plan.mesh.names)
-
-
-def partition_spec(spec: Spec) -> PartitionSpec:
-    """Return a spec as a JAX PartitionSpec."""
-    return PartitionSpec(*(axes or None for axes in spec))  # type: ignore[no-untyped-call] # JAX has no types there
 
 
 def apply_plan(function: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
@@ -84,8 +59,8 @@ def apply_plan(function: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
 def specs_of(program: Program, plan: Plan) -> tuple[tuple[Any, ...], Any]:
     """Return the PartitionSpecs of a planned program: a tree like its arguments, and one like its outputs."""
     run = _Run.of(program, axis_orders(plan))
-    inputs = [run.spec(run.lying(value)) for value in run.arguments]
-    outputs = [run.spec(run.returned(value)) for value in run.results]
+    inputs = [run.layouts.spec(run.lying(value)) for value in run.arguments]
+    outputs = [run.layouts.spec(run.returned(value)) for value in run.results]
     trees: tuple[Any, ...] = jax.tree_util.tree_unflatten(program.in_tree, inputs)
     return trees, jax.tree_util.tree_unflatten(program.out_tree, outputs)
 
@@ -132,7 +107,7 @@ class _Run:
         arguments: Numbers of the program's arguments.
         results: Numbers of the program's outputs.
         orders: Axis orders of the plan.
-        mesh: Mesh of the plan.
+        layouts: Constraints on the plan's mesh, without devices.
         ops: Number of each operator in the graph, by its name.
         tensors: Number of each tensor in the graph, by its name.
         position: Index of the next step of the flat program.
@@ -143,7 +118,7 @@ class _Run:
     arguments: list[int]
     results: list[int]
     orders: AxisOrders
-    mesh: AbstractMesh
+    layouts: JaxLayouts
     ops: dict[str, int]
     tensors: dict[str, int]
     position: int = 0
@@ -174,7 +149,7 @@ class _Run:
             arguments=arguments,
             results=results,
             orders=orders,
-            mesh=abstract_mesh(orders.plan),
+            layouts=JaxLayouts(orders, abstract_mesh(orders.plan)),
             ops={op.name: number for number, op in enumerate(graph.ops)},
             tensors={tensor.name: number for number, tensor in enumerate(graph.tensors)},
         )
@@ -188,7 +163,7 @@ class _Run:
         jaxpr = program.jaxpr
         found = self._run_jaxpr(jaxpr.jaxpr, [_Array(value=const, number=None) for const in jaxpr.consts], given)
         return [
-            self._move(each.value, self.lying(number), self.returned(number))
+            self.layouts.move(each.value, self.lying(number), self.returned(number))
             for each, number in zip(found, self.results, strict=True)
         ]
 
@@ -202,36 +177,14 @@ class _Run:
         number = self.tensors.get(self.flat.values[value].name)
         return () if number is None else find_result_axes(self.orders, number)
 
-    def sharding(self, axes: Orders) -> NamedSharding:
-        """Return a layout as a sharding on the mesh."""
-        return NamedSharding(self.mesh, self.spec(axes))
-
-    def spec(self, axes: Orders) -> PartitionSpec:
-        """Return a layout as a PartitionSpec."""
-        return partition_spec(name_axes(self.orders.plan, axes))
-
-    def _pin(self, value: Any, axes: Orders) -> Any:
-        return lax.with_sharding_constraint(value, self.sharding(axes))  # type: ignore[no-untyped-call] # JAX has no types there
-
-    def _move(self, value: Any, before: Orders, after: Orders) -> Any:
-        """Return a value in another layout, on the way that a partitioner finds cheap (`reorders`)."""
-        if before == after:
-            return self._pin(value, after)
-        for axes in way(before, after, float(np.size(value)), self.orders.plan.mesh.sizes).layouts:
-            value = self._pin(value, axes)
-        return value
-
     def _place_value(self, value: Any, number: int | None, before: Orders | None = None) -> _Array:
         """Return a value in its own layout, if the graph has it; `before` is the layout that an operator left it in."""
         if number is None or self.flat.values[number].name not in self.tensors:
             return _Array(value=value, number=number)
         lies = self.lying(number)
         if before is None:
-            return _Array(value=self._pin(value, lies), number=number)
-        if any(one and len(other) > len(one) for one, other in zip(before, lies, strict=True)):
-            # Sums scattered along a dim that other axes partition, too: reduce them first, or XLA gathers that dim.
-            value = self._pin(value, before)
-        return _Array(value=self._move(value, before, lies), number=number)
+            return _Array(value=self.layouts.pin(value, lies), number=number)
+        return _Array(value=self.layouts.settle(value, before, lies), number=number)
 
     def _place_results(self, step: Step, values: Sequence[Any]) -> list[_Array]:
         op = self.ops.get(step.name)
@@ -254,12 +207,12 @@ class _Run:
             # Constants have no layout yet and are made directly in the wanted one.
             wanted = self.orders.read(op, operand)
             if array.number is None:
-                found[slot] = self._pin(array.value, wanted)
+                found[slot] = self.layouts.pin(array.value, wanted)
             elif wanted != self.lying(array.number):
                 # Several operators that want one layout share the copy, as the plan counts it.
                 key = (array.number, wanted)
                 if key not in self.copies:
-                    self.copies[key] = self._move(array.value, self.lying(array.number), wanted)
+                    self.copies[key] = self.layouts.move(array.value, self.lying(array.number), wanted)
                 found[slot] = self.copies[key]
         return found
 
@@ -271,12 +224,12 @@ class _Run:
         number = self.ops.get(step.name)
         if number is None or step.primitive not in UNCUT_BY_XLA:
             return _bind_primitive(equation, operands)
-        reads = [self.spec(self.orders.read(number, slot)) for slot in range(len(operands))]
-        writes = [self.spec(self.orders.written(number, slot)) for slot in range(len(step.results))]
+        reads = [self.layouts.spec(self.orders.read(number, slot)) for slot in range(len(operands))]
+        writes = [self.layouts.spec(self.orders.written(number, slot)) for slot in range(len(step.results))]
         # Only map factors of these primitives can be partitioned, so each device can compute its part alone.
         local = jax.shard_map(
             lambda *parts: tuple(_bind_primitive(equation, parts)),
-            mesh=self.mesh,
+            mesh=self.layouts.mesh,
             in_specs=tuple(reads),
             out_specs=tuple(writes),
             check_vma=False,
@@ -320,7 +273,7 @@ class _Run:
         if equation.params.get("differentiated") and equation.params.get("prevent_cse"):
             # JAX lowers a checkpoint in the same way. Without the barrier, XLA would merge the recomputation with the
             # first computation and keep its results in memory.
-            values = lax.optimization_barrier(tuple(operand.value for operand in operands))  # type: ignore[no-untyped-call] # JAX has no types there
+            values = lax.optimization_barrier(tuple(operand.value for operand in operands))
             operands = [
                 _Array(value=value, number=operand.number) for value, operand in zip(values, operands, strict=True)
             ]
@@ -399,7 +352,7 @@ class _Run:
 
 def _bind_primitive(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     """Apply the primitive of an equation to operands, and return its results as a list."""
-    given = equation.primitive.get_bind_params(equation.params)  # type: ignore[no-untyped-call] # JAX has no types there
+    given = equation.primitive.get_bind_params(equation.params)
     functions, params = given if isinstance(given, tuple) else ((), given)  # older versions of JAX return both
-    found = equation.primitive.bind(*functions, *operands, **params)  # type: ignore[no-untyped-call] # JAX has no types there
+    found = equation.primitive.bind(*functions, *operands, **params)
     return list(found) if equation.primitive.multiple_results else [found]

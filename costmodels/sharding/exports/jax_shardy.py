@@ -14,7 +14,8 @@ from typing import Any
 
 import jax
 
-from costmodels.sharding.exports.jax_apply import abstract_mesh, apply_plan, on_mesh, specs_of
+from costmodels.sharding.exports.jax_apply import apply_plan, on_mesh, specs_of
+from costmodels.sharding.exports.jax_layouts import abstract_mesh
 from costmodels.sharding.frontends.jax.program import Program
 from costmodels.sharding.plan import Plan
 from hardware.io.errors import ConfigError
@@ -44,7 +45,7 @@ def annotate_stablehlo(
         )
     mesh = abstract_mesh(plan)
     inputs, outputs = specs_of(program, plan)
-    leaves = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in program.jaxpr.in_avals]  # type: ignore[no-untyped-call] # JAX has no types there
+    leaves = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in program.jaxpr.in_avals]
     arguments = jax.tree_util.tree_unflatten(program.in_tree, leaves)
     jitted = jax.jit(
         apply_plan(function, plan),

@@ -9,7 +9,8 @@ from jax import lax
 from benchmarks.support.sent_bytes import planned_bytes
 from benchmarks.zoo import shape_of
 from costmodels.sharding.device_mesh import DeviceMesh
-from costmodels.sharding.exports.jax_apply import apply_plan, jax_mesh, outputs_of
+from costmodels.sharding.exports.jax_apply import apply_plan, outputs_of
+from costmodels.sharding.exports.jax_layouts import jax_mesh
 from costmodels.sharding.exports.jax_specs import jax_specs
 from costmodels.sharding.frontends.jax.graph import graph_of_jax
 from costmodels.sharding.frontends.jax.program import trace_function
