@@ -20,6 +20,7 @@ from costmodels.job.setting import Setting
 from hardware.io.config_file import DocumentedModel
 from trials.backend import AbstractBackend
 from trials.framework_flags import FlagExporter
+from trials.step_planner import StepPlanner
 
 PositiveInt = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
@@ -55,6 +56,7 @@ class StudyParts:
         base_dir: Folder of the study file, to which paths in it are relative.
         measured: Measured runs that the trials replay, as `AbstractTrialKeys.measured_runs` returned them, or None.
         flag_exporters: Exporters of the frameworks whose flags are known, by the framework's name.
+        step_planner: Planner of whole training steps, for backends that run sharding plans.
     """
 
     name: str
@@ -63,6 +65,7 @@ class StudyParts:
     base_dir: Path
     measured: MeasuredGroup | None
     flag_exporters: Mapping[str, FlagExporter]
+    step_planner: StepPlanner
 
 
 class AbstractTrialKeys(DocumentedModel, ABC):

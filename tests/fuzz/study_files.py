@@ -71,6 +71,13 @@ job: {sequence_length: 64, global_batch_size: 16, precision: fp32}
 runtime: torch-reference
 trial: {backend: torch, device: cpu, clock: virtual, min_steps: 2, max_steps: 4, precision: 0.1, profile: false}
 """,
+    b"""name: jax
+model: ./config.json
+cluster: {device: cpu-core, hosts: 2, devices_per_host: 4}
+job: {sequence_length: 64, global_batch_size: 16, precision: fp32}
+runtime: jax-reference
+trial: {backend: jax, clock: cpu, min_steps: 2, max_steps: 4, precision: 0.1}
+""",
 )
 
 TRACE = b"time_s,link,share\n0,intra,0.5\n1,h0-h1,0.1\n2,h1,lost\n3,h1,back\n4,inter,1\n5,infiniband,0.25\n"

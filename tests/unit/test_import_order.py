@@ -52,7 +52,10 @@ ROOMS: dict[str, set[str]] = {
     "trials.simulated": {"trials"},
     "trials.command": {"trials", "trials.ranks", "trials.profiling"},
     "trials.torch_training": {"trials", "trials.ranks", "trials.profiling"},
-    "trials.registry": {"trials.replay", "trials.simulated", "trials.command", "trials.torch_training"},
+    "trials.jax_training": {"trials", "trials.ranks"},
+    "trials.registry": {
+        *("trials.replay", "trials.simulated", "trials.command", "trials.torch_training", "trials.jax_training")
+    },
     "tuner.planners.engine": set(),
     "tuner.planners.scheduling": {"tuner.planners.engine"},
     "tuner.planners.pipeline": {"tuner.planners.engine"},

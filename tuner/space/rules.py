@@ -211,6 +211,12 @@ RULES: dict[str, Rule] = {
             reason=lambda s: f"2*cp must divide the sequence of {s.job.sequence_length} tokens: {_TWO_CHUNKS}",
         ),
         Rule(
+            name="sequence_parts",
+            needs=("tp", "cp", "up"),
+            keep=lambda s, c: s.job.sequence_length % (c["tp"] * c["cp"] * c["up"]) == 0,
+            reason=lambda s: f"tp*cp*up must divide the sequence of {s.job.sequence_length} tokens",
+        ),
+        Rule(
             name="cp_or_up",
             needs=("cp", "up"),
             keep=lambda _, c: (c["cp"] == 1) | (c["up"] == 1),
@@ -240,6 +246,21 @@ RULES: dict[str, Rule] = {
             needs=("dp", "mbs"),
             keep=lambda s, c: s.job.global_batch_size % (c["dp"] * c["mbs"]) == 0,
             reason=lambda s: f"dp*mbs must divide the global batch of {s.job.global_batch_size} sequences",
+        ),
+        Rule(
+            name="one_micro_batch",
+            needs=("dp", "mbs"),
+            keep=lambda s, c: c["dp"] * c["mbs"] == s.job.global_batch_size,
+            reason=lambda s: (
+                f"dp*mbs must be the global batch of {s.job.global_batch_size} sequences: {s.runtime.name} adds up no "
+                "gradients of several micro-batches"
+            ),
+        ),
+        Rule(
+            name="vocabulary",
+            needs=("tp",),
+            keep=lambda s, c: s.job.model.vocab_size % c["tp"] == 0,
+            reason=lambda s: f"tp must divide the vocabulary of {s.job.model.vocab_size}: {s.runtime.name} pads none",
         ),
         Rule(
             name="layers",
@@ -555,6 +576,13 @@ _SETS: dict[str, tuple[str, ...]] = {
         *("experts", "experts_by_dp", "ep_within_dp_cp", "sequence_parallel_length"),
         *_FURTHER,
         *_SHARD,
+    ),
+    # trials/jax_training: costmodels/sharding writes plans by hand for whole key heads and equal parts only, and a step
+    # is one graph of one micro-batch
+    "jax-reference": (
+        *("devices", "one_micro_batch", "kv_heads_whole", "kv_heads_ulysses", "ffn", "sequence_parts", "vocabulary"),
+        *("no_pp", "no_vpp", "no_ep"),
+        *_FURTHER,
     ),
     # mindformers modules/transformer/transformer.py (TransformerOpParallelConfig: micro_batch_num >= pipeline_stage,
     # ring and Ulysses also together; FeedForward: dp // ep), models/utils.py (LayerSetting: offsets per mini stage),

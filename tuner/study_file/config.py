@@ -27,6 +27,7 @@ from hardware.trace_file import read_trace
 from trials.backend import AbstractBackend, Observation, Status
 from trials.trial_keys import AbstractTrialKeys, StudyParts
 from tuner.plans.layer_planning import LayerPlanning
+from tuner.plans.step_planner import LayeredStepPlanner
 from tuner.search.proxy.proxy_trials import ProxyOptions
 from tuner.space.enumeration import Space, SpaceOptions, build_space, setting_for
 from tuner.study_file.exported_flags import flag_exporters
@@ -212,6 +213,7 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths) -> St
     check_absent_dimensions(setting, options)
     if group is None:
         check_possible_values(setting, options)
+    planning = _planning(keys.planner)
     parts = StudyParts(
         name=keys.name,
         storage=storage_place(storage),
@@ -219,9 +221,16 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths) -> St
         base_dir=base_dir,
         measured=group,
         flag_exporters=flag_exporters(setting),
+        step_planner=LayeredStepPlanner(planning=planning),
     )
     backend = keys.trial.build(parts)
-    planning = _planning(keys.planner, backend)
+    if planning.name != "megatron" and backend.with_layer_changes(()) is None:
+        raise ConfigError(
+            "needs trials that run plans, because others shard layers as Megatron does",
+            key="planner.name",
+            value=planning.name,
+            nearest="planner.name: megatron, or trial.backend: simulated or jax",
+        )
     check_storage(storage)
     check_history(keys.history, base_dir, storage)
     _check_written(keys.trial, storage, paths)
@@ -282,15 +291,8 @@ def _check_no_nul(value: Any, key: str = "") -> None:
         _check_no_nul(part, f"{key}.{name}".lstrip("."))
 
 
-def _planning(keys: PlannerKeys, backend: AbstractBackend) -> LayerPlanning:
+def _planning(keys: PlannerKeys) -> LayerPlanning:
     """Return the planner of layers."""
-    if keys.name != "megatron" and backend.with_layer_changes(()) is None:
-        raise ConfigError(
-            "needs simulated trials, because others shard layers as Megatron does",
-            key="planner.name",
-            value=keys.name,
-            nearest="planner.name: megatron, or trial.backend: simulated",
-        )
     if keys.name == "megatron" and keys.pins:
         raise ConfigError(
             "have no effect with planner.name: megatron, which is the plan by hand",

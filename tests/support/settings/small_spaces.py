@@ -21,6 +21,7 @@ RUNTIME_OF = {
     "fsdp": "llm-foundry",
     "gpt-neox": "gpt-neox",
     "internevo": "internevo",
+    "jax-reference": "jax-reference",
     "maxtext": "maxtext",
     "megatron": "megatron-core",
     "megatron-2021": "megatron-lm-2021",

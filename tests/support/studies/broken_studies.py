@@ -188,6 +188,7 @@ trial: {backend: slurm} -> trial.backend = 'slurm' | replay, simulated
 trial: {backend: simulated, fidelity: exact} -> trial.fidelity = 'exact'
 trial: {backend: simulated, noise: -1} -> trial.noise = -1 | greater than or equal to 0
 trial: {backend: torch} -> runtime = 'megatron-core' | runtime: torch-reference
+trial: {backend: jax} -> runtime = 'megatron-core' | runtime: jax-reference
 trial: {backend: simulated, proxy: {hosts: 1}} -> trial.proxy.hosts = 1 | than the 1 hosts | leave proxy out
 name: a/b -> name = 'a/b' | letters, digits, dots, dashes and underscores
 storage: meshtune.db -> storage = 'meshtune.db' | not a database URL | sqlite:///
@@ -229,6 +230,14 @@ trial: {backend: torch}; model: deepseek-v3 -> deepseek-v3 | latent attention
 trial: {backend: torch}; job: {..., precision: fp8} -> job.precision = 'fp8' | valid: fp32, bf16
 """
 
+OF_JAX = """
+trial: {backend: jax, min_steps: 30} -> trial.max_steps = 20 | at least min_steps, which is 30
+trial: {backend: jax, clock: virtual} -> trial.clock = 'virtual' | auto
+trial: {backend: jax} -> cluster = 'dgx-h100' | cannot train on | cpu-host
+trial: {backend: jax}; cluster: {name: cpu-host}; job: {..., precision: bf16} -> job.precision = 'bf16' | valid: fp32
+trial: {backend: jax}; cluster: {name: cpu-host}; model: mixtral-8x7b -> mixtral-8x7b | experts | backend: torch
+"""
+
 OF_A_REPLAY = """
 model: llama3-8b -> model = 'llama3-8b' | takes its model and job from the measured rows | leave model out
 job: {...} -> job | leave job out
@@ -249,6 +258,7 @@ CASES = [
     *cases(IN_ONE_STUDY, "study.yaml"),
     *cases(ON_FOUR_HOSTS, "study.yaml", "trial.proxy", keys=GOOD | {"cluster": "{name: dgx-h100, hosts: 4}"}),
     *cases(OF_TORCH, "study.yaml", keys=GOOD | {"runtime": "torch-reference"}),
+    *cases(OF_JAX, "study.yaml", keys=GOOD | {"runtime": "jax-reference"}),
     *cases(OF_A_REPLAY, keys=REPLAY, file="rows.csv", content=rows({})),
     *cases(OF_A_REPLAY_OF_TWO_JOBS, keys=REPLAY, file="rows.csv", content=rows({}, {"gbs": 32, "mbs": 2})),
     *cases("runtime: ./o.yaml -> runtime: | o.yaml: sources", file="o.yaml", content="rule_set: megatron\n"),

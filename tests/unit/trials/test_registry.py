@@ -45,3 +45,11 @@ def test_a_replay_restricts_the_candidates_and_a_simulation_does_not():
     assert simulated.describe() == {}
     assert replay.with_layer_changes(()) is None
     assert simulated.with_layer_changes(()) == simulated
+
+
+def test_trials_in_jax_run_planned_layers():
+    """The shapes that the study's planner changed run as it found them, and all others as by hand."""
+    backend = load_study(STUDIES / "cpu-jax.yaml").backend
+
+    assert backend.with_layer_changes(()) == backend
+    assert backend.planned_shapes == frozenset()

@@ -7,9 +7,10 @@ Experts are distributed over ranks, neighbours first: the fastest axes cut their
 next ones cut the experts. Other axes that cut the sequence or the batch also cut the tokens in the slots of experts.
 Keys and values are gathered where frameworks pass them around a ring; both send the same bytes.
 
-Moments and updates are cut by the axes that a parameter leaves free (ZeRO 1), whatever the candidate does. Gradients
-are then scattered and parameters gathered, which sends as much as an all-reduce of the gradients. Without it, every
-other plan would be credited with updates that it does not repeat, which the cost model already accounts for.
+Moments and updates are cut by the axes that a parameter leaves free (ZeRO 1), whatever the candidate does, unless the
+caller names another stage. Gradients are then scattered and parameters gathered, which sends as much as an all-reduce
+of the gradients. Without it, every other plan would be credited with updates that it does not repeat, which the cost
+model already accounts for.
 """
 
 from __future__ import annotations
@@ -53,13 +54,14 @@ def layer_axes(config: ParallelConfig) -> dict[str, int] | None:
     return found if config.ep == 1 or _expert_factors(found, config) is not None else None
 
 
-def hand_made(graph: Graph, mesh: DeviceMesh, config: ParallelConfig) -> Plan | None:
+def hand_made(graph: Graph, mesh: DeviceMesh, config: ParallelConfig, *, zero_stage: int = 1) -> Plan | None:
     """Return the plan of a training step of the transformer frontend.
 
     Args:
         graph: Graph of the training step.
         mesh: Mesh with the axes of `layer_axes`.
         config: Parallelism degrees of the candidate.
+        zero_stage: Stage of ZeRO: 0, 1 or 3.
 
     Returns:
         None where no plan of these axes expresses what frameworks do: they copy key heads where there are fewer heads
@@ -81,7 +83,7 @@ def hand_made(graph: Graph, mesh: DeviceMesh, config: ParallelConfig) -> Plan | 
     forward = plan_by_names(forward_of(graph), mesh, axes, shared=("experts", *HEADS, *ALONG))
     if not all(_is_served(forward, number, axes) for number, op in enumerate(forward.graph.ops) if op.flop > 0):
         return None
-    return with_backward(graph, forward, zero_stage=1)
+    return with_backward(graph, forward, zero_stage=zero_stage)
 
 
 def _is_served(plan: Plan, number: int, axes: Mapping[str, ByName]) -> bool:

@@ -187,8 +187,14 @@ def torch_reference(c):
     return obeys and (c.vpp == 1 or (c.pp > 1 and c.micro_batches >= c.pp and c.micro_batches % rounds == 0))
 
 
+def jax_reference(c):
+    """One stage and one micro-batch, in equal parts of heads, MLPs and sequence."""
+    obeys = (c.pp, c.vpp, c.ep, c.micro_batches) == (1, 1, 1, 1) and c.kv_heads % (c.tp * c.up) == 0
+    return obeys and c.mlp_divides and c.length % (c.tp * c.cp * c.up) == 0
+
+
 ORACLES = (
-    *(flexparallel, fsdp, gpt_neox, internevo, maxtext, megatron, megatron_2021, megatron_deepspeed),
+    *(flexparallel, fsdp, gpt_neox, internevo, jax_reference, maxtext, megatron, megatron_2021, megatron_deepspeed),
     *(mindformers, mindspeed, nanotron, paddle, torch_reference, torchtitan),
 )
 FRAMEWORKS = {one.__name__.replace("_", "-"): one for one in ORACLES} | {"megatron-2022": megatron_2021}
@@ -326,6 +332,7 @@ def test_each_rule_alone_is_the_reason_of_some_refusal(rule_set):
         (setting_of(rule_set, batch=8, num_layers=4), ()),
         (setting_of(rule_set, devices_per_host=4, num_layers=4, tied_embeddings=True), ()),
         (setting_of(rule_set, devices_per_host=1, runtime={"zero_stages": (0, 1, 2, 3)}), OPENED),
+        (setting_of(rule_set, devices_per_host=4, vocab_size=50), ()),
     ]
     zero, split = (varieties[0][0][0].job.zero_stage, varieties[0][0][0].runtime.sequence_parallel)
     usual = {"zero_stage": zero, "sequence_parallel": split}

@@ -1,0 +1,141 @@
+"""Program that runs a training step under some plans on eight virtual devices, and prints what came of it as JSON.
+
+It needs its own process, because the number of devices is fixed when JAX starts. Its arguments are names of CASES. Each
+gives the losses of three steps on the mesh and of the same steps on one device, and the bytes that the plan and the
+compiled program send, by kind and axes.
+"""
+
+import json
+import os
+import sys
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.support.sent_bytes import planned_bytes, reordered_bytes
+from benchmarks.support.xla_program import compiled
+from costmodels.job.model_catalog import load_model
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.training_job import TrainingJob
+from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.exports.jax_layouts import jax_mesh
+from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
+from costmodels.sharding.graph import INPUT, STATE
+from costmodels.sharding.plan import cost_of, violations
+from tests.support.programs.small_backends import cluster_of
+from trials.jax_training.model.initial import batch, initial_states
+from trials.jax_training.model.sharded_step import ShardedStep
+from tuner.planners.planning import PlannerOptions, plan_graph
+from tuner.planners.sharding.pins import Pin
+from tuner.plans.layer_planning import LayerPlanning
+from tuner.plans.step_plans import plan_step
+
+GPT = load_model("configs/models/gpt-tiny.yaml", Path(__file__).parents[3])
+LLAMA = replace(
+    GPT,
+    name="llama-tiny",
+    num_kv_heads=4,
+    gated_ffn=True,
+    tied_embeddings=False,
+    learned_positions=0,
+    norm="rms",
+    qk_norm=True,
+    qkv_bias=False,
+    attention_output_bias=False,
+    mlp_bias=False,
+)
+WIDE = {"num_layers": 1, "hidden_size": 256, "head_dim": 32, "ffn_size": 1024}
+"""Sizes with which planners shard a model on processor cores."""
+MODELS = {
+    model.name: model
+    for model in (GPT, LLAMA, replace(GPT, name="gpt-wide", **WIDE), replace(LLAMA, name="llama-wide", **WIDE))
+}
+PINNED = LayerPlanning(name="descent", pins=(Pin(op="layers.*.dense_mlp.up", dim="hidden", axis="tp"),))
+
+
+def job_of(model):
+    """Build a job of one batch of eight sequences."""
+    return TrainingJob(model=model, sequence_length=64, global_batch_size=8, precision="fp32")
+
+
+def of_study(model, planning=LayerPlanning(), **degrees):  # noqa: B008 # it is frozen
+    """Plan the step of a study's candidate."""
+    config = ParallelConfig(**{"mbs": 8 // degrees.get("dp", 1), **degrees})
+    return plan_step(job_of(model), cluster_of(8), config, planning)
+
+
+def of_planner(name, planner):
+    """Plan the graph of a step as `meshtune plan` does, on a mesh of two axes."""
+    graph = transformer_graph(job_of(MODELS[name]), micro_batch_size=8)
+    mesh = DeviceMesh(names=("data", "model"), sizes=(2, 4), cluster=cluster_of(8))
+    return plan_graph(graph, mesh, PlannerOptions(planner=planner, whole_axes=True)).plan
+
+
+CASES = {
+    "gpt by hand, one device": lambda: of_study(GPT),
+    "gpt by hand, dp=8": lambda: of_study(GPT, dp=8),
+    "gpt by hand, dp=2, tp=4": lambda: of_study(GPT, dp=2, tp=4),
+    "gpt by hand, dp=4, tp=2, no sequence parallelism, no ZeRO": lambda: of_study(
+        GPT, dp=4, tp=2, sequence_parallel=False, zero_stage=0
+    ),
+    "llama by hand, dp=2, cp=2, tp=2": lambda: of_study(LLAMA, dp=2, cp=2, tp=2),
+    "llama by hand, dp=2, up=2, tp=2": lambda: of_study(LLAMA, dp=2, up=2, tp=2),
+    "gpt pinned, dp=2, tp=4": lambda: of_study(GPT, PINNED, dp=2, tp=4),
+    "gpt by D-Rec": lambda: of_planner("gpt-wide", "recursive"),
+    "llama by descent": lambda: of_planner("llama-wide", "descent"),
+    "gpt by TOAST": lambda: of_planner("gpt-wide", "toast"),
+}
+
+
+def losses_of(plan, program):
+    """Run three steps from the initial states."""
+    step = ShardedStep.of(plan, jax_mesh(plan))
+    states = initial_states(plan.graph, 0, step.shardings(STATE))
+    inputs = batch(plan.graph, 0, step.shardings(INPUT))
+    losses = []
+    for number in (1, 2, 3):
+        states, loss = program(states, np.float32(number), inputs)
+        losses.append(float(loss[0]))
+    return losses
+
+
+@cache
+def plain_losses(name):
+    """Run the steps of a model on one device."""
+    plan = of_study(MODELS[name])
+    return losses_of(plan, ShardedStep.of(plan, jax_mesh(plan)).compile())
+
+
+def found(plan):
+    """Return losses and bytes under a plan."""
+    graph, mesh = plan.graph, plan.mesh
+    step = ShardedStep.of(plan, jax_mesh(plan))
+    program, sent = None, Counter()
+    if mesh.num_devices > 1:
+        read = compiled(step.lower(), dict(zip(mesh.names, mesh.sizes, strict=True)))
+        program, sent = read.run, read.device.sent
+    else:
+        program = step.compile()
+    planned = planned_bytes(cost_of(plan), mesh) + reordered_bytes(step.layouts.orders)
+    return {
+        "losses": losses_of(plan, program),
+        "plain": plain_losses(graph.name),
+        "planned": _by_name(planned),
+        "compiled": _by_name(sent),
+        "violations": violations(plan),
+    }
+
+
+def _by_name(sent):
+    return {f"{kind} {'*'.join(axes)}": num_bytes for (kind, axes), num_bytes in sent.items() if num_bytes > 0}
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: found(CASES[name]()) for name in sys.argv[1:]}))  # noqa: T201 # what the test reads

@@ -1,0 +1,103 @@
+"""Plans of whole steps: by hand for every candidate of the rules, and carried over from plans of layers."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.sharding.graph import STATE, TensorKind
+from costmodels.sharding.layouts import local_share
+from costmodels.sharding.plan import violations
+from tuner.answers.planned_candidates import plan_layers
+from tuner.planners.sharding.pins import Pin
+from tuner.plans.layer_planning import LayerPlanning
+from tuner.plans.step_plans import plan_step
+from tuner.study_file.config import load_study
+
+STUDY = Path(__file__).resolve().parents[4] / "configs" / "studies" / "cpu-jax.yaml"
+CONFIG = ParallelConfig(dp=2, tp=4, mbs=4)
+PINS = (Pin(op="layers.*.dense_mlp.up", dim="hidden", axis="tp"),)
+
+
+@pytest.fixture(scope="module")
+def study():
+    """The shipped study, with all degrees open."""
+    return load_study(STUDY, overrides=["space={zero_stage: [0, 1], sequence_parallel: [true, false]}"])
+
+
+@pytest.fixture(scope="module")
+def step_of(study):
+    """Plans one step of the study's model with some number of layers."""
+
+    def plan(config, planning=LayerPlanning(), num_layers=2):  # noqa: B008 # it is frozen
+        job = study.setting.job
+        deep = replace(job, model=replace(job.model, num_layers=num_layers))
+        return plan_step(deep, study.setting.cluster, config, planning)
+
+    return plan
+
+
+def test_every_candidate_has_a_plan_by_hand(study, step_of):
+    """What the rules of jax-reference leave can be planned by hand on all devices, and the plan can run."""
+    grid = study.space().grid
+
+    assert len(grid) > 50
+    for position in range(len(grid)):
+        plan = step_of(grid.config(position), num_layers=1)
+        assert violations(plan) == (), grid.config(position)
+        assert plan.mesh.num_devices == 8
+
+
+def test_one_device_holds_all(step_of):
+    """Without a degree above one nothing is cut."""
+    plan = step_of(ParallelConfig(mbs=8))
+
+    assert (plan.served < 0).all()
+
+
+def test_zero_cuts_the_moments(step_of):
+    """ZeRO 1 cuts the moments over dp as well, and without ZeRO they lie as their parameters."""
+
+    def moments_bytes(zero_stage):
+        plan = step_of(replace(CONFIG, zero_stage=zero_stage))
+        graph = plan.graph
+        return sum(
+            array.num_bytes * local_share(plan.layout(number), plan.mesh.sizes)
+            for number, array in enumerate(graph.tensors)
+            if array.kind is TensorKind.OPTIMIZER and graph.ops[graph.maker[number][0]].primitive == STATE
+        )
+
+    assert moments_bytes(1) < 0.6 * moments_bytes(0)
+
+
+def test_a_plan_of_two_layers_is_carried_over_to_all(step_of):
+    """Every further layer has the rows of the second, the pin holds in each, and dp cuts the batch."""
+    plan = step_of(CONFIG, LayerPlanning(name="descent", pins=PINS), num_layers=4)
+    rows = {op.name: plan.served[number].tolist() for number, op in enumerate(plan.graph.ops)}
+    rules = {op.name: op.rule for op in plan.graph.ops}
+
+    assert violations(plan) == ()
+    for number in (2, 3):
+        for name, row in rows.items():
+            if name.startswith(f"layers.{number}."):
+                assert row == rows[name.replace(f"layers.{number}.", "layers.1.")], name
+    for number in range(4):
+        name = f"layers.{number}.dense_mlp.up"
+        cut = [rules[name].factors[factor].name for factor in rows[name]]
+        assert cut == ["batch", "hidden"]
+
+
+def test_trials_run_the_plan_that_the_study_shows(study):
+    """The backend of a planned study runs the planned shape as planned, and any other shape by hand."""
+    planned = plan_layers(replace(study, planning=LayerPlanning(name="descent", pins=PINS)), CONFIG)
+    backend = replace(planned.backend, planner=replace(planned.backend.planner, planning=planned.planning))
+    other = ParallelConfig(dp=4, tp=2, mbs=2)
+
+    def is_by_hand(config):
+        by_hand = plan_step(study.setting.job, study.setting.cluster, config, LayerPlanning())
+        return bool((backend.work(config).plan.served == by_hand.served).all())
+
+    assert not is_by_hand(CONFIG)
+    assert is_by_hand(other)
+    assert len(planned.layer_plans) == len(ConfigGrid.from_configs([CONFIG]))

@@ -1,0 +1,132 @@
+"""Backend `jax`: a trial runs a jitted training step of the model, sharded by the candidate's plan, on CPUs.
+
+The devices of a host of the cluster are virtual devices of one process, and the processes of all hosts are connected by
+gloo. All of them run on one machine. A step time is wall clock if every device has a core. With more devices than
+cores, wall clock would only show the total work, and the CPU time of all processes takes its place. The observation
+names the clock.
+
+JAX itself is imported by the processes of a trial alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+from costmodels.job.layer_change import LayerChange
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.job.proxy_job import Reduction
+from costmodels.job.training_job import TrainingJob
+from costmodels.step.changed_layers import shape_keys
+from hardware.cluster import Cluster
+from hardware.io.errors import ConfigError
+from trials.backend import Clock, HostNeeds, Observation, OnStep
+from trials.jax_training.rank_plan import StepOptions, StepWork
+from trials.jax_training.rank_watch import watch_ranks
+from trials.processor_time import num_cores
+from trials.rank_backend import AbstractRankBackend
+from trials.ranks.contract import AbstractRanks, RankSetup
+from trials.step_planner import StepPlanner
+
+ClockChoice = Literal["auto", "wall", "cpu"]
+
+JAX_RANKS = RankSetup(
+    modules=("jax", "jax.experimental.multihost_utils", "trials.jax_training.rank_program"),
+    environment=(("JAX_PLATFORMS", "cpu"),),
+)
+"""Setup that imports JAX once for all processes; none of its backends starts before they are forked."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JaxBackend(StepOptions, AbstractRankBackend):
+    """Backend that trains with JAX.
+
+    Attributes:
+        job: Training job of the trials.
+        cluster: Cluster of the study, whose devices stand for cores.
+        planner: Planner of the steps.
+        chosen_clock: Clock of the step times; `auto` is the wall clock if every device has a core to itself, else the
+            CPU time of all processes.
+        cores: Number of cores of the machine, as the study's driver saw them.
+        hang_limit_s: Silence of the processes that means a hang [s].
+        planned_shapes: Shapes of layers that run as the study's planner found, by the keys of their changes; all others
+            run as planned by hand.
+    """
+
+    job: TrainingJob
+    cluster: Cluster
+    planner: StepPlanner
+    chosen_clock: ClockChoice = "auto"
+    cores: int = field(default_factory=num_cores)
+    hang_limit_s: float = 600.0
+    planned_shapes: frozenset[tuple[int, ...]] = frozenset()
+
+    @property
+    def clock(self) -> Clock:
+        """Clock of the step times: the chosen one, or the wall clock if it is meaningful, else CPU time."""
+        if self.chosen_clock != "auto":
+            return self.chosen_clock
+        return "wall" if self.cluster.num_devices <= self.cores else "cpu"
+
+    @property
+    def hosts(self) -> tuple[HostNeeds, ...]:
+        """Resources of a trial: one core per device, on one machine that stands for all hosts."""
+        return (HostNeeds(cpus=self.cluster.num_devices, processes=self.cluster.num_hosts),)
+
+    @property
+    def rank_setup(self) -> RankSetup:
+        """Modules that the processes find imported: JAX and the step."""
+        return JAX_RANKS
+
+    def check(self) -> None:
+        """Check that JAX is installed."""
+        if importlib.util.find_spec("jax") is None:
+            raise ConfigError(
+                "needs JAX, which is not installed here",
+                key="trial.backend",
+                value="jax",
+                nearest="pip install 'meshtune[jax]'",
+            )
+
+    def expected_steps(self, config: ParallelConfig) -> int | None:  # noqa: ARG002 # the contract's
+        """Return the number of steps if it is fixed; None if it depends on the precision."""
+        return self.max_steps if self.min_steps == self.max_steps else None
+
+    def reduced(self, to: Reduction) -> None:
+        """Return None, because candidates of a smaller job may have several micro-batches."""
+
+    def with_layer_changes(self, changes: tuple[LayerChange, ...]) -> JaxBackend:
+        """Return this backend with the changed layers sharded as the study's planner found."""
+        return replace(self, planned_shapes=frozenset(change.key for change in changes))
+
+    def describe(self) -> dict[str, Any]:
+        """Return the clock that `auto` has become."""
+        return {"clock": self.clock}
+
+    def measure_on(
+        self,
+        ranks: AbstractRanks,
+        config: ParallelConfig,
+        *,
+        trial_number: int,  # noqa: ARG002 # the contract's
+        on_step: OnStep,
+    ) -> Observation:
+        """Run some steps with one process per host of the cluster."""
+        work = self.work(config)
+        num_processes = self.cluster.num_hosts
+        ranks.launch("trials.jax_training.rank_program:run_rank", work, num_ranks=num_processes)
+        return watch_ranks(
+            ranks, work, num_processes=num_processes, cores=num_cores(), hang_limit_s=self.hang_limit_s, on_step=on_step
+        )
+
+    def work(self, config: ParallelConfig) -> StepWork:
+        """Return the work of each process in a trial."""
+        (shape,) = shape_keys(ConfigGrid.from_configs([config]))
+        plan = self.planner.plan(self.job, self.cluster, config, is_by_hand=shape not in self.planned_shapes)
+        return StepWork(
+            **{option.name: getattr(self, option.name) for option in fields(StepOptions)},
+            plan=plan,
+            memory_bytes=min(device.memory_bytes for device in self.cluster.devices),
+            clock=self.clock,
+        )

@@ -1,0 +1,94 @@
+"""Keys of `trial: {backend: jax}`, and the backend that they build."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from hardware.io.errors import ConfigError
+from trials.jax_training.backend import ClockChoice, JaxBackend
+from trials.jax_training.trainable import check_trainable
+from trials.rank_backend import is_cpu_cluster
+from trials.time_limit import TimeLimit
+from trials.trial_keys import AbstractTrialKeys, ProxyKeys, StudyParts
+
+
+class JaxKeys(AbstractTrialKeys):
+    """`trial:` with `backend: jax`."""
+
+    backend: Literal["jax"]
+    """Trials run a jitted training step in JAX, sharded by the candidate's plan; see [real training with
+    JAX](jax-training.md).
+    """
+
+    clock: ClockChoice = "auto"
+    """Clock of the step times; `auto` is the wall clock if every device has a core to itself, else the CPU time of all
+    processes, which is a step's total work and not its layout.
+    """
+
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
+    """Seed of weights and data."""
+
+    warmup_steps: Annotated[int, Field(ge=1, le=100)] = 1
+    """Number of steps before the first measured one."""
+
+    min_steps: Annotated[int, Field(ge=1, le=1000)] = 5
+    """Smallest number of measured steps."""
+
+    max_steps: Annotated[int, Field(ge=1, le=1000)] = 20
+    """Largest number of measured steps."""
+
+    precision: Annotated[float, Field(gt=0, lt=1)] = 0.02
+    """Relative standard error of the median below which measuring ends."""
+
+    hang_limit_s: Annotated[float, Field(gt=0)] = 600.0
+    """Silence of all processes after which a trial counts as hanging [s]; they are silent while XLA compiles."""
+
+    time_limit: TimeLimit | None = None
+    """Time after which a trial is cut off; the steps that it measured are kept. As in Slurm, `30:00` is minutes and
+    `1:30:00` is hours; `2-00:00:00` is days. A plain number is in seconds.
+    """
+
+    proxy: ProxyKeys | None = None
+    """Refused: candidates of smaller jobs may have several micro-batches."""
+
+    def build(self, study: StudyParts) -> JaxBackend:
+        """Build the backend that trains the study's model.
+
+        Raises:
+            ConfigError: This step cannot train the model, the runtime or the devices are others, or two keys
+                contradict.
+        """
+        if self.max_steps < self.min_steps:
+            raise ConfigError(
+                f"must be at least min_steps, which is {self.min_steps}", key="trial.max_steps", value=self.max_steps
+            )
+        runtime = study.setting.runtime
+        if runtime.rule_set != "jax-reference":
+            raise ConfigError(
+                "is not a runtime that the jax backend can train with",
+                key="runtime",
+                value=runtime.name,
+                nearest="runtime: jax-reference",
+            )
+        if not is_cpu_cluster(study.setting.cluster):
+            raise ConfigError(
+                "has devices that the jax backend cannot train on",
+                key="cluster",
+                value=study.setting.cluster.name,
+                nearest="a cluster of processors, for example cluster: {name: cpu-host}",
+            )
+        check_trainable(study.setting.job)
+        return JaxBackend(
+            job=study.setting.job,
+            cluster=study.setting.cluster,
+            planner=study.step_planner,
+            chosen_clock=self.clock,
+            seed=self.seed,
+            warmup_steps=self.warmup_steps,
+            min_steps=self.min_steps,
+            max_steps=self.max_steps,
+            precision=self.precision,
+            hang_limit_s=self.hang_limit_s,
+        )

@@ -1,0 +1,85 @@
+"""Work of the processes of a trial, and the messages that they send; nothing here imports JAX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from costmodels.sharding.plan import Plan
+from trials.backend import Clock
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepOptions:
+    """Options of measuring, which a study chooses and every process follows.
+
+    Attributes:
+        seed: Seed of weights and data.
+        warmup_steps: Number of steps before the first measured one.
+        min_steps: Smallest number of measured steps.
+        max_steps: Largest number of measured steps.
+        precision: Relative standard error of the median below which measuring ends.
+    """
+
+    seed: int = 0
+    warmup_steps: int = 1
+    min_steps: int = 5
+    max_steps: int = 20
+    precision: float = 0.02
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StepWork(StepOptions):
+    """Work of every process of one trial.
+
+    Attributes:
+        plan: Plan of the step, whose mesh has the devices of all processes in their order.
+        memory_bytes: Memory of the smallest device [bytes].
+        clock: Clock of the step times.
+    """
+
+    plan: Plan
+    memory_bytes: float
+    clock: Clock
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ready:
+    """Message of a process that it has compiled the step and run the warm-up steps.
+
+    Attributes:
+        group_s: Time until all processes were connected and JAX had its devices [s].
+        compile_s: Time of tracing and compiling the step [s].
+        build_s: Time of making weights and data [s].
+        warmup_s: Time of the warm-up steps [s].
+    """
+
+    group_s: float
+    compile_s: float
+    build_s: float
+    warmup_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTaken:
+    """Message of a process that it has measured a step.
+
+    Attributes:
+        wall_s: Wall clock of the slowest process [s].
+        cpu_s: CPU time of all threads of all processes together [s].
+        loss: Mean loss over the tokens of the batch, before the step.
+    """
+
+    wall_s: float
+    cpu_s: float
+    loss: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    """Message of a process that it has finished its work.
+
+    Attributes:
+        peak_bytes: Memory of one device by XLA's analysis of the compiled step [bytes].
+    """
+
+    peak_bytes: int

@@ -1,0 +1,134 @@
+"""Program of a process of a trial: it compiles the step for all devices, runs it, and sends what it measures."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import traceback
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental.multihost_utils import process_allgather
+
+from costmodels.sharding.exports.jax_layouts import jax_mesh
+from costmodels.sharding.graph import INPUT, STATE
+from hardware.device import GIB
+from trials.jax_training.model.initial import batch, initial_states
+from trials.jax_training.model.sharded_step import ShardedStep
+from trials.jax_training.rank_plan import Finished, Ready, StepTaken, StepWork
+from trials.median_error import median_error
+from trials.rank_endings import Failed, describe_error
+from trials.ranks.messages import Place
+from trials.ranks.out_of_memory import is_memory_used_up, speaks_of_memory
+
+
+def run_rank(place: Place, work: StepWork) -> None:
+    """Compile, run and measure the step of `work`; any failure is sent as a message."""
+    peak_bytes = 0
+    try:
+        began_s = time.perf_counter()
+        connect(place, num_devices=work.plan.mesh.num_devices)
+        step = ShardedStep.of(work.plan, jax_mesh(work.plan))
+        connected_s = time.perf_counter()
+        compiled = step.compile()
+        peak_bytes = device_bytes(compiled)
+        if peak_bytes > work.memory_bytes:
+            raise MemoryError(
+                f"out of memory: the compiled step needs {peak_bytes / GIB:.3g} GiB on each device by XLA's memory "
+                f"analysis, and a device has {work.memory_bytes / GIB:.3g} GiB"
+            )
+        compiled_s = time.perf_counter()
+        graph = work.plan.graph
+        states = initial_states(graph, work.seed, step.shardings(STATE))
+        inputs = batch(graph, work.seed, step.shardings(INPUT))
+        jax.block_until_ready((states, inputs))
+        built_s = time.perf_counter()
+        runner = _Runner(compiled, states, inputs)
+        for _ in range(work.warmup_steps):
+            runner.step()
+        place.tell(
+            Ready(
+                group_s=connected_s - began_s,
+                compile_s=compiled_s - connected_s,
+                build_s=built_s - compiled_s,
+                warmup_s=time.perf_counter() - built_s,
+            )
+        )
+        _measure_steps(place, work, runner)
+        place.tell(Finished(peak_bytes=peak_bytes))
+        if place.world_size > 1:
+            jax.distributed.shutdown()
+    except Exception as error:  # noqa: BLE001 # the rank's boundary: a failure is a result
+        reason = describe_error(error)
+        place.tell(
+            Failed(
+                is_out_of_memory=isinstance(error, MemoryError)
+                or speaks_of_memory(str(error))
+                or "RESOURCE_EXHAUSTED" in reason,
+                is_memory_used_up=is_memory_used_up(),
+                reason=reason,
+                text=traceback.format_exc(),
+                peak_bytes=peak_bytes,
+            )
+        )
+
+
+def connect(place: Place, *, num_devices: int) -> None:
+    """Give this process its equal share of all devices, and connect it to the others by gloo.
+
+    The cores of the machine stand for devices: XLA runs each virtual device of the CPU in threads of its own.
+    """
+    share = num_devices // place.world_size
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={share}".strip()
+    jax.config.update("jax_platforms", "cpu")
+    if place.world_size > 1:
+        if place.listening is not None:
+            # JAX's coordinator opens the port itself
+            socket.socket(fileno=place.listening).close()
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(f"{place.host}:{place.port}", place.world_size, place.rank)
+
+
+def device_bytes(compiled: Any) -> int:
+    """Return the memory that a compiled step needs on each device: arguments, results and temporaries [bytes]."""
+    memory = compiled.memory_analysis()
+    return int(
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        + memory.temp_size_in_bytes
+        - memory.alias_size_in_bytes
+    )
+
+
+class _Runner:
+    """Compiled step with its states, which each step replaces."""
+
+    def __init__(self, compiled: Any, states: Any, inputs: Any) -> None:
+        self._compiled, self._states, self._inputs = compiled, states, inputs
+        self._number = 0
+
+    def step(self) -> float:
+        """Run one step to its end, and return the loss before it."""
+        self._number += 1
+        self._states, loss = self._compiled(self._states, np.float32(self._number), self._inputs)
+        jax.block_until_ready(self._states)
+        return float(np.asarray(loss.addressable_data(0))[0])
+
+
+def _measure_steps(place: Place, work: StepWork, runner: _Runner) -> None:
+    """Run measured steps until they are precise enough, and send each of them."""
+    seconds: list[float] = []
+    for _ in range(work.max_steps):
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        loss = runner.step()
+        measured = np.array([time.perf_counter() - began_s, time.process_time() - began_cpu_s])
+        # all processes get the same numbers, so that they all stop after the same step
+        walls, cpus = np.asarray(process_allgather(measured)).reshape(-1, 2).T
+        taken = StepTaken(wall_s=float(walls.max()), cpu_s=float(cpus.sum()), loss=loss)
+        place.tell(taken)
+        seconds.append(taken.wall_s if work.clock == "wall" else taken.cpu_s)
+        if len(seconds) >= work.min_steps and median_error(seconds) <= work.precision:
+            return

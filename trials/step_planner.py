@@ -1,0 +1,28 @@
+"""Contract of planners of whole training steps; the tuner brings them, for backends that run any sharding plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.training_job import TrainingJob
+from hardware.cluster import Cluster
+
+if TYPE_CHECKING:  # most backends run no plans
+    from costmodels.sharding.plan import Plan
+
+
+class StepPlanner(Protocol):
+    """Planner of the training steps of a study's candidates; it pickles."""
+
+    def plan(self, job: TrainingJob, cluster: Cluster, config: ParallelConfig, *, is_by_hand: bool) -> Plan:
+        """Return the plan of one optimizer step of a candidate that has one pipeline stage and one micro-batch.
+
+        The graph is that of `transformer_graph` with all layers and the whole batch; the mesh has all devices.
+
+        Args:
+            job: Training job of the candidate.
+            cluster: Cluster of the candidate.
+            config: Candidate, valid under the rules of its runtime.
+            is_by_hand: Whether the plan is the one that frameworks write by hand, instead of the study's planner's.
+        """
