@@ -123,10 +123,12 @@ class JaxBackend(StepOptions, AbstractRankBackend):
     def work(self, config: ParallelConfig) -> StepWork:
         """Return the work of each process in a trial."""
         (shape,) = shape_keys(ConfigGrid.from_configs([config]))
-        plan = self.planner.plan(self.job, self.cluster, config, is_by_hand=shape not in self.planned_shapes)
+        is_by_hand = shape not in self.planned_shapes
+        plan = self.planner.plan(self.job, self.cluster, config, is_by_hand=is_by_hand)
         return StepWork(
             **{option.name: getattr(self, option.name) for option in fields(StepOptions)},
             plan=plan,
+            is_by_hand=is_by_hand,
             memory_bytes=min(device.memory_bytes for device in self.cluster.devices),
             clock=self.clock,
         )

@@ -98,8 +98,9 @@ class _Watch:
         return self.load.others_share(sum(taken.cpu_s for taken in self.steps))
 
     def _remarks(self) -> list[str]:
-        """Return sentences on unusual conditions."""
-        remarks = load_remark(self._others_share())
+        """Return sentences on the plan, unless it is the one by hand, and on unusual conditions."""
+        remarks = [] if self.work.is_by_hand else ["ran as the study's planner shards it"]
+        remarks += load_remark(self._others_share())
         devices = self.work.plan.mesh.num_devices
         if self.work.clock == "wall" and devices > self.cores:
             remarks.append(f"wall clock of {devices} devices on {self.cores} cores tells their total work only")

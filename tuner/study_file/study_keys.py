@@ -111,7 +111,8 @@ class PlannerKeys(DocumentedModel):
 
     name: LayerPlanner = "megatron"
     """Planner of the candidates' layers: `megatron` is the plan that frameworks write by hand; `recursive` (D-Rec) and
-    `descent` search for better plans, for simulated trials; see [sharding plans](sharding-plans.md#in-a-study).
+    `descent` search for better plans, for simulated trials and those in JAX; see
+    [sharding plans](sharding-plans.md#in-a-study).
     """
 
     pins: list[PinKeys] = Field(default_factory=list)

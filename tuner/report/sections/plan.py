@@ -28,10 +28,17 @@ def plan_section(data: ReportData) -> Html:
             "whole layers, or there is no plan by hand to compare with."
         )
         return empty_section("plan", TITLE, words)
-    return section("plan", TITLE, tag("p", _describe(plan)), _collectives(plan), _differences(plan), _pins(plan))
+    return section(
+        "plan",
+        TITLE,
+        tag("p", _describe(plan, is_trained=data.config.backend.trains)),
+        _collectives(plan),
+        _differences(plan),
+        _pins(plan),
+    )
 
 
-def _describe(plan: Mapping[str, Any]) -> str:
+def _describe(plan: Mapping[str, Any], *, is_trained: bool) -> str:
     axes = ", ".join(f"{name} {size}" for name, size in plan["mesh"].items())
     own_s, by_hand_s = plan["step_time_s"], plan["by_hand_step_time_s"]
     words = (
@@ -47,6 +54,8 @@ def _describe(plan: Mapping[str, Any]) -> str:
     words += f"Without overlap they take {seconds(own_s)}, by hand {seconds(by_hand_s)}"
     if ratio is not None:
         words += f"; with overlap, the step time is predicted to change by {percent(ratio - 1, signed=True)}"
+    if is_trained:
+        return words + ". The trials trained with this plan."
     return words + ". No framework runs this plan yet: times are predicted, and trials are simulated."
 
 

@@ -99,5 +99,7 @@ def test_trials_run_the_plan_that_the_study_shows(study):
         return bool((backend.work(config).plan.served == by_hand.served).all())
 
     assert not is_by_hand(CONFIG)
+    assert not backend.work(CONFIG).is_by_hand
     assert is_by_hand(other)
+    assert backend.work(other).is_by_hand
     assert len(planned.layer_plans) == len(ConfigGrid.from_configs([CONFIG]))
