@@ -1,5 +1,6 @@
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -26,12 +27,15 @@ from tuner.report.figures import part_colour, time_axis
 from tuner.report.sections.failures import conclusions_section
 from tuner.report.sections.outcomes import outcomes_table
 from tuner.report.sections.pipeline import pipeline_section
+from tuner.report.sections.plan import plan_section
 from tuner.report.sections.population import ABOVE, population_section
 from tuner.report.words import in_short
 from tuner.run.studies import make_sampler, open_study
 from tuner.search.failures import LEARNED, FailureConclusion
 from tuner.storage.opening import find_study
+from tuner.study_file.config import load_study
 
+JAX_STUDY = Path(__file__).resolve().parents[4] / "configs" / "studies" / "cpu-jax.yaml"
 HOSTILE = "<script>alert('x')</script><img src=https://evil.example/x onerror=alert(1)>\"'&"
 IDENTITIES = (
     "summary flags warnings progress trials conclusions time pipeline memory "
@@ -330,7 +334,7 @@ def planned_report(folder, *, planner, space, num_trials=1):
 
 
 def test_the_plan_of_the_best_is_told(tmp_path):
-    """Between pipeline and memory: its collectives, where it differs, its pins, and that nothing runs it yet."""
+    """Between pipeline and memory: its collectives, where it differs, its pins, and whether anything runs it."""
     pin = "{op: '*.core', dim: heads, axis: up}"
     space = "{pp: [1], tp: [1], cp: [1], up: [2], mbs: [1]}"
     data, told = planned_report(tmp_path, planner=f"{{name: descent, pins: [{pin}]}}", space=space)
@@ -343,6 +347,8 @@ def test_the_plan_of_the_best_is_told(tmp_path):
     assert "<td>embedding.lookup</td>" in told
     assert "*.core heads on up: holds at 2 of 2 operators" in told
     assert "No framework runs this plan yet" in told
+    trained = replace(data, config=replace(data.config, backend=load_study(JAX_STUDY).backend))
+    assert "The trials trained with this plan" in plan_section(trained)
     page = render_report(data)
     assert page.index('id="pipeline"') < page.index('id="plan"') < page.index('id="memory"')
     assert "None" not in re.sub(r"<[^>]+>", " ", told)
