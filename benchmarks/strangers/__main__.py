@@ -43,7 +43,7 @@ from benchmarks.support.workers import mapper
 from costmodels.calibration.fidelity import GROUP
 from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.calibration.sources import publisher_of, source_of
-from costmodels.job.runtime import runtime_names
+from costmodels.job.runtime import comparable_names
 from hardware.io.errors import ConfigError, did_you_mean
 
 SEARCHERS = ("meshtune", "prior", "random", "tpe", "gp", "botorch")
@@ -80,7 +80,9 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
     searchers = _names(given.searchers, (*OWN, *BLIND), "--searchers", "is no searcher")
     unavailable = {name: reason for name in searchers if (reason := missing(name)) is not None}
     searchers = [name for name in searchers if name not in unavailable]
-    named = _names(given.profiles or ",".join(runtime_names()), runtime_names(), "--profiles", "is no runtime profile")
+    named = _names(
+        given.profiles or ",".join(comparable_names()), comparable_names(), "--profiles", "is no runtime profile"
+    )
     runs, skipped = read_runs(given.measured)
     by_publisher: dict[str, list[MeasuredRun]] = defaultdict(list)
     for run in runs:

@@ -31,9 +31,9 @@ from costmodels.job.runtime import (
     LayerResidual,
     RuntimeProfile,
     catalog_path,
+    comparable_names,
     find_prior,
     find_runtime,
-    runtime_names,
 )
 from hardware.io.config_file import read_mapping
 
@@ -107,13 +107,13 @@ def profiles_without(
     work = [
         Without(runtime=name, publisher=publisher, runs=tuple(runs), cache=cache)
         for publisher in publishers
-        for name in runtime_names()
+        for name in comparable_names()
         if has_seen(name, publisher)
     ]
     tell(f"leaving out {len(publishers)} publishers, one at a time")
     refitted = dict(zip(((one.publisher, one.runtime) for one in work), each(profile_without, work), strict=True))
     return {
-        publisher: {name: refitted.get((publisher, name), find_runtime(name)) for name in runtime_names()}
+        publisher: {name: refitted.get((publisher, name), find_runtime(name)) for name in comparable_names()}
         for publisher in publishers
     }
 

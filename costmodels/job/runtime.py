@@ -86,6 +86,9 @@ CONSTANTS = {
 UNKNOWN = "unknown"
 """Name of the profile for a framework that the catalog lacks, or that nobody named."""
 
+REHEARSED = frozenset({"jax-reference"})
+"""Names of profiles of trials that run on processors only and stand for no framework; none was fitted to anything."""
+
 NOT_FITTED = "nothing yet"
 """Begin of `fitted_on` in profiles whose constants are guesses."""
 
@@ -436,9 +439,14 @@ def find_runtime(name: str) -> RuntimeProfile:
     return read_profile(catalog_path(name))
 
 
+def comparable_names() -> tuple[str, ...]:
+    """Return the catalog names of the profiles that a user's cluster may resemble, sorted."""
+    return tuple(name for name in runtime_names() if name not in REHEARSED)
+
+
 def other_runtimes(own: RuntimeProfile) -> tuple[RuntimeProfile, ...]:
-    """Return the catalog's profiles, without the one that has the name of `own`."""
-    return tuple(find_runtime(name) for name in runtime_names() if name != own.name)
+    """Return the catalog's profiles that a user's cluster may resemble, without the one that has the name of `own`."""
+    return tuple(find_runtime(name) for name in comparable_names() if name != own.name)
 
 
 @cache

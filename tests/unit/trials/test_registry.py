@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 
+from costmodels.job.runtime import find_runtime, other_runtimes
 from trials.registry import DEFAULT_TRIAL, TrialKeys
 from trials.trial_keys import AbstractTrialKeys
 from tuner.study_file.config import load_study
@@ -53,3 +54,8 @@ def test_trials_in_jax_run_planned_layers():
 
     assert backend.with_layer_changes(()) == backend
     assert backend.planned_shapes == frozenset()
+
+
+def test_no_cluster_is_compared_with_trials_in_jax():
+    """Their profile is a guess about processors, and no hypothesis of a study with another runtime."""
+    assert "jax-reference" not in {other.name for other in other_runtimes(find_runtime("megatron-core"))}
