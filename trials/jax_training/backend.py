@@ -21,7 +21,7 @@ from costmodels.job.training_job import TrainingJob
 from costmodels.step.changed_layers import shape_keys
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
-from trials.backend import Clock, HostNeeds, Observation, OnStep
+from trials.backend import Clock, HostNeeds, Observation, OnStart, OnStep
 from trials.jax_training.rank_plan import StepOptions, StepWork
 from trials.jax_training.rank_watch import watch_ranks
 from trials.processor_time import num_cores
@@ -111,6 +111,7 @@ class JaxBackend(StepOptions, AbstractRankBackend):
         *,
         trial_number: int,  # noqa: ARG002 # the contract's
         on_step: OnStep,
+        on_start: OnStart,  # noqa: ARG002 # no trial waits in a queue
     ) -> Observation:
         """Run some steps with one process per host of the cluster."""
         work = self.work(config)
