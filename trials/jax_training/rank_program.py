@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -22,6 +23,9 @@ from trials.median_error import median_error
 from trials.rank_endings import Failed, describe_error
 from trials.ranks.messages import Place
 from trials.ranks.out_of_memory import is_memory_used_up, speaks_of_memory
+
+PORT_WAIT_S = 10.0
+"""Time that other processes of the trial may take to close the port that was reserved for rank 0 [s]."""
 
 
 def run_rank(place: Place, work: StepWork) -> None:
@@ -86,10 +90,21 @@ def connect(place: Place, *, num_devices: int) -> None:
     jax.config.update("jax_platforms", "cpu")
     if place.world_size > 1:
         if place.listening is not None:
-            # JAX's coordinator opens the port itself
+            # JAX's coordinator opens the port itself, once the processes that inherited it have closed it too
             socket.socket(fileno=place.listening).close()
+            _wait_for_port(place.host, place.port)
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(f"{place.host}:{place.port}", place.world_size, place.rank)
+
+
+def _wait_for_port(host: str, port: int) -> None:
+    """Wait until a port can be opened, for PORT_WAIT_S at most."""
+    deadline_s = time.monotonic() + PORT_WAIT_S
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(OSError):
+            socket.create_server((host, port)).close()
+            return
+        time.sleep(0.01)
 
 
 def device_bytes(compiled: Any) -> int:
