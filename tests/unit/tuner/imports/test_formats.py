@@ -37,7 +37,7 @@ def test_a_script_of_arrays():
     assert imported.job == sizes | {"recompute": "none", "zero_stage": 1, "sequence_parallel": True}
     assert (imported.hosts, imported.devices_per_host) == (4, 8)
     assert (imported.open, imported.missing, imported.unread) == ({}, {}, ())
-    assert imported.model["vocab_size"] == 128384  # 128256 and the end of a document of the null tokenizer, padded
+    assert imported.model["vocab_size"] == 128256  # 128256 and the end of a document of the null tokenizer, padded
 
 
 def test_its_command_is_that_of_a_trial():

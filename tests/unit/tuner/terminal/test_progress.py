@@ -142,7 +142,7 @@ def test_a_log_shows_how_many_trials_wait(told):
     """Trials in a queue do not run, and are counted apart."""
     (line,) = told((ALIVE_S, progress(1, queued=2))).splitlines()
 
-    assert line.endswith("confidence 0.00, running pp=2, 2 waiting in the queue")
+    assert line.endswith("confidence 0.00, running pp=2,tp=8,dp=8, 2 waiting in the queue")
 
 
 @pytest.mark.parametrize("force", ["FORCE_COLOR", "TTY_COMPATIBLE"])
