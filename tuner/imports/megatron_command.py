@@ -11,6 +11,7 @@ from tuner.export.megatron_flags import MEGATRON_FLAGS
 from tuner.imports.bash.script import Script
 from tuner.imports.flags import flag_name
 from tuner.imports.imported import LaunchCommand
+from tuner.imports.megatron_runtime import MINDSPEED, OF_FSDP
 from tuner.imports.torchrun import Launch, escape_braces, sort_words, trial_command
 
 LEFT_OUT = frozenset(
@@ -61,7 +62,8 @@ OF_MINDSPEED = frozenset(
 def command_of(launch: Launch, script: Script, *, runtime: str) -> LaunchCommand:
     """Return the command of a trial, with the reasons for its unknown words.
 
-    Programs of DeepSpeed and of old versions of Megatron-LM take other flags than `{flags}` has, which is one reason.
+    Programs of DeepSpeed, of old versions of Megatron-LM and of MindSpeed with FSDP take other flags than `{flags}`
+    has, which is one reason.
 
     MindSpeed's exports pad short stages with no-op layers, which changes --num-layers. Therefore `{flags}` follows
     --num-layers, and the last occurrence of a flag counts.
@@ -78,13 +80,14 @@ def command_of(launch: Launch, script: Script, *, runtime: str) -> LaunchCommand
         script,
         framework="mindspeed" if is_mindspeed else "megatron",
         own=(*own, "--log-interval", "1"),
-        unknown=(*launch.unknown(kept), *_of_other_versions(runtime)),
+        unknown=(*launch.unknown(kept), *_of_other_versions(launch, runtime)),
         left_out=left_out,
     )
 
 
-def _of_other_versions(runtime: str) -> tuple[str, ...]:
+def _of_other_versions(launch: Launch, runtime: str) -> tuple[str, ...]:
     """Return the reason why today's flags are not those of the script's program, if they are not."""
-    if runtime in ("megatron-core", "mindspeed"):
+    is_mindspeed = any(flag_name(word.text) in MINDSPEED for word in launch.training)
+    if runtime in ("megatron-core", "mindspeed") or (runtime == OF_FSDP and not is_mindspeed):
         return ()
     return ("{flags} contains flags of today's Megatron-LM, which the program of this script does not take",)

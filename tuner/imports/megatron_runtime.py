@@ -49,6 +49,8 @@ DEEPSPEED = (
     "--zero-stage",
 )
 """Flags that only programs on DeepSpeed have."""
+OF_FSDP = "torchtitan"
+"""Profile for Megatron-LM with FSDP, of which it has none of its own."""
 _OLD = ("--DDP-impl", "--activations-checkpoint-method", "--checkpoint-activations", "--model-parallel-size")
 """Flags that Megatron-LM dropped in version 3 or 4."""
 
@@ -63,7 +65,7 @@ def runtime_of(
     if flags.has(*DEEPSPEED):
         return _on_deepspeed(degrees, job, unread)
     if job.get("zero_stage", 0) > 1:
-        return "torchtitan", (
+        return OF_FSDP, (
             f"the profiles of Megatron-LM have no ZeRO {job['zero_stage']}; torchtitan's is that of PyTorch's FSDP"
         )
     if flags.has(*MINDSPEED):

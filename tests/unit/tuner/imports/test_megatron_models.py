@@ -274,6 +274,8 @@ def test_the_command_of_other_versions_is_not_whole():
     command = read("--deepspeed --zero-stage 1").command
 
     assert any("today's Megatron-LM" in why for why in command.unknown)
+    assert read("--use-torch-fsdp2").command.unknown == ()
+    assert any("today's Megatron-LM" in why for why in read("--use-torch-fsdp2 --gelu-tanh").command.unknown)
 
 
 def test_hosts_of_deepspeeds_launcher():
