@@ -20,6 +20,7 @@ from hardware.io.config_file import parse_yaml
 from hardware.io.errors import ConfigError
 from tuner.imports.imported import Imported, Unread
 from tuner.imports.keys import Keys
+from tuner.imports.vocabulary import named_by
 
 _SIGNS = {
     *("pipe_parallel_size", "model_parallel_size", "num_attention_heads", "train_micro_batch_size_per_gpu"),
@@ -31,8 +32,6 @@ _MULTIPLE = 256
 """Default multiple of the MLP's inner size (`multiple_of`, `mlp_multiple_of`)."""
 _DIVISIBLE_BY = 128
 """Default of make_vocab_size_divisible_by."""
-_TOKENIZERS = {"20b_tokenizer": 50277, "gpt2-vocab": 50257}
-"""Entries of the vocabularies that the project's own configurations name, by a part of the file's name."""
 _OPTIMIZERS = dict.fromkeys(("adam", "adamw", "cpu_adam", "cpu_torch_adam", "fusedadam"), "adam") | {"sgd": "sgd"}
 _OTHER_KINDS = {
     "mamba": "has state-space layers (Mamba)",
@@ -295,12 +294,11 @@ def _model(keys: Keys, unread: list[Unread]) -> tuple[dict[str, Any], dict[str, 
 def _vocab_size(keys: Keys) -> int | None:
     """Return the rows of the embedding table, if the file states them or names a known tokenizer."""
     padded = keys.count("padded_vocab_size")
-    file = keys.text("vocab_file").lower()
-    size = next((size for name, size in _TOKENIZERS.items() if name in file), None)
-    if padded is not None or size is None:
+    known = named_by(keys.text("vocab_file"))
+    if padded is not None or known is None:
         return padded
     multiple = keys.number("make_vocab_size_divisible_by", default=_DIVISIBLE_BY)
-    return -(-size // multiple) * multiple
+    return -(-known.rows // multiple) * multiple
 
 
 def _mlp(keys: Keys, hidden_size: int) -> tuple[int, bool]:

@@ -51,13 +51,18 @@ def propose(flags: Flags) -> tuple[Vocabulary, str] | None:
     for flag in _NAMING:
         for value in flags.values(flag)[:1]:
             # The name of a variable says nothing about what it holds.
-            parts = re.sub(r"\$\{?\w*\}?", "", value.text).lower().replace("_", "-").strip("/'\"").split("/")
-            name = "/".join(parts[-2:])
-            for known in vocabularies():
-                if re.search(rf"(?<![a-z0-9])({known.pattern.replace('_', '-')})", name):
-                    return known, _place(flags, flag)
+            known = named_by(re.sub(r"\$\{?\w*\}?", "", value.text).strip("/'\""))
+            if known is not None:
+                return known, _place(flags, flag)
     kind = None if flags.has(_PATCHED) else flags.text("--tokenizer-type")
     return next(((known, _place(flags, "--tokenizer-type")) for known in vocabularies() if kind in known.types), None)
+
+
+def named_by(path: str) -> Vocabulary | None:
+    """Return the vocabulary that the last two parts of a path name; None if none is known."""
+    name = "/".join(path.lower().replace("_", "-").split("/")[-2:])
+    patterns = ((one, one.pattern.replace("_", "-")) for one in vocabularies())
+    return next((one for one, pattern in patterns if re.search(rf"(?<![a-z0-9])({pattern})", name)), None)
 
 
 def _place(flags: Flags, flag: str) -> str:
