@@ -32,11 +32,20 @@ _USUAL_FOLDERS = ("/usr/bin", "/usr/local/bin", "/opt/conda/bin", "/opt/venv/bin
 _BACKGROUND_S = 5.0
 """Longest wait for commands that a script left in the background [s]."""
 _PRELUDE = r"""# A command that fails here, such as one of a missing environment, does not end the script,
-# nor does a variable that is not set here. An interpreter at a path that only another machine has is called by name.
+# nor does a variable that is not set here. An interpreter at a path that only another machine has is called by name,
+# and so is a program that deletes or reaches out, at any path. A login shell has set the search path anew.
+case "$PATH" in
+    "$FOLDER_NAME/bin":*) ;;
+    *) PATH="$FOLDER_NAME/bin:$PATH" ;;
+esac
 set -o functrace
 trap 'set +eu; meshtune_by_path' DEBUG
 meshtune_by_path() {
     local word="${BASH_COMMAND%%[[:space:]]*}"
+    # variables may be set for the command alone
+    if [[ $BASH_COMMAND =~ ^([A-Za-z_][A-Za-z0-9_]*=[^[:space:]\"\'\$\`\(]*[[:space:]]+)+([^[:space:]]+) ]]; then
+        word="${BASH_REMATCH[2]}"
+    fi
     case "$word" in
         *'$('* | *'`'* | *=*) return ;;
         \$* | '"'\$* | /* | '~'*) ;;
@@ -46,6 +55,8 @@ meshtune_by_path() {
     case "$word" in
         */python | */python[0-9]* | */torchrun | */deepspeed | */accelerate)
             [ -x "$word" ] || eval "function $word { ${word##*/} \"\$@\"; }" 2>/dev/null ;;
+        HELD_BACK_PATHS)
+            eval "function $word { ${word##*/} \"\$@\"; }" 2>/dev/null ;;
     esac
 }
 command_not_found_handle() {
@@ -55,6 +66,23 @@ command_not_found_handle() {
 }
 # A folder that only a container or another machine has is passed over.
 cd() { builtin cd "$@" 2>/dev/null || echo "capture: no folder here: $*" >&2; }
+"""
+_SHELLS = ("bash", "sh")
+_SHELL = """\
+#!/bin/sh
+# A login shell would run this machine's profile, which sets the search path anew and may start programs.
+leading=yes
+for word do
+    shift
+    case "$leading$word" in
+        yes--login | yes-l) continue ;;
+        yes-[a-z]*l* | yes-l*) word=$(printf %s "$word" | tr -d l) ;;
+        yes[-+]*) ;;
+        *) leading= ;;
+    esac
+    set -- "$@" "$word"
+done
+exec BASH "$@"
 """
 _SITE = """\
 import os, sys
@@ -119,8 +147,7 @@ def capture(command: Sequence[str], *, limit_s: float = LIMIT_S) -> Capture:
         site = folder / "site"
         site.mkdir()
         (site / "sitecustomize.py").write_text(_SITE.format(stand_in=str(stand_ins / "python")), encoding="utf-8")
-        prelude = _PRELUDE.replace("ANY_NAME", ANY) + _functions()
-        (folder / "prelude.sh").write_text(prelude, encoding="utf-8")
+        (folder / "prelude.sh").write_text(_prelude(), encoding="utf-8")
         (folder / "records").mkdir()
         header = _header_of(command)
         environment = _environment(folder, allocation_of(header), work)
@@ -153,9 +180,19 @@ def _fill(work: Path, here: Path) -> None:
         target.symlink_to(entry)
 
 
+def _prelude() -> str:
+    """Return what every shell of the script runs first."""
+    values = {"ANY_NAME": ANY, "FOLDER_NAME": FOLDER, "HELD_BACK_PATHS": " | ".join(f"*/{name}" for name in HELD_BACK)}
+    text = _PRELUDE
+    for name, value in values.items():
+        text = text.replace(name, value)
+    return text + _functions()
+
+
 def _functions() -> str:
-    """Return shell functions that stand in for interpreters called by a path that only a container may have."""
+    """Return functions that stand in for shells by their path, and for interpreters at one that a container may have."""
     paths = [f"{folder}/{name}" for folder in _USUAL_FOLDERS for name in TRAINING[:5]]
+    paths += [f"{folder}/{name}" for folder in ("/bin", "/usr/bin") for name in _SHELLS]
     return "".join(f'function {path} {{ {Path(path).name} "$@"; }}\n' for path in paths)
 
 
@@ -173,7 +210,9 @@ def _write_stand_ins(folder: Path) -> Path:
         path.chmod(0o755)
     if (bash := shutil.which("bash")) is not None:
         # where sh is a smaller shell, a script for bash would fail under it
-        (stand_ins / "sh").symlink_to(bash)
+        for name in _SHELLS:
+            (stand_ins / name).write_text(_SHELL.replace("BASH", shlex.quote(bash)), encoding="utf-8")
+            (stand_ins / name).chmod(0o755)
     return stand_ins
 
 

@@ -161,7 +161,8 @@ def _run_inner(words: list[str], inner: tuple[str, ...]) -> int:
     is_whole = tuple(words[-len(inner) :]) == inner
     outer = words[: len(words) - len(inner) + (not is_whole)]
     environment[THROUGH_SO_FAR] = json.dumps([*before, [outer[0], *header, *outer[1:]]])
-    return _run(inner, environment)
+    # a shell is found on the search path, where its stand-in is
+    return _run((base_name(inner[0]), *inner[1:]) if base_name(inner[0]) in ("bash", "sh") else inner, environment)
 
 
 def _text_of(command: tuple[str, ...]) -> str:

@@ -47,6 +47,9 @@ LAUNCHES = {
     "a launcher of the site": "sitelaunch -g 8 -- torchrun --nnodes 2 pretrain.py --tp $TP",
     "another name of a launcher": "ft_launcher --nnodes 2 pretrain.py --tp $TP",
     "a path of another machine": 'ENV=/no/env; "$ENV"/bin/torchrun --nnodes 2 pretrain.py --tp $TP',
+    "a path after a variable": 'ENV=/no/env; A=1 B=2 "$ENV"/bin/torchrun --nnodes 2 pretrain.py --tp $TP',
+    "a login shell": 'export TP; docker run IMAGE bash -lc "torchrun --nnodes 2 pretrain.py --tp $TP"',
+    "a login shell by its path": "export TP; /bin/bash --login -c 'torchrun --nnodes 2 pretrain.py --tp $TP'",
     "unset variables": "set -euo pipefail; torchrun --master $MASTER --nnodes 2 pretrain.py --tp $TP",
     "a small shell": "sh -c 'A=(x $0); torchrun --nnodes 2 pretrain.py --tp ${A[1]}' $TP",
     "after failures": "set -e; source /no/env.sh; cd /no/folder; torchrun --nnodes 2 pretrain.py --tp $TP",
@@ -110,6 +113,20 @@ def test_commands_that_delete_or_reach_out_are_held_back(captured, tmp_path):
 
     assert [record.words[0] for record in done.records] == ["rm", "pkill", "ssh"]
     assert all(record.held_back for record in done.records)
+    assert (tmp_path / "checkpoint").is_dir()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["bash -lc 'rm -r {}'", "/bin/bash -l -c 'rm -r {}'", "sh -lc 'rm -r {}'", "/bin/rm -r {}", "A=1 /bin/rm -r {}"],
+)
+def test_no_way_of_calling_deletes(captured, tmp_path, text):
+    """A login shell, whose profile sets the search path, and a program called by its path are held back too."""
+    (tmp_path / "checkpoint").mkdir()
+
+    done = captured(text.format(f"{tmp_path}/checkpoint"))
+
+    assert [record.words[0] for record in done.records] == ["rm"]
     assert (tmp_path / "checkpoint").is_dir()
 
 
