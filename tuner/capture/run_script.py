@@ -190,7 +190,7 @@ def _prelude() -> str:
 
 
 def _functions() -> str:
-    """Return functions that stand in for shells by their path, and for interpreters at one that a container may have."""
+    """Return functions that stand in for shells by their path, and for interpreters at one of a container."""
     paths = [f"{folder}/{name}" for folder in _USUAL_FOLDERS for name in TRAINING[:5]]
     paths += [f"{folder}/{name}" for folder in ("/bin", "/usr/bin") for name in _SHELLS]
     return "".join(f'function {path} {{ {Path(path).name} "$@"; }}\n' for path in paths)

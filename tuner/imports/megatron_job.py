@@ -25,6 +25,7 @@ _OF_RECOMPUTE = (
 _OF_ZERO = (
     *("--zero-stage", "--deepspeed"),
     *("--use-megatron-fsdp", "--use-custom-fsdp", "--use-torch-fsdp2", "--use-distributed-optimizer"),
+    "--overlapped-distributed-optimizer",
 )
 """Flags that shard training states."""
 _SHARDING = {"no_shard": "0", "optim": "1", "optim_grads": "2", "optim_grads_params": "3"}
@@ -169,7 +170,10 @@ def _zero_stage(found: Found, beside: str) -> int | None:
     given = next((flag for flag in _OF_ZERO if flags.has(flag)), None)
     if given is not None:
         found.state("zero_stage", given)
-    if found.may_change("zero_stage", *_OF_ZERO):
+    is_of_fork = given == "--overlapped-distributed-optimizer"
+    if is_of_fork:
+        found.open["zero_stage"] = "--overlapped-distributed-optimizer of Megatron-LLaMA is ZeRO 1 or 2"
+    if is_of_fork or found.may_change("zero_stage", *_OF_ZERO):
         return None
     if given == "--zero-stage":
         return found.number("zero_stage", given, minimum=0)

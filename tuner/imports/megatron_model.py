@@ -106,11 +106,11 @@ def noop_layers(flags: Flags) -> frozenset[int]:
 
 def _tables(flags: Flags) -> dict[str, Any]:
     """Return the fields about embedding, positions, norms, biases and multi-token prediction layers."""
-    rotary = flags.has("--use-rotary-position-embeddings", "--no-position-embedding")
+    rotary = flags.has("--use-rotary-position-embeddings", "--no-position-embedding", "--rope-style")
     kind = flags.text("--position-embedding-type") or ("rope" if rotary else "learned_absolute")
     table = ("--max-position-embeddings", "--max-absolute-position-embeddings")
     positions = flags.count(*table) if kind in ("learned_absolute", "absolute") else 0
-    is_rms = flags.has("--apply-layernorm-rms", "--use-rmsnorm", "--use-rms-norm", "--rmsnorm")
+    is_rms = flags.has("--apply-layernorm-rms", "--use-rmsnorm", "--use-rms-norm", "--rmsnorm", "--RMSNorm")
     kinds = {"LayerNorm": "layer", "RMSNorm": "rms", "L2Norm": "rms", "layernorm": "layer", "rmsnorm": "rms"}
     norm = flags.one_of("--normalization", kinds, "rms" if is_rms else "layer")
     bias = not flags.has("--disable-bias-linear")

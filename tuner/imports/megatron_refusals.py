@@ -54,7 +54,13 @@ _KINDS = (
             *("--img-h", "--img-w", "--allow-missing-vision-projection-checkpoint"),
             *("--model-provider", "--dataset-provider", "--language-model-type", "--vision-model-type"),
             *("--freeze-ViT", "--freeze-LM", "--freeze-vision-model"),
+            *("--vision-tower", "--tune-mm-mlp-adapter", "--pretrain-mm-mlp-adapter"),
         ),
+    ),
+    _Kind(
+        what="takes its model from files of Hugging Face",
+        needs="the sizes of that model; `meshtune init --from-hugging-face` reads its config.json",
+        flags=("--use-bridge", "--bridge-hf-model"),
     ),
     _Kind(
         what="trains adapters (LoRA)",

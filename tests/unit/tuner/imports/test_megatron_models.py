@@ -314,3 +314,13 @@ def test_sizes_of_vocabularies(flags, size):
     text = f"pretrain_gpt.py --num-layers 24 --hidden-size 2048 --num-attention-heads 16 --micro-batch-size 4 {flags}"
 
     assert IMPORTERS["megatron"](text).model.get("vocab_size") == size
+
+
+def test_flags_of_further_forks():
+    """Names that only forks have are read, asked about, or refused, and never passed over."""
+    assert read("--RMSNorm").model["norm"] == "rms"
+    assert read("--rope-style llama").model["learned_positions"] == 0
+    assert "Megatron-LLaMA" in read("--overlapped-distributed-optimizer").open["zero_stage"]
+    for flags, why in (("--bridge-hf-model org/model", "Hugging Face"), ("--vision-tower clip", "multimodal")):
+        with pytest.raises(ConfigError, match=why):
+            read(flags)
