@@ -131,6 +131,11 @@ class SimulatedSlots:
         self._pool.shutdown(cancel_futures=True)
 
     @property
+    def queued(self) -> tuple[int, ...]:
+        """Numbers of the trials that wait in a queue: none."""
+        return ()
+
+    @property
     def num_free_slots(self) -> int:
         """Number of slots without a trial."""
         return self.slots - len(self._running)

@@ -166,6 +166,11 @@ class EndingTrials:
         """Do nothing: no trial is running."""
 
     @property
+    def queued(self) -> tuple[int, ...]:
+        """Numbers of the trials that wait in a queue: none."""
+        return ()
+
+    @property
     def num_free_slots(self) -> int:
         """Number of free slots, 0 or 1."""
         return int(self._waiting is None)
