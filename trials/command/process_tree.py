@@ -46,6 +46,11 @@ class Supervised:
     life_line: int
     supervisor: int
 
+    def poll(self) -> int | None:
+        """Return what `wait` would, or None while processes are left; neither is called after an exit status."""
+        supervisor, status = os.waitpid(self.supervisor, os.WNOHANG)
+        return code_of_shell(os.waitstatus_to_exitcode(status)) if supervisor else None
+
     def wait(self) -> int:
         """Wait until all processes are gone; return the exit status, or the negative number of the killing signal."""
         _, status = os.waitpid(self.supervisor, 0)
@@ -61,8 +66,17 @@ def code_of_shell(code: int) -> int:
     return SIGNALLED - code if code - SIGNALLED in signal.valid_signals() else code
 
 
-def start_supervised(arguments: Sequence[str], environment: Mapping[str, str], directory: Path) -> Supervised:
-    """Start a command, which has no input, and whose standard output and error are one stream."""
+def start_supervised(
+    arguments: Sequence[str], environment: Mapping[str, str], directory: Path, *, linger_s: float = 0.0
+) -> Supervised:
+    """Start a command without input; its standard output and error become one stream.
+
+    Args:
+        arguments: Program and arguments of the command.
+        environment: Environment variables of the command.
+        directory: Working directory of the command.
+        linger_s: Longest time that processes which the command leaves behind may run on after its end [s].
+    """
     life_end, life_line = os.pipe()
     output, output_end = os.pipe()
     supervisor = os.fork()
@@ -79,7 +93,7 @@ def start_supervised(arguments: Sequence[str], environment: Mapping[str, str], d
             signal.signal(number, signal.SIG_IGN)
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_ADOPT, 1)
-        code = _supervise(arguments, environment, directory, life_end, output_end)
+        code = _supervise(arguments, environment, directory, life_end, output_end, linger_s=linger_s)
     except OSError as error:
         os.write(output_end, f"{error}\n".encode())
     finally:
@@ -87,7 +101,13 @@ def start_supervised(arguments: Sequence[str], environment: Mapping[str, str], d
 
 
 def _supervise(
-    arguments: Sequence[str], environment: Mapping[str, str], directory: Path, life_end: int, output_end: int
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    directory: Path,
+    life_end: int,
+    output_end: int,
+    *,
+    linger_s: float,
 ) -> int:
     """Run the command to its end or until the life line breaks; return its exit status as shells do."""
     command = subprocess.Popen(  # noqa: S603 # the user's own command, and no shell
@@ -106,7 +126,13 @@ def _supervise(
         broken, _, _ = select.select([life_end], [], [], LOOK_EVERY_S)
         if broken:
             break
-    if command.returncode is None:
+    if command.returncode is not None:
+        deadline_s = time.monotonic() + linger_s
+        while time.monotonic() < deadline_s and _has_descendants():
+            broken, _, _ = select.select([life_end], [], [], LOOK_EVERY_S)
+            if broken:
+                break
+    else:
         _signal_group(command.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             command.wait(GRACE_S)
@@ -114,6 +140,15 @@ def _supervise(
     code = command.returncode
     assert code is not None, "it was waited for"
     return code if code >= 0 else SIGNALLED - code
+
+
+def _has_descendants() -> bool:
+    """Return whether processes are left that the command has started; those that have ended are taken note of."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+        return True
+    return False
 
 
 def _restore_signals() -> None:

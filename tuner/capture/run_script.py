@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import select
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from trials.command.process_tree import LOOK_EVERY_S, start_supervised
 from tuner.capture.launchers import ALIASES, ANSWERED, ANY, HELD_BACK, THROUGH, TRAINING
 from tuner.capture.record import Record
 from tuner.capture.slurm import Allocation, allocation_of, header_words, job_environment
@@ -27,6 +26,7 @@ SMALL_BYTES = 1_000_000
 """Largest file of the working directory that is copied [bytes]; larger ones are linked."""
 MOST_RECORDS = 10_000
 _LAST_CHARACTERS = 2_000
+_READ_BYTES = 65_536
 _NEVER_OF_SCRIPT = frozenset(("PATH", "PWD", "OLDPWD", "SHLVL", "_", "BASH_ENV", "LINES", "COLUMNS", *OWN))
 _USUAL_FOLDERS = ("/usr/bin", "/usr/local/bin", "/opt/conda/bin", "/opt/venv/bin")
 _BACKGROUND_S = 5.0
@@ -248,42 +248,25 @@ def _environment(folder: Path, allocation: Allocation, work: Path) -> dict[str, 
 
 def _run(command: Sequence[str], work: Path, environment: dict[str, str], limit_s: float) -> tuple[int | None, str]:
     """Run the command and return its exit status, None after the time limit, and its last output."""
-    with tempfile.TemporaryFile() as output:
-        # A session of its own, so that the time limit also ends what the script left in the background.
-        process = subprocess.Popen(  # noqa: S603 the user asked for this command
-            list(command),
-            cwd=work,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            status: int | None = process.wait(limit_s)
-            _await_background(process, min(limit_s, _BACKGROUND_S))
-        except subprocess.TimeoutExpired:
-            status = None
-        finally:
-            _end_session(process)
-        output.seek(max(0, output.seek(0, os.SEEK_END) - _LAST_CHARACTERS))
-        return status, output.read().decode("utf-8", errors="replace")
-
-
-def _await_background(process: subprocess.Popen[bytes], limit_s: float) -> None:
-    """Wait until the commands that the script left in the background have ended, for at most so long."""
-    end = time.monotonic() + limit_s
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # all have ended
-        while time.monotonic() < end:
-            os.killpg(process.pid, 0)
-            time.sleep(0.02)
-
-
-def _end_session(process: subprocess.Popen[bytes]) -> None:
-    """End every process that the command left."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # all have ended
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    deadline_s = time.monotonic() + limit_s
+    running = start_supervised(command, environment, work, linger_s=min(limit_s, _BACKGROUND_S))
+    last, status = b"", None
+    try:
+        while (status := running.poll()) is None and time.monotonic() < deadline_s:
+            if select.select([running.output], [], [], LOOK_EVERY_S)[0]:
+                read = os.read(running.output, _READ_BYTES)
+                last = (last + read)[-_LAST_CHARACTERS:]
+                if not read:
+                    time.sleep(LOOK_EVERY_S)  # closed: what the command left behind writes elsewhere
+    finally:
+        # whatever the command has started ends with its life line
+        os.close(running.life_line)
+        if status is None:
+            running.wait()
+        while read := os.read(running.output, _READ_BYTES):
+            last = (last + read)[-_LAST_CHARACTERS:]
+        os.close(running.output)
+    return status, last.decode("utf-8", errors="replace")
 
 
 def _home_text(text: str, folder: Path, here: Path) -> str:

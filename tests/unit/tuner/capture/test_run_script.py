@@ -1,6 +1,7 @@
 import shutil
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -161,8 +162,30 @@ def test_a_script_that_does_not_end_is_ended(captured):
     """The time limit ends the script and what it left in the background; what was captured until then is kept."""
     begin = time.monotonic()
 
-    done = captured("torchrun a\n(while true; do :; done) &\nwhile true; do :; done\n", limit_s=1.0)
+    done = captured("torchrun a\n(while true; do :; done) &\nwhile true; do echo on; done\n", limit_s=1.0)
 
     assert time.monotonic() - begin < 20
     assert done.status is None
     assert commands(done) == [("torchrun", "a")]
+
+
+def test_nothing_outlives_the_capture(captured, tmp_path):
+    """A process with a session of its own is ended too, after the script's end as after the time limit."""
+    begun = tmp_path / "begun"
+    program = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(60)"
+    left = f'setsid {sys.executable} -c "{program}" &\n'
+
+    for text, limit_s in ((left, 1.0), (left + "while true; do :; done\n", 2.0)):
+        captured(text, limit_s=limit_s)
+
+        assert begun.exists()
+        assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(begun).encode() in _content(path)]
+        begun.unlink()
+
+
+def _content(path):
+    """What a file holds, and nothing if its process has just ended."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
