@@ -16,6 +16,9 @@ from trials.backend import Status
 from trials.ranks.messages import Exit
 from trials.ranks.out_of_memory import speaks_of_memory
 
+GRACE_S = 3.0
+"""Time that the other ranks have to report when one has failed [s]."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Begun:

@@ -22,11 +22,12 @@ from costmodels.step.changed_layers import shape_keys
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
 from trials.backend import Clock, HostNeeds, Observation, OnStart, OnStep
-from trials.jax_training.rank_plan import StepOptions, StepWork
+from trials.jax_training.rank_plan import StepWork
 from trials.jax_training.rank_watch import watch_ranks
 from trials.processor_time import num_cores
 from trials.rank_backend import AbstractRankBackend
 from trials.ranks.contract import AbstractRanks, RankSetup
+from trials.step_options import StepOptions
 from trials.step_planner import StepPlanner
 
 ClockChoice = Literal["auto", "wall", "cpu"]
@@ -91,7 +92,7 @@ class JaxBackend(StepOptions, AbstractRankBackend):
 
     def expected_steps(self, config: ParallelConfig) -> int | None:  # noqa: ARG002 # the contract's
         """Return the number of steps if it is fixed; None if it depends on the precision."""
-        return self.max_steps if self.min_steps == self.max_steps else None
+        return self.fixed_steps
 
     def reduced(self, to: Reduction) -> None:
         """Return None, because candidates of a smaller job may have several micro-batches."""

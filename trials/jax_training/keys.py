@@ -10,6 +10,7 @@ from hardware.io.errors import ConfigError
 from trials.jax_training.backend import ClockChoice, JaxBackend
 from trials.jax_training.trainable import check_trainable
 from trials.rank_backend import is_cpu_cluster
+from trials.step_options import check_numbers_of_steps
 from trials.time_limit import TimeLimit
 from trials.trial_keys import AbstractTrialKeys, ProxyKeys, StudyParts
 
@@ -60,10 +61,7 @@ class JaxKeys(AbstractTrialKeys):
             ConfigError: This step cannot train the model, the runtime or the devices are others, or two keys
                 contradict.
         """
-        if self.max_steps < self.min_steps:
-            raise ConfigError(
-                f"must be at least min_steps, which is {self.min_steps}", key="trial.max_steps", value=self.max_steps
-            )
+        check_numbers_of_steps(self.min_steps, self.max_steps)
         runtime = study.setting.runtime
         if runtime.rule_set != "jax-reference":
             raise ConfigError(

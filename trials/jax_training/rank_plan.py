@@ -6,25 +6,7 @@ from dataclasses import dataclass
 
 from costmodels.sharding.plan import Plan
 from trials.backend import Clock
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepOptions:
-    """Options of measuring, which a study chooses and every process follows.
-
-    Attributes:
-        seed: Seed of weights and data.
-        warmup_steps: Number of steps before the first measured one.
-        min_steps: Smallest number of measured steps.
-        max_steps: Largest number of measured steps.
-        precision: Relative standard error of the median below which measuring ends.
-    """
-
-    seed: int = 0
-    warmup_steps: int = 1
-    min_steps: int = 5
-    max_steps: int = 20
-    precision: float = 0.02
+from trials.step_options import StepOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

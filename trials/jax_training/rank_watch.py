@@ -8,13 +8,10 @@ from collections.abc import Callable
 from trials.backend import Observation, OnStep, Status, tail_of
 from trials.jax_training.rank_plan import Finished, Ready, StepTaken, StepWork
 from trials.processor_time import MachineLoad, load_remark
-from trials.rank_endings import Endings, Failed
+from trials.rank_endings import GRACE_S, Endings, Failed
 from trials.ranks.contract import AbstractRanks
 from trials.ranks.listening import listen
 from trials.ranks.messages import Exit, Told
-
-GRACE_S = 3.0
-"""Time that the other processes have to report when one has failed [s]."""
 
 _LOST_PEER = ("Connection closed by peer", "Connection reset", "Broken pipe", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 

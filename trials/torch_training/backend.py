@@ -86,7 +86,7 @@ class TorchBackend(TrainingOptions, AbstractRankBackend):
 
     def expected_steps(self, config: ParallelConfig) -> int | None:  # noqa: ARG002 # the contract's
         """Return the number of steps if it is fixed; None if it depends on the precision."""
-        return self.max_steps if self.min_steps == self.max_steps else None
+        return self.fixed_steps
 
     def reduced(self, to: Reduction) -> TorchBackend:
         """Return the backend that trains the proxy job on fewer hosts."""

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from hardware.io.errors import ConfigError
 from trials.rank_backend import is_cpu_cluster
+from trials.step_options import check_numbers_of_steps
 from trials.time_limit import TimeLimit
 from trials.torch_training.backend import ClockChoice, TorchBackend
 from trials.torch_training.trainable import check_trainable
@@ -72,10 +73,7 @@ class TorchKeys(AbstractTrialKeys):
         Raises:
             ConfigError: This trainer cannot train the model, the runtime is another one, or two keys contradict.
         """
-        if self.max_steps < self.min_steps:
-            raise ConfigError(
-                f"must be at least min_steps, which is {self.min_steps}", key="trial.max_steps", value=self.max_steps
-            )
+        check_numbers_of_steps(self.min_steps, self.max_steps)
         runtime = study.setting.runtime
         if runtime.rule_set != "torch-reference":
             raise ConfigError(

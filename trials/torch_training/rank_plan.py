@@ -10,24 +10,20 @@ from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
 from trials.backend import Clock
 from trials.profiling.operator_profile import RankProfile
+from trials.step_options import StepOptions
 from trials.torch_training.profiling.rank_recording import RankRecording
 
 DeviceKind = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingOptions:
+class TrainingOptions(StepOptions):
     """Options of training, which a study chooses and every rank follows.
 
     Attributes:
         job: Training job of the trial.
         runtime: Profile of the framework, which divides the layers into stages.
         device: Kind of device that ranks compute on.
-        seed: Seed of weights and data.
-        warmup_steps: Number of steps before the first measured one.
-        min_steps: Smallest number of measured steps.
-        max_steps: Largest number of measured steps.
-        precision: Relative standard error of the median below which measuring ends.
         capacity_factor: Largest number of token copies that an expert takes, over its even share; None drops nothing.
         profiles: Whether one more step is profiled for operator times, and recorded for communication on CPUs.
     """
@@ -35,11 +31,6 @@ class TrainingOptions:
     job: TrainingJob
     runtime: RuntimeProfile
     device: DeviceKind
-    seed: int = 0
-    warmup_steps: int = 2
-    min_steps: int = 5
-    max_steps: int = 20
-    precision: float = 0.02
     capacity_factor: float | None = None
     profiles: bool = True
 

@@ -10,16 +10,13 @@ from hardware.cluster import Cluster
 from trials.backend import Clock, Observation, OnStep, OperatorSample, Status, tail_of
 from trials.processor_time import MachineLoad, load_remark
 from trials.profiling.operator_profile import RankProfile, merge_pipeline, mismatches
-from trials.rank_endings import Begun, Endings, Failed
+from trials.rank_endings import GRACE_S, Begun, Endings, Failed
 from trials.ranks.contract import AbstractRanks
 from trials.ranks.listening import listen
 from trials.ranks.messages import Exit, Told
 from trials.torch_training.profiling.call_profile import call_mismatches
 from trials.torch_training.profiling.virtual_clock import virtual_step
 from trials.torch_training.rank_plan import Finished, RankPlan, Ready, StepTaken
-
-GRACE_S = 3.0
-"""Time that the other ranks have to report when one has failed [s]."""
 
 _LOST_PEER = (
     "Connection closed by peer",

@@ -1,4 +1,4 @@
-"""Vocabulary sizes of known tokenizers, which are proposed where a script names a tokenizer and no size."""
+"""Vocabulary sizes of known tokenizers, for scripts that name a tokenizer and no size."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _place(flags: Flags, flag: str) -> str:
 
 
 def note(proposed: tuple[Vocabulary, str], rows: int) -> str:
-    """Say which size was taken, and from where."""
+    """Return the note that names a proposed vocabulary, its size and the flag that names it."""
     known, flag = proposed
     padded = "" if rows == known.rows else f", {rows:,} with padding"
     return f"vocab_size: {known.rows:,} rows{padded}, of {known.name}, which {flag} names; --vocab-size replaces it"

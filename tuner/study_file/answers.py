@@ -1,4 +1,4 @@
-"""What the user of `meshtune init` adds to a file, and one message about all that is missing then."""
+"""Answers that a user of `meshtune init` adds to a file, and the message that lists all missing ones."""
 
 from __future__ import annotations
 

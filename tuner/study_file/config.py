@@ -256,7 +256,7 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths) -> St
 
 
 def _check_written(trial: AbstractTrialKeys, storage: str, paths: StudyPaths) -> None:
-    """Check that all that a study writes lies where its file may write, or where the user allows it."""
+    """Check that a study writes only to its own folder, or to places that the user allows."""
     file = storage_file(storage)
     if file is not None:
         nearest = f"give --storage {storage}, or MESHTUNE_STORAGE"

@@ -1,4 +1,4 @@
-"""What `meshtune init` can ask for: one option for each key."""
+"""Questions of `meshtune init`, each with the option that answers it."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def _ask(command: Sequence[str], text: str | None = None) -> str:
 
 
 def cancel_named(prefix: str) -> int:
-    """Cancel this user's jobs whose names begin so; return how many there were.
+    """Cancel this user's jobs whose names begin with `prefix`, and return their number.
 
     Raises:
         ConfigError: Slurm does not answer.

@@ -16,11 +16,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hardware.io.config_file import parse_yaml
 from hardware.io.errors import ConfigError
 from tuner.imports.imported import Imported, Unread
 from tuner.imports.keys import Keys
-from tuner.imports.log.block import MOST_LINES, AbstractFinder
+from tuner.imports.log.block import AbstractYamlFinder
 from tuner.imports.log.lines import Line
 from tuner.imports.log.megatron_arguments import VOCABULARY
 from tuner.imports.megatron import import_megatron
@@ -46,55 +45,39 @@ _SWITCHES = ("sequence_parallel", "qk_layernorm", "add_qkv_bias", "multi_latent_
 _LISTS = ("recompute_modules", "hierarchical_context_parallel_sizes")
 
 
-class BridgeConfig(AbstractFinder):
-    """Finder of the printed YAML, whose first line is the class and whose end is an empty line."""
+class BridgeConfig(AbstractYamlFinder):
+    """Finder of the YAML that begins with the name of its class and ends with an empty line."""
 
-    def __init__(self) -> None:
-        self._begun: Line | None = None
-        self._lines: list[str] = []
-        self._is_open = False
-        self._vocab_size = ""
+    VOCABULARY = VOCABULARY
 
     def begins(self, line: Line) -> bool:
         """Return whether the line names the class of the configuration."""
         return "ConfigContainer" in line.text and _HEAD.match(line.message.rstrip()) is not None
 
-    def take(self, line: Line) -> None:
-        """Take a line of the log. A script may print its recipe and then what it became; the last one counts."""
-        if self.begins(line):
-            self._begun, self._lines, self._is_open = line, [line.message], True
-            return
-        if (found := VOCABULARY.search(line.text)) is not None:
-            self._vocab_size = found[1]
-        if not self._is_open or self._begun is None or line.rank != self._begun.rank or len(self._lines) > MOST_LINES:
-            return
+    def first_lines(self, line: Line) -> list[str]:
+        """Return the line itself."""
+        return [line.message]
+
+    def read_on(self, line: Line) -> None:
+        """Take a line of the YAML."""
         if line.text.strip():
-            self._lines.append(line.text)
+            self.lines.append(line.text)
         else:
-            self._is_open = False
+            self.is_open = False
 
     def imported(self) -> Imported | None:
         """Return what the configuration says."""
-        if self._begun is None:
+        if self.begun is None:
             return None
-        try:
-            loaded = parse_yaml("\n".join(self._lines))
-        except ConfigError:
-            loaded = None
-        if self._is_open or not isinstance(loaded, dict) or not isinstance(loaded.get("model"), dict):
-            raise ConfigError(
-                "Megatron-Bridge's configuration is cut off, or has no `model:`",
-                key=f"line {self._begun.number}",
-                value=self._begun.message.strip()[:80],
-                nearest="a log with all lines of it, up to an empty one",
-            )
+        nearest = "a log with all lines of it, up to an empty one"
+        loaded = self.loaded(self.begun, framework="Megatron-Bridge", nearest=nearest, is_whole=not self.is_open)
         keys = Keys(loaded)
         if keys.value("peft") is not None:
             raise ConfigError("is not supported: few of the weights are trained", key="peft")
         inner = loaded["model"].get("transformer")  # a model's own configuration beside that of its layers
         model = loaded["model"] | (inner if isinstance(inner, dict) else {})
-        if model.get("vocab_size") is None and self._vocab_size:
-            model["vocab_size"] = int(self._vocab_size)  # of the tokenizer
+        if model.get("vocab_size") is None and self.vocab_size:
+            model["vocab_size"] = int(self.vocab_size)  # of the tokenizer
         flags = [*_model_flags(model, keys), *_training_flags(model, keys)]
         imported = import_megatron(" \\\n".join(map(shlex.join, flags)), tells_unused=False)
         unread = [replace(one, line=None) for one in imported.unread]

@@ -11,21 +11,18 @@ from __future__ import annotations
 
 import re
 import shlex
-import textwrap
 from dataclasses import replace
 from typing import Any
 
-from hardware.io.config_file import parse_yaml
 from hardware.io.errors import ConfigError
 from tuner.imports.imported import Imported, Unread
 from tuner.imports.keys import Keys
-from tuner.imports.log.block import MOST_LINES, AbstractFinder
+from tuner.imports.log.block import AbstractYamlFinder
 from tuner.imports.log.lines import Line
 from tuner.imports.megatron import import_megatron
 
 _HEAD = "************** Experiment configuration"
 _MESSAGE = "[NeMo "
-_VOCABULARY = re.compile(r"original vocab_size: ([0-9]{1,9})")
 _FLAGS = {
     "num_layers": "--num-layers",
     "hidden_size": "--hidden-size",
@@ -54,52 +51,35 @@ _NORMS = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm", "layernorm1p": "LayerN
 _POSITIONS = {"learned_absolute": "learned_absolute", "rope": "rope", "alibi": "alibi", "none": "none"}
 
 
-class NemoConfig(AbstractFinder):
-    """Finder of the printed YAML."""
+class NemoConfig(AbstractYamlFinder):
+    """Finder of the YAML below its head of stars."""
 
-    def __init__(self) -> None:
-        self._begun: Line | None = None
-        self._lines: list[str] = []
-        self._is_open = False
-        self._vocab_size = ""
+    VOCABULARY = re.compile(r"original vocab_size: ([0-9]{1,9})")
 
     def begins(self, line: Line) -> bool:
         """Return whether the line is the head of the configuration."""
         return _HEAD in line.text
 
-    def take(self, line: Line) -> None:
-        """Take a line of the log."""
-        if self.begins(line):
-            self._begun, self._lines, self._is_open = line, [], True
-            return
-        if "vocab_size: " in line.text and (found := _VOCABULARY.search(line.text)) is not None:
-            self._vocab_size = found[1]
-        if not self._is_open or self._begun is None or line.rank != self._begun.rank or len(self._lines) > MOST_LINES:
-            return
+    def first_lines(self, line: Line) -> list[str]:  # noqa: ARG002 # the contract's
+        """Return none, because the YAML follows its head."""
+        return []
+
+    def read_on(self, line: Line) -> None:
+        """Take a line of the YAML, which ends before the next message."""
         if _MESSAGE in line.text:
-            self._is_open = not any(":" in text for text in self._lines)  # the message of the YAML itself comes first
+            self.is_open = not any(":" in text for text in self.lines)  # the message of the YAML itself comes first
         elif line.text.strip():
-            self._lines.append(line.text)
+            self.lines.append(line.text)
 
     def imported(self) -> Imported | None:
         """Return what the configuration says."""
-        if self._begun is None:
+        if self.begun is None:
             return None
-        try:
-            loaded = parse_yaml(textwrap.dedent("\n".join(self._lines)))
-        except ConfigError:
-            loaded = None
-        if not isinstance(loaded, dict) or not isinstance(loaded.get("model"), dict):
-            raise ConfigError(
-                "NeMo's configuration is cut off, or has no `model:`",
-                key=f"line {self._begun.number}",
-                value=self._begun.message.strip()[:80],
-                nearest="a log with all lines of it",
-            )
+        loaded = self.loaded(self.begun, framework="NeMo", nearest="a log with all lines of it")
         keys = Keys(loaded)
         if keys.value("model.peft.peft_scheme") not in (None, "none"):
             raise ConfigError("is not supported: few of the weights are trained", key="model.peft.peft_scheme")
-        flags = _flags(keys) + ([["--vocab-size", self._vocab_size]] if self._vocab_size else [])
+        flags = _flags(keys) + ([["--vocab-size", self.vocab_size]] if self.vocab_size else [])
         imported = import_megatron(" \\\n".join(map(shlex.join, flags)), tells_unused=False)
         hosts, per_host = keys.count("trainer.num_nodes", default=1), keys.count("trainer.devices")
         unread = [replace(one, line=None) for one in imported.unread]
