@@ -1,9 +1,9 @@
 """Claim of one driving process per study, and protection of its steps from interrupts.
 
 Two drivers at once would run the same trials twice. The claim is an attribute of the study itself, so that it works on
-every storage. A claim of this host holds while its process lives, whatever its clock says. A claim of another host
-holds while it is renewed. The clocks of both hosts tell that where they agree. Otherwise the claim is watched, since
-clocks are set and need not agree.
+every storage. A claim whose process this one can see holds while that process lives, whatever its clock says. Any other
+claim holds while it is renewed: that of another host, of another container, or from before the host's last start. The
+clocks of both hosts tell that where they agree. Otherwise the claim is watched, since clocks can be set and may differ.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _is_renewed(
     sleep: Callable[[float], None],
 ) -> bool:
     """Return whether a claim that seems old changes while it is watched: its host's clock differs from ours then."""
-    if held["host"] == socket.gethostname():
+    if _is_visible(held):
         return False
     on_note(
         f"process {held['pid']} on {held['host']} drove this study; watching {WATCHED_S:.0f} s whether it still does"
@@ -143,7 +143,34 @@ def _is_renewed(
 def _own_claim(now_s: float) -> dict[str, Any]:
     """Return the claim of this process; its start tells it apart from a later process with the same number."""
     pid = os.getpid()
-    return {"host": socket.gethostname(), "pid": pid, "started": _start_of(pid), "renewed_s": now_s}
+    return {
+        "host": socket.gethostname(),
+        "pid": pid,
+        "pid_namespace": _pid_namespace(),
+        "started": _start_of(pid),
+        "renewed_s": now_s,
+    }
+
+
+def _is_visible(held: dict[str, Any]) -> bool:
+    """Return whether the process that made the claim would be seen here if it lived.
+
+    Containers may share a host's name, and machines may have the same name.
+    """
+    boot = _start_of(os.getpid()).partition(":")[0]
+    return (
+        held["host"] == socket.gethostname()
+        and held.get("pid_namespace", _pid_namespace()) == _pid_namespace()  # older versions did not write it
+        and str(held["started"]).partition(":")[0] in (boot, "gone", "")
+    )
+
+
+def _pid_namespace() -> str:
+    """Return the name of the namespace in which process numbers count; empty where it cannot be known."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
 
 
 def _driven_error(study_name: str, held: dict[str, Any]) -> ConfigError:
@@ -158,7 +185,7 @@ def _driven_error(study_name: str, held: dict[str, Any]) -> ConfigError:
 
 def is_held(held: dict[str, Any], *, now_s: float | None = None) -> bool:
     """Return whether the process that made the claim is still driving."""
-    if held["host"] == socket.gethostname():
+    if _is_visible(held):
         started: str = held["started"]
         return held["pid"] != os.getpid() and _start_of(held["pid"]) == started
     renewed_s: float = held["renewed_s"]

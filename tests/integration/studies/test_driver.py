@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -63,7 +64,7 @@ def set_attribute(store, key, value):
 
 
 @contextmanager
-def another_process(url, *, then="sys.stdin.readline()"):
+def another_process(url, *, then="sys.stdin.readline()", inside=()):
     """A process that has claimed the study and waits; its claim's text stands in the database."""
     code = (
         "import sys, time\n"
@@ -74,7 +75,7 @@ def another_process(url, *, then="sys.stdin.readline()"):
         f"{then}\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [*inside, sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout.readline() == "claimed\n"
@@ -106,7 +107,8 @@ def test_living_process_is_not_robbed_and_a_dead_one_is(url, store):
     """
     with another_process(url) as process:
         assert is_held(held(store))
-        assert not is_held(held(store) | {"started": "another boot:1"})
+        boot = held(store)["started"].partition(":")[0]
+        assert not is_held(held(store) | {"started": f"{boot}:1"})
         with pytest.raises(ConfigError, match=f"is being run by process {process.pid} on ") as caught:
             claim(store, STUDY, now_s=NOW_S + 10 * STALE_AFTER_S)
         assert (caught.value.key, caught.value.value) == ("name", STUDY)
@@ -116,6 +118,40 @@ def test_living_process_is_not_robbed_and_a_dead_one_is(url, store):
         claim(store, STUDY, now_s=NOW_S)
 
     assert held(store)["pid"] == os.getpid()
+
+
+OWN_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child")
+"""Command before another, whose processes then are numbered from 1, as in a container."""
+
+
+@ONE_STORAGE
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or subprocess.run([*OWN_NAMESPACE, "true"], check=False).returncode != 0,
+    reason="namespaces of processes need the right to make them",
+)
+def test_living_driver_in_a_container_with_this_hosts_name_is_not_robbed(url, store):
+    """A claim from another namespace of processes holds while it is renewed, as one of another host does."""
+    with another_process(url, inside=OWN_NAMESPACE):
+        assert held(store)["host"] == socket.gethostname()
+        with pytest.raises(ConfigError, match="is being run by process"):
+            claim(store, STUDY, now_s=NOW_S + STALE_AFTER_S - 1)
+        slept_s = []
+        claim(store, STUDY, now_s=NOW_S + STALE_AFTER_S, sleep=slept_s.append)
+
+    assert sum(slept_s) == pytest.approx(WATCHED_S)
+
+
+@ONE_STORAGE
+@pytest.mark.parametrize(
+    "other", [{"pid_namespace": "pid:[1]"}, {"started": "another boot:1"}], ids=lambda one: next(iter(one))
+)
+def test_claim_of_another_machine_of_this_name_holds_while_it_is_renewed(store, other):
+    """A host's name says nothing if the machine or the namespace of processes is another."""
+    claim(store, STUDY, now_s=NOW_S)
+    set_held(store, held(store) | {"pid": 2**22 + 1} | other)
+
+    assert is_held(held(store), now_s=NOW_S + STALE_AFTER_S - 1)
+    assert not is_held(held(store), now_s=NOW_S + STALE_AFTER_S)
 
 
 @ONE_STORAGE
