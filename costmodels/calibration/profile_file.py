@@ -21,7 +21,7 @@ from costmodels.calibration.fitting import Calibration, FittedConstant
 from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.job.runtime import CONSTANTS, NOT_FITTED, ProfileFile, RuntimeProfile, read_profile
 from hardware.io.config_file import read_mapping, validate_mapping
-from hardware.io.errors import ConfigError
+from hardware.io.output_file import write_output
 
 DIGITS = 4
 LINE_WIDTH = 120
@@ -116,10 +116,7 @@ def write_profile(out: Path, text: str) -> RuntimeProfile:
     Raises:
         ConfigError: the file cannot be written.
     """
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot be written ({error.strerror})", file=str(out)) from None
+    write_output(out, text)
     return read_profile(out)
 
 

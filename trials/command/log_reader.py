@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hardware.io.errors import quote_value
+from hardware.io.output_file import new_file
 from trials.command.log_pattern import LogPattern, StepSize
 from trials.command.patience import TooSlowError, at_most
 
@@ -113,7 +115,7 @@ class _KeptLog:
         if path is not None:
             with self._room():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = path.open("wb", buffering=0)
+                self._file = os.fdopen(new_file(path), "wb", buffering=0)
 
     def close(self) -> None:
         """Close the file, if there is one."""

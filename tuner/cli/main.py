@@ -1,7 +1,8 @@
 """Command line `meshtune`. Heavy imports are inside the commands, so that `--help` answers at once.
 
 Results go to stdout, as one JSON object with `--json`; progress, warnings and errors go to stderr. Exit status: 0 done,
-1 ran but found nothing, 2 a mistake of the user's (explained in one message), 130 interrupted.
+1 ran but found nothing or could not print its result, 2 a mistake of the user's (explained in one message), 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from tuner.cli import trials as cli_trials
 from tuner.cli.options import (
     FOUND_NOTHING,
     INTERRUPTED,
+    OUTPUT_LOST,
     USERS_MISTAKE,
     AsJson,
     Overrides,
@@ -61,6 +63,7 @@ from tuner.terminal.console import (
     say,
     warn,
 )
+from tuner.terminal.streams import lossy_streams
 
 if TYPE_CHECKING:  # these load numpy, Optuna and Ray
     from tuner.run.loop import RunResult
@@ -84,19 +87,29 @@ def main() -> NoReturn:
     _hide_secrets()
     # with the default of 700 new objects, collections during imports take a tenth of the time of a quick command
     gc.set_threshold(100_000)
+    with lossy_streams() as lost:
+        status = _status_of_app()
+        if problem := lost():
+            _complain(problem)
+            status = status or OUTPUT_LOST
+    sys.exit(status)
+
+
+def _status_of_app() -> int:
+    """Run the command line, explain what went wrong, and return the exit status."""
     try:
-        status = app(prog_name="meshtune", standalone_mode=False) or 0
+        status: int = app(prog_name="meshtune", standalone_mode=False) or 0
     except ConfigError as error:
         _complain(str(error), error.listed)
-        sys.exit(USERS_MISTAKE)
+        return USERS_MISTAKE
     except _UsageError as error:
         _complain(_usage_message(error))
-        sys.exit(USERS_MISTAKE)
+        return USERS_MISTAKE
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
     if status == INTERRUPTED:
         _complain("interrupted")
-    sys.exit(status)
+    return status
 
 
 _ARGUMENTS = "_MESHTUNE_ARGUMENTS"
@@ -155,7 +168,10 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-_STATUSES = "Exit status: 0 done, 1 ran but found nothing, 2 invalid input (one message explains it), 130 interrupted."
+_STATUSES = (
+    "Exit status: 0 done, 1 ran but found nothing or could not print its result, 2 invalid input (one message explains "
+    "it), 130 interrupted."
+)
 
 
 @app.callback(invoke_without_command=True, epilog=_STATUSES)

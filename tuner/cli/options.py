@@ -49,6 +49,7 @@ Network = Annotated[
 ]
 
 FOUND_NOTHING = 1
+OUTPUT_LOST = 1
 USERS_MISTAKE = 2
 INTERRUPTED = 130
 
