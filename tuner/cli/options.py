@@ -171,7 +171,7 @@ def load(study: Path, overrides: list[str] | None = None, storage: str | None = 
     from tuner.study_file.config import load_study
 
     config = load_study(study, overrides=overrides or (), storage=storage)
-    warn(config.read_elsewhere)
+    warn(config.notes)
     return config
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,14 @@ from tuner.study_file.space_options import (
     find_uneven,
     further_defaults,
 )
-from tuner.study_file.storage_url import check_history, check_storage, is_database, storage_file, storage_place
+from tuner.study_file.storage_url import (
+    check_history,
+    check_storage,
+    is_database,
+    storage_file,
+    storage_place,
+    without_environments_password,
+)
 from tuner.study_file.study_keys import PlannerKeys, SearchKeys, StudyKeys
 
 USUAL_REPEATS = 2
@@ -94,7 +101,8 @@ class StudyConfig:
         history: Sources of earlier runs: database URLs, and CSV files relative to `file`.
         meaning: Values that give the study's trials their meaning; a resumed study must have equal ones.
         measured: Measured rows that a replay serves, or None.
-        read_elsewhere: Sentences on files that are read outside the study's folder and the working directory.
+        notes: Sentences on files that are read outside the study's folder and the working directory, and on servers
+            that are not given a password.
     """
 
     name: str
@@ -113,7 +121,7 @@ class StudyConfig:
     meaning: dict[str, Any]
     measured: MeasuredGroup | None
     layer_plans: Mapping[str, dict[str, Any] | None] = field(default_factory=dict)
-    read_elsewhere: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     current_observation: Observation | None = None
 
     @property
@@ -177,9 +185,22 @@ def load_study(path: Path | str, *, overrides: Sequence[str] = (), storage: str 
         users = storage or os.environ.get("MESHTUNE_STORAGE")
         named = {override.partition("=")[0] for override in overrides} | ({"storage"} if users else set())
         paths = StudyPaths(folder=path.parent, named=frozenset(named))
-        return _resolve(keys, path, users or keys.storage, paths)
+        keys, notes = _without_environments_password(keys, paths)
+        config = _resolve(keys, path, users or keys.storage, paths)
+        return replace(config, notes=(*notes, *config.notes))
     except ConfigError as error:
         raise _without_secret(error).in_file(str(path)) from None
+
+
+def _without_environments_password(keys: StudyKeys, paths: StudyPaths) -> tuple[StudyKeys, list[str]]:
+    """Return the keys with URLs that send no password of the environment to servers that the file names, and notes."""
+    urls = {"storage": keys.storage} | {f"history.{number}": entry for number, entry in enumerate(keys.history)}
+    guarded = {
+        key: (url, "") if paths.is_users(key) else without_environments_password(url) for key, url in urls.items()
+    }
+    history = [guarded[key][0] for key in urls if key != "storage"]
+    notes = [f"{key}: {note}" for key, (_, note) in guarded.items() if note]
+    return keys.model_copy(update={"storage": guarded["storage"][0], "history": history}), notes
 
 
 def _without_secret(error: ConfigError) -> ConfigError:
@@ -251,7 +272,7 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths) -> St
         meaning=describe_trials(setting, options, planning, keys.trial, backend),
         measured=group,
         current_observation=_current_observation(keys, backend),
-        read_elsewhere=paths.read_elsewhere(_files_read(keys, described.trace, base_dir)),
+        notes=paths.read_elsewhere(_files_read(keys, described.trace, base_dir)),
     )
 
 

@@ -35,7 +35,7 @@ class StudyPaths:
         Raises:
             ConfigError: The path leads elsewhere, and the user has not set the key.
         """
-        if not self._is_users(key) and self._leads_out(path):
+        if not self.is_users(key) and self._leads_out(path):
             raise ConfigError(
                 "would be written outside the study file's folder and the working directory, which only you can allow, "
                 "not the file",
@@ -49,10 +49,11 @@ class StudyPaths:
         return tuple(
             f"{key} is read from {os.path.realpath(path)}, outside the study file's folder and the working directory"
             for key, path in files
-            if not self._is_users(key) and path.exists() and self._leads_out(path)
+            if not self.is_users(key) and path.exists() and self._leads_out(path)
         )
 
-    def _is_users(self, key: str) -> bool:
+    def is_users(self, key: str) -> bool:
+        """Return whether the user has set the key, or what contains it."""
         return any(key == named or key.startswith(f"{named}.") for named in self.named)
 
     def _leads_out(self, path: Path) -> bool:

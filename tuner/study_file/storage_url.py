@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
 from hardware.io.config_file import read_text
 from hardware.io.errors import ConfigError, shown_url
@@ -37,6 +38,34 @@ def storage_place(url: str) -> str:
     """Return the place of a storage, with a file's absolute path and without passwords."""
     file = storage_file(url)
     return shown_url(url) if file is None else str(file.resolve())
+
+
+_PASSWORD_VARIABLES = {"postgresql": "PGPASSWORD", "mysql": "MYSQL_PWD"}
+"""Environment variable whose password a database's driver sends to whatever server it connects to."""
+
+_LOCAL = re.compile(r"[^:]+://(?:[^@/?]*@)?(?:localhost|127\.0\.0\.1|\[::1\])?(?::\d+)?(?:/[^?]*)?(?:\?.*)?")
+_OWN_PASSWORD = re.compile(r"://[^:/@]*:[^@]+@|[?&]password=[^&]")
+
+
+def without_environments_password(url: str) -> tuple[str, str]:
+    """Return a URL of a study file so that its server never gets the password of the user's environment.
+
+    The file may be somebody else's, and the server it names too. A server on this machine, or one that the user's
+    environment names, may get the password; a URL with a password of its own never sends another. The second text
+    tells what was done; it is empty if that is nothing.
+    """
+    variable = _PASSWORD_VARIABLES.get(re.split(r"[+:]", url, maxsplit=1)[0], "")
+    if not os.environ.get(variable) or _OWN_PASSWORD.search(url) or _is_local(url):
+        return url, ""
+    # an explicit password keeps drivers from looking for one
+    joined = f"{url}{'&' if '?' in url else '?'}password=not-sent"
+    return joined, f"its server, which the study file names, does not get {variable} from your environment"
+
+
+def _is_local(url: str) -> bool:
+    """Return whether a URL names no other machine."""
+    named = [value for key, value in parse_qsl(url.partition("?")[2]) if key in ("host", "hostaddr", "service")]
+    return bool(_LOCAL.fullmatch(url)) and all(value.startswith("/") and "," not in value for value in named)
 
 
 def no_database(url: str) -> ConfigError:

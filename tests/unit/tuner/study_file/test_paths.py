@@ -100,14 +100,14 @@ def test_a_refused_study_leaves_no_file(home):
 
 
 @pytest.mark.slow
-def test_what_is_read_elsewhere_is_told(home):
+def test_what_is_notes_is_told(home):
     """Each file that the study file names outside these places is told once on stderr, by its real path."""
     shutil.copy(MODEL, home / "model.yaml")
     (home / "trace.csv").write_text("time_s,link,share\n0,inter,1\n", encoding="utf-8")
     cluster = "{name: l20, hosts: 1, trace: ../home/trace.csv}"
     file = written(home, model=str(home / "model.yaml"), cluster=cluster, history="[out/trace.csv]")
 
-    told = load_study(file).read_elsewhere
+    told = load_study(file).notes
     done = in_process("space", file, "--json", cwd=home.parent / "work")
     own = in_process("space", file, "--set", f"model={home}/model.yaml", cwd=home.parent)
 
