@@ -1,8 +1,8 @@
 """Command line `meshtune`. Heavy imports are inside the commands, so that `--help` answers at once.
 
 Results go to stdout, as one JSON object with `--json`; progress, warnings and errors go to stderr. Exit status: 0 done,
-1 ran but found nothing or could not print its result, 2 a mistake of the user's (explained in one message), 130
-interrupted.
+1 ran but found nothing or could not print its result, 2 a mistake of the user's (explained in one message), 3 the
+storage was lost and what was measured is kept beside it, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from tuner.cli.options import (
     FOUND_NOTHING,
     INTERRUPTED,
     OUTPUT_LOST,
+    STORAGE_LOST,
     USERS_MISTAKE,
     AsJson,
     Overrides,
@@ -47,6 +48,7 @@ from tuner.cli.options import (
     with_plans,
     write_file,
 )
+from tuner.storage.own_file import StorageLostError
 from tuner.terminal.console import (
     NOTHING_WORKS,
     confidence_in_words,
@@ -101,7 +103,7 @@ def _status_of_app() -> int:
         status: int = app(prog_name="meshtune", standalone_mode=False) or 0
     except ConfigError as error:
         _complain(str(error), error.listed)
-        return USERS_MISTAKE
+        return STORAGE_LOST if isinstance(error, StorageLostError) else USERS_MISTAKE
     except _UsageError as error:
         _complain(_usage_message(error))
         return USERS_MISTAKE
@@ -170,7 +172,7 @@ def _print_version(wanted: bool) -> None:
 
 _STATUSES = (
     "Exit status: 0 done, 1 ran but found nothing or could not print its result, 2 invalid input (one message explains "
-    "it), 130 interrupted."
+    "it), 3 the storage was lost and what was measured is kept beside it, 130 interrupted."
 )
 
 

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from optuna.trial import TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from costmodels.job.parallel_config import ParallelConfig, Value
 from costmodels.job.proxy_job import Reduction
@@ -33,11 +33,12 @@ from tuner.run.alike_failures import alike_failures
 from tuner.run.driver import Claim, claim, interrupts_held
 from tuner.run.opening import Opening, Why, reason_for
 from tuner.run.own_trials import DrivenStudy, OwnTrials
+from tuner.run.rescue import Remembered, rescued
 from tuner.run.studies import make_pruner, make_sampler, open_study
 from tuner.search.constraints import MEMORY_ATTRIBUTE, memory_excess
 from tuner.search.observations import FAILS_ALIKE, OBSERVATION, STATUS, observation_of
 from tuner.search.parameters import ASSIGNMENT, params_of, values_of
-from tuner.search.population import P_STAR
+from tuner.search.population import ENDED, P_STAR
 from tuner.search.prior import ignore_progress
 from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
 from tuner.search.proxy.proxy_plan import ProxyPlan
@@ -176,6 +177,7 @@ def run_study(
     Raises:
         ConfigError: Nothing fits, the stored study means something else, another process is running it, or the
             database fails.
+        StorageLostError: The storage's file was lost; what was measured is kept beside it.
     """
     config = plan_layers(config)
     candidates = candidates_of(config)
@@ -223,7 +225,8 @@ def run_study(
             reports=StepReports(study=study, pruner=make_pruner(config)) if config.search.prune else None,
             ended=[(each.number, each.observation) for each in trials.records if each.finished and each.observation],
         )
-        stop_reason = _drive(run, executor, on_progress, clock, wall_clock)
+        with rescued(config.storage, config.file, run.remember):
+            stop_reason = _drive(run, executor, on_progress, clock, wall_clock)
         best = trials.best
         return RunResult(
             records=trials.records,
@@ -488,9 +491,10 @@ class _Run:
 
     def record(self, number: int, observation: Observation) -> None:
         """Keep the observation, then end the trial: a driver that dies in between has lost nothing."""
-        trial_id = self.live[number].trial_id
+        live = self.live[number]
+        trial_id = live.trial_id
         storage, status = self.store.storage, observation.status.value
-        excess = self._memory_excess(number, observation)
+        excess = self._memory_excess(live.position, live.proxy, observation)
         self.ended.append((number, replace(observation, operator_samples=(), log_tail="")))
         self.fails_alike[:] = alike_failures(self.ended)
         excuses = {FAILS_ALIKE: list(self.fails_alike)} if self.fails_alike else {}
@@ -505,22 +509,61 @@ class _Run:
         self.trials[number].user_attrs.update({STATUS: status, OBSERVATION: observation, **excuses})
         self._tell(number, observation)
 
-    def _memory_excess(self, number: int, observation: Observation) -> float | None:
+    def _memory_excess(
+        self, position: int | None, proxy: Proxy | None, observation: Observation | None
+    ) -> float | None:
         """Return the constraint of a trial at full size; None for proxies, whose peak is that of a smaller job."""
-        live = self.live[number]
-        if live.position is None or live.proxy is not None:
+        if position is None or proxy is not None or observation is None:
             return None
-        return memory_excess(observation, float(self.candidates.space.memory.capacity_bytes[live.position]))
+        return memory_excess(observation, float(self.candidates.space.memory.capacity_bytes[position]))
 
     def _keep_run(self, number: int, observation: Observation) -> None:
         """Keep the run of a trial for later studies too."""
         live = self.live[number]
-        if live.position is None:
+        self._keep_run_in(self.store, number, observation, live.position, live.proxy)
+
+    def _keep_run_in(
+        self, store: AbstractStore, number: int, observation: Observation, position: int | None, proxy: Proxy | None
+    ) -> None:
+        if position is None:
             return
-        setting, config = self.config.setting, self.candidates.space.grid.config(live.position)
-        if live.proxy is not None:
-            setting, config = live.proxy.setting(setting), live.proxy.config
-        keep_run(self.store, self.study.study_name, number, setting, config, observation)
+        setting, config = self.config.setting, self.candidates.space.grid.config(position)
+        if proxy is not None:
+            setting, config = proxy.setting(setting), proxy.config
+        keep_run(store, self.study.study_name, number, setting, config, observation)
+
+    def remember(self) -> Remembered:
+        """Return the study as this driver remembers it."""
+        known = {record.number: record for record in self.trials.records}
+        order = [number for number, _ in self.ended]
+        observations = dict(self.ended)
+
+        def place_of(number: int) -> tuple[int | None, Proxy | None]:
+            record = known.get(number)
+            return (
+                (None, None) if record is None else (self.sampler.position_of(params_of(record.params)), record.proxy)
+            )
+
+        def describe(trial: FrozenTrial) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+            position, proxy = place_of(trial.number)
+            ended = {ENDED: order.index(trial.number)} if trial.number in observations else {}
+            if position is None:
+                return ended, {}
+            excess = self._memory_excess(position, proxy, observations.get(trial.number))
+            system = {} if excess is None else {MEMORY_ATTRIBUTE: excess}
+            return {**ended, **self._describe(position, proxy), P_STAR: known[trial.number].p_star}, system
+
+        return Remembered(
+            store=self.store,
+            name=self.study.study_name,
+            attributes=self.study.user_attrs,
+            trials=self.trials.all,
+            observations=observations,
+            describe=describe,
+            keep_run=lambda store, number, observation: self._keep_run_in(
+                store, number, observation, *place_of(number)
+            ),
+        )
 
     def hopeless(self, running: Mapping[int, tuple[float, ...]]) -> Mapping[int, str]:
         """Return the running trials to stop, with the reason, by number, and keep their first steps on the way."""

@@ -13,6 +13,7 @@ from optuna.storages import JournalStorage
 from sqlalchemy import Connection, MetaData, and_, create_engine, delete, insert
 
 from tuner.storage.journal_file import NOTHING, SET_STUDY_ATTRIBUTE, JournalFile, foreign_entries, rows_in
+from tuner.storage.own_file import OwnFile
 from tuner.storage.store import AbstractStore, Condition, OvertakenError, Rows
 
 
@@ -23,6 +24,7 @@ class JournalStore(AbstractStore):
         self._path = path
         self._file = JournalFile(path)
         self._file.create()
+        self._own = OwnFile(path)
         with foreign_entries(path):
             self._storage = JournalStorage(self._file)  # which reads them all
 
@@ -44,6 +46,7 @@ class JournalStore(AbstractStore):
             "study_id": condition.study_id,
             "user_attr": {condition.key: value},
         }
+        self._own.check()
         batch = self._file.append_if(condition, entry)
         self._read()
         return not self._file.was_dropped(batch)
@@ -51,6 +54,7 @@ class JournalStore(AbstractStore):
     @contextmanager
     def together(self, condition: Condition) -> Iterator[None]:
         """Write everything in the block as one batch, as the contract says."""
+        self._own.check()
         with self._file.together(condition):
             yield
         self._read()

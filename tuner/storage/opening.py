@@ -23,6 +23,7 @@ from hardware.io.errors import ConfigError, shown_url
 from trials.ray_job import check_outlives_job
 from tuner.storage.journal_file import JournalError
 from tuner.storage.journal_store import JournalStore, rows_of_journal
+from tuner.storage.own_file import GoneError, OwnFile
 from tuner.storage.sql_store import SqlStore
 from tuner.storage.store import AbstractStore, BrokenOffError
 from tuner.study_file.storage_url import is_journal, storage_file
@@ -54,6 +55,18 @@ CREATE_PAUSE_S = 0.5
 each other; the tables stay."""
 
 
+class UnusableStorageError(ConfigError):
+    """Storage that cannot be used.
+
+    Attributes:
+        is_sound: Whether it holds all that was written, and can be used again when the cause is gone.
+    """
+
+    def __init__(self, cause: str, url: str, nearest: str | None) -> None:
+        super().__init__(f"cannot be used ({cause})", key="storage", value=shown_url(url), nearest=nearest)
+        self.is_sound = nearest is not None
+
+
 def open_store(url: str) -> AbstractStore:
     """Open the store at `url`; create it if it does not exist.
 
@@ -63,7 +76,8 @@ def open_store(url: str) -> AbstractStore:
     """
     _check_outlives(url)
     if not is_journal(url):
-        return SqlStore(open_database(url))
+        storage, file = open_database(url), storage_file(url)
+        return SqlStore(storage, OwnFile(file) if file is not None and file.is_file() else None)
     with storage_errors(url):
         return JournalStore(storage_file(url) or Path())
 
@@ -128,7 +142,7 @@ def _parse(url: str) -> URL:
     try:
         parsed = make_url(url)
     except ValueError:
-        raise _unusable_error("its port is no number", url) from None
+        raise UnusableStorageError("its port is no number", url, None) from None
     return parsed.set(drivername="postgresql+psycopg2") if parsed.drivername == "postgresql" else parsed
 
 
@@ -195,20 +209,24 @@ def storage_errors(url: str) -> Iterator[None]:
             nearest="pip install 'meshtune[postgresql]'" if url.startswith("postgresql") else None,
         ) from None
     except BrokenOffError:
-        raise _unusable_error("its server went away in the middle of a write", url, SERVER_IS_BACK) from None
+        raise UnusableStorageError("its server went away in the middle of a write", url, SERVER_IS_BACK) from None
     except JournalError as error:
         full = str(error) == os.strerror(errno.ENOSPC)
-        raise _unusable_error(str(error), url, f"make room there, and {NOTHING_IS_LOST}" if full else None) from None
+        raise UnusableStorageError(
+            str(error), url, f"make room there, and {NOTHING_IS_LOST}" if full else None
+        ) from None
+    except GoneError as error:
+        raise UnusableStorageError(str(error), url, None) from None
     except UnicodeDecodeError:  # from where SQLite reads what is no database any more
-        raise _unusable_error("it holds text that is not UTF-8", url) from None
+        raise UnusableStorageError("it holds text that is not UTF-8", url, None) from None
     except (SQLAlchemyError, StorageInternalError) as error:
-        raise _unusable_error(_cause(error, url), url, _advise(error)) from None
+        raise UnusableStorageError(_cause(error, url), url, _advise(error)) from None
     except RuntimeError as error:
         if "table schema" not in str(error):  # the words of Optuna's only RuntimeError about a storage
             raise
         known = "storage upgrade" in str(error)
         nearest = "copy the database, then run `optuna storage upgrade` on it" if known else "install a newer optuna"
-        raise _unusable_error("another version of Optuna made its tables", url, nearest) from None
+        raise UnusableStorageError("another version of Optuna made its tables", url, nearest) from None
 
 
 def _advise(error: BaseException) -> str | None:
@@ -218,13 +236,11 @@ def _advise(error: BaseException) -> str | None:
         chain.append(chain[-1].__cause__)
     if "disk is full" in str(chain[-1]) or "No space left" in str(chain[-1]):
         return f"make room there, and {NOTHING_IS_LOST}"
+    if "database is locked" in str(chain[-1]):
+        return f"end what holds it, and {NOTHING_IS_LOST}"
     if any(isinstance(each, DBAPIError) and each.connection_invalidated for each in chain):
         return SERVER_IS_BACK
     return None
-
-
-def _unusable_error(cause: str, url: str, nearest: str | None = None) -> ConfigError:
-    return ConfigError(f"cannot be used ({cause})", key="storage", value=shown_url(url), nearest=nearest)
 
 
 def _cause(error: BaseException, url: str) -> str:

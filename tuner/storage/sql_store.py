@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 from optuna.exceptions import StorageInternalError
@@ -13,6 +15,7 @@ from sqlalchemy import Connection, Engine, MetaData, and_, column, delete, inser
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import scoped_session, sessionmaker
 
+from tuner.storage.own_file import OwnFile
 from tuner.storage.store import AbstractStore, BrokenOffError, Condition, OvertakenError, Rows
 
 _ATTRIBUTES = table("study_user_attributes", column("study_id"), column("key"), column("value_json"))
@@ -23,10 +26,15 @@ class SqlStore(AbstractStore):
 
     In a transaction, Optuna's sessions join one connection, and their commits wait for its end: one flush of the disk
     instead of one for every value.
+
+    Args:
+        storage: Studies in the database.
+        file: File of the database, which is watched; None for a server, or a database in memory.
     """
 
-    def __init__(self, storage: RDBStorage) -> None:
+    def __init__(self, storage: RDBStorage, file: OwnFile | None = None) -> None:
         self._storage = storage
+        self._file = file
         self._joined: Connection | None = None
 
     @property
@@ -49,6 +57,7 @@ class SqlStore(AbstractStore):
     def replace_attribute(self, condition: Condition, value: Any) -> bool:
         """Set an attribute under a condition, as the contract says."""
         text = json.dumps(value)
+        self._check_file()
         try:
             with self.engine.begin() as connection:
                 if condition.text is None:
@@ -64,6 +73,7 @@ class SqlStore(AbstractStore):
     def together(self, condition: Condition) -> Iterator[None]:
         """Write everything in the block in one transaction, as the contract says."""
         assert self._joined is None, "transactions do not nest"
+        self._check_file()
         ordinary = self._storage.scoped_session
         try:
             with self.engine.begin() as connection:
@@ -85,6 +95,10 @@ class SqlStore(AbstractStore):
             self._joined = None
             self._storage.scoped_session = ordinary
 
+    def _check_file(self) -> None:
+        if self._file is not None:
+            self._file.check()
+
     def replace_rows(self, *changes: Rows) -> None:
         """Write rows, as the contract says."""
         if self._joined is not None:
@@ -105,10 +119,30 @@ class SqlStore(AbstractStore):
         with self.engine.connect() as connection:
             yield connection
 
+    def copy_to(self, path: Path) -> bool:
+        """Copy a SQLite database to a new file as far as its open connection still reads it; return whether it does.
+
+        An open database can be read after its file was deleted.
+        """
+        if self.engine.dialect.name != "sqlite":
+            return False
+        try:
+            with closing(sqlite3.connect(path)) as target, closing(self.engine.raw_connection()) as source:
+                driver = source.driver_connection
+                assert isinstance(driver, sqlite3.Connection), "the driver of SQLite is Python's own"
+                driver.backup(target)
+                return bool(target.execute("PRAGMA integrity_check").fetchone() == ("ok",) and _has_studies(target))
+        except (sqlite3.Error, SQLAlchemyError):
+            return False
+
     def close(self) -> None:
         """Close connections, as the contract says."""
         self._storage.remove_session()
         self.engine.dispose()
+
+
+def _has_studies(database: sqlite3.Connection) -> bool:
+    return bool(database.execute("SELECT count(*) FROM studies").fetchone()[0])
 
 
 def _replace_text(connection: Connection, condition: Condition, text: str) -> bool:

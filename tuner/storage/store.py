@@ -92,6 +92,7 @@ class AbstractStore(ABC):
         Raises:
             OvertakenError: The condition does not hold, and nothing was written.
             BrokenOffError: The server was gone before the end, and nothing was written.
+            GoneError: The store's file is gone, and nothing was written.
         """
 
     @abstractmethod
