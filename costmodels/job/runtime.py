@@ -293,9 +293,9 @@ class _Vocabulary(StrictModel):
 
 
 class _Supports(StrictModel):
-    recompute: list[Literal["none", "selective", "full"]]
+    recompute: Annotated[list[Literal["none", "selective", "full"]], Field(min_length=1)]
     offload: list[OffloadMode] = Field(default_factory=lambda: list[OffloadMode](("none",)))
-    zero_stages: list[Annotated[int, Field(ge=0, le=3)]]
+    zero_stages: Annotated[list[Annotated[int, Field(ge=0, le=3)]], Field(min_length=1)]
     sequence_parallel: bool
     uneven: list[UnevenPart] = Field(default_factory=lambda: list[UnevenPart](("hosts",)))
 

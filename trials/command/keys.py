@@ -115,6 +115,13 @@ class CommandKeys(AbstractTrialKeys):
             with _errors_under(f"trial.command.{number}"):
                 check_text(argument, flags=True)
         for name, text in self.environment.items():
+            if not name or "=" in name:
+                raise ConfigError(
+                    "is no name of an environment variable",
+                    key="trial.environment",
+                    value=name,
+                    nearest=f"{name.partition('=')[0] or 'NAME'}: VALUE",
+                )
             with _errors_under(f"trial.environment.{name}"):
                 check_text(text or "", flags=False)
         _check_profile(self)

@@ -128,7 +128,7 @@ def _hide_secrets() -> None:
     user can read a process's environment, and child processes do not inherit the variable: it is removed here.
     """
     given = sys.argv[1:]
-    told = json.loads(os.environ.pop(_ARGUMENTS, "null"))
+    told = _texts_in(os.environ.pop(_ARGUMENTS, ""))
     if told is not None and [_mask_argument(argument) for argument in told] == given:
         sys.argv[1:] = told
         return
@@ -136,6 +136,15 @@ def _hide_secrets() -> None:
     if shown != given and sys.orig_argv[at:] == given:  # false if another program called `main`
         os.environ[_ARGUMENTS] = json.dumps(given)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:at], *shown])  # noqa: S606 # no shell wanted
+
+
+def _texts_in(text: str) -> list[str] | None:
+    """Return the texts of a JSON list; None if it is none, as when somebody else has set the variable."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, list) and all(isinstance(one, str) for one in found) else None
 
 
 def _mask_argument(argument: str) -> str:

@@ -1,18 +1,20 @@
 """Server of a study's pages: optuna-dashboard's own server over `StudyView`, limited to reading and to editing notes.
 
 There is no login, so the server must resist requests that other pages make a browser send. A page from another origin
-cannot write: before a PUT to another origin, browsers send an OPTIONS request (CORS), which is refused. Nor can a page
-use a name of its own that resolves to this server (DNS rebinding): a request must address the server by a known name.
+cannot write: browsers name its origin, and before a PUT they send an OPTIONS request (CORS); both are refused. Nor can
+a page use a name of its own that resolves to this server (DNS rebinding): a request must address the server by a known
+name.
 """
 
 from __future__ import annotations
 
 import errno
+import io
 import ipaddress
 import json
 import re
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from socketserver import ThreadingMixIn
 from typing import Any
@@ -34,12 +36,17 @@ LOOPBACK = "127.0.0.1"
 
 _NOTE = re.compile(r"/api/studies/\d+(/\d+)?/note")
 _REFUSED = "meshtune dashboard only shows studies and saves notes; it changes nothing else"
+_NOT_A_NOTE = 'a note is {"version": NUMBER, "body": TEXT} as application/json, of at most 1 MB'
+_ELSEWHERE = "meshtune dashboard saves notes from its own pages only"
 _NOT_HERE = "meshtune dashboard does not accept this host name; use localhost, an IP address or --host NAME"
 
 _HOST = re.compile(r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::\d+)?")
 
 _HEADERS = (("X-Content-Type-Options", "nosniff"), ("X-Frame-Options", "SAMEORIGIN"))
 """Headers that prevent browsers from treating a log as a page, and other sites from framing ours (clickjacking)."""
+
+MOST_NOTE_BYTES = 1_000_000
+"""Largest note that is taken."""
 
 App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
@@ -161,16 +168,39 @@ def _bad_host(host: str) -> ConfigError:
 
 
 def _allow_only_notes(app: App) -> App:
-    """Restrict the application to reading, and to writing notes."""
+    """Restrict the application to reading, and to writing notes from its own pages."""
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"].rstrip("/")
-        if method in {"GET", "HEAD"} or (method == "PUT" and _NOTE.fullmatch(path)):
+        if method in {"GET", "HEAD"}:
             return app(environ, start_response)
-        start_response("403 Forbidden", [("Content-Type", "application/json")])
-        return [json.dumps({"reason": _REFUSED}).encode()]
+        status, reason = "403 Forbidden", _REFUSED
+        if method == "PUT" and _NOTE.fullmatch(path):
+            origin = environ.get("HTTP_ORIGIN")  # programs that are no browsers send none
+            if origin is not None and origin.partition("://")[2] != environ.get("HTTP_HOST"):
+                reason = _ELSEWHERE
+            elif (note := _note_in(environ)) is None:
+                status, reason = "400 Bad Request", _NOT_A_NOTE
+            else:
+                return app({**environ, "wsgi.input": io.BytesIO(note)}, start_response)
+        start_response(status, [("Content-Type", "application/json")])
+        return [json.dumps({"reason": reason}).encode()]
 
     return answer
+
+
+def _note_in(environ: Mapping[str, Any]) -> bytes | None:
+    """Return the note that a request has brought, or None if it is none."""
+    try:
+        length = int(environ.get("CONTENT_LENGTH") or 0)
+        if not 0 < length <= MOST_NOTE_BYTES or "json" not in environ.get("CONTENT_TYPE", ""):
+            return None
+        text: bytes = environ["wsgi.input"].read(length)
+        note = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    is_note = isinstance(note, dict) and type(note.get("version")) is int and isinstance(note.get("body"), str)
+    return text if is_note else None
 
 
 def _check_host(host: str, app: App) -> App:

@@ -51,6 +51,7 @@ MOST_NOTES = 400
 """Largest number of trials with notes: for each trial shown, the dashboard scans the notes of all."""
 
 _NOTE_TEXT = re.compile(r"(dashboard:(?:\d+:)?)note_str:\d+")
+_NOTE_VERSION = re.compile(r"dashboard:(?:\d+:)?note_ver")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,15 +85,34 @@ class Pages:
 
     def over(self, stored: Mapping[str, Any]) -> dict[str, Any]:
         """Add notes and files to the study's system attributes, except if the user has written a note."""
-        written = {
-            match[1] for key, text in stored.items() if text and (match := _NOTE_TEXT.fullmatch(key)) is not None
-        }
-        found = {**stored, **self.files}
+        kept = _readable(stored)
+        written = {match[1] for key, text in kept.items() if text and (match := _NOTE_TEXT.fullmatch(key)) is not None}
+        found = {**kept, **self.files}
         for prefix, note in self.notes.items():
             if prefix not in written:
                 found.setdefault(f"{prefix}note_ver", 0)
                 found[f"{prefix}note_str:0"] = note
         return found
+
+
+def _readable(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a study's system attributes without notes that the dashboard could not read: it would show no study."""
+    parts: dict[str, set[str]] = {}
+    for key, value in stored.items():
+        prefix, note, part = key.partition("note_str:")
+        if note and key.startswith(NOTES) and isinstance(value, str):
+            parts.setdefault(prefix, set()).add(part)
+    whole = {prefix for prefix, found in parts.items() if found == {str(part) for part in range(len(found))}}
+
+    def is_readable(key: str, value: Any) -> bool:
+        prefix, note, _ = key.partition("note_")
+        if not key.startswith(NOTES) or not note:
+            return True
+        if _NOTE_TEXT.fullmatch(key):
+            return isinstance(value, str) and prefix in whole
+        return _NOTE_VERSION.fullmatch(key) is not None and type(value) is int
+
+    return {key: value for key, value in stored.items() if is_readable(key, value)}
 
 
 class StudyView(BaseStorage):

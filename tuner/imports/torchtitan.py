@@ -141,7 +141,7 @@ def import_torchtitan(text: str, *, file: str = "") -> Imported:
 def _is_toml(text: str) -> bool:
     try:
         tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return False
     return True
 
@@ -238,7 +238,7 @@ def _read(text: str, file: str) -> tuple[Mapping[str, Any], tuple[int, int] | No
     """
     try:
         return tomllib.loads(text), None, None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         problem = str(error)
     script = read_script(text)
     words = [word for command in script.commands for word in command.words]

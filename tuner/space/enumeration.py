@@ -39,6 +39,8 @@ MOST_PLANNED = 400
 """Most configurations of a study for which uneven work is planned."""
 MOST_PROVEN = 8
 """Most of these configurations whose stages are refined by branch and bound."""
+MOST_LISTED = 20
+"""Most values that a note lists."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,11 +234,17 @@ def _unused_values(setting: Setting, options: SpaceOptions, grid: ConfigGrid) ->
         f"space.{dimension}: no configuration has {_list_values(dimension, values)}: {dimension} {demand}"
         for dimension, (values, demand, _) in wrong.items()
     ]
+    absent = {
+        dimension: set(values)
+        - set(wrong[dimension][0] if dimension in wrong else ())
+        - {*getattr(grid, dimension).tolist()}
+        for dimension, values in options.allowed
+    }
     unused = {
         (dimension, value): Counter[str]()
         for dimension, values in options.allowed
         for value in values
-        if value not in wrong.get(dimension, ((),))[0] and not (getattr(grid, dimension) == value).any()
+        if value in absent[dimension]
     }
     # without any configuration, every value would get a note
     if not unused or not len(grid):
@@ -260,7 +268,9 @@ def _unused_values(setting: Setting, options: SpaceOptions, grid: ConfigGrid) ->
 
 
 def _list_values(dimension: str, values: tuple[int, ...]) -> str:
-    return f"{dimension} {', '.join(SEARCHED[dimension].show(value) for value in values)}"
+    listed = ", ".join(SEARCHED[dimension].show(value) for value in values[:MOST_LISTED])
+    more = len(values) - MOST_LISTED
+    return f"{dimension} {listed}{f' and {more:,} more' if more > 0 else ''}"
 
 
 def _factorisations(number: int, parts: int) -> IntArray:

@@ -143,6 +143,10 @@ def _parse(url: str) -> URL:
         parsed = make_url(url)
     except ValueError:
         raise UnusableStorageError("its port is no number", url, None) from None
+    try:
+        parsed.get_dialect()().create_connect_args(parsed)
+    except (TypeError, ValueError) as error:
+        raise UnusableStorageError(f"an option of its URL is wrong: {error}", url, None) from None
     return parsed.set(drivername="postgresql+psycopg2") if parsed.drivername == "postgresql" else parsed
 
 

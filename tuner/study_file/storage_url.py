@@ -98,7 +98,7 @@ def check_history(entries: Sequence[str], base_dir: Path, storage: str) -> None:
 
 
 def check_storage(url: str, key: str = "storage") -> None:
-    """Check that `url` names a journal file or a database of a known kind."""
+    """Check that `url` names a journal file or a database of a known kind, and a file that there can be."""
     if "\0" in url:
         raise ConfigError("is not a database URL", key=key, value=shown_url(url))
     if is_journal(url):
@@ -116,3 +116,11 @@ def check_storage(url: str, key: str = "storage") -> None:
             value=shown_url(url),
             nearest="for example sqlite:///meshtune.db, postgresql://user@host/name or journal:////shared/study.log",
         )
+    file = storage_file(url)
+    try:
+        if file is not None:
+            file.exists()
+    except OSError as error:
+        raise ConfigError(
+            f"names no file that there can be ({error.strerror})", key=key, value=shown_url(url)
+        ) from None

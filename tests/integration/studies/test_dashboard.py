@@ -234,6 +234,50 @@ def test_a_page_from_elsewhere_reads_and_writes_nothing(served, tmp_path):
     assert served.study()["note"]["version"] == 0
 
 
+def test_what_is_no_note_is_refused_with_a_reason(served):
+    """A note in another form, or from a page of another origin, is refused and changes nothing."""
+    name, path, before = served.url.split("/")[2], f"/api/studies/{served.id}/note", served.study()["note"]
+    note, json_type = json.dumps({"version": 1, "body": "text"}), {"Content-Type": "application/json"}
+    for status, headers, body in (
+        (400, {"Content-Type": "text/plain"}, note),
+        (400, json_type, "{"),
+        (400, json_type, "[" * 100_000),
+        (400, json_type, '{"version": "1", "body": "text"}'),
+        (400, json_type, '{"version": 1, "body": null}'),
+        (400, json_type, json.dumps({"version": 1, "body": "x" * 1_000_001})),
+        (403, {**json_type, "Origin": "http://evil.example"}, note),
+        (403, {**json_type, "Origin": "null"}, note),
+    ):
+        with closing(http.client.HTTPConnection(name, timeout=60)) as connection:
+            connection.request("PUT", path, body, headers)
+            answer = connection.getresponse()
+            assert (answer.status, len(json.loads(answer.read())["reason"]) > 40) == (status, True), (
+                headers,
+                body[:60],
+            )
+    assert served.study()["note"] == before
+
+
+def test_unreadable_stored_note_hides_no_study(file):
+    """Notes in the storage under keys or with values that the dashboard does not write are left out."""
+    config = load_study(file)
+    storage, study = open_store(config.storage).storage, stored_study(config)
+    view = StudyView(storage, study, config, StudyFiles(config))
+    own = view.get_study_system_attrs(view.study_id)
+    strange = {
+        "dashboard:note_str:x": "a",
+        "dashboard:note_str:7": "a part without those before it",
+        "dashboard:note_ver": "new",
+        "dashboard:0x1:note_ver": 1,
+        "dashboard:3:note_str:0": 5,
+    }
+    for key, value in strange.items():
+        storage.set_study_system_attr(view.study_id, key, value)
+
+    with serving(file) as (_, served):
+        assert served.study()["note"]["body"] == own["dashboard:note_str:0"]
+
+
 def test_a_users_note_is_theirs(served):
     """What a user writes is kept and shown in place of ours; emptied, ours stands there again."""
     trial = served.trial(1)

@@ -49,6 +49,11 @@ run STUDY --trials 0 -> --trials = '0' | at least 1
 run STUDY --trials few -> --trials = 'few' | whole number
 run STUDY --seed -1 -> --seed = '-1' | at least 0
 run STUDY --storage results.db -> storage = 'results.db' | not a database URL
+status STUDY --storage sqlite:///x.db?timeout=abc -> storage = 'sqlite:///x.db?timeout=abc' | an option of its URL
+status STUDY --storage sqlite:///LONG_NAME -> storage = 'sqlite:///aaa | names no file that there can be
+export STUDY --to json --config tp=8 --out LONG_NAME -> --out = 'aaa | cannot be written
+init --from-torchtitan FOLDER/deep.toml --out FOLDER/new.yaml -> deep.toml | is not TOML
+init --from-torchtitan FOLDER/digits.toml --out FOLDER/new.yaml -> digits.toml | is not TOML
 rank STUDY --top 0 -> --top = '0' | at least 1
 rank STUDY --tpo 3 -> --tpo | --top
 rank STUDY another -> another
@@ -63,10 +68,21 @@ space no-such-study.yaml -> no-such-study.yaml: no such file | did you mean 'stu
 def test_bad_options(meshtune, simulated, row):
     """A mistake on the command line is one message that shows the option, the value and what would be right."""
     line, words = row.split(" -> ")
+    (simulated.parent / "deep.toml").write_text(f"a = {'[' * 10_000}{']' * 10_000}")
+    (simulated.parent / "digits.toml").write_text(f"[training]\nseq_len = {'9' * 5_001}")
+    line = line.replace("LONG_NAME", "a" * 263).replace("FOLDER", str(simulated.parent))
 
     done = meshtune(*(simulated if word == "STUDY" else word for word in line.split(" ")))
 
     assert_users_mistake(done, *words.split(" | "))
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "null", "[" * 100_000])
+def test_foreign_value_of_the_own_variable_is_left_alone(meshtune, simulated, monkeypatch, text):
+    """A variable that this program sets for itself, with somebody else's text in it, changes nothing."""
+    monkeypatch.setenv("_MESHTUNE_ARGUMENTS", text)
+
+    assert meshtune("space", simulated, "--json").status == 0
 
 
 def test_an_unwritable_report(finished, meshtune):

@@ -404,13 +404,18 @@ def test_divisors_are_all_divisors():
     ("dimension", "values", "note"),
     [
         ("tp", (3, 4), "space.tp: no configuration has tp 3: tp must divide the cluster's 8 devices"),
+        (
+            "tp",
+            (1, *range(9, 40)),
+            f"space.tp: no configuration has tp {', '.join(map(str, range(9, 29)))} and 11 more:",
+        ),
         ("mbs", (1, 5, 6), "space.mbs: no configuration has mbs 5, 6: mbs must divide the global batch of"),
         ("vpp", (1, 5), "space.vpp: no configuration has vpp 5: vpp must divide the model's 32 layers"),
         ("ep", (1, 2), "space.ep: no configuration has ep 2: ep must be 1 without experts"),
         ("dp_shard", (0, 3), "space.dp_shard: no configuration has dp_shard 3: dp_shard must be 0, or divide"),
         ("pp", (1, 2), None),
     ],
-    ids=["tp", "mbs", "vpp", "ep", "dp_shard", "possible"],
+    ids=["tp", "many", "mbs", "vpp", "ep", "dp_shard", "possible"],
 )
 def test_values_that_cannot_be_are_told(dimension, values, note):
     """A value that divides nothing is named in a note with what it must divide, and the others are searched."""

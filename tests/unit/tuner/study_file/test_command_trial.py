@@ -95,6 +95,8 @@ def test_secrets_are_not_stored(load):
         ("trial.flags=null", "trial.flags: is required, because the command contains {flags}"),
         ("trial.flags=megatorn", "did you mean 'megatron'"),
         ("trial.environment={A: '{tp'}", "trial.environment.A"),
+        ("trial.environment={'A=B': c}", "trial.environment"),
+        ("trial.environment={'': c}", "trial.environment"),
         ("trial.log=megatorn", "trial.log = 'megatorn': is not a known log format; did you mean 'megatron'?"),
         ("trial.log={pattern: ['(']}", "trial.log.pattern = '(': is not a regular expression"),
         ("trial.log={pattern: ['a']}", "has no group for the time of a step"),
