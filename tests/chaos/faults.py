@@ -27,6 +27,9 @@ GAVE_UP = 2
 
 INTERRUPTED = 130
 
+TOLD_TO_END = 75
+"""Status of a driver that got SIGTERM."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
@@ -173,7 +176,7 @@ FAULTS: dict[str, Fault] = {
         Fault(
             name="terminate driver",  # as schedulers do
             strike=partial(_signal_driver, signal.SIGTERM),
-            statuses=frozenset({INTERRUPTED}),
+            statuses=frozenset({TOLD_TO_END}),
             **OF_DRIVER,
         ),
         Fault(

@@ -2,7 +2,8 @@
 
 Results go to stdout, as one JSON object with `--json`; progress, warnings and errors go to stderr. Exit status: 0 done,
 1 ran but found nothing or could not print its result, 2 a mistake of the user's (explained in one message), 3 the
-storage was lost and what was measured is kept beside it, 130 interrupted.
+storage was lost and what was measured is kept beside it, 4 another process took the study over, 75 told to end by
+SIGTERM, SIGHUP or SIGUSR1 and to be started again, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import gc
 import json
 import os
 import re
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -35,7 +35,9 @@ from tuner.cli.options import (
     FOUND_NOTHING,
     INTERRUPTED,
     OUTPUT_LOST,
+    PREEMPTED,
     STORAGE_LOST,
+    TAKEN_OVER,
     USERS_MISTAKE,
     AsJson,
     Overrides,
@@ -48,7 +50,7 @@ from tuner.cli.options import (
     with_plans,
     write_file,
 )
-from tuner.storage.own_file import StorageLostError
+from tuner.run.endings import StorageLostError, TakenOverError, ending_signals
 from tuner.terminal.console import (
     NOTHING_WORKS,
     confidence_in_words,
@@ -97,13 +99,17 @@ def main() -> NoReturn:
     sys.exit(status)
 
 
+_STATUS_OF = {StorageLostError: STORAGE_LOST, TakenOverError: TAKEN_OVER}
+"""Exit status of errors that are no mistake in what the user gave."""
+
+
 def _status_of_app() -> int:
     """Run the command line, explain what went wrong, and return the exit status."""
     try:
         status: int = app(prog_name="meshtune", standalone_mode=False) or 0
     except ConfigError as error:
         _complain(str(error), error.listed)
-        return STORAGE_LOST if isinstance(error, StorageLostError) else USERS_MISTAKE
+        return next((status for kind, status in _STATUS_OF.items() if isinstance(error, kind)), USERS_MISTAKE)
     except _UsageError as error:
         _complain(_usage_message(error))
         return USERS_MISTAKE
@@ -111,6 +117,8 @@ def _status_of_app() -> int:
         status = INTERRUPTED
     if status == INTERRUPTED:
         _complain("interrupted")
+    elif status == PREEMPTED:
+        _complain("told to end; the same command goes on")
     return status
 
 
@@ -181,7 +189,8 @@ def _print_version(wanted: bool) -> None:
 
 _STATUSES = (
     "Exit status: 0 done, 1 ran but found nothing or could not print its result, 2 invalid input (one message explains "
-    "it), 3 the storage was lost and what was measured is kept beside it, 130 interrupted."
+    "it), 3 the storage was lost and what was measured is kept beside it, 4 another process took the study over, 75 "
+    "told to end by SIGTERM, SIGHUP or SIGUSR1 and to be started again, 130 interrupted."
 )
 
 
@@ -231,14 +240,7 @@ def run(
     from tuner.terminal.progress import ProgressLine
 
     os.environ.pop("MESHTUNE_STORAGE", None)  # the processes of trials would inherit it
-    with ProgressLine(config) as line:
-
-        def interrupt(_signal: int, _frame: object) -> NoReturn:
-            line.show_interrupt()
-            raise KeyboardInterrupt
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, interrupt)
+    with ProgressLine(config) as line, ending_signals(line.show_interrupt) as is_preempted:
         result = run_study(config, on_progress=line.show, ray_address=ray_address)
     warn(result.warnings)
     payload = _run_payload(config, result)
@@ -249,7 +251,7 @@ def run(
     elif not result.fails_alike:
         print_run(config, result, payload)
     if result.stop_reason == "interrupted":
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(PREEMPTED if is_preempted() else INTERRUPTED)
     if result.best is None and result.extrapolated is None:
         raise typer.Exit(FOUND_NOTHING)
 

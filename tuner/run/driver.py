@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from hardware.io.errors import ConfigError
+from tuner.run.endings import ENDING_SIGNALS, TakenOverError
 from tuner.storage.store import AbstractStore, Condition, OvertakenError
 
 DRIVER = "driver"
@@ -56,7 +57,7 @@ class Claim:
         """Write everything in the block together, while the claim holds; a block without writes only checks the claim.
 
         Raises:
-            ConfigError: Another process has taken the study over; nothing was written.
+            TakenOverError: Another process has taken the study over; nothing was written.
         """
         try:
             with self._store.together(self._condition):
@@ -68,7 +69,7 @@ class Claim:
         """Write the claim again if it is old, or from the future of a clock that was set back; return whether it was.
 
         Raises:
-            ConfigError: Another process has taken the study over.
+            TakenOverError: Another process has taken the study over.
         """
         if 0 <= now_s - self._renewed_s < RENEW_AFTER_S:
             return False
@@ -86,10 +87,11 @@ class Claim:
     def _condition(self) -> Condition:
         return Condition(study_id=self._study_id, key=DRIVER, text=self._text)
 
-    def _overtaken_error(self) -> ConfigError:
+    def _overtaken_error(self) -> TakenOverError:
         self.is_lost = True
         held, _ = self._store.read_attribute(self._study_id, DRIVER)
-        return _driven_error(self._store.storage.get_study_name_from_id(self._study_id), held or {})
+        told = _driven_error(self._store.storage.get_study_name_from_id(self._study_id), held or {})
+        return TakenOverError(told.rule, key=told.key, value=told.value, nearest=told.nearest)
 
 
 def claim(
@@ -211,7 +213,7 @@ def _start_of(pid: int) -> str:
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Let SIGINT and SIGTERM wait until the block has ended, then hand them to the handlers that were there before.
+    """Let signals that end a run wait until the block has ended, then hand them to the handlers that were there before.
 
     It protects steps that an interrupt would leave half done. A second signal does not wait. Handlers that the block
     installs do not outlive it: starting Ray replaces that of SIGTERM.
@@ -219,7 +221,7 @@ def interrupts_held() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # signals reach the main thread alone
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
     waiting: list[int] = []
 
     def put_back() -> None:
@@ -233,8 +235,9 @@ def interrupts_held() -> Iterator[None]:
             put_back()
             signal.raise_signal(number)
 
-    for number in before:
-        signal.signal(number, hold)
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, hold)
     try:
         yield
     finally:

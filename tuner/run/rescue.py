@@ -16,10 +16,10 @@ from optuna.trial import FrozenTrial, create_trial
 from hardware.io.errors import ConfigError
 from trials.backend import Observation
 from tuner.run.driver import DRIVER
+from tuner.run.endings import StorageLostError
 from tuner.search.observations import OBSERVATION, STATUS
 from tuner.storage.history import make_tables
 from tuner.storage.opening import UnusableStorageError, open_store, storage_errors
-from tuner.storage.own_file import StorageLostError
 from tuner.storage.sql_store import SqlStore
 from tuner.storage.store import AbstractStore
 from tuner.study_file.storage_url import storage_file

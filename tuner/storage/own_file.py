@@ -5,12 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hardware.io.errors import ConfigError
-
-
-class StorageLostError(ConfigError):
-    """Storage that was lost while a study ran; the message says where what was measured is kept."""
-
 
 class GoneError(Exception):
     """File of a storage that is no longer the one that was opened; the text says what has become of it."""

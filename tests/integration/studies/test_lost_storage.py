@@ -4,9 +4,9 @@ import re
 import pytest
 
 from tests.support.studies.in_process_executor import InProcessExecutor
+from tuner.run.endings import StorageLostError
 from tuner.run.loop import run_study
 from tuner.run.studies import stored_study
-from tuner.storage.own_file import StorageLostError
 from tuner.storage.record import read_records
 from tuner.study_file.config import load_study
 

@@ -258,7 +258,7 @@ def test_killed_twice_it_completes(tmp_path, short):
 
 
 def test_terminated_run_leaves_its_trials(tmp_path, short):
-    """SIGTERM ends a run with status 130 and leaves its trials in flight to be adopted, with no process behind; while
+    """SIGTERM ends a run with status 75 and leaves its trials in flight to be adopted, with no process behind; while
     it ran, a second driver was refused.
     """
     storage = f"sqlite:///{tmp_path / 'study.db'}"
@@ -272,7 +272,7 @@ def test_terminated_run_leaves_its_trials(tmp_path, short):
 
     assert (second_status, second_out) == (2, "")
     assert f"is being run by process {driver.process.pid} on " in second_err
-    assert status == 130, err
+    assert status == 75, err
     assert json.loads(out)["stop_reason"] == "interrupted"
     assert "Traceback" not in err
     assert num_in(storage, TrialState.RUNNING) == 2

@@ -1,4 +1,5 @@
 import re
+import signal
 
 import pytest
 
@@ -127,3 +128,36 @@ def test_an_interrupted_run_says_so_and_keeps_what_it_has(meshtune, monkeypatch,
     assert done.status == 130
     assert done.json["stop_reason"] == "interrupted"
     assert done.err.endswith("meshtune: interrupted\n")
+
+
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1], ids=lambda number: number.name)
+def test_run_that_is_told_to_end_gives_its_claim_up_and_goes_on_later(meshtune, monkeypatch, replay, number):
+    """A batch system's signals end a run with status 75; the study is free, and the same command completes it."""
+    poll = InProcessExecutor.poll
+    monkeypatch.setattr(InProcessExecutor, "poll", lambda *_: signal.raise_signal(number))
+
+    told = meshtune("run", replay, "--json")
+    monkeypatch.setattr(InProcessExecutor, "poll", poll)
+    done = meshtune("run", replay, "--json")
+
+    assert (told.status, told.json["stop_reason"]) == (75, "interrupted")
+    assert told.err.endswith("meshtune: told to end; the same command goes on\n")
+    assert (done.status, done.json["stop_reason"]) == (0, "confident")
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_run_under_nohup_is_not_ended_by_the_end_of_its_terminal(meshtune, monkeypatch, replay):
+    """SIGHUP stays ignored if it was when the run began."""
+    poll = InProcessExecutor.poll
+
+    def hang_up(*arguments):
+        signal.raise_signal(signal.SIGHUP)
+        return poll(*arguments)
+
+    monkeypatch.setattr(InProcessExecutor, "poll", hang_up)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert meshtune("run", replay, "--json").status == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
