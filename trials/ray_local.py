@@ -7,22 +7,27 @@ environment at that moment decides whether sockets stay on this machine.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
+import subprocess
 import sys
+import uuid
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from hardware.io.errors import ConfigError
+from trials import ray_keeper
 from trials.ray_cluster import first_line
+from trials.ray_keeper import MARK
 
 OBJECT_STORE_BYTES = 100_000_000
 """Size of Ray's object store [bytes]. Trials exchange a few kilobytes, and Ray would reserve 30% of the memory."""
 
 _LOCAL_ENVIRONMENT = {
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "3",  # Ray's agents outlive a killed driver by this, not by a minute
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "3",  # some of Ray's agents outlive a killed driver by this
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the only switch that keeps every socket on 127.0.0.1
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a worker without GPUs of its own still sees those of the machine
@@ -32,6 +37,10 @@ _QUIET_ENVIRONMENT = {
     "RAY_DEDUP_LOGS": "1",
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
 }
+
+
+_MARK = uuid.uuid4().hex
+"""Mark in the environment of all of Ray's processes that this process starts."""
 
 
 def import_ray() -> Any:
@@ -48,10 +57,11 @@ def start_local_ray(num_cpus: int) -> bool:
     Raises:
         ConfigError: Ray does not start.
     """
-    with _environment(_LOCAL_ENVIRONMENT | {"PYTHONPATH": _python_path()}):
+    with _environment(_LOCAL_ENVIRONMENT | {"PYTHONPATH": _python_path(), MARK: _MARK}):
         ray = import_ray()
         if ray.is_initialized():
             return False
+        _start_keeper(str(Path(ray.__file__).parent))
         try:
             ray.init(
                 address="local",
@@ -73,6 +83,17 @@ def start_local_ray(num_cpus: int) -> bool:
             ray.shutdown()
             raise
     return True
+
+
+@functools.cache
+def _start_keeper(folder: str) -> subprocess.Popen[bytes] | None:
+    """Start the keeper of Ray, which is installed in `folder`; it ends after this process, whose pipe closes then."""
+    if sys.platform != "linux":  # where processes tell their environment
+        return None
+    command = [sys.executable, "-I", "-S", str(Path(ray_keeper.__file__)), _MARK, folder]
+    return subprocess.Popen(  # noqa: S603 # our own module
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ EXCEPTIONS = {
     ("trials/command/process_tree.py", "subprocess.Popen"): "the user's command, as a list of arguments",
     ("trials/command/slurm/queue.py", "subprocess.Popen"): "programs of Slurm, as a list of arguments",
     ("tuner/capture/stand_in.py", "subprocess.Popen"): "a command inside the captured one, as a list of arguments",
+    ("trials/ray_local.py", "subprocess.Popen"): "our own module, as a list of arguments",
     ("trials/ranks/processes.py", "subprocess.Popen"): "our own module, as a list of arguments",
     ("tuner/__init__.py", "importlib.import_module"): "modules of ours, from a table of names that stands beside it",
     ("tuner/cli/main.py", "os.execv"): "this very process again, without secrets in its command line",

@@ -31,9 +31,6 @@ ENDED = (TrialState.COMPLETE, TrialState.FAIL)
 WRITES_OF_A_LIFE = 13
 """Commits: enough to settle what an earlier driver left and to ask for a trial, and too few for two."""
 
-LASTING = "agent"
-"""In the names of Ray's helpers that outlive a killed driver by up to a minute, in which they report its death."""
-
 
 def trials_in(storage, name="replayed"):
     """Every trial of the study, as somebody who opens the database from outside reads it."""
@@ -222,8 +219,8 @@ def wait_until(holds):
 
 
 def assert_all_end(driver):
-    """What a killed driver had started ends by itself, while the next one is at work already."""
-    assert not driver.processes_after(75, besides=LASTING)
+    """What a killed driver had started ends by itself, Ray's agents too, while the next one is at work already."""
+    assert not driver.processes_after(10)
 
 
 def test_killed_twice_it_completes(tmp_path, short):
