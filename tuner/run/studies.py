@@ -25,8 +25,9 @@ from tuner.search.proxy.proxy_plan import ProxyPlan
 from tuner.search.pruning import ClearlySlowerPruner
 from tuner.search.sampler import ThompsonSampler
 from tuner.storage.history import Past
-from tuner.storage.opening import find_study, open_store
+from tuner.storage.opening import find_study, foreign_values, open_store
 from tuner.storage.record import MEANING, ORIGIN
+from tuner.storage.stored_values import check_values
 from tuner.study_file.config import StudyConfig
 from tuner.study_file.meaning import first_difference
 
@@ -88,14 +89,16 @@ def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: BaseStora
         ConfigError: The trials of the stored study mean something else than the study file now says.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(
-        study_name=config.name,
-        storage=open_store(config.storage).storage if storage is None else storage,
-        sampler=sampler,
-        pruner=make_pruner(config) if config.search.prune else NopPruner(),
-        direction="minimize",
-        load_if_exists=True,
-    )
+    with foreign_values(config.storage):
+        study = optuna.create_study(
+            study_name=config.name,
+            storage=open_store(config.storage).storage if storage is None else storage,
+            sampler=sampler,
+            pruner=make_pruner(config) if config.search.prune else NopPruner(),
+            direction="minimize",
+            load_if_exists=True,
+        )
+        check_values(study)
     stored, trials = study.user_attrs.get(MEANING), study.get_trials(deepcopy=False)
     excused = {trial.number for trial in trials} <= excused_trials(trials)
     if stored is not None and trials and excused and not is_running(study):

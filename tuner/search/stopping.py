@@ -31,13 +31,19 @@ class StopReason(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> StopReason | None:
-        """Return the reason that earlier versions stored under another word."""
-        return cls.MINUTES if value == "max_seconds" else None
+        """Return the reason that earlier versions stored under another word, or one that only a newer version knows."""
+        if value == "max_seconds":
+            return cls.MINUTES
+        if not isinstance(value, str):
+            return None
+        unknown = str.__new__(cls, value)
+        unknown._name_ = unknown._value_ = value
+        return unknown
 
     @property
     def sentence(self) -> str:
         """Sentence for reports and terminals."""
-        return _SENTENCES[self]
+        return _SENTENCES.get(self, f"{self.value} (a word of another version of Meshtune)")
 
 
 _SENTENCES = {

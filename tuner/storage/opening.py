@@ -16,16 +16,18 @@ import optuna
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, RDBStorage
 from sqlalchemy import Connection, Engine, MetaData, create_engine, event
+from sqlalchemy import text as statement
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
-from hardware.io.errors import ConfigError, shown_url
+from hardware.io.errors import ConfigError, shorten, shown_url
 from trials.ray_job import check_outlives_job
 from tuner.storage.journal_file import JournalError
 from tuner.storage.journal_store import JournalStore, rows_of_journal
 from tuner.storage.own_file import GoneError, OwnFile
 from tuner.storage.sql_store import SqlStore
 from tuner.storage.store import AbstractStore, BrokenOffError
+from tuner.storage.stored_values import check_values
 from tuner.study_file.storage_url import is_journal, storage_file
 
 SQLITE_WAIT_S = 60
@@ -94,6 +96,9 @@ def open_database(url: str) -> RDBStorage:
     """
     with storage_errors(url):
         parsed = _parse(url)
+        if (file := storage_file(url)) is not None and file.is_file():
+            with _engine(parsed) as engine:
+                _check_tables(engine, url)
         storage = _create(parsed, _connect_args(parsed))
         if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):
             event.listen(storage.engine, "connect", _make_durable)
@@ -117,12 +122,31 @@ def reading(url: str, metadata: MetaData) -> Iterator[Connection]:
                 yield connection
             return
         parsed = _parse(url)
-        engine = create_engine(parsed, connect_args=_connect_args(parsed))
-        try:
+        with _engine(parsed) as engine:
+            _check_tables(engine, url)
             with engine.connect() as connection:
                 yield connection
-        finally:
-            engine.dispose()
+
+
+@contextmanager
+def _engine(parsed: URL) -> Iterator[Engine]:
+    """Open an engine for reading."""
+    engine = create_engine(parsed, connect_args=_connect_args(parsed))
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
+def _check_tables(engine: Engine, url: str) -> None:
+    """Refuse a SQLite file with views or triggers: one may have no end, and the other write what nobody asked for."""
+    if engine.dialect.name != "sqlite":
+        return
+    with engine.connect() as connection:
+        query = statement("SELECT type, name FROM sqlite_master WHERE type IN ('view', 'trigger')")
+        found = connection.execute(query).first()
+    if found is not None:
+        raise UnusableStorageError(f"it has a {found[0]} {found[1]!r}, which no version makes", url, None)
 
 
 def _connect_args(parsed: URL) -> dict[str, Any]:
@@ -274,7 +298,38 @@ def find_study(url: str, name: str) -> optuna.Study | None:
         _check_outlives(url)
         if not _may_hold_studies(url):
             return None
-        return load_study(open_store(url).storage, name)
+        storage = open_store(url).storage
+        with foreign_values(url):
+            study = load_study(storage, name)
+            if study is not None:
+                check_values(study)
+        return study
+
+
+_UNREADABLE = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""Errors over rows that somebody's hand or damage has left."""
+
+
+@contextmanager
+def foreign_values(url: str) -> Iterator[None]:
+    """Refuse a storage with rows that Optuna cannot read; in the block it reads a study.
+
+    Raises:
+        ConfigError: It met such a row.
+    """
+    try:
+        yield
+    except (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        told = " ".join(str(error).split()) or type(error).__name__
+        raise UnusableStorageError(f"it holds what no version writes: {shorten(told, 200)}", url, None) from None
 
 
 def _check_outlives(url: str) -> None:

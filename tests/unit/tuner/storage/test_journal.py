@@ -77,14 +77,14 @@ def test_order_decides_and_not_the_lock(path):
     everybody who reads the journal.
     """
     store = open_store(f"journal:///{path}")
-    assert store.replace_attribute(Condition(study_id=0, key="driver", text=None), "first")
+    assert store.replace_attribute(Condition(study_id=0, key="owner", text=None), "first")
     entry = json.loads(path.read_text().splitlines()[-1])
-    late = entry | {"user_attr": {"driver": "second"}, "batch": "another"}
+    late = entry | {"user_attr": {"owner": "second"}, "batch": "another"}
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(late) + "\n")
 
-    assert store.read_attribute(0, "driver") == ("first", '"first"')
-    assert find_study(f"journal:///{path}", "kept").user_attrs == {"driver": "first"}
+    assert store.read_attribute(0, "owner") == ("first", '"first"')
+    assert find_study(f"journal:///{path}", "kept").user_attrs == {"owner": "first"}
 
 
 def test_a_broken_journal_is_refused_in_one_message(path):

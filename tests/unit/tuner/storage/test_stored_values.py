@@ -1,0 +1,168 @@
+import json
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from hardware.io.errors import ConfigError
+from tests.support.studies.command_line import assert_users_mistake
+from tests.support.studies.in_process_executor import InProcessExecutor
+from tuner.run.loop import run_study
+from tuner.storage.opening import find_study
+from tuner.study_file.config import load_study
+
+STUDY = """
+name: small
+model: llama-7b
+cluster: {name: dgx-a100, hosts: 1}
+job: {sequence_length: 4096, global_batch_size: 64}
+space: {pp: [1, 2], cp: [1], up: [1], vpp: [1], mbs: [1]}
+search: {draws: 10, confidence: 1.0, max_trials: 2}
+trial: {backend: simulated}
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a study that has run."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "study.yaml").write_text(STUDY)
+    config = load_study(folder / "study.yaml", storage=f"sqlite:///{folder}/study.db")
+    run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend))
+    return folder
+
+
+@pytest.fixture
+def altered(finished, tmp_path):
+    """A function that executes a statement on a copy of its database, and returns the URL of the copy."""
+
+    def alter(statement, *values):
+        with (
+            closing(sqlite3.connect(finished / "study.db")) as source,
+            closing(sqlite3.connect(tmp_path / "copy.db")) as database,
+        ):
+            source.backup(database)
+            database.execute(statement, values)
+            database.commit()
+        return f"sqlite:///{tmp_path}/copy.db"
+
+    return alter
+
+
+def put(value, path, text):
+    """The JSON of a value in which `text` stands at a path."""
+    whole = json.loads(json.dumps(value))
+    *before, last = path
+    inside = whole
+    for step in before:
+        inside = inside[step]
+    inside[last] = "@@"
+    return json.dumps(whole).replace('"@@"', text)
+
+
+def stored(folder, table, key):
+    """The first value of an attribute, with what identifies its row."""
+    owner = table.replace("_user_attributes", "_id")
+    with closing(sqlite3.connect(folder / "study.db")) as database:
+        query = f"SELECT {owner}, value_json FROM {table} WHERE key = ?"  # noqa: S608 # names of this file
+        row, text = database.execute(query, (key,)).fetchone()
+    return owner, row, json.loads(text)
+
+
+STRANGE = [
+    ("trial", "observation", ("status",), '"melted"', "observation.status of trial 0"),
+    ("trial", "observation", ("step_times_s", 0), "NaN", "observation.step_times_s.0 of trial 0"),
+    ("trial", "observation", ("step_times_s",), "null", "observation.step_times_s of trial 0"),
+    ("trial", "observation", ("step_times_s",), "[]", "observation.step_times_s of trial 0"),
+    ("trial", "observation", ("operator_samples", 0, "count"), "{}", "observation.operator_samples.0.count of trial 0"),
+    ("trial", "observation", ("conditions",), "[1, 2]", "observation.conditions of trial 0"),
+    ("trial", "observation", ("peak_memory_bytes",), "Infinity", "observation.peak_memory_bytes of trial 0"),
+    ("trial", "prediction", ("step_time_s",), "-1", "prediction.step_time_s of trial 0"),
+    ("trial", "population", ("shares", 0), "[]", "population of trial 0"),
+    ("trial", "ended", (), "null", "ended of trial 0"),
+    ("study", "population:start", ("dimensions",), "NaN", "population:start.dimensions of the study"),
+    ("study", "meaning", (), "null", "meaning of the study"),
+    ("study", "meaning", ("space",), "null", "meaning.space of the study"),
+    ("study", "driver", (), "[]", "driver of the study"),
+    ("study", "driver", (), '{"host": 1}', "driver.host of the study"),
+    ("study", "p_star", (), '"sure"', "p_star of the study"),
+    ("study", "stop_reason", (), "{}", "stop_reason of the study"),
+]
+
+
+@pytest.mark.parametrize(("owner", "key", "path", "text", "where"), STRANGE, ids=lambda value: str(value)[:40])
+def test_strange_value_is_refused_where_it_stands(finished, altered, owner, key, path, text, where):
+    """A value of another form is refused by its attribute, its field and its trial, before anything uses it."""
+    column, row, value = stored(finished, f"{owner}_user_attributes", key)
+    update = f"UPDATE {owner}_user_attributes SET value_json = ? WHERE key = ? AND {column} = ?"  # noqa: S608 # as above
+    url = altered(update, put([value], (0, *path), text)[1:-1], key, row)
+
+    with pytest.raises(ConfigError, match=f"the value of {where} is") as caught:
+        find_study(url, "small")
+    assert caught.value.key == "storage"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE trial_user_attributes SET value_json = '{bad'",
+        "UPDATE study_user_attributes SET value_json = '{bad'",
+        "UPDATE trials SET state = 'MELTED'",
+        "UPDATE trial_values SET value = 'text'",
+        "UPDATE trial_params SET distribution_json = '[]'",
+        "UPDATE study_directions SET direction = 'SIDEWAYS'",
+    ],
+)
+def test_rows_that_optuna_cannot_read_are_refused(altered, statement):
+    """Broken JSON, unknown words and values of another type end in one message about the storage."""
+    with pytest.raises(ConfigError, match="cannot be used"):
+        find_study(altered(statement), "small")
+
+
+@pytest.mark.parametrize("table", ["studies", "trials"])
+def test_table_without_end_is_refused(altered, tmp_path, table):
+    """A view in the place of a table, which may yield rows for ever, is refused before it is read."""
+    url = altered(f"ALTER TABLE {table} RENAME TO hidden")
+    endless = "WITH RECURSIVE n(study_id) AS (SELECT 1 UNION ALL SELECT study_id + 1 FROM n) SELECT * FROM n"
+    with closing(sqlite3.connect(tmp_path / "copy.db")) as database:
+        database.execute(f"CREATE VIEW {table} AS {endless}")
+
+    with pytest.raises(ConfigError, match=f"it has a view '{table}', which no version makes"):
+        find_study(url, "small")
+
+
+def test_trigger_is_refused(altered):
+    """A trigger, which writes what nobody asked for, is refused."""
+    url = altered("CREATE TRIGGER t AFTER INSERT ON trials BEGIN DELETE FROM trials; END")
+
+    with pytest.raises(ConfigError, match="it has a trigger 't'"):
+        find_study(url, "small")
+
+
+def test_command_tells_it_in_one_message(finished, altered, meshtune):
+    """A command that meets such a value ends with status 2 and one message, and changes nothing."""
+    url = altered("UPDATE trial_user_attributes SET value_json = '[]' WHERE key = 'observation'")
+
+    for command in (("status",), ("best",), ("run", "--trials", "3")):
+        assert_users_mistake(
+            meshtune(command[0], finished / "study.yaml", "--storage", url, *command[1:]),
+            "the value of observation of trial 0 is []",
+            "if a newer version of Meshtune wrote it, use that version",
+        )
+
+
+def test_words_and_fields_of_a_newer_version_are_shown_or_left_alone(finished, altered, meshtune):
+    """An unknown reason to stop is shown as it is, and unknown fields and attributes change nothing."""
+    _, row, value = stored(finished, "trial_user_attributes", "observation")
+    url = altered("UPDATE study_user_attributes SET value_json = '\"tired\"' WHERE key = 'stop_reason'")
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as database:
+        newer = json.dumps({**value, "colour": "blue"})
+        update = "UPDATE trial_user_attributes SET value_json = ? WHERE key = 'observation' AND trial_id = ?"
+        database.execute(update, (newer, row))
+        database.execute("INSERT INTO study_user_attributes (study_id, key, value_json) VALUES (1, 'mood', '[]')")
+        database.commit()
+
+    done = meshtune("status", finished / "study.yaml", "--storage", url)
+
+    assert done.status == 0
+    assert "stopped: tired (a word of another version of Meshtune)" in done.out
