@@ -12,9 +12,10 @@ from typing import Any
 from benchmarks.launch_scripts.truth import Truth
 from hardware.io.errors import ConfigError
 from tuner.imports import Imported
-from tuner.study_file.answers import Added
+from tuner.study_file.answers import Added, parse_ignored
 from tuner.study_file.config import StudyConfig, load_study
 from tuner.study_file.new_study import new_study
+from tuner.study_file.questions import IGNORE
 
 _CLUSTERS = {8: "dgx-h100", 16: "ascend-a3", 32: "trn1"}
 """Cluster that answers the question for one, by the devices of a host that it has at least."""
@@ -76,9 +77,10 @@ def study_of(read: Callable[[], Imported], truth: Truth, file: Path) -> Outcome:
 
 
 def _questions(error: ConfigError) -> list[str]:
-    """Return the options that a message asks for, such as `--hosts` and `--tp`."""
+    """Return the options that a message asks for, such as `--hosts`, and `--ignore-flags` with the flags."""
     line = next((line for line in error.listed if line.startswith("Add what it leaves open: ")), "")
-    return [f"--{option}" for option, _ in re.findall(r"--([a-z-]+) (N|NAME|BOOL)\b", line)]
+    found = [f"--{option}" for option, _ in re.findall(r"--([a-z-]+) (N|NAME|BOOL)\b", line)]
+    return found + [f"{IGNORE.option} {names}" for names in re.findall(rf"{IGNORE.option} ([\w,-]+)", line)[-1:]]
 
 
 def _answer(added: Added, questions: list[str], truth: Truth, imported: Imported) -> tuple[Added, set[str]]:
@@ -107,6 +109,9 @@ def _answer(added: Added, questions: list[str], truth: Truth, imported: Imported
     }
     stands_for = {"vocab_size": "vocab", "sequence_length": "sequence", "global_batch_size": "gbs", "up": "cp"}
     for question in questions:
+        if question.startswith(IGNORE.option):
+            added = replace(added, ignored=parse_ignored(question.removeprefix(IGNORE.option)))
+            continue
         key = question.removeprefix("--").replace("-", "_")
         if key == "model":
             added, names = replace(added, model=_any_model(facts.get("ep", 1))), names | {"model"}

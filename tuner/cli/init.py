@@ -16,7 +16,7 @@ from hardware.io.errors import ConfigError
 from tuner.cli import completion as cli_completion
 from tuner.cli.init_capture import captured_import
 from tuner.cli.options import AsJson, with_options, write_file
-from tuner.study_file.questions import QUESTIONS
+from tuner.study_file.questions import IGNORE, QUESTIONS
 from tuner.terminal.console import print_json, printable, warn
 
 if TYPE_CHECKING:  # these load numpy
@@ -90,6 +90,7 @@ def init(
             "--config", metavar="pp=4,tp=2,...", help="Several of the degrees and further dimensions below at once."
         ),
     ] = None,
+    ignore_flags: Annotated[str | None, Option(IGNORE.option, metavar=IGNORE.metavar, help=IGNORE.help)] = None,
     out: Annotated[Path, Option(metavar="STUDY", help="Study file to write.")] = Path("study.yaml"),
     force: Annotated[bool, Option("--force", help="Replace existing files.")] = False,
     as_json: AsJson = False,
@@ -121,17 +122,19 @@ def init(
     _check_free(out, force=force)
 
     from hardware.io.config_file import read_text
-    from tuner.study_file.answers import Added, parse_answer
+    from tuner.study_file.answers import Added, parse_answer, parse_ignored
     from tuner.study_file.new_study import MOST_BYTES, read_gpt_neox, read_import, read_log, with_command
 
     given = {key: text for key, text in answers.items() if text is not None}
     named = {"cluster": cluster, "model": model, "runtime": runtime, "config": config, **given}
+    named |= {"ignore_flags": ignore_flags}
     added = Added(
         cluster=cluster,
         model=model,
         runtime=runtime,
         answers=({} if config is None else _parse_config(config))
         | {key: parse_answer(key, text) for key, text in given.items()},
+        ignored=parse_ignored(ignore_flags or ""),
         command=_command_so_far(files, named, out, arguments, capture=capture),
     )
     words = None if arguments is None else tuple(arguments)

@@ -98,6 +98,7 @@ def import_captured(captured: Capture) -> Imported:
         found,
         open={name: re.sub(r" \(line \d+\)", "", why) for name, why in found.open.items()},
         unread=tuple(replace(one, line=None) for one in found.unread),
+        doubts=tuple(replace(one, line=None) for one in found.doubts),
         notes=tuple(notes),
     )
 

@@ -6,7 +6,7 @@ Flags without a readable value are collected as unread.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from costmodels.job.model_spec import MAX_COUNT
@@ -46,12 +46,6 @@ def flags_among(words: Iterable[Argument], *, dashed: bool = False) -> list[Flag
     return [Flag(name=name, line=line, values=tuple(values)) for name, line, values in flags]
 
 
-_OF_LAYOUTS = re.compile(
-    "parallel|zero|shard|fsdp|checkpoint|recompute|offload|lora|expert|sequence|fp8|fp4|precision|virtual-pipeline"
-)
-"""Parts of names that belong to flags about layouts, memory and precision."""
-
-
 class Flags:
     """Flags of one command. If a flag is given several times, its last occurrence counts.
 
@@ -68,14 +62,6 @@ class Flags:
         """Return whether at least one of the flags is given."""
         self._asked.update(names)
         return any(name in self._flags for name in names)
-
-    def unused(self, ignored: Collection[str]) -> list[Unread]:
-        """Return the flags whose names say that they may change a layout, and that nobody has asked for."""
-        return [
-            Unread(what=name, why="not read; check that it changes no layout, memory or precision", line=flag.line)
-            for name, flag in self._flags.items()
-            if _OF_LAYOUTS.search(name.replace("_", "-")) and name not in self._asked and name not in ignored
-        ]
 
     @property
     def asked(self) -> frozenset[str]:

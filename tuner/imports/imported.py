@@ -29,6 +29,26 @@ class Unread:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Doubt:
+    """Flag that may change the model, the batch, the layout or memory in a way that the importer does not read.
+
+    Attributes:
+        flag: Name of the flag.
+        why: Reason.
+        key: Key of the study whose answer settles it; empty if only the user's word does that the flag may be ignored.
+        line: Line number in the file; None if the format has no lines.
+    """
+
+    flag: str
+    why: str
+    key: str = ""
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.flag}{f' (line {self.line})' if self.line else ''}: {self.why}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SlurmOptions:
     """Options of a trial that is a job of Slurm, in the form of a study's `trial:`.
 
@@ -98,6 +118,7 @@ class Imported:
         command: Command that starts the training program; None if unknown.
         steps: Lines of a log with the steps of this configuration; None if the file is no log.
         unread: Parts of the file that could not be read or are not modelled.
+        doubts: Flags that may change the study and that were not read; the user has to say what they do.
         notes: Further information for the user.
     """
 
@@ -119,6 +140,7 @@ class Imported:
     command: LaunchCommand | None = None
     steps: LogSteps | None = None
     unread: tuple[Unread, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from hardware.io.errors import ConfigError
-from tuner.imports import vocabulary
+from tuner.imports import known_arguments, vocabulary
 from tuner.imports.bash.script import Script, read_script
 from tuner.imports.bash.texts import Argument
 from tuner.imports.flags import Flag, Flags, flag_name, flags_among
@@ -34,52 +34,16 @@ SIGNS = {
     "--seq-length",
 }
 """Flags that identify a command of Megatron-LM."""
-_NOT_MODELLED = {
-    "--rampup-batch-size": "Meshtune assumes the full global batch from the first step",
-    "--cpu-offloading": "Meshtune assumes that activations stay on the device",
-    "--swap-optimizer": "Meshtune assumes that the optimizer states stay on the device",
-    "--schedules-method": "Meshtune assumes the 1F1B schedule",
-    "--overlap-moe-expert-parallel-comm": "Meshtune assumes that the exchange of tokens does not overlap",
-    "--moe-fb-overlap": "Meshtune assumes that the exchange of tokens does not overlap",
-    "--cpu-optimizer": "Meshtune assumes that the optimizer states stay on the device",
-    "--checkpoint-in-cpu": "Meshtune assumes that kept activations stay on the device",
-    "--partition-activations": "Meshtune assumes that each rank keeps its whole inputs of layers",
-    "--distribute-checkpointed-activations": "Meshtune assumes that each rank keeps its whole inputs of layers",
-    "--distribute-saved-activations": "Meshtune assumes that each rank keeps its whole inputs of layers",
-    "--window-size": "Meshtune assumes attention over the whole sequence",
-    "--account-for-embedding-in-pipeline-split": "Meshtune assumes stages of equal length",
-    "--account-for-loss-in-pipeline-split": "Meshtune assumes stages of equal length",
-}
-"""Flags that change a step in a way that Meshtune does not model, with the assumption that it makes instead."""
-_WITHOUT_EFFECT = frozenset(
-    [
-        "--no-async-tensor-model-parallel-allreduce",
-        "--use-checkpoint-opt_param-scheduler",
-        "--recompute-num-layers",
-        "--checkpoint-num-layers",
-        "--fp8-amax-history-len",
-        "--fp8-amax-compute-algo",
-        "--fp8-margin",
-        "--fp8-interval",
-        "--log-num-zeros-in-grad",
-        "--no-data-sharding",
-        "--allow-missing-vision-projection-checkpoint",
-        "--pretrained-checkpoint",
-        "--no-pipeline-parallel",
-        "--fp16-lm-cross-entropy",
-    ]
-)
-"""Flags whose names look as if they changed the layout, and that do not."""
 MAX_NAMES = 12
 """Limit on the names in a note."""
 
 
-def import_megatron(text: str, *, tells_unused: bool = True) -> Imported:
+def import_megatron(text: str, *, is_log: bool = False) -> Imported:
     """Read a launch script without running any part of it.
 
     Args:
         text: Text of the script, or a list of flags.
-        tells_unused: Whether flags about the layout that were not read are told; a log lists all flags there are.
+        is_log: Whether the flags are those that a log prints, with the defaults of all others.
 
     Raises:
         ConfigError: the script has no flag of Megatron-LM, the value of a flag is invalid, or the model is of a kind
@@ -94,7 +58,7 @@ def import_megatron(text: str, *, tells_unused: bool = True) -> Imported:
             nearest="`meshtune init --capture -- bash SCRIPT` finds the command that it starts",
         )
     name = launch.name if launch else ""
-    described = import_flags(listed, program=name, beside=text, hidden=hidden, tells_unused=tells_unused)
+    described = import_flags(listed, program=name, beside=text, hidden=hidden, is_log=is_log)
     unread: list[Unread] = []
     hosts, devices_per_host = _devices(text, launch, unread)
     return replace(
@@ -113,7 +77,7 @@ def import_flags(
     program: str = "",
     beside: str = "",
     hidden: tuple[Hidden, ...] = (),
-    tells_unused: bool = False,
+    is_log: bool = False,
 ) -> Imported:
     """Read the flags of one command, whose names have dashes.
 
@@ -122,7 +86,7 @@ def import_flags(
         program: Name of the program's file; empty if unknown.
         beside: Further text of the script, where DeepSpeed's configuration may stand.
         hidden: Words of the command that may hold further flags.
-        tells_unused: Whether flags about the layout that were not read are told.
+        is_log: Whether the flags are those that a log prints, with the defaults of all others.
 
     Raises:
         ConfigError: the value of a flag is invalid, or the flags describe a model that Meshtune does not model.
@@ -140,9 +104,9 @@ def import_flags(
     )
     runtime, why = runtime_of(flags, degrees, job, unread)
     job |= offload_of(found, beside, is_mindspeed=runtime == "mindspeed")
-    for name, reason in _NOT_MODELLED.items():
-        if flags.has(name):
-            flags.leave(name, f"not modelled: {reason}")
+    names = tuple(flag.name for flag in listed)
+    unknown, further = known_arguments.unknown_flags(flags, () if is_log else names)
+    told, doubts = known_arguments.unread_effects(flags, names, job, is_log=is_log)
     micro_batches = None if flags.has("--global-batch-size") else flags.count("--gas") or 1
     if micro_batches and found.absent("global_batch_size", 1, "--global-batch-size", "--gas") is None:
         micro_batches = None
@@ -158,8 +122,13 @@ def import_flags(
         micro_batches=micro_batches,
         layers=found.layers,
         copies=flags.count("--num-distributed-optimizer-instances") or 1,
-        unread=(*dict.fromkeys(flags.unread), *(flags.unused(_WITHOUT_EFFECT) if tells_unused else ())),
-        notes=(*_notes(flags, model, program), *([why] if why else [])),
+        unread=(*dict.fromkeys(flags.unread), *told),
+        doubts=(*doubts, *further),
+        notes=(
+            *_notes(flags, model, program),
+            *([why] if why else []),
+            *([known_arguments.note(unknown)] if unknown else []),
+        ),
     )
 
 

@@ -106,15 +106,38 @@ _KINDS = (
         what="has linear attention",
         needs="kernels and states of linear attention, and which layers have it",
         flags=("--use-linear-attention", "--linear-attention", "--use-lightning-attention"),
-        prefixes=("--linear-attention-", "--linear-conv-", "--linear-key-", "--linear-value-"),
+        prefixes=("--linear-attention-", "--linear-conv-", "--linear-key-", "--linear-value-", "--linear-num-"),
         values=(("--experimental-attention-variant", ("gated_delta_net", "kimi_delta_attention", "linear")),),
     ),
     _Kind(
         what="trains on preferences",
         needs="the passes of a reference or reward model beside those of the trained one",
+        flags=("--perform-rl-step", "--ref-model", "--reward-model"),
         prefixes=("--actor-", "--critic-"),
         values=(("--stage", ("dpo", "simpo", "orm", "prm", "ray_ppo", "ray_online_dpo", "ray_grpo")),),
     ),
+    _Kind(
+        what="learns from a teacher model",
+        needs="the passes of the teacher beside those of the trained model",
+        flags=("--mos", "--kd", "--load-teacher", "--export-kd-teacher-load", "--export-kd-cfg"),
+    ),
+    _Kind(
+        what="trains only a part of the weights",
+        needs="which weights have gradients and optimizer states",
+        flags=("--freeze-all-layers",),
+    ),
+    _Kind(
+        what="has layers of unlike sizes, which stand in a file",
+        needs="the sizes of each layer",
+        flags=("--heterogeneous-layers-config-path", "--heterogeneous-layers-config-encoded-json"),
+    ),
+    _Kind(what="trains on several meshes", needs="degrees for each mesh", flags=("--enable-hetero",)),
+    _Kind(
+        what="takes its arguments from a YAML file",
+        needs="these arguments as flags, or the log of a training: `meshtune init --from-log`",
+        flags=("--yaml-cfg",),
+    ),
+    _Kind(what="searches for parallel degrees itself", needs="a launch script that trains", flags=("--auto-settings",)),
 )
 
 

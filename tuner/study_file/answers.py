@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +12,8 @@ from costmodels.job.training_job import PRECISIONS
 from hardware.cluster import cluster_names
 from hardware.io.errors import ConfigError, did_you_mean
 from tuner.imports import Imported
-from tuner.study_file.questions import QUESTIONS
+from tuner.imports.imported import Doubt
+from tuner.study_file.questions import IGNORE, QUESTIONS
 
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 """Ends of the names of shell scripts."""
@@ -27,6 +28,7 @@ class Added:
         model: Model to use instead of the file's: name in the catalog, or path.
         runtime: Name of the runtime profile.
         answers: Values of keys of QUESTIONS, which replace the file's.
+        ignored: Names of the script's flags, with dashes, that the study leaves out.
         command: Command line so far, up to `--` and from there on, to which a message adds what is missing.
     """
 
@@ -34,6 +36,7 @@ class Added:
     model: str | None = None
     runtime: str | None = None
     answers: Mapping[str, Value] = field(default_factory=dict)
+    ignored: frozenset[str] = frozenset()
     command: tuple[str, str] = ("meshtune init", "")
 
     def count(self, key: str) -> int | None:
@@ -64,6 +67,17 @@ def parse_answer(key: str, text: str) -> Value:
     return value
 
 
+def parse_ignored(text: str) -> frozenset[str]:
+    """Read the names of flags that the study leaves out; their dashes in front may be left out."""
+    names = (name.strip().lstrip("-").replace("_", "-") for name in text.split(","))
+    return frozenset(f"--{name}" for name in names if name)
+
+
+def open_doubts(imported: Imported, added: Added) -> tuple[Doubt, ...]:
+    """Return the doubts that no answer settles, and that the user does not ignore."""
+    return tuple(one for one in imported.doubts if one.flag not in added.ignored and one.key not in added.answers)
+
+
 def check_complete(imported: Imported, added: Added, file: Path) -> None:
     """Check that no value is missing, in a file that was merged with what its user adds.
 
@@ -71,21 +85,43 @@ def check_complete(imported: Imported, added: Added, file: Path) -> None:
         ConfigError: Values are missing. The message lists them with their reasons, and the command that adds them.
     """
     asked = dict.fromkeys(_missing(imported, added))
-    if not asked:
+    ignorable = [one for one in open_doubts(imported, added) if not one.key]
+    if not asked and not ignorable:
         return
     by_reason: dict[str, list[str]] = {}
     for option, why in asked:
         by_reason.setdefault(why, []).append(option)
-    before, behind = added.command
-    options = " ".join(dict.fromkeys(option for option, _ in asked))
     listed = [f"{', '.join(dict.fromkeys(group))}: {why}" for why, group in by_reason.items()]
-    listed.append(f"Add what it leaves open: {' '.join(filter(None, (before, options, behind)))}")
+    listed += _ignorable(ignorable)
+    before, behind = added.command
+    options = [option for option, _ in asked]
+    if ignorable:
+        options.append(f"{IGNORE.option} {_names((*sorted(added.ignored), *(one.flag for one in ignorable)))}")
+    listed.append(f"Add what it leaves open: {' '.join(filter(None, (before, *dict.fromkeys(options), behind)))}")
     read = f"--from-{imported.framework} {shlex.quote(str(file))}"
     is_script = imported.command is not None or file.suffix in SCRIPTS
     if imported.open and is_script and read in before:
         words = f"-- bash {shlex.quote(str(file))} {behind.removeprefix('-- ')}".strip()
         listed.append(f"Or let the script decide, by a run of it: {before.replace(read, '--capture')} {words}")
     raise ConfigError("does not say everything that a study needs", file=str(file), listed=tuple(listed))
+
+
+def _ignorable(doubts: Sequence[Doubt]) -> Iterable[str]:
+    """Yield one line for each reason of doubts that only the user can settle, with the flags."""
+    by_reason: dict[str, list[Doubt]] = {}
+    for one in doubts:
+        by_reason.setdefault(one.why, []).append(one)
+    for why, group in by_reason.items():
+        named = ", ".join(f"{one.flag}{f' (line {one.line})' if one.line else ''}" for one in group)
+        yield (
+            f"{IGNORE.option} {_names([one.flag for one in group])}: {named}: {why}. If it changes nothing that a "
+            "study has, or you study the job without it, say so by this option"
+        )
+
+
+def _names(flags: Iterable[str]) -> str:
+    """Return the names of flags without their dashes, with commas between them."""
+    return ",".join(dict.fromkeys(flag.removeprefix("--") for flag in flags))
 
 
 def _missing(imported: Imported, added: Added) -> Iterable[tuple[str, str]]:
@@ -108,9 +144,12 @@ def _missing(imported: Imported, added: Added) -> Iterable[tuple[str, str]]:
     needed = [] if "sequence_length" in imported.job else ["sequence_length"]
     if "global_batch_size" not in imported.job and imported.micro_batches is None:
         needed.append("global_batch_size")
+    doubts = {one.key: one for one in reversed(open_doubts(imported, added))}
     for key in QUESTIONS:
         if key in imported.open or key in needed:
             yield _option(key), imported.open.get(key, "the file does not state it")
+        elif key in doubts:
+            yield _option(key), f"{doubts[key]} (or {IGNORE.option} {_names([doubts[key].flag])})"
 
 
 def _told(unread: Mapping[str, str], *flags: str) -> str:

@@ -50,3 +50,10 @@ QUESTIONS = {
     )
 }
 """All keys that can be asked for, in the order of the help."""
+
+IGNORE = Question(
+    key="ignore_flags",
+    metavar="NAME,...",
+    help="Flags of the script that the study leaves out: you know that they change nothing, or study the job without.",
+)
+"""Question about flags whose effect is not known or not modelled."""

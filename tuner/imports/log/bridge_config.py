@@ -79,7 +79,7 @@ class BridgeConfig(AbstractYamlFinder):
         if model.get("vocab_size") is None and self.vocab_size:
             model["vocab_size"] = int(self.vocab_size)  # of the tokenizer
         flags = [*_model_flags(model, keys), *_training_flags(model, keys)]
-        imported = import_megatron(" \\\n".join(map(shlex.join, flags)), tells_unused=False)
+        imported = import_megatron(" \\\n".join(map(shlex.join, flags)), is_log=True)
         unread = [replace(one, line=None) for one in imported.unread]
         if model.get("pipeline_model_parallel_layout") is not None:
             unread.append(Unread(what="model.pipeline_model_parallel_layout", why="not read; equal stages are assumed"))

@@ -120,12 +120,13 @@ class MegatronArguments(AbstractFinder):
         self._check_model()
         flags, lines = self._flags()
         try:
-            imported = import_megatron(" \\\n".join(flags), tells_unused=False)
+            imported = import_megatron(" \\\n".join(flags), is_log=True)
         except ConfigError as error:
             raise _on_lines(error, lines) from None
         imported = replace(
             imported,
             unread=tuple(replace(one, line=_line_in(lines, one.line)) for one in imported.unread),
+            doubts=tuple(replace(one, line=_line_in(lines, one.line)) for one in imported.doubts),
             open={name: _without_line(why) for name, why in imported.open.items()},
         )
         degrees = dict(imported.degrees)

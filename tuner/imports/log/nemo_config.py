@@ -80,7 +80,7 @@ class NemoConfig(AbstractYamlFinder):
         if keys.value("model.peft.peft_scheme") not in (None, "none"):
             raise ConfigError("is not supported: few of the weights are trained", key="model.peft.peft_scheme")
         flags = _flags(keys) + ([["--vocab-size", self.vocab_size]] if self.vocab_size else [])
-        imported = import_megatron(" \\\n".join(map(shlex.join, flags)), tells_unused=False)
+        imported = import_megatron(" \\\n".join(map(shlex.join, flags)), is_log=True)
         hosts, per_host = keys.count("trainer.num_nodes", default=1), keys.count("trainer.devices")
         unread = [replace(one, line=None) for one in imported.unread]
         if keys.value("model.mcore_gpt") is not True:
