@@ -31,6 +31,8 @@ class TrainingJob(FurtherValues):
         optimizer: Name of the optimizer: adam keeps two fp32 moments and an fp32 copy of the weights, sgd one moment
             and the copy.
         recompute_modules: Modules that `selective` recomputation repeats, by Megatron-Core's names (RECOMPUTE_MODULES).
+        shared_master_weights: Whether the bf16 weights are the upper half of their fp32 copies, which then have no
+            memory of their own (MindSpeed --reuse-fp32-param).
     """
 
     model: ModelSpec
@@ -39,6 +41,7 @@ class TrainingJob(FurtherValues):
     precision: str = "bf16"
     optimizer: str = "adam"
     recompute_modules: tuple[str, ...] = ("core_attn",)
+    shared_master_weights: bool = False
 
     def __post_init__(self) -> None:
         """Refuse sizes and names that no runtime knows."""
@@ -52,6 +55,8 @@ class TrainingJob(FurtherValues):
             if module not in RECOMPUTE_MODULES:
                 rule, nearest = "is no module that can be recomputed", did_you_mean(module, RECOMPUTE_MODULES)
                 raise ConfigError(rule, key="recompute_modules", value=module, nearest=nearest)
+        if self.shared_master_weights and self.precision not in ("bf16", "fp8"):
+            raise ConfigError("must be bf16 or fp8 with shared_master_weights", key="precision", value=self.precision)
         for dimension, value in self.fixed_values(sequence_parallel=True).items():
             DIMENSIONS[dimension].check(value)
 

@@ -528,13 +528,16 @@ def training_states(job: TrainingJob, runtime: RuntimeProfile, held: HeldWeights
     # instead, that copy is the weight itself.
     weight_bytes = 4 if runtime.fp32_weights else job.element_bytes
     own_copy = weight_bytes - job.element_bytes if not job.is_single else 0
+    # The bf16 weights may be halves of the fp32 copies of the states that a rank keeps (MindSpeed
+    # docs/features/reuse-fp32-param.md: saves 2 bytes per parameter, over dp with the distributed optimizer).
+    shared = job.element_bytes if job.shared_master_weights and not runtime.fp32_weights else 0
     single_layers = np.where(held.zero_stage == 3, held.gathered, held.shapes * runtime.fused_accumulation)
     # Offloaded states leave nothing on the device: tensors are converted on the host and copied into the weights.
     optimizer = np.where(held.is_offloaded, 0.0, optimizer)
     return {
         "weights": weight_bytes * kept,
         "gradients": max(runtime.gradient_bytes, job.element_bytes) * gradients,
-        "optimizer": (job.optimizer_state_bytes - 2 * own_copy + runtime.step_bytes) * optimizer,
+        "optimizer": (job.optimizer_state_bytes - 2 * own_copy - shared + runtime.step_bytes) * optimizer,
         "buffers": job.element_bytes * single_layers,
     }
 

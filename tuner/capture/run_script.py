@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import shlex
 import shutil
@@ -48,7 +49,7 @@ meshtune_by_path() {
     fi
     case "$word" in
         *'$('* | *'`'* | *=*) return ;;
-        \$* | '"'\$* | /* | '~'*) ;;
+        \$* | '"'\$* | /* | '~'* | ./* | ../*) ;;
         *) return ;;
     esac
     eval "word=$word" 2>/dev/null
@@ -57,6 +58,11 @@ meshtune_by_path() {
             [ -x "$word" ] || eval "function $word { ${word##*/} \"\$@\"; }" 2>/dev/null ;;
         HELD_BACK_PATHS)
             eval "function $word { ${word##*/} \"\$@\"; }" 2>/dev/null ;;
+        *)
+            # a script that names a login shell would run this machine's profile first
+            local first=
+            [ -f "$word" ] && { IFS= read -r first < "$word"; } 2>/dev/null
+            [[ $first =~ LOGIN_LINE ]] && eval "function $word { bash \"$word\" \"\$@\"; }" 2>/dev/null ;;
     esac
 }
 command_not_found_handle() {
@@ -68,6 +74,8 @@ command_not_found_handle() {
 cd() { builtin cd "$@" 2>/dev/null || echo "capture: no folder here: $*" >&2; }
 """
 _SHELLS = ("bash", "sh")
+_LOGIN_LINE = "^#!.*(bash|sh) +(-[a-z]*l|--login)"
+"""First line of a script that a login shell runs."""
 _SHELL = """\
 #!/bin/sh
 # A login shell would run this machine's profile, which sets the search path anew and may start programs.
@@ -183,6 +191,7 @@ def _fill(work: Path, here: Path) -> None:
 def _prelude() -> str:
     """Return what every shell of the script runs first."""
     values = {"ANY_NAME": ANY, "FOLDER_NAME": FOLDER, "HELD_BACK_PATHS": " | ".join(f"*/{name}" for name in HELD_BACK)}
+    values["LOGIN_LINE"] = _LOGIN_LINE.replace(" ", "[[:space:]]").replace("!", "\\!")
     text = _PRELUDE
     for name, value in values.items():
         text = text.replace(name, value)
@@ -249,6 +258,8 @@ def _environment(folder: Path, allocation: Allocation, work: Path) -> dict[str, 
 def _run(command: Sequence[str], work: Path, environment: dict[str, str], limit_s: float) -> tuple[int | None, str]:
     """Run the command and return its exit status, None after the time limit, and its last output."""
     deadline_s = time.monotonic() + limit_s
+    if _is_of_login_shell(work / command[0]):
+        command = ("bash", *command)  # whose stand-in runs no profile
     running = start_supervised(command, environment, work, linger_s=min(limit_s, _BACKGROUND_S))
     last, status = b"", None
     try:
@@ -267,6 +278,14 @@ def _run(command: Sequence[str], work: Path, environment: dict[str, str], limit_
             last = (last + read)[-_LAST_CHARACTERS:]
         os.close(running.output)
     return status, last.decode("utf-8", errors="replace")
+
+
+def _is_of_login_shell(script: Path) -> bool:
+    """Return whether a file's first line has a login shell run it, which would run this machine's profile first."""
+    if not script.is_file():
+        return False
+    with script.open("rb") as file:
+        return re.match(_LOGIN_LINE, file.readline(200).decode("utf-8", errors="replace")) is not None
 
 
 def _home_text(text: str, folder: Path, here: Path) -> str:

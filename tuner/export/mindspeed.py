@@ -122,6 +122,10 @@ def _precision(setting: Setting) -> Part:
     numerics = {"bf16": ("--bf16",), "fp16": ("--fp16",), "fp8": ("--bf16",), "nvfp4": ("--bf16",)}
     note = f"precision: the export has no flag that enables {job.precision} in MindSpeed-LLM"
     return Part(
-        flags=(*numerics.get(job.precision, ()), f"--optimizer {job.optimizer}"),
+        flags=(
+            *numerics.get(job.precision, ()),
+            f"--optimizer {job.optimizer}",
+            *(["--reuse-fp32-param"] if job.shared_master_weights else []),
+        ),
         notes=() if job.precision in ("bf16", "fp16", "fp32") else (note,),
     )

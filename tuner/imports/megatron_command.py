@@ -11,7 +11,6 @@ from tuner.export.megatron_flags import MEGATRON_FLAGS
 from tuner.imports.bash.script import Script
 from tuner.imports.flags import flag_name
 from tuner.imports.imported import LaunchCommand
-from tuner.imports.megatron_runtime import MINDSPEED, OF_FSDP
 from tuner.imports.torchrun import Launch, escape_braces, sort_words, trial_command
 
 LEFT_OUT = frozenset(
@@ -80,14 +79,13 @@ def command_of(launch: Launch, script: Script, *, runtime: str) -> LaunchCommand
         script,
         framework="mindspeed" if is_mindspeed else "megatron",
         own=(*own, "--log-interval", "1"),
-        unknown=(*launch.unknown(kept), *_of_other_versions(launch, runtime)),
+        unknown=(*launch.unknown(kept), *_of_other_versions(runtime)),
         left_out=left_out,
     )
 
 
-def _of_other_versions(launch: Launch, runtime: str) -> tuple[str, ...]:
+def _of_other_versions(runtime: str) -> tuple[str, ...]:
     """Return the reason why today's flags are not those of the script's program, if they are not."""
-    is_mindspeed = any(flag_name(word.text) in MINDSPEED for word in launch.training)
-    if runtime in ("megatron-core", "mindspeed") or (runtime == OF_FSDP and not is_mindspeed):
+    if runtime in ("megatron-core", "mindspeed"):
         return ()
     return ("{flags} contains flags of today's Megatron-LM, which the program of this script does not take",)

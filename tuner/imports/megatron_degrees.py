@@ -116,6 +116,9 @@ def _chunks(found: Found, pp: int | None, num_layers: int | None) -> int | None:
             key=flags.place("--pipeline-model-parallel-layout"),
             value=layout,
         )
+    if (listed := flags.text("--num-layer-list")) and re.fullmatch(r"[0-9]{1,4}(,[0-9]{1,4})*", listed):
+        found.layers = tuple(map(int, listed.split(",")))  # MindSpeed: layers of each stage, without virtual stages
+        return 1
     # The layers that the first and the last stage leave are divided equally among the stages between them.
     first, last = (flags.count(f"--decoder-{end}-pipeline-num-layers") for end in ("first", "last"))
     if (first or last) and num_layers and pp > 1:

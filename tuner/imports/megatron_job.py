@@ -17,13 +17,15 @@ from tuner.imports.megatron_model import has_experts
 
 _OF_RECOMPUTE = (
     "--recompute-granularity",
+    "--checkpoint-granularity",
     "--recompute-activations",
     "--checkpoint-activations",
     "--activations-checkpoint-method",
+    "--moe-layer-recompute",
 )
 """Flags that turn recomputation on."""
 _OF_ZERO = (
-    *("--zero-stage", "--deepspeed"),
+    *("--zero-stage", "--deepspeed", "--enable-zero3"),
     *("--use-megatron-fsdp", "--use-custom-fsdp", "--use-torch-fsdp2", "--use-distributed-optimizer"),
     "--overlapped-distributed-optimizer",
 )
@@ -47,6 +49,8 @@ def job_of(found: Found, beside: str) -> dict[str, Any]:
         **_recompute(found),
         "zero_stage": _zero_stage(found, beside),
     }
+    if flags.has("--reuse-fp32-param"):
+        job["shared_master_weights"] = True
     is_parallel = flags.has("--sequence-parallel")
     if found.number("tp", "--tensor-model-parallel-size", "--model-parallel-size", default=1) != 1:
         job["sequence_parallel"] = is_parallel or found.absent("sequence_parallel", False, "--sequence-parallel")
@@ -97,15 +101,17 @@ def _recompute(found: Found) -> dict[str, Any]:
     """Return the recomputation.
 
     Megatron-LM v2 had --checkpoint-activations and --activations-checkpoint-method, which recompute whole layers, and
-    v3 --activations-checkpoint-granularity. DeepSpeed's flag only changes who recomputes.
+    v3 --activations-checkpoint-granularity, for a time --checkpoint-granularity. DeepSpeed's flag only changes who
+    recomputes.
     """
     flags = found.flags
     if flags.has("--recompute-activations"):
-        return {} if found.may_change("recompute", *_OF_RECOMPUTE) else {"recompute": "selective"}
+        # it overrides the granularity (megatron/training/arguments.py, validate_args)
+        return {} if found.may_change("recompute", *_OF_RECOMPUTE) else {"recompute": "selective", **_modules(flags)}
     kinds = {"full": "full", "selective": "selective", "none": "none"}
     whole = flags.has("--checkpoint-activations", "--activations-checkpoint-method")
-    name = "--activations-checkpoint-granularity"
-    name = name if flags.has(name) else "--recompute-granularity"
+    old = ("--activations-checkpoint-granularity", "--checkpoint-granularity")
+    name = next((name for name in old if flags.has(name)), "--recompute-granularity")
     if flags.has(name) and flags.text(name) is None:
         found.leave_open(name, "recompute")
         return {}
@@ -122,14 +128,24 @@ def _recompute(found: Found) -> dict[str, Any]:
     method = "--activations-checkpoint-method" if whole else "--recompute-method"
     if granularity == "full" and flags.text(method) == "block":
         flags.leave(method, "block recomputes only some layers of a stage; read as full recomputation of all layers")
-    if granularity != "selective" or not flags.has("--recompute-modules"):
-        return {"recompute": granularity}
+    if flags.has("--moe-layer-recompute") and granularity == "none":
+        granularity = "selective"
+    return {"recompute": granularity, **(_modules(flags) if granularity == "selective" else {})}
+
+
+def _modules(flags: Flags) -> dict[str, list[str]]:
+    """Return the modules that selective recomputation repeats, if the flags name any.
+
+    --moe-layer-recompute adds the experts (megatron-core transformer_config.py, __post_init__).
+    """
     modules = _values(flags, "--recompute-modules")
-    known = [module for module in modules if module in RECOMPUTE_MODULES]
+    if flags.has("--moe-layer-recompute"):
+        modules = [*(modules or ["core_attn"]), "moe"]
     for module in modules:
         if module not in RECOMPUTE_MODULES:
             flags.leave("--recompute-modules", f"{module} is not modelled; left out")
-    return {"recompute": "selective", **({"recompute_modules": known} if known else {})}
+    known = [module for module in dict.fromkeys(modules) if module in RECOMPUTE_MODULES]
+    return {"recompute_modules": known} if known else {}
 
 
 def offload_of(found: Found, beside: str, *, is_mindspeed: bool) -> dict[str, str]:
@@ -179,11 +195,18 @@ def _zero_stage(found: Found, beside: str) -> int | None:
         return found.number("zero_stage", given, minimum=0)
     if given == "--deepspeed":
         return _stage_in_file(found, beside)
-    if flags.has("--use-megatron-fsdp", "--use-custom-fsdp"):
-        return int(flags.one_of("--data-parallel-sharding-strategy", _SHARDING, "0"))
     if given is None:
         return found.absent("zero_stage", 0, *_OF_ZERO)
-    return 3 if flags.has("--use-torch-fsdp2") else 1
+    return _sharded_stage(flags, given)
+
+
+def _sharded_stage(flags: Flags, given: str) -> int:
+    """Return the ZeRO stage of the flag that shards training states in Megatron-LM or MindSpeed."""
+    if given in ("--use-megatron-fsdp", "--use-custom-fsdp"):
+        return int(flags.one_of("--data-parallel-sharding-strategy", _SHARDING, "0"))
+    if given == "--use-torch-fsdp2":
+        return 2 if flags.has("--torch-fsdp2-no-reshard-after-forward") else 3
+    return 3 if given == "--enable-zero3" else 1
 
 
 def _stage_in_file(found: Found, beside: str) -> int | None:

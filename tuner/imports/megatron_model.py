@@ -8,7 +8,8 @@ mindspeed_llm/training/arguments.py for --padded-vocab-size, --noop-layers, --n-
 megatron/arguments.py for --glu-activation; deepspeedai/Megatron-DeepSpeed megatron/arguments.py (--num-key-value-heads,
 --num-experts as a list, --topk, --expert-interval, --mlp-type) and model/transformer.py (layers with experts);
 FlagScale flagscale/train/arguments.py for --multiple-of and --hidden-dim-multiplier; bigcode's Megatron-LM for
---attention-head-type.
+--attention-head-type; Pai-Megatron-Patch megatron_patch/arguments.py for --intermediate-size, --n-head-kv, --moe-topk,
+--num-shared-experts and --shared-moe-ffn-hidden-size.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ GATED = ("--swiglu", "--geglu", "--quick-geglu", "--gelu-tanh", "--glu-activatio
 """Flags of activations that multiply by a gate, so that an MLP has three matrices."""
 _ONE_MORE = ("NullTokenizer", "NullMultimodalTokenizer")
 """Tokenizers with one entry more than --vocab-size, for the end of a document (megatron/training/tokenizer)."""
+_ROTARY = (
+    *("--use-rotary-position-embeddings", "--no-position-embedding", "--rope-style"),
+    *("--use-llama2-rotary-position-embeddings", "--use-mistral-rotary-position-embeddings"),
+)
+"""Flags of models without a table of positions."""
 DIVISIBLE_BY = 128
 """Default value of --make-vocab-size-divisible-by."""
 
@@ -106,7 +112,7 @@ def noop_layers(flags: Flags) -> frozenset[int]:
 
 def _tables(flags: Flags) -> dict[str, Any]:
     """Return the fields about embedding, positions, norms, biases and multi-token prediction layers."""
-    rotary = flags.has("--use-rotary-position-embeddings", "--no-position-embedding", "--rope-style")
+    rotary = flags.has(*_ROTARY)
     kind = flags.text("--position-embedding-type") or ("rope" if rotary else "learned_absolute")
     table = ("--max-position-embeddings", "--max-absolute-position-embeddings")
     positions = flags.count(*table) if kind in ("learned_absolute", "absolute") else 0
@@ -132,7 +138,7 @@ def _attention(flags: Flags, hidden_size: int, num_heads: int) -> dict[str, Any]
     if flags.text("--attention-head-type") == "multiquery":
         kv_heads = 1
     return {
-        "num_kv_heads": kv_heads or flags.count("--num-key-value-heads") or num_heads,
+        "num_kv_heads": kv_heads or flags.count("--num-key-value-heads", "--n-head-kv") or num_heads,
         "head_dim": flags.count("--kv-channels") or max(1, hidden_size // num_heads),
         "qk_norm": flags.has("--qk-layernorm"),
     }
@@ -170,7 +176,10 @@ def _mlp(flags: Flags, hidden_size: int) -> dict[str, Any]:
         if text is not None and re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,6})?", text):
             default = int(default * float(text))
         default = -(-default // multiple) * multiple if multiple else default // 64 * 64
-    return {"ffn_size": flags.count("--ffn-hidden-size") or default, "gated_ffn": flags.has(*GATED)}
+    return {
+        "ffn_size": flags.count("--ffn-hidden-size", "--intermediate-size") or default,
+        "gated_ffn": flags.has(*GATED),
+    }
 
 
 def num_experts(flags: Flags) -> int:
@@ -206,8 +215,8 @@ def _experts(flags: Flags, num_layers: int, ffn_size: int) -> dict[str, Any]:
     if not experts:
         return {}
     width = flags.count("--moe-ffn-hidden-size", "--moe-intermediate-size") or ffn_size
-    shared = flags.count("--moe-shared-expert-intermediate-size", minimum=0) or 0
-    number = flags.count("--n-shared-experts", minimum=0)
+    shared = flags.count("--moe-shared-expert-intermediate-size", "--shared-moe-ffn-hidden-size", minimum=0) or 0
+    number = flags.count("--n-shared-experts", "--num-shared-experts", minimum=0)
     if number is None:
         number = max(1, shared // width) if shared else 0
     is_deepspeed = flags.has("--moe-expert-parallel-size", "--expert-interval", "--topk")
@@ -215,11 +224,11 @@ def _experts(flags: Flags, num_layers: int, ffn_size: int) -> dict[str, Any]:
         number = 1  # PR-MoE: each layer with experts has a dense MLP beside them
     return {
         "num_experts": experts,
-        "top_k": flags.count("--moe-router-topk", "--topk") or (1 if is_deepspeed else 2),
+        "top_k": flags.count("--moe-router-topk", "--moe-topk", "--topk") or (1 if is_deepspeed else 2),
         "expert_ffn_size": width,
         "num_shared_experts": number,
         "shared_expert_ffn_size": shared or number * width,
-        "shared_expert_gate": flags.has("--moe-shared-expert-gate") and number > 0,
+        "shared_expert_gate": flags.has("--moe-shared-expert-gate", "--shared-expert-gate") and number > 0,
         "router_bias": flags.has("--moe-router-enable-expert-bias"),
         **({"moe_layer_period": _interval(flags, num_layers)} if is_deepspeed else _moe_layers(flags, num_layers)),
     }

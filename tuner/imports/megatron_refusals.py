@@ -44,7 +44,14 @@ _KINDS = (
         needs="a launch script that trains",
         programs=("preprocess_data",),
         parts=("text_generation", "inference", "generate_", "evaluat", "zeroshot"),
-        flags=("--task", "--prompts", "--num-tokens-to-generate", "--sample-input-file", "--out-seq-length"),
+        flags=(
+            "--task",
+            "--prompts",
+            "--num-tokens-to-generate",
+            "--sample-input-file",
+            "--out-seq-length",
+            "--text-generate-input-file",
+        ),
     ),
     _Kind(
         what="is a multimodal model, of images and text for example",
@@ -54,7 +61,8 @@ _KINDS = (
             *("--img-h", "--img-w", "--allow-missing-vision-projection-checkpoint"),
             *("--model-provider", "--dataset-provider", "--language-model-type", "--vision-model-type"),
             *("--freeze-ViT", "--freeze-LM", "--freeze-vision-model"),
-            *("--vision-tower", "--tune-mm-mlp-adapter", "--pretrain-mm-mlp-adapter"),
+            *("--vision-tower", "--tune-mm-mlp-adapter", "--pretrain-mm-mlp-adapter", "--mm-projector-type"),
+            *("--freeze-llm", "--freeze-clip-vision-tower", "--image-folder"),
         ),
     ),
     _Kind(

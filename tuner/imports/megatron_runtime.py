@@ -15,6 +15,7 @@ from tuner.imports.flags import Flags
 
 MINDSPEED = (
     "--context-parallel-algo",
+    "--enable-zero3",
     "--first-k-dense-replace",
     "--geglu",
     "--gelu-tanh",
@@ -43,14 +44,14 @@ DEEPSPEED = (
     "--deepspeed-mpi",
     "--ds-inference",
     "--ds-sequence-parallel-size",
-    "--enable-zero3",
     "--moe-expert-parallel-size",
     "--no-pipeline-parallel",
     "--zero-stage",
 )
 """Flags that only programs on DeepSpeed have."""
-OF_FSDP = "torchtitan"
-"""Profile for Megatron-LM with FSDP, of which it has none of its own."""
+_FITTED_WITHOUT_FSDP = (
+    "the profile megatron-core was fitted to runs without FSDP: how far ZeRO 2 and 3 are off is not known"
+)
 _OLD = ("--DDP-impl", "--activations-checkpoint-method", "--checkpoint-activations", "--model-parallel-size")
 """Flags that Megatron-LM dropped in version 3 or 4."""
 
@@ -64,14 +65,12 @@ def runtime_of(
     """
     if flags.has(*DEEPSPEED):
         return _on_deepspeed(degrees, job, unread)
-    if job.get("zero_stage", 0) > 1:
-        return OF_FSDP, (
-            f"the profiles of Megatron-LM have no ZeRO {job['zero_stage']}; torchtitan's is that of PyTorch's FSDP"
-        )
+    is_fsdp = job.get("zero_stage", 0) > 1
     if flags.has(*MINDSPEED):
-        return "mindspeed", ""
+        why = f"the profile mindspeed has no ZeRO {job.get('zero_stage')}: the runtime is unknown"
+        return (UNKNOWN, why) if is_fsdp else ("mindspeed", "")
     if not flags.has(*_OLD):
-        return "megatron-core", ""
+        return "megatron-core", _FITTED_WITHOUT_FSDP if is_fsdp else ""
     # the profiles of old versions, which had no context and expert parallelism
     is_mixed = job.get("zero_stage", 0) or any(degrees.get(name, 1) > 1 for name in ("cp", "up", "ep"))
     if is_mixed or "zero_stage" in unread:

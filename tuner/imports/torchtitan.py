@@ -13,18 +13,21 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hardware.io.errors import ConfigError
 from tuner.imports.bash.script import Script, read_script
 from tuner.imports.bash.texts import Argument
-from tuner.imports.flags import Flags, flags_among
+from tuner.imports.flags import Flags, flag_name, flags_among
 from tuner.imports.imported import Imported, LaunchCommand, Unread
 from tuner.imports.keys import Keys
+from tuner.imports.megatron import SIGNS as MEGATRON
 from tuner.imports.torchrun import launch_of
 from tuner.imports.torchtitan_command import command_of
 
+_STARTERS = ("torchrun", "python", "python3", "bash", "srun", "sbatch", "export", "cd", "source", "set", "mpirun")
+"""Words of a shell script that no TOML file has as a word of its own."""
 _LAUNCHER = ("--nnodes", "--nproc_per_node", "--nproc-per-node")
 _POLICY = "activation-checkpoint:"
 """Beginning of the subcommand that selects the recomputation policy."""
@@ -259,7 +262,7 @@ def _read(text: str, file: str) -> tuple[Mapping[str, Any], tuple[int, int] | No
         elif section in ("module", "config"):
             mapping[section] = value
     if not mapping:
-        raise ConfigError(f"is not TOML ({problem}), and has no flags such as --parallelism.tensor_parallel_degree")
+        raise _no_configuration(text, words, problem)
     launcher = Flags([flag for flag in flags_among(words) if flag.name in _LAUNCHER])
     per_host = launcher.text("--nproc_per_node") or launcher.text("--nproc-per-node")
     per_host = per_host or next((one.text for one in script.variables.get("NGPU", ())), "")
@@ -267,6 +270,30 @@ def _read(text: str, file: str) -> tuple[Mapping[str, Any], tuple[int, int] | No
     if not all(re.fullmatch(r"[1-9][0-9]{0,4}", text) for text in sizes):
         return mapping, None, _command(script)
     return mapping, (int(sizes[0]), int(sizes[1])), _command(script)
+
+
+def _no_configuration(text: str, words: Sequence[Argument], problem: str) -> ConfigError:
+    """Return the error for a text that is neither a TOML file nor a script with torchtitan's flags.
+
+    Args:
+        text: Text of the file.
+        words: Words of its commands, if it is a script.
+        problem: Reason why it is no TOML.
+    """
+    if not text.startswith("#!") and not any(word.text in _STARTERS for word in words):
+        return ConfigError(f"is not TOML ({problem}), and has no flags such as --parallelism.tensor_parallel_degree")
+    named = next((word.text for word in words if word.text.endswith(".toml") and not word.unknown), "")
+    if named:
+        nearest = f"--from-torchtitan {named}, the file that it names, or `--capture -- bash SCRIPT`, which reads both"
+    elif MEGATRON & {flag_name(word.text) for word in words}:
+        nearest = "--from-megatron, whose flags it has"
+    else:
+        nearest = "`meshtune init --capture -- bash SCRIPT` finds the command that it starts"
+    return ConfigError(
+        "is a shell script without flags of torchtitan, such as --parallelism.tensor_parallel_degree; its configuration "
+        "stands elsewhere",
+        nearest=nearest,
+    )
 
 
 def _command(script: Script) -> LaunchCommand | None:

@@ -398,7 +398,8 @@ def _job(keys: StudyKeys, base_dir: Path, group: MeasuredGroup | None, runtime: 
     model = load_model(keys.model, base_dir)
     values = keys.job.model_dump()
     if values["zero_stage"] is None:
-        values["zero_stage"] = 1 if 1 in runtime.zero_stages else min(runtime.zero_stages)
+        sharded = [stage for stage in runtime.zero_stages if stage]
+        values["zero_stage"] = 1 if 1 in sharded else min(sharded, default=0)
     values["recompute_modules"] = tuple(values["recompute_modules"])
     return under("job", lambda: TrainingJob(model=model, **values))  # type: ignore[no-any-return] # _under returns what the lambda does
 

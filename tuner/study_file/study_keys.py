@@ -47,6 +47,11 @@ class JobKeys(DocumentedModel):
     Default: `[core_attn]`
     """
 
+    shared_master_weights: bool = False
+    """Whether the bf16 weights share their memory with the fp32 copies of the optimizer, as MindSpeed's
+    `--reuse-fp32-param` makes them. It saves 2 bytes for each parameter whose optimizer states a device keeps.
+    """
+
     declare_keys(vars(), JOB_NUMBERS)
 
 

@@ -131,6 +131,26 @@ def test_no_way_of_calling_deletes(captured, tmp_path, text):
     assert (tmp_path / "checkpoint").is_dir()
 
 
+@pytest.mark.parametrize("call", ["./own.sh", "$PWD/own.sh", "./train.sh"])
+@pytest.mark.parametrize("shell", ["/bin/bash -l", "/usr/bin/env -S bash --login"])
+def test_a_script_of_a_login_shell_runs_no_profile(tmp_path, monkeypatch, call, shell):
+    """A script whose first line names a login shell runs without the user's profile, also if another one calls it."""
+    (tmp_path / "home").mkdir()
+    for name in (".bash_profile", ".profile"):
+        (tmp_path / "home" / name).write_text(f"touch {tmp_path}/profile_ran\n", encoding="utf-8")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.sh").write_text(f"#!{shell}\ntorchrun pretrain.py\n", encoding="utf-8")
+    (tmp_path / "train.sh").write_text(f"#!{shell}\n./own.sh\n", encoding="utf-8")
+    for script in tmp_path.glob("*.sh"):
+        script.chmod(0o755)
+
+    done = capture([call] if call == "./train.sh" else ["bash", "-c", call])
+
+    assert [record.words for record in done.records] == [("torchrun", "pretrain.py")]
+    assert not (tmp_path / "profile_ran").exists()
+
+
 def test_the_working_directory_stays_as_it_is(captured, tmp_path):
     """A script finds its files; what it writes beside them goes to the scratch folder, which its words do not name."""
     (tmp_path / "ds.json").write_text("{}", encoding="utf-8")
