@@ -26,13 +26,17 @@ _HARMLESS_FIRST = re.compile(
 _HARMLESS_LAST = re.compile(
     "-(path|paths|dir|dirs|directory|file|files|folder|root|url|host|port|address|name|names|interval|intervals|tag|token"
     "|seed|timeout|version|verbose|iters|iterations|epochs|steps|samples|prob|probability|rate|coeff|coefficient|std|eps"
-    "|epsilon|beta|beta1|beta2|momentum|template|format|workers|level|logging|logs|ckpt|dataset)$"
+    "|epsilon|beta|beta1|beta2|momentum|template|format|workers|logging|logs|ckpt|dataset)$"
 )
 """Ends of names about files, places, durations and constants of training."""
+_IN_SPITE_OF_END = re.compile(
+    "batch|seq|accum|recompute|offload|swap|zero|shard|parallel|optim|model-name|config|arch|preset"
+)
+"""Parts of names that are not harmless, whatever their end."""
 _CHANGES = re.compile(
     "batch|seq|context|parallel|pipeline|layer|hidden|head|attention|attn|norm|mlp|ffn|embed|expert|moe|router|rope|rotary"
     "|fp8|fp4|fp16|bf16|fp32|precision|quant|dtype|zero|shard|fsdp|optim|recompute|activation|offload|swap|cpu|memory|lora"
-    "|adapter|freeze|vocab"
+    "|adapter|freeze|vocab|model-name|model-type|model-config|config|arch|preset|accum"
 )
 """Parts of names that may be about the model, the batch, the layout or memory."""
 _HARMLESS = re.compile(
@@ -159,7 +163,7 @@ def unknown_flags(flags: Flags, names: Sequence[str]) -> tuple[list[str], list[D
 def is_harmless(name: str) -> bool:
     """Return whether the name of an unknown flag says that it changes nothing that a study has."""
     name = name.lower().replace("_", "-")
-    if _HARMLESS_FIRST.match(name) or (_HARMLESS_LAST.search(name) and not re.search("batch|seq|recompute|zero", name)):
+    if _HARMLESS_FIRST.match(name) or (_HARMLESS_LAST.search(name) and not _IN_SPITE_OF_END.search(name)):
         return True
     return not _CHANGES.search(name) and _HARMLESS.search(name) is not None
 

@@ -75,7 +75,7 @@ _KINDS = (
         needs="memory and time of frozen weights with small trained matrices beside them; remove the flag to study the "
         "training of all weights",
         flags=("--use-lora", "--qlora", "--is-lora", "--enable-lora"),
-        prefixes=("--lora-",),
+        prefixes=("--lora-", "--qlora-"),
         values=(("--peft", ("lora", "qlora", "dora")), ("--peft-type", ("lora", "qlora", "dora"))),
     ),
     _Kind(

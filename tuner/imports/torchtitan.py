@@ -286,12 +286,14 @@ def _no_configuration(text: str, words: Sequence[Argument], problem: str) -> Con
     if named:
         nearest = f"--from-torchtitan {named}, the file that it names, or `--capture -- bash SCRIPT`, which reads both"
     elif MEGATRON & {flag_name(word.text) for word in words}:
-        nearest = "--from-megatron, whose flags it has"
+        return ConfigError(
+            "is a shell script with flags of Megatron-LM, and none of torchtitan", nearest="--from-megatron"
+        )
     else:
         nearest = "`meshtune init --capture -- bash SCRIPT` finds the command that it starts"
     return ConfigError(
-        "is a shell script without flags of torchtitan, such as --parallelism.tensor_parallel_degree; its configuration "
-        "stands elsewhere",
+        "is a shell script without flags of torchtitan, such as --parallelism.tensor_parallel_degree, so that its "
+        "configuration stands elsewhere",
         nearest=nearest,
     )
 
