@@ -37,6 +37,11 @@ class MegatronParser:
         parser = arguments.add_megatron_arguments(argparse.ArgumentParser())
         self._actions = parser._option_string_actions
 
+    @property
+    def flags(self) -> frozenset[str]:
+        """Names of all flags of Megatron-LM's parser."""
+        return frozenset(self._actions)
+
     def parse(
         self, words: Sequence[str], environment: Sequence[tuple[str, str | None]], setting: Setting
     ) -> dict[str, FlagValue]:

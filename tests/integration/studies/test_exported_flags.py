@@ -10,6 +10,7 @@ from hypothesis import example, given
 from benchmarks.exported_flags import failed, main, measure
 from benchmarks.support.export_samples import MUTATIONS, differences, mutants, samples
 from benchmarks.support.framework_parsers import PARSERS
+from benchmarks.support.megatron_parser import MegatronParser
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.uneven_work import Assignment
 from hardware.io.errors import ConfigError
@@ -18,6 +19,8 @@ from tests.oracles.frameworks.published_rules import facts_of
 from tests.unit.tuner.export.test_export import configs, setting_of, settings
 from tuner.export import EXPORTERS, Export, find_exporter
 from tuner.export.flag_table import Flag, read_flags
+from tuner.imports.flags import flag_name
+from tuner.imports.known_arguments import known_flags
 from tuner.study_file.exported_flags import WITH_FLAGS
 
 COUNT = int(os.environ.get("MESHTUNE_EXPORTS", "25"))
@@ -377,3 +380,13 @@ def test_the_benchmark_tells_an_unknown_framework(capsys):
     """A misspelt target is answered with the nearest, and status 2."""
     assert main(["--target", "torchtitam"]) == 2
     assert "torchtitan" in capsys.readouterr().err
+
+
+def test_every_flag_of_megatrons_parser_is_known():
+    """`meshtune init` knows each flag that the installed Megatron-LM takes, so that none of them counts as a fork's."""
+    try:
+        parser = MegatronParser()
+    except ImportError as error:
+        pytest.skip(str(error))
+
+    assert {flag_name(flag) for flag in parser.flags} - {"-h", "--help"} <= known_flags()

@@ -210,6 +210,20 @@ def test_states_are_those_of_the_documentation(expected, facts, config):
     assert state_bytes_per_parameter(config, **facts) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize(("config", "saved"), [(ParallelConfig(dp=8, zero_stage=0), 2), (ParallelConfig(dp=8), 2 / 8)])
+def test_shared_weights_save_the_bf16_ones_whose_states_a_rank_keeps(config, saved):
+    """2 bytes per parameter, over dp with the distributed optimizer (MindSpeed docs/features/reuse-fp32-param.md)."""
+    apart, shared = (
+        sum(
+            float(estimate(replace(LLAMA, shared_master_weights=is_shared), HOST, config).parts_bytes[name][0])
+            for name in STATES
+        )
+        for is_shared in (False, True)
+    )
+
+    assert apart - shared == pytest.approx(saved * LLAMA.model.num_parameters)
+
+
 @pytest.mark.parametrize(("pp", "tp"), [(1, 2), (4, 8), (16, 1)])
 @pytest.mark.parametrize("name", ["llama-7b", "llama2-34b", "qwen2.5-7b", "mixtral-8x7b", "llama3-8b"])
 def test_ranks_together_hold_the_model(name, pp, tp):

@@ -131,3 +131,19 @@ def test_adapters_are_refused():
     """A converter that adds LoRA trains no whole model."""
     with pytest.raises(ConfigError, match="adapters"):
         read(OF_2024.replace('flavor = "70B"', 'flavor = "70B"\nconverters = ["lora"]'))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("torchrun -m torchtitan.train --job.config_file ./llama3_8b.toml", "--from-torchtitan ./llama3_8b.toml"),
+        ("./run_train.sh", "--capture -- bash SCRIPT"),
+        ("torchrun pretrain_gpt.py --num-layers 2 --hidden-size 64", "--from-megatron"),
+    ],
+)
+def test_a_script_without_flags_of_torchtitan_is_called_a_script(text, words):
+    """The message does not call a shell script bad TOML, and says how its configuration is read."""
+    with pytest.raises(ConfigError, match="is a shell script") as error:
+        read(f"#!/bin/bash\n{text}\n")
+
+    assert words in str(error.value)
