@@ -74,9 +74,12 @@ _KINDS = (
         what="trains adapters (LoRA)",
         needs="memory and time of frozen weights with small trained matrices beside them; remove the flag to study the "
         "training of all weights",
-        flags=("--use-lora", "--qlora", "--is-lora", "--enable-lora"),
+        flags=("--use-lora", "--qlora", "--is-lora", "--enable-lora", "--use-peft", "--use-peft-lora"),
         prefixes=("--lora-", "--qlora-"),
-        values=(("--peft", ("lora", "qlora", "dora")), ("--peft-type", ("lora", "qlora", "dora"))),
+        values=(
+            *(("--peft", ("lora", "qlora", "dora")), ("--peft-type", ("lora", "qlora", "dora"))),
+            ("--finetuning-type", ("lora", "freeze", "oft")),
+        ),
     ),
     _Kind(
         what="is a T5 model",
@@ -122,7 +125,9 @@ _KINDS = (
         needs="the passes of a reference or reward model beside those of the trained one",
         flags=("--perform-rl-step", "--ref-model", "--reward-model"),
         prefixes=("--actor-", "--critic-"),
-        values=(("--stage", ("dpo", "simpo", "orm", "prm", "ray_ppo", "ray_online_dpo", "ray_grpo")),),
+        values=(
+            ("--stage", ("dpo", "simpo", "orm", "prm", "rm", "ppo", "kto", "ray_ppo", "ray_online_dpo", "ray_grpo")),
+        ),
     ),
     _Kind(
         what="learns from a teacher model",

@@ -25,6 +25,7 @@ from tuner.imports.keys import Keys
 from tuner.imports.megatron import SIGNS as MEGATRON
 from tuner.imports.torchrun import launch_of
 from tuner.imports.torchtitan_command import command_of
+from tuner.imports.torchtitan_keys import doubts_about
 
 _STARTERS = ("torchrun", "python", "python3", "bash", "srun", "sbatch", "export", "cd", "source", "set", "mpirun")
 """Words of a shell script that no TOML file has as a word of its own."""
@@ -135,6 +136,7 @@ def import_torchtitan(text: str, *, file: str = "") -> Imported:
         devices_per_host=None if devices is None else devices[1],
         command=command,
         unread=tuple(unread),
+        doubts=tuple(doubts_about(mapping)),
         notes=()
         if model
         else (f"{keys.text('model.flavor') or 'the model'} is not in the catalog: name it with --model",),

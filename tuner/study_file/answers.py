@@ -69,13 +69,22 @@ def parse_answer(key: str, text: str) -> Value:
 
 def parse_ignored(text: str) -> frozenset[str]:
     """Read the names of flags that the study leaves out; their dashes in front may be left out."""
-    names = (name.strip().lstrip("-").replace("_", "-") for name in text.split(","))
-    return frozenset(f"--{name}" for name in names if name)
+    return frozenset(_with_dashes(name.strip()) for name in text.split(",") if name.strip())
+
+
+def _with_dashes(name: str) -> str:
+    """Return the name of a flag with two dashes in front, and dashes in place of underscores."""
+    return f"--{name.lstrip('-').replace('_', '-')}"
+
+
+def is_ignored(doubt: Doubt, added: Added) -> bool:
+    """Return whether the user wants the study without the doubted flag."""
+    return _with_dashes(doubt.flag) in added.ignored
 
 
 def open_doubts(imported: Imported, added: Added) -> tuple[Doubt, ...]:
     """Return the doubts that no answer settles, and that the user does not ignore."""
-    return tuple(one for one in imported.doubts if one.flag not in added.ignored and one.key not in added.answers)
+    return tuple(one for one in imported.doubts if not is_ignored(one, added) and one.key not in added.answers)
 
 
 def check_complete(imported: Imported, added: Added, file: Path) -> None:

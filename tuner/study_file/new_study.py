@@ -26,7 +26,7 @@ from tuner.imports.flagscale import join_files, train_file_of
 from tuner.imports.gpt_neox import merge_gpt_neox
 from tuner.imports.imported import Doubt, Unread
 from tuner.imports.log import Measured, import_log
-from tuner.study_file.answers import Added, check_complete
+from tuner.study_file.answers import Added, check_complete, is_ignored
 from tuner.study_file.text import model_text, study_text
 
 MOST_BYTES = 250_000
@@ -214,7 +214,7 @@ def _merge(imported: Imported, added: Added) -> Imported:
         devices_per_host=added.count("devices_per_host") or imported.devices_per_host,
         runtime=added.runtime or imported.runtime,
         notes=tuple(note for note in imported.notes if not note.startswith(answered)),
-        unread=(*imported.unread, *(_ignored(one) for one in imported.doubts if one.flag in added.ignored)),
+        unread=(*imported.unread, *(_ignored(one) for one in imported.doubts if is_ignored(one, added))),
         steps=None if changed else imported.steps,  # the log's steps are those of its own configuration
     )
 

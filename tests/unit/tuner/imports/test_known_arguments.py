@@ -57,6 +57,7 @@ def test_what_is_called_refused_is_refused(name):
         ("--use-moba-attention", {"--use-moba-attention": ""}),
         ("--hash_layers 4", {"--hash-layers": ""}),
         ("--xyz", {"--xyz": ""}),
+        ("--enable-zero-bubble", {"--enable-zero-bubble": ""}),
         ("--my-fsdp-group 8", {"--my-fsdp-group": "zero_stage"}),
         ("--recompute-every 2", {"--recompute-every": "recompute"}),
         ("--offload-optimizer-to-host", {"--offload-optimizer-to-host": "offload"}),

@@ -147,3 +147,18 @@ def test_a_script_without_flags_of_torchtitan_is_called_a_script(text, words):
         read(f"#!/bin/bash\n{text}\n")
 
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("expert_tensor_parallel_degree = 2", [("--parallelism.expert_tensor_parallel_degree", "expert_tp")]),
+        ("my_own_degree = 4", [("--parallelism.my_own_degree", "")]),
+        ("my_own_degree = 1\nenable_fsdp_symm_mem = true", []),
+    ],
+)
+def test_keys_that_no_version_has_are_asked_for(key, expected):
+    """A key about the layout that is not read, known or not, is doubted unless its value changes nothing."""
+    imported = read(f"{OF_2024}\n[parallelism]\n{key}\n")
+
+    assert [(one.flag, one.key) for one in imported.doubts] == expected
