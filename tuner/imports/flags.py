@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from costmodels.job.model_spec import MAX_COUNT
 from hardware.io.errors import ConfigError
 from tuner.imports.bash.texts import Argument
-from tuner.imports.imported import Unread
+from tuner.imports.imported import Doubt, Unread
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,12 +51,14 @@ class Flags:
 
     Attributes:
         unread: Requested flags that have no readable value.
+        doubts: Flags whose value no study has.
     """
 
     def __init__(self, flags: Sequence[Flag]) -> None:
         self._flags = {flag.name: flag for flag in flags}
         self._asked: set[str] = set()
         self.unread: list[Unread] = []
+        self.doubts: list[Doubt] = []
 
     def has(self, *names: str) -> bool:
         """Return whether at least one of the flags is given."""
@@ -121,18 +123,27 @@ class Flags:
         texts = [value.text for value in self.values(name)]
         return tuple(map(int, texts)) if all(re.fullmatch(r"[0-9]{1,10}", text) for text in texts) else ()
 
-    def one_of(self, name: str, known: dict[str, str], default: str) -> str:
-        """Look the value up in `known`. Return the default if the flag is missing or its value is not in `known`."""
+    def one_of(self, name: str, known: dict[str, str], default: str, *, key: str | None = None) -> str:
+        """Look the value up in `known`. Return the default if the flag is missing or its value is not in `known`.
+
+        With a key of the study, or an empty text for none, a value that is not in `known` is asked for.
+        """
         text = self.text(name)
         if text is None:
             return default
-        if text not in known:
+        if text not in known and key is not None:
+            self.doubt(name, f"{text} is not modelled; without an answer it would be {default}", key)
+        elif text not in known:
             self.leave(name, f"{text} is not modelled; read as {default}")
         return known.get(text, default)
 
     def leave(self, name: str, why: str) -> None:
         """Record a flag as unread, with the reason."""
         self.unread.append(Unread(what=name, why=why, line=self.line(name)))
+
+    def doubt(self, name: str, why: str, key: str = "") -> None:
+        """Record a flag that the user has to say the meaning of, by the key of the study if one is given."""
+        self.doubts.append(Doubt(flag=name, why=why, key=key, line=self.line(name)))
 
     def place(self, name: str) -> str:
         """Return the name of a flag together with its line, if it has one, as the key of an error."""

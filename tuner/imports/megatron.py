@@ -123,7 +123,7 @@ def import_flags(
         layers=found.layers,
         copies=flags.count("--num-distributed-optimizer-instances") or 1,
         unread=(*dict.fromkeys(flags.unread), *told),
-        doubts=(*doubts, *further),
+        doubts=(*dict.fromkeys(flags.doubts), *doubts, *further),
         notes=(
             *_notes(flags, model, program),
             *([why] if why else []),

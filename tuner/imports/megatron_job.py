@@ -30,6 +30,7 @@ _OF_ZERO = (
     "--overlapped-distributed-optimizer",
 )
 """Flags that shard training states."""
+_OPTIMIZERS = {"adam": "adam", "adamw": "adam", "fusedadam": "adam", "fused_adam": "adam", "sgd": "sgd"}
 _SHARDING = {"no_shard": "0", "optim": "1", "optim_grads": "2", "optim_grads_params": "3"}
 """ZeRO stage of each sharding strategy of Megatron-FSDP."""
 
@@ -45,7 +46,7 @@ def job_of(found: Found, beside: str) -> dict[str, Any]:
         "sequence_length": found.number("sequence_length", *lengths),
         "global_batch_size": found.number("global_batch_size", "--global-batch-size"),
         "precision": _precision(found, beside),
-        "optimizer": flags.one_of("--optimizer", {"adam": "adam", "sgd": "sgd"}, "adam"),
+        "optimizer": flags.one_of("--optimizer", _OPTIMIZERS, "adam", key=""),
         **_recompute(found),
         "zero_stage": _zero_stage(found, beside),
     }
@@ -119,18 +120,34 @@ def _recompute(found: Found) -> dict[str, Any]:
         return {}
     if not whole and not flags.has(name) and found.absent("recompute", "none", *_OF_RECOMPUTE) is None:
         return {}
-    granularity = flags.one_of(name, kinds, "full" if whole else "none")
+    granularity = flags.one_of(name, kinds, "full" if whole else "none", key="recompute")
     if flags.has("--deepspeed-activation-checkpointing") and granularity == "none":
         flags.leave(
             "--deepspeed-activation-checkpointing",
             "recomputes nothing without --checkpoint-activations or --recompute-granularity; read as none",
         )
     method = "--activations-checkpoint-method" if whole else "--recompute-method"
-    if granularity == "full" and flags.text(method) == "block":
-        flags.leave(method, "block recomputes only some layers of a stage; read as full recomputation of all layers")
+    if granularity == "full" and flags.text(method) == "block" and (kept := _kept_layers(flags)):
+        why = f"recomputes only some layers of a stage ({kept}), and a study all or none"
+        flags.doubt(method, why, "recompute")
     if flags.has("--moe-layer-recompute") and granularity == "none":
         granularity = "selective"
     return {"recompute": granularity, **(_modules(flags) if granularity == "selective" else {})}
+
+
+def _kept_layers(flags: Flags) -> str:
+    """Return how many layers of a stage the method `block` recomputes; an empty text if it is all of them.
+
+    The number counts for each virtual stage, and for each stage with MindSpeed's --enable-recompute-layers-per-pp-rank.
+    """
+    layers, pp = flags.count("--num-layers"), flags.count("--pipeline-model-parallel-size") or 1
+    number = flags.count("--recompute-num-layers", "--activations-checkpoint-num-layers", minimum=0)
+    if layers is None or number is None:
+        return "how many, is not known"
+    held = -(-layers // pp)
+    if not flags.has("--enable-recompute-layers-per-pp-rank"):
+        held = min(held, flags.count("--num-layers-per-virtual-pipeline-stage") or held)
+    return "" if number >= held else f"{number} of {held}"
 
 
 def _modules(flags: Flags) -> dict[str, list[str]]:

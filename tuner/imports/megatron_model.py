@@ -253,13 +253,13 @@ def _moe_layers(flags: Flags, num_layers: int) -> dict[str, Any]:
         period = max(int(text), 1)
         # Megatron-LM begins with layer 0, a ModelSpec with layer period - 1; the counts agree if the period divides.
         if period > 1 and num_layers % period:
-            flags.leave("--moe-layer-freq", f"{text} does not divide {num_layers} layers; read as 1")
+            flags.doubt("--moe-layer-freq", f"{text} does not divide {num_layers} layers, and would be read as 1")
             period = 1
         return {"num_dense_layers": dense, "moe_layer_period": period}
     pattern = _expand_pattern(text) if len(text) <= 1000 else ""
     leading = len(pattern) - len(pattern.lstrip("0"))
     if not pattern or "0" in pattern[leading:]:
-        flags.leave("--moe-layer-freq", f"{text} is not modelled; Meshtune assumes that every layer has experts")
+        flags.doubt("--moe-layer-freq", f"{text} is not modelled: Meshtune would assume that every layer has experts")
         return {"num_dense_layers": dense}
     return {"num_dense_layers": leading}
 

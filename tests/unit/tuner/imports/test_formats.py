@@ -187,10 +187,11 @@ def test_a_degree_that_only_a_run_could_tell_is_open():
     ids=lambda value: value.split()[0],
 )
 def test_what_is_not_modelled_is_told(flags, named):
-    """Flags that change a step in a way that no key of a study says are told with their line."""
+    """Flags that change a step in a way that no key of a study says are told or asked for, with their line."""
     imported = read("megatron", f"torchrun pretrain_gpt.py --tensor-model-parallel-size 2 \\\n {flags}")
 
-    assert [(one.what, one.line) for one in imported.unread] == [(named, 2)]
+    told = [(one.what, one.line) for one in imported.unread]
+    assert told + [(one.flag, one.line) for one in imported.doubts] == [(named, 2)]
 
 
 def test_flags_under_an_unknown_condition_are_asked_for():
