@@ -10,6 +10,7 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ _HARMLESS_FIRST = re.compile(
 _HARMLESS_LAST = re.compile(
     "-(path|paths|dir|dirs|directory|file|files|folder|root|url|host|port|address|name|names|interval|intervals|tag|token"
     "|seed|timeout|version|verbose|iters|iterations|epochs|steps|samples|prob|probability|rate|coeff|coefficient|std|eps"
-    "|epsilon|beta|beta1|beta2|momentum|template|format|workers|logging|logs|ckpt|dataset)$"
+    "|epsilon|alphas?|beta[0-9]?|gamma|momentum|template|format|workers|logging|logs|ckpt|dataset)$"
 )
 """Ends of names about files, places, durations and constants of training."""
 _IN_SPITE_OF_END = re.compile(
@@ -81,6 +82,10 @@ class Effect:
     values: frozenset[str] = frozenset()
     is_exception: bool = True
 
+    def has_value(self, value: str) -> bool:
+        """Return whether a value is one of `values`, which may end in `*`."""
+        return any(fnmatchcase(value, pattern) for pattern in self.values)
+
 
 @functools.cache
 def _listed() -> Mapping[str, Any]:
@@ -115,6 +120,13 @@ def known_flags() -> frozenset[str]:
 
 
 @functools.cache
+def launcher_flags() -> frozenset[str]:
+    """Return the names of the launchers' own flags, with dashes."""
+    harmless = next(program["harmless"] for program in _listed()["programs"] if program["name"] == "launchers")
+    return frozenset(f"--{name}" for name in harmless.split())
+
+
+@functools.cache
 def programs() -> tuple[str, ...]:
     """Return the names of the programs whose flags are known."""
     return tuple(program["name"] for program in _listed()["programs"] if program["name"] != "launchers")
@@ -135,7 +147,7 @@ def unread_effects(
     for name in dict.fromkeys(names):
         value = flags.text_if_known(name)
         for effect in effects().get(name, ()):
-            if effect.values and (is_log or (value in effect.values) == effect.is_exception):
+            if effect.values and (is_log or effect.has_value(value) == effect.is_exception):
                 continue
             if effect.kind == "told":
                 told.append(Unread(what=name, why=f"not modelled: {effect.because}", line=flags.line(name)))
@@ -152,7 +164,8 @@ def unknown_flags(flags: Flags, names: Sequence[str]) -> tuple[list[str], list[D
         flags: Flags of the command.
         names: Names of all flags. Those that the importer has asked for so far are known to it.
     """
-    unknown = [name for name in dict.fromkeys(names) if name not in known_flags() | flags.asked]
+    known = known_flags() | flags.asked
+    unknown = [name for name in dict.fromkeys(names) if name not in known]
     why = f"not known to any version of {in_words(programs())}"
     doubts = [
         Doubt(flag=name, why=why, key=_key(name), line=flags.line(name)) for name in unknown if not is_harmless(name)

@@ -150,8 +150,15 @@ def _training_words(script: Script) -> tuple[tuple[Argument, ...], Launch | None
         return words, best, (*hidden_words(words, script), *hidden_by_rivals(words, rivals))
     # A list of flags without a launch command: take them from arrays, strings and plain lines.
     plain = [word for command in script.commands if signs(command.words) for word in command.words]
-    held = [word for words in script.variables.values() if words and words[0].text.startswith("--") for word in words]
+    held = [word for words in script.variables.values() if _holds_flags(words) for word in words]
     return (*held, *plain), None, hidden_words((*held, *plain), script)
+
+
+def _holds_flags(words: Sequence[Argument]) -> bool:
+    """Return whether a variable holds flags of a training program, and not those of srun or another launcher."""
+    names = {flag_name(word.text) for word in words if word.text.startswith("--")}
+    known = known_arguments.known_flags() - known_arguments.launcher_flags()
+    return bool(words) and words[0].text.startswith("--") and not names.isdisjoint(known)
 
 
 def _devices(text: str, launch: Launch | None, unread: list[Unread]) -> tuple[int | None, int | None]:

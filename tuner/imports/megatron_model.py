@@ -127,7 +127,7 @@ def _tables(flags: Flags) -> dict[str, Any]:
         "qkv_bias": bias or flags.has("--add-qkv-bias"),
         "attention_output_bias": bias or flags.has("--add-dense-bias"),
         "mlp_bias": bias,
-        "num_mtp_layers": flags.count("--mtp-num-layers", minimum=0) or 0,
+        "num_mtp_layers": flags.count("--mtp-num-layers", "--num-nextn-predict-layers", minimum=0) or 0,
     }
 
 

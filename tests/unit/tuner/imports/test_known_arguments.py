@@ -105,6 +105,20 @@ def test_a_known_flag_that_no_study_has_is_asked_for(flags, expected):
     assert doubts(flags) == expected
 
 
+def test_flags_of_launchers_are_not_doubted():
+    """A script without a command that can be read holds flags of srun and torchrun too, which train nothing."""
+    imported = imports.IMPORTERS["megatron"](
+        """\
+SRUN="--kill-on-bad-exit 1 --container-image pytorch.sqsh"
+LAUNCH="--nproc_per_node 8 --nnodes 2"
+MODEL="--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --micro-batch-size 4"
+OTHER="--bf16 --xyz"
+"""
+    )
+
+    assert [one.flag for one in imported.doubts] == ["--xyz"]
+
+
 def test_an_override_is_not_called_unread():
     """--recompute-activations replaces the granularity, which then needs no note."""
     imported = read("--recompute-activations --recompute-granularity full --recompute-modules mlp")
