@@ -132,7 +132,7 @@ class Flags:
         if text is None:
             return default
         if text not in known and key is not None:
-            self.doubt(name, f"{text} is not modelled; without an answer it would be {default}", key)
+            self.doubt(name, f"{text} is not modelled; ignored, it counts as {default}", key)
         elif text not in known:
             self.leave(name, f"{text} is not modelled; read as {default}")
         return known.get(text, default)

@@ -96,7 +96,7 @@ def _listed() -> Mapping[str, Any]:
 def effects() -> Mapping[str, tuple[Effect, ...]]:
     """Return the effects of the flags that are told or asked for, by name with dashes."""
     found: dict[str, tuple[Effect, ...]] = {}
-    for kind in ("told", "asked"):
+    for kind in ("asked", "told"):  # of several effects the first that a value has counts
         for row in _listed()[kind]:
             for entry in row["flags"].split():
                 name, sign, values = re.fullmatch(r"([^=!]+)(!?=)?(.*)", entry).groups()  # type: ignore[union-attr]  # matches any entry
