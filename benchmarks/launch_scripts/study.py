@@ -80,7 +80,7 @@ def _questions(error: ConfigError) -> list[str]:
     """Return the options that a message asks for, such as `--hosts`, and `--ignore-flags` with the flags."""
     line = next((line for line in error.listed if line.startswith("Add what it leaves open: ")), "")
     found = [f"--{option}" for option, _ in re.findall(r"--([a-z-]+) (N|NAME|BOOL)\b", line)]
-    return found + [f"{IGNORE.option} {names}" for names in re.findall(rf"{IGNORE.option} ([\w,-]+)", line)[-1:]]
+    return found + [f"{IGNORE.option} {names}" for names in re.findall(rf"{IGNORE.option} ([\w,.-]+)", line)[-1:]]
 
 
 def _answer(added: Added, questions: list[str], truth: Truth, imported: Imported) -> tuple[Added, set[str]]:

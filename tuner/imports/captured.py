@@ -237,6 +237,7 @@ def _with_deepspeed(found: Imported, config: Imported) -> Imported:
         micro_batches=micro_batches,
         open={name: why for name, why in found.open.items() if name not in _OF_DEEPSPEED},
         unread=(*found.unread, *config.unread),
+        doubts=(*found.doubts, *config.doubts),
     )
 
 

@@ -11,12 +11,26 @@ from __future__ import annotations
 from typing import Any
 
 from hardware.io.errors import ConfigError
-from tuner.imports.imported import Imported, Unread
+from tuner.imports.imported import Doubt, Imported, Unread
 from tuner.imports.keys import Keys, json_mapping
 
 _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _OPTIMIZERS = {"adam": "adam", "adamw": "adam", "fusedadam": "adam", "sgd": "sgd"}
-_NOT_MODELLED = {"zero_optimization.offload_param": "Meshtune assumes that the weights stay on the device"}
+_ASKED = {
+    "zero_optimization.offload_param.device": "weights on the host are not modelled",
+    "zero_optimization.zero_hpz_partition_size": "a second copy of the weights in each node is not modelled",
+    "bf16.bf16_master_weights_and_grads": "16-bit master weights are not modelled",
+    "bf16.bf16_optimizer_states": "16-bit optimizer states are not modelled",
+    "fp16.fp16_master_weights_and_grads": "16-bit master weights are not modelled",
+    "progressive_layer_drop.enabled": "layers that are left out while training are not modelled",
+    "data_efficiency.enabled": "a curriculum, or tokens that are left out, are not modelled",
+    "curriculum_learning.enabled": "sequences that grow while training are not modelled",
+    "compression_training": "compressed weights and activations are not modelled",
+    "sparse_attention": "sparse attention is not modelled",
+}
+"""Keys that change memory or work in a way that no study has, with the reason."""
+_OFF: tuple[Any, ...] = (None, False, "none", 0, 1, {}, "auto")
+"""Values of such keys without an effect."""
 
 
 def import_deepspeed(text: str) -> Imported:
@@ -30,11 +44,8 @@ def import_deepspeed(text: str) -> Imported:
     if not {*_BATCH, "zero_optimization", "bf16", "fp16"} & mapping.keys():
         raise ConfigError("has no key of DeepSpeed, such as train_micro_batch_size_per_gpu")
     batch, mbs, rounds = (keys.count(name) for name in _BATCH)
-    unread = [
-        Unread(what=name, why=f"not modelled: {why}")
-        for name, why in _NOT_MODELLED.items()
-        if isinstance(keys.value(name), dict) and keys.text(f"{name}.device", default="none") != "none"
-    ]
+    doubts = [Doubt(flag=name, why=why) for name, why in _ASKED.items() if is_on(keys.value(name))]
+    unread: list[Unread] = []
     degrees = {"pp": 1, "tp": keys.count("tensor_parallel.autotp_size", minimum=0) or 1}
     degrees["up"] = keys.number("sequence_parallel_size", default=1)
     open_keys = {}
@@ -44,7 +55,7 @@ def import_deepspeed(text: str) -> Imported:
         open_keys["mbs"] = "train_micro_batch_size_per_gpu is missing or auto"
     name = keys.text("optimizer.type", default="adam").lower()
     if name not in _OPTIMIZERS:
-        unread.append(Unread(what="optimizer.type", why=f"{name} is not modelled; read as adam"))
+        doubts.append(Doubt(flag="optimizer.type", why=f"{name} is not modelled; ignored, it counts as adam"))
     offload, left = _offload(keys)
     unread += left
     job: dict[str, Any] = {
@@ -68,11 +79,17 @@ def import_deepspeed(text: str) -> Imported:
         open=open_keys,
         micro_batches=None if batch else rounds or 1,
         unread=tuple(unread),
+        doubts=tuple(doubts),
         notes=(
             "DeepSpeed's file does not say whether activations are recomputed: check job.recompute",
             "runtime gpt-neox models DeepSpeed with all ZeRO stages; choose another with --runtime",
         ),
     )
+
+
+def is_on(value: Any) -> bool:
+    """Return whether the value of a key has an effect; true and mappings have, the values of _OFF have not."""
+    return value is True or all(value is not off and value != off for off in _OFF)
 
 
 def _offload(keys: Keys) -> tuple[str, list[Unread]]:

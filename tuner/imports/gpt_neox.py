@@ -18,7 +18,7 @@ from typing import Any
 from costmodels.job.runtime import UNKNOWN
 from hardware.io.config_file import parse_yaml
 from hardware.io.errors import ConfigError
-from tuner.imports.imported import Imported, Unread
+from tuner.imports.imported import Doubt, Imported, Unread
 from tuner.imports.keys import Keys
 from tuner.imports.vocabulary import named_by
 
@@ -40,13 +40,16 @@ _OTHER_KINDS = {
     "amlp": "has gMLP layers with attention",
 }
 """Entries of attention_config that are no attention."""
+_ASKED = {
+    "zero_optimization.cpu_offload_params": "weights on the host are not modelled",
+    "zero_optimization.offload_param": "weights on the host are not modelled",
+    "checkpoint_in_cpu": "activations on the host are not modelled",
+    "num_unique_layers": "layers that share their weights are not modelled",
+}
+"""Keys that change memory or the model in a way that no study has."""
 _NOT_MODELLED = {
-    "zero_optimization.cpu_offload_params": "Meshtune assumes that the weights stay on the device",
-    "zero_optimization.offload_param": "Meshtune assumes that the weights stay on the device",
-    "checkpoint_in_cpu": "Meshtune assumes that kept activations stay on the device",
     "partition_activations": "Meshtune assumes that each rank keeps its whole inputs of layers",
     "gpt_j_residual": "Meshtune models the MLP behind attention, not beside it",
-    "num_unique_layers": "Meshtune assumes that every layer has weights of its own",
 }
 
 
@@ -126,6 +129,9 @@ def import_gpt_neox(text: str) -> Imported:
         hosts=keys.count("num_nodes"),
         devices_per_host=keys.count("num_gpus"),
         unread=tuple(unread),
+        doubts=tuple(
+            Doubt(flag=name, why=why) for name, why in _ASKED.items() if keys.value(name) not in (None, False)
+        ),
         notes=tuple(notes),
     )
 

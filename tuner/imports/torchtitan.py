@@ -77,7 +77,6 @@ _STATED_BY = {
 }
 """Keys that state what a recipe may set otherwise than torchtitan's defaults."""
 _NOT_MODELLED = {
-    "training.enable_cpu_offload": "Meshtune assumes that all states stay on the device",
     "parallelism.enable_async_tensor_parallel": "Meshtune assumes that tensor parallel transfers do not overlap",
     "experimental.enable_async_tensor_parallel": "Meshtune assumes that tensor parallel transfers do not overlap",
     "optimizer.early_step_in_backward": "Meshtune assumes that the optimizer runs after the last backward pass",
@@ -391,8 +390,6 @@ def _converters(keys: Keys) -> list[str]:
 
 def _precision(keys: Keys, unread: list[Unread]) -> str:
     """Return the number format of matrix products."""
-    if keys.text("training.dtype").lower() == "bfloat16":
-        unread.append(Unread(what="training.dtype", why="Meshtune assumes fp32 copies of weights and optimizer states"))
     old = keys.value("float8.enable_float8_linear", "training.enable_fp8_linear", "training.fp8_linear")
     if old or any("float8" in one for one in _converters(keys)):
         return "fp8"

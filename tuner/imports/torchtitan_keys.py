@@ -18,7 +18,7 @@ _READ = frozenset(
         *("pipeline_parallel_microbatch_size", "pipeline_parallel_microbatches", "pipeline_parallel_layers_per_stage"),
         *("num_pp_microbatches", "enable_async_tensor_parallel", "local_batch_size", "batch_size", "global_batch_size"),
         *("seq_len", "max_context_length", "num_tokens_per_microbatch_per_dp_rank", "num_tokens_per_train_step"),
-        *("enable_cpu_offload", "dtype", "mixed_precision_param", "enable_fp8_linear", "fp8_linear", "mode"),
+        *("mixed_precision_param", "enable_fp8_linear", "fp8_linear", "mode"),
     ]
 )
 """Keys that the importer reads, or tells that they are not modelled."""
@@ -52,6 +52,8 @@ _HARMLESS = frozenset(
 )
 """Keys that change nothing that a study has."""
 _ASKED = {
+    "dtype": ("keeps weights and optimizer states without fp32 copies, which is not modelled", ""),
+    "enable_cpu_offload": ("keeps all states on the host, which is not modelled", ""),
     "expert_tensor_parallel_degree": ("splits experts otherwise than the rest", "expert_tp"),
     "module_fqns_per_model_part": ("names the layers of each stage, which are not read", ""),
     "pipeline_parallel_split_points": ("names the layers of each stage, which are not read", ""),
@@ -60,6 +62,8 @@ _ASKED = {
     "activation_memory_budget": ("chooses what is recomputed by a budget", "recompute"),
 }
 """Known keys that change the layout or memory and are not read, with the reason and the key that may say it."""
+_DEFAULTS = {"dtype": "float32"}
+"""Values of such keys that change nothing."""
 _SECTIONS = ("training", "parallelism", "experimental", "activation_checkpoint")
 
 
@@ -68,7 +72,13 @@ def doubts_about(mapping: Mapping[str, Any]) -> Iterator[Doubt]:
     for section in _SECTIONS:
         keys = mapping.get(section)
         for key, value in keys.items() if isinstance(keys, Mapping) else ():
-            is_off = value is None or value is False or value in ("", []) or (value == 1 and value is not True)
+            is_off = (
+                value == _DEFAULTS.get(key, "")
+                or value is None
+                or value is False
+                or value in ("", [])
+                or (value == 1 and value is not True)
+            )
             if is_off or key in _READ or key in _HARMLESS:
                 continue
             why, of_study = _ASKED.get(key, ("not known to any version of torchtitan", ""))

@@ -354,7 +354,9 @@ def test_deepspeed_files():
             "optimizer",
             ["zero_optimization.offload_optimizer.ratio"],
         ),
-        ('"stage": 3, "offload_param": {"device": "cpu"}', None, ["zero_optimization.offload_param"]),
+        ('"stage": 3, "offload_param": {"device": "cpu"}', None, ["zero_optimization.offload_param.device"]),
+        ('"stage": 3, "zero_hpz_partition_size": 8', None, ["zero_optimization.zero_hpz_partition_size"]),
+        ('"stage": 3, "zero_hpz_partition_size": 1, "offload_param": {"device": "none"}', None, []),
     ],
 )
 def test_what_deepspeed_offloads(zero, offload, unread):
@@ -362,7 +364,7 @@ def test_what_deepspeed_offloads(zero, offload, unread):
     imported = read("deepspeed", f'{{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {{{zero}}}}}')
 
     assert imported.job.get("offload") == offload
-    assert [one.what for one in imported.unread] == unread
+    assert [one.what for one in imported.unread] + [one.flag for one in imported.doubts] == unread
 
 
 @pytest.mark.parametrize(

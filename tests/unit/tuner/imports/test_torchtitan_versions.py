@@ -121,10 +121,11 @@ def test_torchtitans_own_recipes_are_known():
 
 
 def test_what_is_not_modelled_is_told():
-    """Offloading and pure bf16 training are told by their keys."""
-    told = read(OF_2024.replace("batch_size = 16", "enable_cpu_offload = true\ndtype = 'bfloat16'")).unread
+    """Offloading and pure bf16 training are asked for by their keys."""
+    doubts = read(OF_2024.replace("batch_size = 16", "enable_cpu_offload = true\ndtype = 'bfloat16'")).doubts
 
-    assert {one.what for one in told} == {"training.enable_cpu_offload", "training.dtype"}
+    assert {one.flag for one in doubts} == {"--training.enable_cpu_offload", "--training.dtype"}
+    assert read(OF_2024.replace("batch_size = 16", "dtype = 'float32'")).doubts == ()
 
 
 def test_adapters_are_refused():
