@@ -148,7 +148,7 @@ runtime: ours.yaml -> runtime: | ours.yaml: no such file
 runtime: megatron -> runtime = 'megatron' | is no runtime profile | did you mean 'megatron-core'?
 runtime: nanotron; job: {..., expert_tp: 1} -> job.expert_tp = 1 | is not offered by the runtime nanotron
 runtime: nanotron; job: {..., recompute: selective} -> job.recompute = 'selective' | nanotron | valid: none, full
-runtime: nanotron; space: {zero_stage: [1, 3]} -> space.zero_stage = 3 | is not offered by the runtime nanotron | valid: 0, 1
+runtime: nanotron; space: {zero_stage: [1, 3]} -> space.zero_stage = 3 | by the runtime nanotron | valid: 0, 1
 space: {zero_stage: [4]} -> space.zero_stage.0 = 4 | less than or equal to 3
 space: {tp: [3]} -> space.tp = [3] | the cluster's 8 devices | valid: 1, 2, 4, 8
 space: {mbs: [5, 7]} -> space.mbs = [5, 7] | global batch of 16 | valid: 1, 2,

@@ -362,6 +362,21 @@ def test_a_flag_under_a_condition_is_asked_for_alone(meshtune, tmp_path):
     assert init(meshtune, tmp_path, script, "--sequence-parallel", "true").status == 0
 
 
+def test_a_flag_that_no_program_has_is_asked_for(meshtune, tmp_path):
+    """A fork's own flags stop `init` with their names and lines; ignored, they stand in the study's comments."""
+    text = ARRAYS.rstrip() + " --hash-layers 4 --wandb-team x\n"
+
+    done = init(meshtune, tmp_path, text)
+    answered = init(meshtune, tmp_path, text, "--ignore-flags", "--hash_layers")
+
+    line = f"(line {len(text.splitlines())})"
+    assert_users_mistake(done, f"--ignore-flags hash-layers: --hash-layers {line}", "not known to any version")
+    assert answered.status == 0
+    written = (tmp_path / "study.yaml").read_text(encoding="utf-8")
+    assert f"#   --hash-layers {line}: left out, as --ignore-flags says" in written
+    assert "not known to any version" in written and ": --hash-layers, --wandb-team" in written
+
+
 def test_the_folder_of_the_study_is_made(meshtune, tmp_path):
     """`--out` may name a folder that is not there yet."""
     assert init(meshtune, tmp_path, ARRAYS, "--out", "new/folder/study.yaml").status == 0
