@@ -132,7 +132,7 @@ def _sizes(command: Command) -> dict[str, Any]:
         facts["kv_heads"] = command.number("--num-key-value-heads")
     if command.has("--multi-latent-attention", "--multi-head-latent-attention"):
         facts["kv_heads"] = heads
-    ffn = command.number("--ffn-hidden-size")
+    ffn = command.number("--ffn-hidden-size", "--intermediate-size")
     if ffn is None and hidden and not command.has("--multiple-of"):
         ffn = int(4 * hidden * 2 / 3 / 64) * 64 if command.has("--swiglu") else 4 * hidden
     facts["ffn"] = ffn
@@ -140,7 +140,7 @@ def _sizes(command: Command) -> dict[str, Any]:
     facts["experts"] = experts or 1
     if experts:
         default = 1 if command.has("--moe-expert-parallel-size") else 2
-        facts["top_k"] = command.number("--moe-router-topk", "--topk") or default
+        facts["top_k"] = command.number("--moe-router-topk", "--moe-topk", "--topk") or default
     return facts
 
 
@@ -197,7 +197,8 @@ def _recompute(command: Command) -> str | None:
         return "selective"
     if command.has("--checkpoint-activations", "--activations-checkpoint-method"):
         return "full"
-    return command.text("--recompute-granularity", "--activations-checkpoint-granularity") or "none"
+    stated = command.text("--recompute-granularity", "--activations-checkpoint-granularity", "--checkpoint-granularity")
+    return stated or ("selective" if command.has("--moe-layer-recompute") else "none")
 
 
 def _stage(command: Command, deepspeed: dict[str, Any]) -> int | None:
@@ -208,6 +209,8 @@ def _stage(command: Command, deepspeed: dict[str, Any]) -> int | None:
         named = {"optim": 1, "optim_grads": 2, "optim_grads_params": 3}
         return named.get(command.text("--data-parallel-sharding-strategy"), 0)
     if command.has("--use-torch-fsdp2"):
+        return 2 if command.has("--torch-fsdp2-no-reshard-after-forward") else 3
+    if command.has("--enable-zero3"):
         return 3
     return 1 if command.has("--use-distributed-optimizer") else 0
 
