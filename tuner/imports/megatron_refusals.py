@@ -62,7 +62,7 @@ _KINDS = (
             *("--model-provider", "--dataset-provider", "--language-model-type", "--vision-model-type"),
             *("--freeze-ViT", "--freeze-LM", "--freeze-vision-model"),
             *("--vision-tower", "--tune-mm-mlp-adapter", "--pretrain-mm-mlp-adapter", "--mm-projector-type"),
-            *("--freeze-llm", "--freeze-clip-vision-tower", "--image-folder"),
+            *("--freeze-llm", "--freeze-clip-vision-tower", "--image-folder", "--mm-data", "--mm-model", "--mm-tool"),
         ),
     ),
     _Kind(
@@ -121,10 +121,10 @@ _KINDS = (
         values=(("--experimental-attention-variant", ("gated_delta_net", "kimi_delta_attention", "linear")),),
     ),
     _Kind(
-        what="trains on preferences",
-        needs="the passes of a reference or reward model beside those of the trained one",
-        flags=("--perform-rl-step", "--ref-model", "--reward-model"),
-        prefixes=("--actor-", "--critic-"),
+        what="trains on preferences or rewards",
+        needs="the passes of a reference or reward model beside those of the trained one, and the generation of text",
+        flags=("--perform-rl-step", "--ref-model", "--reward-model", "--advantage-estimator"),
+        prefixes=("--actor-", "--critic-", "--rollout-"),
         values=(
             ("--stage", ("dpo", "simpo", "orm", "prm", "rm", "ppo", "kto", "ray_ppo", "ray_online_dpo", "ray_grpo")),
         ),
