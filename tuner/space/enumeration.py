@@ -110,11 +110,15 @@ def setting_for(job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, opt
 def active_rules(setting: Setting, options: SpaceOptions) -> list[Rule]:
     """Return the rules in force: the rule set without switched-off rules, and one rule per tightened dimension.
 
-    Rules that remove duplicates of a dimension are in force only where the study opens that dimension.
+    Rules that remove duplicates of a dimension are in force only where the study opens that dimension. Where its values
+    leave out the ZeRO stage that stands for all without replicas, none of those left would remain.
     """
     name = options.rule_set or setting.runtime.rule_set
     rules = [RULES[rule] for rule in RULE_SETS[name] if rule not in options.without]
     rules = [rule for rule in rules if rule.name not in DUPLICATE_RULES or rule.needs[-1] in options.opened]
+    least = min(setting.runtime.zero_stages)
+    if least not in dict(options.allowed).get("zero_stage", (least,)):
+        rules = [rule for rule in rules if rule.name != "zero_needs_replicas"]
     return rules + [_allow_only(dimension, values) for dimension, values in options.allowed]
 
 

@@ -170,6 +170,17 @@ def test_an_opened_dimension_multiplies_the_candidates(dimension, allowed):
     assert ("zero_needs_replicas" in removed) == (dimension == "zero_stage")
 
 
+@pytest.mark.parametrize(("rule_set", "stages"), [("megatron", (1, 2)), ("torchtitan", (2, 3))])
+def test_meshes_without_replicas_stay_where_stage_zero_is_not_allowed(rule_set, stages):
+    """A study that allows sharded stages only keeps the meshes without data parallel ranks."""
+    setting, options = setting_of(rule_set)
+
+    opened = replace(options, opened=("zero_stage",), allowed=(("zero_stage", stages),))
+    grid = enumerate_space(setting, opened)[0]
+
+    assert set(grid.zero_stage[grid.dp * grid.cp * grid.up == 1].tolist()) == set(stages)
+
+
 @pytest.mark.parametrize("rule_set", ["megatron", "megatron-deepspeed", "gpt-neox"])
 def test_offloaded_states_are_sharded(rule_set):
     """States on the host go with every ZeRO stage above 0, and where nothing is replicated with the lowest of these."""
