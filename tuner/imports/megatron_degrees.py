@@ -131,6 +131,10 @@ def _chunks(found: Found, pp: int | None, num_layers: int | None) -> int | None:
     if per_chunk and not num_layers:
         found.open["vpp"] = "--num-layers is not known"
         return None
+    is_plain = not flags.has("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
+    if per_chunk and num_layers and is_plain and num_layers % (pp * per_chunk):
+        found.open["vpp"] = f"{num_layers} layers are no whole number of chunks of {per_chunk} on {pp} stages"
+        return None
     vpp = max(1, (num_layers or 0) // pp // per_chunk) if per_chunk else None
     vpp = vpp or found.number("vpp", "--num-virtual-stages-per-pipeline-rank", default=1)
     if vpp and num_layers and (noops := noop_layers(flags)) and pp * vpp > 1:

@@ -12,6 +12,11 @@ from tuner.imports.flags import Flags
 
 _NAMING = ("--tokenizer-model", "--tokenizer-name-or-path", "--tokenizer-path", "--vocab-file")
 """Flags whose value names a tokenizer."""
+_OF_MODELS = {
+    *("Llama2Tokenizer", "Llama3Tokenizer", "SentencePieceTokenizer", "GPTSentencePieceTokenizer", "TikTokenizer"),
+    *("HuggingFaceTokenizer", "PretrainedFromHF", "HFTokenizer", "MultimodalTokenizer"),
+}
+"""Values of --tokenizer-type whose tokenizers do not read --vocab-file (Megatron-LM, training/tokenizer)."""
 _EXTENDING = ("--extra-vocab-size", "--vocab-extra-ids")
 """Flags that add entries to a vocabulary."""
 _PATCHED = "--patch-tokenizer-type"
@@ -48,7 +53,10 @@ def propose(flags: Flags) -> tuple[Vocabulary, str] | None:
     """Return the vocabulary of the tokenizer that the flags name, and the flag that names it; None if none is known."""
     if flags.has(*_EXTENDING):
         return None
+    reads_no_file = flags.text("--tokenizer-type") in _OF_MODELS
     for flag in _NAMING:
+        if flag == "--vocab-file" and reads_no_file:
+            continue
         for value in flags.values(flag)[:1]:
             # The name of a variable says nothing about what it holds.
             known = named_by(re.sub(r"\$\{?\w*\}?", "", value.text).strip("/'\""))

@@ -324,3 +324,12 @@ def test_flags_of_further_forks():
     for flags, why in (("--bridge-hf-model org/model", "Hugging Face"), ("--vision-tower clip", "multimodal")):
         with pytest.raises(ConfigError, match=why):
             read(flags)
+
+
+@pytest.mark.parametrize(("layers", "vpp"), [(12, 2), (5, None), (3, None)])
+def test_chunks_that_are_no_whole_number_are_asked_for(layers, vpp):
+    """Virtual stages are read where the layers make a whole number of chunks, and asked for elsewhere."""
+    imported = read(f"--num-layers {layers} --pipeline-model-parallel-size 3 --num-layers-per-virtual-pipeline-stage 2")
+
+    assert imported.degrees.get("vpp") == vpp
+    assert ("vpp" in imported.open) == (vpp is None)

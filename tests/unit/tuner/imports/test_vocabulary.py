@@ -32,6 +32,7 @@ def vocabulary_of(flags):
         ("--tokenizer-model mistralai/Mixtral-8x7B-v0.1", 32000),
         ("--tokenizer-model /data/baichuan2_13b", 125696),
         ("--tokenizer-model gpt2 --make-vocab-size-divisible-by 1", 50257),
+        ("--tokenizer-type Llama2Tokenizer --tokenizer-model tokenizer.model --vocab-file gpt2-vocab.json", 32000),
     ],
 )
 def test_a_known_tokenizer_gives_the_vocabulary(flags, rows):
