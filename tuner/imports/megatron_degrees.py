@@ -127,16 +127,24 @@ def _chunks(found: Found, pp: int | None, num_layers: int | None) -> int | None:
         if inner and rest >= 0 and rest % inner == 0:
             ends = ((first,) if first else ()), ((last,) if last else ())
             found.layers = (*ends[0], *[rest // inner] * inner, *ends[1])
+    return _equal_chunks(found, pp, num_layers)
+
+
+def _equal_chunks(found: Found, pp: int, num_layers: int | None) -> int | None:
+    """Return the number of virtual stages per pipeline rank that have equally many layers, as `_chunks` does."""
+    flags = found.flags
     per_chunk = flags.count("--num-layers-per-virtual-pipeline-stage")
-    if per_chunk and not num_layers:
-        found.open["vpp"] = "--num-layers is not known"
-        return None
-    is_plain = not flags.has("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
-    if per_chunk and num_layers and is_plain and num_layers % (pp * per_chunk):
-        found.open["vpp"] = f"{num_layers} layers are no whole number of chunks of {per_chunk} on {pp} stages"
-        return None
-    vpp = max(1, (num_layers or 0) // pp // per_chunk) if per_chunk else None
-    vpp = vpp or found.number("vpp", "--num-virtual-stages-per-pipeline-rank", default=1)
+    if per_chunk:
+        is_uneven = flags.has("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
+        if not num_layers:
+            found.open["vpp"] = "--num-layers is not known"
+            return None
+        if not is_uneven and num_layers % (pp * per_chunk):
+            found.open["vpp"] = f"{num_layers} layers are no whole number of chunks of {per_chunk} on {pp} stages"
+            return None
+        vpp: int | None = max(1, num_layers // pp // per_chunk)
+    else:
+        vpp = found.number("vpp", "--num-virtual-stages-per-pipeline-rank", default=1)
     if vpp and num_layers and (noops := noop_layers(flags)) and pp * vpp > 1:
         each = num_layers // (pp * vpp)
         found.layers = tuple(each - sum(layer // each == chunk for layer in noops) for chunk in range(pp * vpp))
