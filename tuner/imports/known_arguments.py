@@ -56,7 +56,7 @@ _KEYS = {
     "vpp": "virtual-(pipeline|stage)",
     "pp": "pipeline.*size|pp-size",
     "tp": "tensor.*parallel|tp-size",
-    "precision": "fp8|fp4|precision",
+    "precision": "fp8|fp4|precision|\\$.*(dtype|precision)|\\$.*(fp|bf)16",
     "sequence_length": "seq(uence)?-len",
 }
 """Keys of a study that an unknown flag may be about, with the parts of names that say so."""
@@ -182,7 +182,7 @@ def is_harmless(name: str) -> bool:
 
 
 def _key(name: str) -> str:
-    return next((key for key, pattern in _KEYS.items() if re.search(pattern, name)), "")
+    return next((key for key, pattern in _KEYS.items() if re.search(pattern, name.lower())), "")
 
 
 def in_words(names: Sequence[str]) -> str:

@@ -129,8 +129,8 @@ def _ignorable(doubts: Sequence[Doubt]) -> Iterable[str]:
 
 
 def _names(flags: Iterable[str]) -> str:
-    """Return the names of flags without their dashes, with commas between them."""
-    return ",".join(dict.fromkeys(flag.removeprefix("--") for flag in flags))
+    """Return the names of flags without their dashes, with commas between them, as a shell takes them."""
+    return shlex.quote(",".join(dict.fromkeys(flag.removeprefix("--") for flag in flags)))
 
 
 def _missing(imported: Imported, added: Added) -> Iterable[tuple[str, str]]:

@@ -209,7 +209,8 @@ LAYOUT = "--pipeline-model-parallel-layout 'Et*20|t*20L'"
 BROKEN = [
     ("PP=2", "PP=two", "train.sh: does not say | --pipeline-model-parallel-size (line 41): 'two' must be a whole"),
     ("PP=2", "PP=$1", "train.sh: does not say | --pp N | (line 41) | $1 on line 9 is given when the script"),
-    ("PP=2", "PP=16", "train.sh | pp=16, tp=4, cp=2 | occupies 128 devices | the 32 of the cluster | --hosts 16"),
+    ("PP=2", "PP=8", "train.sh | pp=8, tp=4, cp=2 | occupies 64 devices | the 32 of the cluster | --hosts 8"),
+    ("PP=2", "PP=16", "train.sh: does not say | --vpp N: 32 layers are no whole number of chunks of 4 on 16 stages"),
     ("--num-query-groups 8", "--num-query-groups 5", "train.sh | num_kv_heads = 5 | must divide | nearest: 4"),
     (
         "--global-batch-size 256",

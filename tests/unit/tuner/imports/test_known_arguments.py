@@ -188,3 +188,11 @@ def test_sharded_weights(flags, runtime, stage):
     imported = read(flags)
 
     assert (imported.runtime, imported.job["zero_stage"]) == (runtime, stage)
+
+
+def test_flag_that_a_variable_names_is_asked_for_as_what_the_variable_says():
+    """A flag such as `--${DTYPE}` is the question of its key, and never passed over."""
+    assert doubts("--$TRAINING_DTYPE --$PRECISION_FLAG") == {
+        "--$TRAINING-DTYPE": "precision",
+        "--$PRECISION-FLAG": "precision",
+    }
