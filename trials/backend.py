@@ -351,6 +351,11 @@ class AbstractBackend(ABC):
         """Return this backend with layers sharded by other plans; None if its trials shard layers as Megatron does."""
         return None
 
+    @property
+    def runs_plans(self) -> bool:
+        """Whether trials shard layers by any plan, and not only as their framework does by hand."""
+        return self.with_layer_changes(()) is not None
+
     def candidates(self, opened: tuple[str, ...]) -> ConfigGrid | None:  # noqa: ARG002 # most backends measure all
         """Return the only configurations that this backend can measure; None if it can measure any valid one.
 

@@ -14,11 +14,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from costmodels.job.parallel_config import PLANS
+
 ByBlock = tuple[float, ...]
 """Numbers, one for each of costmodels.operators.layer_operators.BLOCKS."""
 
-KEYS = ("tp", "cp", "up", "ep", "expert_tp", "mbs", "sequence_parallel")
+SHAPE = ("tp", "cp", "up", "ep", "expert_tp", "mbs", "sequence_parallel")
 """Names of the dimensions that determine a layer's mesh and its tensors."""
+KEYS = (*SHAPE, "plan")
+"""Names of the dimensions of the candidates that a change applies to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +31,7 @@ class LayerChange:
 
     Attributes:
         tp, cp, up, ep, expert_tp, mbs, sequence_parallel: Values of the dimensions of the shape.
+        plan: Name of the plan.
         compute: Compute time over that of Megatron's plan, of the forward and of the backward pass [2][B].
         exposed: Communication over that of Megatron's plan, for each of EXPOSED_PARTS in costmodels/step/breakdown.py
             [4][B]; 1 where it is more.
@@ -43,6 +48,7 @@ class LayerChange:
     expert_tp: int
     mbs: int
     sequence_parallel: bool
+    plan: str
     compute: tuple[ByBlock, ...]
     exposed: tuple[ByBlock, ...]
     added_s: tuple[tuple[ByBlock, ...], ...]
@@ -50,5 +56,10 @@ class LayerChange:
 
     @property
     def key(self) -> tuple[int, ...]:
-        """Values of the dimensions in KEYS."""
-        return tuple(int(getattr(self, name)) for name in KEYS)
+        """Values of the dimensions in KEYS, as codes of a grid."""
+        return (*self.shape, PLANS.index(self.plan))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Values of the dimensions in SHAPE."""
+        return tuple(int(getattr(self, name)) for name in SHAPE)

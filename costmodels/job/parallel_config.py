@@ -22,6 +22,10 @@ DEGREES = ("pp", "tp", "dp", "cp", "up", "vpp", "ep", "mbs")
 RECOMPUTE_MODES = ("none", "selective", "full")
 OFFLOAD_MODES = ("none", "optimizer")
 ZERO_STAGES = (0, 1, 2, 3)
+HAND = "hand"
+"""Plan that frameworks write by hand."""
+PLANS = (HAND, "recursive", "descent", "toast")
+"""Sharding plans of layers: that by hand, and those of the planners in tuner/planners/."""
 
 MAX_DEGREE = 999_999_999
 """Largest degree, far above what any cluster has; products of two still fit an array's integers."""
@@ -103,13 +107,16 @@ DIMENSIONS = {
         Dimension(name="sequence_parallel", choices=(False, True)),
         Dimension(name="expert_tp"),
         Dimension(name="dp_shard"),
+        Dimension(name="plan", choices=PLANS),
     )
 }
 """Table of the further dimensions; tuner/space/dimensions.py says how studies search them."""
-ENUMERATED_DIMENSIONS = tuple(DIMENSIONS)
+ENUMERATED_DIMENSIONS = tuple(name for name in DIMENSIONS if name != "plan")
 """Further dimensions whose values are combined with those of all others."""
-FURTHER_DIMENSIONS = (*ENUMERATED_DIMENSIONS, "assignment")
-"""All further dimensions; an assignment is planned for each combination of the others."""
+PLANNED_DIMENSIONS = ("plan", "assignment")
+"""Further dimensions whose values are found for combinations of the others; 0 is the code of what is usual."""
+FURTHER_DIMENSIONS = (*ENUMERATED_DIMENSIONS, *PLANNED_DIMENSIONS)
+"""All further dimensions."""
 
 
 def _check_whole(name: str, value: object, *, least: int) -> None:
@@ -137,6 +144,7 @@ class FurtherValues:
         sequence_parallel: Whether norms and residuals are split along the sequence over tp.
         expert_tp: Tensor parallel degree of the experts; 0 is that of the rest, tp.
         dp_shard: Data parallel ranks over which ZeRO shards; the others hold copies (HSDP). 0 is all of dp.
+        plan: Sharding plan of the layers, by the name of its planner; `hand` is that of frameworks.
     """
 
     recompute: str = "none"
@@ -145,6 +153,7 @@ class FurtherValues:
     sequence_parallel: bool | None = None
     expert_tp: int = 0
     dp_shard: int = 0
+    plan: str = HAND
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,7 +229,7 @@ def parse_config(text: str, defaults: Mapping[str, Value], *, option: str = "--c
         name, equals, value = (part.strip() for part in entry.partition("="))
         if not equals:
             raise ConfigError("must read name=value", key=option, value=entry, nearest="for example pp=4,tp=2")
-        known = DEGREES + ENUMERATED_DIMENSIONS + ASSIGNMENT_FIELDS
+        known = DEGREES + tuple(DIMENSIONS) + ASSIGNMENT_FIELDS
         if name not in known:
             nearest = did_you_mean(name, known)
             raise ConfigError("is no dimension of a configuration", key=option, value=name, nearest=nearest)
@@ -264,6 +273,7 @@ class ConfigGrid:
     sequence_parallel: NDArray[np.bool_]
     expert_tp: IntArray
     dp_shard: IntArray
+    plan: IntArray
     assignment: IntArray
     assignments: tuple[Assignment, ...] = (EVEN,)
     opened: tuple[str, ...] = ()
@@ -288,6 +298,11 @@ class ConfigGrid:
     def is_offloaded(self) -> NDArray[np.bool_]:
         """Whether the optimizer's states are on the host [n]."""
         return np.asarray(self.offload == OFFLOAD_MODES.index("optimizer"))
+
+    @property
+    def is_planned(self) -> NDArray[np.bool_]:
+        """Whether a planner shards the layers, and not a plan by hand [n]."""
+        return np.asarray(self.plan != PLANS.index(HAND))
 
     @property
     def dimensions(self) -> tuple[str, ...]:
@@ -352,9 +367,11 @@ class ConfigGrid:
         assignments: tuple[Assignment, ...] = (EVEN,),
         opened: tuple[str, ...] = (),
     ) -> ConfigGrid:
-        """Build a grid from one integer column [n] per dimension; all work is even where `assignment` is left out."""
+        """Build a grid from one integer column [n] per dimension; left-out ones of PLANNED_DIMENSIONS are 0."""
         num_rows = len(next(iter(codes.values())))
-        columns: dict[str, Any] = {"assignment": np.zeros(num_rows, dtype=np.int64), **codes}
+        columns: dict[str, Any] = {name: np.zeros(num_rows, dtype=np.int64) for name in PLANNED_DIMENSIONS} | dict(
+            codes
+        )
         for name, dimension in DIMENSIONS.items():
             if dimension.is_switch:
                 columns[name] = columns[name].astype(np.bool_)

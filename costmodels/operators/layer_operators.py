@@ -35,8 +35,8 @@ _MODULES = {
 }
 """Prefixes of the operators of each module that selective recomputation can name; `moe` is all of its block."""
 
-SHAPE_DIMENSIONS = ("tp", "cp", "up", "ep", "mbs", "recompute", "sequence_parallel", "expert_tp")
-"""Names of the dimensions on which the shapes of operators depend."""
+SHAPE_DIMENSIONS = ("tp", "cp", "up", "ep", "mbs", "recompute", "sequence_parallel", "expert_tp", "plan")
+"""Names of the dimensions on which the operators of layers and their times depend."""
 
 
 UNFUSED_PASSES = 1.7
@@ -163,11 +163,12 @@ def unique_shapes(grid: ConfigGrid) -> tuple[ConfigGrid, IntArray]:
 def unique_tokens(job: TrainingJob, shapes: ConfigGrid) -> tuple[ConfigGrid, IntArray]:
     """Return the rows of `shapes` [u] that differ outside of the attention core [t], and the row of each among them.
 
-    All other operators depend on the number of tokens of a rank, not on the mbs, cp and up that led to it.
+    All other operators depend on the number of tokens of a rank, not on the mbs, cp and up that led to it. What a plan
+    changes is applied to whole shapes.
     """
     # numbers of tokens are made ranks, since distinct_rows counts small whole numbers
     _, tokens = np.unique(local_tokens(job, shapes), return_inverse=True)
-    others = [name for name in SHAPE_DIMENSIONS if name not in ("mbs", "cp", "up")]
+    others = [name for name in SHAPE_DIMENSIONS if name not in ("mbs", "cp", "up", "plan")]
     first, row = distinct_rows([tokens, *(getattr(shapes, name).astype(np.int64) for name in others)])
     return shapes.take(first), row
 

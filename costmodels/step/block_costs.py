@@ -28,7 +28,7 @@ from costmodels.operators.layer_operators import (
     unique_tokens,
 )
 from costmodels.step.breakdown import EXPOSED_PARTS
-from costmodels.step.changed_layers import LAYER_BLOCKS, shape_keys
+from costmodels.step.changed_layers import LAYER_BLOCKS, change_keys
 from costmodels.step.communication import Beside, BlockCommunication, block_communication
 from costmodels.step.placement import place, place_on
 from hardware.arrays import FloatArray, IntArray
@@ -166,7 +166,7 @@ def _apply_layer_changes(costs: BlockCosts, runtime: RuntimeProfile, shapes: Con
     Full recomputation runs a layer's forward pass again, so the repeated part changes by the forward ratio.
     """
     known = {change.key: change for change in runtime.layer_changes}
-    found = [(row, known[key]) for row, key in enumerate(shape_keys(shapes)) if key in known]
+    found = [(row, known[key]) for row, key in enumerate(change_keys(shapes)) if key in known]
     if not found:
         return costs
     changed = {field.name: getattr(costs, field.name).copy() for field in fields(costs)}

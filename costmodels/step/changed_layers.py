@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from costmodels.job.layer_change import KEYS, LayerChange
+from costmodels.job.layer_change import KEYS, SHAPE, LayerChange
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.operators.layer_operators import BLOCKS, Block, Phase
 from costmodels.step.breakdown import EXPOSED_PARTS
@@ -34,13 +34,22 @@ def added_s(change: LayerChange, block: Block, phase: Phase) -> dict[str, float]
     return {part: of_phase[number][BLOCKS.index(block)] for number, part in enumerate(EXPOSED_PARTS)}
 
 
-def shape_keys(shapes: ConfigGrid) -> list[tuple[int, ...]]:
-    """Return the values of KEYS of every row [u]."""
-    columns = [getattr(shapes, name).astype(np.int64).tolist() for name in KEYS]
+def shape_keys(grid: ConfigGrid) -> list[tuple[int, ...]]:
+    """Return the shape of the layers of every row [n]: the values of SHAPE."""
+    return _rows(grid, SHAPE)
+
+
+def change_keys(grid: ConfigGrid) -> list[tuple[int, ...]]:
+    """Return the key of the change that applies to every row [n]: the values of KEYS."""
+    return _rows(grid, KEYS)
+
+
+def _rows(grid: ConfigGrid, names: Sequence[str]) -> list[tuple[int, ...]]:
+    columns = [getattr(grid, name).astype(np.int64).tolist() for name in names]
     return list(zip(*columns, strict=True))
 
 
 def change_of(changes: Sequence[LayerChange], grid: ConfigGrid) -> LayerChange | None:
-    """Return the change of the one configuration in `grid`, or None if no plan covers its shape."""
-    (key,) = shape_keys(grid)
+    """Return the change of the one configuration in `grid`, or None if its layers are sharded by hand."""
+    (key,) = change_keys(grid)
     return next((change for change in changes if change.key == key), None)

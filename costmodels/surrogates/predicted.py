@@ -19,6 +19,10 @@ from costmodels.surrogates.features import configuration_features
 from costmodels.surrogates.uncertainty import constant_effects, stall_variance
 from hardware.arrays import FloatArray, IntArray
 
+PLAN_ERROR = 0.05
+"""Standard deviation of the log step time with a sharding plan over that predicted for it, relative to the plan by hand
+(assumed): predicted gains are mostly below 0.1, and a runtime may overlap all or nothing of what a plan sends."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Predicted:
@@ -27,7 +31,8 @@ class Predicted:
     Attributes:
         step_time_s: Predicted step times [n].
         constant_effects: Change of the log step time if one constant of the runtime profile errs by a standard
-            deviation [n, c]; see `uncertainty.constant_effects`.
+            deviation [n, c]; see `uncertainty.constant_effects`. In a study with sharding plans, the last column is the
+            effect of a plan in place of that by hand, which all layouts share.
         features: Features of the configurations [n, d]; see `features.configuration_features`.
         needed_bytes: Memory that the fullest device needs [n].
         capacity_bytes: Memory capacity of that device [n].
@@ -91,6 +96,8 @@ def predict(measured: MeasuredSetting, grid: ConfigGrid, *, memory: MemoryEstima
         memory = estimate_memory(setting, grid)
     estimate = estimate_step(setting, grid, memory=memory)
     effects = constant_effects(setting, grid, memory=memory)
+    if setting.runtime.layer_changes:
+        effects |= {"plan": PLAN_ERROR * grid.is_planned.astype(np.float64)}
     # shares are of the need without fragmentation, which is what must fit
     needed = memory.needed_bytes
     return Predicted(

@@ -11,14 +11,13 @@ JAX itself is imported by the processes of a trial alone.
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from costmodels.job.layer_change import LayerChange
-from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.job.parallel_config import HAND, ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from costmodels.job.training_job import TrainingJob
-from costmodels.step.changed_layers import shape_keys
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
 from trials.backend import Clock, HostNeeds, Observation, OnStart, OnStep
@@ -51,8 +50,6 @@ class JaxBackend(StepOptions, AbstractRankBackend):
             CPU time of all processes.
         cores: Number of cores of the machine, as the study's driver saw them.
         hang_limit_s: Silence of the processes that means a hang [s].
-        planned_shapes: Shapes of layers that run as the study's planner found, by the keys of their changes; all others
-            run as planned by hand.
     """
 
     job: TrainingJob
@@ -61,7 +58,6 @@ class JaxBackend(StepOptions, AbstractRankBackend):
     chosen_clock: ClockChoice = "auto"
     cores: int = field(default_factory=num_cores)
     hang_limit_s: float = 600.0
-    planned_shapes: frozenset[tuple[int, ...]] = frozenset()
 
     @property
     def clock(self) -> Clock:
@@ -97,9 +93,9 @@ class JaxBackend(StepOptions, AbstractRankBackend):
     def reduced(self, to: Reduction) -> None:
         """Return None, because candidates of a smaller job may have several micro-batches."""
 
-    def with_layer_changes(self, changes: tuple[LayerChange, ...]) -> JaxBackend:
-        """Return this backend with the changed layers sharded as the study's planner found."""
-        return replace(self, planned_shapes=frozenset(change.key for change in changes))
+    def with_layer_changes(self, changes: tuple[LayerChange, ...]) -> JaxBackend:  # noqa: ARG002 # the contract's
+        """Return this backend, whose trials plan their own steps where their configuration names a plan."""
+        return self
 
     def describe(self) -> dict[str, Any]:
         """Return the clock that `auto` has become."""
@@ -124,8 +120,7 @@ class JaxBackend(StepOptions, AbstractRankBackend):
 
     def work(self, config: ParallelConfig) -> StepWork:
         """Return the work of each process in a trial."""
-        (shape,) = shape_keys(ConfigGrid.from_configs([config]))
-        is_by_hand = shape not in self.planned_shapes
+        is_by_hand = config.plan == HAND
         plan = self.planner.plan(self.job, self.cluster, config, is_by_hand=is_by_hand)
         return StepWork(
             **{option.name: getattr(self, option.name) for option in fields(StepOptions)},

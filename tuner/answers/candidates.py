@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from costmodels.job.parallel_config import FURTHER_DIMENSIONS, ConfigGrid, ParallelConfig
+from costmodels.job.parallel_config import FURTHER_DIMENSIONS, HAND, ConfigGrid, ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.step.error_models import memory_error_of
 from costmodels.step.memory import MemoryEstimate, estimate_memory
@@ -68,13 +68,14 @@ def reasons_against(config: StudyConfig, space: Space, chosen: ParallelConfig) -
     reasons = why_not(config.setting, config.options, chosen) | {
         f"job.{name}": f"the study fixes {name} to {fixed[name]}; space.{name} would search it"
         for name in FURTHER_DIMENSIONS
-        if name not in config.options.opened and chosen.values([name])[name] != fixed[name]
+        if name not in config.options.opened and name != "plan" and chosen.values([name])[name] != fixed[name]
     }
-    if (
-        not reasons
-        and chosen.assignment
-        and tuple(chosen.values(space.grid.dimensions).values()) not in (space.grid.positions())
-    ):
+    positions = space.grid.positions()
+    if not reasons and chosen.plan != HAND and tuple(chosen.values(space.grid.dimensions).values()) not in positions:
+        reasons["plan"] = (
+            f"no plan of {chosen.plan} is known for layers of this shape that differs from the one by hand"
+        )
+    if not reasons and chosen.assignment and tuple(chosen.values(space.grid.dimensions).values()) not in positions:
         reasons["assignment"] = f"is not what is planned for these degrees: {_planned_for(space, chosen)}"
     return reasons
 
@@ -96,6 +97,8 @@ def tokens_per_s_per_device(setting: Setting, step_time_s: float) -> float:
 
 def plan_of(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any]:
     """Return the sharding plan that a prediction counts, as a part of it; empty where that is the plan by hand."""
+    if chosen.plan == HAND:
+        return {}
     found = config.layer_plans.get(shape_text(chosen))
     return {} if found is None else {"plan": found}
 
@@ -103,11 +106,13 @@ def plan_of(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any]:
 def notes_on_plan(config: StudyConfig, chosen: ParallelConfig) -> tuple[str, ...]:
     """Return what flags cannot say of a configuration whose layers are sharded otherwise than frameworks do."""
     plan = plan_of(config, chosen).get("plan")
-    if not plan or not plan["differs"]:
+    if not plan:
         return ()
+    by_hand_s = predict_candidate(config, replace(chosen, plan=HAND))["step_time_s"]
     return (
-        f"the step was predicted with layers sharded as {plan['planner']} plans them, and these flags shard them by "
-        f"hand: {len(plan['differs'])} operators differ; see `meshtune predict --plan`",
+        f"plan: this step has its layers sharded as {plan['planner']} plans them, and these flags shard them by hand: "
+        f"{len(plan['differs'])} operators differ, see `meshtune predict --plan`; by hand the step is predicted to take "
+        f"{by_hand_s:.4g} s, and {predict_candidate(config, chosen)['step_time_s']:.4g} s as planned",
     )
 
 

@@ -1,10 +1,11 @@
-"""Layer plans of a study: their effect on the cost model, and on simulated trials.
+"""Layer plans of a study: the candidates that they add, and their effect on the cost model and on simulated trials.
 
 Planning takes a fraction of a second for each shape of a layer, on as many processes as the machine has cores. Plans
 are stored with the study, so that they are made once.
 
-Planners assume that no operator overlaps another, and the cost model does not. So a plan is taken if the fastest
-candidate of its shape is predicted to be faster with it, or if it is pinned; else the plan by hand stands.
+Where the plan of a shape differs from the one by hand, every candidate of the shape is there twice: by hand, and as
+planned. Planners assume that no operator overlaps another, and the cost model does not, so that a plan may be predicted
+to be slower; trials tell.
 """
 
 from __future__ import annotations
@@ -17,20 +18,21 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from costmodels.job.layer_change import LayerChange
-from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.job.parallel_config import DIMENSIONS, HAND, ConfigGrid, ParallelConfig
+from costmodels.job.setting import Setting
 from costmodels.step.changed_layers import shape_keys
 from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.io.errors import ConfigError
 from tuner.planners.engine.workers import AbstractBound, ProcessWorkers
-from tuner.plans.layer_planning import LayerPlanning, shape_text
+from tuner.plans.layer_planning import AUTO_SHAPES, LayerPlanning, shape_text
 from tuner.plans.layer_plans import LayerTask, freeze, layer_tasks, plan_layer, summary_of
 from tuner.study_file.config import StudyConfig
 from tuner.study_file.meaning import first_difference
-
-LAYER_PLANS = "layer_plans"
-"""Attribute of the study that keeps the plans."""
+from tuner.study_file.storage_url import storage_file
 
 OnPlanned = Callable[[int, int], None]
 """Function that is told how many shapes are planned, and of how many."""
@@ -61,9 +63,16 @@ def plan_study(
     stored: Mapping[str, Any] | None = None,
     on_planned: OnPlanned = lambda _, __: None,
 ) -> StudyConfig:
-    """Return the study with the plans of these candidates.
+    """Return the study with the plans of these candidates, and with the dimension `plan` if some differ.
 
-    Only shapes are planned that `stored` lacks, which `as_stored` returned earlier.
+    Only shapes are planned that `stored` lacks, which `as_stored` returned earlier. Under `auto` they are at most
+    AUTO_SHAPES, those of the fastest predicted candidates.
+
+    Args:
+        config: Study.
+        grid: Candidates, with the plan by hand.
+        stored: Plans made earlier.
+        on_planned: Function that is told the progress.
 
     Raises:
         ConfigError: Pins cannot hold.
@@ -73,11 +82,10 @@ def plan_study(
     changes = [_change_of(each) for each in stored["changes"]] if stored else []
     plans = dict(stored["plans"]) if stored else {}
     setting = config.setting
-    tasks = [
-        task
-        for task in layer_tasks(setting.job, setting.cluster, grid, config.planning)
-        if shape_text(task.config) not in plans
-    ]
+    tasks = layer_tasks(setting.job, setting.cluster, grid, config.planning)
+    if config.planning.is_auto and len(tasks) > AUTO_SHAPES:
+        tasks = _leading(config, grid, tasks)
+    tasks = [task for task in tasks if shape_text(task.config) not in plans]
     if not tasks:
         return _with_plans(config, changes, plans)
     found: list[_Found] = []
@@ -89,7 +97,7 @@ def plan_study(
             except ConfigError as error:
                 raise error.under("planner").in_file(config.file) from None
             on_planned(len(found), len(tasks))
-    found = _decide(config, grid, found)
+    found = _with_predictions(config, grid, found)
     plans |= {shape_text(task.config): each.summary for task, each in zip(tasks, found, strict=True)}
     return _with_plans(config, [*changes, *(each.change for each in found if each.change is not None)], plans)
 
@@ -104,8 +112,55 @@ def plan_layers(config: StudyConfig, chosen: ParallelConfig | None = None) -> St
     """
     if config.planning.name == "megatron" or config.layer_plans:
         return config
-    grid = config.space().grid if chosen is None else ConfigGrid.from_configs([chosen], config.options.opened)
-    return plan_study(config, grid, stored=stored_plans(config))
+    return plan_study(config, grid_to_plan(config, chosen), stored=stored_plans(config))
+
+
+def predicted_plans(config: StudyConfig, chosen: ParallelConfig | None = None) -> StudyConfig:
+    """Return the study with the plans that predictions count: under `auto`, those that its runs have made.
+
+    A chosen configuration that names a plan is planned in any case.
+
+    Raises:
+        ConfigError: The planner's pins cannot hold.
+    """
+    if config.planning.is_auto and (chosen is None or chosen.plan == HAND):
+        return known_plans(config)
+    return plan_layers(config, chosen)
+
+
+def known_plans(config: StudyConfig) -> StudyConfig:
+    """Return the study with the plans that its storage holds; nothing is planned."""
+    if config.planning.name == "megatron" or config.layer_plans:
+        return config
+    file = storage_file(config.storage)
+    if file is not None and not file.is_file():
+        return config  # Optuna takes a second to load, and a study that was never run does not need it
+    stored = stored_plans(config)
+    if not stored:
+        return config
+    return _with_plans(config, [_change_of(each) for each in stored["changes"]], stored["plans"])
+
+
+def grid_to_plan(config: StudyConfig, chosen: ParallelConfig | None) -> ConfigGrid:
+    """Return the candidates to plan, all with the plan by hand: those of the study, or the chosen configuration."""
+    if chosen is None:
+        return config.space().grid
+    return ConfigGrid.from_configs([replace(chosen, plan=HAND)], config.options.opened)
+
+
+def planned_in_words(config: StudyConfig) -> str:
+    """Return a sentence on the shapes that `auto` left by hand; empty if it planned all of them."""
+    if not config.planning.is_auto or not config.layer_plans:
+        return ""
+    grid = config.space().grid
+    tasks = layer_tasks(config.setting.job, config.setting.cluster, grid, config.planning)
+    left = [task for task in tasks if shape_text(task.config) not in config.layer_plans]
+    if not left:
+        return ""
+    return (
+        f"sharding plans were made for the layers of the {len(tasks) - len(left)} leading of {len(tasks)} shapes; "
+        f"planner.name: {config.planning.name} plans all"
+    )
 
 
 def as_stored(config: StudyConfig) -> dict[str, Any]:
@@ -118,13 +173,13 @@ def stored_plans(config: StudyConfig) -> dict[str, Any] | None:
     """Return the plans in the study's storage; None if there are none, or they are of another study of that name."""
     # `meshtune predict` reads no storage, and loading Optuna takes longer than all of its answer
     from tuner.storage.opening import find_study  # noqa: PLC0415
-    from tuner.storage.record import MEANING  # noqa: PLC0415
+    from tuner.storage.record import LAYER_PLANS, MEANING  # noqa: PLC0415
 
     study = find_study(config.storage, config.name)
-    if study is None or study.user_attrs.get(MEANING) is None:
+    meaning = None if study is None else study.user_attrs.get(MEANING)
+    if study is None or meaning is None or first_difference(meaning, json.loads(json.dumps(config.meaning))):
         return None
-    is_same = first_difference(study.user_attrs[MEANING], json.loads(json.dumps(config.meaning))) is None
-    found: dict[str, Any] | None = study.user_attrs.get(LAYER_PLANS) if is_same else None
+    found: dict[str, Any] | None = study.user_attrs.get(LAYER_PLANS)
     return found
 
 
@@ -145,35 +200,40 @@ def by_hand(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any] | Non
     return _plan(tasks[0], None).by_hand if tasks else None
 
 
-def _decide(config: StudyConfig, grid: ConfigGrid, found: Sequence[_Found]) -> list[_Found]:
-    """Return the plans, with the plan by hand in place of those that are predicted to gain nothing."""
+def _leading(config: StudyConfig, grid: ConfigGrid, tasks: Sequence[LayerTask]) -> list[LayerTask]:
+    """Return the tasks of the shapes whose fastest candidates are predicted to be the fastest, at most AUTO_SHAPES."""
+    fastest_s = _fastest(config.setting, grid)
+    ordered = sorted(tasks, key=lambda task: fastest_s[shape_keys(ConfigGrid.from_configs([task.config]))[0]])
+    return ordered[:AUTO_SHAPES]
+
+
+def _fastest(setting: Setting, grid: ConfigGrid) -> dict[tuple[int, ...], float]:
+    """Return the predicted step time of the fastest candidate of each shape [s]."""
+    step_time_s = estimate_step(setting, grid, memory=estimate_memory(setting, grid)).step_time_s.tolist()
+    fastest: dict[tuple[int, ...], float] = {}
+    for key, seconds in zip(shape_keys(grid), step_time_s, strict=True):
+        fastest[key] = min(fastest.get(key, math.inf), seconds)
+    return fastest
+
+
+def _with_predictions(config: StudyConfig, grid: ConfigGrid, found: Sequence[_Found]) -> list[_Found]:
+    """Return the plans with the predicted step time of the fastest candidate of each shape, relative to by hand."""
     changes = tuple(each.change for each in found if each.change is not None)
     if not changes:
         return list(found)
     setting = config.setting
-    # fastest candidate of each shape, by hand and as planned
-    fastest_s: list[dict[tuple[int, ...], float]] = []
-    for own in ((), changes):
-        changed = replace(setting, runtime=replace(setting.runtime, layer_changes=own))
-        step_time_s = estimate_step(changed, grid, memory=estimate_memory(changed, grid)).step_time_s.tolist()
-        fastest: dict[tuple[int, ...], float] = {}
-        for key, seconds in zip(shape_keys(grid), step_time_s, strict=True):
-            fastest[key] = min(fastest.get(key, math.inf), seconds)
-        fastest_s.append(fastest)
-    decided = []
-    for each in found:
-        if each.change is None or each.summary is None or each.by_hand is None:
-            decided.append(each)
-            continue
-        by_hand_s, planned_s = (fastest[each.change.key] for fastest in fastest_s)
-        predicted = {"predicted_ratio": planned_s / by_hand_s}
-        is_taken = planned_s < by_hand_s or each.summary["pins"]
-        decided.append(
-            replace(each, summary=each.summary | predicted)
-            if is_taken
-            else _Found(summary=each.by_hand | predicted, by_hand=each.by_hand)
+    changed = replace(setting, runtime=replace(setting.runtime, layer_changes=changes))
+    as_planned = replace(grid, plan=np.full(len(grid), DIMENSIONS["plan"].code_of(config.planning.name)))
+    by_hand_s, planned_s = _fastest(setting, grid), _fastest(changed, as_planned)
+    return [
+        each
+        if each.change is None or each.summary is None
+        else replace(
+            each,
+            summary=each.summary | {"predicted_ratio": planned_s[each.change.shape] / by_hand_s[each.change.shape]},
         )
-    return decided
+        for each in found
+    ]
 
 
 def _with_plans(
@@ -182,7 +242,12 @@ def _with_plans(
     runtime = replace(config.setting.runtime, layer_changes=tuple(changes))
     backend = config.backend.with_layer_changes(runtime.layer_changes)
     assert backend is not None, "the study file refuses other trials, which run the plan by hand"
-    return replace(config, setting=replace(config.setting, runtime=runtime), backend=backend, layer_plans=plans)
+    options = config.options
+    if changes and "plan" not in options.opened:
+        options = replace(options, opened=(*options.opened, "plan"))
+    return replace(
+        config, setting=replace(config.setting, runtime=runtime), options=options, backend=backend, layer_plans=plans
+    )
 
 
 def _change_of(stored: Mapping[str, Any]) -> LayerChange:

@@ -9,7 +9,7 @@ from typing import Any
 from costmodels.job.parallel_config import ParallelConfig, Value, parse_config
 from hardware.io.errors import ConfigError
 from tuner.answers.candidates import Candidates, candidates_of, predict_with_errors
-from tuner.answers.planned_candidates import plan_layers
+from tuner.answers.planned_candidates import predicted_plans
 from tuner.answers.ranked import Ranked, predicted_ranking, row_of
 from tuner.space.enumeration import launchable
 from tuner.study_file.config import StudyConfig, load_study
@@ -48,7 +48,7 @@ def predict(study: StudyConfig | Path | str, config: ParallelConfig | Mapping[st
             value=str(chosen),
             nearest="rank() lists configurations that can",
         )
-    return predict_with_errors(plan_layers(loaded, chosen), chosen)
+    return predict_with_errors(predicted_plans(loaded, chosen), chosen)
 
 
 def rank(study: StudyConfig | Path | str, *, top: int | None = 10) -> list[dict[str, Any]]:
@@ -67,7 +67,7 @@ def rank(study: StudyConfig | Path | str, *, top: int | None = 10) -> list[dict[
     Raises:
         ConfigError: The study is wrong.
     """
-    planned = plan_layers(_load(study))
+    planned = predicted_plans(_load(study))
     candidates = candidates_of(planned)
     ranked = rank_candidates(planned, candidates)
     return [row_of(planned, candidates, ranked, place) for place in range(len(ranked.order))[:top]]

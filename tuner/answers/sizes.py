@@ -111,7 +111,11 @@ def _predict_best(config: StudyConfig, hosts: int) -> Size:
     fitting = np.flatnonzero(space.memory.fits(config.options.memory_headroom))
     if not len(fitting):
         return Size(hosts=hosts, devices=devices, reason=_explain_none(space))
-    setting = plan_study(replace(config, setting=setting), space.grid.take(fitting)).setting
+    if config.planning.name != "megatron" and not config.planning.is_auto:
+        planned = plan_study(replace(config, setting=setting), space.grid.take(fitting))
+        setting = planned.setting
+        space = build_space(setting, planned.options, current=current)
+        fitting = np.flatnonzero(space.memory.fits(config.options.memory_headroom))
     estimate = estimate_step(setting, space.grid, memory=space.memory)
     # the space may hold configurations that do not fit, such as the current one
     best = int(fitting[np.argmin(estimate.step_time_s[fitting])])

@@ -232,7 +232,7 @@ def run(
     changes = list(overrides or [])
     changes += [f"search.max_trials={whole_number('--trials', trials, 1)}"] if trials is not None else []
     changes += [f"search.seed={whole_number('--seed', seed, 0)}"] if seed is not None else []
-    config = with_plans(load(study, changes, storage))
+    config = with_plans(load(study, changes, storage), runs=True)
 
     # Import after reading the study: loading Optuna takes seconds, and mistakes should be told at once.
     from tuner.run.loop import run_study

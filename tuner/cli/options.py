@@ -116,27 +116,34 @@ def at_time(config: StudyConfig, at: str | None, network: Path | None) -> tuple[
     return study_at(config, trace, time_s), missing_in_words(config.setting.cluster, trace, time_s)
 
 
-def with_plans(config: StudyConfig, chosen: ParallelConfig | None = None) -> StudyConfig:
+def with_plans(config: StudyConfig, chosen: ParallelConfig | None = None, *, runs: bool = False) -> StudyConfig:
     """Return the study with the sharding of its layers planned, for all candidates or only the chosen one.
 
-    Plans in the study's storage are reused.
+    Plans in the study's storage are reused. Under `auto`, only a run plans: other commands answer at once.
 
     Raises:
         ConfigError: The planner's pins cannot be satisfied.
     """
     if config.planning.name == "megatron":
         return config
-    from costmodels.job.parallel_config import ConfigGrid
-    from tuner.answers.planned_candidates import plan_study, stored_plans, unused_pins
+    from tuner.answers.planned_candidates import (
+        grid_to_plan,
+        plan_study,
+        planned_in_words,
+        predicted_plans,
+        stored_plans,
+        unused_pins,
+    )
     from tuner.terminal.progress import PlanningLine
 
-    stored = stored_plans(config)
-    if chosen is not None:
-        grid = ConfigGrid.from_configs([chosen], config.options.opened)
-        return plan_study(config, grid, stored=stored)
+    if chosen is not None or (config.planning.is_auto and not runs):
+        return predicted_plans(config, chosen)
     with PlanningLine() as line:
-        planned = plan_study(config, config.space().grid, stored=stored, on_planned=line.show)
+        grid = grid_to_plan(config, None)
+        planned = plan_study(config, grid, stored=stored_plans(config), on_planned=line.show)
     warn(unused_pins(planned))
+    left = planned_in_words(planned)
+    warn([left] if left else [])
     return planned
 
 

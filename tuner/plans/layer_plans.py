@@ -40,6 +40,7 @@ from tuner.planners.sharding.manumatic import PinnedSearch
 from tuner.planners.sharding.pins import Pin, Pinned, match_pin, resolve_pins
 from tuner.planners.sharding.recursive import whole
 from tuner.planners.sharding.sharding_terms import Charge, Row, ShardingTerms, together
+from tuner.planners.toast.search import ToastOptions, toast_plan
 from tuner.plans.layer_planning import LayerPlanning
 
 TOO_MUCH_S = 1e6
@@ -116,14 +117,13 @@ def plan_layer(task: LayerTask) -> PlannedLayer | None:
     pins = _pins_of(task.planning.pins, graph, mesh)
     found = _find_cheapest(task.planning, by_hand, limit, pins)
     plan, cost = (by_hand, limit) if found is None else found
-    # Without a change the cost model keeps its own layers, exactly as for the plan by hand.
     is_same = bool((plan.served == by_hand.served).all())
     return PlannedLayer(
         by_hand=by_hand,
         by_hand_cost=limit,
         found=plan,
         cost=cost,
-        change=None if is_same else _change_of(task.config, plan, cost, by_hand, limit),
+        change=None if is_same else _change_of(task, plan, cost, by_hand, limit),
         pins=_count_held(plan, pins),
     )
 
@@ -164,17 +164,23 @@ def _find_cheapest(
     graph, mesh = by_hand.graph, by_hand.mesh
     own_mesh, levels = whole(mesh)
     # Prices of rows and edges are only needed for the descent, which changes one axis at a time.
-    terms = ShardingTerms(graph, own_mesh) if planning.name == "descent" else None
+    terms = None if planning.name == "recursive" else ShardingTerms(graph, own_mesh)
     charge = _no_more_than(by_hand)
     is_pinned = any(pin != _void(pin) for pin in pins)
     search = PinnedSearch(graph=graph, mesh=mesh, refined_mesh=own_mesh, levels=levels, descent=terms, charge=charge)
     # Two starting points: the planner's own plan, and the plan by hand with the pins applied (improved by descent).
     plans: list[Plan] = [search.plan(pins, counterfactuals=False).plan]
     held = resolve_pins(pins, graph, mesh, levels)
+    if planning.name == "toast":
+        plans.append(_grow_toast(plans[0], held, limit))
     start = _with_pins(by_hand, held)
-    if terms is not None:
-        start = descend(start, terms, is_open=held.restriction, charge=together(held.charge, charge)).plan
     plans.append(start)
+    if terms is not None:
+        # the first plan comes from a descent with these charges already
+        plans[1:] = [
+            descend(plan, terms, is_open=held.restriction, charge=together(held.charge, charge)).plan
+            for plan in plans[1:]
+        ]
     costs = [(plan, cost_of(plan)) for plan in plans]
     # No plan may hold more weights or gradients than the plan by hand. Among the rest, those without more memory
     # come first, then the fastest.
@@ -189,6 +195,12 @@ def _find_cheapest(
     # Without pins another plan is only worth using if it is faster without needing more memory.
     is_faster = cheapest[1].step_time_s < limit.step_time_s * (1 - ROUNDING)
     return cheapest if is_faster and not needs_more else None
+
+
+def _grow_toast(start: Plan, held: Pinned, limit: PlanCost) -> Plan:
+    """Return TOAST's plan, from the given plan and plans by hand, below the memory of the plan by hand if it can."""
+    options = ToastOptions(memory_bytes=limit.peak_memory_bytes)
+    return toast_plan(start.graph, start.mesh, options, given=[start], pins=held if held.pins else None).plan
 
 
 def _no_more_than(plan: Plan) -> Charge:
@@ -268,14 +280,13 @@ def _count_held(plan: Plan, pins: Sequence[Pin]) -> tuple[tuple[Pin, int, int], 
     )
 
 
-def _change_of(
-    config: ParallelConfig, plan: Plan, cost: PlanCost, by_hand: Plan, by_hand_cost: PlanCost
-) -> LayerChange:
+def _change_of(task: LayerTask, plan: Plan, cost: PlanCost, by_hand: Plan, by_hand_cost: PlanCost) -> LayerChange:
     """Compute the change of a shape's layers from the plan by hand to the plan found."""
     # Ratios of the plan found to the plan by hand, per part and block of a layer, both passes summed [4, B]. The change
     # scales the communication that both plans have in common, and adds what only the new plan sends.
     own, other = block_figures(plan, cost), block_figures(by_hand, by_hand_cost)
     own_s, other_s = own.exposed_s.sum(axis=0), other.exposed_s.sum(axis=0)
+    config = task.config
     more = np.maximum(1 - ratios(other_s, own_s), 0.0)  # share of its communication beyond that of the plan by hand
     return LayerChange(
         tp=config.tp,
@@ -285,6 +296,7 @@ def _change_of(
         expert_tp=config.expert_tp,
         mbs=config.mbs,
         sequence_parallel=config.sequence_parallel,
+        plan=task.planning.name,
         compute=freeze(ratios(own.compute_s, other.compute_s).tolist()),
         exposed=freeze(np.minimum(ratios(own_s, other_s), 1.0).tolist()),
         added_s=freeze((more * own.exposed_s).tolist()),
@@ -351,8 +363,6 @@ def predicted_lines(summary: Mapping[str, Any]) -> list[str]:
     if ratio is None:
         return []
     words = f"{abs(ratio - 1):.1%} {'less' if ratio < 1 else 'more'} than by hand"
-    if not summary["differs"]:
-        return [f"  With another plan its fastest candidate's step would take {words}, so the plan by hand is kept."]
     return [f"  Its fastest candidate's step is predicted to take {words}."]
 
 

@@ -28,4 +28,5 @@ class LayeredStepPlanner:
         """Return the plan of one step of a candidate; see `trials/step_planner.py`."""
         from tuner.plans.step_plans import plan_step  # noqa: PLC0415
 
+        assert is_by_hand or config.plan == self.planning.name, f"{config} is planned by {config.plan}"
         return plan_step(job, cluster, config, LayerPlanning() if is_by_hand else self.planning)

@@ -27,7 +27,7 @@ from trials.ray_executor import RayExecutor
 from tuner.answers.candidates import Candidates, candidates_of, plan_of, prediction_json
 from tuner.answers.comparison import Comparison, comparison_of
 from tuner.answers.device_time import device_time_of
-from tuner.answers.planned_candidates import LAYER_PLANS, as_stored, plan_layers
+from tuner.answers.planned_candidates import as_stored, plan_layers
 from tuner.answers.reference import Reference, keep_baseline, reference_among, reference_of
 from tuner.run.alike_failures import alike_failures
 from tuner.run.driver import Claim, claim, interrupts_held
@@ -48,7 +48,7 @@ from tuner.search.sampler import ThompsonSampler
 from tuner.search.stopping import Budgets, StopReason
 from tuner.storage.history import Past, keep_run, make_tables, past_of
 from tuner.storage.opening import open_store, storage_errors
-from tuner.storage.record import HISTORY, PREDICTION, SPENT_S, STOP_REASON, TrialRecord
+from tuner.storage.record import HISTORY, LAYER_PLANS, PREDICTION, SPENT_S, STOP_REASON, TrialRecord
 from tuner.storage.store import AbstractStore
 from tuner.study_file.config import StudyConfig
 

@@ -16,6 +16,7 @@ from optuna import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from tuner.search.observations import Observations
+from tuner.search.parameters import PLAN
 from tuner.search.population import P_STAR
 from tuner.search.pruning import best_among
 from tuner.search.sampler import ThompsonSampler
@@ -36,7 +37,8 @@ class OwnTrials:
     """
 
     def __init__(self, trials: Sequence[FrozenTrial], dimensions: Sequence[str], sampler: ThompsonSampler) -> None:
-        self._dimensions = frozenset(dimensions)
+        self._dimensions = frozenset(dimensions) - {PLAN}  # without it the plan is that by hand
+        self._has_plans = PLAN in dimensions
         self._sampler = sampler
         self._known = {trial.number: _copy_trial(trial) for trial in sorted(trials, key=lambda trial: trial.number)}
         self._running = {number: trial for number, trial in self._known.items() if not trial.state.is_finished()}
@@ -76,7 +78,11 @@ class OwnTrials:
     @property
     def records(self) -> list[TrialRecord]:
         """Records of trials with a candidate, by number; without predictions, operator times and dates."""
-        running = {trial.number: _shorten(trial) for trial in self._running.values() if self.has_candidate(trial)}
+        running = {
+            trial.number: _shorten(trial, has_plans=self._has_plans)
+            for trial in self._running.values()
+            if self.has_candidate(trial)
+        }
         return [record for _, record in sorted({**self._records, **running}.items())]
 
     def records_of(self, numbers: Iterable[int]) -> tuple[TrialRecord, ...]:
@@ -120,7 +126,7 @@ class OwnTrials:
         """Keep the record of a trial that has ended, and drop its attributes."""
         assert self._observations is not None, "observations are read before the attributes are dropped"
         trial = self._known[number]
-        record = _shorten(trial) if self.has_candidate(trial) else None
+        record = _shorten(trial, has_plans=self._has_plans) if self.has_candidate(trial) else None
         trial.user_attrs = {}
         if record is not None:
             self._records[number] = record
@@ -174,9 +180,9 @@ def _copy_trial(trial: FrozenTrial) -> FrozenTrial:
     return own
 
 
-def _shorten(trial: FrozenTrial) -> TrialRecord:
+def _shorten(trial: FrozenTrial, *, has_plans: bool) -> TrialRecord:
     """Return the part of a trial that memory keeps; the rest, with the dates, stays in the storage."""
-    record = record_of(trial)
+    record = record_of(trial, has_plans=has_plans)
     observation = record.observation and replace(record.observation, operator_samples=())
     return replace(
         record, prediction={}, observation=observation, end_order=(0, 0.0, trial.number), started_at=None, ended_at=None

@@ -115,6 +115,8 @@ def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: BaseStora
         study.set_user_attr(MEANING, json.loads(json.dumps(config.meaning)))
     else:
         check_meaning(config, study)
+        if stored is not None and is_by_hand_so_far(stored) and "planner" in config.meaning and not is_running(study):
+            study.set_user_attr(MEANING, json.loads(json.dumps(config.meaning)))
     return study
 
 
@@ -126,6 +128,8 @@ def check_meaning(config: StudyConfig, study: Study, *, but: str = "") -> None:
     """
     stored, wanted = study.user_attrs.get(MEANING) or {}, json.loads(json.dumps(config.meaning))
     before, now = ({key: meaning[key] for key in meaning if key != but} for meaning in (stored, wanted))
+    if is_by_hand_so_far(stored):
+        now.pop("planner", None)  # its trials have the plan by hand, which stays a candidate beside others
     difference = first_difference(before, now)
     if difference is not None:
         key, old, new = difference
@@ -137,6 +141,11 @@ def check_meaning(config: StudyConfig, study: Study, *, but: str = "") -> None:
             value=new,
             nearest="give the study another name, or change the key back",
         )
+
+
+def is_by_hand_so_far(meaning: Mapping[str, Any]) -> bool:
+    """Return whether all trials of a study with this meaning ran the plan by hand, as before there was another."""
+    return "planner" not in meaning
 
 
 def stored_study(config: StudyConfig) -> Study:

@@ -17,7 +17,7 @@ from costmodels.job.parallel_config import ConfigGrid
 from hardware.arrays import FloatArray, IntArray
 from trials.backend import Observation, OperatorSample, Status
 from tuner.search.constraints import exceeds_memory
-from tuner.search.parameters import params_of
+from tuner.search.parameters import named_values, params_of
 from tuner.search.proxy.proxy_trials import PROXY, Proxy
 
 STATUS = "status"
@@ -217,10 +217,12 @@ def observations_on(grid: ConfigGrid, trials: Sequence[FrozenTrial]) -> Observat
         tuple(params_of(dict(zip(grid.dimensions, key, strict=True))).values()): at
         for key, at in grid.positions().items()
     }
-    return observations_of(
-        [(trial, trial.state, trial.values) for trial in trials],
-        lambda params: positions.get(tuple(params.get(name) for name in grid.dimensions)),
-    )
+
+    def position_of(params: Mapping[str, Any]) -> int | None:
+        named = named_values(params, grid.dimensions)
+        return None if named is None else positions.get(tuple(named.values()))
+
+    return observations_of([(trial, trial.state, trial.values) for trial in trials], position_of)
 
 
 def excused_trials(trials: Iterable[FrozenTrial]) -> frozenset[int]:

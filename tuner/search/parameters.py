@@ -8,15 +8,16 @@ where work is even, and the text itself is an attribute of the trial.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial
 
-from costmodels.job.parallel_config import DEGREES, DIMENSIONS, ConfigGrid
+from costmodels.job.parallel_config import DEGREES, DIMENSIONS, HAND, ConfigGrid
 
 ASSIGNMENT = "assignment"
+PLAN = "plan"
 _LARGEST = 2**31 - 1
 
 
@@ -59,6 +60,18 @@ def parameter_of(name: str, value: Any, distribution: BaseDistribution) -> Any:
             f"the next one is not in {distribution}; ThompsonSampler.search_space has a distribution that does."
         )
     return float(value) if isinstance(distribution, FloatDistribution) else value
+
+
+def named_values(params: Mapping[str, Any], dimensions: Collection[str]) -> dict[str, Any] | None:
+    """Return those parameters of a trial that are dimensions of a grid; None if it ran a plan that the grid lacks.
+
+    A trial without the parameter, such as one from before there were others, ran the plan by hand.
+    """
+    plan = params.get(PLAN, HAND)
+    if PLAN not in dimensions:
+        return None if plan != HAND else {name: params[name] for name in dimensions if name in params}
+    with_plan = {**params, PLAN: plan}
+    return {name: with_plan[name] for name in dimensions if name in with_plan}
 
 
 def values_of(trial: FrozenTrial) -> dict[str, Any]:

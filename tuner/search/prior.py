@@ -17,7 +17,7 @@ import numpy as np
 
 from costmodels.calibration.fitting import fit_to_runs
 from costmodels.calibration.sources import MeasuredSetting
-from costmodels.job.parallel_config import ConfigGrid
+from costmodels.job.parallel_config import HAND, ConfigGrid
 from costmodels.job.runtime import CONSTANTS, RuntimeProfile, other_runtimes
 from costmodels.job.setting import Setting
 from costmodels.step.memory import estimate_memory
@@ -192,7 +192,11 @@ def nearest_groups(runs: Sequence[PastRun], setting: Setting) -> list[list[PastR
     """Return the runs of the setting's runtime by job, the nearest jobs first, thinned to MOST_GROUPS and MOST_RUNS."""
     by_group: dict[str, list[PastRun]] = {}
     for run in runs:
-        tells = run.is_clean and (run.step_time_s is not None or run.peak_memory_bytes is not None)
+        tells = (
+            run.is_clean
+            and run.config.plan == HAND
+            and (run.step_time_s is not None or run.peak_memory_bytes is not None)
+        )
         if run.runtime == setting.runtime.name and tells and run.status is Status.OK:
             by_group.setdefault(run.group, []).append(run)
     nearest = sorted(by_group.values(), key=lambda group: _distance(group[0], setting))[:MOST_GROUPS]

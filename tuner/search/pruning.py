@@ -41,7 +41,7 @@ from optuna.trial import FrozenTrial, TrialState
 from scipy.special import stdtrit
 
 from costmodels.job.parallel_config import Value
-from tuner.search.parameters import params_of
+from tuner.search.parameters import named_values, params_of
 from tuner.search.proxy.proxy_trials import PROXY
 
 MARGIN = 0.1
@@ -108,8 +108,7 @@ class ClearlySlowerPruner(BasePruner):
 
     def _is_kept(self, trial: FrozenTrial) -> bool:
         return trial.number == 0 or (
-            self._current is not None
-            and {name: trial.params.get(name) for name in self._current} == params_of(self._current)
+            self._current is not None and named_values(trial.params, self._current) == params_of(self._current)
         )
 
 

@@ -48,7 +48,7 @@ from hardware.arrays import IntArray
 from tuner.search.acquisition import AbstractAcquisition, ExpectedLoss
 from tuner.search.failures import LEARNED
 from tuner.search.observations import Ending, ObservationLog, Observations
-from tuner.search.parameters import ASSIGNMENT, distribution_of, parameter_of, params_of
+from tuner.search.parameters import ASSIGNMENT, distribution_of, named_values, parameter_of, params_of
 from tuner.search.population import ENDED, P_STAR, POPULATION, POPULATION_AT_START, Population, as_json, shares
 from tuner.search.posterior import Posterior
 from tuner.search.proxy.extrapolation import EXTRAPOLATED, Extrapolated
@@ -211,8 +211,8 @@ class ThompsonSampler(BaseSampler):
         Dimensions in which all candidates agree may be missing.
         """
         dimensions = self._candidates.dimensions
-        named = {name: params[name] for name in dimensions if name in params}
-        if not named:
+        named = named_values(params, dimensions) if any(name in params for name in dimensions) else None
+        if named is None:
             return None
         complete = {**self._constants, **named}
         if len(complete) < len(dimensions):

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from costmodels.job.parallel_config import DEGREES, DIMENSIONS, Dimension, Value
+from costmodels.job.parallel_config import DEGREES, DIMENSIONS, ENUMERATED_DIMENSIONS, Dimension, Value
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
 
@@ -171,7 +171,9 @@ _ROWS = (
 )
 SEARCHED = {row.name: row for row in _ROWS}
 """All dimensions whose values are enumerated, by name: the degrees, then the further ones."""
-assert tuple(SEARCHED) == (*DEGREES, *DIMENSIONS), "the cost models' dimensions are those of the table, in its order"
+assert tuple(SEARCHED) == (*DEGREES, *ENUMERATED_DIMENSIONS), (
+    "the cost models' dimensions are those of the table, in its order"
+)
 
 MESH_DEGREES = ("pp", "tp", "dp", "cp", "up")
 """Degrees whose product is the number of devices, so that their values are enumerated together."""

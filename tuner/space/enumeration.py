@@ -18,10 +18,18 @@ from itertools import repeat
 
 import numpy as np
 
-from costmodels.job.parallel_config import DEGREES, ENUMERATED_DIMENSIONS, ConfigGrid, ParallelConfig, concatenate
+from costmodels.job.parallel_config import (
+    DEGREES,
+    DIMENSIONS,
+    ENUMERATED_DIMENSIONS,
+    ConfigGrid,
+    ParallelConfig,
+    concatenate,
+)
 from costmodels.job.runtime import RuntimeProfile, other_runtimes
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
+from costmodels.step.changed_layers import shape_keys
 from costmodels.step.error_models import memory_error_of
 from costmodels.step.memory import MemoryEstimate, estimate_memory
 from costmodels.step.plausible_memory import may_fit_under_any
@@ -311,6 +319,25 @@ def with_plans(setting: Setting, options: SpaceOptions, grid: ConfigGrid) -> Con
     return concatenate([grid, best, found.take(np.sort(order[MOST_PROVEN:]))])
 
 
+def with_planned_layers(setting: Setting, grid: ConfigGrid) -> ConfigGrid:
+    """Append the configurations whose layers can be sharded otherwise than by hand, once for each such plan.
+
+    The plans are those of the runtime's changes of layers. The grid has the plans by hand.
+    """
+    changes = setting.runtime.layer_changes
+    if "plan" not in grid.opened or not changes:
+        return grid
+    at: dict[tuple[int, ...], list[int]] = {}
+    for position, shape in enumerate(shape_keys(grid)):
+        at.setdefault(shape, []).append(position)
+    code_of = DIMENSIONS["plan"].code_of
+    found = [(at[change.shape], code_of(change.plan)) for change in changes if change.shape in at]
+    appended = [
+        replace(grid.take(np.array(positions)), plan=np.full(len(positions), code)) for positions, code in found
+    ]
+    return concatenate([grid, *appended])
+
+
 def broken_rules(setting: Setting, options: SpaceOptions, config: ParallelConfig) -> dict[str, str]:
     """Return every rule in force that `config` breaks, with its reason."""
     columns = _columns(config)
@@ -404,6 +431,8 @@ def build_space(
         warnings += _unused_values(setting, options, grid)
         if options.uneven and len(grid):
             grid = with_plans(setting, options, grid)
+        if len(grid):
+            grid = with_planned_layers(setting, grid)
         memory = estimate_memory(setting, grid)
         fitting = _may_fit(setting, grid, memory, options)
     num_before_memory = len(grid)

@@ -31,10 +31,10 @@ from typing import Any
 from optuna import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from costmodels.job.parallel_config import DEGREES, Value
+from costmodels.job.parallel_config import DEGREES, HAND, Value
 from trials.backend import Observation, Status
 from tuner.search.observations import observation_of, of_trials, status_without_value
-from tuner.search.parameters import values_of
+from tuner.search.parameters import PLAN, values_of
 from tuner.search.population import P_STAR, end_order
 from tuner.search.proxy.proxy_trials import PROXY, Proxy
 
@@ -45,6 +45,8 @@ SPENT_S = "spent_s"
 ORIGIN = "origin"
 HISTORY = "history"
 BASELINE = "baseline"
+LAYER_PLANS = "layer_plans"
+"""Attribute of the study that keeps the sharding plans of its candidates' layers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,25 +103,36 @@ def read_records(study: Study) -> list[TrialRecord]:
 def records_of(trials: Sequence[FrozenTrial], attributes: Mapping[str, Any]) -> list[TrialRecord]:
     """Return the records of a study's trials that got a candidate, in the order of their numbers.
 
-    A trial that lacks one of the dimensions is just being asked for, or its driver died while it was.
+    A trial that lacks one of the dimensions is just being asked for, or its driver died while it was. Without a plan it
+    is from before the study had others than that by hand.
     """
     dimensions = {*DEGREES, *attributes.get(MEANING, {}).get("space", {}).get("opened", ())}
+    has_plans = any("plan" in change for change in attributes.get(LAYER_PLANS, {}).get("changes", ()))
     return [
-        record_of(trial, attributes.get(f"{P_STAR}:{trial.number}"))
+        record_of(trial, attributes.get(f"{P_STAR}:{trial.number}"), has_plans=has_plans)
         for trial in sorted(trials, key=lambda trial: trial.number)
         if dimensions <= set(trial.params)
     ]
 
 
-def record_of(trial: FrozenTrial, p_star: float | None = None) -> TrialRecord:
-    """Return the record of a trial that got a candidate; earlier versions kept its `p_star` on the study."""
+def record_of(trial: FrozenTrial, p_star: float | None = None, *, has_plans: bool = False) -> TrialRecord:
+    """Return the record of a trial that got a candidate.
+
+    Args:
+        trial: Trial of the study.
+        p_star: The study's p_star after it, which earlier versions kept on the study.
+        has_plans: Whether the plan is a dimension of the study.
+    """
     prediction = trial.user_attrs.get(PREDICTION, {})
     proxy = trial.user_attrs.get(PROXY)
+    params = values_of(trial)
+    if has_plans:
+        params = {**params, PLAN: params.get(PLAN, HAND)}
     finished = trial.state.is_finished()
     status = Status.OK if trial.state == TrialState.COMPLETE else status_without_value(trial, trial.state)
     return TrialRecord(
         number=trial.number,
-        params=values_of(trial),
+        params=params,
         finished=finished,
         status=status if finished else None,
         step_time_s=trial.values[0] if trial.state == TrialState.COMPLETE and trial.values else None,

@@ -26,7 +26,7 @@ from hardware.io.errors import ConfigError, shown_url
 from hardware.trace_file import read_trace
 from trials.backend import AbstractBackend, Observation, Status
 from trials.trial_keys import AbstractTrialKeys, StudyParts
-from tuner.plans.layer_planning import LayerPlanning
+from tuner.plans.layer_planning import AUTO_PLANNER, LayerPlanning
 from tuner.plans.step_planner import LayeredStepPlanner
 from tuner.search.proxy.proxy_trials import ProxyOptions
 from tuner.space.enumeration import Space, SpaceOptions, build_space, setting_for
@@ -234,7 +234,7 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths) -> St
     check_absent_dimensions(setting, options)
     if group is None:
         check_possible_values(setting, options)
-    planning = _planning(keys.planner)
+    chosen = _planning(keys.planner)
     parts = StudyParts(
         name=keys.name,
         storage=storage_place(storage),
@@ -242,16 +242,10 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths) -> St
         base_dir=base_dir,
         measured=group,
         flag_exporters=flag_exporters(setting),
-        step_planner=LayeredStepPlanner(planning=planning),
+        step_planner=LayeredStepPlanner(planning=chosen),
     )
     backend = keys.trial.build(parts)
-    if planning.name != "megatron" and backend.with_layer_changes(()) is None:
-        raise ConfigError(
-            "needs trials that run plans, because others shard layers as Megatron does",
-            key="planner.name",
-            value=planning.name,
-            nearest="planner.name: megatron, or trial.backend: simulated or jax",
-        )
+    planning = _resolved_planning(chosen, keys.planner, backend)
     check_storage(storage)
     check_history(keys.history, base_dir, storage)
     _check_written(keys.trial, storage, paths)
@@ -312,20 +306,35 @@ def _check_no_nul(value: Any, key: str = "") -> None:
         _check_no_nul(part, f"{key}.{name}".lstrip("."))
 
 
+def _resolved_planning(chosen: LayerPlanning, keys: PlannerKeys, backend: AbstractBackend) -> LayerPlanning:
+    """Return the planner of layers, which under `auto` depends on whether the trials run plans."""
+    if backend.runs_plans or chosen.name == "megatron":
+        return chosen
+    if chosen.is_auto and not chosen.pins:
+        return LayerPlanning()
+    raise ConfigError(
+        "needs trials that run plans, because others shard layers as Megatron does",
+        key="planner.pins" if chosen.is_auto else "planner.name",
+        value=keys.name,
+        nearest="planner.name: megatron, or trial.backend: simulated or jax",
+    )
+
+
 def _planning(keys: PlannerKeys) -> LayerPlanning:
-    """Return the planner of layers."""
+    """Return the planner of layers for trials that run plans."""
     if keys.name == "megatron" and keys.pins:
         raise ConfigError(
             "have no effect with planner.name: megatron, which is the plan by hand",
             key="planner.pins",
             nearest="planner.name: descent",
         )
+    name = AUTO_PLANNER if keys.name == "auto" else keys.name
     if not keys.pins:
-        return LayerPlanning(name=keys.name)
+        return LayerPlanning(name=name, is_auto=keys.name == "auto")
     # pins come with the planners, and few studies have any
     from tuner.planners.sharding.pins import Pin  # noqa: PLC0415
 
-    return LayerPlanning(name=keys.name, pins=tuple(Pin(**pin.model_dump()) for pin in keys.pins))
+    return LayerPlanning(name=name, pins=tuple(Pin(**pin.model_dump()) for pin in keys.pins))
 
 
 def _current_observation(keys: StudyKeys, backend: AbstractBackend) -> Observation | None:

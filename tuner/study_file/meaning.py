@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from costmodels.job.parallel_config import HAND
 from costmodels.job.setting import Setting
 from hardware.cluster import Cluster
 from trials.backend import AbstractBackend
@@ -22,6 +23,7 @@ def describe_trials(
     model = job.pop("model")
     del runtime["layer_changes"]  # they follow from the other values
     del runtime["offload_modes"]  # each trial says which of them it has
+    del job["plan"]  # each trial says which it has
     if job["offload"] == "none":
         del job["offload"]  # as in studies from before there was the key
     return {
@@ -36,8 +38,10 @@ def describe_trials(
 
 
 def _describe_planner(planning: LayerPlanning) -> dict[str, Any]:
-    """Return the planner as a key of the study; studies from before there was the key have the plan by hand."""
-    return {} if planning.name == "megatron" else {"planner": asdict(planning)}
+    """Return the planner as a key of the study; `beside`, because before a plan stood in place of the one by hand."""
+    if planning.name == "megatron":
+        return {}
+    return {"planner": {"name": planning.name, "pins": [asdict(pin) for pin in planning.pins], "beside": HAND}}
 
 
 def _describe_cluster(cluster: Cluster) -> dict[str, Any]:

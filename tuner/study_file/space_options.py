@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from costmodels.job.parallel_config import DEGREES, DIMENSIONS, FURTHER_DIMENSIONS, ParallelConfig, Value
+from costmodels.job.parallel_config import (
+    DEGREES,
+    DIMENSIONS,
+    ENUMERATED_DIMENSIONS,
+    FURTHER_DIMENSIONS,
+    ParallelConfig,
+    Value,
+)
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
@@ -59,7 +66,8 @@ def check_fixed_dimensions(setting: Setting, options: SpaceOptions, *, measured:
         return
     allowed = dict(options.allowed)
     rules = {rule.name for rule in active_rules(setting, options)}
-    for name, dimension in DIMENSIONS.items():
+    for name in ENUMERATED_DIMENSIONS:
+        dimension = DIMENSIONS[name]
         fixed = getattr(setting.job, name)
         values = [dimension.value_of(code) for code in allowed[name]] if name in options.opened else [fixed]
         offered = SEARCHED[name].offered

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field
 from hardware.io.config_file import DocumentedModel
 from trials.registry import DEFAULT_TRIAL, TrialKeys
 from trials.trial_keys import PositiveInt
-from tuner.plans.layer_planning import LayerPlanner
+from tuner.plans.layer_planning import PlannerChoice
 from tuner.study_file.dimension_keys import JOB_CHOICES, JOB_NUMBERS, SPACE_LISTS, declare_keys
 
 DEFAULT_STORAGE = "sqlite:///meshtune.db"
@@ -114,10 +114,11 @@ class PinKeys(DocumentedModel):
 class PlannerKeys(DocumentedModel):
     """`planner:`."""
 
-    name: LayerPlanner = "megatron"
-    """Planner of the candidates' layers: `megatron` is the plan that frameworks write by hand; `recursive` (D-Rec) and
-    `descent` search for better plans, for simulated trials and those in JAX; see
-    [sharding plans](sharding-plans.md#in-a-study).
+    name: PlannerChoice = "auto"
+    """Planner of the candidates' layers. `megatron` is the plan that frameworks write by hand. `recursive` (D-Rec),
+    `descent` and `toast` search for others, for simulated trials and those in JAX; where one differs from the plan by
+    hand, both are candidates. `auto` is `descent` for the leading shapes of layers if the trials run plans, else
+    `megatron`; see [sharding plans](sharding-plans.md#in-a-study).
     """
 
     pins: list[PinKeys] = Field(default_factory=list)
@@ -250,7 +251,7 @@ class StudyKeys(DocumentedModel):
     planner: PlannerKeys = PlannerKeys()
     """Planner that shards the layers of candidates.
 
-    Default: as frameworks do by hand
+    Default: `{name: auto}`
     """
 
     search: SearchKeys = SearchKeys()
