@@ -19,6 +19,10 @@ from costmodels.job.layer_change import LayerChange
 from hardware.io.config_file import StrictModel, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
 
+PLAN_RULE_SETS = ("jax-reference",)
+"""Rule sets of the frameworks that run any sharding plan. All others shard layers by hand, so that what a plan gains in
+a prediction or a simulation is nothing that their users can have."""
+
 _CATALOG_DIR = Path(__file__).parents[1] / "catalog" / "runtimes"
 
 LayerSplit = Literal["even", "balanced", "least-bottleneck"]
@@ -270,6 +274,11 @@ class RuntimeProfile:
     memory_error: float
     knows_cluster: bool = False
     knows_memory: bool = False
+
+    @property
+    def runs_plans(self) -> bool:
+        """Whether the framework shards layers by any plan, and not only by hand."""
+        return self.rule_set in PLAN_RULE_SETS
 
     def speed_of(self, device_name: str) -> float:
         """Return the relative speed of a device's kernels; 1 for a device never measured under this runtime."""

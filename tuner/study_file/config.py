@@ -245,7 +245,7 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths) -> St
         step_planner=LayeredStepPlanner(planning=chosen),
     )
     backend = keys.trial.build(parts)
-    planning = _resolved_planning(chosen, keys.planner, backend)
+    planning = _resolved_planning(chosen, keys.planner, backend, runtime)
     check_storage(storage)
     check_history(keys.history, base_dir, storage)
     _check_written(keys.trial, storage, paths)
@@ -306,15 +306,17 @@ def _check_no_nul(value: Any, key: str = "") -> None:
         _check_no_nul(part, f"{key}.{name}".lstrip("."))
 
 
-def _resolved_planning(chosen: LayerPlanning, keys: PlannerKeys, backend: AbstractBackend) -> LayerPlanning:
-    """Return the planner of layers, which under `auto` depends on whether the trials run plans."""
+def _resolved_planning(
+    chosen: LayerPlanning, keys: PlannerKeys, backend: AbstractBackend, runtime: RuntimeProfile
+) -> LayerPlanning:
+    """Return the planner of layers; under `auto` it is the plan by hand unless trials and framework run others."""
+    if chosen.is_auto and not (backend.runs_plans and runtime.runs_plans):
+        return LayerPlanning()
     if backend.runs_plans or chosen.name == "megatron":
         return chosen
-    if chosen.is_auto and not chosen.pins:
-        return LayerPlanning()
     raise ConfigError(
         "needs trials that run plans, because others shard layers as Megatron does",
-        key="planner.pins" if chosen.is_auto else "planner.name",
+        key="planner.pins" if keys.name == "auto" else "planner.name",
         value=keys.name,
         nearest="planner.name: megatron, or trial.backend: simulated or jax",
     )

@@ -16,6 +16,7 @@ NEUTRAL = LayerChange(
     expert_tp=0,
     mbs=1,
     sequence_parallel=True,
+    plan="descent",
     compute=((1.0,) * len(BLOCKS),) * 2,
     exposed=((1.0,) * len(BLOCKS),) * len(EXPOSED_PARTS),
     added_s=(((0.0,) * len(BLOCKS),) * len(EXPOSED_PARTS),) * 2,

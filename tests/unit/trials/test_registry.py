@@ -48,12 +48,13 @@ def test_a_replay_restricts_the_candidates_and_a_simulation_does_not():
     assert simulated.with_layer_changes(()) == simulated
 
 
-def test_trials_in_jax_run_planned_layers():
-    """The shapes that the study's planner changed run as it found them, and all others as by hand."""
-    backend = load_study(STUDIES / "cpu-jax.yaml").backend
+def test_trials_in_jax_and_simulations_run_plans():
+    """Backends that shard layers by any plan say so, and all others shard them as their framework does."""
+    runs = {name: load_study(STUDIES / name).backend.runs_plans for name in ("cpu-jax.yaml", "cpu-gpt.yaml")}
+    simulated = load_study(STUDIES / "llama3-8b-dgx-h100.yaml").backend
 
-    assert backend.with_layer_changes(()) == backend
-    assert backend.planned_shapes == frozenset()
+    assert runs == {"cpu-jax.yaml": True, "cpu-gpt.yaml": False}
+    assert simulated.runs_plans
 
 
 def test_no_cluster_is_compared_with_trials_in_jax():

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tuner.answers.candidates import plan_of
+from costmodels.job.parallel_config import HAND
+from tuner.plans.layer_planning import shape_text
 from tuner.plans.layer_plans import differences_in_words
 from tuner.report.data import ReportData
 from tuner.report.markup import Content, Html, concatenate, empty_section, section, table, tag
@@ -21,24 +22,26 @@ def plan_section(data: ReportData) -> Html:
         return Html("")
     if data.best_config is None:
         return empty_section("plan", TITLE, "The plan is shown once a trial has completed.")
-    plan = plan_of(data.config, data.best_config).get("plan")
+    chosen = data.best_config
+    plan = data.config.layer_plans.get(shape_text(chosen))
     if plan is None:
         words = (
-            f"The layers of {in_short(data.best_config.values(data.dimensions))} are not planned: each device holds "
-            "whole layers, or there is no plan by hand to compare with."
+            f"The layers of {in_short(chosen.values(data.dimensions))} are not planned: each device holds whole layers, "
+            "there is no plan by hand to compare with, or other shapes of layers came first. They are sharded by hand."
         )
         return empty_section("plan", TITLE, words)
     return section(
         "plan",
         TITLE,
-        tag("p", _describe(plan, is_trained=data.config.backend.trains)),
+        tag("p", _describe(plan, has_run=chosen.plan != HAND, is_trained=data.config.backend.trains)),
         _collectives(plan),
         _differences(plan),
         _pins(plan),
     )
 
 
-def _describe(plan: Mapping[str, Any], *, is_trained: bool) -> str:
+def _describe(plan: Mapping[str, Any], *, has_run: bool, is_trained: bool) -> str:
+    """Describe the plan of the best configuration's shape; `has_run` if it ran, and not the one by hand beside it."""
     axes = ", ".join(f"{name} {size}" for name, size in plan["mesh"].items())
     own_s, by_hand_s = plan["step_time_s"], plan["by_hand_step_time_s"]
     words = (
@@ -47,15 +50,14 @@ def _describe(plan: Mapping[str, Any], *, is_trained: bool) -> str:
     )
     ratio = plan["predicted_ratio"]
     if not plan["differs"]:
-        words += f"It equals the plan that frameworks write by hand, and takes {seconds(own_s)} without overlap. "
-        if ratio is not None:
-            words += f"Another plan was found, but it is predicted to make the step {percent(ratio - 1)} slower."
-        return words
+        return words + f"It equals the plan that frameworks write by hand, and takes {seconds(own_s)} without overlap. "
     words += f"Without overlap they take {seconds(own_s)}, by hand {seconds(by_hand_s)}"
     if ratio is not None:
         words += f"; with overlap, the step time is predicted to change by {percent(ratio - 1, signed=True)}"
+    if not has_run:
+        return words + ". The best configuration ran with the plan by hand, and not with this one."
     if is_trained:
-        return words + ". The trials trained with this plan."
+        return words + ". Its trial trained with this plan."
     return words + ". No framework runs this plan yet: times are predicted, and trials are simulated."
 
 

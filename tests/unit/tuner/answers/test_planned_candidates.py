@@ -1,20 +1,31 @@
 """A study with its layers planned: what its predictions and trials count, and what its storage keeps."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
+import numpy as np
 import pytest
 
-from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.job.parallel_config import HAND, ConfigGrid, ParallelConfig
+from costmodels.surrogates.predicted import PLAN_ERROR, predict
 from tests.support.studies.planned_studies import NUM_SHAPES, planned_study_text
+from tuner.answers import planned_candidates
 from tuner.answers.candidates import predict_candidate
-from tuner.answers.planned_candidates import as_stored, by_hand, plan_study, unused_pins
+from tuner.answers.planned_candidates import (
+    as_stored,
+    by_hand,
+    plan_study,
+    planned_in_words,
+    predicted_plans,
+    unused_pins,
+)
 from tuner.answers.sizes import best_by_size
-from tuner.plans.layer_planning import shape_text
+from tuner.plans.layer_planning import LayerPlanning, shape_text
 from tuner.plans.layer_plans import plan_lines
 from tuner.study_file.config import load_study
 from tuner.study_file.meaning import first_difference
 
+AUTO = LayerPlanning(name="descent", is_auto=True)
 PIN = "{op: '*.dense_mlp.up', dim: ffn, axis: up}"
 
 
@@ -67,60 +78,126 @@ def test_every_shape_is_planned_once(config):
 
 
 def test_a_study_of_the_plan_by_hand_is_left_as_it_is(folder):
-    """Without the key, or with megatron, nothing is planned and nothing changes."""
-    for name, planner in (("none", None), ("megatron", "{name: megatron}")):
-        plain = config_with(folder, name, planner=planner)
-        told, found = heard(plain, plain.space().grid)
-        assert found is plain
-        assert told == []
+    """With megatron nothing is planned and nothing changes."""
+    plain = config_with(folder, "megatron", planner="{name: megatron}")
+    told, found = heard(plain, plain.space().grid)
+
+    assert found is plain
+    assert told == []
 
 
-def test_predictions_and_trials_count_the_plan(config, planned):
-    """With up a planned step is shorter, for the estimate and for the world of the trials; without axes it is not."""
-    up, lone = (chosen_of(config, tp=1, up=degree) for degree in (2, 1))
-    trial, trial_by_hand = (each.backend.measure(up, trial_number=0).step_time_s for each in (planned, config))
+def test_a_plan_stands_beside_the_one_by_hand(config, planned):
+    """A shape whose plan differs has every candidate twice, and any other shape once, with all else equal."""
+    grid, plain = (each.space().grid for each in (planned, config))
+    rows = [grid.config(position) for position in range(len(grid))]
+    differing = {shape for shape, plan in planned.layer_plans.items() if plan["differs"]}
 
-    assert predict_candidate(planned, up)["step_time_s"] < predict_candidate(config, up)["step_time_s"]
+    assert [row for row in rows if row.plan == HAND] == [plain.config(position) for position in range(len(plain))]
+    assert {shape_text(row) for row in rows if row.plan == "descent"} == differing
+    for row in rows:
+        assert (replace(row, plan="descent") in rows) == (shape_text(row) in differing)
+    assert 0 < len(differing) < NUM_SHAPES
+    assert planned.dimensions == (*config.dimensions, "plan")
+
+
+def test_predictions_and_trials_count_the_plan_of_the_candidate(config, planned):
+    """A planned candidate's step is shorter, for the estimate and in the world of trials; its twin's is as before."""
+    twin = chosen_of(config, tp=1, up=2)
+    up = replace(twin, plan="descent")
+    trial, trial_by_hand = (planned.backend.measure(each, trial_number=0).step_time_s for each in (up, twin))
+
+    assert predict_candidate(planned, up)["step_time_s"] < predict_candidate(planned, twin)["step_time_s"]
     assert trial < trial_by_hand
-    assert predict_candidate(planned, lone) == predict_candidate(config, lone)
+    assert predict_candidate(planned, twin) == predict_candidate(config, twin)
+    assert trial_by_hand == config.backend.measure(twin, trial_number=0).step_time_s
 
 
-def test_a_plan_that_gains_nothing_beside_compute_is_not_taken(folder):
-    """Along cp a plan is found that is cheaper, but a ring is hidden: the plan by hand stands, and says why."""
+def test_a_plan_that_is_predicted_to_lose_is_a_candidate_too(folder):
+    """Along cp a plan sends less, but the ring by hand is hidden: trials may tell, so that both are candidates."""
     ring = config_with(folder, "ring", space="{pp: [1], tp: [1], cp: [2], up: [1], mbs: [1]}")
     found = plan_study(ring, ring.space().grid)
     (plan,) = found.layer_plans.values()
 
-    assert found.setting.runtime.layer_changes == ()
-    assert plan["differs"] == {}
-    assert plan["step_time_s"] == plan["by_hand_step_time_s"]
+    assert plan["step_time_s"] < plan["by_hand_step_time_s"]
     assert plan["predicted_ratio"] > 1
-    assert any("so the plan by hand is kept" in line for line in plan_lines(plan))
+    assert any("more than by hand" in line for line in plan_lines(plan))
+    assert [found.space().grid.config(position).plan for position in range(2)] == [HAND, "descent"]
 
 
-def test_every_plan_that_is_taken_makes_its_fastest_candidate_faster(config, planned):
-    """By as much as it says."""
-    for plan in planned.layer_plans.values():
-        if plan["differs"]:
-            chosen = chosen_of(config, **{"tp": 1, "up": 1} | plan["mesh"])
-            ratio = predict_candidate(planned, chosen)["step_time_s"] / predict_candidate(config, chosen)["step_time_s"]
-            assert ratio == pytest.approx(plan["predicted_ratio"])
-            assert ratio < 1
-    assert any(plan["differs"] for plan in planned.layer_plans.values())
-
-
-def test_a_prediction_has_its_plan(planned):
-    """The plan of a candidate's shape stands with its prediction, and adds up."""
+def test_a_plan_changes_its_fastest_candidate_as_it_says(planned):
+    """The stated ratio is that of the planned candidate's prediction and its twin's."""
     grid = planned.space().grid
-    for position in range(len(grid)):
-        chosen = grid.config(position)
+    for chosen in map(grid.config, np.flatnonzero(grid.is_planned).tolist()):
+        twin = replace(chosen, plan=HAND)
+        ratio = predict_candidate(planned, chosen)["step_time_s"] / predict_candidate(planned, twin)["step_time_s"]
+        assert ratio == pytest.approx(planned.layer_plans[shape_text(chosen)]["predicted_ratio"])
+    assert grid.is_planned.any()
+
+
+def test_a_prediction_has_the_plan_of_its_candidate(planned):
+    """A planned candidate's prediction holds the plan, which adds up; that of a candidate by hand holds none."""
+    grid = planned.space().grid
+    for chosen in map(grid.config, range(len(grid))):
         plan = predict_candidate(planned, chosen).get("plan")
-        assert (plan is None) == (chosen.tp * chosen.up == 1)
+        assert (plan is None) == (chosen.plan == HAND)
         if plan is not None:
             assert plan == planned.layer_plans[shape_text(chosen)]
             assert plan["mesh"] == {name: getattr(chosen, name) for name in ("up", "tp") if getattr(chosen, name) > 1}
             assert sum(each["seconds"] for each in plan["collectives"]) == pytest.approx(plan["comm_s"])
-            assert plan["comm_s"] < plan["step_time_s"] <= plan["by_hand_step_time_s"]
+            assert plan["comm_s"] < plan["step_time_s"] < plan["by_hand_step_time_s"]
+
+
+def test_what_plans_are_worth_is_an_error_that_all_layouts_share(planned):
+    """The surrogate has a column for plans, equal for all planned candidates and zero for those by hand."""
+    grid = planned.space().grid
+    column = predict(planned.measured_setting, grid).constant_effects[:, -1]
+
+    assert set(column[grid.is_planned]) == {PLAN_ERROR}
+    assert set(column[~grid.is_planned]) == {0.0}
+
+
+def test_auto_plans_the_leading_shapes(folder, monkeypatch):
+    """Of more shapes than AUTO_SHAPES those of the fastest predicted candidates are planned, and a note says so."""
+    monkeypatch.setattr(planned_candidates, "AUTO_SHAPES", 2)
+    auto = replace(config_with(folder, "auto"), planning=AUTO)
+    _, found = heard(auto, auto.space().grid)
+    step_s = {
+        shape: min(
+            predict_candidate(auto, one)["step_time_s"]
+            for one in map(auto.space().grid.config, range(len(auto.space().grid)))
+            if shape_text(one) == shape
+        )
+        for shape in plan_study(replace(auto, planning=LayerPlanning(name="descent")), auto.space().grid).layer_plans
+    }
+
+    assert list(found.layer_plans) == sorted(step_s, key=step_s.__getitem__)[:2]
+    assert planned_in_words(found) == (
+        "sharding plans were made for the layers of the 2 leading of 3 shapes; planner.name: descent plans all"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "planning"),
+    [
+        ({"runtime": "jax-reference"}, AUTO),
+        ({"runtime": "megatron-core"}, LayerPlanning()),
+        ({"runtime": "torch-reference", "trial": "{backend: torch}"}, LayerPlanning()),
+        ({"trial": "{backend: command, command: [python, train.py]}"}, LayerPlanning()),
+    ],
+)
+def test_auto_plans_for_frameworks_that_run_plans(folder, changes, planning):
+    """Left out, the planner is `descent` where the framework can execute its plans, and else the plan by hand."""
+    assert config_with(folder, "framework", planner=None, space="{}", **changes).planning == planning
+
+
+def test_predictions_under_auto_plan_only_what_is_named(folder):
+    """Without stored plans nothing is planned under `auto`, except for a configuration that names a plan."""
+    auto = replace(config_with(folder, "named"), planning=AUTO)
+    chosen = chosen_of(auto, tp=1, up=2)
+
+    assert predicted_plans(auto) is auto
+    assert predicted_plans(auto, chosen) is auto
+    assert list(predicted_plans(auto, replace(chosen, plan="descent")).layer_plans) == [shape_text(chosen)]
 
 
 def test_the_plan_by_hand_is_told_the_same_way(config):
@@ -157,13 +234,12 @@ def test_shapes_that_are_not_stored_are_planned(config, planned):
 
 
 def test_the_planner_gives_trials_their_meaning(config, planned, folder):
-    """Another planner or other pins are another study; what was planned, and the key left out, are not."""
-    plain = config_with(folder, "plain", planner=None)
-    by_name = config_with(folder, "by-name", planner="{name: megatron}")
+    """Another planner or other pins are another study; what was planned, and the planner that `auto` takes, are not."""
+    plain = config_with(folder, "by-name", planner="{name: megatron}")
     pinned = config_with(folder, "pinned", planner=f"{{name: descent, pins: [{PIN}]}}")
 
     assert planned.meaning == config.meaning
-    assert by_name.meaning == plain.meaning
+    assert config_with(folder, "left-out", planner=None).meaning == plain.meaning
     assert "planner" not in plain.meaning
     for other in (plain, pinned, config_with(folder, "other", planner="{name: recursive}")):
         difference = first_difference(config.meaning, other.meaning)

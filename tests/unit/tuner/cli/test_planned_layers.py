@@ -7,9 +7,9 @@ import pytest
 from tests.support.studies.broken_studies import REPLAY, rows, study
 from tests.support.studies.command_line import assert_users_mistake
 from tests.support.studies.planned_studies import NUM_SHAPES, planned_study_text
-from tuner.answers.planned_candidates import LAYER_PLANS
 from tuner.storage.opening import find_study
-from tuner.storage.record import PREDICTION
+from tuner.storage.record import LAYER_PLANS, PREDICTION
+from tuner.study_file.config import load_study
 
 PLANNED = f"planned {NUM_SHAPES} of {NUM_SHAPES} layer shapes"
 
@@ -24,9 +24,9 @@ def planned(tmp_path):
 
 @pytest.fixture
 def by_hand(tmp_path):
-    """The same without the key."""
+    """The same with the plan by hand."""
     path = tmp_path / "by-hand.yaml"
-    path.write_text(planned_study_text(planner=None), encoding="utf-8")
+    path.write_text(planned_study_text("{name: megatron}"), encoding="utf-8")
     return path
 
 
@@ -36,23 +36,35 @@ def stored(tmp_path):
 
 
 def test_rank_plans_layers_and_tells_that_it_does(meshtune, planned, by_hand):
-    """`rank` ranks planned candidates, none slower than by hand, and tells on stderr how many shapes it has planned."""
+    """`rank` ranks planned candidates beside those by hand, and tells on stderr how many shapes it has planned."""
     done, plain = (meshtune("rank", path, "--json") for path in (planned, by_hand))
 
     assert (done.status, plain.status) == (0, 0)
     assert PLANNED in done.err
     assert plain.err == ""
     steps, by_hand_s = (
-        {(row["tp"], row["up"]): row["step_time_s"] for row in each.json["configs"]} for each in (done, plain)
+        {(row["tp"], row["up"], row.get("plan", "hand")): row["step_time_s"] for row in each.json["configs"]}
+        for each in (done, plain)
     )
-    assert steps.keys() == by_hand_s.keys()
-    assert all(steps[degrees] <= by_hand_s[degrees] * (1 + 1e-12) for degrees in steps)
-    assert steps[1, 2] < by_hand_s[1, 2]
+    assert {key: steps[key] for key in by_hand_s} == by_hand_s
+    assert steps[1, 2, "descent"] < steps[1, 2, "hand"]
+
+
+def test_rank_under_auto_answers_at_once(meshtune, tmp_path):
+    """Before a run, `auto` plans nothing for `rank`, which answers as by hand."""
+    by_name, path = (tmp_path / name for name in ("by-name.yaml", "auto.yaml"))
+    for file, planner in ((by_name, "{name: megatron}"), (path, None)):
+        file.write_text(planned_study_text(planner, runtime="jax-reference", space="{}"), encoding="utf-8")
+    done, plain = (meshtune("rank", each, "--json") for each in (path, by_name))
+
+    assert load_study(path).planning.is_auto
+    assert done.err == ""
+    assert done.json == plain.json
 
 
 def test_predict_tells_the_plan(meshtune, planned):
     """`predict --plan` says what the plan sends and where it differs from the one by hand, in words and as JSON."""
-    config = "tp=1,up=2,dp=8"
+    config = "tp=1,up=2,dp=8,plan=descent"
     shown = meshtune("predict", planned, "--config", config, "--plan").out
     told = meshtune("predict", planned, "--config", config, "--plan", "--json").json["plan"]
 
@@ -75,9 +87,11 @@ def test_predict_tells_the_plan_by_hand_where_nothing_is_planned(meshtune, by_ha
     assert "plan" not in meshtune("predict", by_hand, "--config", "tp=2,dp=8", "--json").json
 
 
-def test_a_simulated_step_is_planned_too(meshtune, planned, by_hand):
-    """`simulate` runs the planned layers, whose step is shorter."""
-    done, plain = (meshtune("simulate", path, "--config", "up=2,dp=8", "--json") for path in (planned, by_hand))
+def test_a_simulated_step_is_planned_too(meshtune, planned):
+    """`simulate` runs the planned layers where the configuration names the plan, and its step is shorter."""
+    done, plain = (
+        meshtune("simulate", planned, "--config", f"up=2,dp=8{plan}", "--json") for plan in (",plan=descent", "")
+    )
 
     assert done.json["step_time_s"] < plain.json["step_time_s"]
     assert done.json["predicted_step_time_s"] < plain.json["predicted_step_time_s"]
@@ -88,7 +102,7 @@ def test_a_run_keeps_its_plans(meshtune, planned, tmp_path):
     """`run` plans, and stores the plans with the study and each trial; after that no command plans anything."""
     first = meshtune("run", planned, "--json")
     again = meshtune("run", planned, "--trials", "4", "--json")
-    others = [meshtune(command, planned, "--json") for command in ("best", "rank", "report", "status")]
+    others = [meshtune(command, planned, "--json") for command in ("best", "rank", "report", "status", "trials")]
 
     assert first.status == 0, first.err
     assert PLANNED in first.err
@@ -99,9 +113,12 @@ def test_a_run_keeps_its_plans(meshtune, planned, tmp_path):
     assert len(kept.user_attrs[LAYER_PLANS]["plans"]) == NUM_SHAPES
     trials = kept.get_trials()
     for trial in trials:
-        degrees = {name: trial.params[name] for name in ("up", "tp") if trial.params[name] > 1}
-        assert trial.user_attrs[PREDICTION].get("plan", {}).get("mesh", {}) == degrees
+        planner = trial.user_attrs[PREDICTION].get("plan", {}).get("planner", "hand")
+        assert trial.params["plan"] == planner
     assert len(trials) == 4
+    best, *_, listed = (done.json for done in others)
+    assert best["config"]["plan"] in ("hand", "descent")
+    assert [row["config"]["plan"] for row in listed["trials"]] == [trial.params["plan"] for trial in trials]
 
 
 @pytest.mark.usefixtures("no_ray")
@@ -117,7 +134,7 @@ def test_a_wider_space_is_planned_where_it_is_new(meshtune, planned, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_ray")
-@pytest.mark.parametrize("planner", [None, "{name: recursive}"])
+@pytest.mark.parametrize("planner", ["{name: megatron}", "{name: recursive}"])
 def test_another_planner_is_another_study(meshtune, planned, planner):
     """Trials under other plans would not mean the same: the study is refused by the key."""
     meshtune("run", planned, "--trials", "1")
@@ -130,15 +147,21 @@ def test_another_planner_is_another_study(meshtune, planned, planner):
 
 
 @pytest.mark.usefixtures("no_ray")
-def test_a_study_from_before_the_key_goes_on(meshtune, by_hand, tmp_path):
-    """Without the key a study means what it did: its stored meaning has no such key, and megatron is the same."""
+def test_a_study_by_hand_goes_on_with_plans(meshtune, by_hand, tmp_path):
+    """A study from before there were plans, or of megatron, goes on with a planner: its trials are those by hand."""
     meshtune("run", by_hand, "--trials", "1")
-    kept = stored(tmp_path)
-    assert not any("planner" in str(value) for value in kept.user_attrs.values())
+    assert not any("planner" in str(value) for value in stored(tmp_path).user_attrs.values())
+    assert "plan" not in stored(tmp_path).get_trials()[0].params
 
-    by_hand.write_text(planned_study_text("{name: megatron}"), encoding="utf-8")
-    done = meshtune("run", by_hand, "--trials", "2", "--json")
-    assert (done.status, done.json["trials"]) == (0, 2)
+    by_hand.write_text(planned_study_text(), encoding="utf-8")
+    done = meshtune("run", by_hand, "--trials", "6", "--json")
+    listed = meshtune("trials", by_hand, "--json").json["trials"]
+
+    assert (done.status, done.json["trials"]) == (0, 6), done.err
+    configs = [tuple(row["config"].items()) for row in listed]
+    assert listed[0]["config"]["plan"] == "hand"
+    assert {row["config"]["plan"] for row in listed} == {"hand", "descent"}
+    assert len(set(configs)) == 6
 
 
 def test_unused_pins_are_noted(meshtune, tmp_path):
@@ -197,9 +220,13 @@ def test_trials_that_cannot_run_a_plan_refuse_it(meshtune, tmp_path, backend):
     )
 
 
-def test_flags_say_what_they_leave_out(meshtune, planned, by_hand):
+def test_flags_say_what_they_leave_out(meshtune, planned):
     """Flags of a configuration whose layers are planned otherwise than by hand come with a note, and no others do."""
-    config = ("--to", "megatron", "--config", "tp=1,up=2,dp=8")
+    told, plain = (
+        meshtune("export", planned, "--to", "megatron", "--config", f"tp=1,up=2,dp=8,plan={plan}")
+        for plan in ("descent", "hand")
+    )
 
-    assert "operators differ" in meshtune("export", planned, *config).err
-    assert "operators differ" not in meshtune("export", by_hand, *config).err
+    assert re.search(r"operators differ.*; by hand the step is predicted to take [\d.]+ s, and [\d.]+ s as", told.err)
+    assert "plan: Megatron-LM has no setting for it; descent is not exported" in told.out
+    assert "operators differ" not in plain.err

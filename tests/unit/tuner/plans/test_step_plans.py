@@ -88,18 +88,18 @@ def test_a_plan_of_two_layers_is_carried_over_to_all(step_of):
         assert cut == ["batch", "hidden"]
 
 
-def test_trials_run_the_plan_that_the_study_shows(study):
-    """The backend of a planned study runs the planned shape as planned, and any other shape by hand."""
+def test_trials_run_the_plan_that_their_candidate_names(study):
+    """The backend of a planned study runs a candidate as planned where it says so, and its twin by hand."""
     planned = plan_layers(replace(study, planning=LayerPlanning(name="descent", pins=PINS)), CONFIG)
     backend = replace(planned.backend, planner=replace(planned.backend.planner, planning=planned.planning))
-    other = ParallelConfig(dp=4, tp=2, mbs=2)
+    named = replace(CONFIG, plan="descent")
 
     def is_by_hand(config):
         by_hand = plan_step(study.setting.job, study.setting.cluster, config, LayerPlanning())
         return bool((backend.work(config).plan.served == by_hand.served).all())
 
-    assert not is_by_hand(CONFIG)
-    assert not backend.work(CONFIG).is_by_hand
-    assert is_by_hand(other)
-    assert backend.work(other).is_by_hand
+    assert not is_by_hand(named)
+    assert not backend.work(named).is_by_hand
+    assert is_by_hand(CONFIG)
+    assert backend.work(CONFIG).is_by_hand
     assert len(planned.layer_plans) == len(ConfigGrid.from_configs([CONFIG]))

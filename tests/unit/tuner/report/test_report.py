@@ -21,7 +21,7 @@ from tests.support.studies.report_pages import (
 )
 from trials.backend import Observation, Status
 from tuner.answers.candidates import candidates_of
-from tuner.answers.planned_candidates import LAYER_PLANS, as_stored, plan_study
+from tuner.answers.planned_candidates import as_stored, plan_study
 from tuner.report import APPENDIX, SECTIONS, collect, render_report, write_report
 from tuner.report.figures import part_colour, time_axis
 from tuner.report.sections.failures import conclusions_section
@@ -33,6 +33,7 @@ from tuner.report.words import in_short
 from tuner.run.studies import make_sampler, open_study
 from tuner.search.failures import LEARNED, FailureConclusion
 from tuner.storage.opening import find_study
+from tuner.storage.record import LAYER_PLANS
 from tuner.study_file.config import load_study
 
 JAX_STUDY = Path(__file__).resolve().parents[4] / "configs" / "studies" / "cpu-jax.yaml"
@@ -337,8 +338,10 @@ def test_the_plan_of_the_best_is_told(tmp_path):
     """Between pipeline and memory: its collectives, where it differs, its pins, and whether anything runs it."""
     pin = "{op: '*.core', dim: heads, axis: up}"
     space = "{pp: [1], tp: [1], cp: [1], up: [2], mbs: [1]}"
-    data, told = planned_report(tmp_path, planner=f"{{name: descent, pins: [{pin}]}}", space=space)
+    data, told = planned_report(tmp_path, planner=f"{{name: descent, pins: [{pin}]}}", space=space, num_trials=2)
     (plan,) = data.config.layer_plans.values()
+
+    assert data.best_config.plan == "descent"
 
     assert "as descent shards them over up 2" in told
     for each in plan["collectives"]:
@@ -348,21 +351,21 @@ def test_the_plan_of_the_best_is_told(tmp_path):
     assert "*.core heads on up: holds at 2 of 2 operators" in told
     assert "No framework runs this plan yet" in told
     trained = replace(data, config=replace(data.config, backend=load_study(JAX_STUDY).backend))
-    assert "The trials trained with this plan" in plan_section(trained)
+    assert "Its trial trained with this plan" in plan_section(trained)
     page = render_report(data)
     assert page.index('id="pipeline"') < page.index('id="plan"') < page.index('id="memory"')
     assert "None" not in re.sub(r"<[^>]+>", " ", told)
 
 
-def test_a_plan_by_hand_is_told_as_such(tmp_path):
-    """Where another plan gains nothing, the section says so and has no table of differences."""
-    _, told = planned_report(
-        tmp_path, planner="{name: descent}", space="{pp: [1], tp: [1], cp: [2], up: [1], mbs: [1]}"
+def test_a_best_by_hand_is_told_as_such(tmp_path):
+    """Where the best ran by hand, the section shows the other plan of its shape, and that it did not run."""
+    data, told = planned_report(
+        tmp_path, planner="{name: descent}", space="{pp: [1], tp: [1], cp: [2], up: [1], mbs: [1]}", num_trials=2
     )
 
-    assert "It equals the plan that frameworks write by hand" in told
-    assert re.search(r"Another plan was found, but it is predicted to make the step [\d.]+% slower", told)
-    assert "Differences from the plan" not in told
+    assert data.best_config.plan == "hand"
+    assert "The best configuration ran with the plan by hand, and not with this one" in told
+    assert re.search(r"predicted to change by \+[\d.]+%", told)
 
 
 @pytest.mark.parametrize(

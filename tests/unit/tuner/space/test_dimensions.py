@@ -2,7 +2,7 @@
 
 import pytest
 
-from costmodels.job.parallel_config import DIMENSIONS, ConfigGrid, ParallelConfig
+from costmodels.job.parallel_config import DIMENSIONS, ENUMERATED_DIMENSIONS, ConfigGrid, ParallelConfig
 from hardware.io.errors import ConfigError
 from tuner.space.dimensions import SEARCHED, STAGES
 from tuner.study_file.config import StudyKeys
@@ -49,4 +49,4 @@ def test_study_files_have_a_key_for_every_dimension():
     (job,) = (one.model_fields for one in fields["job"].annotation.__args__ if hasattr(one, "model_fields"))
 
     assert set(SEARCHED) <= set(space)
-    assert set(DIMENSIONS) <= set(job)
+    assert set(ENUMERATED_DIMENSIONS) <= set(job)
