@@ -111,8 +111,8 @@ def notes_on_plan(config: StudyConfig, chosen: ParallelConfig) -> tuple[str, ...
     by_hand_s = predict_candidate(config, replace(chosen, plan=HAND))["step_time_s"]
     return (
         f"plan: this step has its layers sharded as {plan['planner']} plans them, and these flags shard them by hand: "
-        f"{len(plan['differs'])} operators differ, see `meshtune predict --plan`; by hand the step is predicted to take "
-        f"{by_hand_s:.4g} s, and {predict_candidate(config, chosen)['step_time_s']:.4g} s as planned",
+        f"{len(plan['differs'])} operators differ, see `meshtune predict --plan`; by hand the step is predicted to "
+        f"take {by_hand_s:.4g} s, and {predict_candidate(config, chosen)['step_time_s']:.4g} s as planned",
     )
 
 

@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from tuner.plans.layer_plans import LayerTask, freeze, layer_tasks, plan_layer, 
 from tuner.study_file.config import StudyConfig
 from tuner.study_file.meaning import first_difference
 from tuner.study_file.storage_url import storage_file
+
+if TYPE_CHECKING:  # Optuna takes a second to load
+    from optuna import Study
 
 OnPlanned = Callable[[int, int], None]
 """Function that is told how many shapes are planned, and of how many."""
@@ -135,7 +138,15 @@ def known_plans(config: StudyConfig) -> StudyConfig:
     file = storage_file(config.storage)
     if file is not None and not file.is_file():
         return config  # Optuna takes a second to load, and a study that was never run does not need it
-    stored = stored_plans(config)
+    return _with_stored(config, stored_plans(config))
+
+
+def plans_in(config: StudyConfig, study: Study) -> StudyConfig:
+    """Return the study with the plans that its stored counterpart holds, which the caller has opened."""
+    return config if config.planning.name == "megatron" else _with_stored(config, _plans_of(config, study))
+
+
+def _with_stored(config: StudyConfig, stored: Mapping[str, Any] | None) -> StudyConfig:
     if not stored:
         return config
     return _with_plans(config, [_change_of(each) for each in stored["changes"]], stored["plans"])
@@ -173,13 +184,19 @@ def stored_plans(config: StudyConfig) -> dict[str, Any] | None:
     """Return the plans in the study's storage; None if there are none, or they are of another study of that name."""
     # `meshtune predict` reads no storage, and loading Optuna takes longer than all of its answer
     from tuner.storage.opening import find_study  # noqa: PLC0415
-    from tuner.storage.record import LAYER_PLANS, MEANING  # noqa: PLC0415
 
     study = find_study(config.storage, config.name)
-    meaning = None if study is None else study.user_attrs.get(MEANING)
-    if study is None or meaning is None or first_difference(meaning, json.loads(json.dumps(config.meaning))):
+    return None if study is None else _plans_of(config, study)
+
+
+def _plans_of(config: StudyConfig, study: Study) -> dict[str, Any] | None:
+    from tuner.storage.record import LAYER_PLANS, MEANING  # noqa: PLC0415 # it loads Optuna
+
+    attributes = study.user_attrs
+    meaning = attributes.get(MEANING)
+    if meaning is None or first_difference(meaning, json.loads(json.dumps(config.meaning))):
         return None
-    found: dict[str, Any] | None = study.user_attrs.get(LAYER_PLANS)
+    found: dict[str, Any] | None = attributes.get(LAYER_PLANS)
     return found
 
 

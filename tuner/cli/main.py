@@ -313,6 +313,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     config = load(study, overrides, storage)
 
     from tuner.answers.device_time import device_time_json
+    from tuner.answers.planned_candidates import plans_in
     from tuner.answers.reference import gain_over, gains, reference_of
     from tuner.report.words import after_trials
     from tuner.run.studies import is_running, stored_study
@@ -322,6 +323,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     from tuner.storage.record import HISTORY, STOP_REASON, best_record, read_records
 
     stored = stored_study(config)
+    config = plans_in(config, stored)
     records = read_records(stored)
     best = best_record(records)
     best_s = best.step_time_s if best else None
@@ -466,7 +468,7 @@ def export(
         wanted = found.config
         known = found.known_in_words
         notes = () if found.source == "measured" else (f"this configuration is {known}, not measured",)
-    notes += notes_on_plan(config, wanted)
+    notes += notes_on_plan(config, wanted) if to != "json" else ()
     exported = exporter(config.setting, wanted)
     if out is not None:
         write_file(out, exported.text)

@@ -274,26 +274,30 @@ def _measured_mark(row: dict[str, Any], num_trials: int) -> str:
 
 
 def _rank_sizes(config: StudyConfig, text: str, as_json: bool) -> None:
+    from costmodels.job.parallel_config import HAND
     from tuner.answers.sizes import best_by_size, parse_sizes
 
     sizes = best_by_size(config, parse_sizes(config, text))
+    dimensions = config.dimensions
+    if any(size.config is not None and size.config.plan != HAND for size in sizes):
+        dimensions += ("plan",)
     smallest = next((size for size in sorted(sizes, key=lambda size: size.hosts) if size.config is not None), None)
     if as_json:
         print_json(
             {
-                "sizes": [size.as_json(config.dimensions) for size in sizes],
+                "sizes": [size.as_json(dimensions) for size in sizes],
                 "smallest_that_fits": smallest.hosts if smallest else None,
             }
         )
     else:
-        header = ["hosts", "devices", *config.dimensions, "step [s]", "memory [GiB]", "tokens/s/device"]
+        header = ["hosts", "devices", *dimensions, "step [s]", "memory [GiB]", "tokens/s/device"]
         print_table(
             header,
             [
                 [
                     str(size.hosts),
                     f"{size.devices:,}",
-                    *(value_in_words(value) for value in size.config.values(config.dimensions).values()),
+                    *(value_in_words(value) for value in size.config.values(dimensions).values()),
                     f"{size.step_time_s:.4g}",
                     f"{size.peak_memory_bytes / 2**30:.1f}",
                     f"{size.tokens_per_s_per_device:,.0f}",

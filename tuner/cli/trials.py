@@ -35,6 +35,7 @@ def trials(
     config = load(study, overrides, storage)
 
     from tuner.answers.comparison import comparison_of
+    from tuner.answers.planned_candidates import plans_in
     from tuner.answers.reference import reference_of
     from tuner.answers.trial_rows import csv_of, trial_rows
     from tuner.run.studies import stored_study
@@ -42,6 +43,7 @@ def trials(
     from tuner.terminal.trial_table import table_lines
 
     stored = stored_study(config)
+    config = plans_in(config, stored)
     records = read_records(stored)
     compared = comparison_of(reference_of(config, stored), records)
     rows = trial_rows(records, compared)

@@ -11,6 +11,7 @@ from optuna import Study
 from costmodels.job.parallel_config import ConfigGrid, Value
 from costmodels.step.memory import estimate_memory
 from costmodels.surrogates.uncertainty import step_uncertainty
+from tuner.answers.planned_candidates import plans_in
 from tuner.answers.reference import Reference, reference_of
 from tuner.search.failures import FailureConclusion, failure_conclusions
 from tuner.search.population import P_STAR, Moment, read_moments
@@ -77,6 +78,7 @@ class Snapshot:
 
 def snapshot_of(config: StudyConfig, study: Study, attributes: Mapping[str, Any], *, is_running: bool) -> Snapshot:
     """Read the present state of a study, whose user attributes the caller has read already."""
+    config = plans_in(config, study)
     records = tuple(read_records(study))
     best = best_record(records)
     stopped = None if is_running else StopReason(attributes.get(STOP_REASON, StopReason.INTERRUPTED))

@@ -19,8 +19,8 @@ AUTO_PLANNER: LayerPlanner = "descent"
 """Planner that `auto` stands for where trials run plans: its plans are nearly as cheap as TOAST's, in a hundredth of
 the time."""
 AUTO_SHAPES = 8
-"""Most shapes of layers that `auto` plans, those of the fastest predicted candidates. Each takes a fraction of a second,
-and a large study has hundreds, of which its trials see a few."""
+"""Most shapes of layers that `auto` plans, those of the fastest predicted candidates: each takes a fraction of a
+second, and a large study has hundreds of them, of which its trials see a few."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

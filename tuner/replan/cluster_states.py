@@ -29,7 +29,7 @@ from hardware.dynamics import HostEvent, Interval, Trace, cluster_at
 from hardware.io.errors import ConfigError
 from tuner.replan.network import lost_hosts
 from tuner.search.observations import observations_on
-from tuner.search.parameters import values_of
+from tuner.search.parameters import PLAN, values_of
 from tuner.search.prior import ignore_progress, initial_posterior
 from tuner.space.enumeration import Space, build_space, launchable
 from tuner.storage.history import past_of
@@ -351,7 +351,7 @@ def _price_states(
     config, setting = pricing.config, pricing.config.setting
     opened, headroom = config.options.opened, config.options.memory_headroom
     trials = [] if study is None else study.get_trials(deepcopy=False)
-    dimensions = set(config.dimensions)
+    dimensions = {*config.dimensions} - {PLAN}  # a trial without it ran the plan by hand
     tried = dict.fromkeys(config.config_of(values_of(trial)) for trial in trials if dimensions <= trial.params.keys())
     # The study's own candidates come first; in the nominal state they serve as the state's candidates.
     own = list(dict.fromkeys([*pool.get(pricing.nominal, {}), *tried]))

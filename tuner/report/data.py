@@ -11,7 +11,7 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.step.step_time import model_flops_utilisation
 from trials.backend import Origin
 from tuner.answers.candidates import Candidates, candidates_of, ranking
-from tuner.answers.planned_candidates import known_plans
+from tuner.answers.planned_candidates import plans_in
 from tuner.answers.reference import Reference, reference_of
 from tuner.run.studies import is_running, stored_study
 from tuner.search.failures import FailureConclusion, failure_conclusions
@@ -137,7 +137,7 @@ def collect(config: StudyConfig) -> ReportData:
         ConfigError: The storage holds no such study.
     """
     study = stored_study(config)
-    config = known_plans(config)
+    config = plans_in(config, study)
     records = read_records(study)
     best = best_record(records)
     stored_reason = study.user_attrs.get(STOP_REASON)

@@ -26,8 +26,9 @@ def plan_section(data: ReportData) -> Html:
     plan = data.config.layer_plans.get(shape_text(chosen))
     if plan is None:
         words = (
-            f"The layers of {in_short(chosen.values(data.dimensions))} are not planned: each device holds whole layers, "
-            "there is no plan by hand to compare with, or other shapes of layers came first. They are sharded by hand."
+            f"The layers of {in_short(chosen.values(data.dimensions))} are not planned: each device holds whole "
+            "layers, there is no plan by hand to compare with, or other shapes of layers came first. "
+            "They are sharded by hand."
         )
         return empty_section("plan", TITLE, words)
     return section(
