@@ -26,7 +26,7 @@ ON_HOST = ("host_rank", "master_address", "master_port", PROFILE)
 
 OF_CONFIG = (
     *DEGREES,
-    *FURTHER_DIMENSIONS,
+    *(name for name in FURTHER_DIMENSIONS if name != "plan"),  # commands shard layers by hand
     "context_parallel",
     "num_devices",
     "num_hosts",
@@ -68,7 +68,7 @@ def values_of(
     job: TrainingJob, cluster: Cluster, config: ParallelConfig, *, trial_number: int, warmup_steps: int, steps: int
 ) -> dict[str, str]:
     """Return the values of a configuration's placeholders, except for those that only a host knows."""
-    further = config.values(DEGREES + FURTHER_DIMENSIONS)
+    further = config.values(name for name in OF_CONFIG if name in DEGREES + FURTHER_DIMENSIONS)
     found: dict[str, object] = {
         **further,
         "context_parallel": config.cp * config.up,

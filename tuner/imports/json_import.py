@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from costmodels.job.model_catalog import model_names
-from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, ParallelConfig
+from costmodels.job.parallel_config import DEGREES, ENUMERATED_DIMENSIONS, FURTHER_DIMENSIONS, HAND, ParallelConfig
 from costmodels.job.runtime import UNKNOWN, runtime_names
 from hardware.io.errors import ConfigError, did_you_mean
-from tuner.imports.imported import Imported
+from tuner.imports.imported import Imported, Unread
 from tuner.imports.keys import Keys, json_mapping
 
 _JOB = ("sequence_length", "global_batch_size", "precision", "optimizer")
@@ -32,7 +32,7 @@ def import_json(text: str) -> Imported:
         config = ParallelConfig(**given)
     except ConfigError as error:
         raise error.under("config") from None
-    further = config.values([name for name in FURTHER_DIMENSIONS if name != "assignment"])
+    further = config.values(ENUMERATED_DIMENSIONS)
     model, runtime = keys.text("job.model"), keys.text("runtime")
     groups = keys.value("cluster.groups")
     of = Keys(groups[0]) if isinstance(groups, list) and len(groups) == 1 and isinstance(groups[0], dict) else Keys({})
@@ -45,4 +45,7 @@ def import_json(text: str) -> Imported:
         assignment=str(config.assignment),
         hosts=of.count("hosts"),
         devices_per_host=of.count("devices_per_host"),
+        unread=()
+        if config.plan == HAND
+        else (Unread(what="config.plan", why=f"{config.plan} is no framework's; read as by hand"),),
     )

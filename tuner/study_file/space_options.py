@@ -123,7 +123,7 @@ def find_current(keys: StudyKeys, setting: Setting, options: SpaceOptions) -> Pa
     """Return the configuration in use today, checked against the study; None if the study names none."""
     if keys.current is None:
         return None
-    known = DEGREES + FURTHER_DIMENSIONS
+    known = [name for name in DEGREES + FURTHER_DIMENSIONS if name != "plan"]  # today layers are sharded by hand
     for name, value in keys.current.items():
         if name not in known:
             raise ConfigError("unknown key", key=f"current.{name}", value=value, nearest=f"valid: {', '.join(known)}")

@@ -182,6 +182,20 @@ def test_an_exported_configuration_is_the_current(meshtune, tmp_path):
         assert current_of(tmp_path / f"{target}.yaml") == {"pp": 2, "tp": 4, "dp": 2, "mbs": 2}
 
 
+def test_an_exported_plan_is_read_as_by_hand(meshtune, tmp_path):
+    """No framework runs a planner's plan, so that today's configuration has none: `init` says what it leaves out."""
+    init(meshtune, tmp_path, ARRAYS, "--hosts", "2")
+    exported = ("--to", "json", "--config", "tp=4,dp=4,plan=descent", "--out", "planned.json")
+    meshtune("export", "study.yaml", *exported)
+    given = ("--cluster", "dgx-h100", "--hosts", "2", "--model", "llama3-8b")
+
+    done = meshtune("init", "--from-json", "planned.json", *given, "--out", "again.yaml")
+
+    assert done.status == 0
+    assert "config.plan: descent is no framework's; read as by hand" in done.err
+    assert load_study(tmp_path / "again.yaml").current.plan == "hand"
+
+
 def test_uneven_layers_are_opened(meshtune, tmp_path):
     """A layout of unequal stages is the current configuration's assignment, and the study searches such ones."""
     text = ARRAYS.replace("--num-layers-per-virtual-pipeline-stage 4", "--pipeline-model-parallel-layout 'Et*17|t*15L'")

@@ -3,18 +3,23 @@ from dataclasses import replace
 import numpy as np
 import optuna
 import pytest
+from optuna.distributions import IntDistribution
+from optuna.trial import TrialState, create_trial
 
 from costmodels.calibration.sources import MeasuredSetting
+from costmodels.job.parallel_config import PLANS, concatenate
 from costmodels.job.runtime import find_prior
 from costmodels.job.setting import Setting
 from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
 from costmodels.surrogates.hypotheses import FEWEST_PAST, TRUST
+from tests.support.graphs.layer_changes import change_for
 from tests.support.settings.small_spaces import setting_of
 from tests.support.settings.synthetic_runs import small_model
 from trials.backend import Status
 from trials.simulated.backend import SimulatedBackend
 from tuner.search.earlier_runs import Past, PastRun, PastSample
+from tuner.search.observations import observations_of
 from tuner.search.prior import MOST_GROUPS, MOST_RUNS, initial_posterior, learn, nearest_groups, under
 from tuner.search.sampler import ThompsonSampler
 from tuner.space.enumeration import enumerate_space
@@ -231,6 +236,49 @@ def test_the_nearest_jobs_come_first_and_are_thinned(problem, small):
     assert [len(nearest[0]), nearest[0][0].step_time_s, nearest[0][-1].step_time_s] == [MOST_RUNS, 40.0, 1.0]
     assert {group[0].group for group in nearest[1:3]} == {"four hosts", "small"}
     assert nearest[3][0].group == "old device"
+
+
+def test_runs_of_another_studys_plans_teach_nothing(problem):
+    """What a plan of another study did to the layers is not known here, so that its runs would be mispriced."""
+    measured, grid = problem
+    planned = replace(grid.config(0), plan="descent")
+
+    (kept,) = nearest_groups(
+        [run_of(measured.setting, one, 1.0) for one in (grid.config(0), planned)], measured.setting
+    )
+
+    assert [run.config.plan for run in kept] == ["hand"]
+
+
+@pytest.mark.parametrize("has_past", [False, True])
+def test_a_trial_of_a_plan_teaches_of_plans_in_other_layouts(problem, past, has_past):
+    """Where a plan gains more than predicted in one layout, it is expected to gain more in another, beside its twin."""
+    measured, grid = problem
+    tp = [int(np.flatnonzero((grid.tp == degree) & (grid.cp * grid.up == 1))[0]) for degree in (2, 4)]
+    twins = grid.take(np.array(tp))
+    changes = tuple(replace(change_for(config), plan="descent") for config in map(twins.config, range(2)))
+    runtime = replace(measured.setting.runtime, layer_changes=changes)
+    of_plans = replace(measured, setting=replace(measured.setting, runtime=runtime))
+    planned = concatenate([twins, replace(twins, plan=np.full(2, PLANS.index("descent")))])
+    posterior = initial_posterior([(of_plans, np.arange(4))], planned, past if has_past else None, other_profiles=())
+
+    def gap_after(gain):
+        """How much longer the second layout's planned step is expected to be than its twin's, as a logarithm."""
+        times_s = np.exp(log_steps(of_plans.setting, runtime, planned))[[0, 2]] * [1.0, 1 - gain]
+        trials = [completed(position, time_s) for position, time_s in zip((0, 2), times_s.tolist(), strict=True)]
+        seen = observations_of(trials, lambda params: params["tp"])
+        expected = posterior.expected(seen, np.arange(4)).log_step_s
+        return expected[3] - expected[1]
+
+    assert gap_after(0.1) < gap_after(0.0) - 0.03
+
+
+def completed(position, time_s):
+    """A trial that has completed, whose parameter is its candidate's position."""
+    space = {"tp": IntDistribution(0, 9)}
+    made = create_trial(state=TrialState.COMPLETE, value=time_s, params={"tp": position}, distributions=space)
+    made.number = position
+    return made, made.state, made.values
 
 
 def test_a_fact_outlives_the_fitted_constants(problem):
