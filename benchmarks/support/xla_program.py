@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.sent_bytes import EXCHANGED, GATHERED, PERMUTED, REDUCED, Axes, Sent, ring_bytes
-from benchmarks.support.xla_groups import axes_of, groups_of
+from benchmarks.support.xla_groups import axes_of
+from trials.jax_training.xla_groups import groups_of
 
 KIND_OF = {
     "all-reduce": REDUCED,

@@ -2,8 +2,8 @@
 
 The devices of a host of the cluster are virtual devices of one process, and the processes of all hosts are connected by
 gloo. All of them run on one machine. A step time is wall clock if every device has a core. With more devices than
-cores, wall clock would only show the total work, and the CPU time of all processes takes its place. The observation
-names the clock.
+cores, wall clock would only show the total work, and a virtual clock takes its place: the CPU time of one device's
+share of the step, alone, and the time of its collectives on the cluster's links. The observation names the clock.
 
 JAX itself is imported by the processes of a trial alone.
 """
@@ -29,7 +29,7 @@ from trials.ranks.contract import AbstractRanks, RankSetup
 from trials.step_options import StepOptions
 from trials.step_planner import StepPlanner
 
-ClockChoice = Literal["auto", "wall", "cpu"]
+ClockChoice = Literal["auto", "wall", "virtual", "cpu"]
 
 JAX_RANKS = RankSetup(
     modules=("jax", "jax.experimental.multihost_utils", "trials.jax_training.rank_program"),
@@ -47,7 +47,7 @@ class JaxBackend(StepOptions, AbstractRankBackend):
         cluster: Cluster of the study, whose devices stand for cores.
         planner: Planner of the steps.
         chosen_clock: Clock of the step times; `auto` is the wall clock if every device has a core to itself, else the
-            CPU time of all processes.
+            virtual one.
         cores: Number of cores of the machine, as the study's driver saw them.
         hang_limit_s: Silence of the processes that means a hang [s].
     """
@@ -61,10 +61,10 @@ class JaxBackend(StepOptions, AbstractRankBackend):
 
     @property
     def clock(self) -> Clock:
-        """Clock of the step times: the chosen one, or the wall clock if it is meaningful, else CPU time."""
+        """Clock of the step times: the chosen one, or the wall clock if it is meaningful, else a virtual one."""
         if self.chosen_clock != "auto":
             return self.chosen_clock
-        return "wall" if self.cluster.num_devices <= self.cores else "cpu"
+        return "wall" if self.cluster.num_devices <= self.cores else "virtual"
 
     @property
     def hosts(self) -> tuple[HostNeeds, ...]:

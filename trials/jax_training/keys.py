@@ -24,8 +24,9 @@ class JaxKeys(AbstractTrialKeys):
     """
 
     clock: ClockChoice = "auto"
-    """Clock of the step times; `auto` is the wall clock if every device has a core to itself, else the CPU time of all
-    processes, which is a step's total work and not its layout.
+    """Clock of the step times; `auto` is the wall clock if every device has a core to itself, else `virtual`, on which
+    one device runs its share of the step alone and the cluster's links carry its collectives; `cpu` is the CPU time of
+    all processes, which is a step's total work and not its layout.
     """
 
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0

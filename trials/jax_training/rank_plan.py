@@ -33,14 +33,16 @@ class Ready:
     Attributes:
         group_s: Time until all processes were connected and JAX had its devices [s].
         compile_s: Time of tracing and compiling the step [s].
-        build_s: Time of making weights and data [s].
+        build_s: Time of making weights and data, and of compiling the share of one device [s].
         warmup_s: Time of the warm-up steps [s].
+        collectives_s: Time of the step's collectives on the links of the plan's cluster [s]; 0 on other clocks.
     """
 
     group_s: float
     compile_s: float
     build_s: float
     warmup_s: float
+    collectives_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,12 +52,19 @@ class StepTaken:
     Attributes:
         wall_s: Wall clock of the slowest process [s].
         cpu_s: CPU time of all threads of all processes together [s].
+        virtual_s: CPU time of the share of one device, alone, and the time of the step's collectives [s]; 0 on
+            other clocks.
         loss: Mean loss over the tokens of the batch, before the step.
     """
 
     wall_s: float
     cpu_s: float
+    virtual_s: float
     loss: float
+
+    def seconds(self, clock: Clock) -> float:
+        """Return the step time by a clock [s]."""
+        return {"wall": self.wall_s, "cpu": self.cpu_s, "virtual": self.virtual_s}[clock]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

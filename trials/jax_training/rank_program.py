@@ -16,6 +16,7 @@ from jax.experimental.multihost_utils import process_allgather
 from costmodels.sharding.exports.jax_layouts import jax_mesh
 from costmodels.sharding.graph import INPUT, STATE
 from hardware.device import GIB
+from trials.jax_training.model.device_share import DeviceShare, compile_with_program
 from trials.jax_training.model.initial import batch, initial_states
 from trials.jax_training.model.sharded_step import ShardedStep
 from trials.jax_training.rank_plan import Finished, Ready, StepTaken, StepWork
@@ -36,7 +37,10 @@ def run_rank(place: Place, work: StepWork) -> None:
         connect(place, num_devices=work.plan.mesh.num_devices)
         step = ShardedStep.of(work.plan, jax_mesh(work.plan))
         connected_s = time.perf_counter()
-        compiled = step.compile()
+        if work.clock == "virtual" and work.plan.mesh.num_devices > 1:
+            compiled, program = compile_with_program(step.lower())
+        else:
+            compiled, program = step.compile(), None
         peak_bytes = device_bytes(compiled)
         if peak_bytes > work.memory_bytes:
             raise MemoryError(
@@ -48,19 +52,24 @@ def run_rank(place: Place, work: StepWork) -> None:
         states = initial_states(graph, work.seed, step.shardings(STATE))
         inputs = batch(graph, work.seed, step.shardings(INPUT))
         jax.block_until_ready((states, inputs))
+        # the devices of all processes have the same share
+        share = None if program is None or place.rank > 0 else DeviceShare(program, states, inputs)
         built_s = time.perf_counter()
-        runner = _Runner(compiled, states, inputs)
+        runner = _Runner(compiled, states, inputs, share)
         for _ in range(work.warmup_steps):
             runner.step()
+            runner.share_s()
+        collectives_s = 0.0 if program is None else program.collectives_s(work.plan.mesh.cluster)
         place.tell(
             Ready(
                 group_s=connected_s - began_s,
                 compile_s=compiled_s - connected_s,
                 build_s=built_s - compiled_s,
                 warmup_s=time.perf_counter() - built_s,
+                collectives_s=collectives_s,
             )
         )
-        _measure_steps(place, work, runner)
+        _measure_steps(place, work, runner, collectives_s)
         place.tell(Finished(peak_bytes=peak_bytes))
         if place.world_size > 1:
             jax.distributed.shutdown()
@@ -119,10 +128,10 @@ def device_bytes(compiled: Any) -> int:
 
 
 class _Runner:
-    """Compiled step with its states, which each step replaces."""
+    """Compiled step with its states, which each step replaces, and perhaps the share of one device."""
 
-    def __init__(self, compiled: Any, states: Any, inputs: Any) -> None:
-        self._compiled, self._states, self._inputs = compiled, states, inputs
+    def __init__(self, compiled: Any, states: Any, inputs: Any, share: DeviceShare | None) -> None:
+        self._compiled, self._states, self._inputs, self._share = compiled, states, inputs, share
         self._number = 0
 
     def step(self) -> float:
@@ -132,18 +141,30 @@ class _Runner:
         jax.block_until_ready(self._states)
         return float(np.asarray(loss.addressable_data(0))[0])
 
+    def share_s(self) -> float:
+        """Run the share of one device, and return its CPU time [s]; 0 without one."""
+        return 0.0 if self._share is None else self._share.cpu_s()
 
-def _measure_steps(place: Place, work: StepWork, runner: _Runner) -> None:
+
+def _measure_steps(place: Place, work: StepWork, runner: _Runner, collectives_s: float) -> None:
     """Run measured steps until they are precise enough, and send each of them."""
     seconds: list[float] = []
     for _ in range(work.max_steps):
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
         loss = runner.step()
-        measured = np.array([time.perf_counter() - began_s, time.process_time() - began_cpu_s])
+        measured = [time.perf_counter() - began_s, time.process_time() - began_cpu_s]
+        measured.append(runner.share_s())
         # all processes get the same numbers, so that they all stop after the same step
-        walls, cpus = np.asarray(process_allgather(measured)).reshape(-1, 2).T
-        taken = StepTaken(wall_s=float(walls.max()), cpu_s=float(cpus.sum()), loss=loss)
+        walls, cpus, shares = np.asarray(process_allgather(np.array(measured))).reshape(-1, 3).T
+        # a device without others runs the whole step by itself
+        alone_s = shares.max() if work.plan.mesh.num_devices > 1 else cpus.sum()
+        taken = StepTaken(
+            wall_s=float(walls.max()),
+            cpu_s=float(cpus.sum()),
+            virtual_s=float(alone_s) + collectives_s if work.clock == "virtual" else 0.0,
+            loss=loss,
+        )
         place.tell(taken)
-        seconds.append(taken.wall_s if work.clock == "wall" else taken.cpu_s)
+        seconds.append(taken.seconds(work.clock))
         if len(seconds) >= work.min_steps and median_error(seconds) <= work.precision:
             return

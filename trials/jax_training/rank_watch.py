@@ -68,7 +68,7 @@ class _Watch:
                 if event.rank == 0:
                     self.load.note()
                     self.steps.append(taken)
-                    self.on_step(self._seconds(taken))
+                    self.on_step(taken.seconds(self.work.clock))
             case Finished() as finished:
                 self.endings.finished[event.rank] = finished.peak_bytes
             case Failed() as failed:
@@ -78,7 +78,7 @@ class _Watch:
         status, reason, text = self.endings.outcome(printed, hang_limit_s)
         return Observation(
             status=status,
-            step_times_s=tuple(map(self._seconds, self.steps)),
+            step_times_s=tuple(taken.seconds(self.work.clock) for taken in self.steps),
             peak_memory_bytes=max(filter(None, self.endings.peaks_bytes()), default=None),
             log_tail=tail_of(text or printed()) if status is not Status.OK else "",
             reason="; ".join(self._remarks()) if status is Status.OK else reason,
@@ -87,9 +87,6 @@ class _Watch:
             clock=self.work.clock,
             conditions=self._conditions(),
         )
-
-    def _seconds(self, taken: StepTaken) -> float:
-        return taken.wall_s if self.work.clock == "wall" else taken.cpu_s
 
     def _others_share(self) -> float | None:
         return self.load.others_share(sum(taken.cpu_s for taken in self.steps))
@@ -116,7 +113,8 @@ class _Watch:
             found["loss"] = self.steps[-1].loss
             found["wall_s"] = statistics.median(taken.wall_s for taken in self.steps)
             found["cpu_s"] = statistics.median(taken.cpu_s for taken in self.steps)
-        for name in ("group_s", "compile_s", "build_s", "warmup_s"):
-            if self.ready:
-                found[name] = max(getattr(ready, name) for ready in self.ready.values())
+        if self.ready:
+            told = ["group_s", "compile_s", "build_s", "warmup_s"]
+            told += ["collectives_s"] if self.work.clock == "virtual" else []
+            found |= {name: max(getattr(ready, name) for ready in self.ready.values()) for name in told}
         return tuple(found.items())

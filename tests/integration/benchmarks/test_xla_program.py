@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmarks.support.xla_groups import axes_of, groups_of
+from benchmarks.support.xla_groups import axes_of
+from trials.jax_training.xla_groups import groups_of
 from benchmarks.support.xla_program import on_device
 
 MESH = {"data": 4, "model": 2}

@@ -67,11 +67,18 @@ class ShardedStep:
         """Lower the step by `jax.jit`; its states are donated.
 
         The compiled function takes the states by name, the number of the step from 1 as a float32, and the inputs by
-        name; it returns the states after the step, and the loss before it [1].
+        name, and each array is a parameter of the program, in the order of names; it returns the states after the step,
+        and the loss before it [1].
         """
         kept, given = self.shardings(STATE), self.shardings(INPUT)
         whole = NamedSharding(self.layouts.mesh, PartitionSpec())
-        jitted = jax.jit(self._run, in_shardings=(kept, whole, given), out_shardings=(kept, whole), donate_argnums=(0,))
+        jitted = jax.jit(
+            self._run,
+            in_shardings=(kept, whole, given),
+            out_shardings=(kept, whole),
+            donate_argnums=(0,),
+            keep_unused=True,
+        )
         return jitted.lower(self._shapes(STATE), jax.ShapeDtypeStruct((), jnp.float32), self._shapes(INPUT))
 
     def compile(self) -> Any:

@@ -1,0 +1,67 @@
+"""One device's share of a compiled step, which a single device runs by itself, in one thread, while nobody waits."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxlib import _jax, xla_client
+
+from trials.jax_training.device_program import DeviceProgram
+
+_HLO: Any = getattr(xla_client, "hlo", _jax)
+"""Module of jaxlib that parses programs; older versions have one module for everything."""
+
+
+def compile_with_program(lowered: Any) -> tuple[Any, DeviceProgram]:
+    """Compile a lowered step, and return it with the program that XLA's partitioner has made of it.
+
+    Raises:
+        ValueError: The program has a collective whose time nobody can tell.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"xla_dump_to": folder, "xla_dump_hlo_pass_re": "spmd-partitioning", "xla_dump_large_constants": True}
+        compiled = lowered.compile(compiler_options=options)
+        (dump,) = Path(folder).glob("*after_spmd-partitioning*.txt")
+        return compiled, DeviceProgram.of(dump.read_text(encoding="utf-8"))
+
+
+class DeviceShare:
+    """Share of one device in a step, compiled for the first device of this process, with arrays of its own.
+
+    Args:
+        program: Program of the device.
+        states: States of the step by name; the share begins with copies of this process's first parts.
+        inputs: Inputs of the step by name.
+    """
+
+    def __init__(self, program: DeviceProgram, states: Mapping[str, Array], inputs: Mapping[str, Array]) -> None:
+        device = jax.local_devices()[0]
+        module = _HLO.hlo_module_from_text(program.alone)
+        options = xla_client.CompileOptions()
+        options.num_replicas, options.num_partitions = 1, 1
+        options.env_option_overrides = [("xla_cpu_multi_thread_eigen", "False")]
+        self._loaded = device.client.compile_and_load(
+            _jax.mlir.hlo_to_stablehlo(module.as_serialized_hlo_module_proto()),
+            xla_client.DeviceList((device,)),
+            options,
+        )
+        # the order of a jitted function's parameters; each run is given the states that the one before it returned
+        self._states = [jnp.array(states[name].addressable_data(0), copy=True) for name in sorted(states)]
+        given = [inputs[name].addressable_data(0) for name in sorted(inputs)]
+        self._others = [jax.device_put(np.float32(1), device), *given]
+
+    def cpu_s(self) -> float:
+        """Run the share once, and return the CPU time of this process meanwhile [s]."""
+        began_s = time.process_time()
+        results = self._loaded.execute_sharded([*self._states, *self._others]).disassemble_into_single_device_arrays()
+        *self._states, loss = (parts[0] for parts in results)
+        jax.block_until_ready((self._states, loss))
+        return time.process_time() - began_s
