@@ -77,6 +77,7 @@ class Compiled:
 
     Attributes:
         run: Function that runs it on arrays.
+        text: Text of the partitioned program.
         device: Work of one device.
         counted_flop: XLA's own count of operations, which includes all operators and counts a loop's body once.
         memory_bytes: Arguments, outputs that take no argument's place, and temporaries [bytes]. The CPU's backend
@@ -84,6 +85,7 @@ class Compiled:
     """
 
     run: Callable[..., Any]
+    text: str
     device: OnDevice
     counted_flop: float
     memory_bytes: float
@@ -102,6 +104,7 @@ def compiled(lowered: Any, mesh: Mapping[str, int]) -> Compiled:
     memory = program.memory_analysis()
     return Compiled(
         run=program,
+        text=text,
         device=on_device(text, mesh),
         counted_flop=float(program.cost_analysis()["flops"]),
         memory_bytes=float(

@@ -61,9 +61,12 @@ class TestJaxBackend(BackendContract):
         return ConfigGrid.from_configs([CONFIG])
 
 
-@pytest.mark.parametrize("clock", ["wall", "cpu"])
+@pytest.mark.parametrize("clock", ["wall", "virtual"])
 def test_processes_of_several_hosts_train_as_one_does(opened, clock):
-    """Two processes that are connected by gloo have the loss and the memory of one, and the clock that was chosen."""
+    """Two processes that are connected by gloo have the loss and the memory of one, and the clock that was chosen.
+
+    A step by the virtual clock takes longer than its collectives on the links that the processes have.
+    """
     one = opened(backend_of(chosen_clock=clock)).measure(CONFIG, trial_number=0)
     two = opened(backend_of(hosts=2, chosen_clock=clock)).measure(CONFIG, trial_number=1)
 
@@ -72,6 +75,10 @@ def test_processes_of_several_hosts_train_as_one_does(opened, clock):
     assert (dict(one.conditions)["processes"], dict(two.conditions)["processes"]) == (1, 2)
     assert dict(two.conditions)["loss"] == pytest.approx(dict(one.conditions)["loss"], abs=1e-5)
     assert two.peak_memory_bytes == pytest.approx(one.peak_memory_bytes, rel=0.1)
+    links_s = [dict(trial.conditions).get("collectives_s", 0.0) for trial in (one, two)]
+    assert all(least_s < min(trial.step_times_s) for least_s, trial in zip(links_s, (one, two), strict=True))
+    # within a host and between hosts the links differ
+    assert (links_s[0] != links_s[1]) == (clock == "virtual")
 
 
 def test_a_step_that_does_not_fit_is_out_of_memory(opened):
@@ -112,5 +119,5 @@ def test_a_candidate_that_the_rules_exclude_is_never_run(opened):
 def test_the_clock_is_the_wall_where_every_device_has_a_core():
     """With more devices than cores nobody gets a wall clock without asking for it."""
     assert backend_of(cores=4).clock == "wall"
-    assert backend_of(cores=3).clock == "cpu"
+    assert backend_of(cores=3).clock == "virtual"
     assert backend_of(cores=3, chosen_clock="wall").clock == "wall"

@@ -57,6 +57,15 @@ def test_the_compiled_program_sends_what_the_plan_says(case):
     assert one["compiled"] == pytest.approx(one["planned"], rel=1e-6)
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if case != "gpt by hand, one device"])
+def test_the_share_of_a_device_has_all_of_its_products_and_sends_nothing(case):
+    """What the virtual clock times is the compiled step's own work on one device, and no collective is left in it."""
+    one = found()[case]
+
+    assert one["flop"] > 0
+    assert one["alone"] == {"flop": one["flop"], "sent": {}}
+
+
 def test_a_pin_changes_what_is_sent():
     """The pinned plan is another one than that by hand, so that its agreement is a claim of its own."""
     assert found()["gpt pinned, dp=2, tp=4"]["planned"] != found()["gpt by hand, dp=2, tp=4"]["planned"]

@@ -1,8 +1,8 @@
 """Program that runs a training step under some plans on eight virtual devices, and prints what came of it as JSON.
 
 It needs its own process, because the number of devices is fixed when JAX starts. Its arguments are names of CASES. Each
-gives the losses of three steps on the mesh and of the same steps on one device, and the bytes that the plan and the
-compiled program send, by kind and axes.
+gives the losses of three steps on the mesh and of the same steps on one device, the bytes that the plan and the
+compiled program send, by kind and axes, and the operations of products on a device, in the step and in its share alone.
 """
 
 import json
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.support.sent_bytes import planned_bytes, reordered_bytes
-from benchmarks.support.xla_program import compiled
+from benchmarks.support.xla_program import compiled, on_device
 from costmodels.job.model_catalog import load_model
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.training_job import TrainingJob
@@ -30,6 +30,7 @@ from costmodels.sharding.frontends.transformer.model_graph import transformer_gr
 from costmodels.sharding.graph import INPUT, STATE
 from costmodels.sharding.plan import cost_of, violations
 from tests.support.programs.small_backends import cluster_of
+from trials.jax_training.device_program import DeviceProgram
 from trials.jax_training.model.initial import batch, initial_states
 from trials.jax_training.model.sharded_step import ShardedStep
 from tuner.planners.planning import PlannerOptions, plan_graph
@@ -117,10 +118,12 @@ def found(plan):
     """Return losses and bytes under a plan."""
     graph, mesh = plan.graph, plan.mesh
     step = ShardedStep.of(plan, jax_mesh(plan))
-    program, sent = None, Counter()
+    program, sent, flop, alone = None, Counter(), 0.0, None
     if mesh.num_devices > 1:
-        read = compiled(step.lower(), dict(zip(mesh.names, mesh.sizes, strict=True)))
-        program, sent = read.run, read.device.sent
+        axes = dict(zip(mesh.names, mesh.sizes, strict=True))
+        read = compiled(step.lower(), axes)
+        program, sent, flop = read.run, read.device.sent, read.device.flop
+        alone = on_device(DeviceProgram.of(read.text).alone, axes)
     else:
         program = step.compile()
     planned = planned_bytes(cost_of(plan), mesh) + reordered_bytes(step.layouts.orders)
@@ -130,6 +133,8 @@ def found(plan):
         "planned": _by_name(planned),
         "compiled": _by_name(sent),
         "violations": violations(plan),
+        "flop": flop,
+        "alone": None if alone is None else {"flop": alone.flop, "sent": _by_name(alone.sent)},
     }
 
 

@@ -232,7 +232,7 @@ trial: {backend: torch}; job: {..., precision: fp8} -> job.precision = 'fp8' | v
 
 OF_JAX = """
 trial: {backend: jax, min_steps: 30} -> trial.max_steps = 20 | at least min_steps, which is 30
-trial: {backend: jax, clock: virtual} -> trial.clock = 'virtual' | auto
+trial: {backend: jax, clock: sundial} -> trial.clock = 'sundial' | auto
 trial: {backend: jax} -> cluster = 'dgx-h100' | cannot train on | cpu-host
 trial: {backend: jax}; cluster: {name: cpu-host}; job: {..., precision: bf16} -> job.precision = 'bf16' | valid: fp32
 trial: {backend: jax}; cluster: {name: cpu-host}; model: mixtral-8x7b -> mixtral-8x7b | experts | backend: torch
