@@ -125,6 +125,7 @@ class JaxBackend(StepOptions, AbstractRankBackend):
         return StepWork(
             **{option.name: getattr(self, option.name) for option in fields(StepOptions)},
             plan=plan,
+            top_k=self.job.model.top_k,
             is_by_hand=is_by_hand,
             memory_bytes=min(device.memory_bytes for device in self.cluster.devices),
             clock=self.clock,

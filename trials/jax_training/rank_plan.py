@@ -15,12 +15,14 @@ class StepWork(StepOptions):
 
     Attributes:
         plan: Plan of the step, whose mesh has the devices of all processes in their order.
+        top_k: Number of experts that a token of the model chooses; 0 for dense models.
         is_by_hand: Whether it is the plan by hand, and not the one that the study's planner found.
         memory_bytes: Memory of the smallest device [bytes].
         clock: Clock of the step times.
     """
 
     plan: Plan
+    top_k: int
     is_by_hand: bool
     memory_bytes: float
     clock: Clock

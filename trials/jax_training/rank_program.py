@@ -35,7 +35,7 @@ def run_rank(place: Place, work: StepWork) -> None:
     try:
         began_s = time.perf_counter()
         connect(place, num_devices=work.plan.mesh.num_devices)
-        step = ShardedStep.of(work.plan, jax_mesh(work.plan))
+        step = ShardedStep.of(work.plan, jax_mesh(work.plan), top_k=work.top_k)
         connected_s = time.perf_counter()
         if work.clock == "virtual" and work.plan.mesh.num_devices > 1:
             compiled, program = compile_with_program(step.lower())

@@ -13,18 +13,14 @@ def check_trainable(job: TrainingJob) -> None:
         ConfigError: The backend lacks a part of the model, or the job's precision.
     """
     model = job.model
-    missing = {
-        "experts": model.is_moe,
-        "latent attention": model.uses_mla,
-        "heads of an odd size": model.head_dim % 2 == 1,
-    }
+    missing = {"latent attention": model.uses_mla, "heads of an odd size": model.head_dim % 2 == 1}
     for part, has in missing.items():
         if has:
             raise ConfigError(
                 f"has {part}, which the jax backend cannot train",
                 key="model",
                 value=model.name,
-                nearest="trial.backend: torch, or a dense model with plain attention",
+                nearest="trial.backend: torch, or a model with plain attention",
             )
     if job.precision != "fp32":
         raise ConfigError(

@@ -2,8 +2,8 @@
 
 The plan by hand is made on the whole step. Any other plan is found for layers of the candidate's shape
 (`layer_plans.py`), on two layers and without data parallelism, and is carried over to the step: the first layer and all
-operators outside of layers keep theirs, every further layer gets that of the second. `dp` cuts the batch, and ZeRO its
-states, as in the plan by hand.
+operators outside of layers keep theirs, every further layer gets that of the last planned one of its kind. `dp` cuts
+the batch, and ZeRO its states, as in the plan by hand.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from costmodels.sharding.frontends.transformer.model_graph import transformer_gr
 from costmodels.sharding.graph import Graph
 from costmodels.sharding.plan import NONE, Plan, violations
 from hardware.cluster import Cluster
-from tuner.planners.sharding.hand_made import hand_made
+from tuner.planners.sharding.hand_made import EXPERT_AXIS, hand_made, layer_axes
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.plans.layer_plans import LayerTask, plan_layer
 
 
 def plan_step(job: TrainingJob, cluster: Cluster, config: ParallelConfig, planning: LayerPlanning) -> Plan:
-    """Return the plan of one optimizer step of a dense model, with one pipeline stage and one micro-batch.
+    """Return the plan of one optimizer step of a model, with one pipeline stage and one micro-batch.
+
+    The part of `dp` over which experts are distributed is an axis of its own, `dp_experts`.
 
     Args:
         job: Training job of the candidate.
@@ -35,10 +37,11 @@ def plan_step(job: TrainingJob, cluster: Cluster, config: ParallelConfig, planni
     """
     # a study can switch rules off, and a plan of another step would be measured in silence
     assert job.global_batch_size == config.dp * config.mbs, f"{config} has one micro-batch, as jax-reference demands"
-    assert (config.pp, config.vpp, config.ep) == (1, 1, 1), f"{config} has one stage and no experts"
+    assert (config.pp, config.vpp) == (1, 1), f"{config} has one stage"
     assert config.zero_stage in (0, 1), f"{config} has no ZeRO stage that jax-reference offers"
     assert config.recompute == "none", f"{config} recomputes nothing, as jax-reference demands"
-    degrees = {"dp": config.dp, "cp": config.cp, "up": config.up, "tp": config.tp}
+    dealt = (layer_axes(config) or {}).get("dp", 1)
+    degrees = {"dp": config.dp // dealt, EXPERT_AXIS: dealt, "cp": config.cp, "up": config.up, "tp": config.tp}
     axes = {name: size for name, size in degrees.items() if size > 1} or {"dp": 1}
     graph = transformer_graph(job, micro_batch_size=config.mbs * config.dp, optimizer=job.optimizer)
     mesh = DeviceMesh(names=tuple(axes), sizes=tuple(axes.values()), cluster=cluster)
@@ -63,7 +66,9 @@ def _carry_over(layer: Plan, by_hand: Plan) -> Plan:
     names, graph = by_hand.mesh.names, by_hand.graph
     served = by_hand.served.copy()
     for number, op in enumerate(graph.ops):
-        row = dict(zip(layer.mesh.names, rows[_planned_name(op.name, rows)], strict=True))
+        # of dp, a layer has the part over which experts are distributed
+        own = [EXPERT_AXIS if name == "dp" else name for name in layer.mesh.names]
+        row = dict(zip(own, rows[_planned_name(op.name, rows)], strict=True))
         for axis, name in enumerate(names):
             if name in row:
                 served[number, axis] = row[name]
@@ -79,8 +84,9 @@ def _planned_name(name: str, rows: dict[str, list[int]]) -> str:
         return name
     assert name.startswith("layers."), f"{name!r} is in a layer beyond the planned ones"
     inside = name.split(".", 2)[2]
-    # the planned layers end with the second: only the first one's output has the gradients of two readers
-    return f"layers.1.{inside}" if f"layers.1.{inside}" in rows else f"layers.0.{inside}"
+    # the last planned layer with such an operator: its output has the gradients of two readers only in earlier ones
+    alike = [planned for planned in rows if planned.startswith("layers.") and planned.split(".", 2)[2] == inside]
+    return max(alike, key=lambda planned: int(planned.split(".", 2)[1]))
 
 
 def _fitting(graph: Graph, number: int, row: list[int], axis: int, sizes: tuple[int, ...]) -> int:

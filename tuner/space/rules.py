@@ -65,6 +65,16 @@ def _experts_by_dp(s: Setting, c: Columns) -> Keep:
     return np.asarray((experts % c["dp"] == 0) | (c["dp"] % experts == 0))
 
 
+def _token_chunks(s: Setting) -> int:
+    """Return the number of chunks of a sequence that fill slots of experts by themselves; 0 for a dense model."""
+    from costmodels.sharding.frontends.transformer.experts import chunk_sizes  # noqa: PLC0415 # few studies need it
+
+    model = s.job.model
+    if not model.is_moe:
+        return 0
+    return chunk_sizes(s.job.sequence_length, top_k=model.top_k, num_experts=model.num_experts)["chunks"]
+
+
 def _expert_tensor(c: Columns) -> IntArray:
     return np.where(c["expert_tp"] == 0, c["tp"], c["expert_tp"])
 
@@ -370,6 +380,28 @@ RULES: dict[str, Rule] = {
             ),
         ),
         Rule(
+            # tuner/planners/sharding/hand_made.py deals experts out over whole axes of a plan's mesh; dp may be two
+            name="ep_whole_axes",
+            needs=("dp", "cp", "up", "ep"),
+            keep=lambda _, c: (
+                (c["ep"] == 1)
+                | (c["ep"] == c["up"])
+                | (
+                    (c["ep"] % (c["cp"] * c["up"]) == 0)
+                    & (c["dp"] % np.maximum(c["ep"] // (c["cp"] * c["up"]), 1) == 0)
+                )
+            ),
+            reason=lambda _: "ep must be up, or cp*up times a divisor of dp: experts are distributed over whole axes",
+        ),
+        Rule(
+            name="token_chunks",
+            needs=("tp", "cp", "up"),
+            keep=lambda s, c: _token_chunks(s) % (c["tp"] * c["cp"] * c["up"]) == 0,
+            reason=lambda s: (
+                f"tp*cp*up must divide the {_token_chunks(s)} chunks of tokens that fill the experts' slots"
+            ),
+        ),
+        Rule(
             name="expert_tp_distinct",
             needs=("tp", "expert_tp"),
             keep=lambda s, c: (c["expert_tp"] == 0) | ((c["expert_tp"] != c["tp"]) & s.job.model.is_moe),
@@ -581,7 +613,7 @@ _SETS: dict[str, tuple[str, ...]] = {
     # is one graph of one micro-batch
     "jax-reference": (
         *("devices", "one_micro_batch", "kv_heads_whole", "kv_heads_ulysses", "ffn", "sequence_parts", "vocabulary"),
-        *("no_pp", "no_vpp", "no_ep"),
+        *("no_pp", "no_vpp", "experts", "ep_whole_axes", "token_chunks"),
         *_FURTHER,
     ),
     # mindformers modules/transformer/transformer.py (TransformerOpParallelConfig: micro_batch_num >= pipeline_stage,

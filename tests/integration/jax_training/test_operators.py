@@ -26,7 +26,7 @@ def errors():
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("model", ["gpt", "llama"])
+@pytest.mark.parametrize("model", ["gpt", "llama", "experts"])
 def test_the_backward_operators_give_the_gradients_of_the_forward_pass(errors, model):
     """Every parameter's gradient equals the one that `jax.grad` derives, to float32's precision."""
     assert len(errors[model]) > 20

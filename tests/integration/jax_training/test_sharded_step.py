@@ -17,6 +17,8 @@ CASES = (
     "gpt by hand, dp=4, tp=2, no sequence parallelism, no ZeRO",
     "llama by hand, dp=2, cp=2, tp=2",
     "llama by hand, dp=2, up=2, tp=2",
+    "experts by hand, dp=8, ep=2",
+    "experts by hand, dp=2, cp=2, tp=2, ep=2",
     "gpt pinned, dp=2, tp=4",
     "gpt by D-Rec",
     "llama by descent",

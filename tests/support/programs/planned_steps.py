@@ -52,11 +52,23 @@ LLAMA = replace(
     attention_output_bias=False,
     mlp_bias=False,
 )
+MOE = replace(
+    LLAMA,
+    name="moe-tiny",
+    num_layers=1,
+    num_experts=8,
+    top_k=2,
+    expert_ffn_size=64,
+    num_shared_experts=1,
+    shared_expert_ffn_size=128,
+    shared_expert_gate=True,
+    router_bias=True,
+)
 WIDE = {"num_layers": 1, "hidden_size": 256, "head_dim": 32, "ffn_size": 1024}
 """Sizes with which planners shard a model on processor cores."""
 MODELS = {
     model.name: model
-    for model in (GPT, LLAMA, replace(GPT, name="gpt-wide", **WIDE), replace(LLAMA, name="llama-wide", **WIDE))
+    for model in (GPT, LLAMA, MOE, replace(GPT, name="gpt-wide", **WIDE), replace(LLAMA, name="llama-wide", **WIDE))
 }
 PINNED = LayerPlanning(name="descent", pins=(Pin(op="layers.*.dense_mlp.up", dim="hidden", axis="tp"),))
 
@@ -88,6 +100,8 @@ CASES = {
     ),
     "llama by hand, dp=2, cp=2, tp=2": lambda: of_study(LLAMA, dp=2, cp=2, tp=2),
     "llama by hand, dp=2, up=2, tp=2": lambda: of_study(LLAMA, dp=2, up=2, tp=2),
+    "experts by hand, dp=8, ep=2": lambda: of_study(MOE, dp=8, ep=2),
+    "experts by hand, dp=2, cp=2, tp=2, ep=2": lambda: of_study(MOE, dp=2, cp=2, tp=2, ep=2),
     "gpt pinned, dp=2, tp=4": lambda: of_study(GPT, PINNED, dp=2, tp=4),
     "gpt by D-Rec": lambda: of_planner("gpt-wide", "recursive"),
     "llama by descent": lambda: of_planner("llama-wide", "descent"),
@@ -95,9 +109,14 @@ CASES = {
 }
 
 
+def step_of(plan):
+    """Return the step of a plan on the first devices."""
+    return ShardedStep.of(plan, jax_mesh(plan), top_k=MODELS[plan.graph.name].top_k)
+
+
 def losses_of(plan, program):
     """Run three steps from the initial states."""
-    step = ShardedStep.of(plan, jax_mesh(plan))
+    step = step_of(plan)
     states = initial_states(plan.graph, 0, step.shardings(STATE))
     inputs = batch(plan.graph, 0, step.shardings(INPUT))
     losses = []
@@ -111,13 +130,13 @@ def losses_of(plan, program):
 def plain_losses(name):
     """Run the steps of a model on one device."""
     plan = of_study(MODELS[name])
-    return losses_of(plan, ShardedStep.of(plan, jax_mesh(plan)).compile())
+    return losses_of(plan, step_of(plan).compile())
 
 
 def found(plan):
     """Return losses and bytes under a plan."""
     graph, mesh = plan.graph, plan.mesh
-    step = ShardedStep.of(plan, jax_mesh(plan))
+    step = step_of(plan)
     program, sent, flop, alone = None, Counter(), 0.0, None
     if mesh.num_devices > 1:
         axes = dict(zip(mesh.names, mesh.sizes, strict=True))

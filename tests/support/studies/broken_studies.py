@@ -235,7 +235,7 @@ trial: {backend: jax, min_steps: 30} -> trial.max_steps = 20 | at least min_step
 trial: {backend: jax, clock: sundial} -> trial.clock = 'sundial' | auto
 trial: {backend: jax} -> cluster = 'dgx-h100' | cannot train on | cpu-host
 trial: {backend: jax}; cluster: {name: cpu-host}; job: {..., precision: bf16} -> job.precision = 'bf16' | valid: fp32
-trial: {backend: jax}; cluster: {name: cpu-host}; model: mixtral-8x7b -> mixtral-8x7b | experts | backend: torch
+trial: {backend: jax}; cluster: {name: cpu-host}; model: deepseek-v3 -> deepseek-v3 | latent attention | backend: torch
 """
 
 OF_A_REPLAY = """

@@ -2,7 +2,7 @@
 
 `costmodels/sharding/frontends/transformer` describes a training step as a graph of operators, gradients and update
 included. OPERATORS says how JAX computes each of them, so that a graph can be executed operator by operator, in the
-layouts of any plan of that graph. No operator knows of devices.
+layouts of any plan of that graph. No operator knows of devices. `operators` adds those that depend on the model.
 
 A function takes the operator and its operands, and returns its results.
 """
@@ -19,6 +19,7 @@ from jax import Array
 from costmodels.sharding.dims import Place
 from costmodels.sharding.graph import Op
 from trials.jax_training.model.attention import attend, attend_gradient
+from trials.jax_training.model.experts import combine, combine_gradient, dispatch, dispatch_gradient, routing
 
 EPSILON = 1e-5
 """Number added to the variance in norms (GPT-2, Llama)."""
@@ -82,6 +83,13 @@ def _joined(op: Op, arrays: Sequence[Array], places: Sequence[list[int]], common
     return jnp.concatenate(parts, axis=-1), (*((factor,) for factor in order), (len(op.rule.factors),))
 
 
+def _bias(op: Op, x: Array, bias: Array) -> tuple[Array, ...]:
+    """Add a bias along the dims of x that it has, which lie in the same order."""
+    of_x, of_bias = op.rule.operands
+    shape = [size if place in of_bias else 1 for place, size in zip(of_x, x.shape, strict=True)]
+    return (x + bias.reshape(shape),)
+
+
 def _sum_out(op: Op, given: Array) -> tuple[Array, ...]:
     """Sum over the dims that the result lacks."""
     return (_einsum([(given, op.rule.operands[0])], op.rule.results[0]),)
@@ -123,6 +131,10 @@ def _gated(x: Array) -> Array:
 
 def _gelu(x: Array) -> Array:
     return jax.nn.gelu(x, approximate=False)
+
+
+def _sigmoid_scale(x: Array, gate: Array) -> Array:
+    return x * jax.nn.sigmoid(gate)[..., None]
 
 
 def _positions(x: Array, table: Array) -> Array:
@@ -193,7 +205,10 @@ OPERATORS: Mapping[str, Compute] = {
     "matmul": _products,
     "matmul_data_gradient": _product_data_gradient,
     "matmul_weight_gradient": _products,
-    "bias": _plain(lambda x, bias: x + bias),  # the dims of a bias are the last ones of its tensor
+    "batch_matmul": _products,
+    "batch_matmul_data_gradient": _product_data_gradient,
+    "batch_matmul_weight_gradient": _products,
+    "bias": _bias,
     "bias_gradient": _sum_out,
     "rms_norm": _plain(_rms),
     "rms_norm_gradient": _gradients_of(_rms),
@@ -209,6 +224,12 @@ OPERATORS: Mapping[str, Compute] = {
     "activation_gradient": _gradients_of(_gelu),
     "gated_activation": _plain(_gated),
     "gated_activation_gradient": _gradients_of(_gated),
+    "dispatch": dispatch,
+    "dispatch_gradient": dispatch_gradient,
+    "combine": combine,
+    "combine_gradient": combine_gradient,
+    "sigmoid_scale": _plain(_sigmoid_scale),
+    "sigmoid_scale_gradient": _gradients_of(_sigmoid_scale),
     "add": _plain(lambda *parts: sum(parts[1:], start=parts[0])),
     "maximum": _plain(lambda logits: logits.max(axis=-1)),
     "exponential_sum": _plain(_exponential_sum),
@@ -216,4 +237,14 @@ OPERATORS: Mapping[str, Compute] = {
     "mean_loss": _mean_loss,
     "cross_entropy_gradient": _plain(_cross_entropy_gradient),
 }
-"""What each primitive of a forward or backward pass computes."""
+"""What each primitive of a forward or backward pass computes, without those that depend on the model's numbers."""
+
+
+def operators(*, top_k: int) -> Mapping[str, Compute]:
+    """Return what each primitive of a model computes.
+
+    Args:
+        top_k: Number of experts that a token chooses; dense models route nothing.
+    """
+    route = partial(routing, top_k=top_k)
+    return {**OPERATORS, "routing": _plain(route), "routing_gradient": _gradients_of(route)}

@@ -21,7 +21,7 @@ from costmodels.sharding.exports.jax_layouts import JaxLayouts
 from costmodels.sharding.exports.reorders import Orders
 from costmodels.sharding.graph import INPUT, STATE, Graph
 from costmodels.sharding.plan import Plan
-from trials.jax_training.model.operators import OPERATORS
+from trials.jax_training.model.operators import Compute, operators
 from trials.jax_training.model.optimizers import OPTIMIZERS
 
 LOSS = "head.cross_entropy"
@@ -34,7 +34,7 @@ Values = Mapping[str, Array]
 def missing_operators(graph: Graph) -> tuple[str, ...]:
     """Return the primitives of a graph that JAX cannot compute here, each once."""
     names = {op.primitive for op in graph.ops if not op.is_source}
-    return tuple(sorted(names - OPERATORS.keys() - OPTIMIZERS.keys()))
+    return tuple(sorted(names - operators(top_k=1).keys() - OPTIMIZERS.keys()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -44,17 +44,19 @@ class ShardedStep:
     Attributes:
         plan: Plan of the whole step.
         layouts: Constraints on the plan's mesh.
+        top_k: Number of experts that a token of the model chooses; 0 for dense models.
     """
 
     plan: Plan
     layouts: JaxLayouts
+    top_k: int
 
     @classmethod
-    def of(cls, plan: Plan, mesh: Mesh) -> ShardedStep:
+    def of(cls, plan: Plan, mesh: Mesh, *, top_k: int = 0) -> ShardedStep:
         """Return the step of a plan on devices."""
         missing = missing_operators(plan.graph)
         assert not missing, f"the graph has {missing[0]}, which nothing here computes"
-        return cls(plan=plan, layouts=JaxLayouts(axis_orders(plan), mesh))
+        return cls(plan=plan, layouts=JaxLayouts(axis_orders(plan), mesh), top_k=top_k)
 
     def shardings(self, primitive: str) -> dict[str, NamedSharding]:
         """Return the shardings of all states or of all inputs of the step, by name."""
@@ -95,7 +97,7 @@ class ShardedStep:
 
     def _run(self, states: Values, step: Array, inputs: Values) -> tuple[Values, Array]:
         graph = self.plan.graph
-        run = _Run(self.plan, self.layouts)
+        run = _Run(self.plan, self.layouts, operators(top_k=self.top_k))
         for op in graph.ops:
             if op.primitive in (STATE, INPUT):
                 run.hold(op.results[0], (states if op.primitive == STATE else inputs)[op.name])
@@ -112,12 +114,14 @@ class _Run:
     Attributes:
         plan: Plan of the step.
         layouts: Constraints on the plan's mesh.
+        compute: What each primitive computes.
         values: Tensors so far, each in its own layout, by number.
         copies: Tensors in layouts other than their own, by number and layout.
     """
 
     plan: Plan
     layouts: JaxLayouts
+    compute: Mapping[str, Compute]
     values: dict[int, Array] = field(default_factory=dict)
     copies: dict[tuple[int, Orders], Array] = field(default_factory=dict)
 
@@ -134,7 +138,7 @@ class _Run:
         if op.primitive in OPTIMIZERS:
             results = OPTIMIZERS[op.primitive](*operands, step=step)
         else:
-            results = OPERATORS[op.primitive](op, *operands)
+            results = self.compute[op.primitive](op, *operands)
         orders = self.layouts.orders
         for slot, (tensor, value) in enumerate(zip(op.results, results, strict=True)):
             self.values[tensor] = self.layouts.settle(value, orders.written(number, slot), orders.lying(tensor))

@@ -28,6 +28,8 @@ from tuner.planners.sharding.forward_plans import forward_of, with_backward
 BATCH, HEADS = ("batch",), ("kv_heads", "heads", "query_groups")
 TENSOR = (*HEADS, "ffn", "shared_ffn", "vocabulary")
 """Factors that tensor parallelism cuts."""
+EXPERT_AXIS = "dp_experts"
+"""Axis of the part of `dp` over which experts are distributed, where the rest of it is an axis, too."""
 ALONG = ("sequence", "queries", "chunks", "slots")
 """Factors that context, Ulysses and sequence parallelism cut."""
 EXPERT_OPS = tuple(f"*.moe_mlp.{role}" for role in ("up", "down", "activation"))
@@ -59,7 +61,7 @@ def hand_made(graph: Graph, mesh: DeviceMesh, config: ParallelConfig, *, zero_st
 
     Args:
         graph: Graph of the training step.
-        mesh: Mesh with the axes of `layer_axes`.
+        mesh: Mesh with the axes of `layer_axes`, and perhaps with `dp` in two: the rest of it, and EXPERT_AXIS.
         config: Parallelism degrees of the candidate.
         zero_stage: Stage of ZeRO: 0, 1 or 3.
 
@@ -73,6 +75,7 @@ def hand_made(graph: Graph, mesh: DeviceMesh, config: ParallelConfig, *, zero_st
         tensor = [*((name, ALONG) for name in BETWEEN), ("*.moe_mlp.*", ("shared_ffn", *ALONG)), *tensor]
     by_degree: dict[str, ByName] = {
         "dp": [("*", BATCH)],
+        EXPERT_AXIS: [("*", BATCH)],
         "cp": [("*", ALONG)],
         "up": [("*.core*", HEADS), ("*", ALONG)],
         "tp": tensor,
@@ -80,7 +83,7 @@ def hand_made(graph: Graph, mesh: DeviceMesh, config: ParallelConfig, *, zero_st
     axes = {
         name: [*((op, experts[name]) for op in EXPERT_OPS if name in experts), *by_degree[name]] for name in mesh.names
     }
-    forward = plan_by_names(forward_of(graph), mesh, axes, shared=("experts", *HEADS, *ALONG))
+    forward = plan_by_names(forward_of(graph), mesh, axes, shared=("experts", *BATCH, *HEADS, *ALONG))
     if not all(_is_served(forward, number, axes) for number, op in enumerate(forward.graph.ops) if op.flop > 0):
         return None
     return with_backward(graph, forward, zero_stage=zero_stage)

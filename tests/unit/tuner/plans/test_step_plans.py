@@ -1,5 +1,6 @@
 """Plans of whole steps: by hand for every candidate of the rules, and carried over from plans of layers."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tuner.plans.step_plans import plan_step
 from tuner.study_file.config import load_study
 
 STUDY = Path(__file__).resolve().parents[4] / "configs" / "studies" / "cpu-jax.yaml"
+MIXTRAL = STUDY.parent.parent / "models" / "mixtral-small.yaml"
 CONFIG = ParallelConfig(dp=2, tp=4, mbs=4)
 PINS = (Pin(op="layers.*.dense_mlp.up", dim="hidden", axis="tp"),)
 
@@ -47,6 +49,39 @@ def test_every_candidate_has_a_plan_by_hand(study, step_of):
         plan = step_of(grid.config(position), num_layers=1)
         assert violations(plan) == (), grid.config(position)
         assert plan.mesh.num_devices == 8
+
+
+def test_every_candidate_with_experts_has_a_plan_by_hand():
+    """So can those of a model with experts, and every degree of ep distributes them over as many devices."""
+    study = load_study(
+        STUDY, overrides=[f"model={MIXTRAL}", "space={ep: [1, 2, 4, 8], sequence_parallel: [true, false]}"]
+    )
+    grid = study.space().grid
+    one_layer = replace(study.setting.job, model=replace(study.setting.job.model, num_layers=1))
+
+    assert set(grid.ep.tolist()) == {1, 2, 4, 8}
+    for position in range(len(grid)):
+        config = grid.config(position)
+        plan = plan_step(one_layer, study.setting.cluster, config, LayerPlanning())
+        assert violations(plan) == (), config
+        number = next(number for number, op in enumerate(plan.graph.ops) if op.name == "layers.0.moe_mlp.up")
+        names = [plan.graph.ops[number].rule.factors[cut].name for cut in plan.served[number].tolist() if cut >= 0]
+        ways = zip(
+            names,
+            (size for size, cut in zip(plan.mesh.sizes, plan.served[number], strict=True) if cut >= 0),
+            strict=True,
+        )
+        assert math.prod(size for name, size in ways if name == "experts") == config.ep, config
+
+
+def test_planned_experts_are_carried_over_to_all_layers():
+    """A planned layer with experts over a part of dp keeps its rows in the step, beside the rest of dp."""
+    study = load_study(STUDY, overrides=[f"model={MIXTRAL}"])
+    config = ParallelConfig(dp=4, tp=2, ep=2, mbs=2)
+    plan = plan_step(study.setting.job, study.setting.cluster, config, LayerPlanning(name="descent"))
+
+    assert plan.mesh.in_words == "dp=2,dp_experts=2,tp=2"
+    assert violations(plan) == ()
 
 
 def test_one_device_holds_all(step_of):
