@@ -1,4 +1,5 @@
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 
 from costmodels.job.parallel_config import RECOMPUTE_MODES, ParallelConfig
 from costmodels.job.runtime import find_runtime, runtime_names
+from costmodels.sharding.frontends.transformer.experts import slots_per_expert
 from hardware.io.errors import ConfigError
 from tests.support.settings.small_spaces import (
     OPENED,
@@ -69,6 +71,8 @@ class Case:
         if any(not model.is_moe_layer(layer) for layer in range(model.num_layers)):
             sizes.append(model.ffn_size)
         self.mlp_divides = all(size % self.tp == 0 for size in sizes)
+        slots = slots_per_expert(self.length, top_k=model.top_k, num_experts=self.experts) if model.is_moe else 0
+        self.token_chunks = math.gcd(self.length, slots) if slots else 0
         self.tied = model.tied_embeddings
         self.ring_chunks = 2 * self.cp if self.cp > 1 else 1
 
@@ -188,9 +192,16 @@ def torch_reference(c):
 
 
 def jax_reference(c):
-    """One stage and one micro-batch, in equal parts of heads, MLPs and sequence."""
-    obeys = (c.pp, c.vpp, c.ep, c.micro_batches) == (1, 1, 1, 1) and c.kv_heads % (c.tp * c.up) == 0
-    return obeys and c.mlp_divides and c.length % (c.tp * c.cp * c.up) == 0
+    """One stage and one micro-batch; heads, MLPs, sequence and its chunks divide; experts are on whole axes."""
+    obeys = (c.pp, c.vpp, c.micro_batches) == (1, 1, 1) and c.kv_heads % (c.tp * c.up) == 0
+    left = c.ep
+    for size in (c.up, c.cp):
+        if left > 1:
+            obeys = obeys and left % size == 0
+            left //= size
+    obeys = obeys and c.token_chunks % (c.tp * c.cp * c.up) == 0
+    # left is 0 where ep is less than an axis, which is none of its multiples
+    return obeys and c.dp % max(left, 1) == 0 and c.mlp_divides and c.length % (c.tp * c.cp * c.up) == 0
 
 
 ORACLES = (
@@ -323,6 +334,7 @@ def test_each_rule_alone_is_the_reason_of_some_refusal(rule_set):
         (setting_of(rule_set, devices_per_host=8, num_heads=12, num_kv_heads=4, ffn_size=48, sequence_length=48), ()),
         (setting_of(rule_set, devices_per_host=4, num_layers=8, job={"sequence_parallel": False}, **MOE), ()),
         (setting_of(rule_set, devices_per_host=6, batch=12, **MOE), ()),
+        (setting_of(rule_set, devices_per_host=4, sequence_length=12, **MOE | {"num_experts": 6, "top_k": 1}), ()),
         (setting_of(rule_set, devices_per_host=4, job={"zero_stage": 2}, runtime={"zero_stages": (0, 1)}), ()),
         (setting_of(rule_set, devices_per_host=4, runtime={"zero_stages": (0, 1, 2, 3)}), OPENED),
         (setting_of(rule_set, job={"recompute": "full"}, runtime={"recompute_modes": ("none",)}), ()),
