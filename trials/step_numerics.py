@@ -1,0 +1,73 @@
+"""Numbers of a training step that sharding plans describe: constants, initial states and data.
+
+Backends that execute the graph of `costmodels/sharding/frontends/transformer` share them, so that their losses are the
+same for the same seed. States and data depend on the seed and on names alone, whatever the plan.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+from numpy.random import Generator, default_rng
+from numpy.typing import NDArray
+
+from costmodels.sharding.graph import INPUT, STATE, Graph, TensorKind
+
+LOSS = "head.cross_entropy"
+"""Name of the tensor that holds the mean loss over all tokens [1]."""
+
+EPSILON = 1e-5
+"""Number added to the variance in norms (GPT-2, Llama)."""
+
+ROTARY_BASE = 10_000.0
+"""Base of the rotary angles (RoFormer, Su et al. 2021, section 3.2.2)."""
+
+LEARNING_RATE = 1e-3
+FIRST_DECAY = 0.9
+SECOND_DECAY = 0.95
+ADAM_EPSILON = 1e-8
+WEIGHT_DECAY = 0.1
+
+INITIAL_STD = 0.02
+"""Standard deviation of matrices (GPT-2, Megatron-LM --init-method-std)."""
+
+SKEW = 3.0
+"""Exponent of the token distribution: tokens are u^SKEW of the vocabulary with u uniform, some much more frequent."""
+
+
+def initial_state(graph: Graph, name: str, seed: int) -> NDArray[np.float32]:
+    """Return a state as a whole: zeros for moments and biases, ones for weights of norms, else random numbers.
+
+    Args:
+        graph: Graph of the step.
+        name: Name of a parameter or moment.
+        seed: Seed of all weights.
+    """
+    (tensor,) = next(op.results for op in graph.ops if op.primitive == STATE and op.name == name)
+    shape, kind = graph.tensors[tensor].shape, graph.tensors[tensor].kind
+    first = graph.uses[tensor][0]
+    reader = graph.ops[first.op].primitive
+    if kind is TensorKind.OPTIMIZER or reader == "bias" or (reader == "layer_norm" and first.operand == 2):
+        return np.zeros(shape, np.float32)
+    if reader.endswith("_norm"):
+        return np.ones(shape, np.float32)
+    return INITIAL_STD * _rng(seed, name).standard_normal(shape, dtype=np.float32)
+
+
+def whole_batch(graph: Graph, seed: int) -> dict[str, NDArray[np.int32]]:
+    """Return sequences of random tokens with skewed frequencies, and as labels each token's next one.
+
+    Args:
+        graph: Graph of the step, whose inputs are `tokens` and `labels` [batch, sequence].
+        seed: Seed of the data.
+    """
+    shapes = {op.name: graph.tensors[op.results[0]].shape for op in graph.ops if op.primitive in (INPUT, STATE)}
+    (rows, length), (vocabulary, _) = shapes["tokens"], shapes["embedding.weight"]
+    uniform = _rng(seed, "tokens").random((rows, length + 1))
+    tokens = np.minimum((uniform**SKEW * vocabulary).astype(np.int32), vocabulary - 1)
+    return {"tokens": tokens[:, :-1], "labels": tokens[:, 1:]}
+
+
+def _rng(seed: int, name: str) -> Generator:
+    return default_rng([seed, zlib.crc32(name.encode())])

@@ -1,0 +1,59 @@
+"""Place of a rank in the mesh of a plan, and the process groups along its axes.
+
+Ranks have the order of the mesh, whose last axis is the fastest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import torch.distributed as dist
+
+from costmodels.sharding.device_mesh import DeviceMesh
+
+Axes = tuple[int, ...]
+"""Axes of a mesh, in its order."""
+
+
+def members(mesh: DeviceMesh, axes: Axes, rank: int) -> tuple[int, ...]:
+    """Return the ranks that differ from a rank along some axes only, in the order of the mesh."""
+    ranks = np.arange(mesh.num_devices).reshape(mesh.sizes)
+    place = np.unravel_index(rank, mesh.sizes)
+    picked = ranks[tuple(slice(None) if axis in axes else place[axis] for axis in range(len(mesh.sizes)))]
+    return tuple(picked.flatten().tolist())
+
+
+class PlanMesh:
+    """Mesh of a plan, seen from this rank.
+
+    Args:
+        mesh: Mesh with as many devices as the process group has ranks.
+        groups: Axes along which the plan communicates.
+    """
+
+    def __init__(self, mesh: DeviceMesh, groups: Iterable[Axes]) -> None:
+        assert mesh.num_devices == dist.get_world_size(), "a plan must occupy all ranks"
+        self.sizes = mesh.sizes
+        rank = dist.get_rank()
+        self.place = tuple(int(index) for index in np.unravel_index(rank, mesh.sizes))
+        # Only members take part in forming a group, and all of them form theirs in one order.
+        self._groups = {axes: _group(members(mesh, axes, rank)) for axes in sorted(set(groups))}
+
+    def size(self, axes: Axes) -> int:
+        """Return the number of ranks in each group along some axes."""
+        return math.prod(self.sizes[axis] for axis in axes)
+
+    def group(self, axes: Axes) -> dist.ProcessGroup:
+        """Return this rank's group along some axes."""
+        return self._groups[axes]
+
+
+def _group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
+    world = dist.group.WORLD
+    assert world is not None, "the process group must exist before the mesh"
+    if len(ranks) == world.size():
+        return world
+    group: dist.ProcessGroup = dist.new_group(list(ranks), use_local_synchronization=True)
+    return group

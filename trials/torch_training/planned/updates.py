@@ -1,0 +1,42 @@
+"""Optimizers' updates of one parameter, or of a rank's part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from trials.step_numerics import ADAM_EPSILON, FIRST_DECAY, LEARNING_RATE, SECOND_DECAY, WEIGHT_DECAY
+
+
+def adam(
+    parameter: Tensor, gradient: Tensor, first_moment: Tensor, second_moment: Tensor, *, step: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return parameter and moments after a step of AdamW (Loshchilov and Hutter 2019, algorithm 2).
+
+    Args:
+        parameter: Weights before the step.
+        gradient: Their gradient.
+        first_moment: Running mean of gradients.
+        second_moment: Running mean of squared gradients.
+        step: Number of the step, from 1.
+    """
+    first_moment = first_moment.lerp(gradient, 1 - FIRST_DECAY)
+    second_moment = (second_moment * SECOND_DECAY).addcmul_(gradient, gradient, value=1 - SECOND_DECAY)
+    spread = (second_moment / (1 - SECOND_DECAY**step)).sqrt_().add_(ADAM_EPSILON)
+    kept = parameter * (1 - LEARNING_RATE * WEIGHT_DECAY)
+    return (
+        kept.addcdiv_(first_moment, spread, value=-LEARNING_RATE / (1 - FIRST_DECAY**step)),
+        first_moment,
+        second_moment,
+    )
+
+
+def sgd(parameter: Tensor, gradient: Tensor, momentum: Tensor, *, step: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001 # as adam
+    """Return parameter and momentum after a step of SGD with momentum."""
+    momentum = (momentum * FIRST_DECAY).add_(gradient)
+    return parameter.sub(momentum, alpha=LEARNING_RATE), momentum
+
+
+UPDATES: Mapping[str, Callable[..., tuple[Tensor, ...]]] = {"adam": adam, "sgd": sgd}
+"""What each optimizer's update computes."""
