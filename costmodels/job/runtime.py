@@ -19,7 +19,7 @@ from costmodels.job.layer_change import LayerChange
 from hardware.io.config_file import StrictModel, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
 
-PLAN_RULE_SETS = ("jax-reference",)
+PLAN_RULE_SETS = ("jax-reference", "torch-planned")
 """Rule sets of the frameworks that run any sharding plan. All others shard layers by hand, so that what a plan gains in
 a prediction or a simulation is nothing that their users can have."""
 
@@ -90,7 +90,7 @@ CONSTANTS = {
 UNKNOWN = "unknown"
 """Name of the profile for a framework that the catalog lacks, or that nobody named."""
 
-REHEARSED = frozenset({"jax-reference"})
+REHEARSED = frozenset({"jax-reference", "torch-planned"})
 """Names of profiles of trials that run on processors only and stand for no framework; none was fitted to anything."""
 
 NOT_FITTED = "nothing yet"

@@ -13,7 +13,8 @@ import importlib.util
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.layer_change import LayerChange
+from costmodels.job.parallel_config import HAND, ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
@@ -21,6 +22,7 @@ from trials.backend import Clock, HostNeeds, Observation, OnStart, OnStep
 from trials.processor_time import num_cores
 from trials.rank_backend import AbstractRankBackend
 from trials.ranks.contract import AbstractRanks, RankSetup
+from trials.step_planner import StepPlanner
 from trials.torch_training.rank_plan import RankPlan, TrainingOptions
 from trials.torch_training.rank_setup import TORCH_RANKS
 from trials.torch_training.rank_watch import watch_ranks
@@ -39,6 +41,7 @@ class TorchBackend(TrainingOptions, AbstractRankBackend):
         cores: Number of cores of a host, as the study's driver saw them.
         spreads: Whether every host of the cluster is a machine of its own on CPUs too.
         hang_limit_s: Silence of the ranks that means a hang [s].
+        planner: Planner of the steps, if ranks execute sharding plans; None if they train with the trainer's modules.
     """
 
     cluster: Cluster
@@ -46,6 +49,7 @@ class TorchBackend(TrainingOptions, AbstractRankBackend):
     cores: int = field(default_factory=num_cores)
     spreads: bool = False
     hang_limit_s: float = 120.0
+    planner: StepPlanner | None = None
 
     @property
     def clock(self) -> Clock:
@@ -88,9 +92,21 @@ class TorchBackend(TrainingOptions, AbstractRankBackend):
         """Return the number of steps if it is fixed; None if it depends on the precision."""
         return self.fixed_steps
 
-    def reduced(self, to: Reduction) -> TorchBackend:
-        """Return the backend that trains the proxy job on fewer hosts."""
+    def reduced(self, to: Reduction) -> TorchBackend | None:
+        """Return the backend that trains the proxy job on fewer hosts; None if ranks execute sharding plans.
+
+        Candidates of a smaller job may have several micro-batches, which no plan of a step has.
+        """
+        if self.planner is not None:
+            return None
         return replace(self, job=to.job(self.job), cluster=to.cluster(self.cluster))
+
+    def with_layer_changes(
+        self,
+        changes: tuple[LayerChange, ...],  # noqa: ARG002 # the contract's
+    ) -> TorchBackend | None:
+        """Return this backend, whose planned trials plan their own steps; None where it trains with its modules."""
+        return None if self.planner is None else self
 
     def describe(self) -> dict[str, Any]:
         """Return the device and the clock that `auto` has become."""
@@ -126,4 +142,8 @@ class TorchBackend(TrainingOptions, AbstractRankBackend):
     def plan(self, config: ParallelConfig) -> RankPlan:
         """Return the work of each rank in a trial."""
         options = {option.name: getattr(self, option.name) for option in fields(TrainingOptions)}
-        return RankPlan(**options, config=config, clock=self.clock)
+        if self.planner is None:
+            return RankPlan(**options, config=config, clock=self.clock)
+        is_by_hand = config.plan == HAND
+        sharding = self.planner.plan(self.job, self.cluster, config, is_by_hand=is_by_hand)
+        return RankPlan(**options, config=config, clock=self.clock, sharding=sharding, is_by_hand=is_by_hand)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hardware.io.errors import ConfigError
+from trials.plannable import check_plannable
 from trials.rank_backend import is_cpu_cluster
 from trials.step_options import check_numbers_of_steps
 from trials.time_limit import TimeLimit
@@ -14,12 +15,19 @@ from trials.torch_training.backend import ClockChoice, TorchBackend
 from trials.torch_training.trainable import check_trainable
 from trials.trial_keys import AbstractTrialKeys, ProxyKeys, StudyParts
 
+PLANNED = "torch-planned"
+"""Rules of the runtime whose candidates run as sharding plans."""
+
+RULE_SETS = ("torch-reference", PLANNED)
+
 
 class TorchKeys(AbstractTrialKeys):
     """`trial:` with `backend: torch`."""
 
     backend: Literal["torch"]
-    """Trials train the model with PyTorch; see [real training](real-training.md)."""
+    """Trials train the model with PyTorch; see [real training](real-training.md). With `runtime: torch-planned` they
+    execute each candidate's sharding plan operator by operator.
+    """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the ranks: `cpu` (gloo) or `cuda` (NCCL); `auto` follows the cluster's devices."""
@@ -75,14 +83,18 @@ class TorchKeys(AbstractTrialKeys):
         """
         check_numbers_of_steps(self.min_steps, self.max_steps)
         runtime = study.setting.runtime
-        if runtime.rule_set != "torch-reference":
+        if runtime.rule_set not in RULE_SETS:
             raise ConfigError(
                 "is not a runtime that the torch backend can train with",
                 key="runtime",
                 value=runtime.name,
-                nearest="runtime: torch-reference",
+                nearest="runtime: torch-reference, or torch-planned to run sharding plans",
             )
-        check_trainable(study.setting.job)
+        is_planned = runtime.rule_set == PLANNED
+        if is_planned:
+            self._check_planned(study)
+        else:
+            check_trainable(study.setting.job)
         device = self.device if self.device != "auto" else "cpu" if is_cpu_cluster(study.setting.cluster) else "cuda"
         if device == "cuda" and self.clock == "virtual":
             raise ConfigError(
@@ -106,4 +118,31 @@ class TorchKeys(AbstractTrialKeys):
             spreads=self.spread,
             profiles=self.profile,
             hang_limit_s=self.hang_limit_s,
+            planner=study.step_planner if is_planned else None,
         )
+
+    def _check_planned(self, study: StudyParts) -> None:
+        """Check that ranks can execute the study's plans.
+
+        Raises:
+            ConfigError: A part of the model, the devices or a key are not for plans.
+        """
+        check_plannable(
+            study.setting.job,
+            backend="torch",
+            nearest="runtime: torch-reference, or a dense model with plain attention",
+        )
+        if self.device == "cuda" or not is_cpu_cluster(study.setting.cluster):
+            raise ConfigError(
+                "has devices on which the torch backend cannot run sharding plans",
+                key="cluster",
+                value=study.setting.cluster.name,
+                nearest="runtime: torch-reference, or a cluster of processors, for example cluster: {name: cpu-host}",
+            )
+        if self.capacity_factor is not None:
+            raise ConfigError(
+                "is for experts, which no plan of the torch backend has",
+                key="trial.capacity_factor",
+                value=self.capacity_factor,
+                nearest="leave it out",
+            )

@@ -8,6 +8,7 @@ from typing import Literal
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
+from costmodels.sharding.plan import Plan
 from trials.backend import Clock
 from trials.profiling.operator_profile import RankProfile
 from trials.step_options import StepOptions
@@ -42,10 +43,14 @@ class RankPlan(TrainingOptions):
     Attributes:
         config: Configuration that the ranks run.
         clock: Clock of the step times; with the virtual clock, ranks record their operations.
+        sharding: Plan that the ranks execute operator by operator; None for the trainer's own modules.
+        is_by_hand: Whether that plan is the one by hand, and not the one that the study's planner found.
     """
 
     config: ParallelConfig
     clock: Clock
+    sharding: Plan | None = None
+    is_by_hand: bool = True
 
     @property
     def records(self) -> bool:

@@ -17,6 +17,7 @@ from trials.rank_endings import Begun, Failed, describe_error
 from trials.ranks.messages import Place
 from trials.ranks.out_of_memory import is_memory_used_up, speaks_of_memory
 from trials.torch_training.model.experts import keep_all, keep_up_to
+from trials.torch_training.planned.step import PlannedStep
 from trials.torch_training.process_group import process_group
 from trials.torch_training.profiling.rank_recording import RankRecording
 from trials.torch_training.profiling.recording import BACKEND, Recorder, register_recorded_backend
@@ -35,8 +36,7 @@ def run_rank(place: Place, plan: RankPlan) -> None:
         recorder = register_recorded_backend() if plan.records else None
         with process_group(place, plan.device, backend=BACKEND if recorder else None) as device:
             grouped_s = time.perf_counter()
-            keep = keep_all if plan.capacity_factor is None else keep_up_to(plan.capacity_factor)
-            trainer = Trainer(plan.job, plan.runtime, plan.config, device, seed=plan.seed, keep=keep)
+            trainer = _build_trainer(plan, device)
             built_s = time.perf_counter()
             for number in range(plan.warmup_steps):
                 if number == plan.warmup_steps - 1:
@@ -68,8 +68,21 @@ def run_rank(place: Place, plan: RankPlan) -> None:
         )
 
 
+def _build_trainer(plan: RankPlan, device: torch.device) -> Trainer | PlannedStep:
+    """Build this rank's part of the model."""
+    if plan.sharding is not None:
+        return PlannedStep(plan.sharding, seed=plan.seed)
+    keep = keep_all if plan.capacity_factor is None else keep_up_to(plan.capacity_factor)
+    return Trainer(plan.job, plan.runtime, plan.config, device, seed=plan.seed, keep=keep)
+
+
+def _take_step(trainer: Trainer | PlannedStep) -> float:
+    """Train one step, and return the mean loss over the tokens of the batch."""
+    return trainer.step() if isinstance(trainer, PlannedStep) else trainer.step().loss
+
+
 def _measure_steps(
-    place: Place, plan: RankPlan, trainer: Trainer, recorder: Recorder | None, device: torch.device
+    place: Place, plan: RankPlan, trainer: Trainer | PlannedStep, recorder: Recorder | None, device: torch.device
 ) -> None:
     """Train measured steps until they are precise enough, and send each of them."""
     seconds: list[float] = []
@@ -77,23 +90,31 @@ def _measure_steps(
         if recorder:
             recorder.start()
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
-        result = trainer.step()
+        loss = _take_step(trainer)
         if device.type == "cuda":  # its kernels run on after the call has returned
             torch.cuda.synchronize(device)
         wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
         recording = recorder.stop() if recorder else None
         # all ranks get the same numbers, so that they all stop after the same step
         walls, cpus = _gather([wall_s, cpu_s], device)
-        place.tell(StepTaken(number=number, wall_s=max(walls), cpu_s=sum(cpus), loss=result.loss, recording=recording))
+        place.tell(StepTaken(number=number, wall_s=max(walls), cpu_s=sum(cpus), loss=loss, recording=recording))
         seconds.append(max(walls) if plan.clock == "wall" else sum(cpus))
         if len(seconds) >= plan.min_steps and median_error(seconds) <= plan.precision:
             return
 
 
 def _profile_step(
-    trainer: Trainer, recorder: Recorder | None, device: torch.device
-) -> tuple[RankProfile, RankRecording | None]:
-    """Train one more step; return its operators, and its recording if there is a recorder."""
+    trainer: Trainer | PlannedStep, recorder: Recorder | None, device: torch.device
+) -> tuple[RankProfile | None, RankRecording | None]:
+    """Train one more step; return its operators, and its recording if there is a recorder.
+
+    A planned step is recorded only: its operators are those of its graph, whatever their kernels.
+    """
+    if isinstance(trainer, PlannedStep):
+        assert recorder is not None, "planned steps run on CPUs, whose groups record"
+        recorder.start()
+        trainer.step()
+        return None, recorder.stop()
     if recorder is None:
         return profile_steps(trainer.start_step, device), None
     recorder.start()

@@ -14,6 +14,7 @@ from trials.rank_endings import GRACE_S, Begun, Endings, Failed
 from trials.ranks.contract import AbstractRanks
 from trials.ranks.listening import listen
 from trials.ranks.messages import Exit, Told
+from trials.torch_training.planned.traffic import traffic_mismatches
 from trials.torch_training.profiling.call_profile import call_mismatches
 from trials.torch_training.profiling.virtual_clock import virtual_step
 from trials.torch_training.rank_plan import Finished, RankPlan, Ready, StepTaken
@@ -113,7 +114,7 @@ class _Watch:
     def observation(self, printed: Callable[[], str], hang_limit_s: float) -> Observation:
         status, reason, text = self.endings.outcome(printed, hang_limit_s)
         samples: tuple[OperatorSample, ...] = ()
-        if status is Status.OK and self.plan.profiles:
+        if status is Status.OK and self.plan.profiles and self.plan.sharding is None:
             samples = merge_pipeline([profile.samples for profile in self._profiles()], self.plan.config)
         if status is Status.OK:
             reason = "; ".join(self._remarks())
@@ -141,13 +142,17 @@ class _Watch:
         is_crowded = self.plan.device == "cpu" and self.cores is not None and self.num_ranks > self.cores
         if self.plan.clock == "wall" and is_crowded:
             remarks.append(f"wall clock of {self.num_ranks} ranks on {self.cores} cores tells their total work only")
-        if self.plan.profiles:
+        recordings = [self.finished[rank].recording for rank in range(self.num_ranks)]
+        if self.plan.sharding is not None:
+            remarks += [] if self.plan.is_by_hand else ["ran as the study's planner shards it"]
+            remarks += traffic_mismatches(self.plan.sharding, [found for found in recordings if found is not None])
+        elif self.plan.profiles:
             plan = self.plan
             remarks += mismatches(plan.job, plan.runtime, plan.config, self._profiles())
-            recordings = [told.recording for told in self.finished.values() if told.recording is not None]
-            if recordings:
+            told = [recording for recording in recordings if recording is not None]
+            if told:
                 setting = Setting(job=plan.job, cluster=self.cluster, runtime=plan.runtime)
-                remarks += call_mismatches(setting, plan.config, recordings)
+                remarks += call_mismatches(setting, plan.config, told)
         return remarks
 
     def _conditions(self) -> tuple[tuple[str, float], ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from costmodels.job.training_job import TrainingJob
 from hardware.io.errors import ConfigError
+from trials.plannable import check_positions
 
 PRECISIONS = ("fp32", "bf16")
 
@@ -45,9 +46,4 @@ def check_trainable(job: TrainingJob) -> None:
             value=list(job.recompute_modules),
             nearest="valid: core_attn",
         )
-    if model.learned_positions and model.learned_positions < job.sequence_length:
-        raise ConfigError(
-            f"is longer than the model's table of {model.learned_positions} learned positions",
-            key="job.sequence_length",
-            value=job.sequence_length,
-        )
+    check_positions(job)

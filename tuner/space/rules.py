@@ -515,6 +515,12 @@ _MEGATRON_2021 = (
     *("kv_heads", "ffn", "layers", "vpp_three_stages", "vpp_micro_batches", "no_cp", "no_up", "no_ep"),
     *_CHOICES,
 )
+# trials/jax_training and trials/torch_training/planned: costmodels/sharding writes plans by hand for whole key heads
+# and equal parts only, and a step is one graph of one micro-batch
+_PLANNED = (
+    *("devices", "one_micro_batch", "kv_heads_whole", "kv_heads_ulysses", "ffn", "sequence_parts", "vocabulary"),
+    *("no_pp", "no_vpp"),
+)
 _SETS: dict[str, tuple[str, ...]] = {
     # FlexParallel 4.1: found by search over rules, it reproduces all twelve search-space sizes of Table 2 exactly
     "flexparallel": (
@@ -609,13 +615,8 @@ _SETS: dict[str, tuple[str, ...]] = {
         *_FURTHER,
         *_SHARD,
     ),
-    # trials/jax_training: costmodels/sharding writes plans by hand for whole key heads and equal parts only, and a step
-    # is one graph of one micro-batch
-    "jax-reference": (
-        *("devices", "one_micro_batch", "kv_heads_whole", "kv_heads_ulysses", "ffn", "sequence_parts", "vocabulary"),
-        *("no_pp", "no_vpp", "experts", "ep_whole_axes", "token_chunks"),
-        *_FURTHER,
-    ),
+    "jax-reference": (*_PLANNED, "experts", "ep_whole_axes", "token_chunks", *_FURTHER),
+    "torch-planned": (*_PLANNED, "no_ep", *_FURTHER),
     # mindformers modules/transformer/transformer.py (TransformerOpParallelConfig: micro_batch_num >= pipeline_stage,
     # ring and Ulysses also together; FeedForward: dp // ep), models/utils.py (LayerSetting: offsets per mini stage),
     # models/llama/llama_transformer.py (key-value heads by model_parallel * Ulysses degree)

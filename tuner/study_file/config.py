@@ -318,7 +318,7 @@ def _resolved_planning(
         "needs trials that run plans, because others shard layers as Megatron does",
         key="planner.pins" if keys.name == "auto" else "planner.name",
         value=keys.name,
-        nearest="planner.name: megatron, or trial.backend: simulated or jax",
+        nearest="planner.name: megatron, trial.backend: simulated or jax, or torch with runtime: torch-planned",
     )
 
 

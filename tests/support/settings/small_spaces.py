@@ -31,6 +31,7 @@ RUNTIME_OF = {
     "mindspeed": "mindspeed",
     "nanotron": "nanotron",
     "paddle": "paddle",
+    "torch-planned": "torch-planned",
     "torch-reference": "torch-reference",
     "torchtitan": "torchtitan",
     "unknown": "unknown",

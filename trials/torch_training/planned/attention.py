@@ -66,7 +66,7 @@ def attend_gradient(
     to_query, *to_others = (grad.transpose(1, 2).contiguous() for grad in grads)
     # the gradient of a key head is the sum over the query heads that share it; keys behind all queries have none
     to_key, to_value = (
-        functional.pad(grad.unflatten(2, (heads, -1)).sum(dim=3), (0, 0, 0, 0, 0, unseen)) for grad in to_others
+        functional.pad(torch.unflatten(grad, 2, (heads, -1)).sum(dim=3), (0, 0, 0, 0, 0, unseen)) for grad in to_others
     )
     return to_query, to_key, to_value
 

@@ -36,24 +36,24 @@ def _routing_gradient(op: LocalOp, logits: Tensor, given: Tensor) -> tuple[Tenso
 
 def _dispatch(op: LocalOp, x: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
     fills, (tokens, _) = _fills(op, weights)
-    return (torch.einsum("bctes,bcth->ebcsh", fills, x.unflatten(1, (-1, tokens))).flatten(2, 3),)
+    return (torch.einsum("bctes,bcth->ebcsh", fills, torch.unflatten(x, 1, (-1, tokens))).flatten(2, 3),)
 
 
 def _dispatch_gradient(op: LocalOp, given: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
     fills, (_, slots) = _fills(op, weights)
-    return (torch.einsum("bctes,ebcsh->bcth", fills, given.unflatten(2, (-1, slots))).flatten(1, 2),)
+    return (torch.einsum("bctes,ebcsh->bcth", fills, torch.unflatten(given, 2, (-1, slots))).flatten(1, 2),)
 
 
 def _combine(op: LocalOp, made: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
     fills, (tokens, slots) = _fills(op, weights)
-    weighted = fills * weights.unflatten(1, (-1, tokens))[..., None]
-    return (torch.einsum("bctes,ebcsh->bcth", weighted, made.unflatten(2, (-1, slots))).flatten(1, 2),)
+    weighted = fills * torch.unflatten(weights, 1, (-1, tokens))[..., None]
+    return (torch.einsum("bctes,ebcsh->bcth", weighted, torch.unflatten(made, 2, (-1, slots))).flatten(1, 2),)
 
 
 def _combine_gradient(op: LocalOp, given: Tensor, made: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
     fills, (tokens, slots) = _fills(op, weights)
-    by_token, by_slot = given.unflatten(1, (-1, tokens)), made.unflatten(2, (-1, slots))
-    weighted = fills * weights.unflatten(1, (-1, tokens))[..., None]
+    by_token, by_slot = torch.unflatten(given, 1, (-1, tokens)), torch.unflatten(made, 2, (-1, slots))
+    weighted = fills * torch.unflatten(weights, 1, (-1, tokens))[..., None]
     to_slots = torch.einsum("bctes,bcth->ebcsh", weighted, by_token).flatten(2, 3)
     # what each token's gradient says of each slot that it fills
     back = torch.einsum("bctes,bcth->ebcsh", fills, by_token).mul_(by_slot).sum(dim=-1)
@@ -69,7 +69,7 @@ def _fills(op: LocalOp, weights: Tensor) -> tuple[Tensor, tuple[int, int]]:
     """
     sizes = {factor.name: factor.size for factor in op.rule.factors}
     tokens, slots = sizes["chunk_tokens"], sizes["chunk_slots"]
-    is_chosen = weights.unflatten(1, (-1, tokens)) > 0
+    is_chosen = torch.unflatten(weights, 1, (-1, tokens)) > 0
     turn = is_chosen.cumsum(dim=2) - 1
     fills = is_chosen[..., None] & (turn[..., None] == torch.arange(slots))
     return fills.to(weights.dtype), (tokens, slots)

@@ -12,17 +12,7 @@ import numpy as np
 import torch.distributed as dist
 
 from costmodels.sharding.device_mesh import DeviceMesh
-
-Axes = tuple[int, ...]
-"""Axes of a mesh, in its order."""
-
-
-def members(mesh: DeviceMesh, axes: Axes, rank: int) -> tuple[int, ...]:
-    """Return the ranks that differ from a rank along some axes only, in the order of the mesh."""
-    ranks = np.arange(mesh.num_devices).reshape(mesh.sizes)
-    place = np.unravel_index(rank, mesh.sizes)
-    picked = ranks[tuple(slice(None) if axis in axes else place[axis] for axis in range(len(mesh.sizes)))]
-    return tuple(picked.flatten().tolist())
+from trials.torch_training.planned.traffic import Axes, members
 
 
 class PlanMesh:

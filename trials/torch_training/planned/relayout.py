@@ -20,7 +20,8 @@ from costmodels.operators.layer_operators import OpKind
 from costmodels.sharding.exports.relayouts import relayouts
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout, moves
 from trials.torch_training.planned.digits import Digits
-from trials.torch_training.planned.mesh import Axes, PlanMesh
+from trials.torch_training.planned.mesh import PlanMesh
+from trials.torch_training.planned.traffic import Axes
 
 Steps = tuple[tuple[OpKind | None, Axes], ...]
 """Kinds and axes of the collectives of a change, in their order; None is a local slice."""
@@ -124,7 +125,7 @@ class _Part:
     def slice(self, cuts: Sequence[tuple[int, int]]) -> None:
         """Keep the rank's own part along some axes."""
         for axis, dim in cuts:
-            opened = self.value.unflatten(dim, (self._outer(axis, dim), self._mesh.sizes[axis], -1))
+            opened = torch.unflatten(self.value, dim, (self._outer(axis, dim), self._mesh.sizes[axis], -1))
             self.value = opened.select(dim + 1, self._mesh.place[axis]).flatten(dim, dim + 1)
             self.cuts.append((axis, dim))
 
@@ -168,16 +169,16 @@ class _Part:
         """Make the digit of an axis a dim behind `lead` such dims, and note that the axis cuts the dim."""
         outer, size, at = self._outer(axis, dim), self._mesh.sizes[axis], lead + dim
         self.cuts.append((axis, dim))
-        return self.value.unflatten(at, (outer, size, -1)).movedim(at + 1, lead).flatten(at + 1, at + 2)
+        return torch.unflatten(self.value, at, (outer, size, -1)).movedim(at + 1, lead).flatten(at + 1, at + 2)
 
     def _collect(self, parts: Tensor, cuts: Sequence[tuple[int, int]]) -> None:
         """Put parts of all ranks of a group [ranks, ...] together along the dims that some axes cut."""
-        value = parts.unflatten(0, [self._mesh.sizes[axis] for axis, _ in cuts])
+        value = torch.unflatten(parts, 0, [self._mesh.sizes[axis] for axis, _ in cuts])
         for lead, (axis, dim) in zip(range(len(cuts) - 1, -1, -1), cuts, strict=True):
             # the first of the remaining digits goes to its dim, before which `lead` digits remain
             self.cuts.remove((axis, dim))
             at = lead + 1 + dim
-            opened = value.unflatten(at, (self._outer(axis, dim), -1))
+            opened = torch.unflatten(value, at, (self._outer(axis, dim), -1))
             value = opened.movedim(0, at).flatten(at - 1, at + 1)
         self.value = value
 

@@ -1,0 +1,53 @@
+"""Checks that a job's training step is one that backends can execute as a sharding plan says."""
+
+from __future__ import annotations
+
+from costmodels.job.training_job import TrainingJob
+from hardware.io.errors import ConfigError
+
+
+def check_plannable(job: TrainingJob, *, backend: str, nearest: str) -> None:
+    """Check that the operators of a job's graph are among those that a backend computes.
+
+    Args:
+        job: Training job of the trials.
+        backend: Name of the backend in messages.
+        nearest: What the user can choose instead for another model.
+
+    Raises:
+        ConfigError: The backend lacks a part of the model, or the job's precision.
+    """
+    model = job.model
+    missing = {
+        "experts": model.is_moe,
+        "latent attention": model.uses_mla,
+        "heads of an odd size": model.head_dim % 2 == 1,
+    }
+    for part, has in missing.items():
+        if has:
+            raise ConfigError(
+                f"has {part}, which the {backend} backend cannot train", key="model", value=model.name, nearest=nearest
+            )
+    if job.precision != "fp32":
+        raise ConfigError(
+            f"is not a precision that the {backend} backend trains in",
+            key="job.precision",
+            value=job.precision,
+            nearest="valid: fp32",
+        )
+    check_positions(job)
+
+
+def check_positions(job: TrainingJob) -> None:
+    """Check that the model's table of positions is as long as the sequence.
+
+    Raises:
+        ConfigError: It is shorter.
+    """
+    model = job.model
+    if model.learned_positions and model.learned_positions < job.sequence_length:
+        raise ConfigError(
+            f"is longer than the model's table of {model.learned_positions} learned positions",
+            key="job.sequence_length",
+            value=job.sequence_length,
+        )
