@@ -9,7 +9,8 @@ only (costmodels/sharding/layouts.py). The digit of an axis of size s begins beh
 Parts of one factor of an operator must hold the same indices in all its tensors. So the digits of an axis at all dims
 that operators connect have the same `above`. Axes that cut a dim together need digits that do not overlap. While a
 tensor is moved, axes of both of its layouts may cut a dim at once. Their digits do not overlap either, wherever the
-size of the dim allows it.
+size of the dim allows it; elsewhere more is sent than the plan says (`relayout.py`). That takes plans that cut a short
+dim by many axes, for example four heads by three pairs of axes at different operators.
 
 Nothing here imports torch.
 """
@@ -37,36 +38,36 @@ _MOST_TRIES = 20_000
 """Largest number of choices that the search for digits tries."""
 
 
+Placement = tuple[tuple[int, int], ...]
+"""Layout of a tensor by axis: the dim that it cuts, or REPLICATED or PARTIAL, and the equal parts above its digit."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Digits:
     """Digits of the axes on all dims of a plan's tensors.
 
     Attributes:
         plan: Plan whose layouts they realise.
-        above: Number of equal parts of the dim above the digit of each cut.
+        above: Number of equal parts of the dim above the digit of each cut; cuts for which no digit serves all layouts
+            are missing.
     """
 
     plan: Plan
     above: Mapping[Cut, int]
 
-    def outer(self, tensor: int, dim: int, axis: int, beside: Iterable[int]) -> int:
-        """Return the number of parts of a local dim above the digit of an axis.
+    def placement(self, tensor: int, layout: Layout) -> Placement:
+        """Return a layout of a tensor with the digits of its axes.
 
-        Args:
-            tensor: Number of the tensor.
-            dim: Dim that the axis cuts.
-            axis: Axis whose digit the local dim holds whole.
-            beside: Other axes that cut the dim, whose digits the local dim lacks.
+        Axes without a digit for all layouts deal contiguous parts one after the other, in the order of the mesh.
         """
-        parts, sizes = self.above[tensor, dim, axis], self.plan.mesh.sizes
-        missing = math.prod(sizes[other] for other in beside if self.above[tensor, dim, other] < parts)
-        return parts // missing
-
-    def overlap(self, tensor: int, dim: int, one: int, other: int) -> bool:
-        """Return whether the digits of two axes on a dim overlap."""
         sizes = self.plan.mesh.sizes
-        spans = ((self.above[tensor, dim, axis], sizes[axis]) for axis in (one, other))
-        return _overlap(*spans)
+        return tuple(
+            (
+                dim,
+                self.above.get((tensor, dim, axis)) or math.prod(_sizes_before(axis, layout, sizes)) if dim >= 0 else 1,
+            )
+            for axis, dim in enumerate(layout)
+        )
 
     def indices(self, tensor: int, dim: int, layout: Layout, place: Sequence[int]) -> IntArray:
         """Return the indices of a dim that a device holds, in increasing order.
@@ -79,10 +80,9 @@ class Digits:
         """
         size, sizes = self.plan.graph.tensors[tensor].shape[dim], self.plan.mesh.sizes
         found = np.arange(size)
-        for axis, cut in enumerate(layout):
+        for axis, (cut, above) in enumerate(self.placement(tensor, layout)):
             if cut == dim:
-                stride = size // (self.above[tensor, dim, axis] * sizes[axis])
-                found = found[found // stride % sizes[axis] == place[axis]]
+                found = found[found // (size // (above * sizes[axis])) % sizes[axis] == place[axis]]
         return found
 
 
@@ -90,23 +90,34 @@ def digits_of(plan: Plan) -> Digits:
     """Return the digits of a plan.
 
     Raises:
-        ValueError: Axes cut a dim together in ways that no digits realise.
+        ValueError: The plan scatters partial sums into more parts than a dim has.
     """
+    _check_scattered(plan)
     groups = _Groups(plan)
     above: dict[Cut, int] = {}
     for component in groups.components():
-        found = groups.assign(component, groups.together | groups.passing)
-        if found is None:
-            # what is moved between layouts that cannot be held at once is gathered first; see relayout.py
-            found = groups.assign(component, groups.together)
-        if found is None:
-            tensor, dim, _ = component[0]
-            array = plan.graph.tensors[tensor]
-            raise ValueError(
-                f"dim {dim} of {array.name}, of {array.shape[dim]}, has no digit for each axis of the plan"
-            )
-        above |= found
-    return Digits(plan=plan, above={cut: above[group] for cut, group in groups.group_of.items()})
+        # Axes of both layouts of a move can be told apart where the dim is long enough, and else those of one layout.
+        found = groups.assign(component, groups.together | groups.passing) or groups.assign(component, groups.together)
+        above |= found or {}
+    return Digits(plan=plan, above={cut: above[group] for cut, group in groups.group_of.items() if group in above})
+
+
+def overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Return whether two digits of a dim overlap, each given by the equal parts above it and its size."""
+    (low, low_size), (high, _) = sorted([one, other])
+    return high % (low * low_size) != 0
+
+
+def _check_scattered(plan: Plan) -> None:
+    for tensor, array in enumerate(plan.graph.tensors):
+        for _, dim, axes in _combinations(plan.graph, tensor, plan.layout(tensor)):
+            ways = math.prod(plan.mesh.sizes[axis] for axis in axes)
+            if array.shape[dim] % ways:
+                raise ValueError(f"the plan scatters dim {dim} of {array.name}, of {array.shape[dim]}, in {ways} parts")
+
+
+def _sizes_before(axis: int, layout: Layout, sizes: Sequence[int]) -> Iterable[int]:
+    return (sizes[other] for other in range(axis) if layout[other] == layout[axis])
 
 
 class _Groups:
@@ -192,7 +203,7 @@ class _Groups:
                 free = [
                     above
                     for above in range(1, parts + 1)
-                    if parts % above == 0 and not any(_overlap((above, size), span) for span in taken)
+                    if parts % above == 0 and not any(overlap((above, size), span) for span in taken)
                 ]
                 choices.append(free[::-1])
             while choices and not choices[-1]:
@@ -219,12 +230,6 @@ class _Groups:
 
     def _join(self, one: Cut, other: Cut) -> None:
         self._first[self._root(other)] = self._root(one)
-
-
-def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Return whether two digits overlap, each given by the parts above it and its own."""
-    (low, low_size), (high, _) = sorted([one, other])
-    return high % (low * low_size) != 0
 
 
 def _combinations(graph: Graph, tensor: int, layout: Layout) -> Iterable[tuple[int, int, tuple[int, ...]]]:
