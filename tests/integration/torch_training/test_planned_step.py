@@ -1,0 +1,160 @@
+"""What planned steps compute and send on real ranks, and trials that run them."""
+
+import functools
+from dataclasses import replace
+
+import pytest
+
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.job.runtime import find_runtime
+from costmodels.step.changed_layers import shape_keys
+from tests.support.programs.sharded_ranks import train_planned
+from tests.support.programs.sharded_steps import (
+    GPT,
+    LLAMA,
+    MIXTRAL,
+    PINNED,
+    by_chance,
+    job_of,
+    of_planner,
+    of_study,
+    unsharded,
+    wide,
+)
+from tests.support.programs.small_backends import cluster_of
+from trials.backend import Status
+from trials.rank_backend import OpenBackend
+from trials.torch_training.backend import TorchBackend
+from trials.torch_training.planned.traffic import planned_traffic, recorded_traffic, traffic_mismatches
+from tuner.plans.layer_planning import LayerPlanning
+from tuner.plans.step_planner import LayeredStepPlanner
+
+DESCENT = LayerPlanning(name="descent")
+CASES = {
+    "gpt by hand, dp=4": (GPT, lambda: of_study(GPT, 4, dp=4)),
+    "gpt by hand, dp=2, tp=2, no sequence parallelism, no ZeRO": (
+        GPT,
+        lambda: of_study(GPT, 4, dp=2, tp=2, sequence_parallel=False, zero_stage=0),
+    ),
+    "gpt by hand, dp=2, tp=4": (GPT, lambda: of_study(GPT, 8, dp=2, tp=4)),
+    "llama by hand, dp=2, cp=2, tp=2": (LLAMA, lambda: of_study(LLAMA, 8, dp=2, cp=2, tp=2)),
+    "llama by hand, cp=2, up=2, tp=2": (LLAMA, lambda: of_study(LLAMA, 8, cp=2, up=2, tp=2)),
+    "llama by a study's descent, dp=2, up=2": (LLAMA, lambda: of_study(LLAMA, 4, DESCENT, dp=2, up=2)),
+    "gpt pinned, dp=2, tp=4": (GPT, lambda: of_study(GPT, 8, PINNED, dp=2, tp=4)),
+    "wide gpt by D-Rec": (wide(GPT), lambda: of_planner(wide(GPT), "recursive")),
+    "wide llama by D-Rec on three axes": (wide(LLAMA), lambda: of_planner(wide(LLAMA), "recursive", (2, 2, 2))),
+    "wide llama by descent": (wide(LLAMA), lambda: of_planner(wide(LLAMA), "descent", (2, 2))),
+    "wide gpt by TOAST": (wide(GPT), lambda: of_planner(wide(GPT), "toast", (2, 2))),
+    "mixtral by descent": (MIXTRAL, lambda: of_planner(MIXTRAL, "descent", (2, 2))),
+    "gpt by chance": (GPT, lambda: by_chance(GPT, 1)),
+}
+
+
+@pytest.fixture(scope="module")
+def alone(on_ranks):
+    """Losses of a model's steps on one rank."""
+    return functools.cache(lambda model: on_ranks(1, train_planned, unsharded(model), MIXTRAL.top_k)[0][0][0])
+
+
+@pytest.fixture(scope="module")
+def trained(on_ranks):
+    """Model and plan of a case, and what its ranks told."""
+
+    @functools.cache
+    def train(case):
+        model, make = CASES[case]
+        plan = make()
+        return model, plan, [told for (told,) in on_ranks(plan.mesh.num_devices, train_planned, plan, MIXTRAL.top_k)]
+
+    return train
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_plan_changes_no_loss(trained, alone, case):
+    """Three steps on all ranks have the losses of three steps on one, and the model learns."""
+    model, _, told = trained(case)
+
+    for losses, _ in told:
+        assert losses == pytest.approx(alone(model), abs=1e-5)
+        assert losses[2] < losses[1] < losses[0]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_send_what_the_plan_says(trained, case):
+    """Every rank's calls have the bytes of the plan's list, byte for byte, for every kind and group of ranks."""
+    _, plan, told = trained(case)
+
+    assert traffic_mismatches(plan, [recording for _, recording in told]) == ()
+    for _, recording in told:
+        assert recorded_traffic(recording) == planned_traffic(plan, recording.rank) != {}
+
+
+def test_the_cases_send_every_kind_of_collective(trained):
+    """Every kind of collective that plans have occurs, along one axis and along several together."""
+    found = {
+        (kind, len(ranks) > max(trained(case)[1].mesh.sizes))
+        for case in CASES
+        for kind, ranks in planned_traffic(trained(case)[1], 0)
+    }
+
+    kinds = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
+    assert {(kind, several) for kind in kinds for several in (False, True)} <= {
+        (str(kind), any_) for kind, any_ in found
+    }
+
+
+def test_a_plan_that_no_order_of_sends_can_follow_says_so(on_ranks, alone):
+    """Where a dim is too short for the axes of both layouts of a move, losses are the same and the difference is told."""
+    plan = by_chance(MIXTRAL, 6)
+    told = [told for (told,) in on_ranks(8, train_planned, plan, MIXTRAL.top_k)]
+
+    assert told[0][0] == pytest.approx(alone(MIXTRAL), abs=1e-5)
+    assert any("the plan has" in sentence for sentence in traffic_mismatches(plan, [told[0][1]]))
+
+
+CONFIG = ParallelConfig(dp=2, up=2, mbs=4)
+
+
+def backend_of(**changes):
+    """Build a backend of four ranks, with three steps, whose trials run plans."""
+    options = {"warmup_steps": 1, "min_steps": 3, "max_steps": 3, "hang_limit_s": 60.0} | changes
+    return TorchBackend(
+        job=job_of(LLAMA),
+        cluster=cluster_of(4),
+        runtime=find_runtime("torch-planned"),
+        device="cpu",
+        planner=LayeredStepPlanner(planning=DESCENT),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("clock", ["wall", "virtual", "cpu"])
+def test_trials_run_the_plan_of_their_candidate(rank_processes, clock):
+    """A shape that the planner changed runs as it found it, any other by hand, with the loss of one device either way."""
+    by_hand = backend_of(chosen_clock=clock)
+    planned = replace(by_hand, planned_shapes=frozenset(shape_keys(ConfigGrid.from_configs([CONFIG]))))
+
+    found = [
+        OpenBackend(backend=backend, ranks=rank_processes).measure(CONFIG, trial_number=0)
+        for backend in (by_hand, planned)
+    ]
+
+    for each in found:
+        assert (each.status, each.clock, len(each.step_times_s)) == (Status.OK, clock, 3), each.reason + each.log_tail
+        assert "the plan has" not in each.reason
+        assert each.peak_memory_bytes > 100_000
+    assert ["planner shards it" in each.reason for each in found] == [False, True]
+    losses = [dict(each.conditions)["loss"] for each in found]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+def test_a_planned_step_that_does_not_fit_is_out_of_memory(rank_processes):
+    """Ranks may allocate what a device has, as those of the trainer."""
+    backend = backend_of()
+    (group,) = backend.cluster.groups
+    device = replace(group.device, memory_bytes=2**20)
+    small = replace(backend, cluster=replace(backend.cluster, groups=(replace(group, device=device),)))
+
+    found = OpenBackend(backend=small, ranks=rank_processes).measure(CONFIG, trial_number=0)
+
+    assert found.status is Status.OUT_OF_MEMORY, found.reason
