@@ -32,14 +32,14 @@ def plan_step(job: TrainingJob, cluster: Cluster, config: ParallelConfig, planni
     Args:
         job: Training job of the candidate.
         cluster: Cluster of the candidate.
-        config: Candidate, valid under the rules of the runtime jax-reference.
+        config: Candidate, valid under the rules of a runtime of planned steps.
         planning: Planner of the layers, and its pins.
     """
     # a study can switch rules off, and a plan of another step would be measured in silence
-    assert job.global_batch_size == config.dp * config.mbs, f"{config} has one micro-batch, as jax-reference demands"
+    assert job.global_batch_size == config.dp * config.mbs, f"{config} has one micro-batch, as the runtime demands"
     assert (config.pp, config.vpp) == (1, 1), f"{config} has one stage"
-    assert config.zero_stage in (0, 1), f"{config} has no ZeRO stage that jax-reference offers"
-    assert config.recompute == "none", f"{config} recomputes nothing, as jax-reference demands"
+    assert config.zero_stage in (0, 1), f"{config} has no ZeRO stage that the runtime offers"
+    assert config.recompute == "none", f"{config} recomputes nothing, as the runtime demands"
     dealt = (layer_axes(config) or {}).get("dp", 1)
     degrees = {"dp": config.dp // dealt, EXPERT_AXIS: dealt, "cp": config.cp, "up": config.up, "tp": config.tp}
     axes = {name: size for name, size in degrees.items() if size > 1} or {"dp": 1}

@@ -30,6 +30,7 @@ from tuner.plans.layer_planning import LayerPlanning
 from tuner.plans.step_planner import LayeredStepPlanner
 
 DESCENT = LayerPlanning(name="descent")
+EXPERTS = replace(wide(MIXTRAL), expert_ffn_size=512)
 CASES = {
     "gpt by hand, dp=4": (GPT, lambda: of_study(GPT, 4, dp=4)),
     "gpt by hand, dp=2, tp=2, no sequence parallelism, no ZeRO": (
@@ -45,7 +46,8 @@ CASES = {
     "wide llama by D-Rec on three axes": (wide(LLAMA), lambda: of_planner(wide(LLAMA), "recursive", (2, 2, 2))),
     "wide llama by descent": (wide(LLAMA), lambda: of_planner(wide(LLAMA), "descent", (2, 2))),
     "wide gpt by TOAST": (wide(GPT), lambda: of_planner(wide(GPT), "toast", (2, 2))),
-    "mixtral by descent": (MIXTRAL, lambda: of_planner(MIXTRAL, "descent", (2, 2))),
+    "wide mixtral by descent, experts over both axes": (EXPERTS, lambda: of_planner(EXPERTS, "descent", (2, 2))),
+    "mixtral by chance": (MIXTRAL, lambda: by_chance(MIXTRAL, 1, (2, 2))),
     "gpt by chance": (GPT, lambda: by_chance(GPT, 1)),
 }
 
@@ -104,7 +106,7 @@ def test_the_cases_send_every_kind_of_collective(trained):
 
 
 def test_a_plan_that_no_order_of_sends_can_follow_says_so(on_ranks, alone):
-    """Where a dim is too short for the axes of both layouts of a move, losses are the same and the difference is told."""
+    """Where a dim is too short for both layouts of a move at once, losses are the same, and what is sent more is told."""
     plan = by_chance(MIXTRAL, 6)
     told = [told for (told,) in on_ranks(8, train_planned, plan, MIXTRAL.top_k)]
 
@@ -130,7 +132,7 @@ def backend_of(**changes):
 
 @pytest.mark.parametrize("clock", ["wall", "virtual", "cpu"])
 def test_trials_run_the_plan_of_their_candidate(rank_processes, clock):
-    """A shape that the planner changed runs as it found it, any other by hand, with the loss of one device either way."""
+    """A shape that the planner changed runs as it found it, and any other by hand, with the same loss."""
     by_hand = backend_of(chosen_clock=clock)
     planned = replace(by_hand, planned_shapes=frozenset(shape_keys(ConfigGrid.from_configs([CONFIG]))))
 

@@ -226,8 +226,16 @@ OF_TORCH = """
 trial: {backend: torch, min_steps: 30} -> trial.max_steps = 20 | at least min_steps, which is 30
 trial: {backend: torch, clock: virtual} -> trial.clock = 'virtual' | clock: wall
 trial: {backend: torch, clock: sundial} -> trial.clock = 'sundial'
+trial: {backend: torch}; planner: {name: descent} -> planner.name = 'descent' | runtime: torch-planned
 trial: {backend: torch}; model: deepseek-v3 -> deepseek-v3 | latent attention
 trial: {backend: torch}; job: {..., precision: fp8} -> job.precision = 'fp8' | valid: fp32, bf16
+"""
+
+OF_TORCH_PLANNED = """
+trial: {backend: torch} -> cluster = 'dgx-h100' | cannot run sharding plans | cpu-host
+trial: {backend: torch}; cluster: {name: cpu-host}; job: {..., precision: bf16} -> job.precision = 'bf16' | valid: fp32
+trial: {backend: torch}; cluster: {name: cpu-host}; model: mixtral-8x7b -> mixtral-8x7b | experts | torch-reference
+trial: {backend: torch, capacity_factor: 2}; cluster: {name: cpu-host} -> trial.capacity_factor = 2 | leave it out
 """
 
 OF_JAX = """
@@ -258,6 +266,7 @@ CASES = [
     *cases(IN_ONE_STUDY, "study.yaml"),
     *cases(ON_FOUR_HOSTS, "study.yaml", "trial.proxy", keys=GOOD | {"cluster": "{name: dgx-h100, hosts: 4}"}),
     *cases(OF_TORCH, "study.yaml", keys=GOOD | {"runtime": "torch-reference"}),
+    *cases(OF_TORCH_PLANNED, "study.yaml", keys=GOOD | {"runtime": "torch-planned"}),
     *cases(OF_JAX, "study.yaml", keys=GOOD | {"runtime": "jax-reference"}),
     *cases(OF_A_REPLAY, keys=REPLAY, file="rows.csv", content=rows({})),
     *cases(OF_A_REPLAY_OF_TWO_JOBS, keys=REPLAY, file="rows.csv", content=rows({}, {"gbs": 32, "mbs": 2})),

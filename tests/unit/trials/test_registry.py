@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 
+from costmodels.job.proxy_job import Reduction
 from costmodels.job.runtime import find_runtime, other_runtimes
 from trials.registry import DEFAULT_TRIAL, TrialKeys
 from trials.trial_keys import AbstractTrialKeys
@@ -57,6 +58,17 @@ def test_trials_in_jax_and_simulations_run_plans():
     assert simulated.runs_plans
 
 
-def test_no_cluster_is_compared_with_trials_in_jax():
-    """Their profile is a guess about processors, and no hypothesis of a study with another runtime."""
-    assert "jax-reference" not in {other.name for other in other_runtimes(find_runtime("megatron-core"))}
+def test_trials_in_torch_run_planned_layers_where_the_runtime_does():
+    """With runtime torch-planned every candidate runs as a plan; the trainer shards layers as Megatron does."""
+    planned, trainer = (load_study(STUDIES / f"cpu-{name}.yaml").backend for name in ("torch-planned", "gpt"))
+
+    assert planned.with_layer_changes(()) == planned
+    assert planned.planned_shapes == frozenset()
+    assert planned.reduced(Reduction(hosts=1, layers=1, global_batch_size=8)) is None
+    assert trainer.with_layer_changes(()) is None
+
+
+@pytest.mark.parametrize("name", ["jax-reference", "torch-planned"])
+def test_no_cluster_is_compared_with_rehearsals(name):
+    """The profile of steps that plans describe is a guess about processors, and no hypothesis of another study."""
+    assert name not in {other.name for other in other_runtimes(find_runtime("megatron-core"))}

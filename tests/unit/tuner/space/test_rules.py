@@ -204,9 +204,14 @@ def jax_reference(c):
     return obeys and c.dp % max(left, 1) == 0 and c.mlp_divides and c.length % (c.tp * c.cp * c.up) == 0
 
 
+def torch_planned(c):
+    """The rules of steps that plans describe, whichever library computes them."""
+    return jax_reference(c)
+
+
 ORACLES = (
     *(flexparallel, fsdp, gpt_neox, internevo, jax_reference, maxtext, megatron, megatron_2021, megatron_deepspeed),
-    *(mindformers, mindspeed, nanotron, paddle, torch_reference, torchtitan),
+    *(mindformers, mindspeed, nanotron, paddle, torch_planned, torch_reference, torchtitan),
 )
 FRAMEWORKS = {one.__name__.replace("_", "-"): one for one in ORACLES} | {"megatron-2022": megatron_2021}
 SPLITS_THE_SEQUENCE_OVER_TP = ("gpt-neox", "internevo", "megatron-2022", "mindformers", "paddle")
