@@ -127,11 +127,6 @@ class TorchKeys(AbstractTrialKeys):
         Raises:
             ConfigError: A part of the model, the devices or a key are not for plans.
         """
-        check_plannable(
-            study.setting.job,
-            backend="torch",
-            nearest="runtime: torch-reference, or a dense model with plain attention",
-        )
         if self.device == "cuda" or not is_cpu_cluster(study.setting.cluster):
             raise ConfigError(
                 "has devices on which the torch backend cannot run sharding plans",
@@ -146,3 +141,8 @@ class TorchKeys(AbstractTrialKeys):
                 value=self.capacity_factor,
                 nearest="leave it out",
             )
+        check_plannable(
+            study.setting.job,
+            backend="torch",
+            nearest="runtime: torch-reference, or a dense model with plain attention",
+        )
