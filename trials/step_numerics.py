@@ -12,7 +12,7 @@ import numpy as np
 from numpy.random import Generator, default_rng
 from numpy.typing import NDArray
 
-from costmodels.sharding.graph import INPUT, STATE, Graph, TensorKind
+from costmodels.sharding.graph import INPUT, STATE, Graph, Op, TensorKind
 
 LOSS = "head.cross_entropy"
 """Name of the tensor that holds the mean loss over all tokens [1]."""
@@ -23,6 +23,7 @@ EPSILON = 1e-5
 ROTARY_BASE = 10_000.0
 """Base of the rotary angles (RoFormer, Su et al. 2021, section 3.2.2)."""
 
+# Constants of the optimizers, which are those of the torch backend's own trainer.
 LEARNING_RATE = 1e-3
 FIRST_DECAY = 0.9
 SECOND_DECAY = 0.95
@@ -36,15 +37,15 @@ SKEW = 3.0
 """Exponent of the token distribution: tokens are u^SKEW of the vocabulary with u uniform, some much more frequent."""
 
 
-def initial_state(graph: Graph, name: str, seed: int) -> NDArray[np.float32]:
+def initial_state(graph: Graph, op: Op, seed: int) -> NDArray[np.float32]:
     """Return a state as a whole: zeros for moments and biases, ones for weights of norms, else random numbers.
 
     Args:
         graph: Graph of the step.
-        name: Name of a parameter or moment.
+        op: Operator of a parameter or moment, of the kind STATE.
         seed: Seed of all weights.
     """
-    (tensor,) = next(op.results for op in graph.ops if op.primitive == STATE and op.name == name)
+    (tensor,) = op.results
     shape, kind = graph.tensors[tensor].shape, graph.tensors[tensor].kind
     first = graph.uses[tensor][0]
     reader = graph.ops[first.op].primitive
@@ -52,7 +53,7 @@ def initial_state(graph: Graph, name: str, seed: int) -> NDArray[np.float32]:
         return np.zeros(shape, np.float32)
     if reader.endswith("_norm"):
         return np.ones(shape, np.float32)
-    return INITIAL_STD * _rng(seed, name).standard_normal(shape, dtype=np.float32)
+    return INITIAL_STD * _rng(seed, op.name).standard_normal(shape, dtype=np.float32)
 
 
 def whole_batch(graph: Graph, seed: int) -> dict[str, NDArray[np.int32]]:

@@ -71,7 +71,7 @@ def run_rank(place: Place, plan: RankPlan) -> None:
 def _build_trainer(plan: RankPlan, device: torch.device) -> Trainer | PlannedStep:
     """Build this rank's part of the model."""
     if plan.sharding is not None:
-        return PlannedStep(plan.sharding, seed=plan.seed)
+        return PlannedStep(plan.sharding, seed=plan.seed, top_k=plan.job.model.top_k)
     keep = keep_all if plan.capacity_factor is None else keep_up_to(plan.capacity_factor)
     return Trainer(plan.job, plan.runtime, plan.config, device, seed=plan.seed, keep=keep)
 

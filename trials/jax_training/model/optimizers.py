@@ -1,4 +1,4 @@
-"""Optimizers' updates of one parameter in JAX, with the constants of the torch backend."""
+"""Optimizers' updates of one parameter in JAX."""
 
 from __future__ import annotations
 
@@ -7,11 +7,7 @@ from collections.abc import Callable, Mapping
 import jax.numpy as jnp
 from jax import Array
 
-LEARNING_RATE = 1e-3
-FIRST_DECAY = 0.9
-SECOND_DECAY = 0.95
-ADAM_EPSILON = 1e-8
-WEIGHT_DECAY = 0.1
+from trials.step_numerics import ADAM_EPSILON, FIRST_DECAY, LEARNING_RATE, SECOND_DECAY, WEIGHT_DECAY
 
 
 def adam(

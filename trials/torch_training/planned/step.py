@@ -64,7 +64,7 @@ class PlannedStep:
         self._copies: dict[Copied, Tensor] = {}
         for op in graph.ops:
             if op.primitive in (STATE, INPUT):
-                whole = inputs[op.name] if op.primitive == INPUT else initial_state(graph, op.name, seed)
+                whole = inputs[op.name] if op.primitive == INPUT else initial_state(graph, op, seed)
                 (tensor,) = op.results
                 part = self._relayout.cut(torch.from_numpy(whole), tensor, plan.layout(tensor))
                 self._values[tensor] = part.clone(memory_format=torch.contiguous_format)

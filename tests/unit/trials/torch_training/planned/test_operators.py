@@ -27,7 +27,7 @@ def states_and_data(graph):
     found = {}
     for op in graph.ops:
         if op.primitive == STATE:
-            value = torch.from_numpy(initial_state(graph, op.name, 0)).double()
+            value = torch.from_numpy(initial_state(graph, op, 0)).double()
             found[op.results[0]] = value * 10 if value.ndim > 1 else value + 0.1
         elif op.primitive == INPUT:
             found[op.results[0]] = torch.from_numpy(data[op.name].copy())
