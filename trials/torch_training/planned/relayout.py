@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -68,6 +69,25 @@ def _is_crowded(before: Placement, after: Placement, leaving: Axes, coming: Axes
     )
 
 
+_Cut = tuple[int, int, int]
+"""An axis, the dim that it cuts, and the equal parts of the dim above its digit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """A change of a tensor's layout.
+
+    Attributes:
+        cuts: Cuts of the part before.
+        steps: Collectives in their order: their kind, or None for a slice, and by their axes the cuts before and after.
+        reduction: What is done with parts of a sum.
+    """
+
+    cuts: tuple[_Cut, ...]
+    steps: tuple[tuple[OpKind | None, tuple[_Cut, ...], tuple[_Cut, ...]], ...]
+    reduction: dist.ReduceOp.RedOpType
+
+
 class Relayout:
     """Layout changes of this rank's parts.
 
@@ -85,37 +105,44 @@ class Relayout:
         part.slice([(axis, *cut) for axis, cut in enumerate(self._digits.placement(tensor, layout)) if cut[0] >= 0])
         return part.value
 
-    def move(self, value: Tensor, tensor: int, before: Layout, after: Layout, *, is_maximum: bool = False) -> Tensor:
-        """Return this rank's part of a tensor in another layout.
+    def change(self, tensor: int, before: Layout, after: Layout, *, is_maximum: bool = False) -> Change | None:
+        """Return the change of a tensor's layout; None if there is nothing to do.
 
         Args:
-            value: Part of the tensor in the layout `before`.
             tensor: Number of the tensor.
             before: Current layout.
             after: Wanted layout.
             is_maximum: Whether parts of a sum are parts of a maximum instead.
         """
         old, new = (self._digits.placement(tensor, layout) for layout in (before, after))
-        part = _Part(self._mesh, [(axis, *cut) for axis, cut in enumerate(old) if cut[0] >= 0], value)
-        reduction = dist.ReduceOp.MAX if is_maximum else dist.ReduceOp.SUM
-        for kind, axes in change_steps(old, new, self._mesh.sizes):
-            leaves, comes = ([(axis, *side[axis]) for axis in axes] for side in (old, new))
+        steps = change_steps(old, new, self._mesh.sizes)
+        if not steps:
+            return None
+        return Change(
+            cuts=tuple((axis, *cut) for axis, cut in enumerate(old) if cut[0] >= 0),
+            steps=tuple(
+                (kind, tuple((axis, *old[axis]) for axis in axes), tuple((axis, *new[axis]) for axis in axes))
+                for kind, axes in steps
+            ),
+            reduction=dist.ReduceOp.MAX if is_maximum else dist.ReduceOp.SUM,
+        )
+
+    def move(self, value: Tensor, change: Change) -> Tensor:
+        """Return this rank's part of a tensor in another layout."""
+        part = _Part(self._mesh, change.cuts, value)
+        for kind, leaves, comes in change.steps:
             match kind:
                 case None:
                     part.slice(comes)
                 case OpKind.REDUCE_SCATTER:
-                    part.reduce_scatter(comes, reduction)
+                    part.reduce_scatter(comes, change.reduction)
                 case OpKind.ALL_TO_ALL:
                     part.exchange(leaves, comes)
                 case OpKind.ALL_REDUCE:
-                    part.all_reduce(axes, reduction)
+                    part.all_reduce(_axes(leaves), change.reduction)
                 case OpKind.ALL_GATHER:
                     part.gather(leaves)
         return part.value
-
-
-_Cut = tuple[int, int, int]
-"""An axis, the dim that it cuts, and the equal parts of the dim above its digit."""
 
 
 class _Part:

@@ -22,7 +22,7 @@ from trials.torch_training.planned.digits import digits_of
 from trials.torch_training.planned.local_op import LocalOp
 from trials.torch_training.planned.mesh import PlanMesh
 from trials.torch_training.planned.operators import OPERATORS
-from trials.torch_training.planned.relayout import Relayout, group_axes
+from trials.torch_training.planned.relayout import Change, Relayout, group_axes
 from trials.torch_training.planned.updates import UPDATES
 
 Copied = tuple[int, Layout, bool]
@@ -56,6 +56,12 @@ class PlannedStep:
             LocalOp(digits=digits, number=number, place=mesh.place, top_k=top_k) for number in range(len(graph.ops))
         ]
         self._ends = _Ends.of(plan)
+        self._reads = [self._reads_of(number) for number in range(len(graph.ops))]
+        self._writes = [self._writes_of(number) for number in range(len(graph.ops))]
+        self._kept = {
+            made: self._relayout.change(made, plan.layout(made), plan.layout(state))
+            for made, state in self._ends.states.items()
+        }
         self._number = 0
         inputs = whole_batch(graph, seed)
         # tensors so far, each in its own layout, by number; between steps those that a step begins with
@@ -86,29 +92,46 @@ class PlannedStep:
     def _execute(self, number: int) -> None:
         """Compute the results of an operator, and add up their partial sums."""
         op = self._plan.graph.ops[number]
-        operands = [self._read(number, slot) for slot in range(len(op.operands))]
+        operands = [self._read(*read) for read in self._reads[number]]
         if op.primitive in UPDATES:
             results = UPDATES[op.primitive](*operands, step=self._number)
         else:
             results = OPERATORS[op.primitive](self._ops[number], *operands)
-        for slot, (tensor, value) in enumerate(zip(op.results, results, strict=True)):
-            written, lies = self._plan.written(number, slot), self._plan.layout(tensor)
-            self._values[tensor] = self._relayout.move(
-                value, tensor, written, lies, is_maximum=op.primitive == "maximum"
-            )
+        for (tensor, change), value in zip(self._writes[number], results, strict=True):
+            self._values[tensor] = self._moved(value, change)
 
-    def _read(self, number: int, slot: int) -> Tensor:
+    def _read(self, tensor: int, change: Change | None, copied: Copied | None) -> Tensor:
         """Return an operand in the layout in which its operator reads it; readers that want one layout share it."""
-        plan, tensor = self._plan, self._plan.graph.ops[number].operands[slot]
-        wanted, lies = plan.wanted(number, slot), plan.layout(tensor)
-        if wanted == lies:
-            return self._values[tensor]
-        copied = copied_for(plan, tensor, wanted, number)
-        if copied not in self._ends.kept:
-            return self._relayout.move(self._values[tensor], tensor, lies, wanted)
+        if copied is None:
+            return self._moved(self._values[tensor], change)
         if copied not in self._copies:
-            self._copies[copied] = self._relayout.move(self._values[tensor], tensor, lies, wanted)
+            self._copies[copied] = self._moved(self._values[tensor], change)
         return self._copies[copied]
+
+    def _moved(self, value: Tensor, change: Change | None) -> Tensor:
+        return value if change is None else self._relayout.move(value, change)
+
+    def _reads_of(self, number: int) -> list[tuple[int, Change | None, Copied | None]]:
+        """Return the operands of an operator, the changes of their layouts, and the copies that are kept of them."""
+        plan, found = self._plan, []
+        for slot, tensor in enumerate(plan.graph.ops[number].operands):
+            wanted = plan.wanted(number, slot)
+            copied = copied_for(plan, tensor, wanted, number)
+            change = self._relayout.change(tensor, plan.layout(tensor), wanted)
+            found.append((tensor, change, copied if copied in self._ends.kept else None))
+        return found
+
+    def _writes_of(self, number: int) -> list[tuple[int, Change | None]]:
+        """Return the results of an operator, and the changes that add up their partial sums."""
+        plan, op = self._plan, self._plan.graph.ops[number]
+        is_maximum = op.primitive == "maximum"
+        return [
+            (
+                tensor,
+                self._relayout.change(tensor, plan.written(number, slot), plan.layout(tensor), is_maximum=is_maximum),
+            )
+            for slot, tensor in enumerate(op.results)
+        ]
 
     def _free(self, number: int) -> None:
         """Forget what no later operator reads, and replace states by their updated values."""
@@ -116,10 +139,8 @@ class PlannedStep:
             del self._copies[copied]
         for tensor in self._ends.tensors.get(number, ()):
             value = self._values.pop(tensor)
-            state = self._ends.states.get(tensor)
-            if state is not None:
-                layouts = self._plan.layout(tensor), self._plan.layout(state)
-                self._values[state] = self._relayout.move(value, tensor, *layouts)
+            if tensor in self._kept:
+                self._values[self._ends.states[tensor]] = self._moved(value, self._kept[tensor])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
