@@ -71,6 +71,14 @@ job: {sequence_length: 64, global_batch_size: 16, precision: fp32}
 runtime: torch-reference
 trial: {backend: torch, device: cpu, clock: virtual, min_steps: 2, max_steps: 4, precision: 0.1, profile: false}
 """,
+    b"""name: torch-planned
+model: ./config.json
+cluster: {device: cpu-core, hosts: 2, devices_per_host: 4}
+job: {sequence_length: 64, global_batch_size: 16, precision: fp32, zero_stage: 1}
+runtime: torch-planned
+planner: {name: descent}
+trial: {backend: torch, device: cpu, clock: virtual, min_steps: 2, max_steps: 4, precision: 0.1, profile: false}
+""",
     b"""name: jax
 model: ./config.json
 cluster: {device: cpu-core, hosts: 2, devices_per_host: 4}
