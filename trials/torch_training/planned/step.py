@@ -25,8 +25,8 @@ from trials.torch_training.planned.operators import OPERATORS
 from trials.torch_training.planned.relayout import Change, Relayout, group_axes
 from trials.torch_training.planned.updates import UPDATES
 
-Copied = tuple[int, Layout, bool]
-"""A tensor, another layout than its own, and whether it is the copy of a state for the backward pass."""
+Copied = tuple[int, Layout]
+"""A tensor, and a layout other than its own."""
 
 
 def missing_operators(graph: Graph) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ class PlannedStep:
         plan, found = self._plan, []
         for slot, tensor in enumerate(plan.graph.ops[number].operands):
             wanted = plan.wanted(number, slot)
-            copied = copied_for(plan, tensor, wanted, number)
+            copied = (tensor, wanted)
             change = self._relayout.change(tensor, plan.layout(tensor), wanted)
             found.append((tensor, change, copied if copied in self._ends.kept else None))
         return found
@@ -150,7 +150,8 @@ class _Ends:
     Attributes:
         states: State that an updated value replaces, by the value.
         tensors: Tensors that no operator after one reads, by its number.
-        copies: Copies that no operator after one reads, by its number.
+        copies: Copies that no operator after one reads, by its number. Those of states end with the forward pass, and
+            again with the backward pass, which makes them anew (`plan.py`).
         kept: Copies that are kept for further readers; a slice is not, because it costs no message.
     """
 
@@ -172,17 +173,10 @@ class _Ends:
             for copy in plan.copies(tensor):
                 readers = [use.op for use in copy.uses if not use.is_back]
                 if readers and moves(plan.layout(tensor), copy.layout, array.num_bytes, sizes):
-                    copies[max(readers)].append(copied_for(plan, tensor, copy.layout, readers[0]))
+                    copies[max(readers)].append((tensor, copy.layout))
         return cls(
             states={op.operands[0]: op.results[0] for op in graph.ops if op.primitive == STATE and op.operands},
             tensors=tensors,
             copies=copies,
             kept=frozenset(copied for found in copies.values() for copied in found),
         )
-
-
-def copied_for(plan: Plan, tensor: int, layout: Layout, reader: int) -> Copied:
-    """Return the name of a copy for a reader; states are copied again for the backward pass (`plan.py`)."""
-    graph = plan.graph
-    is_state, turn = graph.ops[graph.maker[tensor][0]].primitive == STATE, graph.first_backward
-    return tensor, layout, is_state and turn is not None and reader >= turn
