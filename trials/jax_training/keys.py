@@ -8,7 +8,7 @@ from pydantic import Field
 
 from hardware.io.errors import ConfigError
 from trials.jax_training.backend import ClockChoice, JaxBackend
-from trials.jax_training.trainable import check_trainable
+from trials.plannable import check_plannable
 from trials.rank_backend import is_cpu_cluster
 from trials.step_options import check_numbers_of_steps
 from trials.time_limit import TimeLimit
@@ -78,7 +78,12 @@ class JaxKeys(AbstractTrialKeys):
                 value=study.setting.cluster.name,
                 nearest="a cluster of processors, for example cluster: {name: cpu-host}",
             )
-        check_trainable(study.setting.job)
+        check_plannable(
+            study.setting.job,
+            backend="jax",
+            has_experts=True,
+            nearest="trial.backend: torch, or a model with plain attention",
+        )
         return JaxBackend(
             job=study.setting.job,
             cluster=study.setting.cluster,

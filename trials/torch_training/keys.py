@@ -144,5 +144,6 @@ class TorchKeys(AbstractTrialKeys):
         check_plannable(
             study.setting.job,
             backend="torch",
+            has_experts=False,
             nearest="runtime: torch-reference, or a dense model with plain attention",
         )

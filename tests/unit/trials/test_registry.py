@@ -63,7 +63,6 @@ def test_trials_in_torch_run_planned_layers_where_the_runtime_does():
     planned, trainer = (load_study(STUDIES / f"cpu-{name}.yaml").backend for name in ("torch-planned", "gpt"))
 
     assert planned.with_layer_changes(()) == planned
-    assert planned.planned_shapes == frozenset()
     assert planned.reduced(Reduction(hosts=1, layers=1, global_batch_size=8)) is None
     assert trainer.with_layer_changes(()) is None
 

@@ -205,8 +205,9 @@ def jax_reference(c):
 
 
 def torch_planned(c):
-    """The rules of steps that plans describe, whichever library computes them."""
-    return jax_reference(c)
+    """One stage and one micro-batch; heads, MLPs and sequence divide; experts are whole on every device."""
+    obeys = (c.pp, c.vpp, c.micro_batches, c.ep) == (1, 1, 1, 1) and c.kv_heads % (c.tp * c.up) == 0
+    return obeys and c.mlp_divides and c.length % (c.tp * c.cp * c.up) == 0
 
 
 ORACLES = (
