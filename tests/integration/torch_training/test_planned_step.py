@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.job.parallel_config import HAND, ParallelConfig
 from costmodels.job.runtime import find_runtime
-from costmodels.step.changed_layers import shape_keys
 from tests.support.programs.sharded_ranks import train_planned
 from tests.support.programs.sharded_steps import (
     GPT,
@@ -132,14 +131,10 @@ def backend_of(**changes):
 
 @pytest.mark.parametrize("clock", ["wall", "virtual"])
 def test_trials_run_the_plan_of_their_candidate(rank_processes, clock):
-    """A shape that the planner changed runs as it found it, and any other by hand, with the same loss."""
-    by_hand = backend_of(chosen_clock=clock)
-    planned = replace(by_hand, planned_shapes=frozenset(shape_keys(ConfigGrid.from_configs([CONFIG]))))
+    """A candidate runs by hand or as the planner found it, as its plan says, with the same loss."""
+    opened = OpenBackend(backend=backend_of(chosen_clock=clock), ranks=rank_processes)
 
-    found = [
-        OpenBackend(backend=backend, ranks=rank_processes).measure(CONFIG, trial_number=0)
-        for backend in (by_hand, planned)
-    ]
+    found = [opened.measure(replace(CONFIG, plan=plan), trial_number=0) for plan in (HAND, DESCENT.name)]
 
     for each in found:
         assert (each.status, each.clock, len(each.step_times_s)) == (Status.OK, clock, 3), each.reason + each.log_tail
