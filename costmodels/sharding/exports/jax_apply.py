@@ -33,6 +33,9 @@ from hardware.io.errors import ConfigError
 UNCUT_BY_XLA = frozenset({"top_k"})
 """Primitives that XLA's partitioner computes whole on every device, although some of their dims can be partitioned."""
 
+WITH_OWN_DERIVATIVE = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
+"""Primitives of calls whose derivative is the user's, and not that of what they compute."""
+
 
 def apply_plan(function: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     """Return a function that computes the same with every layout of the plan pinned, for use under `jax.jit`.
@@ -277,9 +280,26 @@ class _Run:
             operands = [
                 _Array(value=value, number=operand.number) for value, operand in zip(values, operands, strict=True)
             ]
-        if isinstance(inner, ClosedJaxpr):
-            return self._run_jaxpr(inner.jaxpr, [_Array(value=const, number=None) for const in inner.consts], operands)
-        return self._run_jaxpr(inner, [], operands)
+        body, consts = (inner.jaxpr, inner.consts) if isinstance(inner, ClosedJaxpr) else (inner, ())
+        own = [_Array(value=const, number=None) for const in consts]
+        if equation.primitive.name not in WITH_OWN_DERIVATIVE:
+            return self._run_jaxpr(body, own, operands)
+        first, last, numbers = self.position, self.position, list[int | None]()
+
+        def inside(*values: Any) -> list[Any]:
+            # JAX traces it at any time: now, and when it differentiates what is around it. Each trace has its own steps
+            # and copies, and leaves those of the moment as they are.
+            nonlocal last
+            moment, self.position, self.copies = (self.position, self.copies), first, {}
+            arrays = [_Array(value=value, number=each.number) for value, each in zip(values, operands, strict=True)]
+            found = self._run_jaxpr(body, own, arrays)
+            last, (self.position, self.copies) = self.position, moment
+            numbers[:] = [each.number for each in found]
+            return [each.value for each in found]
+
+        values = _with_derivative_of(equation, inside)(*(operand.value for operand in operands))
+        self.position = last
+        return [_Array(value=value, number=number) for value, number in zip(values, numbers, strict=True)]
 
     def _run_scan(self, equation: JaxprEqn, operands: list[_Array]) -> list[_Array]:
         """Evaluate a scan with constraints on its loop-carried values and stacks."""
@@ -348,6 +368,18 @@ class _Run:
         """Return a value that enters a loop, in the layout that the loop wants."""
         step = self._take_step(primitive)
         return _Array(value=self._place_operands(step, [array])[0], number=step.results[0])
+
+
+def _with_derivative_of(equation: JaxprEqn, inside: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Return `inside` with the derivative that the user has given to the call of an equation."""
+    whole = jax.custom_jvp(inside)
+
+    @whole.defjvp
+    def derive(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
+        _, found = jax.jvp(lambda *values: _bind_primitive(equation, values), primals, tangents)
+        return inside(*primals), found
+
+    return whole
 
 
 def _bind_primitive(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:

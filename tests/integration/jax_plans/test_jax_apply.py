@@ -108,3 +108,47 @@ def test_calls_loops_and_branches_are_computed():
 
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(step(weights, x)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+@jax.custom_vjp
+def clipped(x):
+    """A square with another derivative than its own."""
+    return x * x
+
+
+clipped.defvjp(lambda x: (x * x, x), lambda x, given: (42.0 * x * given,))
+
+
+@jax.custom_jvp
+def straight(x):
+    """Signs with the derivative of the identity."""
+    return jnp.sign(x)
+
+
+straight.defjvp(lambda primals, tangents: (straight(primals[0]), tangents[0]))
+
+
+def test_derivatives_of_the_users_own_are_kept():
+    """The gradient of a planned function is that of the function, inside calls and loops too, where parts of it have a
+    derivative of the user's own.
+    """
+
+    def step(weights, x, rows):
+        def layer(x, weight):
+            return jax.jit(lambda x: clipped(jax.nn.relu(x)) + straight(x))(x @ weight), None
+
+        y, _ = lax.scan(layer, x, weights)
+        return jnp.sum(clipped(y)[rows])
+
+    chance = np.random.default_rng(0)
+    weights, x = (jnp.asarray(0.1 * chance.standard_normal(shape), jnp.float32) for shape in ((2, 16, 16), (8, 16)))
+    rows = jnp.arange(4)
+    graph = graph_of_jax(step, weights, x, rows)
+    mesh = DeviceMesh(names=("data",), sizes=(1,), cluster=find_cluster("dgx-a100"))
+    planned = apply_plan(step, Plan(graph=graph, mesh=mesh, served=np.full((len(graph.ops), 1), NONE)))
+    gradient = jax.jit(jax.grad(planned, argnums=(0, 1)))(weights, x, rows)
+    wanted = jax.grad(step, argnums=(0, 1))(weights, x, rows)
+
+    for found, right in zip(gradient, wanted, strict=True):
+        np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-7)
+    assert float(jnp.abs(wanted[0]).max()) > 0.1

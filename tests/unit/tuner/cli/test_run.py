@@ -137,7 +137,9 @@ def test_run_that_is_told_to_end_gives_its_claim_up_and_goes_on_later(meshtune, 
     poll = InProcessExecutor.poll
     monkeypatch.setattr(InProcessExecutor, "poll", lambda *_: signal.raise_signal(number))
 
+    before = signal.signal(number, signal.SIG_DFL)  # the tests may run under nohup
     told = meshtune("run", replay, "--json")
+    signal.signal(number, before)
     monkeypatch.setattr(InProcessExecutor, "poll", poll)
     done = meshtune("run", replay, "--json")
 
