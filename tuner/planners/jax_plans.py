@@ -13,10 +13,13 @@ Nothing is computed, and no device is needed before `in_shardings` is read.
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from costmodels.sharding.device_mesh import DeviceMesh, mesh_from
@@ -26,7 +29,9 @@ from costmodels.sharding.exports.jax_shardy import annotate_stablehlo
 from costmodels.sharding.exports.jax_specs import jax_specs
 from costmodels.sharding.frontends.jax.graph import graph_of
 from costmodels.sharding.frontends.jax.program import Program, trace_function
+from costmodels.sharding.plan import Plan
 from hardware.cluster import Cluster
+from tuner.planners.doubts import check_known, warn_of_useless
 from tuner.planners.planning import WHOLE_AXES, Planned, PlannerOptions, plan_graph
 
 At = Literal["written", "read"]
@@ -59,7 +64,8 @@ class JaxPlan:
 
     Attributes:
         planned: Plan with its cost, and the way it was found.
-        function: Function with each layout of the plan pinned, to be passed to `jax.jit`.
+        function: Function with each layout of the plan pinned, to be passed to `jax.jit`. Arguments of other shapes are
+            planned when it is traced with them, with a warning: shapes are static, as in JAX.
         in_specs: Tree of PartitionSpecs for each argument.
         out_specs: Tree of PartitionSpecs for the returned value.
         constraints: Changes of layouts, in the order of the operators. Tensors that never change are pinned, too.
@@ -120,6 +126,7 @@ def plan_jax(
     cluster: Cluster | str = "dgx-a100",
     donated: Sequence[str | int] = (),
     options: PlannerOptions = WHOLE_AXES,
+    strict: bool = False,
 ) -> JaxPlan:
     """Shard a function of arrays over a mesh, without computing anything.
 
@@ -132,19 +139,27 @@ def plan_jax(
             catalog for as few hosts as the mesh can fill. A `DeviceMesh` brings its own cluster.
         donated: Names or numbers of the arguments whose memory the outputs take over, such as parameters and moments.
         options: Planner and its options.
+        strict: Whether to refuse a function with operators that have no sharding rule.
 
     Raises:
-        ConfigError: the mesh can't be formed, `donated` names no argument, or no plan is found that fits.
+        ConfigError: the mesh can't be formed, `donated` names no argument, no plan is found that fits, or an operator
+            has no rule and `strict` is set.
+
+    Warns:
+        UserWarning: an operator has no rule, or an axis of the mesh divides no dim that can be cut.
     """
     # JAX is asked only to trace the function. The plan is made on the traced graph.
     own_mesh = mesh_from(dict(mesh.shape) if isinstance(mesh, (Mesh, AbstractMesh)) else mesh, cluster)
     program = trace_function(function, *abstract_arguments, donated=donated)
-    found = plan_graph(graph_of(program), own_mesh, options)
+    graph = graph_of(program)
+    check_known(graph, strict=strict)
+    found = plan_graph(graph, own_mesh, options)
+    warn_of_useless(graph, found.plan.mesh)
     specs = jax_specs(found.plan, outputs_of(program))
     in_specs, out_specs = specs_of(program, found.plan)
     return JaxPlan(
         planned=found,
-        function=apply_plan(function, found.plan),
+        function=_planned_function(function, abstract_arguments, found.plan, options),
         in_specs=in_specs,
         out_specs=out_specs,
         constraints=tuple(
@@ -163,3 +178,39 @@ def plan_jax(
         _program=program,
         _devices=tuple(mesh.devices.flat) if isinstance(mesh, Mesh) else None,
     )
+
+
+def _planned_function(
+    function: Callable[..., Any], arguments: Sequence[Any], plan: Plan, options: PlannerOptions
+) -> Callable[..., Any]:
+    """Return a function with the layouts of a plan pinned, which plans again for arguments of other shapes.
+
+    Args:
+        function: Function that was planned.
+        arguments: Arguments that it was planned with, or their shapes.
+        plan: Plan of the function.
+        options: Planner and its options, for other shapes.
+    """
+    first = _shapes_of(arguments)
+    known = {first: apply_plan(function, plan)}
+
+    @functools.wraps(function)  # lets callers donate arguments by name
+    def planned(*given: Any) -> Any:
+        shapes = _shapes_of(given)
+        if shapes not in known:
+            own, other = next(
+                (pair for pair in zip(first, shapes, strict=False) if pair[0] != pair[1]), ("fewer", "more")
+            )
+            name = plan.graph.name
+            warnings.warn(f"{name} is planned again: with {other}; it was planned with {own}", stacklevel=2)
+            graph = graph_of(trace_function(function, *given))
+            known[shapes] = apply_plan(function, plan_graph(graph, plan.mesh, options).plan)
+        return known[shapes](*given)
+
+    return planned
+
+
+def _shapes_of(arguments: Sequence[Any]) -> tuple[str, ...]:
+    """Return the path, type and shape of each leaf of the arguments, such as `[0]['x']: float32[8, 16]`."""
+    leaves = jax.tree_util.tree_flatten_with_path(tuple(arguments))[0]
+    return tuple(f"{jax.tree_util.keystr(path)}: {jax.typeof(leaf).str_short()}" for path, leaf in leaves)

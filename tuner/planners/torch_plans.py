@@ -29,6 +29,7 @@ from costmodels.sharding.layouts import Layout
 from costmodels.sharding.plan import Plan
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
+from tuner.planners.doubts import check_known, warn_of_useless
 from tuner.planners.planning import WHOLE_AXES, Planned, PlannerOptions, plan_graph
 
 Placements = tuple[Placement, ...]
@@ -160,6 +161,7 @@ def plan_torch(
     loss: Loss | None = None,
     cluster: Cluster | str = "dgx-a100",
     options: PlannerOptions = WHOLE_AXES,
+    strict: bool = False,
 ) -> TorchPlan:
     """Shard the training step of a module over a mesh: forward, backward and Adam; nothing is computed.
 
@@ -173,10 +175,14 @@ def plan_torch(
             catalog for as few hosts as the mesh can fill. A `costmodels.sharding.device_mesh.DeviceMesh` brings its own
             cluster.
         options: Planner and its options.
+        strict: Whether to refuse a module with operators that have no sharding rule.
 
     Raises:
-        ConfigError: the module is none, its loss can't be differentiated, the mesh can't be formed, or no plan is found
-            that fits.
+        ConfigError: the module is none, its loss can't be differentiated, the mesh can't be formed, no plan is found
+            that fits, or an operator has no rule and `strict` is set.
+
+    Warns:
+        UserWarning: an operator has no rule, or a dim of the mesh divides no dim that can be cut.
     """
     if not isinstance(module, torch.nn.Module):
         raise ConfigError(
@@ -186,7 +192,10 @@ def plan_torch(
             nearest="a function has no parameters to shard; give the module and loss=",
         )
     own_mesh = mesh_from(_axes_of(mesh) if isinstance(mesh, torch_meshes.DeviceMesh) else mesh, cluster)
-    found = plan_graph(graph_of(trace_module(module, inputs, loss)), own_mesh, options)
+    graph = graph_of(trace_module(module, inputs, loss))
+    check_known(graph, strict=strict)
+    found = plan_graph(graph, own_mesh, options)
+    warn_of_useless(graph, found.plan.mesh)
     plan, words = found.plan, torch_placements(found.plan)
     numbers = {tensor.name: number for number, tensor in enumerate(plan.graph.tensors)}
 

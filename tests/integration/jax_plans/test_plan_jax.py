@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -116,9 +117,10 @@ def test_a_large_mesh_has_as_many_hosts_as_it_fills():
 
 
 def test_axes_that_divide_nothing_leave_all_whole():
-    """A mesh whose size divides no dim is no mistake: nothing is cut, and the function still runs."""
+    """A mesh whose size divides no dim is no mistake, but told: nothing is cut, and the function still runs."""
     x = jnp.arange(8.0)
-    plan = plan_jax(lambda x: x * 2, x, mesh="a=7", cluster="dgx-a100")
+    with pytest.warns(UserWarning, match=r"a=7 of the mesh divides no dim .* can be cut: 8$"):
+        plan = plan_jax(lambda x: x * 2, x, mesh="a=7", cluster="dgx-a100")
 
     assert plan.in_specs == (PartitionSpec(None),)
     assert jax.jit(plan.function)(x).tolist() == (x * 2).tolist()
@@ -200,9 +202,35 @@ def test_mistakes_are_told(given, told):
     assert told in str(caught.value)
 
 
-def test_other_shapes_than_planned_are_refused():
-    """The planned function takes what it was planned with."""
-    plan = plan_jax(step, *ARGUMENTS, mesh="data=2")
+def test_other_shapes_than_planned_are_planned_again():
+    """Another batch is planned when the function is traced with it, once, with a warning that names what differs."""
+    params, batch = jax.tree.map(lambda leaf: jnp.full((16, 16), 0.01, leaf.dtype), ARGUMENTS)
+    smaller = jax.tree.map(lambda leaf: leaf[:8], batch)
+    plan = plan_jax(step, params, batch, mesh="data=2")
 
-    with pytest.raises(ConfigError, match="belongs to another function or other shapes than step"):
-        jax.eval_shape(plan.function, *jax.tree.map(lambda _: array(4, 4), ARGUMENTS))
+    with pytest.warns(UserWarning, match=r"step is planned again: with \[1\]\['x'\]: float32\[8, ?16\]"):
+        found = jax.eval_shape(plan.function, params, smaller)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = jax.eval_shape(plan.function, params, smaller)
+        planned = jax.eval_shape(plan.function, params, batch)
+
+    assert found == again == jax.eval_shape(step, params, smaller)
+    assert planned == jax.eval_shape(step, params, batch)
+
+
+def test_operators_without_a_rule_are_told_by_name():
+    """An operator that no rule describes is warned of by its name, or refused if that is asked for."""
+
+    def spectrum(x, weight):
+        return jnp.abs(jnp.fft.fft(x @ weight)) + jnp.abs(jnp.fft.ifft(x @ weight))
+
+    given = (array(64, 32), array(32, 16))
+
+    with pytest.warns(
+        UserWarning, match=r"spectrum: no sharding rule is known for fft \(2 times\): every device"
+    ):
+        plan = plan_jax(spectrum, *given, mesh="data=2")
+    with pytest.raises(ConfigError, match=r"spectrum = 'fft \(2 times\)': has operators without a sharding rule"):
+        plan_jax(spectrum, *given, mesh="data=2", strict=True)
+    assert jax.eval_shape(plan.function, *given) == jax.eval_shape(spectrum, *given)

@@ -3,8 +3,11 @@
 import math
 
 import pytest
+import torch
 
+from hardware.io.errors import ConfigError
 from tests.support.programs import planned_ranks
+from tuner.planners import plan_torch
 
 BATCH = ({"op": "0.addmm", "dim": "result.0", "axis": "data"}, {"op": "2.addmm", "dim": "result.0", "axis": "data"})
 
@@ -34,3 +37,24 @@ def test_what_does_not_belong_to_the_plan_is_refused(on_ranks):
         assert told[1] == "device_mesh = {'data': 2}: is not the plan's; that is {'model': 4}"
         assert "is not in both, the module and the plan, with one shape" in told[2]
         assert told[3] == "inputs: must be trees like those that were planned"
+
+
+def test_operators_without_a_rule_are_told_by_name():
+    """An operator that no rule describes is warned of by its name, or refused if that is asked for."""
+
+    class Spectrum(torch.nn.Module):
+        """A product and an FFT."""
+
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.Linear(16, 16)
+
+        def forward(self, x):
+            return torch.fft.fft(self.inner(x)).abs().sum()
+
+    given = torch.zeros(8, 16)
+
+    with pytest.warns(UserWarning, match="no sharding rule is known for .*fft"):
+        plan_torch(Spectrum(), given, mesh="data=2")
+    with pytest.raises(ConfigError, match="has operators without a sharding rule"):
+        plan_torch(Spectrum(), given, mesh="data=2", strict=True)
