@@ -13,12 +13,14 @@ from costmodels.sharding.plan import Plan, PlanCost, cost_of
 from hardware.io.errors import ConfigError
 from tuner.planners.engine.outcome import Known, Limits
 from tuner.planners.engine.workers import AbstractWorkers
+from tuner.planners.sharding.axis_descent import descend
 from tuner.planners.sharding.class_costs import Figures
 from tuner.planners.sharding.manumatic import MEMORY_KEY, Perturbed, PinnedPlan, PinnedSearch, report_of
 from tuner.planners.sharding.pins import Pin, resolve_pins
 from tuner.planners.sharding.recursive import ORDERS, Order, refine_mesh, whole
 from tuner.planners.sharding.sharding_milp import shard_by_milp
 from tuner.planners.sharding.sharding_terms import ShardingTerms
+from tuner.planners.toast.by_hand import plans_by_hand
 from tuner.planners.toast.search import Step, ToastOptions, toast_plan
 
 Planner = Literal["descent", "recursive", "toast"]
@@ -33,7 +35,9 @@ ORDER_CHOICES: tuple[OrderChoice, ...] = ("best", *ORDERS)
 
 
 MANY_OPS = 1000
-"""Number of operators above which only the cheapest of D-Rec's plans is descended from."""
+"""Number of operators above which only the cheapest plan of each kind is descended from."""
+MOST_SEEDS = 3
+"""Most plans by hand that are descended from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,8 +45,9 @@ class PlannerOptions:
     """Options of the planners.
 
     Attributes:
-        planner: Name of the planner. `recursive` is D-Rec alone. `descent` improves D-Rec's plan axis by axis. `toast`
-            is a tree search over colours of dims, from D-Rec's plan and others, with the same descent at its end.
+        planner: Name of the planner. `recursive` is D-Rec alone. `descent` improves, axis by axis, D-Rec's plan
+            and the cheapest plans by hand, so that it is never worse than these. `toast` is a tree search over colours
+            of dims, from D-Rec's plan and others, with the same descent at its end.
         order: Order in which D-Rec visits operators; `best` tries every order and keeps the cheapest plan.
         whole_axes: Whether each axis of the mesh cuts one dim only, which is all that frameworks can express.
         pins: Dims that the user wants cut in a certain way.
@@ -161,9 +166,25 @@ def _run_d_rec(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Plann
         tried, best = small, _cheapest(small)
         limited = replace(limited, order=best)
     found = limited.plan(options.pins) if options.pins else tried[best]
+    if terms is not None and not options.pins:
+        found = min([found, *_from_hands(terms, options)], key=lambda one: one.cost.step_time_s)
     others = limited.perturb(options.pins) if options.diagnose else None
     search_s = time.perf_counter() - began_s
     return Planned(found=found, order=best, search_s=search_s, memory_bytes=limit_bytes, perturbed=others)
+
+
+def _from_hands(terms: ShardingTerms, options: PlannerOptions) -> list[PinnedPlan]:
+    """Return the ends of descents from the cheapest plans by hand, within the limit of memory if there is one."""
+    graph, mesh, limit_bytes = terms.graph, terms.mesh, options.memory_bytes
+    memory_bytes = min(device.memory_bytes for device in mesh.cluster.devices) if limit_bytes is None else limit_bytes
+    most = MOST_SEEDS if len(graph.ops) <= MANY_OPS else 1
+    found = []
+    for plan in plans_by_hand(graph, mesh, memory_bytes=memory_bytes, most=most):
+        end = descend(plan, terms)
+        cost = cost_of(end.plan)
+        if limit_bytes is None or cost.peak_memory_bytes <= limit_bytes:
+            found.append(PinnedPlan(plan=end.plan, cost=cost, is_optimum=end.is_optimum, reports=()))
+    return found
 
 
 def _run_toast(graph: Graph, mesh: DeviceMesh, options: PlannerOptions, workers: AbstractWorkers | None) -> Planned:

@@ -116,9 +116,10 @@ class PlannerKeys(DocumentedModel):
 
     name: PlannerChoice = "auto"
     """Planner of the candidates' layers. `megatron` is the plan that frameworks write by hand. `recursive` (D-Rec),
-    `descent` and `toast` search for others, for simulated trials and those in JAX; where one differs from the plan by
-    hand, both are candidates. `auto` is `descent` for the leading shapes of layers if the framework runs plans
-    (`runtime: jax-reference`), else `megatron`; see [sharding plans](sharding-plans.md#in-a-study).
+    `descent` and `toast` search for others, for simulated trials and those in JAX and torch; where one differs from the
+    plan by hand, both are candidates. `auto` is `descent` for the leading shapes of layers if the framework runs plans
+    (`runtime: jax-reference` or `torch-planned`), else `megatron`; see [sharding
+    plans](sharding-plans.md#in-a-study).
     """
 
     pins: list[PinKeys] = Field(default_factory=list)

@@ -227,9 +227,7 @@ def test_operators_without_a_rule_are_told_by_name():
 
     given = (array(64, 32), array(32, 16))
 
-    with pytest.warns(
-        UserWarning, match=r"spectrum: no sharding rule is known for fft \(2 times\): every device"
-    ):
+    with pytest.warns(UserWarning, match=r"spectrum: no sharding rule is known for fft \(2 times\): every device"):
         plan = plan_jax(spectrum, *given, mesh="data=2")
     with pytest.raises(ConfigError, match=r"spectrum = 'fft \(2 times\)': has operators without a sharding rule"):
         plan_jax(spectrum, *given, mesh="data=2", strict=True)
