@@ -33,7 +33,7 @@ from trials.backend import PROGRAM_SIGNALS, AbstractBackend, HostNeeds, Observat
 from trials.placement import in_words, machines_in_words, machines_of, no_room, reserve_hosts, room_for
 from trials.ranks.contract import RanksLostError
 from trials.ray_cluster import first_line, join_cluster
-from trials.ray_local import import_ray, start_local_ray
+from trials.ray_local import import_ray, start_local_ray, stop_local_ray
 from trials.ray_worker import Mailbox, News, Slot, Start
 
 PLACEMENT_WAIT_S = 30.0
@@ -275,7 +275,7 @@ class RayExecutor:
         self._stored_backend = self._mailbox = self._mail = None
         if self._owns_connection:
             self._owns_connection = False
-            self._ray.shutdown()
+            stop_local_ray(self._ray)
         elif places:
             with contextlib.suppress(self._ray.exceptions.RayError):
                 self._ray.wait([p.ready for p in places], num_returns=len(places), timeout=CLOSE_LIMIT_S)

@@ -2,7 +2,8 @@
 
 Ray's agents look for the raylet now and then, and some go on for minutes after a driver was killed. The keeper holds
 one end of a pipe whose other end only the driver has. When the driver is gone, however it ended, the keeper gives Ray
-some seconds to end by itself and then kills the rest. It knows Ray's processes by a variable of their environment.
+some seconds to end by itself and then kills the rest. It knows Ray's processes by a variable of their environment. A
+driver that has ended its Ray in order dismisses the keeper by a byte.
 
 The process runs this file as a script, so it imports nothing but a few modules of the standard library.
 """
@@ -17,6 +18,9 @@ from collections.abc import Iterator
 
 MARK = "MESHTUNE_RAY_SESSION"
 """Environment variable of all processes of one local Ray."""
+
+DISMISSED = b"."
+"""What a driver writes that has ended its Ray in order."""
 
 GRACE_S = 3.0
 """Time that Ray's processes have to end by themselves [s]: workers end their commands meanwhile."""
@@ -48,14 +52,16 @@ def ray_processes(mark: str, folder: str) -> Iterator[int]:
 
 def keep(mark: str, folder: str) -> None:
     """Wait for the end of the driver, and end what is left of its Ray."""
+    is_dismissed = False
     while os.read(0, 1):
-        pass
+        is_dismissed = True
     ended_s = time.monotonic()
     while time.monotonic() < ended_s + GIVE_UP_S:
         left = [*ray_processes(mark, folder)]
-        if not left:
+        is_late = time.monotonic() > ended_s + GRACE_S
+        if not left and (is_dismissed or is_late):  # Ray that was just starting may show no process for a moment
             return
-        if time.monotonic() > ended_s + GRACE_S:
+        if is_late:
             for pid in left:
                 try:
                     os.kill(pid, signal.SIGKILL)

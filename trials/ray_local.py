@@ -7,7 +7,6 @@ environment at that moment decides whether sockets stay on this machine.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import subprocess
@@ -21,7 +20,7 @@ from typing import Any
 from hardware.io.errors import ConfigError
 from trials import ray_keeper
 from trials.ray_cluster import first_line
-from trials.ray_keeper import MARK
+from trials.ray_keeper import DISMISSED, GRACE_S, MARK
 
 OBJECT_STORE_BYTES = 100_000_000
 """Size of Ray's object store [bytes]. Trials exchange a few kilobytes, and Ray would reserve 30% of the memory."""
@@ -41,6 +40,9 @@ _QUIET_ENVIRONMENT = {
 
 _MARK = uuid.uuid4().hex
 """Mark in the environment of all of Ray's processes that this process starts."""
+
+_KEEPERS: list[subprocess.Popen[bytes]] = []
+"""Keeper of the Ray that this process has started, if it has."""
 
 
 def import_ray() -> Any:
@@ -72,7 +74,7 @@ def start_local_ray(num_cpus: int) -> bool:
                 object_store_memory=OBJECT_STORE_BYTES,
             )
         except Exception as error:  # noqa: BLE001 # Ray raises plain Exceptions where its processes start too slowly
-            ray.shutdown()
+            stop_local_ray(ray)
             raise ConfigError(
                 f"does not start on this machine ({first_line(error)})",
                 key="address",
@@ -80,20 +82,33 @@ def start_local_ray(num_cpus: int) -> bool:
                 nearest="try again when the machine is less busy, or join a cluster with RAY_ADDRESS",
             ) from None
         except BaseException:  # an interrupt, too, leaves no process behind
-            ray.shutdown()
+            stop_local_ray(ray)
             raise
     return True
 
 
-@functools.cache
-def _start_keeper(folder: str) -> subprocess.Popen[bytes] | None:
+def stop_local_ray(ray: Any) -> None:
+    """End the Ray that `start_local_ray` has started."""
+    ray.shutdown()
+    while _KEEPERS:
+        keeper = _KEEPERS.pop()
+        assert keeper.stdin is not None, "a keeper has a pipe"
+        with contextlib.suppress(OSError):  # somebody has killed it
+            keeper.stdin.write(DISMISSED)
+            keeper.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            keeper.wait(timeout=GRACE_S)
+
+
+def _start_keeper(folder: str) -> None:
     """Start the keeper of Ray, which is installed in `folder`; it ends after this process, whose pipe closes then."""
     if sys.platform != "linux":  # where processes tell their environment
-        return None
+        return
     command = [sys.executable, "-I", "-S", str(Path(ray_keeper.__file__)), _MARK, folder]
-    return subprocess.Popen(  # noqa: S603 # our own module
+    keeper = subprocess.Popen(  # noqa: S603 # our own module
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
+    _KEEPERS.append(keeper)
 
 
 @contextlib.contextmanager

@@ -86,11 +86,11 @@ class DriverProcess:
         found.pop(self.process.pid, None)
         return found
 
-    def processes_after(self, limit_s: float) -> list[str]:
-        """Return the command lines of processes that live after `limit_s`."""
+    def processes_after(self, limit_s: float, *, besides: str | None = None) -> list[str]:
+        """Return the command lines of processes that live after `limit_s`, except those that contain `besides`."""
         deadline_s = time.monotonic() + limit_s
         while True:
-            left = [*self.processes().values()]
+            left = [c for c in self.processes().values() if besides is None or besides not in c.lower()]
             if not left or time.monotonic() >= deadline_s:
                 return left
             time.sleep(0.2)
