@@ -38,10 +38,13 @@ def describe_trials(
 
 
 def _describe_planner(planning: LayerPlanning) -> dict[str, Any]:
-    """Return the planner as a key of the study; `beside`, because before a plan stood in place of the one by hand."""
+    """Return the planner as a key of the study.
+
+    The name tells that both plans are candidates: before, the planner's stood in place of the one by hand.
+    """
     if planning.name == "megatron":
         return {}
-    return {"planner": {"name": planning.name, "pins": [asdict(pin) for pin in planning.pins], "beside": HAND}}
+    return {"planner": {"name": f"{HAND} or {planning.name}", "pins": [asdict(pin) for pin in planning.pins]}}
 
 
 def _describe_cluster(cluster: Cluster) -> dict[str, Any]:
