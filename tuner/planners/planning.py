@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,11 +16,11 @@ from tuner.planners.engine.outcome import Known, Limits
 from tuner.planners.engine.workers import AbstractWorkers
 from tuner.planners.sharding.axis_descent import descend
 from tuner.planners.sharding.class_costs import Figures
-from tuner.planners.sharding.manumatic import MEMORY_KEY, Perturbed, PinnedPlan, PinnedSearch, report_of
+from tuner.planners.sharding.manumatic import MEMORY_KEY, Perturbed, PinnedPlan, PinnedSearch, PinReport, report_of
 from tuner.planners.sharding.pins import Pin, resolve_pins
 from tuner.planners.sharding.recursive import ORDERS, Order, refine_mesh, whole
 from tuner.planners.sharding.sharding_milp import shard_by_milp
-from tuner.planners.sharding.sharding_terms import ShardingTerms
+from tuner.planners.sharding.sharding_terms import ShardingTerms, total_charge_s
 from tuner.planners.toast.by_hand import plans_by_hand
 from tuner.planners.toast.search import Step, ToastOptions, toast_plan
 
@@ -54,6 +55,9 @@ class PlannerOptions:
         memory_bytes: Most memory that a device may hold, which `recursive` ignores; None for no limit.
         diagnose: Whether to report what slightly wrong pins would have cost.
         prove_s: Time that HiGHS may take to prove a lower bound of the step [s]; None for no such proof.
+        effort: States that TOAST may look at in each of two trees after the descent, from the descent's plan and from
+            plans by hand; 0 for no such search. The same effort leads to the same plan on every machine.
+        effort_s: Time at which these trees end even so [s]; None for none. What is found then depends on the machine.
     """
 
     planner: Planner = "descent"
@@ -63,9 +67,14 @@ class PlannerOptions:
     memory_bytes: float | None = None
     diagnose: bool = False
     prove_s: float | None = None
+    effort: int = 0
+    effort_s: float | None = None
 
 
-WHOLE_AXES = PlannerOptions(whole_axes=True)
+EFFORT = 200
+"""States of each of TOAST's trees, for callers in Python."""
+
+WHOLE_AXES = PlannerOptions(whole_axes=True, effort=EFFORT)
 """Options with which plans name the caller's own axes, each of which cuts at most one dim of a tensor.
 
 Otherwise the plan's mesh has an axis for each prime factor of an axis, named as `model.0`.
@@ -130,6 +139,8 @@ def plan_graph(
     found = (
         _run_toast(graph, mesh, options, workers) if options.planner == "toast" else _run_d_rec(graph, mesh, options)
     )
+    if options.planner == "descent" and options.effort > 0:
+        found = _search_on(found, graph, mesh, options, workers)
     if options.prove_s is None:
         return found
     limits = Limits(time_s=options.prove_s)
@@ -185,6 +196,56 @@ def _from_hands(terms: ShardingTerms, options: PlannerOptions) -> list[PinnedPla
         if limit_bytes is None or cost.peak_memory_bytes <= limit_bytes:
             found.append(PinnedPlan(plan=end.plan, cost=cost, is_optimum=end.is_optimum, reports=()))
     return found
+
+
+def _search_on(
+    found: Planned, graph: Graph, mesh: DeviceMesh, options: PlannerOptions, workers: AbstractWorkers | None
+) -> Planned:
+    """Return the better of the descent's plan and of what TOAST finds from there with the effort of the options."""
+    if found.found.is_optimum:
+        return found
+    began_s = time.perf_counter()
+    levels = (whole if options.whole_axes else refine_mesh)(mesh)[1]
+    pins = resolve_pins(options.pins, graph, mesh, levels) if options.pins else None
+    # TOAST may not exchange a plan for one that needs more memory than there is.
+    least_bytes = options.memory_bytes
+    if least_bytes is None:
+        device_bytes = min(device.memory_bytes for device in mesh.cluster.devices)
+        least_bytes = max(device_bytes, found.cost.peak_memory_bytes)
+    toast = toast_plan(
+        graph,
+        found.plan.mesh,
+        ToastOptions(searches=1, memory_bytes=least_bytes),
+        limits=Limits(nodes=options.effort, time_s=math.inf if options.effort_s is None else options.effort_s / 2),
+        given=[found.plan],
+        pins=pins,
+        workers=workers,
+    )
+    best, cost = found.found, cost_of(toast.plan)
+    charge = None if pins is None else pins.charge
+    now_s, then_s = (
+        each.step_time_s + total_charge_s(plan, charge) for each, plan in ((best.cost, best.plan), (cost, toast.plan))
+    )
+    if then_s < now_s and cost.peak_memory_bytes <= least_bytes:
+        reports = [
+            replace(report_of(pins, toast.plan, number), saved_s=_saved_s(old, best.cost, cost))
+            for number, old in enumerate(best.reports)
+            if pins is not None
+        ]
+        is_optimum = toast.outcome.known is Known.OPTIMAL
+        best = PinnedPlan(plan=toast.plan, cost=cost, is_optimum=is_optimum, reports=tuple(reports))
+    return replace(
+        found,
+        found=best,
+        search_s=found.search_s + time.perf_counter() - began_s,
+        bound_s=toast.bound_s,
+        steps=toast.steps,
+    )
+
+
+def _saved_s(old: PinReport, before: PlanCost, after: PlanCost) -> float | None:
+    """Return what a pin saves in a plan, from what it saved in another one [s]."""
+    return None if old.saved_s is None else old.saved_s + before.step_time_s - after.step_time_s
 
 
 def _run_toast(graph: Graph, mesh: DeviceMesh, options: PlannerOptions, workers: AbstractWorkers | None) -> Planned:

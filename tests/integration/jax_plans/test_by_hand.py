@@ -1,5 +1,7 @@
 """The default planner is never worse than a plan by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks import zoo
@@ -24,3 +26,19 @@ def test_default_planner_is_never_worse_than_a_plan_by_hand(name, axes):
 
     assert len(by_hand) == MOST_SEEDS
     assert found.cost.step_time_s <= min(cost_of(plan).step_time_s for plan in by_hand) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(("name", "axes"), [("decode_small", "data=2,model=4"), ("moe_small", "data=2,model=2")])
+def test_effort_is_counted_work(name, axes):
+    """TOAST after the descent never makes a plan worse, and the same effort finds the same plan again."""
+    function, arguments, donated = getattr(zoo, name)()
+    graph = graph_of(trace_function(function, *arguments, donated=donated))
+    mesh = mesh_from(axes, "dgx-a100")
+
+    without = plan_graph(graph, mesh, replace(WHOLE_AXES, effort=0))
+    found, again = (plan_graph(graph, mesh, replace(WHOLE_AXES, effort=50)) for _ in range(2))
+
+    assert found.cost.step_time_s <= without.cost.step_time_s
+    assert (found.plan.served == again.plan.served).all()
+    assert found.steps
+    assert not without.steps
