@@ -14,9 +14,10 @@ Nothing is computed, and no device is needed before `in_shardings` is read.
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
@@ -29,10 +30,14 @@ from costmodels.sharding.exports.jax_shardy import annotate_stablehlo
 from costmodels.sharding.exports.jax_specs import jax_specs
 from costmodels.sharding.frontends.jax.graph import graph_of
 from costmodels.sharding.frontends.jax.program import Program, trace_function
+from costmodels.sharding.graph import Graph
 from costmodels.sharding.plan import Plan
 from hardware.cluster import Cluster
+from hardware.io.errors import ConfigError, did_you_mean
 from tuner.planners.doubts import check_known, warn_of_useless
+from tuner.planners.jax_pins import pins_of_arguments, pins_of_constraints
 from tuner.planners.planning import WHOLE_AXES, Planned, PlannerOptions, plan_graph
+from tuner.planners.sharding.pins import Pin
 
 At = Literal["written", "read"]
 """Side of an operator: its results or its operands."""
@@ -125,6 +130,8 @@ def plan_jax(
     mesh: Mesh | AbstractMesh | DeviceMesh | Mapping[str, int] | str,
     cluster: Cluster | str = "dgx-a100",
     donated: Sequence[str | int] = (),
+    keywords: Mapping[str, Any] | None = None,
+    in_shardings: Any = None,
     options: PlannerOptions = WHOLE_AXES,
     strict: bool = False,
 ) -> JaxPlan:
@@ -138,6 +145,12 @@ def plan_jax(
         cluster: Cluster of the mesh's devices, from its first host on in the order of the mesh, or a name of the
             catalog for as few hosts as the mesh can fill. A `DeviceMesh` brings its own cluster.
         donated: Names or numbers of the arguments whose memory the outputs take over, such as parameters and moments.
+        keywords: Arguments that the function takes by keyword, by their names. They follow the others in `in_specs`,
+            and `JaxPlan.function` takes them by position, too, as `jax.jit` needs it with shardings.
+        in_shardings: Shardings or PartitionSpecs that arguments must have, as for `jax.jit`: one for each argument, or
+            for a part of its tree, and None where the planner chooses. The dims that they name are cut by the axes that
+            they name; others may be cut, too, and the plan orders several axes on one dim. Constraints inside the
+            function (`jax.lax.with_sharding_constraint`) are held in the same way.
         options: Planner and its options.
         strict: Whether to refuse a function with operators that have no sharding rule.
 
@@ -150,16 +163,20 @@ def plan_jax(
     """
     # JAX is asked only to trace the function. The plan is made on the traced graph.
     own_mesh = mesh_from(dict(mesh.shape) if isinstance(mesh, (Mesh, AbstractMesh)) else mesh, cluster)
+    if keywords:
+        function = _by_position(function, len(abstract_arguments), tuple(keywords))
+        abstract_arguments = (*abstract_arguments, *keywords.values())
     program = trace_function(function, *abstract_arguments, donated=donated)
     graph = graph_of(program)
     check_known(graph, strict=strict)
+    options = replace(options, pins=(*options.pins, *_pins_of(program, graph, in_shardings, own_mesh)))
     found = plan_graph(graph, own_mesh, options)
     warn_of_useless(graph, found.plan.mesh)
     specs = jax_specs(found.plan, outputs_of(program))
     in_specs, out_specs = specs_of(program, found.plan)
     return JaxPlan(
         planned=found,
-        function=_planned_function(function, abstract_arguments, found.plan, options),
+        function=_planned_function(function, abstract_arguments, found.plan, own_mesh, options),
         in_specs=in_specs,
         out_specs=out_specs,
         constraints=tuple(
@@ -180,8 +197,42 @@ def plan_jax(
     )
 
 
+def _pins_of(program: Program, graph: Graph, in_shardings: Any, mesh: DeviceMesh) -> tuple[Pin, ...]:
+    """Return pins for what the user says of arguments, and inside of the function where an output needs it."""
+    names = {op.name for op in graph.ops}
+    inside = [pin for pin in pins_of_constraints(program, mesh) if pin.op in names]
+    return (*(() if in_shardings is None else pins_of_arguments(program, in_shardings, mesh)), *inside)
+
+
+def _by_position(function: Callable[..., Any], count: int, keywords: tuple[str, ...]) -> Callable[..., Any]:
+    """Return a function that takes `count` arguments as they are, and then those of some keywords by position.
+
+    Raises:
+        ConfigError: The function has no argument of such a name.
+    """
+    own = inspect.signature(function).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in own.values())
+    for keyword in keywords:
+        if keyword not in own and not takes_any:
+            raise ConfigError(
+                "must be arguments of the function",
+                key="keywords",
+                value=keyword,
+                nearest=did_you_mean(keyword, list(own)),
+            )
+
+    @functools.wraps(function)
+    def positional(*given: Any) -> Any:
+        return function(*given[:count], **dict(zip(keywords, given[count:], strict=True)))
+
+    names = [*[name for name in own if name not in keywords][:count], *keywords]
+    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    positional.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # inspect reads it
+    return positional
+
+
 def _planned_function(
-    function: Callable[..., Any], arguments: Sequence[Any], plan: Plan, options: PlannerOptions
+    function: Callable[..., Any], arguments: Sequence[Any], plan: Plan, mesh: DeviceMesh, options: PlannerOptions
 ) -> Callable[..., Any]:
     """Return a function with the layouts of a plan pinned, which plans again for arguments of other shapes.
 
@@ -189,13 +240,16 @@ def _planned_function(
         function: Function that was planned.
         arguments: Arguments that it was planned with, or their shapes.
         plan: Plan of the function.
+        mesh: Mesh with the axes that pins name.
         options: Planner and its options, for other shapes.
     """
     first = _shapes_of(arguments)
     known = {first: apply_plan(function, plan)}
 
     @functools.wraps(function)  # lets callers donate arguments by name
-    def planned(*given: Any) -> Any:
+    def planned(*given: Any, **named: Any) -> Any:
+        if named:
+            given = inspect.signature(function).bind(*given, **named).args
         shapes = _shapes_of(given)
         if shapes not in known:
             own, other = next(
@@ -204,7 +258,7 @@ def _planned_function(
             name = plan.graph.name
             warnings.warn(f"{name} is planned again: with {other}; it was planned with {own}", stacklevel=2)
             graph = graph_of(trace_function(function, *given))
-            known[shapes] = apply_plan(function, plan_graph(graph, plan.mesh, options).plan)
+            known[shapes] = apply_plan(function, plan_graph(graph, mesh, options).plan)
         return known[shapes](*given)
 
     return planned

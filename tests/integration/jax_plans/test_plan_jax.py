@@ -8,7 +8,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from costmodels.sharding.device_mesh import mesh_of
 from hardware.cluster import find_cluster
@@ -232,3 +232,70 @@ def test_operators_without_a_rule_are_told_by_name():
     with pytest.raises(ConfigError, match=r"spectrum = 'fft \(2 times\)': has operators without a sharding rule"):
         plan_jax(spectrum, *given, mesh="data=2", strict=True)
     assert jax.eval_shape(plan.function, *given) == jax.eval_shape(spectrum, *given)
+
+
+SIZES = {"data": 2, "model": 4}
+PLACED = AbstractMesh(tuple(SIZES.values()), tuple(SIZES))
+
+
+@pytest.mark.parametrize("donated", [(), ("params",)])
+def test_in_shardings_of_the_user_are_pins(donated):
+    """What the user says of arguments holds in the plan, for leaves and whole trees, in specs or shardings."""
+    wanted = PartitionSpec("model", None)
+    shardings = ({"up": NamedSharding(PLACED, wanted), "down": None}, PartitionSpec(("data", "model")))
+
+    plan = plan_jax(step, *ARGUMENTS, mesh=SIZES, in_shardings=shardings, donated=donated)
+
+    assert plan_jax(step, *ARGUMENTS, mesh=SIZES, donated=donated).in_specs[0]["up"][0] != "model"
+    assert plan.in_specs[0]["up"][0] == "model"
+    assert all(set(spec[0]) == {"data", "model"} for spec in plan.in_specs[1].values())
+    assert all(report.is_held for report in plan.planned.found.reports)
+
+
+def test_constraints_of_the_user_are_pins():
+    """`with_sharding_constraint` in the function holds in the plan, and the gradient's constraint beside it."""
+
+    def loss(weight, x):
+        hidden = jax.lax.with_sharding_constraint(x @ weight, NamedSharding(PLACED, PartitionSpec(None, "data")))
+        return jnp.sum(hidden**2)
+
+    plan = plan_jax(jax.grad(loss), array(64, 128), array(256, 64), mesh=SIZES).planned.plan
+
+    rows = {op.name: row for op, row in zip(plan.graph.ops, plan.served.tolist(), strict=True)}
+    constrained = [row for name, row in rows.items() if "sharding_constraint" in name]
+    assert len(constrained) == 2
+    assert all(row[0] == 1 for row in constrained)
+
+
+@pytest.mark.parametrize(
+    ("shardings", "told"),
+    [
+        ((PartitionSpec(), PartitionSpec("dat")), "in_shardings = 'dat'"),
+        ((PartitionSpec(None, None, "data"), None), "has more dims than params.down of shape (8192, 2048)"),
+        (("data", None), "must be a NamedSharding, a PartitionSpec or None"),
+        ((None,), "must be a tree like the arguments"),
+    ],
+)
+def test_wrong_shardings_are_refused(shardings, told):
+    """A sharding that belongs to another mesh, another shape or another tree is named."""
+    with pytest.raises(ConfigError) as caught:
+        plan_jax(step, *ARGUMENTS, mesh=SIZES, in_shardings=shardings)
+
+    assert told in str(caught.value)
+
+
+def test_keyword_arguments_are_planned():
+    """Arguments by keyword have specs and can be donated, and the planned function takes them either way."""
+
+    def scaled(x, *, weight, bias):
+        return x @ weight + bias
+
+    x, weight, bias = jnp.ones((4, 8)), jnp.full((8, 16), 0.5), jnp.ones(16)
+    plan = plan_jax(scaled, x, mesh="data=1", keywords={"bias": bias, "weight": weight}, donated=("bias",))
+
+    assert len(plan.in_specs) == 3
+    assert plan.donate_argnums == (1,)
+    for found in (jax.jit(plan.function)(x, bias, weight), jax.jit(plan.function)(x, weight=weight, bias=bias)):
+        assert (found == scaled(x, weight=weight, bias=bias)).all()
+    with pytest.raises(ConfigError, match="keywords = 'weigth'"):
+        plan_jax(scaled, x, mesh="data=1", keywords={"weigth": weight})

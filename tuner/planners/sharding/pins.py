@@ -38,7 +38,7 @@ class Pin:
     """A target for the cuts of some operators.
 
     Attributes:
-        op: Names of the operators, with `*` for any text.
+        op: Names of the operators, with `*` for any text. An argument of the step is pinned by its full name only.
         dim: Name of a factor of these operators, or of a dim of one of their tensors; without names a dim by its place,
             as `operand1.0`, the first dim of the second operand, or `result.0`.
         axis: Mesh axis that cuts the dim; None for whichever comes first.
@@ -210,7 +210,11 @@ def match_pin(number: int, pin: Pin, graph: Graph) -> dict[int, int]:
         ConfigError: it matches no operator, or names no dim of one or one that it can't cut.
     """
     key = f"{KEY}[{number}]"
-    found = [at for at, op in enumerate(graph.ops) if not op.is_source and fnmatch.fnmatchcase(op.name, pin.op)]
+    found = [
+        at
+        for at, op in enumerate(graph.ops)
+        if op.name == pin.op or (not op.is_source and fnmatch.fnmatchcase(op.name, pin.op))
+    ]
     if not found:
         nearest = difflib.get_close_matches(pin.op, _general(graph), n=3, cutoff=0.0)
         raise ConfigError(
