@@ -75,8 +75,15 @@ def trace_function(fn: Callable[..., Any], *arguments: Any, donated: Sequence[st
     kept: dict[int, list[int | None]] = {}
     for number in sorted(given, key=lambda one: (-len(leaves[one]), one)):
         kept[number] = _match_outputs(names[number], leaves[number], outputs, free)
+    has_fields = [
+        not _PARAMETERS.match(name) and _is_train_state(tree) for name, tree in zip(names, leaves, strict=True)
+    ]
     found = [
-        Argument(name=".".join((name, *path)), kind=_guess_kind(name, output is not None), kept_by=output)
+        Argument(
+            name=".".join((name, *path)),
+            kind=_guess_kind(path[0] if has_fields[number] else name, output is not None),
+            kept_by=output,
+        )
         for number, name in enumerate(names)
         for (path, _), output in zip(leaves[number], kept.get(number, [None] * len(leaves[number])), strict=True)
     ]
@@ -90,6 +97,9 @@ def trace_function(fn: Callable[..., Any], *arguments: Any, donated: Sequence[st
         donated=tuple(sorted(given)),
     )
 
+
+_PARAMETERS = re.compile(r"(?i)param|weight|model")
+"""Beginning of the names of parameters."""
 
 Leaf = tuple[tuple[str, ...], Any]
 """Path and abstract value of a leaf of a tree."""
@@ -167,12 +177,22 @@ def _find_prefix(leaves: Sequence[Leaf], output: Leaf) -> tuple[str, ...]:
     return output[0][: max(len(output[0]) - len(leaves[0][0]), 0)]
 
 
+def _is_train_state(leaves: Sequence[Leaf]) -> bool:
+    """Return whether an argument is a whole training state, whose fields say what they are, as flax's `TrainState`.
+
+    It has parameters in a field `params` or `model`, and other fields beside it. A tree of moments mirrors parameters,
+    and has nothing beside them.
+    """
+    fields = {path[0] if path else "" for path, _ in leaves}
+    return len(fields) > 1 and "" not in fields and bool(fields & {"params", "model"})
+
+
 def _guess_kind(name: str, is_kept: bool) -> TensorKind:
-    """Return the purpose of an argument, from its name and from whether it is kept.
+    """Return the purpose of an argument, or of a field of a training state, from its name and whether it is kept.
 
     Names like "params" mean parameters. Other arguments that are kept belong to the optimizer, except caches.
     """
-    if re.match(r"(?i)param|weight|model", name):
+    if _PARAMETERS.match(name):
         return TensorKind.PARAMETER
     is_optimizer = is_kept and not re.search(r"(?i)cache", name)
     return TensorKind.OPTIMIZER if is_optimizer else TensorKind.DATA

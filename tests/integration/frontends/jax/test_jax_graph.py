@@ -265,3 +265,22 @@ def test_empty_arrays_are_no_work():
 
     assert "nothing" not in [op.name for op in graph.ops]
     assert primitives(graph)[-1] == "mul"
+
+
+def test_a_training_state_names_its_parameters():
+    """Of a state with fields, as flax's `TrainState`, `params` are parameters; mirrors of them in moments are not."""
+
+    def step(state, batch):
+        grads = jax.grad(lambda params: jnp.sum((batch @ params["w"]) ** 2))(state["params"])
+        mean = jax.tree.map(lambda one, grad: 0.9 * one + grad, state["opt_state"]["params"], grads)
+        params = jax.tree.map(lambda one, grad: one - grad, state["params"], mean)
+        return {"params": params, "opt_state": {"params": mean}, "step": state["step"] + 1}
+
+    weights = {"w": shape_of(16, 32, dtype=jnp.float32)}
+    state = {"params": weights, "opt_state": {"params": weights}, "step": shape_of(dtype=jnp.int32)}
+    graph = graph_of_jax(step, state, shape_of(8, 16, dtype=jnp.float32), donated=("state",))
+
+    kinds = {tensor.name: tensor.kind for tensor in graph.tensors}
+    assert kinds["state.params.w"] == TensorKind.PARAMETER
+    assert kinds["state.opt_state.params.w"] == TensorKind.OPTIMIZER
+    assert kinds["batch"] == TensorKind.DATA
