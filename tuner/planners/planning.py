@@ -55,8 +55,8 @@ class PlannerOptions:
         memory_bytes: Most memory that a device may hold, which `recursive` ignores; None for no limit.
         diagnose: Whether to report what slightly wrong pins would have cost.
         prove_s: Time that HiGHS may take to prove a lower bound of the step [s]; None for no such proof.
-        effort: States that TOAST may look at in each of two trees after the descent, from the descent's plan and from
-            plans by hand; 0 for no such search. The same effort leads to the same plan on every machine.
+        effort: States that TOAST may look at in each of two trees after the descent, one of which begins with plans
+            by hand; 0 for no such search. The same effort leads to the same plan on every machine.
         effort_s: Time at which these trees end even so [s]; None for none. What is found then depends on the machine.
     """
 
@@ -217,7 +217,7 @@ def _search_on(
         found.plan.mesh,
         ToastOptions(searches=1, memory_bytes=least_bytes),
         limits=Limits(nodes=options.effort, time_s=math.inf if options.effort_s is None else options.effort_s / 2),
-        given=[found.plan],
+        # The descent's plan is not given: TOAST would only descend from it again, and not from its own best one.
         pins=pins,
         workers=workers,
     )
