@@ -12,6 +12,7 @@ from benchmarks.papers.layer_pipelines import PipelineScore, pipeline_of_figures
 from benchmarks.papers.symbolic_prices import Reading, Volumes
 from benchmarks.papers.vocabulary import EXPERTS, SEQUENCE, restricted
 from costmodels.job.model_catalog import find_model
+from costmodels.job.model_spec import ModelSpec
 from costmodels.job.training_job import TrainingJob
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
@@ -48,7 +49,7 @@ class Scenario:
 
     Attributes:
         table: Number of the paper's table.
-        model: Name of the model in the catalog.
+        model: Model of the table.
         layers: Number of layers that are trained.
         sequence_length: Number of tokens of a sequence.
         sequences: Number of sequences of a step.
@@ -65,10 +66,15 @@ class Scenario:
         micro_batch: Sequences of one micro-batch over all replicas; None leaves it to each row.
         overlaps: Whether collectives that run once a step hide behind a micro-batch.
         link_share: Bandwidth inside a host over half of 392 GB/s.
+        core_flop_per_s: Speed of a processor core in fp32 that stands for a device [FLOP/s]; None for devices as they
+            are. Bandwidths shrink with it, so that communication keeps its share of a step.
+        width_share: Width of the model over that of the table's model.
+        precision: Precision of the model.
+        planned_layers: Number of planned layers.
     """
 
     table: int
-    model: str
+    model: ModelSpec
     layers: int
     sequence_length: int
     sequences: int
@@ -85,6 +91,10 @@ class Scenario:
     micro_batch: int | None = None
     overlaps: bool = False
     link_share: float = 1.0
+    core_flop_per_s: float | None = None
+    width_share: float = 1.0
+    precision: str = "bf16"
+    planned_layers: int = PLANNED_LAYERS
 
     @property
     def pins(self) -> tuple[Pin, ...]:
@@ -100,9 +110,18 @@ class Scenario:
         (group,) = cluster.groups
         # A sweep changes these two assumptions; the factor 1 leaves the catalog's figures.
         peak = group.device.peak_flop_per_s("bf16") * self.flop_share
+        # An element has two bytes in bf16 and four in the fp32 of a core; a narrower model has fewer FLOPs per element.
+        slower = 1.0 if self.core_flop_per_s is None else 2 * self.core_flop_per_s / peak / self.width_share
         (link,) = group.intra_links
-        link = replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * self.link_share)
-        device = replace(group.device, bf16_flop_per_s=peak, fp16_flop_per_s=peak, scale_up=link)
+        link = replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * self.link_share * slower)
+        device = replace(
+            group.device,
+            bf16_flop_per_s=peak,
+            fp16_flop_per_s=peak,
+            fp32_flop_per_s=self.core_flop_per_s or group.device.fp32_flop_per_s,
+            memory_bandwidth_bytes_per_s=group.device.memory_bandwidth_bytes_per_s * slower,
+            scale_up=link,
+        )
         return replace(cluster, groups=(replace(group, device=device, intra_links=(link,)),))
 
 
@@ -111,7 +130,7 @@ BMMS = ("*.moe_mlp.up", "*.moe_mlp.down")
 SCENARIOS = {
     1: Scenario(
         table=1,
-        model="mixtral-8x7b",
+        model=find_model("mixtral-8x7b"),
         layers=16,
         sequence_length=4096,
         sequences=8,
@@ -121,7 +140,7 @@ SCENARIOS = {
     ),
     2: Scenario(
         table=2,
-        model="llama3-8b",
+        model=find_model("llama3-8b"),
         layers=32,
         sequence_length=8192,
         sequences=4,
@@ -131,7 +150,7 @@ SCENARIOS = {
     ),
     3: Scenario(
         table=3,
-        model="qwen2.5-72b",
+        model=find_model("qwen2.5-72b"),
         layers=80,
         sequence_length=32768,
         sequences=16,
@@ -222,13 +241,13 @@ def _all_scored(scenario: Scenario, row: str, *, plans_stages: bool) -> Iterator
 
 def candidates(scenario: Scenario, row: str, pp: int, micro_batch: int) -> Iterator[Candidate]:
     """Yield the plans of a row for a number of stages and of sequences in a micro-batch."""
-    step = step_of(scenario.model, scenario.sequence_length, micro_batch)
+    step = step_of(scenario, micro_batch)
     if row == IN_SECONDS:
         mesh, fine, levels = _refine_stage_mesh(scenario, pp)
         plan = recursive_plan(restricted(step, STACKED), fine, levels, order=scenario.order)
         yield Candidate(plan=plan, in_words=mesh.in_words, zero_stage=None)
         return
-    forward = _forward_of(scenario.model, scenario.sequence_length, micro_batch)
+    forward = forward_of(step)
     for in_words, plan in forward_plans(scenario, row, forward, pp):
         for zero_stage in (1, 3):
             followed = with_backward(step, plan, zero_stage=zero_stage)
@@ -337,15 +356,15 @@ def _scores(
 
 
 @cache
-def step_of(model: str, sequence_length: int, micro_batch: int) -> Graph:
-    """Build the graph of a training step of PLANNED_LAYERS layers."""
-    job = TrainingJob(model=find_model(model), sequence_length=sequence_length, global_batch_size=micro_batch)
-    return transformer_graph(job, micro_batch_size=micro_batch, num_layers=PLANNED_LAYERS)
-
-
-@cache
-def _forward_of(model: str, sequence_length: int, micro_batch: int) -> Graph:
-    return forward_of(step_of(model, sequence_length, micro_batch))
+def step_of(scenario: Scenario, micro_batch: int) -> Graph:
+    """Build the graph of a training step of the planned layers."""
+    job = TrainingJob(
+        model=scenario.model,
+        sequence_length=scenario.sequence_length,
+        global_batch_size=micro_batch,
+        precision=scenario.precision,
+    )
+    return transformer_graph(job, micro_batch_size=micro_batch, num_layers=scenario.planned_layers)
 
 
 def _figures(plan: Plan) -> LayerFigures:

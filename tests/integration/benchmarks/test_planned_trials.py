@@ -1,0 +1,87 @@
+"""Plans in real trials beside their predictions: those of small models, and the rows of ManuMatic's tables."""
+
+import pytest
+
+from benchmarks.papers.manumatic_rows import D_REC, EXPERT, PIN, SCENARIOS, best_of, candidates
+from benchmarks.papers.manumatic_trials import scenario_of
+from benchmarks.planned_trials import agreement, config_of, plans_of
+from costmodels.job.parallel_config import HAND
+from costmodels.sharding.plan import cost_of, violations
+from tests.support.benchmark_runs import json_of
+
+
+def a_row(planner, predicted, measured, sign):
+    """Return a row of a plan as far as its agreement goes."""
+    return {"backend": "torch", "planner": planner, "predicted": predicted, "measured": measured, "sign": sign}
+
+
+def test_ties_are_no_votes():
+    """Signs are counted among plans that trials can tell from the plan by hand, for each planner and for all."""
+    rows = [
+        a_row("descent", 0.8, 0.9, "agrees"),
+        a_row("descent", 0.9, 1.01, "tie"),
+        a_row("recursive", 0.9, 1.2, "differs"),
+    ]
+
+    found = {row["planner"]: row for row in agreement(rows)}
+
+    assert (found["descent"]["ties"], found["descent"]["share"]) == (1, 1.0)
+    assert (found["recursive"]["ties"], found["recursive"]["share"]) == (0, 0.0)
+    assert (found["all"]["plans"], found["all"]["agree"], found["all"]["share"]) == (3, 1, 0.5)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-2-13b", "qwen1.5-moe-a2.7b"])
+def test_every_case_has_plans_to_compare(name):
+    """Each case has a plan by hand on eight devices, and a planner whose plan is another one and is valid."""
+    plans = plans_of(name, ["recursive", "descent"])
+
+    assert config_of(name).num_devices == 8
+    assert len(plans) > 1
+    assert [violations(plan) for plan in plans.values()] == [()] * len(plans)
+    if "descent" in plans:
+        assert cost_of(plans["descent"]).step_time_s <= cost_of(plans[HAND]).step_time_s
+
+
+@pytest.mark.parametrize("table", SCENARIOS)
+def test_small_steps_communicate_like_those_of_the_tables(table):
+    """D-Rec's small step spends about as much of its time in collectives as that of the table's own model."""
+    small = scenario_of(table, "price")
+    large = SCENARIOS[table]
+    sequences = {1: 8, 2: 4, 3: 2}[table]
+    large_one = next(iter(candidates(large, D_REC, large.stages[-1], sequences))).plan
+    small_one = next(iter(candidates(small, D_REC, 1, small.sequences))).plan
+
+    shares = [cost.comm_s / cost.step_time_s for cost in map(cost_of, (small_one, large_one))]
+
+    assert shares[0] == pytest.approx(shares[1], abs=0.2)
+
+
+def test_the_small_rows_keep_the_order_of_the_paper():
+    """On slowed links the expert's plan is predicted to be faster than the pinned one, and that than D-Rec's."""
+    scenario = scenario_of(1, "price")
+    step_s = {row: best_of(scenario, row).score.step_s for row in (D_REC, PIN, EXPERT)}
+
+    assert step_s[D_REC] > step_s[PIN] > step_s[EXPERT]
+
+
+def test_plans_run_beside_each_other():
+    """A model trains by hand and by a planner: the losses are the same, and ranks send what the plan says."""
+    pytest.importorskip("torch", reason="the benchmark trains: pip install 'meshtune[torch]'")
+    found = json_of("benchmarks.planned_trials", "--models", "gpt2", "--planners", "descent", "--rounds", 1, "--json")
+
+    (row,) = found["rows"]
+    assert (row["planner"], row["bytes"]) == ("descent", "equal")
+    assert row["loss_error"] < 1e-5
+    assert row["predicted"] < 1
+    assert 0.3 < row["measured"] < 3
+    assert [each["planner"] for each in found["agreement"]] == ["descent", "all"]
+
+
+def test_rows_of_the_tables_run():
+    """A pinned plan of Table 2 trains beside D-Rec's with the same losses."""
+    pytest.importorskip("torch", reason="the benchmark trains: pip install 'meshtune[torch]'")
+    found = json_of("benchmarks.papers.manumatic_trials", "--table", 2, "--row", PIN, "--rounds", 1, "--json")
+
+    assert [row["row"] for row in found["rows"]] == [D_REC, PIN]
+    assert all(row["loss_error"] < 1e-4 for row in found["rows"])
+    assert found["rows"][0]["measured"] == 1.0
