@@ -6,13 +6,12 @@ from costmodels.job.training_job import TrainingJob
 from hardware.io.errors import ConfigError
 
 
-def check_plannable(job: TrainingJob, *, backend: str, has_experts: bool, nearest: str) -> None:
+def check_plannable(job: TrainingJob, *, backend: str, nearest: str) -> None:
     """Check that the operators of a job's graph are among those that a backend computes.
 
     Args:
         job: Training job of the trials.
         backend: Name of the backend in messages.
-        has_experts: Whether the backend computes the operators of experts.
         nearest: What the user can choose instead for another model.
 
     Raises:
@@ -20,7 +19,6 @@ def check_plannable(job: TrainingJob, *, backend: str, has_experts: bool, neares
     """
     model = job.model
     missing = {
-        "experts": model.is_moe and not has_experts,
         "latent attention": model.uses_mla,
         "heads of an odd size": model.head_dim % 2 == 1,
     }

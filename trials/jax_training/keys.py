@@ -81,7 +81,6 @@ class JaxKeys(AbstractTrialKeys):
         check_plannable(
             study.setting.job,
             backend="jax",
-            has_experts=True,
             nearest="trial.backend: torch, or a model with plain attention",
         )
         return JaxBackend(

@@ -144,6 +144,5 @@ class TorchKeys(AbstractTrialKeys):
         check_plannable(
             study.setting.job,
             backend="torch",
-            has_experts=False,
-            nearest="runtime: torch-reference, or a dense model with plain attention",
+            nearest="a model with plain attention and heads of an even size",
         )

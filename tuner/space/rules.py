@@ -519,7 +519,8 @@ _MEGATRON_2021 = (
 # and equal parts only, and a step is one graph of one micro-batch
 _PLANNED = (
     *("devices", "one_micro_batch", "kv_heads_whole", "kv_heads_ulysses", "ffn", "sequence_parts", "vocabulary"),
-    *("no_pp", "no_vpp"),
+    *("no_pp", "no_vpp", "experts", "ep_whole_axes", "token_chunks"),
+    *_FURTHER,
 )
 _SETS: dict[str, tuple[str, ...]] = {
     # FlexParallel 4.1: found by search over rules, it reproduces all twelve search-space sizes of Table 2 exactly
@@ -615,8 +616,8 @@ _SETS: dict[str, tuple[str, ...]] = {
         *_FURTHER,
         *_SHARD,
     ),
-    "jax-reference": (*_PLANNED, "experts", "ep_whole_axes", "token_chunks", *_FURTHER),
-    "torch-planned": (*_PLANNED, "no_ep", *_FURTHER),
+    "jax-reference": _PLANNED,
+    "torch-planned": _PLANNED,
     # mindformers modules/transformer/transformer.py (TransformerOpParallelConfig: micro_batch_num >= pipeline_stage,
     # ring and Ulysses also together; FeedForward: dp // ep), models/utils.py (LayerSetting: offsets per mini stage),
     # models/llama/llama_transformer.py (key-value heads by model_parallel * Ulysses degree)

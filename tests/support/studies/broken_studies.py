@@ -234,7 +234,7 @@ trial: {backend: torch}; job: {..., precision: fp8} -> job.precision = 'fp8' | v
 OF_TORCH_PLANNED = """
 trial: {backend: torch} -> cluster = 'dgx-h100' | cannot run sharding plans | cpu-host
 trial: {backend: torch}; cluster: {name: cpu-host}; job: {..., precision: bf16} -> job.precision = 'bf16' | valid: fp32
-trial: {backend: torch}; cluster: {name: cpu-host}; model: mixtral-8x7b -> mixtral-8x7b | experts | torch-reference
+trial: {backend: torch}; cluster: {name: cpu-host}; model: deepseek-v3 -> deepseek-v3 | latent attention
 trial: {backend: torch, capacity_factor: 2}; cluster: {name: cpu-host} -> trial.capacity_factor = 2 | leave it out
 """
 
