@@ -18,10 +18,7 @@ def check_plannable(job: TrainingJob, *, backend: str, nearest: str) -> None:
         ConfigError: The backend lacks a part of the model, or the job's precision.
     """
     model = job.model
-    missing = {
-        "latent attention": model.uses_mla,
-        "heads of an odd size": model.head_dim % 2 == 1,
-    }
+    missing = {"latent attention": model.uses_mla, "heads of an odd size": model.head_dim % 2 == 1}
     for part, has in missing.items():
         if has:
             raise ConfigError(

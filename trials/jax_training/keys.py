@@ -79,9 +79,7 @@ class JaxKeys(AbstractTrialKeys):
                 nearest="a cluster of processors, for example cluster: {name: cpu-host}",
             )
         check_plannable(
-            study.setting.job,
-            backend="jax",
-            nearest="trial.backend: torch, or a model with plain attention",
+            study.setting.job, backend="jax", nearest="trial.backend: torch, or a model with plain attention"
         )
         return JaxBackend(
             job=study.setting.job,

@@ -142,7 +142,5 @@ class TorchKeys(AbstractTrialKeys):
                 nearest="leave it out",
             )
         check_plannable(
-            study.setting.job,
-            backend="torch",
-            nearest="a model with plain attention and heads of an even size",
+            study.setting.job, backend="torch", nearest="a model with plain attention and heads of an even size"
         )
