@@ -20,6 +20,7 @@ from costmodels.job.setting import Setting
 from hardware.io.config_file import DocumentedModel
 from trials.backend import AbstractBackend
 from trials.framework_flags import FlagExporter
+from trials.own_step import OwnStepPlans
 from trials.step_planner import StepPlanner
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -57,6 +58,8 @@ class StudyParts:
         measured: Measured runs that the trials replay, as `AbstractTrialKeys.measured_runs` returned them, or None.
         flag_exporters: Exporters of the frameworks whose flags are known, by the framework's name.
         step_planner: Planner of whole training steps, for backends that run sharding plans.
+        own_step: Plans of the user's own step, in place of a job of the catalog; None in all other studies. The setting
+            of such a study has a cluster alone.
     """
 
     name: str
@@ -66,6 +69,7 @@ class StudyParts:
     measured: MeasuredGroup | None
     flag_exporters: Mapping[str, FlagExporter]
     step_planner: StepPlanner
+    own_step: OwnStepPlans | None = None
 
 
 class AbstractTrialKeys(DocumentedModel, ABC):
@@ -76,9 +80,12 @@ class AbstractTrialKeys(DocumentedModel, ABC):
 
     Attributes:
         WITHOUT_MEANING: Names of keys that a resumed study may change, because its recorded trials stay comparable.
+        RUNS_OWN_STEPS: Whether the backend runs a user's own step (`StudyParts.own_step`).
     """
 
     WITHOUT_MEANING: ClassVar[frozenset[str]] = frozenset({"time_limit", "hang_limit_s", "seconds_per_trial", "proxy"})
+
+    RUNS_OWN_STEPS: ClassVar[bool] = False
 
     RENAMED: ClassVar[Mapping[str, str]] = {"time_limit_s": "time_limit, which takes seconds too, or 30:00 as in Slurm"}
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers and editors; nothing is loaded at import time
     from tuner.answers.predictions import predict, rank
+    from tuner.planners.jax_pinned import pin_layouts
     from tuner.planners.jax_plans import plan_jax
     from tuner.planners.torch_plans import plan_torch
     from tuner.run.loop import run_study
@@ -24,7 +25,17 @@ if TYPE_CHECKING:  # for type checkers and editors; nothing is loaded at import 
     from tuner.search.sampler import ThompsonSampler
     from tuner.study_file.config import load_study
 
-__all__ = ["ThompsonSampler", "load_study", "make_sampler", "plan_jax", "plan_torch", "predict", "rank", "run_study"]
+__all__ = [
+    "ThompsonSampler",
+    "load_study",
+    "make_sampler",
+    "pin_layouts",
+    "plan_jax",
+    "plan_torch",
+    "predict",
+    "rank",
+    "run_study",
+]
 
 _MODULES = {
     "ThompsonSampler": "search.sampler",
@@ -32,6 +43,7 @@ _MODULES = {
     "make_sampler": "run.studies",
     "plan_jax": "planners",  # its own lazy door, which says what to install where JAX or torch is missing
     "plan_torch": "planners",
+    "pin_layouts": "planners",
     "predict": "answers.predictions",
     "rank": "answers.predictions",
     "run_study": "run.loop",

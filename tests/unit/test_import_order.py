@@ -64,22 +64,27 @@ ROOMS: dict[str, set[str]] = {
     "tuner.planners": {"tuner.planners.engine", "tuner.planners.sharding", "tuner.planners.toast"},
     "tuner.space": set(),
     "tuner.search": {"tuner.space"},
+    "tuner.own_step": {"tuner.space", "tuner.search"},
     "tuner.export": {"tuner.space"},
     "tuner.capture": set(),
     "tuner.imports": {"tuner.export", "tuner.capture"},
     "tuner.plans": {"tuner.space", "tuner.export"},
-    "tuner.study_file": {"tuner.space", "tuner.search", "tuner.export", "tuner.imports", "tuner.plans"},
+    "tuner.study_file": {
+        *("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.imports", "tuner.plans"),
+    },
     "tuner.storage": {"tuner.space", "tuner.search", "tuner.study_file"},
-    "tuner.answers": {"tuner.space", "tuner.search", "tuner.plans", "tuner.study_file", "tuner.storage"},
+    "tuner.answers": {
+        *("tuner.space", "tuner.search", "tuner.own_step", "tuner.plans", "tuner.study_file", "tuner.storage"),
+    },
     "tuner.calibrate": {"tuner.space", "tuner.search", "tuner.study_file", "tuner.storage"},
     "tuner.run": {"tuner.search", "tuner.study_file", "tuner.storage", "tuner.answers"},
     "tuner.replan": {"tuner.space", "tuner.search", "tuner.study_file", "tuner.storage", "tuner.answers", "tuner.run"},
     "tuner.terminal": {
-        *("tuner.space", "tuner.search", "tuner.export", "tuner.study_file", "tuner.storage", "tuner.answers"),
-        *("tuner.calibrate", "tuner.run"),
+        *("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.study_file", "tuner.storage"),
+        *("tuner.answers", "tuner.calibrate", "tuner.run"),
     },
     "tuner.report": {
-        *("tuner.space", "tuner.search", "tuner.export", "tuner.plans", "tuner.study_file", "tuner.storage"),
+        *("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.plans", "tuner.study_file", "tuner.storage"),
         *("tuner.answers", "tuner.calibrate", "tuner.run"),
     },
     "tuner.dashboard": {
@@ -87,8 +92,8 @@ ROOMS: dict[str, set[str]] = {
         "tuner.report",
     },
     "tuner.cli": {
-        *("tuner.space", "tuner.search", "tuner.export", "tuner.capture", "tuner.imports", "tuner.plans"),
-        *("tuner.study_file", "tuner.storage", "tuner.answers", "tuner.calibrate", "tuner.run", "tuner.replan"),
+        *("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.capture", "tuner.imports"),
+        *("tuner.plans", "tuner.study_file", "tuner.storage", "tuner.answers", "tuner.calibrate", "tuner.run", "tuner.replan"),
         *("tuner.terminal", "tuner.report", "tuner.dashboard"),
     },
     "tuner": {"tuner.search", "tuner.study_file", "tuner.answers", "tuner.run", "tuner.cli"},

@@ -11,6 +11,7 @@ JAX itself is imported by the processes of a trial alone.
 from __future__ import annotations
 
 import importlib.util
+from abc import abstractmethod
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
 from trials.backend import Clock, HostNeeds, Observation, OnStart, OnStep
-from trials.jax_training.rank_plan import StepWork
+from trials.jax_training.rank_plan import GraphStep, StepWork
 from trials.jax_training.rank_watch import watch_ranks
 from trials.processor_time import num_cores
 from trials.rank_backend import AbstractRankBackend
@@ -38,26 +39,32 @@ JAX_RANKS = RankSetup(
 """Setup that imports JAX once for all processes; none of its backends starts before they are forked."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JaxBackend(StepOptions, AbstractRankBackend):
-    """Backend that trains with JAX.
+class AbstractJaxBackend(AbstractRankBackend):
+    """Backend whose trials run a step in JAX, whatever the step; subclasses are dataclasses with these attributes.
 
     Attributes:
-        job: Training job of the trials.
         cluster: Cluster of the study, whose devices stand for cores.
-        planner: Planner of the steps.
         chosen_clock: Clock of the step times; `auto` is the wall clock if every device has a core to itself, else the
             virtual one.
         cores: Number of cores of the machine, as the study's driver saw them.
         hang_limit_s: Silence of the processes that means a hang [s].
     """
 
-    job: TrainingJob
+    __slots__ = ()
+
     cluster: Cluster
-    planner: StepPlanner
-    chosen_clock: ClockChoice = "auto"
-    cores: int = field(default_factory=num_cores)
-    hang_limit_s: float = 600.0
+    chosen_clock: ClockChoice
+    cores: int
+    hang_limit_s: float
+
+    @abstractmethod
+    def work(self, config: ParallelConfig) -> StepWork:
+        """Return the work of each process in a trial."""
+
+    @property
+    @abstractmethod
+    def fixed_steps(self) -> int | None:
+        """Number of measured steps if it is fixed; None if it depends on the precision."""
 
     @property
     def clock(self) -> Clock:
@@ -93,10 +100,6 @@ class JaxBackend(StepOptions, AbstractRankBackend):
     def reduced(self, to: Reduction) -> None:
         """Return None, because candidates of a smaller job may have several micro-batches."""
 
-    def with_layer_changes(self, changes: tuple[LayerChange, ...]) -> JaxBackend:  # noqa: ARG002 # the contract's
-        """Return this backend, whose trials plan their own steps where their configuration names a plan."""
-        return self
-
     def describe(self) -> dict[str, Any]:
         """Return the clock that `auto` has become."""
         return {"clock": self.clock}
@@ -118,14 +121,39 @@ class JaxBackend(StepOptions, AbstractRankBackend):
             ranks, work, num_processes=num_processes, cores=num_cores(), hang_limit_s=self.hang_limit_s, on_step=on_step
         )
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JaxBackend(StepOptions, AbstractJaxBackend):
+    """Backend that trains a model of the catalog with JAX.
+
+    Attributes:
+        job: Training job of the trials.
+        cluster: Cluster of the study, whose devices stand for cores.
+        planner: Planner of the steps.
+        chosen_clock: Clock of the step times; see AbstractJaxBackend.
+        cores: Number of cores of the machine, as the study's driver saw them.
+        hang_limit_s: Silence of the processes that means a hang [s].
+    """
+
+    job: TrainingJob
+    cluster: Cluster
+    planner: StepPlanner
+    chosen_clock: ClockChoice = "auto"
+    cores: int = field(default_factory=num_cores)
+    hang_limit_s: float = 600.0
+
+    def with_layer_changes(self, changes: tuple[LayerChange, ...]) -> JaxBackend:  # noqa: ARG002 # the contract's
+        """Return this backend, whose trials plan their own steps where their configuration names a plan."""
+        return self
+
     def work(self, config: ParallelConfig) -> StepWork:
         """Return the work of each process in a trial."""
         is_by_hand = config.plan == HAND
         plan = self.planner.plan(self.job, self.cluster, config, is_by_hand=is_by_hand)
         return StepWork(
             **{option.name: getattr(self, option.name) for option in fields(StepOptions)},
+            step=GraphStep(top_k=self.job.model.top_k),
             plan=plan,
-            top_k=self.job.model.top_k,
             is_by_hand=is_by_hand,
             memory_bytes=min(device.memory_bytes for device in self.cluster.devices),
             clock=self.clock,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
-from trials.jax_training.backend import ClockChoice, JaxBackend
+from trials.jax_training.backend import AbstractJaxBackend, ClockChoice, JaxBackend
+from trials.jax_training.own_step.backend import OwnStepBackend
 from trials.plannable import check_plannable
 from trials.rank_backend import is_cpu_cluster
 from trials.step_options import check_numbers_of_steps
@@ -17,6 +19,8 @@ from trials.trial_keys import AbstractTrialKeys, ProxyKeys, StudyParts
 
 class JaxKeys(AbstractTrialKeys):
     """`trial:` with `backend: jax`."""
+
+    RUNS_OWN_STEPS: ClassVar[bool] = True
 
     backend: Literal["jax"]
     """Trials run a jitted training step in JAX, sharded by the candidate's plan; see [real training with
@@ -55,7 +59,7 @@ class JaxKeys(AbstractTrialKeys):
     proxy: ProxyKeys | None = None
     """Refused: candidates of smaller jobs may have several micro-batches."""
 
-    def build(self, study: StudyParts) -> JaxBackend:
+    def build(self, study: StudyParts) -> AbstractJaxBackend:
         """Build the backend that trains the study's model.
 
         Raises:
@@ -63,6 +67,9 @@ class JaxKeys(AbstractTrialKeys):
                 contradict.
         """
         check_numbers_of_steps(self.min_steps, self.max_steps)
+        if study.own_step is not None:
+            self._check_cluster(study.setting.cluster)
+            return OwnStepBackend(steps=study.own_step, cluster=study.setting.cluster, **self._options())
         runtime = study.setting.runtime
         if runtime.rule_set != "jax-reference":
             raise ConfigError(
@@ -71,13 +78,7 @@ class JaxKeys(AbstractTrialKeys):
                 value=runtime.name,
                 nearest="runtime: jax-reference",
             )
-        if not is_cpu_cluster(study.setting.cluster):
-            raise ConfigError(
-                "has devices that the jax backend cannot train on",
-                key="cluster",
-                value=study.setting.cluster.name,
-                nearest="a cluster of processors, for example cluster: {name: cpu-host}",
-            )
+        self._check_cluster(study.setting.cluster)
         check_plannable(
             study.setting.job, backend="jax", nearest="trial.backend: torch, or a model with plain attention"
         )
@@ -85,11 +86,20 @@ class JaxKeys(AbstractTrialKeys):
             job=study.setting.job,
             cluster=study.setting.cluster,
             planner=study.step_planner,
-            chosen_clock=self.clock,
-            seed=self.seed,
-            warmup_steps=self.warmup_steps,
-            min_steps=self.min_steps,
-            max_steps=self.max_steps,
-            precision=self.precision,
-            hang_limit_s=self.hang_limit_s,
+            **self._options(),
         )
+
+    def _options(self) -> dict[str, Any]:
+        """Return the options that every backend in JAX has."""
+        names = ("seed", "warmup_steps", "min_steps", "max_steps", "precision", "hang_limit_s")
+        return {name: getattr(self, name) for name in names} | {"chosen_clock": self.clock}
+
+    @staticmethod
+    def _check_cluster(cluster: Cluster) -> None:
+        if not is_cpu_cluster(cluster):
+            raise ConfigError(
+                "has devices that the jax backend cannot train on",
+                key="cluster",
+                value=cluster.name,
+                nearest="a cluster of processors, for example cluster: {name: cpu-host}",
+            )

@@ -9,20 +9,44 @@ from trials.backend import Clock
 from trials.step_options import StepOptions
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphStep:
+    """Step of a model of the catalog, which the plan's graph describes.
+
+    Attributes:
+        top_k: Number of experts that a token of the model chooses; 0 for dense models.
+    """
+
+    top_k: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnStep:
+    """Step that a user's factory returns; the plan's graph is its trace.
+
+    Attributes:
+        factory: Factory as `module:function`.
+        folder: Folder that the module is looked for in first.
+    """
+
+    factory: str
+    folder: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepWork(StepOptions):
     """Work of every process of one trial.
 
     Attributes:
+        step: Step that is run.
         plan: Plan of the step, whose mesh has the devices of all processes in their order.
-        top_k: Number of experts that a token of the model chooses; 0 for dense models.
         is_by_hand: Whether it is the plan by hand, and not the one that the study's planner found.
         memory_bytes: Memory of the smallest device [bytes].
         clock: Clock of the step times.
     """
 
+    step: GraphStep | OwnStep
     plan: Plan
-    top_k: int
     is_by_hand: bool
     memory_bytes: float
     clock: Clock
@@ -56,13 +80,14 @@ class StepTaken:
         cpu_s: CPU time of all threads of all processes together [s].
         virtual_s: CPU time of the share of one device, alone, and the time of the step's collectives [s]; 0 on
             other clocks.
-        loss: Mean loss over the tokens of the batch, before the step.
+        loss: Mean loss over the tokens of the batch, before the step; of a user's step, the first number that it returns,
+            and None if it returns none.
     """
 
     wall_s: float
     cpu_s: float
     virtual_s: float
-    loss: float
+    loss: float | None
 
     def seconds(self, clock: Clock) -> float:
         """Return the step time by a clock [s]."""

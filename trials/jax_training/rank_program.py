@@ -13,13 +13,13 @@ import jax
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 
-from costmodels.sharding.exports.jax_layouts import jax_mesh
-from costmodels.sharding.graph import INPUT, STATE
 from hardware.device import GIB
+from trials.jax_training.device_program import DeviceProgram
 from trials.jax_training.model.device_share import DeviceShare, compile_with_program
-from trials.jax_training.model.initial import batch, initial_states
-from trials.jax_training.model.sharded_step import ShardedStep
-from trials.jax_training.rank_plan import Finished, Ready, StepTaken, StepWork
+from trials.jax_training.model.graph_run import lower_graph_step
+from trials.jax_training.own_step.run import lower_own_step
+from trials.jax_training.rank_plan import Finished, GraphStep, OwnStep, Ready, StepTaken, StepWork
+from trials.jax_training.steps import LoweredStep, RunningStep
 from trials.median_error import median_error
 from trials.rank_endings import Failed, describe_error
 from trials.ranks.messages import Place
@@ -35,12 +35,13 @@ def run_rank(place: Place, work: StepWork) -> None:
     try:
         began_s = time.perf_counter()
         connect(place, num_devices=work.plan.mesh.num_devices)
-        step = ShardedStep.of(work.plan, jax_mesh(work.plan), top_k=work.top_k)
         connected_s = time.perf_counter()
+        lowered = _lower(work)
+        program: DeviceProgram | None = None
         if work.clock == "virtual" and work.plan.mesh.num_devices > 1:
-            compiled, program = compile_with_program(step.lower())
+            compiled, program = compile_with_program(lowered.program)
         else:
-            compiled, program = step.compile(), None
+            compiled = lowered.program.compile()
         peak_bytes = device_bytes(compiled)
         if peak_bytes > work.memory_bytes:
             raise MemoryError(
@@ -48,14 +49,11 @@ def run_rank(place: Place, work: StepWork) -> None:
                 f"analysis, and a device has {work.memory_bytes / GIB:.3g} GiB"
             )
         compiled_s = time.perf_counter()
-        graph = work.plan.graph
-        states = initial_states(graph, work.seed, step.shardings(STATE))
-        inputs = batch(graph, work.seed, step.shardings(INPUT))
-        jax.block_until_ready((states, inputs))
+        step = lowered.begin(compiled)
         # the devices of all processes have the same share
-        share = None if program is None or place.rank > 0 else DeviceShare(program, states, inputs)
+        share = None if program is None or place.rank > 0 else DeviceShare(program, step.arguments, step.replaced)
         built_s = time.perf_counter()
-        runner = _Runner(compiled, states, inputs, share)
+        runner = _Runner(step, share)
         for _ in range(work.warmup_steps):
             runner.step()
             runner.share_s()
@@ -127,19 +125,24 @@ def device_bytes(compiled: Any) -> int:
     )
 
 
+def _lower(work: StepWork) -> LoweredStep:
+    """Lower the step of a trial for the devices of its plan's mesh."""
+    match work.step:
+        case GraphStep(top_k=top_k):
+            return lower_graph_step(work.plan, top_k=top_k, seed=work.seed)
+        case OwnStep() as own:
+            return lower_own_step(own, work.plan, seed=work.seed)
+
+
 class _Runner:
-    """Compiled step with its states, which each step replaces, and perhaps the share of one device."""
+    """Step that runs again and again, and perhaps the share of one device."""
 
-    def __init__(self, compiled: Any, states: Any, inputs: Any, share: DeviceShare | None) -> None:
-        self._compiled, self._states, self._inputs, self._share = compiled, states, inputs, share
-        self._number = 0
+    def __init__(self, step: RunningStep, share: DeviceShare | None) -> None:
+        self._step, self._share = step, share
 
-    def step(self) -> float:
-        """Run one step to its end, and return the loss before it."""
-        self._number += 1
-        self._states, loss = self._compiled(self._states, np.float32(self._number), self._inputs)
-        jax.block_until_ready(self._states)
-        return float(np.asarray(loss.addressable_data(0))[0])
+    def step(self) -> float | None:
+        """Run one step to its end, and return the loss before it; None without one."""
+        return self._step.run()
 
     def share_s(self) -> float:
         """Run the share of one device, and return its CPU time [s]; 0 without one."""

@@ -110,7 +110,8 @@ class _Watch:
         if share is not None:
             found["others_cpu_share"] = round(share, 4)
         if self.steps:
-            found["loss"] = self.steps[-1].loss
+            last = self.steps[-1].loss
+            found |= {} if last is None else {"loss": last}
             found["wall_s"] = statistics.median(taken.wall_s for taken in self.steps)
             found["cpu_s"] = statistics.median(taken.cpu_s for taken in self.steps)
         if self.ready:

@@ -15,6 +15,7 @@ from costmodels.step.step_time import StepEstimate, estimate_step, model_flops_u
 from costmodels.surrogates.features import configuration_features
 from costmodels.surrogates.uncertainty import SIGMA, WIDE, likely_range, memory_half_width, step_uncertainty
 from hardware.arrays import FloatArray, IntArray
+from tuner.own_step import predictions as own
 from tuner.plans.layer_planning import shape_text
 from tuner.space.enumeration import Space, why_not
 from tuner.study_file.config import StudyConfig
@@ -38,6 +39,9 @@ class Candidates:
 def candidates_of(config: StudyConfig) -> Candidates:
     """Enumerate, prune and predict the candidates of a study."""
     space, setting = config.space(), config.setting
+    if config.own_step is not None:
+        estimate = own.estimate_of(config.own_step, space.grid)
+        return Candidates(space=space, estimate=estimate, features=own.features_of(space.grid, estimate))
     estimate = estimate_step(setting, space.grid, memory=space.memory)
     features = configuration_features(setting.job, setting.cluster, space.grid, estimate)
     return Candidates(space=space, estimate=estimate, features=features)
@@ -59,6 +63,8 @@ def ranking(config: StudyConfig, candidates: Candidates) -> IntArray:
 
 def reasons_against(config: StudyConfig, space: Space, chosen: ParallelConfig) -> dict[str, str]:
     """Return every reason that keeps `chosen` out of the study's space, by the rule's name; empty for a candidate."""
+    if config.own_step is not None:
+        return own.reasons_against(config.own_step, config.options, chosen, space)
     if config.measured is not None:
         if tuple(chosen.values(space.grid.dimensions).values()) in space.grid.positions():
             return {}
@@ -90,6 +96,20 @@ def _planned_for(space: Space, chosen: ParallelConfig) -> str:
     return "even work"
 
 
+def speed_of(config: StudyConfig, step_time_s: float) -> dict[str, float]:
+    """Return throughput and utilisation at a step time, by the keys of JSON; a step of the user's own has no tokens."""
+    if config.own_step is not None:
+        return {"mfu": own.flops_utilisation(config.own_step, step_time_s)}
+    setting = config.setting
+    mfu = model_flops_utilisation(setting.job, setting.cluster, np.array([step_time_s]))
+    return {"mfu": float(mfu[0]), "tokens_per_s_per_device": tokens_per_s_per_device(setting, step_time_s)}
+
+
+def throughput_of(config: StudyConfig, step_time_s: float) -> float | None:
+    """Return the throughput of one device at a step time [tokens/s]; None for a step of the user's own."""
+    return None if config.own_step is not None else tokens_per_s_per_device(config.setting, step_time_s)
+
+
 def tokens_per_s_per_device(setting: Setting, step_time_s: float) -> float:
     """Return the throughput of one device at a step time [tokens/s]."""
     return setting.job.tokens_per_step / (step_time_s * setting.cluster.num_devices)
@@ -117,37 +137,40 @@ def notes_on_plan(config: StudyConfig, chosen: ParallelConfig) -> tuple[str, ...
 
 
 def prediction_json(
-    setting: Setting, estimate: StepEstimate, memory: MemoryEstimate, position: int, headroom: float
+    config: StudyConfig, estimate: StepEstimate, memory: MemoryEstimate, position: int
 ) -> dict[str, Any]:
     """Return the prediction of one configuration, as `meshtune predict` prints it and a trial keeps it."""
     # plain numbers of one row of the arrays [n], because JSON knows no others
     step_time_s = float(estimate.step_time_s[position])
-    mfu = model_flops_utilisation(setting.job, setting.cluster, np.array([step_time_s]))
     return {
         "step_time_s": step_time_s,
         "breakdown_s": {part: float(seconds[position]) for part, seconds in estimate.breakdown_s.items()},
         "peak_memory_bytes": int(memory.peak_bytes[position]),
         "memory_bytes": {part: int(parts[position]) for part, parts in memory.parts_bytes.items()},
         "memory_capacity_bytes": int(memory.capacity_bytes[position]),
-        "fits": bool(memory.fits(headroom)[position]),
-        "mfu": float(mfu[0]),
-        "tokens_per_s_per_device": tokens_per_s_per_device(setting, step_time_s),
+        "fits": bool(memory.fits(config.options.memory_headroom)[position]),
+        **speed_of(config, step_time_s),
     }
 
 
 def predict_candidate(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any]:
     """Return the prediction of one configuration, whether it is in the study's space or not."""
-    setting = config.setting
     grid = ConfigGrid.from_configs([chosen], config.options.opened)
+    if config.own_step is not None:
+        own_memory = own.memory_of(config.own_step, grid)
+        return prediction_json(config, own.estimate_of(config.own_step, grid), own_memory, 0)
+    setting = config.setting
     memory = estimate_memory(setting, grid)
     estimate = estimate_step(setting, grid, memory=memory)
-    return prediction_json(setting, estimate, memory, 0, config.options.memory_headroom) | plan_of(config, chosen)
+    return prediction_json(config, estimate, memory, 0) | plan_of(config, chosen)
 
 
 def predict_with_errors(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any]:
     """Return a prediction with its error, and with the constants of the profile that weigh most in the error."""
     setting, headroom = config.setting, config.options.memory_headroom
     predicted = predict_candidate(config, chosen)
+    if config.own_step is not None:
+        return predicted
     grid = ConfigGrid.from_configs([chosen], config.options.opened)
     memory = estimate_memory(setting, grid)
     uncertainty = step_uncertainty(setting, grid, memory=memory)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from tuner.answers.candidates import Candidates
+from tuner.answers.first_posterior import first_posterior
 from tuner.answers.ranked import Ranked
 from tuner.search.observations import observations_on
-from tuner.search.prior import OnProgress, initial_posterior
+from tuner.search.prior import OnProgress
 from tuner.storage.history import past_of
 from tuner.storage.opening import find_study
 from tuner.study_file.config import StudyConfig
@@ -32,9 +33,7 @@ def learned_ranking(config: StudyConfig, candidates: Candidates, *, on_progress:
     if not observations.num_ended:
         return None
     everywhere = np.arange(len(grid))
-    posterior = initial_posterior(
-        [(config.measured_setting, everywhere)], grid, past_of(config), on_progress=on_progress
-    )
+    posterior = first_posterior(config, grid, past_of(config), on_progress=on_progress)
     expected = posterior.expected(observations, everywhere)
     ran = np.isin(everywhere, sorted(observations.explored))
     room = np.log((1 - config.options.memory_headroom) * memory.capacity_bytes)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hardware.arrays import FloatArray, IntArray
-from tuner.answers.candidates import Candidates, ranking, tokens_per_s_per_device
+from tuner.answers.candidates import Candidates, ranking, throughput_of
 from tuner.study_file.config import StudyConfig
 
 
@@ -58,7 +58,7 @@ def row_of(config: StudyConfig, candidates: Candidates, ranked: Ranked, place: i
         "step_time_s": step_time_s,
         "peak_memory_bytes": int(ranked.peak_bytes[position]),
         "fits": bool(ranked.fits[position]),
-        "tokens_per_s_per_device": tokens_per_s_per_device(config.setting, step_time_s),
+        "tokens_per_s_per_device": throughput_of(config, step_time_s),
         "source": source,
     }
 

@@ -45,7 +45,7 @@ def simulation_json(
     )
     memory = _estimate_memory(config, chosen, schedule)
     closed_form = predict_candidate(config, chosen)
-    return prediction_json(config.setting, estimate, memory, 0, config.options.memory_headroom) | {
+    return prediction_json(config, estimate, memory, 0) | {
         "predicted_step_time_s": closed_form["step_time_s"],
         "predicted_breakdown_s": closed_form["breakdown_s"],
         "schedule": schedule,

@@ -65,6 +65,7 @@ from tuner.terminal.console import (
     printable,
     pruned_in_words,
     say,
+    throughput_in_words,
     warn,
 )
 from tuner.terminal.streams import lossy_streams
@@ -257,7 +258,7 @@ def run(
 
 
 def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
-    from tuner.answers.candidates import tokens_per_s_per_device
+    from tuner.answers.candidates import throughput_of
     from tuner.answers.device_time import device_time_json
     from tuner.answers.reference import gain_over, gains
 
@@ -267,7 +268,7 @@ def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
     return {
         "best": best.params if best else extrapolated.config if extrapolated else None,
         "step_time_s": step_time_s,
-        "tokens_per_s_per_device": tokens_per_s_per_device(config.setting, step_time_s) if step_time_s else None,
+        "tokens_per_s_per_device": throughput_of(config, step_time_s) if step_time_s else None,
         **gains(result.reference, gain),
         "source": "predicted" if extrapolated else config.backend.origin,
         "clock": config.backend.clock,
@@ -381,7 +382,7 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
     config = load(study, overrides, storage)
 
     from tuner.answers.best import best_configuration
-    from tuner.answers.candidates import tokens_per_s_per_device
+    from tuner.answers.candidates import throughput_of
     from tuner.answers.reference import gains
 
     config = with_plans(config)
@@ -398,14 +399,22 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
         **gains(found.reference, found.gain),
     }
     if as_json:
+        if config.own_step is not None:
+            from tuner.own_step.jax_program import answer_of
+
+            payload["shardings"] = answer_of(config.own_step, found.config).to_json()
         print_json(payload)
         return
-    tokens_per_s = tokens_per_s_per_device(config.setting, found.step_time_s)
     known = found.known_in_words
     say(f"Best: {in_words(payload['config'])}")
-    say(f"  {found.step_time_s:.4g} s per step, {tokens_per_s:,.0f} tokens/s per device ({known})")
+    tokens = throughput_in_words(throughput_of(config, found.step_time_s))
+    say(f"  {found.step_time_s:.4g} s per step{tokens} ({known})")
     if found.gain is not None and found.reference is not None:
         say(f"  {found.gain:.3f}x as fast as {found.reference.in_words}")
+    if config.own_step is not None:
+        from tuner.terminal.own_step_words import print_answer
+
+        print_answer(config, config.own_step, found.config)
 
 
 app.command(short_help="Print the days and device-hours of a whole training.")(cli_estimate.estimate)

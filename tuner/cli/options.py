@@ -17,6 +17,7 @@ from tuner.terminal.console import warn
 
 if TYPE_CHECKING:  # these load numpy
     from costmodels.job.parallel_config import ParallelConfig
+    from tuner.own_step.plans import OwnStepPlans
     from tuner.study_file.config import StudyConfig
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -159,6 +160,8 @@ def launchable_config(config: StudyConfig, text: str, missing: str = "") -> tupl
     from tuner.space.enumeration import broken_rules, launchable
 
     wanted = parse_config(text, config.config_defaults)
+    if config.own_step is not None:
+        return _own_candidate(config, config.own_step, wanted), ()
     broken = broken_rules(config.setting, config.options, wanted)
     if launchable(config.setting, wanted):
         return wanted, tuple(f"{name}: {reason}" for name, reason in broken.items())
@@ -174,6 +177,25 @@ def launchable_config(config: StudyConfig, text: str, missing: str = "") -> tupl
         key="--config",
         value=str(wanted),
         nearest=nearest,
+    )
+
+
+def _own_candidate(config: StudyConfig, plans: OwnStepPlans, wanted: ParallelConfig) -> ParallelConfig:
+    """Return a configuration of a study of a user's own step, if there is a plan of it.
+
+    Raises:
+        ConfigError: There is none; the message says why.
+    """
+    from tuner.answers.candidates import reasons_against
+
+    if plans.find(wanted) is not None:
+        return wanted
+    raise ConfigError(
+        "; ".join(reasons_against(config, config.space(), wanted).values()),
+        file=config.file,
+        key="--config",
+        value=f"dp={wanted.dp},tp={wanted.tp},zero_stage={wanted.zero_stage},plan={wanted.plan}",
+        nearest="`meshtune rank` prints the candidates",
     )
 
 

@@ -107,6 +107,9 @@ def predict(
         return
     typer.echo(f"Predicted for {config_in_words(config, wanted)}")
     typer.echo(speed_in_words(payload))
+    if config.own_step is not None:
+        _print_own_parts(config, payload)
+        return
     low_s, high_s = payload["step_time_range_s"]
     widening = {f"the constant {name}": effect for name, effect in payload["step_time_from_constants"].items()}
     if payload["step_time_from_cluster"]:
@@ -130,6 +133,16 @@ def predict(
 
         for line in plan_lines(payload["plan"]):
             typer.echo(printable(line))
+
+
+def _print_own_parts(config: StudyConfig, payload: dict[str, Any]) -> None:
+    """Print the parts of a step of the user's own, whose collectives are told by the axes of its mesh."""
+    names = {"compute": "compute", "dp": "data", "tp": "model"}
+    for part, name in names.items():
+        seconds = payload["breakdown_s"][part]
+        typer.echo(f"  {name:<12} {seconds:10.3g} s  {seconds / payload['step_time_s']:6.1%}")
+    _print_peak(config, payload)
+    _print_memory_parts(payload)
 
 
 def _print_peak(config: StudyConfig, payload: dict[str, Any]) -> None:
@@ -236,15 +249,17 @@ def rank(
                 f"Ranked by what {ranked.num_trials:,} trials taught: step times of trials (*), and of the others the "
                 "mean of the posterior."
             )
+        shows_tokens = config.own_step is None
+        dimensions = grid.dimensions if shows_tokens else ("dp", "tp", *config.options.opened)
         print_table(
-            ["rank", *grid.dimensions, "step [s]", "memory [GiB]", "tokens/s/device"],
+            ["rank", *dimensions, "step [s]", "memory [GiB]", *(["tokens/s/device"] if shows_tokens else [])],
             [
                 [
                     f"{'>' if current is not None and place == current + 1 else ''}{place}",
-                    *(value_in_words(row[name]) for name in grid.dimensions),
+                    *(value_in_words(row[name]) for name in dimensions),
                     f"{row['step_time_s']:.4g}" + _measured_mark(row, ranked.num_trials),
-                    f"{row['peak_memory_bytes'] / 2**30:.1f}" + ("" if row["fits"] else "!"),
-                    f"{row['tokens_per_s_per_device']:,.0f}",
+                    f"{row['peak_memory_bytes'] / 2**30:.{1 if shows_tokens else 3}f}" + ("" if row["fits"] else "!"),
+                    *([f"{row['tokens_per_s_per_device']:,.0f}"] if shows_tokens else []),
                 ]
                 for place, row in shown.items()
             ],

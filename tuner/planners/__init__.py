@@ -13,19 +13,21 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # they load JAX and torch, which may be missing
+    from tuner.planners.jax_pinned import pin_layouts
     from tuner.planners.jax_plans import JaxPlan, LayoutConstraint, plan_jax
     from tuner.planners.torch_plans import TorchPlan, plan_torch
 
-__all__ = ["JaxPlan", "LayoutConstraint", "TorchPlan", "plan_jax", "plan_torch"]
+__all__ = ["JaxPlan", "LayoutConstraint", "TorchPlan", "pin_layouts", "plan_jax", "plan_torch"]
 
 _LIBRARIES = {
-    "JaxPlan": ("jax", "JAX"),
-    "LayoutConstraint": ("jax", "JAX"),
-    "TorchPlan": ("torch", "torch"),
-    "plan_jax": ("jax", "JAX"),
-    "plan_torch": ("torch", "torch"),
+    "JaxPlan": ("jax", "JAX", "jax_plans"),
+    "LayoutConstraint": ("jax", "JAX", "jax_plans"),
+    "TorchPlan": ("torch", "torch", "torch_plans"),
+    "pin_layouts": ("jax", "JAX", "jax_pinned"),
+    "plan_jax": ("jax", "JAX", "jax_plans"),
+    "plan_torch": ("torch", "torch", "torch_plans"),
 }
-"""Module and title of the library that each name needs."""
+"""Module and title of the library that each name needs, and the module that has the name."""
 
 
 def __getattr__(name: str) -> Any:
@@ -37,7 +39,7 @@ def __getattr__(name: str) -> Any:
     """
     if name not in _LIBRARIES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    library, title = _LIBRARIES[name]
+    library, title, module = _LIBRARIES[name]
     if importlib.util.find_spec(library) is None:
         raise ImportError(f"{name} needs {title}, which is not installed here; pip install 'meshtune[{library}]'")
-    return getattr(importlib.import_module(f"{__name__}.{library}_plans"), name)
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)

@@ -474,13 +474,8 @@ class _Run:
 
     def _describe(self, position: int, proxy: Proxy | None) -> dict[str, Any]:
         """Return the attributes of a trial: its proxy, and the prediction of its candidate."""
-        prediction = prediction_json(
-            self.config.setting,
-            self.candidates.estimate,
-            self.candidates.space.memory,
-            position,
-            self.config.options.memory_headroom,
-        )
+        estimate, memory = self.candidates.estimate, self.candidates.space.memory
+        prediction = prediction_json(self.config, estimate, memory, position)
         chosen = self.candidates.space.grid.config(position)
         attributes: dict[str, Any] = {PREDICTION: prediction | plan_of(self.config, chosen)}
         if proxy is not None:
@@ -525,7 +520,7 @@ class _Run:
     def _keep_run_in(
         self, store: AbstractStore, number: int, observation: Observation, position: int | None, proxy: Proxy | None
     ) -> None:
-        if position is None:
+        if position is None or self.config.own_step is not None:  # later studies learn from models of the catalog only
             return
         setting, config = self.config.setting, self.candidates.space.grid.config(position)
         if proxy is not None:

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import optuna
 from optuna import Study
 from optuna.exceptions import ExperimentalWarning
@@ -16,11 +15,12 @@ from optuna.storages import BaseStorage
 
 from hardware.io.errors import ConfigError, quote_value
 from tuner.answers.candidates import Candidates, candidates_of
+from tuner.answers.first_posterior import first_posterior
 from tuner.answers.reference import reference_among
 from tuner.run.driver import DRIVER, is_held
 from tuner.search.acquisition import ACQUISITION_FUNCTIONS
 from tuner.search.observations import excused_trials
-from tuner.search.prior import OnProgress, ignore_progress, initial_posterior
+from tuner.search.prior import OnProgress, ignore_progress
 from tuner.search.proxy.proxy_plan import ProxyPlan
 from tuner.search.pruning import ClearlySlowerPruner
 from tuner.search.sampler import ThompsonSampler
@@ -52,10 +52,9 @@ def make_sampler(
     candidates = candidates or candidates_of(config)
     grid = candidates.space.grid
     reference = reference_among(config, candidates)
-    everywhere = np.arange(len(grid))
     return ThompsonSampler(
         grid,
-        initial_posterior([(config.measured_setting, everywhere)], grid, past, on_progress=on_note),
+        first_posterior(config, grid, past, on_progress=on_note),
         acquisition=ACQUISITION_FUNCTIONS[config.search.acquisition],
         draws=config.search.draws,
         confidence=config.search.confidence,

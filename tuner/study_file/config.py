@@ -19,20 +19,22 @@ from costmodels.job.parallel_config import DEGREES, DIMENSIONS, ParallelConfig, 
 from costmodels.job.runtime import RuntimeProfile, find_runtime, read_profile
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
-from hardware.cluster import read_described_cluster
+from hardware.cluster import Cluster, read_described_cluster
 from hardware.dynamics import Trace
 from hardware.io.config_file import parse_yaml, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, shown_url
 from hardware.trace_file import read_trace
 from trials.backend import AbstractBackend, Observation, Status
 from trials.trial_keys import AbstractTrialKeys, StudyParts
+from tuner.own_step.plans import OwnStepPlans
+from tuner.own_step.predictions import DEFAULTS, space_of
 from tuner.plans.layer_planning import AUTO_PLANNER, LayerPlanning
 from tuner.plans.step_planner import LayeredStepPlanner
 from tuner.search.proxy.proxy_trials import ProxyOptions
 from tuner.space.enumeration import Space, SpaceOptions, build_space, setting_for
 from tuner.study_file.exported_flags import flag_exporters
 from tuner.study_file.key_errors import under
-from tuner.study_file.meaning import describe_trials
+from tuner.study_file.meaning import describe_own_trials, describe_trials
 from tuner.study_file.paths import StudyPaths
 from tuner.study_file.proxy_keys import proxy_options
 from tuner.study_file.space_options import (
@@ -52,7 +54,8 @@ from tuner.study_file.storage_url import (
     storage_place,
     without_environments_password,
 )
-from tuner.study_file.study_keys import PlannerKeys, SearchKeys, StudyKeys
+from tuner.study_file.study_keys import OwnModelKeys, PlannerKeys, SearchKeys, StudyKeys
+from tuner.study_file.subject import Subject, describe_own, own_current, own_subject
 
 USUAL_REPEATS = 2
 """Default of `search.repeats` if trials train for real."""
@@ -103,6 +106,7 @@ class StudyConfig:
         measured: Measured rows that a replay serves, or None.
         notes: Sentences on files that are read outside the study's folder and the working directory, and on servers
             that are not given a password.
+        own_step: Plans of the user's own step, which is trained in place of a model of the catalog; else None.
     """
 
     name: str
@@ -123,6 +127,7 @@ class StudyConfig:
     layer_plans: Mapping[str, dict[str, Any] | None] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     current_observation: Observation | None = None
+    own_step: OwnStepPlans | None = None
 
     @property
     def measured_setting(self) -> MeasuredSetting:
@@ -137,6 +142,8 @@ class StudyConfig:
     @property
     def config_defaults(self) -> dict[str, Value]:
         """Default values of the further dimensions, by name."""
+        if self.own_step is not None:
+            return DEFAULTS
         return further_defaults(self.setting.job, self.setting.runtime)
 
     @property
@@ -158,8 +165,10 @@ class StudyConfig:
 
     def space(self) -> Space:
         """Enumerate and prune the study's candidates, and predict their memory."""
-        measured = self.backend.candidates(self.options.opened)
         try:
+            if self.own_step is not None:
+                return space_of(self.own_step, self.options, self.current)
+            measured = self.backend.candidates(self.options.opened)
             return build_space(self.setting, self.options, current=self.current, measured=measured)
         except ConfigError as error:
             raise error.in_file(self.file) from None
@@ -215,6 +224,51 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths) -> St
     _check_no_nul(keys.model_dump())
     described = under("cluster", lambda: read_described_cluster(keys.cluster, base_dir))
     cluster = described.cluster
+    own = keys.model if isinstance(keys.model, OwnModelKeys) else None
+    subject = _of_catalog(keys, cluster, base_dir) if own is None else own_subject(keys, own, cluster, base_dir)
+    setting, options, group = subject.setting, subject.options, subject.measured
+    chosen = LayerPlanning() if own else _planning(keys.planner)
+    parts = StudyParts(
+        name=keys.name,
+        storage=storage_place(storage),
+        setting=setting,
+        base_dir=base_dir,
+        measured=group,
+        flag_exporters=subject.flag_exporters,
+        step_planner=LayeredStepPlanner(planning=chosen),
+        own_step=subject.own_step,
+    )
+    backend = keys.trial.build(parts)
+    planning = _resolved_planning(chosen, keys.planner, backend, subject.runtime) if subject.runtime else chosen
+    check_storage(storage)
+    check_history(keys.history, base_dir, storage)
+    _check_written(keys.trial, storage, paths)
+    return StudyConfig(
+        name=keys.name,
+        file=str(path),
+        setting=setting,
+        trace=under("cluster.trace", lambda: read_trace(described.trace, cluster)) if described.trace else None,
+        options=options,
+        planning=planning,
+        search=_search(keys.search, backend),
+        current=own_current(keys) if own else find_current(keys, setting, options),
+        backend=backend,
+        proxy=proxy_options(keys.trial, setting, backend, keys.search.max_trials),
+        time_limit_s=keys.trial.time_limit,
+        storage=storage,
+        history=tuple(keys.history),
+        meaning=describe_own_trials(cluster, describe_own(subject.own_step), keys.trial, backend)
+        if subject.own_step
+        else describe_trials(setting, options, planning, keys.trial, backend),
+        measured=group,
+        current_observation=_current_observation(keys, backend),
+        notes=paths.read_elsewhere(_files_read(keys, described.trace, base_dir)),
+        own_step=subject.own_step,
+    )
+
+
+def _of_catalog(keys: StudyKeys, cluster: Cluster, base_dir: Path) -> Subject:
+    """Return a model of the catalog, or that of measured rows, as what a study trains."""
     runtime = under("runtime", lambda: _runtime(keys.runtime, base_dir))
     group = under("trial", lambda: keys.trial.measured_runs(base_dir))
     job = _job(keys, base_dir, group, runtime)
@@ -234,39 +288,8 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths) -> St
     check_absent_dimensions(setting, options)
     if group is None:
         check_possible_values(setting, options)
-    chosen = _planning(keys.planner)
-    parts = StudyParts(
-        name=keys.name,
-        storage=storage_place(storage),
-        setting=setting,
-        base_dir=base_dir,
-        measured=group,
-        flag_exporters=flag_exporters(setting),
-        step_planner=LayeredStepPlanner(planning=chosen),
-    )
-    backend = keys.trial.build(parts)
-    planning = _resolved_planning(chosen, keys.planner, backend, runtime)
-    check_storage(storage)
-    check_history(keys.history, base_dir, storage)
-    _check_written(keys.trial, storage, paths)
-    return StudyConfig(
-        name=keys.name,
-        file=str(path),
-        setting=setting,
-        trace=under("cluster.trace", lambda: read_trace(described.trace, cluster)) if described.trace else None,
-        options=options,
-        planning=planning,
-        search=_search(keys.search, backend),
-        current=find_current(keys, setting, options),
-        backend=backend,
-        proxy=proxy_options(keys.trial, setting, backend, keys.search.max_trials),
-        time_limit_s=keys.trial.time_limit,
-        storage=storage,
-        history=tuple(keys.history),
-        meaning=describe_trials(setting, options, planning, keys.trial, backend),
-        measured=group,
-        current_observation=_current_observation(keys, backend),
-        notes=paths.read_elsewhere(_files_read(keys, described.trace, base_dir)),
+    return Subject(
+        setting=setting, options=options, runtime=runtime, measured=group, flag_exporters=flag_exporters(setting)
     )
 
 
@@ -282,7 +305,7 @@ def _check_written(trial: AbstractTrialKeys, storage: str, paths: StudyPaths) ->
 
 def _files_read(keys: StudyKeys, trace: Path | None, base_dir: Path) -> Iterator[tuple[str, Path]]:
     """Yield the key and path of each file that a study may read; the name of a catalog entry is no existing path."""
-    named = [("model", keys.model), ("runtime", keys.runtime), ("cluster.file", keys.cluster.get("file"))]
+    named = [("model", keys.model if isinstance(keys.model, str) else None), ("runtime", keys.runtime), ("cluster.file", keys.cluster.get("file"))]
     named += keys.trial.files_read()
     for number, entry in enumerate(keys.history):
         if not is_database(entry):
@@ -404,7 +427,7 @@ def _job(keys: StudyKeys, base_dir: Path, group: MeasuredGroup | None, runtime: 
     for key in ("model", "job"):
         if getattr(keys, key) is None:
             raise ConfigError("is required and missing", key=key)
-    assert keys.model is not None, "checked above"
+    assert isinstance(keys.model, str), "checked above"
     assert keys.job is not None, "checked above"
     model = load_model(keys.model, base_dir)
     values = keys.job.model_dump()

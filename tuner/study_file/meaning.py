@@ -37,6 +37,13 @@ def describe_trials(
     }
 
 
+def describe_own_trials(
+    cluster: Cluster, own: Mapping[str, Any], trial: AbstractTrialKeys, backend: AbstractBackend
+) -> dict[str, Any]:
+    """Return the same for a study of a user's own step, which `own` describes."""
+    return {**own, "cluster": _describe_cluster(cluster), "trial": trial.meaning() | backend.describe()}
+
+
 def _describe_planner(planning: LayerPlanning) -> dict[str, Any]:
     """Return the planner as a key of the study.
 

@@ -220,15 +220,26 @@ def _checked_name(name: str) -> str:
     return name
 
 
+class OwnModelKeys(DocumentedModel):
+    """`model:` of a study of a training step of your own."""
+
+    jax: Annotated[str, Field(min_length=3)]
+    """Factory as `module:factory`, which is imported from the study file's folder or from the working directory. It takes
+    no arguments, and returns a function, its abstract arguments, and the names of the arguments whose memory the outputs
+    reuse.
+    """
+
+
 class StudyKeys(DocumentedModel):
     """A study file."""
 
     name: Annotated[str, AfterValidator(_checked_name)]
     """The study's name in its storage: letters, digits, dots, dashes, underscores."""
 
-    model: str | None = None
-    """Name in the catalog, or path to a YAML file, to a Hugging Face `config.json`, or to its directory. Required,
-    except for a replay, which takes it from its rows.
+    model: str | OwnModelKeys | None = None
+    """Name in the catalog, or path to a YAML file, to a Hugging Face `config.json`, or to its directory; or `{jax:
+    module:factory}`, a training step of your own ([own-step.md](own-step.md)), which needs no `job` and no `runtime`.
+    Required, except for a replay, which takes it from its rows.
     """
 
     cluster: dict[str, Any]

@@ -76,6 +76,7 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
     from tuner.answers.candidates import notes_on_plan
     from tuner.export import exporter_for
     from tuner.storage.record import completed_times_s, repeated_trials
+    from tuner.terminal.own_step_words import print_answer
 
     if not payload["candidates"]:
         say(NOTHING_WORKS)
@@ -109,7 +110,8 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
     )
     best_s = result.best.step_time_s
     say(f"Best: {in_words(result.best.params)}")
-    say(f"  {best_s:.4g} s per step, {payload['tokens_per_s_per_device']:,.0f} tokens/s per device ({source})")
+    tokens = payload["tokens_per_s_per_device"]
+    say(f"  {best_s:.4g} s per step{throughput_in_words(tokens)} ({source})")
     for rival in repeated_trials(result.records):
         if rival.params != result.best.params and rival.step_time_s is not None:
             counts = [len(completed_times_s(result.records, each)) for each in (result.best.params, rival.params)]
@@ -128,9 +130,12 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
         needed = 1 + [record.number for record in result.records].index(result.best.number)
         slower = f"{behind:.1%} slower than the fastest of {among} ({fastest_s:.4g} s)"
         say(f"  {slower if behind > 0 else f'the fastest of {among}'}, found with {needed} trials")
+    chosen = config.config_of(result.best.params)
+    if config.own_step is not None:
+        print_answer(config, config.own_step, chosen)
+        return
     export_config, what = exporter_for(config.setting.runtime)
     say(f"{what}:")
-    chosen = config.config_of(result.best.params)
     export = export_config(config.setting, chosen)
     typer.echo(export.text.rstrip("\n"))
     warn((*notes_on_plan(config, chosen), *export.notes))
@@ -167,7 +172,11 @@ def print_extrapolated(found: Extrapolated) -> None:
 def print_space(config: StudyConfig, found: Space) -> None:
     """Print the number of configurations, and how many each rule removed."""
     from tuner.space.enumeration import rule_reasons
+    from tuner.terminal.own_step_words import print_own_space
 
+    if config.own_step is not None:
+        print_own_space(config, found)
+        return
     feasible = len(found.grid)
     if config.measured is not None:
         runs, skipped = config.measured.runs, config.measured.skipped
@@ -295,8 +304,13 @@ def print_device_calibration(done: DeviceCalibration, plot: Path | None) -> None
 
 def speed_in_words(prediction: Mapping[str, Any]) -> str:
     """Describe the step time, throughput and MFU of a prediction."""
-    step, tokens = f"{prediction['step_time_s']:.4g} s", f"{prediction['tokens_per_s_per_device']:,.0f} tokens/s"
-    return f"{step} per step, {tokens} per device, MFU {prediction['mfu']:.1%}"
+    tokens = throughput_in_words(prediction.get("tokens_per_s_per_device"))
+    return f"{prediction['step_time_s']:.4g} s per step{tokens}, MFU {prediction['mfu']:.1%}"
+
+
+def throughput_in_words(tokens_per_s: float | None) -> str:
+    """Describe the throughput of a device after a step time; empty for a step of the user's own, which has no tokens."""
+    return "" if tokens_per_s is None else f", {tokens_per_s:,.0f} tokens/s per device"
 
 
 def confidence_in_words(p_star: float) -> str:

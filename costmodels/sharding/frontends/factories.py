@@ -45,13 +45,18 @@ def program_of_factory(name: str, *, option: str = "--jax") -> Program:
     return trace_function(function, *arguments, donated=donated)
 
 
-def step_of_factory(name: str, *, option: str = "--jax") -> JaxStep:
+def step_of_factory(name: str, *, option: str = "--jax", folder: str | None = None) -> JaxStep:
     """Return the JAX step that `module:factory` returns. Its module is imported, which runs the module's code.
+
+    Args:
+        name: Factory as `module:factory`.
+        option: Name of the option or key in messages.
+        folder: Folder in which the module is looked for first, before the working directory.
 
     Raises:
         ConfigError: The factory does not exist, JAX is missing, or the factory returns something else.
     """
-    made = _call_factory(name, option, "jax", "JAX")
+    made = _call_factory(name, option, "jax", "JAX", folder)
     if not (_is_step(made) and callable(made[0])):
         rule = "must return (function, arguments) or (function, arguments, donated)"
         nearest = "arguments are a tuple of trees of jax.ShapeDtypeStruct"
@@ -93,7 +98,7 @@ def _is_step(made: Any) -> bool:
     return isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[1], (tuple, list))
 
 
-def _call_factory(name: str, option: str, library: str, title: str) -> Any:
+def _call_factory(name: str, option: str, library: str, title: str, folder: str | None = None) -> Any:
     """Return the factory's result, after a check that its library is installed."""
     module_name, colon, factory_name = name.partition(":")
     if not (module_name and colon and factory_name):
@@ -102,6 +107,9 @@ def _call_factory(name: str, option: str, library: str, title: str) -> Any:
     if importlib.util.find_spec(library) is None:
         nearest = f"pip install 'meshtune[{library}]'"
         raise ConfigError(f"needs {title}, which is not installed here", key=option, value=name, nearest=nearest)
+    for place in (str(Path.cwd()), folder):
+        if place is not None and place not in sys.path:
+            sys.path.insert(0, place)
     factory = _find_factory(module_name, factory_name, name, option)
     if not callable(factory):
         raise ConfigError("is not a function", key=option, value=name, nearest=EXAMPLE)
@@ -109,10 +117,7 @@ def _call_factory(name: str, option: str, library: str, title: str) -> Any:
 
 
 def _find_factory(module_name: str, factory_name: str, name: str, option: str) -> Any:
-    """Return the attribute of that name in the module; modules of the working directory can be imported."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    """Return the attribute of that name in the module."""
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -45,7 +45,7 @@ def run(config, num_trials, failures=None, *, stop_reason="max_trials"):
     for number in range(num_trials):
         trial = study.ask(fixed_distributions=sampler.search_space)
         position = sampler.position_of(trial.params)
-        prediction = prediction_json(config.setting, candidates.estimate, candidates.space.memory, position, 0.08)
+        prediction = prediction_json(config, candidates.estimate, candidates.space.memory, position)
         trial.set_user_attr(PREDICTION, prediction)
         observation = (failures or {}).get(number) or config.backend.measure(
             sampler.config_of(trial.params), trial_number=number

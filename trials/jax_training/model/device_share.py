@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jaxlib import _jax, xla_client
 
@@ -38,11 +37,12 @@ class DeviceShare:
 
     Args:
         program: Program of the device.
-        states: States of the step by name; the share begins with copies of this process's first parts.
-        inputs: Inputs of the step by name.
+        arguments: Arguments of the step in the order of its parameters, of which the share takes this process's first
+            parts; it begins with copies of those that are replaced.
+        replaced: Number of the result that replaces an argument in the next run, by the argument's number.
     """
 
-    def __init__(self, program: DeviceProgram, states: Mapping[str, Array], inputs: Mapping[str, Array]) -> None:
+    def __init__(self, program: DeviceProgram, arguments: Sequence[Any], replaced: Mapping[int, int]) -> None:
         device = jax.local_devices()[0]
         module = _HLO.hlo_module_from_text(program.alone)
         options = xla_client.CompileOptions()
@@ -53,15 +53,25 @@ class DeviceShare:
             xla_client.DeviceList((device,)),
             options,
         )
-        # the order of a jitted function's parameters; each run is given the states that the one before it returned
-        self._states = [jnp.array(states[name].addressable_data(0), copy=True) for name in sorted(states)]
-        given = [inputs[name].addressable_data(0) for name in sorted(inputs)]
-        self._others = [jax.device_put(np.float32(1), device), *given]
+        self._replaced = replaced
+        self._arguments = [
+            _part_of(argument, device, is_copied=number in replaced) for number, argument in enumerate(arguments)
+        ]
 
     def cpu_s(self) -> float:
         """Run the share once, and return the CPU time of this process meanwhile [s]."""
         began_s = time.process_time()
-        results = self._loaded.execute_sharded([*self._states, *self._others]).disassemble_into_single_device_arrays()
-        *self._states, loss = (parts[0] for parts in results)
-        jax.block_until_ready((self._states, loss))
+        results = self._loaded.execute_sharded(self._arguments).disassemble_into_single_device_arrays()
+        found = [parts[0] for parts in results]
+        for argument, result in self._replaced.items():
+            self._arguments[argument] = found[result]
+        jax.block_until_ready(found)
         return time.process_time() - began_s
+
+
+def _part_of(argument: Any, device: Any, *, is_copied: bool) -> Array:
+    """Return the first part of an argument that this process has, or a number on the device."""
+    if not isinstance(argument, Array):
+        return jax.device_put(argument, device)
+    part: Array = argument.addressable_data(0)
+    return jnp.array(part, copy=True) if is_copied else part

@@ -1,0 +1,251 @@
+"""Answer of a study of a user's own step: its mesh, the PartitionSpecs, and a program that applies both."""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from string import Template
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.sharding.exports.jax_apply import specs_of
+from costmodels.sharding.exports.jax_specs import jax_specs
+from tuner.own_step.plans import OwnStepPlans
+
+WIDTH = 108
+"""Width to which tables of numbers are wrapped."""
+
+PROGRAM = Template('''"""Sharding of $factory over the mesh $axes, as Meshtune found it: $known.
+
+    from $file import sharded_step
+    step, shardings = sharded_step()
+    $given = jax.device_put(($given,), shardings)  # then call step($given)
+
+Run as a program, it takes one step with made-up values. On processors, it needs at least
+XLA_FLAGS=--xla_force_host_platform_device_count=$count in the environment.
+"""
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from $module import $function
+from tuner import pin_layouts
+
+MESH = $mesh
+
+# one for each leaf of the arguments
+IN_SPECS = [
+$in_specs
+]
+
+# one for each leaf of the returned value
+OUT_SPECS = [
+$out_specs
+]
+
+# numbers of the arguments whose memory the outputs reuse
+DONATED = $donated
+
+# For each axis of the mesh, the dim of each operator that it cuts. In all, $changes layouts change inside the function.
+# Without pin_layouts, the function computes the same, and XLA chooses these layouts anew.
+SERVED = [
+$served
+]
+
+
+def sharded_step():
+    """Return the jitted step, and the shardings of its arguments on JAX's first $count devices."""
+    function, arguments, *_ = $function()
+    devices = np.array(jax.devices()[:$count]).reshape(tuple(MESH.values()))
+    mesh = Mesh(devices, tuple(MESH))
+
+    def on_mesh(tree, specs):
+        found = [NamedSharding(mesh, spec) for spec in specs]
+        return jax.tree.unflatten(jax.tree.structure(tree), found)
+
+    shardings = on_mesh(tuple(arguments), IN_SPECS)
+    step = jax.jit(
+        pin_layouts(function, *arguments, mesh=MESH, served=SERVED, donated=DONATED),
+        in_shardings=shardings,
+        out_shardings=on_mesh(jax.eval_shape(function, *arguments), OUT_SPECS),
+        donate_argnums=DONATED,
+    )
+    return step, shardings
+
+
+def made_up(leaf):
+    """Return small random numbers, or zeros of a type that is no floating one."""
+    is_float = jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating)
+    values = 0.02 * np.random.default_rng(0).random(leaf.shape) if is_float else np.zeros(leaf.shape)
+    return jax.numpy.asarray(values, leaf.dtype)
+
+
+if __name__ == "__main__":
+    step, shardings = sharded_step()
+    arguments = jax.tree.map(made_up, tuple($function()[1]))
+    results = step(*jax.device_put(arguments, shardings))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(results):
+        print(jax.tree_util.keystr(path), jax.typeof(leaf), leaf.sharding.spec)
+''')
+"""Exported program."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeafSpec:
+    """PartitionSpec of one leaf.
+
+    Attributes:
+        path: Path of the leaf; empty for a single returned array.
+        type: Type and shape, such as `float32[512,2048]`.
+        spec: PartitionSpec as Python writes it, such as `P(None, 'model')`.
+    """
+
+    path: str
+    type: str
+    spec: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnAnswer:
+    """Shardings of a user's step on the mesh of one candidate.
+
+    Attributes:
+        mesh: Axes and their sizes, the slowest first.
+        arguments: Specs of the leaves of all arguments.
+        outputs: Specs of the leaves of the returned value.
+        served: For each axis, the number of the factor that it serves at each operator, or -1.
+        donated: Numbers of the arguments whose memory the outputs take over.
+        num_constraints: Number of changes of layout inside the function.
+    """
+
+    mesh: dict[str, int]
+    arguments: tuple[LeafSpec, ...]
+    outputs: tuple[LeafSpec, ...]
+    served: tuple[tuple[int, ...], ...]
+    donated: tuple[int, ...]
+    num_constraints: int
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices of the mesh."""
+        return math.prod(self.mesh.values())
+
+    @property
+    def axes_in_words(self) -> str:
+        """Axes and their sizes, such as `data=2, model=4`."""
+        return ", ".join(f"{name}={size}" for name, size in self.mesh.items())
+
+    @property
+    def mesh_line(self) -> str:
+        """Line of Python that makes the mesh."""
+        sizes = ", ".join(map(str, self.mesh.values()))
+        return f"mesh = Mesh(np.array(jax.devices()[:{self.num_devices}]).reshape({sizes}), {tuple(self.mesh)!r})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return mesh and specs as JSON."""
+        found = asdict(self)
+        return {key: found[key] for key in ("mesh", "arguments", "outputs", "donated")}
+
+
+def answer_of(plans: OwnStepPlans, chosen: ParallelConfig) -> OwnAnswer:
+    """Return the shardings of a candidate."""
+    program, plan = plans.program(), plans.plan(chosen)
+    in_specs, out_specs = specs_of(program, plan)
+    return OwnAnswer(
+        mesh=dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)),
+        arguments=_leaves([each.name for each in program.arguments], program.jaxpr.in_avals, in_specs),
+        outputs=_leaves(program.outputs, program.jaxpr.out_avals, out_specs),
+        served=tuple(map(tuple, plan.served.T.tolist())),
+        donated=program.donated,
+        num_constraints=len(jax_specs(plan).constraints),
+    )
+
+
+def grouped_lines(leaves: Sequence[LeafSpec], *, most: int) -> list[str]:
+    """Return specs as lines, with one line for all leaves whose paths differ in numbers only and whose specs agree.
+
+    Args:
+        leaves: Leaves with their specs.
+        most: Most lines; a last one tells how many are left out.
+    """
+    groups: dict[tuple[str, str, str], int] = {}
+    for leaf in leaves:
+        key = (re.sub(r"\d+", "*", leaf.path), leaf.type, leaf.spec)
+        groups[key] = groups.get(key, 0) + 1
+    names = [f"{path or '(returned)'}{f' ({count})' if count > 1 else ''}" for (path, _, _), count in groups.items()]
+    widths = [max(map(len, texts), default=0) for texts in (names, [kind for _, kind, _ in groups])]
+    lines = [
+        f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {spec}" for name, (_, kind, spec) in zip(names, groups, strict=True)
+    ]
+    return lines if len(lines) <= most else [*lines[:most], f"and {len(lines) - most} more; --json lists all"]
+
+
+def usage_lines(plans: OwnStepPlans, file: str) -> tuple[str, str, str]:
+    """Return three lines of Python that use the exported program of this module name."""
+    given = ", ".join(_argument_names(plans))
+    return (
+        f"from {file} import sharded_step",
+        "step, shardings = sharded_step()",
+        f"{given} = jax.device_put(({given},), shardings)  # then call step({given})",
+    )
+
+
+def program_text(plans: OwnStepPlans, chosen: ParallelConfig, *, known: str, file: str) -> str:
+    """Return a Python module that shards the user's step as a candidate does.
+
+    Args:
+        plans: Plans of the user's step.
+        chosen: Candidate.
+        known: Step time with its source, in words.
+        file: Name of the module.
+    """
+    answer = answer_of(plans, chosen)
+    module, _, function = plans.factory.partition(":")
+    rows = (textwrap.indent(textwrap.fill(", ".join(map(str, row)), WIDTH), " " * 8) for row in answer.served)
+    return PROGRAM.substitute(
+        factory=plans.factory,
+        axes=answer.axes_in_words,
+        known=known,
+        file=file,
+        given=", ".join(_argument_names(plans)),
+        count=answer.num_devices,
+        module=module,
+        function=function,
+        mesh=answer.mesh,
+        in_specs=_listed(answer.arguments),
+        out_specs=_listed(answer.outputs),
+        donated=answer.donated,
+        changes=answer.num_constraints,
+        served="\n".join(f"    [\n{row},\n    ]," for row in rows),
+    )
+
+
+def _argument_names(plans: OwnStepPlans) -> tuple[str, ...]:
+    """Return the names of the function's arguments."""
+    return tuple(dict.fromkeys(each.name.partition(".")[0] for each in plans.program().arguments))
+
+
+def _leaves(paths: Sequence[str], types: Sequence[Any], specs: Any) -> tuple[LeafSpec, ...]:
+    flat = jax.tree.leaves(specs, is_leaf=lambda node: isinstance(node, PartitionSpec))
+    return tuple(
+        LeafSpec(path=path, type=aval.str_short(), spec=_written(spec))
+        for path, aval, spec in zip(paths, types, flat, strict=True)
+    )
+
+
+def _written(spec: PartitionSpec) -> str:
+    """Return a spec as Python writes it; an axis alone stands without its tuple."""
+    dims = [dim[0] if isinstance(dim, tuple) and len(dim) == 1 else dim for dim in spec]
+    return f"P({', '.join(map(repr, dims))})"
+
+
+def _listed(leaves: Sequence[LeafSpec]) -> str:
+    return "\n".join(f"    {leaf.spec},  # {leaf.path or 'returned'}: {leaf.type}" for leaf in leaves)

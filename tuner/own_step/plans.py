@@ -1,0 +1,330 @@
+"""Plans of a user's own step on every mesh of its devices.
+
+A mesh has the axes `data` and `model`, which the degrees `dp` and `tp` of a candidate count; the last axis is the
+fastest, so that `model` stays inside hosts as far as it fits. On each mesh there are up to three candidates:
+
+    plan=hand, zero_stage=0    the cheapest plan by hand that cuts the batch by `data` and keeps parameters whole along
+                               it: plain data parallelism, with Megatron's cuts by `model`
+    plan=hand, zero_stage=3    the cheapest plan by hand that also cuts parameters by `data`: FSDP
+    plan=descent               what the study's planner finds, if it is none of these
+
+Plans by hand are those of `tuner/planners/toast/by_hand.py`, from the roles of the graph's dims. The step time and the
+peak memory of each are the planner's own (`costmodels/sharding/plan.py`): nothing overlaps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import traceback
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from costmodels.job.parallel_config import HAND, ParallelConfig
+from hardware.cluster import Cluster
+from hardware.io.errors import ConfigError
+from tuner.space.dimensions import divisors
+
+if TYPE_CHECKING:  # they load planners and JAX, which most studies do without
+    from costmodels.sharding.device_mesh import DeviceMesh
+    from costmodels.sharding.frontends.factories import JaxStep
+    from costmodels.sharding.frontends.jax.program import Program
+    from costmodels.sharding.graph import Graph
+    from costmodels.sharding.plan import Plan
+
+OwnPlanner = Literal["megatron", "recursive", "descent", "toast"]
+"""Planner beside the plans by hand; `megatron` is none."""
+
+DATA, MODEL = "data", "model"
+"""Axes of the meshes, which `dp` and `tp` count."""
+
+WHOLE, SHARDED = 0, 3
+"""ZeRO stages of plans that keep parameters whole along `data`, and of those that cut them."""
+
+MOST_BY_HAND = 64
+"""Most plans by hand that are looked at on a mesh, the cheapest first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class OwnCandidate:
+    """One plan on one mesh.
+
+    Attributes:
+        config: Candidate with this plan.
+        plan: Plan of the step.
+        compute_s: Predicted time of compute [s].
+        data_s: Predicted time of collectives along `data` alone [s].
+        model_s: Predicted time of all other collectives [s].
+        weights_bytes: Parameters that a device keeps [bytes].
+        optimizer_bytes: Other states that a device keeps [bytes].
+        peak_bytes: Predicted peak memory of a device [bytes].
+    """
+
+    config: ParallelConfig
+    plan: Plan
+    compute_s: float
+    data_s: float
+    model_s: float
+    weights_bytes: float
+    optimizer_bytes: float
+    peak_bytes: float
+
+    @property
+    def step_time_s(self) -> float:
+        """Predicted step time, without overlap [s]."""
+        return self.compute_s + self.data_s + self.model_s
+
+    @property
+    def in_words(self) -> str:
+        """Candidate as `--config` takes it."""
+        return words_of(self.config)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class OwnMesh:
+    """One mesh with its candidates.
+
+    Attributes:
+        candidates: Candidates; empty if the mesh is left out.
+        rule: Name of the rule that leaves it out, `data` or `model`; empty if none does.
+        reason: Why the mesh is left out; empty if it is not.
+    """
+
+    candidates: tuple[OwnCandidate, ...]
+    rule: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class OwnStepPlans:
+    """Plans of the step that a factory returns, made when they are first asked for; see `trials/own_step.py`.
+
+    Attributes:
+        factory: Factory as `module:function`.
+        folder: Folder in which its module is looked for first.
+        cluster: Cluster of the study.
+        planner: Planner beside the plans by hand.
+    """
+
+    factory: str
+    folder: str
+    cluster: Cluster
+    planner: OwnPlanner = "descent"
+    _meshes: dict[int, OwnMesh] = field(default_factory=dict)
+
+    @property
+    def degrees(self) -> list[int]:
+        """All values of `tp`: the divisors of the number of devices."""
+        return divisors(self.cluster.num_devices)
+
+    def on(self, tp: int) -> OwnMesh:
+        """Return the mesh with `tp` devices along `model`, with its candidates.
+
+        Raises:
+            ConfigError: The step cannot be imported or traced.
+        """
+        if tp not in self._meshes:
+            self._meshes[tp] = self._plan_mesh(tp)
+        return self._meshes[tp]
+
+    def find(self, config: ParallelConfig) -> OwnCandidate | None:
+        """Return the candidate of a configuration; None if there is none."""
+        if self.cluster.num_devices % config.tp or config.dp * config.tp != self.cluster.num_devices:
+            return None
+        return next((each for each in self.on(config.tp).candidates if each.config == config), None)
+
+    def plan(self, config: ParallelConfig) -> Plan:
+        """Return the plan of a candidate."""
+        return self._known(config).plan
+
+    def step_time_s(self, config: ParallelConfig) -> tuple[float, float]:
+        """Return the predicted time of compute and that of all collectives of a candidate [s]."""
+        found = self._known(config)
+        return found.compute_s, found.data_s + found.model_s
+
+    def peak_memory_bytes(self, config: ParallelConfig) -> float:
+        """Return the predicted peak memory of a device of a candidate [bytes]."""
+        return self._known(config).peak_bytes
+
+    def step(self) -> JaxStep:
+        """Return the user's function, its abstract arguments and the names of donated ones."""
+        return _traced(self.factory, self.folder)[0]
+
+    def program(self) -> Program:
+        """Return the trace of the user's function."""
+        return _traced(self.factory, self.folder)[1]
+
+    def graph(self) -> Graph:
+        """Return the graph of the user's step."""
+        return _traced(self.factory, self.folder)[2]
+
+    def fingerprint(self) -> str:
+        """Return a text that changes with the user's program: a hash of its operators and shapes."""
+        graph = self.graph()
+        told = [(op.name, op.primitive, [graph.tensors[one].shape for one in op.results]) for op in graph.ops]
+        return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+
+    def _known(self, config: ParallelConfig) -> OwnCandidate:
+        found = self.find(config)
+        assert found is not None, f"{config} is no candidate of {self.factory}"
+        return found
+
+    def _plan_mesh(self, tp: int) -> OwnMesh:
+        from costmodels.sharding.device_mesh import DeviceMesh  # noqa: PLC0415 # see the imports above
+
+        dp = self.cluster.num_devices // tp
+        mesh = DeviceMesh(names=(DATA, MODEL), sizes=(dp, tp), cluster=self.cluster)
+        graph = self.graph()
+        by_hand = self._by_hand(graph, mesh)
+        if not by_hand:
+            rule, reason = _why_left_out(graph, mesh)
+            return OwnMesh(candidates=(), rule=rule, reason=reason)
+        found = [
+            _candidate(plan, ParallelConfig(dp=dp, tp=tp, zero_stage=stage)) for stage, plan in sorted(by_hand.items())
+        ]
+        if self.planner != "megatron":
+            planned = _planned(graph, mesh, self.planner)
+            if not any(np.array_equal(planned.served, plan.served) for plan in by_hand.values()):
+                stage = SHARDED if _cuts_parameters(planned) else WHOLE
+                config = ParallelConfig(dp=dp, tp=tp, zero_stage=stage, plan=self.planner)
+                found.append(_candidate(planned, config))
+        return OwnMesh(candidates=tuple(found))
+
+    def _by_hand(self, graph: Graph, mesh: DeviceMesh) -> dict[int, Plan]:
+        """Return the cheapest plans by hand that use both axes, by their ZeRO stage."""
+        from tuner.planners.toast.by_hand import plans_by_hand  # noqa: PLC0415 # see the imports above
+
+        memory_bytes = float(min(device.memory_bytes for device in self.cluster.devices))
+        found: dict[int, Plan] = {}
+        for plan in plans_by_hand(graph, mesh, memory_bytes=memory_bytes, most=MOST_BY_HAND):
+            if _uses_axes(plan):
+                found.setdefault(SHARDED if _cuts_parameters(plan) else WHOLE, plan)
+        return found
+
+
+def words_of(config: ParallelConfig) -> str:
+    """Return a candidate as `--config` takes it, without the degrees that such studies lack."""
+    return f"dp={config.dp},tp={config.tp},zero_stage={config.zero_stage},plan={config.plan}"
+
+
+@cache
+def _traced(factory: str, folder: str) -> tuple[JaxStep, Program, Graph]:
+    """Return the user's step, its trace and its graph.
+
+    Raises:
+        ConfigError: The factory or its function fails, or returns something else than it must.
+    """
+    from costmodels.sharding.frontends.factories import step_of_factory  # noqa: PLC0415 # JAX may be missing
+
+    try:
+        step = step_of_factory(factory, option="model.jax", folder=folder)
+        from costmodels.sharding.frontends.jax.graph import graph_of  # noqa: PLC0415 # JAX may be missing
+        from costmodels.sharding.frontends.jax.program import trace_function  # noqa: PLC0415 # JAX may be missing
+
+        function, arguments, donated = step
+        program = trace_function(function, *arguments, donated=donated)
+        return step, program, graph_of(program)
+    except ConfigError as error:
+        is_donated = error.key == "donated"
+        raise (error.under("model.jax") if is_donated else error) from None
+    except Exception as error:  # noqa: BLE001 # the user's own code may raise anything, and it is told as it is
+        raise ConfigError(
+            f"fails: {_in_words(error)}",
+            key="model.jax",
+            value=factory,
+            nearest=f"`python -c 'from {factory.partition(':')[0]} import *'` in {folder} shows whether it imports",
+        ) from error
+
+
+def _in_words(error: Exception) -> str:
+    """Return the first line of an error with the place in the user's code that raised it."""
+    lines = str(error).strip().splitlines()
+    last = traceback.extract_tb(error.__traceback__)
+    outside = [frame for frame in last if "site-packages" not in frame.filename and "/costmodels/" not in frame.filename]
+    where = f" (line {outside[-1].lineno} of {outside[-1].filename})" if outside else ""
+    return f"{type(error).__name__}: {lines[0] if lines else ''}{where}"
+
+
+def _planned(graph: Graph, mesh: DeviceMesh, planner: Any) -> Plan:
+    """Return the planner's plan, within the memory of a device if it finds such a one."""
+    from tuner.planners.planning import EFFORT, MANY_OPS, PlannerOptions, plan_graph  # noqa: PLC0415 # see above
+
+    effort = EFFORT if len(graph.ops) <= MANY_OPS else 0
+    options = PlannerOptions(planner=planner, whole_axes=True, effort=effort)
+    capacity_bytes = float(min(device.memory_bytes for device in mesh.cluster.devices))
+    found = plan_graph(graph, mesh, options)
+    if found.cost.peak_memory_bytes <= capacity_bytes or planner == "recursive":
+        return found.plan
+    limited = PlannerOptions(planner=planner, whole_axes=True, effort=effort, memory_bytes=capacity_bytes)
+    try:
+        return plan_graph(graph, mesh, limited).plan
+    except ConfigError:  # nothing fits, and the space says so of this plan
+        return found.plan
+
+
+def _sources(plan: Plan, kinds: tuple[str, ...]) -> list[int]:
+    """Return the tensors of some kinds with which a step begins."""
+    from costmodels.sharding.graph import INPUT, STATE  # noqa: PLC0415 # see the imports above
+
+    graph = plan.graph
+    found = [op.results[0] for op in graph.ops if op.primitive in (INPUT, STATE)]
+    return [tensor for tensor in found if graph.tensors[tensor].kind.value in kinds]
+
+
+def _cuts_parameters(plan: Plan) -> bool:
+    """Return whether some parameter is cut by `data`."""
+    return any(DATA in axes for tensor in _sources(plan, ("parameter",)) for axes in plan.dims_of(tensor))
+
+
+def _uses_axes(plan: Plan) -> bool:
+    """Return whether `data` cuts the first dim of an input, as its batch, and `model` cuts something else.
+
+    Otherwise another mesh has the same plan, or an axis' devices repeat each other's work.
+    """
+    data, model = plan.mesh.sizes
+    first = [axes[0] for tensor in _sources(plan, ("data",)) if (axes := plan.dims_of(tensor))]
+    if data > 1 and not any(DATA in axes for axes in first):
+        return False
+    return model == 1 or (bool((plan.served[:, 1] >= 0).any()) and not any(MODEL in axes for axes in first))
+
+
+def _why_left_out(graph: Graph, mesh: DeviceMesh) -> tuple[str, str]:
+    """Return the rule that leaves a mesh without plans by hand out, and the reason in words."""
+    from costmodels.sharding.graph import INPUT, STATE, TensorKind  # noqa: PLC0415 # see the imports above
+
+    data, model = mesh.sizes
+    tensors = [graph.tensors[op.results[0]] for op in graph.ops if op.primitive in (INPUT, STATE)]
+    batches = sorted({tensor.shape[0] for tensor in tensors if tensor.kind is TensorKind.DATA and tensor.shape})
+    if data > 1 and not any(size % data == 0 for size in batches):
+        sizes = ", ".join(map(str, batches)) or "none"
+        return DATA, f"data={data} divides the first dim of no input, its batch (sizes: {sizes})"
+    return MODEL, f"model={model} divides no dim of a layer that a plan by hand could cut"
+
+
+def _candidate(plan: Plan, config: ParallelConfig) -> OwnCandidate:
+    from costmodels.sharding.layouts import local_share  # noqa: PLC0415 # see the imports above
+    from costmodels.sharding.plan import cost_of  # noqa: PLC0415 # see the imports above
+
+    cost = cost_of(plan)
+    along = {True: 0.0, False: 0.0}
+    for each in cost.collectives:
+        along[each.move.axes == (0,)] += each.seconds * each.times
+
+    def held_bytes(kind: str) -> float:
+        tensors = plan.graph.tensors
+        return sum(
+            tensors[one].num_bytes * local_share(plan.layout(one), plan.mesh.sizes) for one in _sources(plan, (kind,))
+        )
+
+    return OwnCandidate(
+        config=config,
+        plan=plan,
+        compute_s=float(cost.compute_s.sum()),
+        data_s=along[True],
+        model_s=along[False],
+        weights_bytes=held_bytes("parameter"),
+        optimizer_bytes=held_bytes("optimizer"),
+        peak_bytes=cost.peak_memory_bytes,
+    )

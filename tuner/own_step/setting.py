@@ -1,0 +1,50 @@
+"""Setting of a study of a user's own step: a cluster, and one refusal of all that needs a model of the catalog."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+from hardware.cluster import Cluster
+from hardware.io.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnSetting:
+    """Setting without a job and a runtime, in the place of `costmodels.job.setting.Setting`.
+
+    Attributes:
+        cluster: Cluster of the study.
+        factory: Factory of the step, for the refusal.
+    """
+
+    cluster: Cluster
+    factory: str
+
+    @property
+    def job(self) -> NoReturn:
+        """Refuse to describe a job.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise refusal(self.factory)
+
+    @property
+    def runtime(self) -> NoReturn:
+        """Refuse to describe a framework.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise refusal(self.factory)
+
+
+def refusal(factory: str, what: str = "this") -> ConfigError:
+    """Return the refusal of what needs a model of the catalog and a framework."""
+    return ConfigError(
+        f"is a training step of your own, and {what} needs a model of the catalog",
+        key="model.jax",
+        value=factory,
+        nearest="space, rank, predict, run, status, trials, best, export --to jax and report work with it",
+    )

@@ -1,0 +1,52 @@
+"""Application of a plan that was found before: a function with its layouts pinned, from a table of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from costmodels.sharding.device_mesh import mesh_from
+from costmodels.sharding.exports.jax_apply import apply_plan
+from costmodels.sharding.frontends.jax.graph import graph_of_jax
+from costmodels.sharding.plan import Plan, violations
+from hardware.io.errors import ConfigError
+
+
+def pin_layouts(
+    function: Callable[..., Any],
+    *arguments: Any,
+    mesh: Mapping[str, int],
+    served: Sequence[Sequence[int]],
+    donated: Sequence[str | int] = (),
+) -> Callable[..., Any]:
+    """Return a function that computes the same with every layout of a plan pinned, to be passed to `jax.jit`.
+
+    `meshtune export --to jax` writes programs that call it.
+
+    Args:
+        function: Function that was planned.
+        arguments: Its arguments, or their shapes, as it was planned with.
+        mesh: Axes of the plan's mesh and their sizes, the slowest first.
+        served: For each axis, the number of the factor that it serves at each operator, or -1.
+        donated: Names or numbers of the arguments whose memory the outputs take over.
+
+    Raises:
+        ConfigError: The table belongs to another function, or to other shapes.
+    """
+    graph = graph_of_jax(function, *arguments, donated=donated)
+    table = np.array(served, dtype=np.int64).T
+    if table.shape != (len(graph.ops), len(mesh)):
+        raise _stale(f"has {table.shape} operators and axes, not {(len(graph.ops), len(mesh))}", graph.name)
+    # layouts depend on the sizes of the axes alone, and not on the devices
+    plan = Plan(graph=graph, mesh=mesh_from(mesh, "dgx-a100"), served=table)
+    wrong = violations(plan)
+    if wrong:
+        raise _stale(f"does not fit: {wrong[0]}", graph.name)
+    return apply_plan(function, plan)
+
+
+def _stale(rule: str, name: str) -> ConfigError:
+    nearest = "the function has changed since it was planned: export it again"
+    return ConfigError(rule, key="served", value=name, nearest=nearest)

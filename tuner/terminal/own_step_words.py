@@ -1,0 +1,56 @@
+"""Words for studies of a user's own step: its space, and the mesh and specs of an answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:  # these load numpy
+    from costmodels.job.parallel_config import ParallelConfig
+    from tuner.own_step.plans import OwnStepPlans
+    from tuner.space.enumeration import Space
+    from tuner.study_file.config import StudyConfig
+
+MOST_LINES = 24
+"""Most lines of specs that are printed of arguments, and of outputs."""
+
+
+def print_own_space(config: StudyConfig, found: Space) -> None:
+    """Print the number of candidates, and how many meshes and plans each rule removed."""
+    from tuner.own_step.predictions import rule_reasons
+
+    assert config.own_step is not None, "the caller checked"
+    typer.echo(
+        f"{len(config.own_step.degrees):,} meshes of data x model; {found.num_before_memory:,} plans on them, "
+        f"{found.num_before_memory - found.removed.get('memory', 0):,} of them may fit in memory."
+    )
+    reasons = rule_reasons(config.options)
+    for name, count in found.removed.items():
+        what = "plans are predicted to need more than a device's memory minus the headroom"
+        typer.echo(f"  {name:<20} {count:>9,}  {what if name == 'memory' else reasons.get(name, '')}".rstrip())
+
+
+def print_answer(config: StudyConfig, plans: OwnStepPlans, chosen: ParallelConfig) -> None:
+    """Print the mesh of a candidate, its PartitionSpecs, and the lines of Python that use them."""
+    from tuner.own_step.jax_program import answer_of, grouped_lines, usage_lines
+
+    answer = answer_of(plans, chosen)
+    typer.echo(f"  {answer.mesh_line}")
+    for title, leaves in (("arguments", answer.arguments), ("results", answer.outputs)):
+        typer.echo(f"{title}:")
+        for line in grouped_lines(leaves, most=MOST_LINES):
+            typer.echo(f"  {line}")
+    module = file_name(config)
+    typer.echo(f"`meshtune export {config.file} --to jax --out {module}.py` writes a module with these and "
+               f"{answer.num_constraints} layouts inside the function:")
+    for line in usage_lines(plans, module):
+        typer.echo(f"  {line}")
+
+
+def file_name(config: StudyConfig, out: Path | None = None) -> str:
+    """Return the name of the exported module: that of its file, or one made of the study's name."""
+    stem = out.stem if out is not None else f"{config.name}_sharded"
+    name = "".join(char if char.isalnum() else "_" for char in stem)
+    return name if name.isidentifier() else f"study_{name}"
