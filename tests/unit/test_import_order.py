@@ -70,11 +70,11 @@ ROOMS: dict[str, set[str]] = {
     "tuner.imports": {"tuner.export", "tuner.capture"},
     "tuner.plans": {"tuner.space", "tuner.export"},
     "tuner.study_file": {
-        *("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.imports", "tuner.plans"),
+        *("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.imports", "tuner.plans")
     },
     "tuner.storage": {"tuner.space", "tuner.search", "tuner.study_file"},
     "tuner.answers": {
-        *("tuner.space", "tuner.search", "tuner.own_step", "tuner.plans", "tuner.study_file", "tuner.storage"),
+        *("tuner.space", "tuner.search", "tuner.own_step", "tuner.plans", "tuner.study_file", "tuner.storage")
     },
     "tuner.calibrate": {"tuner.space", "tuner.search", "tuner.study_file", "tuner.storage"},
     "tuner.run": {"tuner.search", "tuner.study_file", "tuner.storage", "tuner.answers"},
@@ -84,7 +84,15 @@ ROOMS: dict[str, set[str]] = {
         *("tuner.answers", "tuner.calibrate", "tuner.run"),
     },
     "tuner.report": {
-        *("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.plans", "tuner.study_file", "tuner.storage"),
+        *(
+            "tuner.space",
+            "tuner.search",
+            "tuner.own_step",
+            "tuner.export",
+            "tuner.plans",
+            "tuner.study_file",
+            "tuner.storage",
+        ),
         *("tuner.answers", "tuner.calibrate", "tuner.run"),
     },
     "tuner.dashboard": {
@@ -93,7 +101,15 @@ ROOMS: dict[str, set[str]] = {
     },
     "tuner.cli": {
         *("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.capture", "tuner.imports"),
-        *("tuner.plans", "tuner.study_file", "tuner.storage", "tuner.answers", "tuner.calibrate", "tuner.run", "tuner.replan"),
+        *(
+            "tuner.plans",
+            "tuner.study_file",
+            "tuner.storage",
+            "tuner.answers",
+            "tuner.calibrate",
+            "tuner.run",
+            "tuner.replan",
+        ),
         *("tuner.terminal", "tuner.report", "tuner.dashboard"),
     },
     "tuner": {"tuner.search", "tuner.study_file", "tuner.answers", "tuner.run", "tuner.cli"},

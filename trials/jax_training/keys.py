@@ -83,10 +83,7 @@ class JaxKeys(AbstractTrialKeys):
             study.setting.job, backend="jax", nearest="trial.backend: torch, or a model with plain attention"
         )
         return JaxBackend(
-            job=study.setting.job,
-            cluster=study.setting.cluster,
-            planner=study.step_planner,
-            **self._options(),
+            job=study.setting.job, cluster=study.setting.cluster, planner=study.step_planner, **self._options()
         )
 
     def _options(self) -> dict[str, Any]:

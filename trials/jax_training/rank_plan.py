@@ -80,8 +80,8 @@ class StepTaken:
         cpu_s: CPU time of all threads of all processes together [s].
         virtual_s: CPU time of the share of one device, alone, and the time of the step's collectives [s]; 0 on
             other clocks.
-        loss: Mean loss over the tokens of the batch, before the step; of a user's step, the first number that it returns,
-            and None if it returns none.
+        loss: Mean loss over the tokens of the batch, before the step; of a user's step, the first number that it
+            returns, and None if it returns none.
     """
 
     wall_s: float

@@ -1,4 +1,4 @@
-"""Contract of steps that ranks compile and run: whatever the step, a rank lowers it, begins it, and runs it repeatedly."""
+"""Contract of the steps that ranks compile and run: a rank lowers a step, begins it, and runs it repeatedly."""
 
 from __future__ import annotations
 

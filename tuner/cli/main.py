@@ -446,7 +446,7 @@ def export(
         Option(
             metavar="TARGET",
             help="megatron, torchtitan, torchtitan-main, deepspeed, mindspeed, nemo, nanotron, gpt-neox, flagscale "
-            "or json.",
+            "or json; jax for a step of your own.",
             autocompletion=cli_completion.targets,
         ),
     ],
@@ -458,12 +458,21 @@ def export(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the best configuration as flags for a training framework."""
+    """Print the best configuration as flags for a training framework, or as a program that shards your own step."""
     from tuner.answers.candidates import notes_on_plan
+    from tuner.answers.own_step_export import OWN_TARGET, export_own_step
     from tuner.export import find_exporter
+    from tuner.export.exporter import Export
 
-    exporter = find_exporter(to)
+    exporter = None if to == OWN_TARGET else find_exporter(to)
     config = load(study, overrides, storage)
+    if exporter is None and config.own_step is None:
+        raise ConfigError(
+            "is for studies of a training step of your own",
+            key="--to",
+            value=to,
+            nearest="`meshtune plan STUDY --export jax` has the plan of a model of the catalog",
+        )
     if chosen is not None:
         wanted, notes = launchable_config(config, chosen)
         config = with_plans(config, wanted)
@@ -477,8 +486,11 @@ def export(
         wanted = found.config
         known = found.known_in_words
         notes = () if found.source == "measured" else (f"this configuration is {known}, not measured",)
-    notes += notes_on_plan(config, wanted) if to != "json" else ()
-    exported = exporter(config.setting, wanted)
+    if exporter is None:
+        exported = Export(target=to, text=export_own_step(config, wanted, out))
+    else:
+        notes += notes_on_plan(config, wanted) if to != "json" else ()
+        exported = exporter(config.setting, wanted)
     if out is not None:
         write_file(out, exported.text)
     if as_json:

@@ -25,7 +25,7 @@ PROGRAM = Template('''"""Sharding of $factory over the mesh $axes, as Meshtune f
 
     from $file import sharded_step
     step, shardings = sharded_step()
-    $given = jax.device_put(($given,), shardings)  # then call step($given)
+    $given$comma = jax.device_put($tuple, shardings)  # then call step($given)
 
 Run as a program, it takes one step with made-up values. On processors, it needs at least
 XLA_FLAGS=--xla_force_host_platform_device_count=$count in the environment.
@@ -36,7 +36,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from $module import $function
+from $module import $function as factory
 from tuner import pin_layouts
 
 MESH = $mesh
@@ -63,7 +63,7 @@ $served
 
 def sharded_step():
     """Return the jitted step, and the shardings of its arguments on JAX's first $count devices."""
-    function, arguments, *_ = $function()
+    function, arguments, *_ = factory()
     devices = np.array(jax.devices()[:$count]).reshape(tuple(MESH.values()))
     mesh = Mesh(devices, tuple(MESH))
 
@@ -90,7 +90,7 @@ def made_up(leaf):
 
 if __name__ == "__main__":
     step, shardings = sharded_step()
-    arguments = jax.tree.map(made_up, tuple($function()[1]))
+    arguments = jax.tree.map(made_up, tuple(factory()[1]))
     results = step(*jax.device_put(arguments, shardings))
     for path, leaf in jax.tree_util.tree_leaves_with_path(results):
         print(jax.tree_util.keystr(path), jax.typeof(leaf), leaf.sharding.spec)
@@ -176,11 +176,13 @@ def grouped_lines(leaves: Sequence[LeafSpec], *, most: int) -> list[str]:
         leaves: Leaves with their specs.
         most: Most lines; a last one tells how many are left out.
     """
-    groups: dict[tuple[str, str, str], int] = {}
+    groups: dict[tuple[str, str, str], list[str]] = {}
     for leaf in leaves:
-        key = (re.sub(r"\d+", "*", leaf.path), leaf.type, leaf.spec)
-        groups[key] = groups.get(key, 0) + 1
-    names = [f"{path or '(returned)'}{f' ({count})' if count > 1 else ''}" for (path, _, _), count in groups.items()]
+        groups.setdefault((re.sub(r"\d+", "*", leaf.path), leaf.type, leaf.spec), []).append(leaf.path)
+    names = [
+        f"{alike} ({len(paths)})" if len(paths) > 1 else paths[0] or "(returned)"
+        for (alike, _, _), paths in groups.items()
+    ]
     widths = [max(map(len, texts), default=0) for texts in (names, [kind for _, kind, _ in groups])]
     lines = [
         f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {spec}" for name, (_, kind, spec) in zip(names, groups, strict=True)
@@ -190,11 +192,12 @@ def grouped_lines(leaves: Sequence[LeafSpec], *, most: int) -> list[str]:
 
 def usage_lines(plans: OwnStepPlans, file: str) -> tuple[str, str, str]:
     """Return three lines of Python that use the exported program of this module name."""
-    given = ", ".join(_argument_names(plans))
+    names = _argument_names(plans)
+    given = ", ".join(names)
     return (
         f"from {file} import sharded_step",
         "step, shardings = sharded_step()",
-        f"{given} = jax.device_put(({given},), shardings)  # then call step({given})",
+        f"{given}{',' if len(names) == 1 else ''} = jax.device_put({_tuple_of(names)}, shardings)  # then call step({given})",
     )
 
 
@@ -208,6 +211,7 @@ def program_text(plans: OwnStepPlans, chosen: ParallelConfig, *, known: str, fil
         file: Name of the module.
     """
     answer = answer_of(plans, chosen)
+    names = _argument_names(plans)
     module, _, function = plans.factory.partition(":")
     rows = (textwrap.indent(textwrap.fill(", ".join(map(str, row)), WIDTH), " " * 8) for row in answer.served)
     return PROGRAM.substitute(
@@ -215,7 +219,9 @@ def program_text(plans: OwnStepPlans, chosen: ParallelConfig, *, known: str, fil
         axes=answer.axes_in_words,
         known=known,
         file=file,
-        given=", ".join(_argument_names(plans)),
+        given=", ".join(names),
+        comma="," if len(names) == 1 else "",
+        tuple=_tuple_of(names),
         count=answer.num_devices,
         module=module,
         function=function,
@@ -231,6 +237,11 @@ def program_text(plans: OwnStepPlans, chosen: ParallelConfig, *, known: str, fil
 def _argument_names(plans: OwnStepPlans) -> tuple[str, ...]:
     """Return the names of the function's arguments."""
     return tuple(dict.fromkeys(each.name.partition(".")[0] for each in plans.program().arguments))
+
+
+def _tuple_of(names: Sequence[str]) -> str:
+    """Return a tuple of names as Python writes it."""
+    return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
 
 
 def _leaves(paths: Sequence[str], types: Sequence[Any], specs: Any) -> tuple[LeafSpec, ...]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from costmodels.job.parallel_config import HAND, ParallelConfig
+from costmodels.job.parallel_config import ParallelConfig
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
 from tuner.space.dimensions import divisors
@@ -186,11 +186,18 @@ class OwnStepPlans:
         ]
         if self.planner != "megatron":
             planned = _planned(graph, mesh, self.planner)
-            if not any(np.array_equal(planned.served, plan.served) for plan in by_hand.values()):
+            if not self._is_known(planned, [*by_hand.values()]):
                 stage = SHARDED if _cuts_parameters(planned) else WHOLE
                 config = ParallelConfig(dp=dp, tp=tp, zero_stage=stage, plan=self.planner)
                 found.append(_candidate(planned, config))
         return OwnMesh(candidates=tuple(found))
+
+    def _is_known(self, planned: Plan, by_hand: list[Plan]) -> bool:
+        """Return whether a plan is one by hand, or on one axis the plan that the mesh of the other axis has."""
+        others = [plan.served for plan in by_hand]
+        if planned.mesh.sizes[0] == 1 and planned.mesh.sizes[1] > 1:
+            others += [each.plan.served[:, ::-1] for each in self.on(1).candidates]
+        return any(np.array_equal(planned.served, served) for served in others)
 
     def _by_hand(self, graph: Graph, mesh: DeviceMesh) -> dict[int, Plan]:
         """Return the cheapest plans by hand that use both axes, by their ZeRO stage."""
@@ -229,7 +236,7 @@ def _traced(factory: str, folder: str) -> tuple[JaxStep, Program, Graph]:
     except ConfigError as error:
         is_donated = error.key == "donated"
         raise (error.under("model.jax") if is_donated else error) from None
-    except Exception as error:  # noqa: BLE001 # the user's own code may raise anything, and it is told as it is
+    except Exception as error:  # the user's own code may raise anything, and it is told as it is
         raise ConfigError(
             f"fails: {_in_words(error)}",
             key="model.jax",
@@ -242,7 +249,9 @@ def _in_words(error: Exception) -> str:
     """Return the first line of an error with the place in the user's code that raised it."""
     lines = str(error).strip().splitlines()
     last = traceback.extract_tb(error.__traceback__)
-    outside = [frame for frame in last if "site-packages" not in frame.filename and "/costmodels/" not in frame.filename]
+    outside = [
+        frame for frame in last if "site-packages" not in frame.filename and "/costmodels/" not in frame.filename
+    ]
     where = f" (line {outside[-1].lineno} of {outside[-1].filename})" if outside else ""
     return f"{type(error).__name__}: {lines[0] if lines else ''}{where}"
 

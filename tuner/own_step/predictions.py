@@ -1,8 +1,9 @@
 """Candidates of a user's own step with their predictions, in the forms of the space and of the search.
 
-The planner's cost has no overlap and knows no kernels, so that it ranks plans and predicts no step. The search therefore
-takes its errors as wide ones (all assumed): in the time of compute and in that of the collectives of each axis, which
-all candidates share, and in each plan of a planner. What remains varies between meshes, as for other studies.
+The planner's cost has no overlap and knows no kernels, so that it ranks plans and predicts no step. The search
+therefore takes its errors as wide ones (all assumed): in the time of compute and in that of the collectives of each
+axis, which all candidates share, and in each plan of a planner. What remains varies between meshes, as for other
+studies.
 
 Letters: n candidates.
 """
@@ -33,14 +34,20 @@ SEARCHED = ("dp", "tp", "zero_stage")
 """Dimensions that a study may tighten."""
 
 DEFAULTS: dict[str, Value] = {
-    **{"recompute": "none", "offload": "none", "zero_stage": 0, "sequence_parallel": True, "expert_tp": 0},
-    **{"dp_shard": 0, "plan": "hand", "assignment": ""},
+    "recompute": "none",
+    "offload": "none",
+    "zero_stage": 0,
+    "sequence_parallel": True,
+    "expert_tp": 0,
+    "dp_shard": 0,
+    "plan": "hand",
+    "assignment": "",
 }
 """Values of the further dimensions where nothing else is said: plain data parallelism, sharded by hand."""
 
 COMPUTE_ERROR, DATA_ERROR, MODEL_ERROR = 0.3, 0.5, 0.5
-"""Standard deviations of the logarithms of true over predicted time: of compute, and of the collectives along `data` and
-of all others (assumed; `trials/simulated` takes 0.3 for the errors of operators)."""
+"""Standard deviations of the logarithms of true over predicted time: of compute, of collectives along `data`, and of all
+others (assumed; `trials/simulated` takes 0.3 for the errors of operators)."""
 
 
 def space_of(plans: OwnStepPlans, options: SpaceOptions, current: ParallelConfig | None) -> Space:
@@ -91,7 +98,9 @@ def space_of(plans: OwnStepPlans, options: SpaceOptions, current: ParallelConfig
 def _warnings(plans: OwnStepPlans, num_before_memory: int, num_kept: int) -> tuple[str, ...]:
     unknown = ", ".join(f"{name} ({count})" for name, count in plans.graph().unknown)
     notes = [f"no sharding rule is known for {unknown}: every device runs it whole"] if unknown else []
-    notes += ["nothing fits: no plan leaves enough of a device's memory free"] if num_before_memory and not num_kept else []
+    notes += (
+        ["nothing fits: no plan leaves enough of a device's memory free"] if num_before_memory and not num_kept else []
+    )
     return tuple(notes)
 
 
@@ -201,8 +210,9 @@ def posterior_before_trials(plans: OwnStepPlans, grid: ConfigGrid) -> Posterior:
 def flops_utilisation(plans: OwnStepPlans, step_time_s: float) -> float:
     """Return the FLOPs of the step's operators per second over the peak of all devices, at a step time."""
     cluster, graph = plans.cluster, plans.graph()
-    peaks = {precision: sum(device.peak_flop_per_s(precision) for device in cluster.devices) / len(cluster.devices)
-             for precision in {op.precision for op in graph.ops if op.precision}}
+    peaks = {
+        precision: sum(device.peak_flop_per_s(precision) for device in cluster.devices) / len(cluster.devices)
+        for precision in {op.precision for op in graph.ops if op.precision}
+    }
     busy_s = sum(op.times * op.flop / peaks[op.precision] for op in graph.ops if op.precision)
     return float(busy_s / cluster.num_devices / step_time_s)
-

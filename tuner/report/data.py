@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from costmodels.job.parallel_config import ParallelConfig
-from costmodels.step.step_time import model_flops_utilisation
 from trials.backend import Origin
-from tuner.answers.candidates import Candidates, candidates_of, ranking
+from tuner.answers.candidates import Candidates, candidates_of, ranking, speed_of
 from tuner.answers.planned_candidates import plans_in
 from tuner.answers.reference import Reference, reference_of
+from tuner.own_step import predictions as own
 from tuner.run.studies import is_running, stored_study
 from tuner.search.failures import FailureConclusion, failure_conclusions
 from tuner.search.population import Moment, read_moments
@@ -56,9 +54,11 @@ class ReportData:
         """Reason of each active rule for removing configurations, and of the memory limit."""
         config = self.config
         free = f"{config.options.memory_headroom:.0%}"
-        return rule_reasons(config.setting, config.options) | {
-            "memory": f"the predicted peak must leave {free} of the device's memory free"
-        }
+        if config.own_step is not None:
+            rules = own.rule_reasons(config.options)
+        else:
+            rules = rule_reasons(config.setting, config.options)
+        return rules | {"memory": f"the predicted peak must leave {free} of the device's memory free"}
 
     @property
     def dimensions(self) -> tuple[str, ...]:
@@ -113,8 +113,7 @@ class ReportData:
 
     def mfu(self, step_time_s: float) -> float:
         """Compute the model FLOPs utilisation at a step time."""
-        setting = self.config.setting
-        return float(model_flops_utilisation(setting.job, setting.cluster, np.array([step_time_s]))[0])
+        return speed_of(self.config, step_time_s)["mfu"]
 
     @property
     def prior_choice(self) -> ParallelConfig | None:

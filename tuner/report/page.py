@@ -18,6 +18,7 @@ from tuner.report.sections.caveats import warnings_section
 from tuner.report.sections.failures import conclusions_section
 from tuner.report.sections.flags import flags_section
 from tuner.report.sections.memory import memory_section
+from tuner.report.sections.own_step import own_step_section
 from tuner.report.sections.pipeline import pipeline_section
 from tuner.report.sections.plan import plan_section
 from tuner.report.sections.population import population_section
@@ -54,6 +55,21 @@ APPENDIX: tuple[Section, ...] = (
 """Sections on how the search went, which stand at the end."""
 
 
+OWN_SECTIONS: tuple[Section, ...] = (
+    summary_section,
+    own_step_section,
+    warnings_section,
+    progress_section,
+    trials_section,
+    conclusions_section,
+    time_section,
+)
+"""Sections of the page of a step of the user's own, which has no framework and no layers of a known shape."""
+
+OWN_APPENDIX: tuple[Section, ...] = (population_section, pruning_section)
+"""Sections at the end of that page."""
+
+
 def write_report(config: StudyConfig, out: Path) -> Path:
     """Write the report of a study and return its path.
 
@@ -66,7 +82,8 @@ def write_report(config: StudyConfig, out: Path) -> Path:
 
 def render_report(data: ReportData) -> str:
     """Render the whole page; equal data give equal text."""
-    sections, appendix = ([Html(section(data)) for section in group] for group in (SECTIONS, APPENDIX))
+    groups = (SECTIONS, APPENDIX) if data.config.own_step is None else (OWN_SECTIONS, OWN_APPENDIX)
+    sections, appendix = ([Html(section(data)) for section in group] for group in groups)
     end = tag("h2", "Appendix: how the search went", class_="part")
     scripts = tag("script", DRAW_SCRIPT), tag("script", COPY_SCRIPT)
     body = tag("body", _header(data), tag("main", *sections, end, *appendix), _footer(data), *scripts)
@@ -105,14 +122,18 @@ def _digest(script: str) -> str:
 
 def _header(data: ReportData) -> Html:
     setting = data.config.setting
-    job, cluster = setting.job, setting.cluster
+    cluster = setting.cluster
     devices = ", ".join(
         f"{group.num_devices:,} {group.device.name} in {plural(group.hosts, 'host')}" for group in cluster.groups
     )
-    words = (
-        f"{job.model.name}, {job.sequence_length:,} tokens per sequence, {job.global_batch_size:,} sequences per step, "
-        f"{job.precision}, on {devices}, {setting.runtime.name}"
-    )
+    if data.config.own_step is not None:
+        words = f"{data.config.own_step.factory}, a training step of your own, on {devices}"
+    else:
+        job = setting.job
+        words = (
+            f"{job.model.name}, {job.sequence_length:,} tokens per sequence, "
+            f"{job.global_batch_size:,} sequences per step, {job.precision}, on {devices}, {setting.runtime.name}"
+        )
     without = (
         "Most figures are drawn by scripts, which are blocked here; all texts and tables are complete without them."
     )

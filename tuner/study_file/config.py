@@ -305,7 +305,11 @@ def _check_written(trial: AbstractTrialKeys, storage: str, paths: StudyPaths) ->
 
 def _files_read(keys: StudyKeys, trace: Path | None, base_dir: Path) -> Iterator[tuple[str, Path]]:
     """Yield the key and path of each file that a study may read; the name of a catalog entry is no existing path."""
-    named = [("model", keys.model if isinstance(keys.model, str) else None), ("runtime", keys.runtime), ("cluster.file", keys.cluster.get("file"))]
+    named = [
+        ("model", keys.model if isinstance(keys.model, str) else None),
+        ("runtime", keys.runtime),
+        ("cluster.file", keys.cluster.get("file")),
+    ]
     named += keys.trial.files_read()
     for number, entry in enumerate(keys.history):
         if not is_database(entry):

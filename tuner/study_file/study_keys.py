@@ -224,9 +224,9 @@ class OwnModelKeys(DocumentedModel):
     """`model:` of a study of a training step of your own."""
 
     jax: Annotated[str, Field(min_length=3)]
-    """Factory as `module:factory`, which is imported from the study file's folder or from the working directory. It takes
-    no arguments, and returns a function, its abstract arguments, and the names of the arguments whose memory the outputs
-    reuse.
+    """Factory as `module:factory`, which is imported from the study file's folder or from the working directory. It
+    takes no arguments, and returns a function, its abstract arguments, and the names of the arguments whose memory the
+    outputs reuse.
     """
 
 

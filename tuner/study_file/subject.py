@@ -137,4 +137,3 @@ def _check_keys(keys: StudyKeys, model: OwnModelKeys) -> None:
         )
     if keys.trial.proxy is not None:
         raise ConfigError("has no smaller form of a step of your own", key="trial.proxy", nearest="leave proxy out")
-

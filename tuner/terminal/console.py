@@ -73,10 +73,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]) -> None:
     """Print why a run stopped, its best configuration, and the flags for that configuration's framework."""
-    from tuner.answers.candidates import notes_on_plan
-    from tuner.export import exporter_for
     from tuner.storage.record import completed_times_s, repeated_trials
-    from tuner.terminal.own_step_words import print_answer
 
     if not payload["candidates"]:
         say(NOTHING_WORKS)
@@ -130,7 +127,15 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
         needed = 1 + [record.number for record in result.records].index(result.best.number)
         slower = f"{behind:.1%} slower than the fastest of {among} ({fastest_s:.4g} s)"
         say(f"  {slower if behind > 0 else f'the fastest of {among}'}, found with {needed} trials")
-    chosen = config.config_of(result.best.params)
+    _print_use(config, config.config_of(result.best.params))
+
+
+def _print_use(config: StudyConfig, chosen: ParallelConfig) -> None:
+    """Print how to train with a configuration: flags for the framework, or shardings of the user's own step."""
+    from tuner.answers.candidates import notes_on_plan
+    from tuner.export import exporter_for
+    from tuner.terminal.own_step_words import print_answer
+
     if config.own_step is not None:
         print_answer(config, config.own_step, chosen)
         return
@@ -309,7 +314,7 @@ def speed_in_words(prediction: Mapping[str, Any]) -> str:
 
 
 def throughput_in_words(tokens_per_s: float | None) -> str:
-    """Describe the throughput of a device after a step time; empty for a step of the user's own, which has no tokens."""
+    """Describe a device's throughput after a step time; empty for a step of the user's own, which has no tokens."""
     return "" if tokens_per_s is None else f", {tokens_per_s:,.0f} tokens/s per device"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -34,6 +33,7 @@ def print_own_space(config: StudyConfig, found: Space) -> None:
 
 def print_answer(config: StudyConfig, plans: OwnStepPlans, chosen: ParallelConfig) -> None:
     """Print the mesh of a candidate, its PartitionSpecs, and the lines of Python that use them."""
+    from tuner.answers.own_step_export import module_name
     from tuner.own_step.jax_program import answer_of, grouped_lines, usage_lines
 
     answer = answer_of(plans, chosen)
@@ -42,15 +42,10 @@ def print_answer(config: StudyConfig, plans: OwnStepPlans, chosen: ParallelConfi
         typer.echo(f"{title}:")
         for line in grouped_lines(leaves, most=MOST_LINES):
             typer.echo(f"  {line}")
-    module = file_name(config)
-    typer.echo(f"`meshtune export {config.file} --to jax --out {module}.py` writes a module with these and "
-               f"{answer.num_constraints} layouts inside the function:")
+    module = module_name(config)
+    typer.echo(
+        f"`meshtune export {config.file} --to jax --out {module}.py` writes a module with these and "
+        f"{answer.num_constraints} layouts inside the function:"
+    )
     for line in usage_lines(plans, module):
         typer.echo(f"  {line}")
-
-
-def file_name(config: StudyConfig, out: Path | None = None) -> str:
-    """Return the name of the exported module: that of its file, or one made of the study's name."""
-    stem = out.stem if out is not None else f"{config.name}_sharded"
-    name = "".join(char if char.isalnum() else "_" for char in stem)
-    return name if name.isidentifier() else f"study_{name}"

@@ -72,6 +72,7 @@ class DeviceShare:
 def _part_of(argument: Any, device: Any, *, is_copied: bool) -> Array:
     """Return the first part of an argument that this process has, or a number on the device."""
     if not isinstance(argument, Array):
-        return jax.device_put(argument, device)
+        number: Array = jax.device_put(argument, device)
+        return number
     part: Array = argument.addressable_data(0)
     return jnp.array(part, copy=True) if is_copied else part

@@ -32,7 +32,8 @@ def make_value(argument: Argument, leaf: Any, seed: int, sharding: NamedSharding
     """
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         whole = leaf if isinstance(leaf, Array) else jax.random.split(jax.random.key(seed), leaf.shape)
-        return jax.device_put(whole, sharding)
+        keys: Array = jax.device_put(whole, sharding)
+        return keys
     values = _values(argument, leaf, seed)
     return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 from costmodels.job.parallel_config import DEGREES
 from trials.backend import CLOCK_WORDS
-from tuner.answers.candidates import tokens_per_s_per_device
+from tuner.answers.candidates import throughput_of
 from tuner.answers.device_time import device_time_of, duration, hours, payback_of
 from tuner.report.data import ReportData
 from tuner.report.markup import Content, Html, concatenate, section, tag
@@ -57,14 +57,10 @@ def _headline(data: ReportData) -> Html:
 
 
 def _figures(data: ReportData) -> Html:
-    setting, best_s, records = data.config.setting, data.best_step_time_s, data.records
+    best_s, records = data.best_step_time_s, data.records
     cards = [
         _card("step time", seconds(best_s), _source_words(data)),
-        _card(
-            "throughput",
-            f"{tokens_per_s_per_device(setting, best_s):,.0f}" if best_s else MISSING,
-            "tokens/s per device",
-        ),
+        _throughput_card(data),
         _card(
             "MFU", percent(data.mfu(best_s)) if best_s else MISSING, "of the devices' peak, counting model FLOPs only"
         ),
@@ -83,6 +79,14 @@ def _figures(data: ReportData) -> Html:
 
 def _card(name: str, figure: str, note: str) -> Html:
     return tag("div", tag("h3", name), tag("p", figure, class_="figure"), tag("p", note, class_="note"), class_="card")
+
+
+def _throughput_card(data: ReportData) -> Html | None:
+    """Render the throughput; None for a step of the user's own, which has no tokens."""
+    if data.config.own_step is not None:
+        return None
+    tokens_per_s = throughput_of(data.config, data.best_step_time_s) if data.best_step_time_s else None
+    return _card("throughput", MISSING if tokens_per_s is None else f"{tokens_per_s:,.0f}", "tokens/s per device")
 
 
 def _source_words(data: ReportData) -> str:

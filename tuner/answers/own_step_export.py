@@ -1,0 +1,38 @@
+"""Export of a study of a user's own step: a Python module that shards the step as a candidate does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from costmodels.job.parallel_config import ParallelConfig
+from tuner.answers.best import best_configuration
+from tuner.study_file.config import StudyConfig
+
+OWN_TARGET = "jax"
+"""Name of the target of such an export."""
+
+
+def export_own_step(config: StudyConfig, chosen: ParallelConfig, out: Path | None) -> str:
+    """Return the text of the module of a candidate.
+
+    Args:
+        config: Study of a user's own step.
+        chosen: Candidate.
+        out: File that the module is written to; None for a module named after the study.
+    """
+    from tuner.own_step.jax_program import program_text  # noqa: PLC0415 # JAX may be missing
+
+    assert config.own_step is not None, "the caller checked"
+    best = best_configuration(config)
+    seconds = config.own_step.step_time_s(chosen)
+    known = f"{sum(seconds):.3g} s per step, predicted"
+    if best is not None and best.config == chosen:
+        known = f"{best.step_time_s:.3g} s per step, {best.known_in_words}"
+    return program_text(config.own_step, chosen, known=known, file=module_name(config, out))
+
+
+def module_name(config: StudyConfig, out: Path | None = None) -> str:
+    """Return the name of the exported module: that of its file, or one made of the study's name."""
+    stem = out.stem if out is not None else f"{config.name}_sharded"
+    name = "".join(char if char.isalnum() else "_" for char in stem)
+    return name if name.isidentifier() else f"study_{name}"
