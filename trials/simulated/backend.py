@@ -168,7 +168,7 @@ class SimulatedBackend(AbstractBackend):
             return Observation(status=Status.CRASHED, reason=refusal, origin="synthetic")
         # even work adds nothing to the seed, so that worlds keep the noise that they had before work could be uneven
         dimensions = FURTHER_DIMENSIONS if config.assignment else ENUMERATED_DIMENSIONS
-        rng = np.random.default_rng([self.seed, _code(repr(config.values(DEGREES + dimensions)))])
+        rng = np.random.default_rng([self.seed, code_of(repr(config.values(DEGREES + dimensions)))])
         steps = self.hidden_step(grid).step_time_s[0] * np.exp(self.noise * rng.standard_normal(self.num_steps))
         for step_time_s in steps.tolist():
             time.sleep(self.seconds_per_trial / self.num_steps)
@@ -245,7 +245,7 @@ class SimulatedBackend(AbstractBackend):
     def hidden_memory(self, grid: ConfigGrid) -> MemoryEstimate:
         """Compute the world's own memory [n], for judging a tuner that never sees it."""
         believed = estimate_memory(self.setting, grid)
-        error = np.exp(_smooth(_log2(grid.matrix(DEGREES)), MEMORY_ERROR, (self.seed, _code("memory"))))
+        error = np.exp(smooth(_log2(grid.matrix(DEGREES)), MEMORY_ERROR, (self.seed, code_of("memory"))))
         return MemoryEstimate(
             peak_bytes=believed.peak_bytes * error,
             parts_bytes={part: values * error for part, values in believed.parts_bytes.items()},
@@ -264,7 +264,7 @@ class SimulatedBackend(AbstractBackend):
         return np.asarray(seconds * np.exp(error.reshape(seconds.shape)))
 
     def _error(self, label: str, features: FloatArray) -> FloatArray:
-        return _smooth(features, self.operator_error, (self.seed, _code(label)))
+        return smooth(features, self.operator_error, (self.seed, code_of(label)))
 
     def _operator_samples(self, grid: ConfigGrid, rng: np.random.Generator) -> tuple[OperatorSample, ...]:
         """Return the samples that a profiler would show of one configuration, on the cluster's first kind of device."""
@@ -307,7 +307,7 @@ class SimulatedBackend(AbstractBackend):
         ]
 
 
-def _smooth(features: FloatArray, amplitude: float, seed: tuple[int, int]) -> FloatArray:
+def smooth(features: FloatArray, amplitude: float, seed: tuple[int, int]) -> FloatArray:
     """Evaluate a random smooth function at `features` [n, d]; it has mean 0 and standard deviation `amplitude`."""
     # f(x) = sqrt(2/W) sum_w cos(x . omega_w + b_w), Rahimi and Recht 2007, algorithm 1, with W = NUM_WAVES
     rng = np.random.default_rng(seed)
@@ -320,6 +320,6 @@ def _log2(sizes: np.ndarray) -> FloatArray:
     return np.log2(np.maximum(sizes.astype(np.float64), 1.0))
 
 
-def _code(label: str) -> int:
+def code_of(label: str) -> int:
     """Return a number that is equal in every process, unlike `hash`."""
     return zlib.crc32(label.encode())

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from hardware.io.errors import ConfigError
 from trials.simulated.backend import Fidelity, SimulatedBackend
+from trials.simulated.own_step import OwnSimulatedBackend
 from trials.time_limit import TimeLimit
 from trials.trial_keys import AbstractTrialKeys, ProxyKeys, StudyParts
 
 
 class SimulatedKeys(AbstractTrialKeys):
     """`trial:` with `backend: simulated`."""
+
+    RUNS_OWN_STEPS: ClassVar[bool] = True
 
     backend: Literal["simulated"]
     """A simulated world takes the place of trials; it differs from the tuner's cost model on purpose."""
@@ -45,7 +49,21 @@ class SimulatedKeys(AbstractTrialKeys):
     proxy: ProxyKeys | None = None
     """Smaller jobs that run in place of candidates before any runs at full size; see below."""
 
-    def build(self, study: StudyParts) -> SimulatedBackend:
-        """Build the simulated world of these keys."""
+    def build(self, study: StudyParts) -> SimulatedBackend | OwnSimulatedBackend:
+        """Build the simulated world of these keys.
+
+        Raises:
+            ConfigError: The event simulator is asked for a step of the user's own.
+        """
+        if study.own_step is not None:
+            if self.fidelity != "step_time":
+                raise ConfigError(
+                    "cannot run a step of your own",
+                    key="trial.fidelity",
+                    value=self.fidelity,
+                    nearest="fidelity: step_time, or backend: jax, which runs it for real",
+                )
+            errors = self.model_dump(exclude={"backend", "time_limit", "proxy", "fidelity"})
+            return OwnSimulatedBackend(steps=study.own_step, cluster=study.setting.cluster, **errors)
         setting, world = study.setting, self.model_dump(exclude={"backend", "time_limit", "proxy"})
         return SimulatedBackend(job=setting.job, cluster=setting.cluster, runtime=setting.runtime, **world)

@@ -55,6 +55,13 @@ def init(
         _File, Option(metavar="FILE", help="A model's config.json; the study then has no current configuration.")
     ] = None,
     from_json: Annotated[_File, Option(metavar="FILE", help="File written by `meshtune export --to json`.")] = None,
+    from_jax: Annotated[
+        str | None,
+        Option(
+            metavar="MODULE:FACTORY",
+            help="Training step of your own in JAX, which the factory returns; it is imported.",
+        ),
+    ] = None,
     from_log: Annotated[
         _File,
         Option(
@@ -113,9 +120,14 @@ def init(
         "json": from_json,
         "log": from_log,
     }
+    if from_jax is not None:
+        beside = {name: file for name, file in files.items() if file is not None}
+        beside |= {"model": model, "runtime": runtime, "config": config, "ignore-flags": ignore_flags}
+        _init_own_step(from_jax, cluster, {**beside, **answers}, out, force=force, as_json=as_json)
+        return
     chosen = [(framework, file) for framework, file in files.items() if file is not None and framework != "log"]
     if len(chosen) + capture > 1 or not (chosen or capture or from_log) or (capture and from_log):
-        options = ", ".join(f"--from-{framework}" for framework in files)
+        options = ", ".join(f"--from-{framework}" for framework in (*files, "jax"))
         raise ConfigError(f"needs exactly one of {options}, --capture", key="init")
     if out.suffix not in (".yaml", ".yml"):
         raise ConfigError("must end in .yaml", key="--out", value=str(out))
@@ -170,6 +182,63 @@ def init(
         print_json(payload)
         return
     _print_result(made, written, out)
+
+
+def _init_own_step(
+    factory: str, cluster: str | None, others: Mapping[str, object], out: Path, *, force: bool, as_json: bool
+) -> None:
+    """Write a study of a training step of the user's own, after checking that `load_study` can read it.
+
+    Args:
+        factory: Factory as `module:factory`.
+        cluster: Cluster in the catalog.
+        others: All other options by name, of which only the numbers of hosts and of their devices say something here.
+        out: Study file to write.
+        force: Whether to replace an existing file.
+        as_json: Whether to print JSON.
+    """
+    from tuner.cli.options import whole_number
+    from tuner.study_file.config import load_study
+    from tuner.study_file.own_study_text import own_study_text
+
+    if cluster is None:
+        raise ConfigError("is missing", key="--cluster", nearest="for example --cluster cpu-host --devices-per-host 4")
+    counts = {
+        key: None if others.get(key) is None else whole_number(f"--{key.replace('_', '-')}", str(others[key]), 1)
+        for key in ("hosts", "devices_per_host")
+    }
+    for name, value in others.items():
+        if value is not None and name not in counts:
+            raise ConfigError(
+                "cannot be combined with --from-jax, whose factory says all about the step",
+                key=f"--{name.replace('_', '-')}",
+                value=str(value),
+                nearest="leave it out",
+            )
+    if out.suffix not in (".yaml", ".yml"):
+        raise ConfigError("must end in .yaml", key="--out", value=str(out))
+    _check_free(out, force=force)
+    text = own_study_text(factory, cluster=cluster, **counts)
+    with tempfile.TemporaryDirectory() as folder:
+        trial = Path(folder) / "study.yaml"
+        trial.write_text(text, encoding="utf-8")
+        try:
+            plans = load_study(trial).own_step
+        except ConfigError as error:
+            key = "--from-jax" if error.key == "model.jax" else error.key
+            raise ConfigError(error.rule, key=key, value=error.value, nearest=error.nearest) from None
+    assert plans is not None, "the text names such a step"
+    write_file(out, text)
+    if as_json:
+        print_json({"written": str(out), "devices": plans.cluster.num_devices, "operators": len(plans.graph().ops)})
+        return
+    study = printable(str(out))
+    typer.echo(f"wrote {study}")
+    typer.echo(f"{factory}: {len(plans.graph().ops):,} operators, on {plans.cluster.num_devices:,} devices")
+    typer.echo("Next:")
+    typer.echo(f"  meshtune rank {study}    # meshes and plans by their predicted step times")
+    typer.echo(f"  meshtune run {study}     # time them")
+    typer.echo(f"  meshtune export {study} --to jax --out sharded.py    # the best one as a module")
 
 
 def _command_so_far(

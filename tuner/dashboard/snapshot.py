@@ -98,7 +98,7 @@ def snapshot_of(config: StudyConfig, study: Study, attributes: Mapping[str, Any]
 
 def step_errors(config: StudyConfig, candidates: Sequence[Mapping[str, Value]]) -> dict[Key, float]:
     """Compute one standard deviation of the logarithm of each candidate's predicted step time."""
-    if not candidates:
+    if not candidates or config.own_step is not None:  # the errors of planners' costs are not known
         return {}
     setting = config.setting
     grid = ConfigGrid.from_configs([config.config_of(each) for each in candidates], config.options.opened)

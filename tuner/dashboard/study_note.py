@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from trials.backend import Status
-from tuner.answers.candidates import tokens_per_s_per_device
+from tuner.answers.candidates import throughput_of
 from tuner.dashboard.markdown import code, paragraphs, plain, table
 from tuner.dashboard.snapshot import Snapshot
 from tuner.report.words import after_trials, in_short, percent, plural, seconds
@@ -89,8 +89,8 @@ def _figures(seen: Snapshot) -> list[tuple[str, str]]:
         words = f"{seen.p_star:.2f} that no untried configuration is faster; the search stops above {limit:g}"
         figures.append(("confidence", words))
     if seen.best_step_s is not None:
-        tokens = tokens_per_s_per_device(seen.config.setting, seen.best_step_s)
-        figures.append(("throughput", f"{tokens:,.0f} tokens/s per device"))
+        tokens = throughput_of(seen.config, seen.best_step_s)
+        figures += [] if tokens is None else [("throughput", f"{tokens:,.0f} tokens/s per device")]
     if seen.history:
         figures.append(("history", plain(seen.history)))
     return figures

@@ -8,6 +8,7 @@ from typing import Any
 
 from costmodels.surrogates.uncertainty import likely_range
 from trials.backend import Status
+from tuner.answers.candidates import throughput_of
 from tuner.answers.reference import Reference
 from tuner.dashboard.markdown import block, code, paragraphs, plain, table
 from tuner.dashboard.study_note import STATUS_WORDS
@@ -123,16 +124,15 @@ def _figures(config: StudyConfig, record: TrialRecord, step_error: float | None)
         known = f" ({seconds(low_s)} to {seconds(high_s)})"
     error = relative_error(record)
     off = "" if error is None else f", {percent(error, signed=True)} off"
-    tokens = config.setting.job.tokens_per_step / config.setting.cluster.num_devices
+    throughputs = [
+        MISSING if told_s is None or (found := throughput_of(config, told_s)) is None else f"{found:,.0f}"
+        for told_s in (step_s, measured_s)
+    ]
     return table(
         ["", "predicted", "measured"],
         [
             ["step", seconds(step_s) + known + off, seconds(measured_s)],
-            [
-                "tokens/s per device",
-                f"{tokens / step_s:,.0f}",
-                MISSING if measured_s is None else f"{tokens / measured_s:,.0f}",
-            ],
+            *([["tokens/s per device", *throughputs]] if config.own_step is None else []),
             [
                 "memory of the fullest device",
                 f"{gibibytes(predicted['peak_memory_bytes'])} of {gibibytes(predicted['memory_capacity_bytes'])}",

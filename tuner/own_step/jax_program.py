@@ -25,7 +25,7 @@ PROGRAM = Template('''"""Sharding of $factory over the mesh $axes, as Meshtune f
 
     from $file import sharded_step
     step, shardings = sharded_step()
-    $given$comma = jax.device_put($tuple, shardings)  # then call step($given)
+    $names = jax.device_put($tuple, shardings)  # then call step($given)
 
 Run as a program, it takes one step with made-up values. On processors, it needs at least
 XLA_FLAGS=--xla_force_host_platform_device_count=$count in the environment.
@@ -197,7 +197,7 @@ def usage_lines(plans: OwnStepPlans, file: str) -> tuple[str, str, str]:
     return (
         f"from {file} import sharded_step",
         "step, shardings = sharded_step()",
-        f"{given}{',' if len(names) == 1 else ''} = jax.device_put({_tuple_of(names)}, shardings)  # then call step({given})",
+        f"{_tuple_of(names)[1:-1]} = jax.device_put({_tuple_of(names)}, shardings)  # then call step({given})",
     )
 
 
@@ -220,7 +220,7 @@ def program_text(plans: OwnStepPlans, chosen: ParallelConfig, *, known: str, fil
         known=known,
         file=file,
         given=", ".join(names),
-        comma="," if len(names) == 1 else "",
+        names=_tuple_of(names)[1:-1],
         tuple=_tuple_of(names),
         count=answer.num_devices,
         module=module,

@@ -46,8 +46,8 @@ DEFAULTS: dict[str, Value] = {
 """Values of the further dimensions where nothing else is said: plain data parallelism, sharded by hand."""
 
 COMPUTE_ERROR, DATA_ERROR, MODEL_ERROR = 0.3, 0.5, 0.5
-"""Standard deviations of the logarithms of true over predicted time: of compute, of collectives along `data`, and of all
-others (assumed; `trials/simulated` takes 0.3 for the errors of operators)."""
+"""Standard deviations of the logarithms of true over predicted time: of compute, of collectives along `data`, and of
+all others (assumed; `trials/simulated` takes 0.3 for the errors of operators)."""
 
 
 def space_of(plans: OwnStepPlans, options: SpaceOptions, current: ParallelConfig | None) -> Space:

@@ -1,0 +1,52 @@
+"""Text of a new study of a user's own training step, as `meshtune init --from-jax` writes it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+from hardware.cluster import cluster_from_mapping
+from hardware.io.errors import ConfigError
+from trials.rank_backend import is_cpu_cluster
+
+
+def own_study_text(factory: str, *, cluster: str, hosts: int | None, devices_per_host: int | None) -> str:
+    """Return the text of a study file.
+
+    Args:
+        factory: Factory of the step, as `module:factory`.
+        cluster: Name of a cluster in the catalog.
+        hosts: Number of hosts; None for one.
+        devices_per_host: Number of devices of each host that are used; None for all.
+
+    Raises:
+        ConfigError: The cluster does not exist, or its hosts have fewer devices.
+    """
+    keys: dict[str, str | int] = {"name": cluster, "hosts": hosts or 1}
+    keys |= {} if devices_per_host is None else {"devices_per_host": devices_per_host}
+    try:
+        found = cluster_from_mapping(keys, Path())
+    except ConfigError as error:
+        raise error.under("--cluster" if error.key == "name" else "cluster") from None
+    trains = is_cpu_cluster(found)
+    trial = "{backend: jax}  # real steps on this machine's processors" if trains else "{backend: simulated}"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", factory).strip("-._")[:100] or "own-step"
+    return "\n".join(
+        (
+            f"# Written by `meshtune init` for the training step that {_flow(factory)} returns.",
+            f"name: {_flow(name)}",
+            f"model: {{jax: {_flow(factory)}}}  # imported from this file's folder or from the working directory",
+            f"cluster: {{{', '.join(f'{key}: {_flow(value)}' for key, value in keys.items())}}}",
+            "# space: {tp: [1, 2]}  # searches these sizes of the axis model alone; dp is data",
+            "search: {max_trials: 40, seed: 0}",
+            f"trial: {trial}",
+            "",
+        )
+    )
+
+
+def _flow(value: str | int) -> str:
+    """Return a value as YAML writes it within braces."""
+    return yaml.safe_dump([value], default_flow_style=True, width=1000).strip()[1:-1]
