@@ -27,6 +27,7 @@ from costmodels.step.changed_layers import shape_keys
 from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.io.errors import ConfigError
+from tuner.answers.own_step_plans import restore_plans
 from tuner.planners.engine.workers import AbstractBound, ProcessWorkers
 from tuner.plans.layer_planning import AUTO_SHAPES, LayerPlanning, shape_text
 from tuner.plans.layer_plans import LayerTask, freeze, layer_tasks, plan_layer, summary_of
@@ -113,6 +114,8 @@ def plan_layers(config: StudyConfig, chosen: ParallelConfig | None = None) -> St
     Raises:
         ConfigError: The planner's pins cannot hold.
     """
+    if config.own_step is not None:
+        return restore_plans(config)
     if config.planning.name == "megatron" or config.layer_plans:
         return config
     return plan_study(config, grid_to_plan(config, chosen), stored=stored_plans(config))
@@ -126,7 +129,7 @@ def predicted_plans(config: StudyConfig, chosen: ParallelConfig | None = None) -
     Raises:
         ConfigError: The planner's pins cannot hold.
     """
-    if config.planning.is_auto and (chosen is None or chosen.plan == HAND):
+    if config.own_step is None and config.planning.is_auto and (chosen is None or chosen.plan == HAND):
         return known_plans(config)
     return plan_layers(config, chosen)
 
@@ -143,6 +146,8 @@ def known_plans(config: StudyConfig) -> StudyConfig:
 
 def plans_in(config: StudyConfig, study: Study) -> StudyConfig:
     """Return the study with the plans that its stored counterpart holds, which the caller has opened."""
+    if config.own_step is not None:
+        return restore_plans(config, study)
     return config if config.planning.name == "megatron" else _with_stored(config, _plans_of(config, study))
 
 

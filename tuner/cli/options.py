@@ -125,6 +125,10 @@ def with_plans(config: StudyConfig, chosen: ParallelConfig | None = None, *, run
     Raises:
         ConfigError: The planner's pins cannot be satisfied.
     """
+    if config.own_step is not None:
+        from tuner.answers.own_step_plans import restore_plans
+
+        return restore_plans(config)
     if config.planning.name == "megatron":
         return config
     from tuner.answers.planned_candidates import (

@@ -60,6 +60,8 @@ def space(
 
     config = load(study, overrides)
     chosen = None if why is None else parse_config(why, config.config_defaults, option="--why")
+    if config.own_step is not None:
+        config = with_plans(config)
     found = config.space()
     if chosen is None:
         warn(found.warnings)

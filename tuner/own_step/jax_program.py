@@ -122,6 +122,7 @@ class OwnAnswer:
         arguments: Specs of the leaves of all arguments.
         outputs: Specs of the leaves of the returned value.
         served: For each axis, the number of the factor that it serves at each operator, or -1.
+        kept: Paths of the outputs that replace an argument in the next step, which lie as the argument does.
         donated: Numbers of the arguments whose memory the outputs take over.
         num_constraints: Number of changes of layout inside the function.
     """
@@ -130,6 +131,7 @@ class OwnAnswer:
     arguments: tuple[LeafSpec, ...]
     outputs: tuple[LeafSpec, ...]
     served: tuple[tuple[int, ...], ...]
+    kept: tuple[str, ...]
     donated: tuple[int, ...]
     num_constraints: int
 
@@ -164,6 +166,7 @@ def answer_of(plans: OwnStepPlans, chosen: ParallelConfig) -> OwnAnswer:
         arguments=_leaves([each.name for each in program.arguments], program.jaxpr.in_avals, in_specs),
         outputs=_leaves(program.outputs, program.jaxpr.out_avals, out_specs),
         served=tuple(map(tuple, plan.served.T.tolist())),
+        kept=tuple(program.outputs[each.kept_by] for each in program.arguments if each.kept_by is not None),
         donated=program.donated,
         num_constraints=len(jax_specs(plan).constraints),
     )

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -166,17 +167,63 @@ class OwnStepPlans:
         told = [(op.name, op.primitive, [graph.tensors[one].shape for one in op.results]) for op in graph.ops]
         return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
+    def as_json(self) -> dict[str, Any]:
+        """Return all plans that are made, for `restore`."""
+        return {
+            str(tp): {
+                "rule": mesh.rule,
+                "reason": mesh.reason,
+                "candidates": [
+                    {
+                        "zero_stage": each.config.zero_stage,
+                        "plan": each.config.plan,
+                        "served": each.plan.served.T.tolist(),
+                    }
+                    for each in mesh.candidates
+                ],
+            }
+            for tp, mesh in self._meshes.items()
+        }
+
+    def restore(self, stored: Mapping[str, Any]) -> None:
+        """Take the plans that `as_json` returned for the same program, in place of planning again.
+
+        So what trials ran is what is handed out, also by a version of Meshtune that would plan otherwise. A mesh whose
+        plans do not fit the program's graph is planned again.
+        """
+        from costmodels.sharding.plan import Plan, violations  # noqa: PLC0415 # see the imports above
+
+        graph = self.graph()
+        for name, kept in stored.items():
+            if not name.isdigit() or int(name) not in self.degrees or int(name) in self._meshes:
+                continue
+            mesh = self._mesh(int(name))
+            tables = [np.array(each["served"], dtype=np.int64).T for each in kept["candidates"]]
+            if any(table.shape != (len(graph.ops), 2) for table in tables):
+                continue
+            plans = [Plan(graph=graph, mesh=mesh, served=table) for table in tables]
+            if any(violations(plan) for plan in plans):
+                continue
+            dp, tp = mesh.sizes
+            found = [
+                _candidate(plan, ParallelConfig(dp=dp, tp=tp, zero_stage=each["zero_stage"], plan=each["plan"]))
+                for plan, each in zip(plans, kept["candidates"], strict=True)
+            ]
+            self._meshes[tp] = OwnMesh(candidates=tuple(found), rule=kept["rule"], reason=kept["reason"])
+
+    def _mesh(self, tp: int) -> DeviceMesh:
+        from costmodels.sharding.device_mesh import DeviceMesh  # noqa: PLC0415 # see the imports above
+
+        return DeviceMesh(names=(DATA, MODEL), sizes=(self.cluster.num_devices // tp, tp), cluster=self.cluster)
+
     def _known(self, config: ParallelConfig) -> OwnCandidate:
         found = self.find(config)
         assert found is not None, f"{config} is no candidate of {self.factory}"
         return found
 
     def _plan_mesh(self, tp: int) -> OwnMesh:
-        from costmodels.sharding.device_mesh import DeviceMesh  # noqa: PLC0415 # see the imports above
-
-        dp = self.cluster.num_devices // tp
-        mesh = DeviceMesh(names=(DATA, MODEL), sizes=(dp, tp), cluster=self.cluster)
-        graph = self.graph()
+        mesh, graph = self._mesh(tp), self.graph()
+        dp = mesh.sizes[0]
         by_hand = self._by_hand(graph, mesh)
         if not by_hand:
             rule, reason = _why_left_out(graph, mesh)

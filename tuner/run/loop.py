@@ -48,7 +48,7 @@ from tuner.search.sampler import ThompsonSampler
 from tuner.search.stopping import Budgets, StopReason
 from tuner.storage.history import Past, keep_run, make_tables, past_of
 from tuner.storage.opening import open_store, storage_errors
-from tuner.storage.record import HISTORY, LAYER_PLANS, PREDICTION, SPENT_S, STOP_REASON, TrialRecord
+from tuner.storage.record import HISTORY, LAYER_PLANS, OWN_PLANS, PREDICTION, SPENT_S, STOP_REASON, TrialRecord
 from tuner.storage.store import AbstractStore
 from tuner.study_file.config import StudyConfig
 
@@ -209,6 +209,8 @@ def run_study(
         keep_baseline(study, reference_among(config, candidates))
         if config.layer_plans.keys() > study.user_attrs.get(LAYER_PLANS, {"plans": {}})["plans"].keys():
             study.set_user_attr(LAYER_PLANS, as_stored(config))
+        if config.own_step is not None and OWN_PLANS not in study.user_attrs:
+            study.set_user_attr(OWN_PLANS, config.own_step.as_json())
         held = claim(store, config.name, now_s=wall_clock(), on_note=tell)
         # past Optuna's cache, which would keep all that was ever read
         trials = OwnTrials(store.storage.get_all_trials(study._study_id, deepcopy=False), config.dimensions, sampler)

@@ -45,6 +45,8 @@ SPENT_S = "spent_s"
 ORIGIN = "origin"
 HISTORY = "history"
 BASELINE = "baseline"
+OWN_PLANS = "own_plans"
+"""Attribute of the study that keeps the sharding plans of a step of the user's own, by the size of the axis `model`."""
 LAYER_PLANS = "layer_plans"
 """Attribute of the study that keeps the sharding plans of its candidates' layers."""
 

@@ -134,6 +134,18 @@ class _Plans(_Form):
     plans: dict[str, dict[str, Any]]
 
 
+class _OwnPlan(_Form):
+    zero_stage: Count
+    plan: str
+    served: list[list[int]]
+
+
+class _OwnPlans(_Form):
+    rule: str
+    reason: str
+    candidates: list[_OwnPlan]
+
+
 def _strict(form: Any) -> TypeAdapter[Any]:
     return (
         TypeAdapter(form) if isinstance(form, type) and issubclass(form, _Form) else TypeAdapter(form, config=_STRICT)
@@ -154,6 +166,7 @@ _OF_STUDY = {
     BASELINE: _strict(dict[str, Value]),
     EXTRAPOLATED: _strict(_Extrapolated | None),
     "layer_plans": _strict(_Plans),
+    "own_plans": _strict(dict[str, _OwnPlans]),
 }
 """Form of each attribute of a study; see record.py for their meaning."""
 

@@ -38,8 +38,11 @@ def print_answer(config: StudyConfig, plans: OwnStepPlans, chosen: ParallelConfi
 
     answer = answer_of(plans, chosen)
     typer.echo(f"  {answer.mesh_line}")
-    for title, leaves in (("arguments", answer.arguments), ("results", answer.outputs)):
-        typer.echo(f"{title}:")
+    others = [leaf for leaf in answer.outputs if leaf.path not in answer.kept]
+    title = "results beside those that replace arguments" if answer.kept else "results"
+    for told, leaves in (("arguments", answer.arguments), (title, others)):
+        if leaves:
+            typer.echo(f"{told}:")
         for line in grouped_lines(leaves, most=MOST_LINES):
             typer.echo(f"  {line}")
     module = module_name(config)
