@@ -25,8 +25,9 @@ SOURCES = (STATE, INPUT, CONSTANT)
 """Primitives that provide a tensor without reading an earlier result of the step."""
 
 CARRY, NEXT, STACK, UNSTACK = "carry", "next", "stack", "unstack"
-LOOP = (CARRY, NEXT, STACK, UNSTACK)
-"""Primitives that pass values into a loop, between iterations and out of it; they cost nothing."""
+MERGE = "merge"
+PASSING = (CARRY, NEXT, STACK, UNSTACK, MERGE)
+"""Primitives that pass values into a loop, between iterations and out of it, or out of branches; they cost nothing."""
 
 
 class TensorKind(StrEnum):
@@ -104,7 +105,7 @@ class Op:
     @property
     def is_free(self) -> bool:
         """Whether the operator costs a device no time."""
-        return self.primitive in SOURCES or self.primitive in LOOP
+        return self.primitive in SOURCES or self.primitive in PASSING
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

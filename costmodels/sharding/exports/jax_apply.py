@@ -23,18 +23,27 @@ from costmodels.sharding.exports.jax_layouts import JaxLayouts, abstract_mesh, j
 from costmodels.sharding.exports.jax_specs import find_result_axes
 from costmodels.sharding.exports.reorders import Orders
 from costmodels.sharding.frontends.flat_program import Step, operand_slots
-from costmodels.sharding.frontends.jax.flat import INLINED, Flat, shape_of, varying_carries
+from costmodels.sharding.frontends.jax.flat import (
+    INLINED,
+    Flat,
+    called_by,
+    parts_of_while,
+    shape_of,
+    varying_carries,
+    varying_in_while,
+)
 from costmodels.sharding.frontends.jax.graph import flatten_trace
+from costmodels.sharding.frontends.jax.matrix_rules import COMPUTED_WHOLE_BY_XLA
 from costmodels.sharding.frontends.jax.program import Program, trace_function
-from costmodels.sharding.graph import CARRY, CONSTANT, NEXT, STACK, UNSTACK
+from costmodels.sharding.graph import CARRY, CONSTANT, MERGE, NEXT, STACK, UNSTACK
 from costmodels.sharding.plan import Plan
 from hardware.io.errors import ConfigError
 
-UNCUT_BY_XLA = frozenset({"top_k"})
+UNCUT_BY_XLA = frozenset({"top_k", *COMPUTED_WHOLE_BY_XLA})
 """Primitives that XLA's partitioner computes whole on every device, although some of their dims can be partitioned."""
 
-WITH_OWN_DERIVATIVE = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
-"""Primitives of calls whose derivative is the user's, and not that of what they compute."""
+WITH_OWN_DERIVATIVE = frozenset({"custom_jvp_call", "custom_linear_solve", "custom_vjp_call", "custom_vjp_call_jaxpr"})
+"""Primitives of calls whose derivative is another than that of what they compute."""
 
 
 def apply_plan(function: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
@@ -197,27 +206,29 @@ class _Run:
         ]
 
     def _place_operands(self, step: Step, operands: Sequence[_Array]) -> list[Any]:
-        """Return operands in the layouts in which the operator of a step reads them.
+        """Return the operands of a step, or the first of them, in the layouts in which its operator reads them."""
+        return [self._place_operand(step, slot, operand) for slot, operand in enumerate(operands)]
+
+    def _place_operand(self, step: Step, slot: int, array: _Array) -> Any:
+        """Return an operand in the layout in which the operator of a step reads it.
 
         The graph lacks operators that no output needs; their operands stay as they are.
         """
-        found = [operand.value for operand in operands]
         op = self.ops.get(step.name)
-        if op is None:
-            return found
-        for operand, slot in enumerate(operand_slots(self.flat.values, step)):
-            array = operands[slot]
-            # Constants have no layout yet and are made directly in the wanted one.
-            wanted = self.orders.read(op, operand)
-            if array.number is None:
-                found[slot] = self.layouts.pin(array.value, wanted)
-            elif wanted != self.lying(array.number):
-                # Several operators that want one layout share the copy, as the plan counts it.
-                key = (array.number, wanted)
-                if key not in self.copies:
-                    self.copies[key] = self.layouts.move(array.value, self.lying(array.number), wanted)
-                found[slot] = self.copies[key]
-        return found
+        kept = operand_slots(self.flat.values, step)
+        if op is None or slot not in kept:
+            return array.value
+        # Constants have no layout yet and are made directly in the wanted one.
+        wanted = self.orders.read(op, kept.index(slot))
+        if array.number is None:
+            return self.layouts.pin(array.value, wanted)
+        if wanted == self.lying(array.number):
+            return array.value
+        # Several operators that want one layout share the copy, as the plan counts it.
+        key = (array.number, wanted)
+        if key not in self.copies:
+            self.copies[key] = self.layouts.move(array.value, self.lying(array.number), wanted)
+        return self.copies[key]
 
     def _run_operator(self, step: Step, equation: JaxprEqn, operands: list[Any]) -> list[Any]:
         """Return the results of an operator.
@@ -264,6 +275,10 @@ class _Run:
                 results = self._run_call(equation, operands)
             elif equation.primitive.name == "scan":
                 results = self._run_scan(equation, operands)
+            elif equation.primitive.name == "while":
+                results = self._run_while(equation, operands)
+            elif equation.primitive.name == "cond":
+                results = self._run_cond(equation, operands)
             else:
                 step = self._take_step(equation.primitive.name)
                 values = self._run_operator(step, equation, self._place_operands(step, operands))
@@ -272,7 +287,8 @@ class _Run:
         return [read(atom) for atom in jaxpr.outvars]
 
     def _run_call(self, equation: JaxprEqn, operands: list[_Array]) -> list[_Array]:
-        inner = next(equation.params[key] for key in INLINED[equation.primitive.name] if key in equation.params)
+        whole_operands = operands
+        inner, operands = called_by(equation, operands)
         if equation.params.get("differentiated") and equation.params.get("prevent_cse"):
             # JAX lowers a checkpoint in the same way. Without the barrier, XLA would merge the recomputation with the
             # first computation and keep its results in memory.
@@ -291,13 +307,15 @@ class _Run:
             # and copies, and leaves those of the moment as they are.
             nonlocal last
             moment, self.position, self.copies = (self.position, self.copies), first, {}
-            arrays = [_Array(value=value, number=each.number) for value, each in zip(values, operands, strict=True)]
-            found = self._run_jaxpr(body, own, arrays)
+            arrays = [
+                _Array(value=value, number=each.number) for value, each in zip(values, whole_operands, strict=True)
+            ]
+            found = self._run_jaxpr(body, own, called_by(equation, arrays)[1])
             last, (self.position, self.copies) = self.position, moment
             numbers[:] = [each.number for each in found]
             return [each.value for each in found]
 
-        values = _with_derivative_of(equation, inside)(*(operand.value for operand in operands))
+        values = _with_derivative_of(equation, inside)(*(operand.value for operand in whole_operands))
         self.position = last
         return [_Array(value=value, number=number) for value, number in zip(values, numbers, strict=True)]
 
@@ -362,6 +380,98 @@ class _Run:
         return [
             *(self._place_value(each.value, each.number) for each in ends),
             *(self._place_value(value, number) for value, number in zip(stacked, numbers[num_carry:], strict=True)),
+        ]
+
+    def _run_while(self, equation: JaxprEqn, operands: list[_Array]) -> list[_Array]:
+        """Evaluate a loop of unknown length with constraints on its carried values."""
+        condition, body, (of_condition, of_body, begins) = parts_of_while(equation, operands)
+        carries = varying_in_while(equation, [operand.number is not None for operand in operands])
+        begun = [
+            self._pass_into_loop(CARRY, begin) if is_carried else begin
+            for begin, is_carried in zip(begins, carries, strict=True)
+        ]
+        first, outer, numbers = self.position, self.copies, list[int | None]()
+
+        def run(part: ClosedJaxpr, consts: Sequence[_Array], values: Sequence[Any]) -> list[_Array]:
+            self.copies = dict(outer)  # copies made inside do not exist outside
+            inputs = [self._place_value(value, each.number) for value, each in zip(values, begun, strict=True)]
+            own = [_Array(value=const, number=None) for const in part.consts]
+            return self._run_jaxpr(part.jaxpr, own, [*consts, *inputs])
+
+        def goes_on(values: Sequence[Any]) -> Any:
+            self.position = first
+            (found,) = run(condition, of_condition, values)
+            return found.value
+
+        def iteration(values: Sequence[Any]) -> list[Any]:
+            # JAX traces both in any order; the steps of the condition stand in front.
+            jax.eval_shape(goes_on, values)
+            found = run(body, of_body, values)
+            numbers[:] = []
+            after = []
+            for begin, end, is_carried in zip(begun, found, carries, strict=True):
+                if is_carried and end.number != begin.number:
+                    step = self._take_step(NEXT)
+                    numbers.append(step.results[0])
+                    (value, *_) = self._place_operands(step, [end])
+                    after.append(self._place_value(value, step.results[0]).value)
+                else:
+                    numbers.append(None)
+                    after.append(end.value)
+            return after
+
+        values = [each.value for each in begun]
+        jax.eval_shape(iteration, values)
+        last = self.position
+        ends = lax.while_loop(goes_on, iteration, values)
+        self.position, self.copies = last, outer
+        return [
+            begin if is_carried and number is None else self._place_value(value, number)
+            for begin, is_carried, number, value in zip(begins, carries, numbers, ends, strict=True)
+        ]
+
+    def _run_cond(self, equation: JaxprEqn, operands: list[_Array]) -> list[_Array]:
+        """Evaluate a conditional, whose branches leave each result in the layout in which it is merged."""
+        which, *given = operands
+        branches = equation.params["branches"]
+        # The flat program has all branches, and then a step for each result; a first trace finds where they begin.
+        outer, starts, found = self.copies, list[int](), list[list[_Array]]()
+
+        def run(branch: ClosedJaxpr, values: Sequence[Any]) -> list[_Array]:
+            self.copies = dict(outer)
+            own = [_Array(value=const, number=None) for const in branch.consts]
+            arrays = [_Array(value=value, number=each.number) for value, each in zip(values, given, strict=True)]
+            return self._run_jaxpr(branch.jaxpr, own, arrays)
+
+        values = [each.value for each in given]
+        for branch in branches:
+            starts.append(self.position)
+            ends: list[_Array] = []
+            jax.eval_shape(lambda values, branch=branch, ends=ends: ends.extend(run(branch, values)), values)
+            found.append(ends)
+        merges = [
+            self._take_step(MERGE) if which.number is not None or any(end.number is not None for end in ends) else None
+            for ends in zip(*found, strict=True)
+        ]
+        last = self.position
+
+        def branch_at(slot: int) -> Callable[..., list[Any]]:
+            def inside(*values: Any) -> list[Any]:
+                self.position = starts[slot]
+                ends = run(branches[slot], values)
+                return [
+                    end.value if step is None else self._place_operand(step, slot, end)
+                    for step, end in zip(merges, ends, strict=True)
+                ]
+
+            return inside
+
+        index = lax.convert_element_type(which.value, "int32")
+        results = lax.switch(index, [branch_at(slot) for slot in range(len(branches))], *values)
+        self.position, self.copies = last, outer
+        return [
+            self._place_value(value, None if step is None else step.results[0])
+            for value, step in zip(results, merges, strict=True)
         ]
 
     def _pass_into_loop(self, primitive: str, array: _Array) -> _Array:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from costmodels.sharding.dims import Rule
-from costmodels.sharding.graph import CONSTANT, GraphBuilder, TensorKind
+from costmodels.sharding.graph import CARRY, CONSTANT, GraphBuilder, TensorKind
 
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp32"}
 """Precision names of the device catalog by dtype; 8-bit floats are `fp8`, and other dtypes have no name there."""
@@ -95,9 +95,15 @@ def alive(steps: Sequence[Step], outputs: Iterable[int], also: Mapping[int, int]
 
 
 def operand_slots(values: Sequence[Value], step: Step) -> list[int]:
-    """Return the slots of the operands that the graph keeps: no scalar constants and no empty arrays."""
+    """Return the slots of the operands that the graph keeps: no scalar constants and no empty arrays.
+
+    The value with which a loop starts is kept, because the loop replaces it.
+    """
     arrays = [values[operand] for operand in step.operands]
-    return [slot for slot, array in enumerate(arrays) if 0 not in array.shape and (array.varies or array.shape)]
+    is_start = step.primitive == CARRY
+    return [
+        slot for slot, array in enumerate(arrays) if 0 not in array.shape and (array.varies or array.shape or is_start)
+    ]
 
 
 @dataclass(slots=True)

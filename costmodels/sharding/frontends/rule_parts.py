@@ -100,6 +100,17 @@ def elementwise(call: Call) -> Rule:
     return loops.rule([broadcast(place, shape, operand) for operand in call.operands], [place] * len(call.results))
 
 
+def batched(call: Call, count: int) -> Rule:
+    """Return the rule of an operator that needs whole all dims but the first `count`, which all its tensors share."""
+    loops = Loops()
+    lead = loops.dims(call.operands[0][:count])
+
+    def place(shape: Shape) -> Place:
+        return (*lead, *loops.dims(shape[count:], FactorKind.BLOCKED))
+
+    return loops.rule(list(map(place, call.operands)), list(map(place, call.results)))
+
+
 def along(call: Call, dim: int) -> Rule:
     """Return the rule of an operator that needs one dim whole and maps over the others, such as a sort or a softmax.
 

@@ -1,7 +1,9 @@
 """Flat form of a jaxpr: all calls inlined into one list of values and one list of steps.
 
 The body of a scan appears once, and its steps run `length` times. Its loop-carried values, and the stacks of all
-iterations that it reads and writes, pass through steps that cost nothing (`graph.LOOP`).
+iterations that it reads and writes, pass through steps that cost nothing (`graph.PASSING`). The condition and the body
+of a `while` appear once, and count for one iteration, because nothing says how many there will be. The branches of a
+`cond` stand one after the other, and each counts in full; a free step merges their results.
 """
 
 from __future__ import annotations
@@ -14,15 +16,19 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from costmodels.sharding.frontends.flat_program import Names, Step, Value
-from costmodels.sharding.frontends.jax.rules import flop_of_call
+from costmodels.sharding.frontends.jax.rules import flop_of_call, has_rule
+from costmodels.sharding.frontends.jax.unknown_flops import flop_by_xla
 from costmodels.sharding.frontends.rule_parts import Call
-from costmodels.sharding.graph import CARRY, NEXT, STACK, UNSTACK, TensorKind
+from costmodels.sharding.graph import CARRY, MERGE, NEXT, STACK, UNSTACK, TensorKind
 
 INLINED: Mapping[str, tuple[str, ...]] = {
     "checkpoint": ("jaxpr",),
     "closed_call": ("call_jaxpr",),
+    "composite": ("jaxpr",),
     "core_call": ("call_jaxpr",),
     "custom_jvp_call": ("call_jaxpr",),
+    "custom_linear_solve": ("jaxprs",),
+    "custom_vmap_call": ("call",),
     "custom_vjp_call": ("call_jaxpr", "fun_jaxpr"),
     "custom_vjp_call_jaxpr": ("fun_jaxpr", "call_jaxpr"),
     "jit": ("jaxpr",),
@@ -31,6 +37,9 @@ INLINED: Mapping[str, tuple[str, ...]] = {
     "remat2": ("jaxpr",),
 }
 """Primitives that only call a function, with the parameters that may hold it."""
+
+BRANCHING = ("cond", "scan", "while")
+"""Primitives whose inner functions are inlined with free steps at their boundaries."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,8 +102,9 @@ class Flat:
                 results = [self.add("", var.aval) for var in equation.outvars]
             elif equation.primitive.name in INLINED:
                 results = self._inline_call(equation, operands, self._find_place(equation, place))
-            elif equation.primitive.name == "scan":
-                results = self._inline_scan(equation, operands, self._find_place(equation, place))
+            elif equation.primitive.name in BRANCHING:
+                inline = {"cond": self._inline_cond, "scan": self._inline_scan, "while": self._inline_while}
+                results = inline[equation.primitive.name](equation, operands, self._find_place(equation, place))
             else:
                 results = self._add_operator(equation, operands, self._find_place(equation, place))
             known.update(zip(equation.outvars, results, strict=True))
@@ -102,7 +112,7 @@ class Flat:
 
     def _inline_call(self, equation: JaxprEqn, operands: list[int], place: Place) -> list[int]:
         """Add the steps of a called function, with its name as a further scope."""
-        inner = next(equation.params[key] for key in INLINED[equation.primitive.name] if key in equation.params)
+        inner, operands = called_by(equation, operands)
         # Name the scope of a `jit` after its function.
         called = equation.params.get("name")
         if called:
@@ -159,14 +169,7 @@ class Flat:
         results: list[int] = []
         for begin, before, after, varies in zip(begins, inputs, outputs[:num_carry], carries, strict=True):
             aval = body.jaxpr.outvars[len(results)].aval
-            if not varies:
-                results.append(self.add("", aval))
-            elif after == before:
-                # The body leaves this carry unchanged, so no `next` is needed.
-                results.append(begin)
-            else:
-                results.append(self._add_free_step(NEXT, [after], aval, inside))
-                self.next_of[before] = len(self.steps) - 1
+            results.append(self._end_carry([after], begin, before, aval, inside) if varies else self.add("", aval))
         for part, var in zip(outputs[num_carry:], body.jaxpr.outvars[num_carry:], strict=True):
             if self.values[part].varies:
                 results.append(self._add_free_step(STACK, [part], var.aval, inside, lead=length))
@@ -174,10 +177,61 @@ class Flat:
                 results.append(self.add("", var.aval, lead=length))
         return results
 
+    def _inline_while(self, equation: JaxprEqn, operands: list[int], place: Place) -> list[int]:
+        """Add the condition and the body of a loop of unknown length, with free steps at its boundary."""
+        condition, body, (of_condition, of_body, begins) = parts_of_while(equation, operands)
+        carries = varying_in_while(equation, [self.values[operand].varies for operand in operands])
+        avals = [var.aval for var in body.jaxpr.outvars]
+        inputs = [
+            self._add_free_step(CARRY, [begin], aval, place) if varies else self.add("", aval)
+            for begin, aval, varies in zip(begins, avals, carries, strict=True)
+        ]
+
+        def inline(closed: ClosedJaxpr, consts: Sequence[int]) -> list[int]:
+            own = [self.add("", var.aval) for var in closed.jaxpr.constvars]
+            return self.inline(closed.jaxpr, own, [*consts, *inputs], place)
+
+        (goes_on,) = inline(condition, of_condition)
+        outputs = inline(body, of_body)
+        return [
+            self._end_carry([after, goes_on], begin, before, aval, place) if varies else self.add("", aval)
+            for begin, before, after, aval, varies in zip(begins, inputs, outputs, avals, carries, strict=True)
+        ]
+
+    def _end_carry(self, ends: list[int], begin: int, before: int, aval: Any, inside: Place) -> int:
+        """Return what a loop leaves of a carried value.
+
+        Args:
+            ends: Value at the end of an iteration, and whatever decides whether there is another one.
+            begin: Value before the loop.
+            before: Value at the start of an iteration.
+            aval: Shape and type of the value.
+            inside: Place of the loop's body.
+        """
+        if ends[0] == before:
+            return begin  # the body hands it on unchanged, so no `next` is needed
+        result = self._add_free_step(NEXT, ends, aval, inside)
+        self.next_of[before] = len(self.steps) - 1
+        return result
+
+    def _inline_cond(self, equation: JaxprEqn, operands: list[int], place: Place) -> list[int]:
+        """Add all branches, and a free step for each result that reads it from each branch."""
+        which, *given = operands
+        outputs = []
+        for branch in equation.params["branches"]:
+            own = [self.add("", var.aval) for var in branch.jaxpr.constvars]
+            outputs.append(self.inline(branch.jaxpr, own, given, place))
+        return [
+            self._add_free_step(MERGE, [*ends, which], var.aval, place)
+            if any(self.values[end].varies for end in (*ends, which))
+            else self.add("", var.aval)
+            for var, *ends in zip(equation.outvars, *outputs, strict=True)
+        ]
+
     def _add_free_step(self, primitive: str, operands: list[int], aval: Any, place: Place, *, lead: int = 0) -> int:
         """Add a step that costs nothing, and return its result."""
         name = self._names.new(place.scopes, primitive, is_backward=place.is_backward)
-        result = self.add(name, aval, varies=True, kind=self.values[operands[-1]].kind, lead=lead)
+        result = self.add(name, aval, varies=True, kind=self.values[operands[0]].kind, lead=lead)
         self.steps.append(
             Step(
                 name=name,
@@ -209,16 +263,64 @@ def shape_of(aval: Any) -> tuple[int, ...]:
     return tuple(map(int, getattr(aval, "shape", ())))
 
 
+def called_by(equation: JaxprEqn, operands: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Return the function that an equation only calls (`INLINED`), and the operands that the function takes.
+
+    A linear solve is its solver, which takes neither the product that it inverts nor the transposed solver's constants.
+    """
+    params = equation.params
+    inner = next(params[key] for key in INLINED[equation.primitive.name] if key in params)
+    if equation.primitive.name != "custom_linear_solve":
+        return inner, list(operands)
+    lengths = params["const_lengths"]
+    first = lengths.matvec + lengths.vecmat
+    return inner.solve, [*operands[first : first + lengths.solve], *operands[sum(lengths) :]]
+
+
+def parts_of_while(
+    equation: JaxprEqn, operands: Sequence[Any]
+) -> tuple[ClosedJaxpr, ClosedJaxpr, tuple[Sequence[Any], Sequence[Any], Sequence[Any]]]:
+    """Return condition and body of a `while`, the constants of both among its operands, and the carried ones."""
+    params = equation.params
+    first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    return params["cond_jaxpr"], params["body_jaxpr"], (operands[:first], operands[first:second], operands[second:])
+
+
+def varying_in_while(equation: JaxprEqn, varies: Sequence[bool]) -> list[bool]:
+    """Return for each carried value of a `while` whether it depends on the arguments.
+
+    If the number of iterations depends on them, then so does every value that an iteration changes.
+    """
+    condition, body, (of_condition, of_body, begins) = parts_of_while(equation, varies)
+    given = list(begins)
+    changed = [var is not out for var, out in zip(body.jaxpr.invars[len(of_body) :], body.jaxpr.outvars, strict=True)]
+    while True:
+        (goes_on,) = _depend(condition.jaxpr, [*of_condition, *given])
+        outputs = _depend(body.jaxpr, [*of_body, *given])
+        after = [
+            one or other or (goes_on and is_changed)
+            for one, other, is_changed in zip(given, outputs, changed, strict=True)
+        ]
+        if after == given:
+            return after
+        given = after
+
+
+def _depend(jaxpr: Jaxpr, varies: Sequence[bool]) -> list[bool]:
+    """Return for each output of a function whether it depends on arguments that vary."""
+    known = {var for var, is_varying in zip(jaxpr.invars, varies, strict=True) if is_varying}
+    for equation in jaxpr.eqns:
+        if any(not isinstance(atom, Literal) and atom in known for atom in equation.invars):
+            known.update(equation.outvars)
+    return [not isinstance(atom, Literal) and atom in known for atom in jaxpr.outvars]
+
+
 def varying_carries(body: Jaxpr, varies: Sequence[bool], num_consts: int, num_carry: int) -> list[bool]:
     """Return for each loop-carried value whether it depends on the arguments after some number of iterations."""
     # Repeat the body's dependency analysis until no further carry becomes dependent.
     given = list(varies)
     while True:
-        known = {var for var, is_varying in zip(body.invars, given, strict=True) if is_varying}
-        for equation in body.eqns:
-            if any(not isinstance(atom, Literal) and atom in known for atom in equation.invars):
-                known.update(equation.outvars)
-        outputs = [not isinstance(atom, Literal) and atom in known for atom in body.outvars[:num_carry]]
+        outputs = _depend(body, given)[:num_carry]
         carried = slice(num_consts, num_consts + num_carry)
         after = [one or other for one, other in zip(given[carried], outputs, strict=True)]
         if after == given[carried]:
@@ -227,33 +329,11 @@ def varying_carries(body: Jaxpr, varies: Sequence[bool], num_consts: int, num_ca
 
 
 def _count_flop(equation: JaxprEqn) -> float:
-    """Return the FLOPs of an equation.
-
-    A call counts its body. Branches count the most expensive one. A loop of unknown length counts one iteration.
-    """
-    # A conditional or a while loop contains jaxprs of its own.
-    inner = [_open_jaxpr(value) for key in ("branches", "body_jaxpr") for value in _as_tuple(equation.params.get(key))]
-    if inner:
-        return max(sum(_count_flop(one) for one in jaxpr.eqns) for jaxpr in inner)
-    name = equation.primitive.name
-    if name in INLINED or name == "scan":
-        key = next(key for key in INLINED.get(name, ("jaxpr",)) if key in equation.params)
-        return float(equation.params.get("length", 1) * sum(map(_count_flop, _open_jaxpr(equation.params[key]).eqns)))
-    if name not in ("dot_general", "conv_general_dilated"):
-        return 0.0
-    return flop_of_call(
-        Call(
-            primitive=name,
-            operands=tuple(shape_of(atom.aval) for atom in equation.invars),
-            results=tuple(shape_of(var.aval) for var in equation.outvars),
-            params=equation.params,
-        )
+    """Return the FLOPs of an equation that is not inlined; those of an operator without a rule are XLA's count."""
+    call = Call(
+        primitive=equation.primitive.name,
+        operands=tuple(shape_of(atom.aval) for atom in equation.invars),
+        results=tuple(shape_of(var.aval) for var in equation.outvars),
+        params=equation.params,
     )
-
-
-def _as_tuple(value: Any) -> Sequence[Any]:
-    return () if value is None else value if isinstance(value, tuple) else (value,)
-
-
-def _open_jaxpr(jaxpr: Jaxpr | ClosedJaxpr) -> Jaxpr:
-    return jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
+    return flop_of_call(call) if has_rule(call.primitive) else flop_by_xla(equation)

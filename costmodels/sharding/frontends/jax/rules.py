@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from costmodels.sharding.dims import FactorKind, Rule
+from costmodels.sharding.frontends.jax import matrix_rules
 from costmodels.sharding.frontends.rule_parts import (
     Call,
     Loops,
@@ -34,19 +35,24 @@ from costmodels.sharding.frontends.rule_parts import (
     slice_rule,
     without,
 )
-from costmodels.sharding.graph import CARRY, NEXT, STACK, UNSTACK
+from costmodels.sharding.graph import CARRY, MERGE, NEXT, STACK, UNSTACK
 
 ELEMENTWISE = frozenset(
     """
     abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex conj
-    convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac
-    imag integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or polygamma
-    population_count pow real reduce_precision regularized_incomplete_beta rem round rsqrt select_n shift_left
-    shift_right_arithmetic shift_right_logical sharding_constraint sign sin sinh sqrt square stop_gradient sub tan tanh
-    threefry2x32 xor
+    convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
+    igamma_grad_a igammac imag integer_pow is_finite layout_constraint le lgamma log log1p logistic lt max min mul mulhi
+    name ne neg nextafter not or polygamma population_count pow real reciprocal reduce_precision
+    regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical
+    sharding_constraint sign sin sinh sqrt square stop_gradient sub tan tanh threefry2x32 xor zeta
     """.split()  # noqa: SIM905  # ninety words, a line each, would hide the rules below
 )
 """Primitives that compute each element from the operands' elements at the same index."""
+
+
+def has_rule(primitive: str) -> bool:
+    """Return whether a primitive has a rule."""
+    return primitive in ELEMENTWISE or primitive in RULES
 
 
 def rule_of_call(call: Call) -> Rule | None:
@@ -58,7 +64,7 @@ def rule_of_call(call: Call) -> Rule | None:
 
 
 def flop_of_call(call: Call) -> float:
-    """Return the FLOPs of a matrix product or a convolution; 0 for other primitives.
+    """Return the FLOPs of a product, a convolution, a factorization, a solve or a transform; 0 for other primitives.
 
     A multiplication and an addition count as two. Products with zeros from dilation are not counted; those with padding
     are.
@@ -71,7 +77,8 @@ def flop_of_call(call: Call) -> float:
         # Products per output element: window size times input channels per group.
         products = math.prod(weight[dim] for dim in numbers.rhs_spec[1:])
         return float(2 * math.prod(call.results[0]) * products / math.prod(call.params["lhs_dilation"]))
-    return 0.0
+    flop = matrix_rules.FLOPS.get(call.primitive)
+    return 0.0 if flop is None else flop(call)
 
 
 def _pairwise(call: Call) -> Rule:
@@ -222,6 +229,18 @@ def _arg_reduce(call: Call) -> Rule:
     Partial indices cannot be combined without the values, which are not part of the result.
     """
     return _drop_axes(call, FactorKind.BLOCKED)
+
+
+def _reduce_by(call: Call) -> Rule:
+    """Return the rule of a reduction by a function of the user: first the operands, then as many initial values.
+
+    Parts could be combined by the function alone, which no collective does.
+    """
+    loops = Loops()
+    axes = call.params["dimensions"]
+    place = loops.dims(call.operands[0], blocked=axes)
+    count = len(call.operands) // 2
+    return loops.rule([*[place] * count, *[()] * count], [without(place, axes)] * count)
 
 
 def _drop_axes(call: Call, kind: FactorKind) -> Rule:
@@ -397,10 +416,12 @@ def _random(call: Call) -> Rule:
 
 RULES: Mapping[str, Callable[[Call], Rule]] = {
     CARRY: elementwise,
+    MERGE: elementwise,
     NEXT: elementwise,
     STACK: _stack,
     UNSTACK: _unstack,
     **same_rule("argmax argmin", _arg_reduce),
+    "approx_top_k": _along("reduction_dimension"),
     "bitcast_convert_type": _bitcast,
     "broadcast_in_dim": _broadcast_in_dim,
     "conv_general_dilated": _conv_general_dilated,
@@ -415,15 +436,17 @@ RULES: Mapping[str, Callable[[Call], Rule]] = {
     "pad": _pad,
     "random_bits": _random,
     # keys are small, and every device needs them whole
-    **same_rule("random_fold_in random_seed random_split random_unwrap random_wrap", blocked_rule),
+    **same_rule("random_clone random_fold_in random_seed random_split random_unwrap random_wrap", blocked_rule),
     **same_rule("reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor", _reduce),
+    "reduce": _reduce_by,
     **same_rule("reduce_window_max reduce_window_min reduce_window_sum", _reduce_window),
     "reshape": _reshape,
     "rev": _rev,
-    **same_rule("scatter scatter-add scatter-max scatter-min scatter-mul", _scatter),
+    **same_rule("scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub", _scatter),
     "select_and_scatter_add": _select_and_scatter_add,
     "squeeze": _squeeze,
     "top_k": _top_k,
     "transpose": _transpose,
+    **matrix_rules.RULES,
 }
-"""Rules of primitives that are not elementwise. Loops, branches and foreign kernels have none."""
+"""Rules of primitives that are not elementwise. Foreign kernels have none."""
