@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.graph import Graph
+from costmodels.sharding.laid_sources import lay_sources
 from costmodels.sharding.plan import Plan, PlanCost, cost_of
 from hardware.io.errors import ConfigError
 from tuner.planners.engine.outcome import Known, Limits
@@ -192,9 +193,10 @@ def _from_hands(terms: ShardingTerms, options: PlannerOptions) -> list[PinnedPla
     found = []
     for plan in plans_by_hand(graph, mesh, memory_bytes=memory_bytes, most=most):
         end = descend(plan, terms)
-        cost = cost_of(end.plan)
+        laid = lay_sources(end.plan)
+        cost = cost_of(laid)
         if limit_bytes is None or cost.peak_memory_bytes <= limit_bytes:
-            found.append(PinnedPlan(plan=end.plan, cost=cost, is_optimum=end.is_optimum, reports=()))
+            found.append(PinnedPlan(plan=laid, cost=cost, is_optimum=end.is_optimum, reports=()))
     return found
 
 
@@ -221,19 +223,21 @@ def _search_on(
         pins=pins,
         workers=workers,
     )
-    best, cost = found.found, cost_of(toast.plan)
+    kept = () if pins is None else {op for factors in pins.factors for op in factors}
+    laid = lay_sources(toast.plan, kept=kept)
+    best, cost = found.found, cost_of(laid)
     charge = None if pins is None else pins.charge
     now_s, then_s = (
-        each.step_time_s + total_charge_s(plan, charge) for each, plan in ((best.cost, best.plan), (cost, toast.plan))
+        each.step_time_s + total_charge_s(plan, charge) for each, plan in ((best.cost, best.plan), (cost, laid))
     )
     if then_s < now_s and cost.peak_memory_bytes <= least_bytes:
         reports = [
-            replace(report_of(pins, toast.plan, number), saved_s=_saved_s(old, best.cost, cost))
+            replace(report_of(pins, laid, number), saved_s=_saved_s(old, best.cost, cost))
             for number, old in enumerate(best.reports)
             if pins is not None
         ]
         is_optimum = toast.outcome.known is Known.OPTIMAL
-        best = PinnedPlan(plan=toast.plan, cost=cost, is_optimum=is_optimum, reports=tuple(reports))
+        best = PinnedPlan(plan=laid, cost=cost, is_optimum=is_optimum, reports=tuple(reports))
     return replace(
         found,
         found=best,
@@ -267,7 +271,9 @@ def _run_toast(graph: Graph, mesh: DeviceMesh, options: PlannerOptions, workers:
     toast = toast_plan(
         graph, d_rec.plan.mesh, ToastOptions(memory_bytes=least_bytes), given=[d_rec.plan], pins=pins, workers=workers
     )
-    plan, cost, steps = toast.plan, cost_of(toast.plan), toast.steps
+    kept = () if pins is None else {op for factors in pins.factors for op in factors}
+    laid = lay_sources(toast.plan, kept=kept)
+    plan, cost, steps = laid, cost_of(laid), toast.steps
     if cost.peak_memory_bytes > least_bytes:
         try:
             below = _run_d_rec(graph, mesh, replace(options, planner="descent", memory_bytes=least_bytes)).found
@@ -280,7 +286,7 @@ def _run_toast(graph: Graph, mesh: DeviceMesh, options: PlannerOptions, workers:
             whole_s = steps[0].figures.step_time_s
             steps = (*steps, Step(name="descent for memory", cost=cost.step_time_s / whole_s, figures=figures))
     reports = [] if pins is None else [report_of(pins, plan, number) for number in range(len(options.pins))]
-    is_optimum = toast.outcome.known is Known.OPTIMAL and plan is toast.plan
+    is_optimum = toast.outcome.known is Known.OPTIMAL and plan is laid
     found = PinnedPlan(plan=plan, cost=cost, is_optimum=is_optimum, reports=tuple(reports))
     return Planned(
         found=found,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.graph import Graph
+from costmodels.sharding.laid_sources import lay_sources
 from costmodels.sharding.plan import Plan, PlanCost, cost_of
 from hardware.device import GIB
 from hardware.io.errors import ConfigError
@@ -178,13 +179,16 @@ class PinnedSearch:
             other, _ = self._start_from(self._harden(pins), pins)
             if charged_s(other, charge) < charged_s(plan, charge) * (1 - ROUNDING):
                 plan, is_optimum = other, False
+        kept = {op for factors in pins.factors for op in factors}
+        if self.descent is not None:  # without it the plan is D-Rec's
+            plan = lay_sources(plan, kept=kept)
         if self.memory_bytes is None:
             return plan, is_optimum
         assert self.descent is not None, "a limit of memory needs the descent"
         peak_bytes = cost_of(plan).peak_memory_bytes
         if peak_bytes <= self.memory_bytes:
             return plan, is_optimum
-        below = fit_to_memory(plan, self.descent, self.memory_bytes, is_open=pins.restriction, charge=charge)
+        below = fit_to_memory(plan, self.descent, self.memory_bytes, is_open=pins.restriction, charge=charge, kept=kept)
         if below.plan is None:
             raise ConfigError(
                 f"no plan was found that fits: without a limit {peak_bytes / GIB:.3g} are needed",

@@ -9,10 +9,12 @@ graphs that happens for two limits in a hundred, of which `sharding_milp` misses
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from costmodels.sharding.laid_sources import lay_sources
 from costmodels.sharding.plan import Plan, live_bytes
 from tuner.planners.engine.outcome import ROUNDING
 from tuner.planners.sharding.axis_descent import IsOpen, charged_s, descend
@@ -63,6 +65,7 @@ def fit_to_memory(
     *,
     is_open: IsOpen | None = None,
     charge: Charge | None = None,
+    kept: Collection[int] = (),
 ) -> Fitted:
     """Find a fast plan below a limit of memory.
 
@@ -76,8 +79,9 @@ def fit_to_memory(
         memory_bytes: Most memory that a device may hold.
         is_open: Restriction of operators; None for no restriction.
         charge: Further costs per operator; None for no further costs.
+        kept: Inputs and constants that need not lie as their readers want them (`lay_sources`).
     """
-    search = _Search(terms=terms, memory_bytes=memory_bytes, is_open=is_open, charge=charge)
+    search = _Search(terms=terms, memory_bytes=memory_bytes, is_open=is_open, charge=charge, kept=kept)
     search.see(plan)
     smallest = search.smallest(plan)
     if peak_bytes(smallest) > memory_bytes:
@@ -98,6 +102,7 @@ class _Search:
         memory_bytes: Most memory that a device may hold.
         is_open: Restriction of operators; None for no restriction.
         charge: Further costs per operator; None for no further costs.
+        kept: Inputs and constants that need not lie as their readers want them.
         best: Fastest plan that fits.
         best_s: Step time and charge of the fastest plan [s].
         least_bytes: Lowest peak of all plans.
@@ -107,6 +112,7 @@ class _Search:
     memory_bytes: float
     is_open: IsOpen | None
     charge: Charge | None
+    kept: Collection[int]
     best: Plan | None = None
     best_s: float = field(default=np.inf)
     least_bytes: float = field(default=np.inf)
@@ -124,6 +130,7 @@ class _Search:
 
     def descend(self, plan: Plan, byte_s: dict[int, float]) -> Plan:
         found = descend(plan, self.terms.with_prices(byte_s), is_open=self.is_open, charge=self.charge).plan
+        found = lay_sources(found, kept=self.kept)
         self.see(found)
         return found
 

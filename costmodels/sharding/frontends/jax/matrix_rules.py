@@ -103,8 +103,8 @@ RULES: Mapping[str, Callable[[Call], Rule]] = {
 }
 """Rules of primitives on matrices."""
 
-COMPUTED_WHOLE_BY_XLA = frozenset(RULES) - {"cholesky_update", "fft", "ragged_dot_general", "symmetric_product"}
-"""Primitives that are calls of a library, which XLA's partitioner does not cut on every platform."""
+COMPUTED_WHOLE_BY_XLA = frozenset(RULES) - {"cholesky_update", "ragged_dot_general", "symmetric_product"}
+"""Primitives that XLA's partitioner does not cut on every platform; most of them are calls of a library."""
 
 
 def _matrix_of(call: Call) -> tuple[int, int]:
