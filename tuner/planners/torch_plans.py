@@ -2,11 +2,12 @@
 
     plan = plan_torch(module, tokens, targets, loss=loss, mesh="data=4,model=2")
     device_mesh = plan.device_mesh("cuda")  # on every rank
-    plan.distribute(module, device_mesh)
-    found = loss(module, *plan.distribute_inputs(tokens, targets, device_mesh=device_mesh))
+    planned = plan.parallelize(module, device_mesh)
+    optimizer = torch.optim.AdamW(planned.parameters())
+    planned(tokens, targets).backward()
 
-Placements describe the tensors with which a step begins. In between, DTensor decides by itself how operators compute
-and what is sent. `redistributions` lists what the plan does there, which a module may follow with `redistribute`.
+`parallelize` runs the plan. `distribute` only places parameters: DTensor then decides by itself how operators compute
+and what is sent. `redistributions` lists what the plan does there.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from torch.utils import _pytree as pytree
 from costmodels.sharding.device_mesh import DeviceMesh, mesh_from
 from costmodels.sharding.exports.torch_placements import Redistribution, torch_placements
 from costmodels.sharding.frontends.torch.graph import MOMENTS, UPDATE, graph_of
-from costmodels.sharding.frontends.torch.program import Loss, input_names, trace_module
+from costmodels.sharding.frontends.torch.program import Loss, Program, input_names, trace_module
 from costmodels.sharding.layouts import Layout
 from costmodels.sharding.plan import Plan
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
 from tuner.planners.doubts import check_known, warn_of_useless
 from tuner.planners.planning import WHOLE_AXES, Planned, PlannerOptions, plan_graph
+from tuner.planners.torch_modules import Case, PlannedModule, Traced, case_of
 
 Placements = tuple[Placement, ...]
 """Placements of one tensor, by dims of the mesh."""
@@ -75,6 +77,9 @@ class TorchPlan:
     redistributions: tuple[Redistribution, ...]
     unsaid: tuple[Unsaid, ...]
     _shapes: dict[str, tuple[int, ...]]
+    _program: Program
+    _case: Case
+    _plan_again: Callable[[torch.nn.Module, tuple[Any, ...]], Traced]
 
     def device_mesh(self, device_type: str) -> torch_meshes.DeviceMesh:
         """Build the plan's mesh from the ranks of the process group; to be called on all of them.
@@ -100,6 +105,45 @@ class TorchPlan:
         Raises:
             ConfigError: the module has other parameters or buffers than the planned one, or the mesh is another.
         """
+        return self._deal(module, device_mesh, self.parameters)
+
+    def parallelize(
+        self, module: torch.nn.Module, device_mesh: torch_meshes.DeviceMesh | None = None
+    ) -> PlannedModule:
+        """Return a module that trains as planned, and make this module's parameters DTensors; to be called on all ranks.
+
+        All ranks get rank 0's values. Parameters lie where the plan updates them, so that gradients and the moments of
+        torch's optimizers lie there, too. Where the plan keeps a parameter in another layout, each forward pass brings
+        it there, which the plan does at the end of a step.
+
+        Args:
+            module: Module like the planned one.
+            device_mesh: Mesh like the plan's; None for one of all ranks on the type of the parameters' device.
+
+        Raises:
+            ConfigError: the module has other parameters or buffers than the planned one or other parts in training, the
+                mesh is another, or an operator can't run as the plan cuts it.
+        """
+        if device_mesh is None:
+            device_mesh = self.device_mesh(next(module.parameters()).device.type)
+        modes = [words for words in case_of(module, ()) if not words.startswith("autocast")]
+        for words in modes:
+            if words not in self._case:
+                raise ConfigError(
+                    "is not in the mode in which it was planned",
+                    key="module",
+                    value=words,
+                    nearest="call train() or eval() on the module before plan_torch",
+                )
+        plan = self.planned.plan
+        kept = {name for name, places in self.parameters.items() if name not in self.gradients}
+        self._deal(module, device_mesh, {**{name: self.parameters[name] for name in kept}, **self.gradients})
+        return PlannedModule(module, device_mesh, (self._program, plan), self._case, self._plan_again)
+
+    def _deal(
+        self, module: torch.nn.Module, device_mesh: torch_meshes.DeviceMesh, placements: Mapping[str, Placements]
+    ) -> torch.nn.Module:
+        """Replace a module's parameters and buffers by DTensors in place."""
         self._check(device_mesh)
         named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
@@ -114,7 +158,7 @@ class TorchPlan:
         # Tensors are identified by id, so that a shared parameter is distributed once.
         dealt: dict[int, torch.Tensor] = {}
         for name, tensor in named.items():
-            found = distribute_tensor(tensor.detach(), device_mesh, self.parameters[name])
+            found = distribute_tensor(tensor.detach(), device_mesh, placements[name])
             is_parameter = isinstance(tensor, torch.nn.Parameter)
             dealt[id(tensor)] = torch.nn.Parameter(found, tensor.requires_grad) if is_parameter else found
         for part in module.modules():
@@ -192,9 +236,17 @@ def plan_torch(
             nearest="a function has no parameters to shard; give the module and loss=",
         )
     own_mesh = mesh_from(_axes_of(mesh) if isinstance(mesh, torch_meshes.DeviceMesh) else mesh, cluster)
-    graph = graph_of(trace_module(module, inputs, loss))
+    program = trace_module(module, inputs, loss)
+    graph = graph_of(program)
     check_known(graph, strict=strict)
     found = plan_graph(graph, own_mesh, options)
+
+    def plan_again(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Traced:
+        other = trace_module(module, inputs, loss)
+        other_graph = graph_of(other)
+        check_known(other_graph, strict=strict)
+        return other, plan_graph(other_graph, own_mesh, options).plan
+
     warn_of_useless(graph, found.plan.mesh)
     plan, words = found.plan, torch_placements(found.plan)
     numbers = {tensor.name: number for number, tensor in enumerate(plan.graph.tensors)}
@@ -222,6 +274,9 @@ def plan_torch(
             for tensor, op in words.broken
         ),
         _shapes={name: tuple(tensor.shape) for name, tensor in named.items()},
+        _program=program,
+        _case=case_of(module, inputs),
+        _plan_again=plan_again,
     )
 
 

@@ -51,12 +51,35 @@ class Kernel:
         rule: Sharding rule of the operator.
         is_known: Whether the rule table has a rule for it; otherwise all dims are blocked.
         is_backward: Whether the operator belongs to the backward pass.
+        node: Call in the traced program; None if nothing will execute it.
+        own_rule: Rule of this call alone, without views that were folded into it. Operands have the order of `slots`.
+        unread: Values that the call takes, but whose elements the graph does not show: only their shape is read, or one
+            number fills them.
+        slots: Index, among the tensors that the call takes, of each operand and then of each unread value.
+        reads: Views folded into each operand, from the value that the step reads to the call.
+        writes: Views folded into each result, from the call to the value that the step writes.
     """
 
     step: Step
     rule: Rule
     is_known: bool
     is_backward: bool
+    node: Any = None
+    own_rule: Rule | None = None
+    unread: tuple[int, ...] = ()
+    slots: tuple[int, ...] = ()
+    reads: tuple[tuple[Kernel, ...], ...] = ()
+    writes: tuple[tuple[Kernel, ...], ...] = ()
+
+    @property
+    def shown_rule(self) -> Rule:
+        """Rule of the step, for the graph.
+
+        Among its operands, `rule` has more: after the step's own, all that the call takes, and then its results, both
+        as they are between the views.
+        """
+        operands = self.rule.operands[: len(self.step.operands)]
+        return Rule(factors=self.rule.factors, operands=operands, results=self.rule.results)
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ its own part. Tensors filled with one number are not operands, just as scalars a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -143,9 +143,10 @@ class Flat:
         flop = flop_of_call(call)
         is_known = rule is not None
         rule = rule or blocked_rule(call)
-        # Operands of which only the shape is read, or that are filled with one number, are dropped from kernel and
-        # rule.
+        # Operands of which only the shape is read, or that are filled with one number, are no operands of the step.
         kept = [slot for slot in range(len(operands)) if slot not in unread(call) and operands[slot] not in self.filled]
+        slots = (*kept, *(slot for slot in range(len(operands)) if slot not in kept))
+        rule = Rule(factors=rule.factors, operands=tuple(rule.operands[slot] for slot in slots), results=rule.results)
         self.kernels.append(
             Kernel(
                 step=Step(
@@ -156,11 +157,15 @@ class Flat:
                     params=params,
                     flop=flop,
                 ),
-                rule=Rule(
-                    factors=rule.factors, operands=tuple(rule.operands[slot] for slot in kept), results=rule.results
-                ),
+                rule=replace(rule, operands=(*rule.operands[: len(kept)], *rule.operands, *rule.results)),
                 is_known=is_known,
                 is_backward=is_backward,
+                node=node,
+                own_rule=rule,
+                unread=tuple(operands[slot] for slot in slots[len(kept) :]),
+                slots=slots,
+                reads=((),) * len(kept),
+                writes=((),) * len(results),
             )
         )
         return numbers

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from costmodels.sharding.frontends.flat_program import FlatBuilder, alive
+from costmodels.sharding.frontends.flat_program import FlatBuilder, Kernel, alive
 from costmodels.sharding.frontends.rule_parts import Call, elementwise
 from costmodels.sharding.frontends.torch.flat import Flat
 from costmodels.sharding.frontends.torch.program import Argument, Loss, Program, trace_module
@@ -40,11 +40,10 @@ def graph_of_torch(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | 
     return graph_of(trace_module(module, inputs, loss))
 
 
-def graph_of(program: Program) -> Graph:
-    """Return the graph of a traced step."""
+def flatten(program: Program) -> tuple[Flat, list[int | None], list[Kernel]]:
+    """Return a traced step in flat form, its outputs, and its operators without unused ones and folded views."""
     flat = Flat()
     outputs = flat.read(program)
-    arguments = range(len(program.arguments))
     # Gradients and new values of buffers are read by nobody, but must be computed.
     kept = {
         outputs[made]
@@ -56,7 +55,17 @@ def graph_of(program: Program) -> Graph:
     steps = [kernel.step for kernel in flat.kernels]
     needed = alive(steps, wanted)
     kernels = fold_views([kernel for number, kernel in enumerate(flat.kernels) if number in needed], wanted, VIEWS)
+    for kernel in kernels:
+        for slot, result in enumerate(kernel.step.results):  # folding may have left a view's name
+            name = f"{kernel.step.name}:{slot}" if slot else kernel.step.name
+            flat.values[result] = replace(flat.values[result], name=name)
+    return flat, outputs, kernels
 
+
+def graph_of(program: Program) -> Graph:
+    """Return the graph of a traced step."""
+    flat, outputs, kernels = flatten(program)
+    arguments = range(len(program.arguments))
     build = FlatBuilder(values=flat.values, builder=GraphBuilder(name=program.name))
     for number, argument in zip(arguments, program.arguments, strict=True):
         if flat.values[number].varies:
@@ -69,10 +78,7 @@ def graph_of(program: Program) -> Graph:
             has_begun = True
         if not kernel.is_known:
             build.count_unknown(kernel.step.primitive)
-        for slot, result in enumerate(kernel.step.results):  # folding may have left a view's name
-            name = f"{kernel.step.name}:{slot}" if slot else kernel.step.name
-            flat.values[result] = replace(flat.values[result], name=name)
-        build.step(kernel.step, kernel.rule)
+        build.step(kernel.step, kernel.shown_rule)
     for number, argument in zip(arguments, program.arguments, strict=True):
         if argument.gradient is not None:
             _add_update(build, number, argument, outputs[argument.gradient])

@@ -183,7 +183,8 @@ class _LossAndGradients(torch.nn.Module):
                     value=tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__,
                     nearest="return (module, inputs, loss), where loss(module, *inputs) is a scalar",
                 )
-            with scopes.backward_of(loss):
+            # autocast is meant for forward passes only
+            with scopes.backward_of(loss), torch.autocast("cpu", enabled=False):
                 return [loss.detach(), *torch.autograd.grad(loss, trained, torch.ones_like(loss), allow_unused=True)]
 
 
@@ -260,7 +261,7 @@ def _make_functional(trace: GraphModule, arguments: Sequence[torch.Tensor], mode
             # The metadata of the first trace (scopes) is copied to the operators of the second.
             return Interpreter(trace).run(*arguments)
 
-    with mode:
+    with mode, torch.autocast("cpu", enabled=False):
         return make_fx(
             torch.func.functionalize(again, remove="mutations"),
             decomposition_table=decompositions(),

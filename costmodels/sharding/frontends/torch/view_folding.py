@@ -111,7 +111,9 @@ def _fold_operand_view(kernel: Kernel, slot: int, view: Kernel) -> Kernel | None
         return None
     # Skip the view: read its operand, at the place that the composed rule gives.
     step = replace(kernel.step, operands=_put(kernel.step.operands, slot, view.step.operands[0]))
-    return replace(kernel, step=step, rule=replace(rule.refined, operands=_put(rule.refined.operands, slot, rule.far)))
+    own = replace(rule.refined, operands=_put(rule.refined.operands, slot, rule.far))
+    reads = _put(kernel.reads, slot, (*view.reads[0], view, *kernel.reads[slot]))
+    return replace(kernel, step=step, rule=own, reads=reads)
 
 
 def _fold_result_view(kernel: Kernel, slot: int, view: Kernel) -> Kernel | None:
@@ -127,7 +129,9 @@ def _fold_result_view(kernel: Kernel, slot: int, view: Kernel) -> Kernel | None:
     if rule is None:
         return None
     step = replace(kernel.step, results=_put(kernel.step.results, slot, view.step.results[0]))
-    return replace(kernel, step=step, rule=replace(rule.refined, results=_put(rule.refined.results, slot, rule.far)))
+    own = replace(rule.refined, results=_put(rule.refined.results, slot, rule.far))
+    writes = _put(kernel.writes, slot, (*kernel.writes[slot], view))
+    return replace(kernel, step=step, rule=own, writes=writes)
 
 
 def _put(items: tuple[T, ...], slot: int, item: T) -> tuple[T, ...]:
