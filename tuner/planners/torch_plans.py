@@ -107,9 +107,7 @@ class TorchPlan:
         """
         return self._deal(module, device_mesh, self.parameters)
 
-    def parallelize(
-        self, module: torch.nn.Module, device_mesh: torch_meshes.DeviceMesh | None = None
-    ) -> PlannedModule:
+    def parallelize(self, module: torch.nn.Module, device_mesh: torch_meshes.DeviceMesh | None = None) -> PlannedModule:
         """Return a module that trains as planned, and make this module's parameters DTensors; to be called on all ranks.
 
         All ranks get rank 0's values. Parameters lie where the plan updates them, so that gradients and the moments of

@@ -25,7 +25,7 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from costmodels.sharding.dims import FactorKind, Place, Rule
+from costmodels.sharding.dims import FactorKind
 from costmodels.sharding.exports.torch_local import (
     REDUCED_BY,
     LocalCall,
@@ -70,15 +70,14 @@ class _Local:
         reads: Value and layout of each operand, and then of each unread value.
         layouts: Layouts of these between all views: where the step reads them, behind each view, the last one at the
             operator.
-        result_layouts: Layouts of the results at the operator, before their views.
-        writes: Layouts in which the results are left, behind their views.
+        result_layouts: Layouts of the results in the same way: at the operator first, and last where the step leaves
+            them.
     """
 
     kernel: Kernel
     reads: tuple[Held, ...]
     layouts: tuple[tuple[Layout, ...], ...]
-    result_layouts: tuple[Layout, ...]
-    writes: tuple[Layout, ...]
+    result_layouts: tuple[tuple[Layout, ...], ...]
 
 
 @dataclass(slots=True)
@@ -185,16 +184,14 @@ class LocalStep:
         row = self._rows[kernel.step.name]
         values = (*kernel.step.operands, *kernel.unread)
         count = len(kernel.step.operands)
-        at_op = [wanted_layout(kernel.rule, count + slot, row) for slot in range(len(values))]
-        views = [*kernel.reads, *((),) * len(kernel.unread)]
-        layouts = [_back_through(layout, own_views) for layout, own_views in zip(at_op, views, strict=True)]
-        wanted = [
-            wanted_layout(kernel.rule, slot, row) if slot < count else at_op[slot] for slot in range(len(values))
-        ]
+        wanted = [wanted_layout(kernel.rule, slot, row) for slot in range(len(values))]
         written = [self._written(kernel, slot, row) for slot in range(len(kernel.step.results))]
+        layouts = [(layout,) for layout in wanted[count:]]
+        for layout, via in zip(wanted[:count][::-1], kernel.reads_via[::-1], strict=True):
+            layouts.insert(0, (layout, *(wanted_layout(kernel.rule, at, row) for at in via)))
         result_layouts = [
-            _with_sums(wanted_layout(kernel.rule, count + len(values) + slot, row), layout)
-            for slot, layout in enumerate(written)
+            (*(_with_sums(wanted_layout(kernel.rule, at, row), layout) for at in via), layout)
+            for layout, via in zip(written, kernel.writes_via, strict=True)
         ]
         op = kernel.node.target
         is_cut = any(factor != NONE for factor in row)
@@ -224,7 +221,6 @@ class LocalStep:
             reads=tuple(zip(values, wanted, strict=True)),
             layouts=tuple(layouts),
             result_layouts=tuple(result_layouts),
-            writes=tuple(written),
         )
 
     def _written(self, kernel: Kernel, slot: int, row: Sequence[int]) -> Layout:
@@ -235,9 +231,7 @@ class LocalStep:
         layout = written_layout(kernel.rule, slot, row)
         is_single = len(kernel.step.results) == 1
         return tuple(
-            REPLICATED
-            if dim == PARTIAL and is_single and kernel.rule.factors[factor].kind == FactorKind.MAP
-            else dim
+            REPLICATED if dim == PARTIAL and is_single and kernel.rule.factors[factor].kind == FactorKind.MAP else dim
             for dim, factor in zip(layout, row, strict=True)
         )
 
@@ -251,9 +245,7 @@ class LocalStep:
         order.sort(key=lambda one: position[one if isinstance(one, Node) else one.kernel.node])
         # a kernel stands where its own call does, though it may write what a view of its result was
         self._order = order
-        backward = [
-            number for number, one in enumerate(order) if isinstance(one, _Local) and one.kernel.is_backward
-        ]
+        backward = [number for number, one in enumerate(order) if isinstance(one, _Local) and one.kernel.is_backward]
         self._boundary = backward[0] if backward else len(order)
         for number, one in enumerate(order):
             node = one if isinstance(one, Node) else one.kernel.node
@@ -269,9 +261,7 @@ class LocalStep:
         self._layouts: dict[int, set[Layout]] = {}
         self._last: dict[Held, int] = {}
         states = {
-            number
-            for number, argument in enumerate(self._program.arguments)
-            if argument.kind == TensorKind.PARAMETER
+            number for number, argument in enumerate(self._program.arguments) if argument.kind == TensorKind.PARAMETER
         }
         ends = [(output, None) for output in self._outputs if output is not None]
         for number, one in enumerate(order):
@@ -337,10 +327,10 @@ class LocalStep:
             operands=[operands[at] for at in slots],
             layouts=[one.layouts[at][-1] for at in slots],
             shapes=[own.operand_shape(at) for at in slots],
-            result_layouts=one.result_layouts,
+            result_layouts=[layouts[0] for layouts in one.result_layouts],
             result_shapes=[
-                local_shape(own.result_shape(slot), layout, self._sizes)
-                for slot, layout in enumerate(one.result_layouts)
+                local_shape(own.result_shape(slot), layouts[0], self._sizes)
+                for slot, layouts in enumerate(one.result_layouts)
             ],
             sizes=self._sizes,
             place=self._place,
@@ -348,16 +338,12 @@ class LocalStep:
         )
         reduced_by = REDUCED_BY.get(kernel.step.primitive, "sum")
         for slot, (part, value) in enumerate(zip(run_local(call), kernel.step.results, strict=True)):
-            layout = one.result_layouts[slot]
-            for view in kernel.writes[slot]:
-                assert view.own_rule is not None, "views have rules of their own"
-                after = _mapped(view.own_rule, view.own_rule.operands[0], view.own_rule.results[0], layout)
-                part, layout = self._viewed(view, part, layout, after), after  # noqa: PLW2901  # one view after another
-            lies = self.layout(value)
-            key = (value, lies)
+            layouts = one.result_layouts[slot]
+            for view, before, after in zip(kernel.writes[slot], layouts[:-1], layouts[1:], strict=True):
+                part = self._viewed(view, part, before, after)  # noqa: PLW2901  # one view after another
+            key = (value, self.layout(value))
             if key in self._last:
-                shape = self._flat.values[value].shape
-                held[key] = self.move(part, shape, one.writes[slot], lies, reduced_by=reduced_by)
+                held[key] = self.move(part, self._flat.values[value].shape, layouts[-1], key[1], reduced_by=reduced_by)
 
     def _viewed(self, view: Kernel, part: Tensor, layout: Layout, after: Layout) -> Tensor:
         """Return a view of a part, in a layout."""
@@ -506,9 +492,7 @@ class _Wholes:
             made = node.target(*args, **kwargs)
         numbers = _listed(self._numbers[node])
         several = list(made) if isinstance(made, (tuple, list)) else [made]
-        self.known.update(
-            (number, value) for number, value in zip(numbers, several, strict=True) if number is not None
-        )
+        self.known.update((number, value) for number, value in zip(numbers, several, strict=True) if number is not None)
         return [number for number in numbers if number is not None]
 
     def _value(self, node: Node, device: torch.device) -> Any:
@@ -545,25 +529,6 @@ def _waited(part: Tensor) -> Tensor:
 def _dtype(name: str) -> torch.dtype:
     found: torch.dtype = getattr(torch, name)
     return found
-
-
-def _mapped(rule: Rule, before: Place, after: Place, layout: Layout) -> Layout:
-    """Return the dims that axes cut on the other side of a view; a repeated dim is none there."""
-    found = list(layout)
-    for axis, dim in enumerate(layout):
-        if dim >= 0:
-            leading = next(factor for factor in before[dim] if rule.factors[factor].size > 1)
-            found[axis] = next((number for number, factors in enumerate(after) if leading in factors), REPLICATED)
-    return tuple(found)
-
-
-def _back_through(layout: Layout, views: Sequence[Kernel]) -> tuple[Layout, ...]:
-    """Return the layouts in front of each view, and behind the last one."""
-    found = [layout]
-    for view in reversed(views):
-        assert view.own_rule is not None, "views have rules of their own"
-        found.append(_mapped(view.own_rule, view.own_rule.results[0], view.own_rule.operands[0], found[-1]))
-    return tuple(found[::-1])
 
 
 def _with_sums(layout: Layout, written: Layout) -> Layout:

@@ -58,6 +58,8 @@ class Kernel:
         slots: Index, among the tensors that the call takes, of each operand and then of each unread value.
         reads: Views folded into each operand, from the value that the step reads to the call.
         writes: Views folded into each result, from the call to the value that the step writes.
+        reads_via: Place of the tensor behind each of these views of operands, by its index among the rule's operands.
+        writes_via: Place of the tensor in front of each of these views of results, in the same way.
     """
 
     step: Step
@@ -70,13 +72,15 @@ class Kernel:
     slots: tuple[int, ...] = ()
     reads: tuple[tuple[Kernel, ...], ...] = ()
     writes: tuple[tuple[Kernel, ...], ...] = ()
+    reads_via: tuple[tuple[int, ...], ...] = ()
+    writes_via: tuple[tuple[int, ...], ...] = ()
 
     @property
     def shown_rule(self) -> Rule:
         """Rule of the step, for the graph.
 
-        Among its operands, `rule` has more: after the step's own, all that the call takes, and then its results, both
-        as they are between the views.
+        Among its operands, `rule` has more: after the step's own, the unread values, and then the tensors between
+        folded views and the call.
         """
         operands = self.rule.operands[: len(self.step.operands)]
         return Rule(factors=self.rule.factors, operands=operands, results=self.rule.results)

@@ -8,7 +8,7 @@ its own part. Tensors filled with one number are not operands, just as scalars a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -157,7 +157,7 @@ class Flat:
                     params=params,
                     flop=flop,
                 ),
-                rule=replace(rule, operands=(*rule.operands[: len(kept)], *rule.operands, *rule.results)),
+                rule=rule,
                 is_known=is_known,
                 is_backward=is_backward,
                 node=node,
@@ -166,6 +166,8 @@ class Flat:
                 slots=slots,
                 reads=((),) * len(kept),
                 writes=((),) * len(results),
+                reads_via=((),) * len(kept),
+                writes_via=((),) * len(results),
             )
         )
         return numbers

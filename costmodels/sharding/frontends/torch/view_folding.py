@@ -106,14 +106,22 @@ def _merge_equal_views(kernels: list[Kernel], outputs: Collection[int], views: C
 
 def _fold_operand_view(kernel: Kernel, slot: int, view: Kernel) -> Kernel | None:
     """Return an operator that reads the operand of a view instead of its result; None if the factors do not fit."""
-    rule = compose_rule(kernel.rule, kernel.rule.operands[slot], view.rule, view.rule.results[0], view.rule.operands[0])
+    behind = [view.rule.operands[at] for at in view.reads_via[0]]
+    near, far = kernel.rule.operands[slot], view.rule.operands[0]
+    rule = compose_rule(kernel.rule, near, view.rule, view.rule.results[0], far, also=behind)
     if rule is None:
         return None
     # Skip the view: read its operand, at the place that the composed rule gives.
     step = replace(kernel.step, operands=_put(kernel.step.operands, slot, view.step.operands[0]))
-    own = replace(rule.refined, operands=_put(rule.refined.operands, slot, rule.far))
-    reads = _put(kernel.reads, slot, (*view.reads[0], view, *kernel.reads[slot]))
-    return replace(kernel, step=step, rule=own, reads=reads)
+    operands = rule.refined.operands
+    count = len(operands)
+    return replace(
+        kernel,
+        step=step,
+        rule=replace(rule.refined, operands=(*_put(operands, slot, rule.far), *rule.also, operands[slot])),
+        reads=_put(kernel.reads, slot, (*view.reads[0], view, *kernel.reads[slot])),
+        reads_via=_put(kernel.reads_via, slot, (*range(count, count + len(behind) + 1), *kernel.reads_via[slot])),
+    )
 
 
 def _fold_result_view(kernel: Kernel, slot: int, view: Kernel) -> Kernel | None:
@@ -129,9 +137,16 @@ def _fold_result_view(kernel: Kernel, slot: int, view: Kernel) -> Kernel | None:
     if rule is None:
         return None
     step = replace(kernel.step, results=_put(kernel.step.results, slot, view.step.results[0]))
-    own = replace(rule.refined, results=_put(rule.refined.results, slot, rule.far))
-    writes = _put(kernel.writes, slot, (*kernel.writes[slot], view))
-    return replace(kernel, step=step, rule=own, writes=writes)
+    results = rule.refined.results
+    return replace(
+        kernel,
+        step=step,
+        rule=replace(
+            rule.refined, operands=(*rule.refined.operands, results[slot]), results=_put(results, slot, rule.far)
+        ),
+        writes=_put(kernel.writes, slot, (*kernel.writes[slot], view)),
+        writes_via=_put(kernel.writes_via, slot, (*kernel.writes_via[slot], len(rule.refined.operands))),
+    )
 
 
 def _put(items: tuple[T, ...], slot: int, item: T) -> tuple[T, ...]:
@@ -145,13 +160,17 @@ class Composed:
     Attributes:
         refined: Rule on the same tensors, with split factors.
         far: Place of the split factors on the tensor at the other side of the view.
+        also: Place of the split factors on further tensors of the view.
     """
 
     refined: Rule
     far: Place
+    also: tuple[Place, ...] = ()
 
 
-def compose_rule(rule: Rule, near: Place, view: Rule, meets: Place, far: Place) -> Composed | None:
+def compose_rule(
+    rule: Rule, near: Place, view: Rule, meets: Place, far: Place, *, also: Sequence[Place] = ()
+) -> Composed | None:
     """Return a rule seen through a view of one of its tensors; None if the factors of both have no common divisors.
 
     Args:
@@ -160,6 +179,7 @@ def compose_rule(rule: Rule, near: Place, view: Rule, meets: Place, far: Place) 
         view: Rule of the view.
         meets: Place of the view's factors on the tensor that both share.
         far: Place of the view's factors on the tensor at its other side.
+        also: Places of the view's factors on further tensors, all of which `meets` has.
     """
     own: dict[int, Pieces] = {}
     others: dict[int, Pieces] = {}
@@ -208,5 +228,8 @@ def compose_rule(rule: Rule, near: Place, view: Rule, meets: Place, far: Place) 
     refined = Rule(
         factors=tuple(factors), operands=tuple(map(split, rule.operands)), results=tuple(map(split, rule.results))
     )
-    seen = tuple(tuple(number_of[piece] for factor in dim for _, piece in others[factor]) for dim in far)
-    return Composed(refined=refined, far=seen)
+
+    def through(place: Place) -> Place:
+        return tuple(tuple(number_of[piece] for factor in dim for _, piece in others[factor]) for dim in place)
+
+    return Composed(refined=refined, far=through(far), also=tuple(map(through, also)))
