@@ -32,6 +32,8 @@ HEADS = 16
 """Heads of a small model; if the published one has groups, every two heads share a key head."""
 STEPS = 5
 """Measured steps of a trial."""
+OPTIONS: Mapping[str, Any] = {"warmup_steps": 2, "min_steps": STEPS, "max_steps": STEPS, "chosen_clock": "virtual"}
+"""Options of all backends."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,38 +83,51 @@ def run_plans(kind: Kind, job: TrainingJob, plans: Mapping[str, Plan], *, rounds
     Args:
         kind: Backend of the trials.
         job: Job whose step the plans shard, in one micro-batch.
-        plans: Plans by name, each on DEVICES devices of `cpu_host`.
+        plans: Plans by name, each on DEVICES devices.
         rounds: Number of trials of each plan.
 
     Raises:
         ConfigError: A trial failed.
     """
     backends = {name: backend_of(kind, job, plan) for name, plan in plans.items()}
-    found: dict[str, list[Observation]] = {name: [] for name in plans}
+    return run_backends(f"{kind} {job.model.name}", backends, rounds=rounds)
+
+
+def run_backends(title: str, backends: Mapping[str, AbstractRankBackend], *, rounds: int) -> dict[str, Runs]:
+    """Run a trial of each backend, one round after the other.
+
+    Args:
+        title: Name of the step in messages.
+        backends: Backends of one kind by name, each of which runs one plan.
+        rounds: Number of trials of each backend.
+
+    Raises:
+        ConfigError: A trial failed.
+    """
+    found: dict[str, list[Observation]] = {name: [] for name in backends}
     config = ParallelConfig(dp=DEVICES, mbs=1)  # the plan decides; a trial needs the number of ranks alone
     with RankProcesses(next(iter(backends.values())).rank_setup) as ranks:
         for _ in range(rounds):
             for name, backend in backends.items():
                 one = OpenBackend(backend=backend, ranks=ranks).measure(config, trial_number=0)
                 if one.status is not Status.OK:
-                    raise ConfigError(f"{job.model.name} by {name} failed: {one.reason}\n{one.log_tail}")
-                tell(f"{kind} {job.model.name}, {name}: {statistics.median(one.step_times_s):.4g} s")
+                    raise ConfigError(f"{title} by {name} failed: {one.reason}\n{one.log_tail}")
+                tell(f"{title}, {name}: {statistics.median(one.step_times_s):.4g} s")
                 found[name].append(one)
     return {name: Runs(found=tuple(runs)) for name, runs in found.items()}
 
 
 def backend_of(kind: Kind, job: TrainingJob, plan: Plan) -> AbstractRankBackend:
     """Return the backend that runs a plan."""
-    options: dict[str, Any] = {"warmup_steps": 2, "min_steps": STEPS, "max_steps": STEPS, "chosen_clock": "virtual"}
     if kind == "jax":
-        return JaxBackend(job=job, cluster=plan.mesh.cluster, planner=GivenPlan(given=plan), **options)
+        return JaxBackend(job=job, cluster=plan.mesh.cluster, planner=GivenPlan(given=plan), **OPTIONS)
     return TorchBackend(
         job=job,
         cluster=plan.mesh.cluster,
         runtime=find_runtime("torch-planned"),
         device="cpu",
         planner=GivenPlan(given=plan),
-        **options,
+        **OPTIONS,
     )
 
 
