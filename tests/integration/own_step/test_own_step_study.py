@@ -1,0 +1,306 @@
+"""Studies of a user's own training step in JAX: candidates, trials, the exported program, and mistakes."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.sharding.plan import cost_of
+from hardware.io.errors import ConfigError
+from trials.backend import Status
+from trials.jax_training.backend import JAX_RANKS
+from trials.rank_backend import OpenBackend
+from trials.ranks.processes import RankProcesses
+from tuner import load_study, rank
+from tuner.answers.candidates import candidates_of, reasons_against
+from tuner.answers.own_step_export import export_own_step
+from tuner.own_step.plans import OwnStepPlans
+
+ROOT = Path(__file__).resolve().parents[3]
+
+PROGRAM = """
+import jax
+import jax.numpy as jnp
+
+
+def train_step(params, moments, batch):
+    def loss(params):
+        hidden = jax.nn.relu(batch["x"] @ params["up"])
+        return jnp.mean((hidden @ params["down"] - batch["y"]) ** 2)
+
+    value, grads = jax.value_and_grad(loss)(params)
+    moments = jax.tree.map(lambda moment, grad: 0.9 * moment + grad, moments, grads)
+    return jax.tree.map(lambda param, moment: param - 0.1 * moment, params, moments), moments, value
+
+
+def array(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def step(rows=8):
+    params = {"up": array(32, 64), "down": array(64, 32)}
+    return train_step, (params, params, {"x": array(rows, 32), "y": array(rows, 32)}), ("params", "moments")
+
+
+def odd_step():
+    return step(rows=6)
+
+
+def not_a_step():
+    return train_step
+
+
+def failing_factory():
+    return {}["missing"]
+
+
+def failing_step():
+    return lambda x: jnp.dot(x, x[0, :2]), (array(4, 4),)
+
+
+def wrongly_donated():
+    return (*step()[:2], ("weights",))
+"""
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """Writes a study of the program beside it, and returns its file; nobody's storage is seen."""
+    monkeypatch.delenv("MESHTUNE_STORAGE", raising=False)
+    (tmp_path / "own_program.py").write_text(PROGRAM, encoding="utf-8")
+
+    def write(factory="own_program:step", devices=4, **changes):
+        content = {
+            "name": "own",
+            "model": {"jax": factory},
+            "cluster": {"name": "cpu-host", "hosts": 1, "devices_per_host": devices},
+            "trial": {"backend": "jax", "min_steps": 2, "max_steps": 2},
+            "storage": f"sqlite:///{tmp_path}/own.db",
+        }
+        file = tmp_path / "study.yaml"
+        file.write_text(yaml.safe_dump(content | changes), encoding="utf-8")
+        return file
+
+    yield write
+    sys.modules.pop("own_program", None)
+    sys.path[:] = [place for place in sys.path if place != str(tmp_path)]
+
+
+@pytest.fixture(scope="module")
+def rank_processes():
+    """One server of processes for all tests."""
+    with RankProcesses(JAX_RANKS) as processes:
+        yield processes
+
+
+def test_candidates_are_meshes_times_plans_at_their_planned_cost(study):
+    """Every mesh has its plans by hand and perhaps a planner's, at the cost and the peak memory of the plan itself."""
+    config = load_study(study())
+    found = candidates_of(config)
+    grid = found.space.grid
+    chosen = [grid.config(position) for position in range(len(grid))]
+
+    assert {(each.dp, each.tp) for each in chosen} == {(4, 1), (2, 2), (1, 4)}
+    assert {each.plan for each in chosen} == {"hand", "descent"}
+    assert ParallelConfig(dp=4, zero_stage=0) in chosen
+    for position, each in enumerate(chosen):
+        cost = cost_of(config.own_step.plan(each))
+        assert found.estimate.step_time_s[position] == pytest.approx(cost.step_time_s)
+        assert found.space.memory.peak_bytes[position] == pytest.approx(cost.peak_memory_bytes)
+    by_hand_s = min(found.estimate.step_time_s[position] for position, each in enumerate(chosen) if each.plan == "hand")
+    assert rank(config)[0]["step_time_s"] <= by_hand_s
+
+
+def test_plain_data_parallelism_keeps_parameters_whole_and_fsdp_cuts_them(study):
+    """The two plans by hand on the axis `data` are those that their ZeRO stages name."""
+    plans = load_study(study()).own_step
+    plain, sharded = (plans.plan(ParallelConfig(dp=4, zero_stage=stage)) for stage in (0, 3))
+    names = {tensor.name: number for number, tensor in enumerate(plans.graph().tensors)}
+
+    assert plain.dims_of(names["batch.x"])[0] == sharded.dims_of(names["batch.x"])[0] == ("data",)
+    assert plain.dims_of(names["params.up"]) == ((), ())
+    assert ("data",) in sharded.dims_of(names["params.up"])
+
+
+def test_meshes_that_do_not_divide_the_batch_are_left_out_with_the_reason(study):
+    """With six rows, four devices along `data` are left out, and the reason names the sizes that there are."""
+    config = load_study(study("own_program:odd_step"))
+    space = config.space()
+    reasons = reasons_against(config, space, ParallelConfig(dp=4, zero_stage=0))
+
+    assert space.removed == {"data": 1}
+    assert {space.grid.config(position).dp for position in range(len(space.grid))} == {1, 2}
+    assert reasons == {"data": "data=4 divides the first dim of no input, its batch (sizes: 6)"}
+    assert "dp*tp must be the 4 devices" in reasons_against(config, space, ParallelConfig(dp=3))["devices"]
+
+
+def test_a_study_can_tighten_the_mesh(study):
+    """`space.tp` leaves only meshes of these sizes, and each other plan is counted under the key."""
+    space = load_study(study(space={"tp": [2], "zero_stage": [0]})).space()
+
+    assert {space.grid.config(position).tp for position in range(len(space.grid))} == {2}
+    assert {space.grid.config(position).zero_stage for position in range(len(space.grid))} == {0}
+    assert set(space.removed) == {"space.tp", "space.zero_stage"}
+
+
+@pytest.mark.parametrize("clock", ["virtual", "cpu"])
+def test_trials_run_the_users_function_as_the_plans_shard_it(study, rank_processes, clock):
+    """Each plan's trial has the loss of every other, a step time by the study's clock, and XLA's memory of a device."""
+    config = load_study(study(trial={"backend": "jax", "min_steps": 2, "max_steps": 2, "clock": clock}))
+    opened = OpenBackend(backend=config.backend, ranks=rank_processes)
+    plain, other = ParallelConfig(dp=4, zero_stage=0), ParallelConfig(tp=4, zero_stage=0)
+    trials = [opened.measure(each, trial_number=0) for each in (plain, other)]
+
+    assert [trial.status for trial in trials] == [Status.OK, Status.OK], trials[0].log_tail + trials[1].log_tail
+    losses = [dict(trial.conditions)["loss"] for trial in trials]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[0] > 0
+    assert {trial.clock for trial in trials} == {clock}
+    # data parallelism keeps the parameters and their moments whole, 64 KiB; tensor parallelism a quarter
+    assert trials[0].peak_memory_bytes > 4 * 32 * 64 * 4 > trials[1].peak_memory_bytes
+
+
+def test_a_step_that_does_not_fit_ends_as_out_of_memory(study, rank_processes):
+    """A compiled step above a device's memory is not run, and the trial says what it needs."""
+    config = load_study(study())
+    steps = config.own_step
+    work = config.backend.work(ParallelConfig(dp=4, zero_stage=0))
+    small = type(work)(**{name: getattr(work, name) for name in work.__dataclass_fields__} | {"memory_bytes": 1000.0})
+
+    class Small(type(config.backend)):
+        def work(self, _):
+            return small
+
+    backend = Small(steps=steps, cluster=config.backend.cluster)
+    trial = OpenBackend(backend=backend, ranks=rank_processes).measure(
+        ParallelConfig(dp=4, zero_stage=0), trial_number=0
+    )
+
+    assert trial.status is Status.OUT_OF_MEMORY
+    assert "by XLA's memory analysis" in trial.reason + trial.log_tail
+
+
+def test_stored_plans_stand_in_for_planning(study):
+    """Plans that went through JSON are the same candidates at the same cost, and no planner runs for them."""
+    plans = load_study(study()).own_step
+    made = {tp: [(each.config, each.step_time_s) for each in plans.on(tp).candidates] for tp in plans.degrees}
+    again = OwnStepPlans(factory=plans.factory, folder=plans.folder, cluster=plans.cluster, planner="unknown")
+    again.restore(json.loads(json.dumps(plans.as_json())))
+
+    assert {tp: [(each.config, each.step_time_s) for each in again.on(tp).candidates] for tp in made} == made
+
+
+CHECK = """
+import jax
+import numpy as np
+from own_program import step as factory
+from {module} import sharded_step
+
+function, arguments, donated = factory()
+rng = np.random.default_rng(0)
+values = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape).astype(leaf.dtype), arguments)
+expected = jax.jit(function)(*values)
+step, shardings = sharded_step()
+found = step(*jax.device_put(values, shardings))
+for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * float(np.abs(other).max()))
+assert found[0]["up"].sharding.is_equivalent_to(shardings[0]["up"], 2)
+print(len(found[0]["up"].sharding.device_set))
+"""
+
+
+@pytest.mark.parametrize("chosen", [ParallelConfig(dp=2, tp=2, zero_stage=3), None])
+def test_the_exported_program_runs_and_computes_the_same(study, tmp_path, chosen):
+    """The written module runs as it stands, and its step equals the unsharded function to 1e-5 on four devices."""
+    config = load_study(study())
+    space = config.space()
+    planned = next(
+        each for position in range(len(space.grid)) if (each := space.grid.config(position)).plan == "descent"
+    )
+    module = tmp_path / "sharded.py"
+    module.write_text(export_own_step(config, chosen or planned, module), encoding="utf-8")
+    (tmp_path / "check.py").write_text(CHECK.format(module="sharded"), encoding="utf-8")
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(ROOT),
+    }
+
+    for program, told in (("sharded.py", "float32[32,64]"), ("check.py", "4")):
+        done = subprocess.run(
+            [sys.executable, program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert told in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("own_program", "must be module:factory"),
+        ("own_programme:step", "can't be imported: No module named 'own_programme'"),
+        ("own_program:steps", "is not defined in own_program; did you mean 'step'"),
+        ("own_program:not_a_step", "must return \\(function, arguments\\)"),
+        ("own_program:failing_factory", "fails: KeyError: 'missing' \\(line 34 of .*own_program.py\\)"),
+        ("own_program:failing_step", "fails: TypeError: dot_general requires .* \\(line 38 of .*own_program.py\\)"),
+        ("own_program:wrongly_donated", "model.jax.donated = 'weights': must be one of the function's arguments"),
+    ],
+)
+def test_mistakes_in_the_program_are_told_in_one_message(study, factory, message):
+    """A factory that cannot be imported, fails, or returns something else is named with the reason and its line."""
+    with pytest.raises(ConfigError, match=message):
+        load_study(study(factory))
+
+
+def test_one_command_after_the_other(study, tmp_path, meshtune):
+    """`init`, `run`, `best`, `export` and `report` go through on four virtual devices; the rest is refused."""
+    file = tmp_path / "new.yaml"
+    given = ["--from-jax", "own_program:step", "--cluster", "cpu-host", "--devices-per-host", "4", "--out", str(file)]
+    study()
+    assert meshtune("init", *given).returncode == 0
+    options = ["--storage", f"sqlite:///{tmp_path}/new.db", "--set", "space.zero_stage=[0]"]
+    quick = ["--set", "trial.min_steps=2", "--set", "trial.max_steps=2", "--set", "search.repeats=0"]
+
+    ran = meshtune("run", str(file), "--trials", "2", "--json", *options, *quick)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["trials"] == 2
+    best = meshtune("best", str(file), *options, *quick)
+    assert best.returncode == 0, best.stderr
+    assert "mesh = Mesh(np.array(jax.devices()[:4]).reshape(" in best.stdout
+    assert re.search(r"params\.up +float32\[32,64\] +P\(", best.stdout)
+    assert "step, shardings = sharded_step()" in best.stdout
+    written = meshtune("export", str(file), "--to", "jax", "--out", str(tmp_path / "best.py"), *options, *quick)
+    assert written.returncode == 0, written.stderr
+    assert "IN_SPECS" in (tmp_path / "best.py").read_text(encoding="utf-8")
+    page = meshtune("report", str(file), "--out", str(tmp_path / "page.html"), *options, *quick)
+    assert page.returncode == 0, page.stderr
+    assert "Mesh and shardings" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    for refused in (["export", str(file), "--to", "megatron"], ["simulate", str(file), "--config", "dp=4"]):
+        done = meshtune(*refused, *options, *quick)
+        assert (done.returncode, "needs a model of the catalog" in done.stderr) == (2, True), done.stderr
+
+
+@pytest.fixture
+def meshtune(tmp_path):
+    """Runs the command in the folder of the program."""
+
+    def run(*words):
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        environment.pop("MESHTUNE_STORAGE", None)
+        return subprocess.run(
+            [sys.executable, "-m", "tuner", *words],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+
+    return run

@@ -1,0 +1,63 @@
+"""Keys that a study of a training step of the user's own cannot have, each refused before its program is imported."""
+
+import pytest
+import yaml
+
+from hardware.cluster import find_cluster
+from hardware.io.errors import ConfigError
+from tuner.own_step.setting import OwnSetting
+from tuner.study_file.config import load_study
+from tuner.study_file.own_study_text import own_study_text
+
+GOOD = {"name": "own", "model": {"jax": "program:step"}, "cluster": {"name": "cpu-host", "hosts": 1}}
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"job": {"sequence_length": 64, "global_batch_size": 8}}, "job: belongs to models of the catalog"),
+        ({"runtime": "megatron-core"}, "runtime = 'megatron-core': belongs to models of the catalog"),
+        ({"measured": {"step_time_s": 1.0, "source": "log"}}, "measured: belongs to models of the catalog"),
+        ({"history": ["old.csv"]}, "history: cannot inform"),
+        ({"planner": {"pins": [{"op": "*", "dim": "batch"}]}}, "planner.pins: cannot be given"),
+        ({"space": {"pp": [1, 2]}}, "space.pp: is no choice of a step of your own; valid: dp, tp, zero_stage"),
+        ({"space": {"tp": [2, 2]}}, "space.tp = .*each once"),
+        ({"trial": {"backend": "torch"}}, "trial.backend = 'torch': does not run a step of your own"),
+        ({"trial": {"backend": "jax", "proxy": {"hosts": 1}}}, "trial.proxy: has no smaller form"),
+        ({"model": {"jaxx": "program:step"}}, "model.*jaxx: unknown key; did you mean 'jax'"),
+    ],
+)
+def test_keys_of_the_catalog_are_refused(tmp_path, keys, message):
+    """A key that only a model of the catalog can have is named, with what to write instead."""
+    file = tmp_path / "study.yaml"
+    file.write_text(yaml.safe_dump(GOOD | keys), encoding="utf-8")
+
+    with pytest.raises(ConfigError, match=message):
+        load_study(file)
+
+
+def test_the_setting_refuses_a_job_and_a_framework():
+    """Whatever asks a study of a user's own step for a job or a runtime is refused in the same words."""
+    setting = OwnSetting(cluster=find_cluster("cpu-host"), factory="program:step")
+
+    for part in ("job", "runtime"):
+        with pytest.raises(ConfigError, match="is a training step of your own, and this needs a model of the catalog"):
+            getattr(setting, part)
+    assert setting.cluster.num_devices == find_cluster("cpu-host").num_devices
+
+
+def test_a_new_study_trains_where_devices_are_processors():
+    """The written study runs real steps on a cluster of processors, and is simulated on any other."""
+    here = yaml.safe_load(own_study_text("program:step", cluster="cpu-host", hosts=None, devices_per_host=4))
+    there = yaml.safe_load(own_study_text("program:step", cluster="dgx-h100", hosts=2, devices_per_host=None))
+
+    assert here["model"] == {"jax": "program:step"}
+    assert here["cluster"] == {"name": "cpu-host", "hosts": 1, "devices_per_host": 4}
+    assert (here["trial"], there["trial"]) == ({"backend": "jax"}, {"backend": "simulated"})
+    assert there["cluster"] == {"name": "dgx-h100", "hosts": 2}
+
+
+def test_an_unknown_cluster_is_named_by_its_option():
+    """A cluster that the catalog lacks is refused under the option that names it."""
+    with pytest.raises(ConfigError, match="--cluster"):
+        own_study_text("program:step", cluster="dgx-h10", hosts=None, devices_per_host=None)
