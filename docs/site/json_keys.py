@@ -64,7 +64,12 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "`peak_memory_bytes`, `source`; null without",
             "unread": "parts of the file that could not be read without running it, with their lines",
             "notes": "further remarks on the study file",
-        }
+        },
+        "with `--from-jax`": {
+            "written": "study file that was written",
+            "devices": "number of devices of the cluster",
+            "operators": "number of operators of the step",
+        },
     },
     "space": {
         "": {
@@ -228,7 +233,11 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "clock": f"{_CLOCK}; null if predicted",
             "extrapolated": "whether the best is inferred from proxy jobs only",
             **_GAINS,
-        }
+        },
+        "of a step of your own, also": {
+            "shardings": "`mesh`, and `arguments` and `outputs` with `path`, `type` and `spec` of each leaf; `kept` "
+            "outputs, which replace an argument, and numbers of `donated` arguments",
+        },
     },
     "estimate": {
         "": {

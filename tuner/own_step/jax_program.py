@@ -154,7 +154,7 @@ class OwnAnswer:
     def to_json(self) -> dict[str, Any]:
         """Return mesh and specs as JSON."""
         found = asdict(self)
-        return {key: found[key] for key in ("mesh", "arguments", "outputs", "donated")}
+        return {key: found[key] for key in ("mesh", "arguments", "outputs", "kept", "donated")}
 
 
 def answer_of(plans: OwnStepPlans, chosen: ParallelConfig) -> OwnAnswer:

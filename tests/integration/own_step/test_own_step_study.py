@@ -282,7 +282,7 @@ def test_one_command_after_the_other(study, tmp_path, meshtune):
     assert page.returncode == 0, page.stderr
     assert "Mesh and shardings" in (tmp_path / "page.html").read_text(encoding="utf-8")
     for refused in (["export", str(file), "--to", "megatron"], ["simulate", str(file), "--config", "dp=4"]):
-        done = meshtune(*refused, *options, *quick)
+        done = meshtune(*refused)
         assert (done.returncode, "needs a model of the catalog" in done.stderr) == (2, True), done.stderr
 
 
