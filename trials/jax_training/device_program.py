@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,6 +34,9 @@ KINDS = {
 
 _TYPE_BYTES = {"pred": 1.0, "bf16": 2.0}
 _LINE = re.compile(r"^(\s+(?:ROOT )?)%(\S+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\(([^)]*)\)")
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%(\S+) \(")
+_LOOP = re.compile(r" while\(.*?\), condition=%(\S+?), body=%([^\s,]+)")
+_COUNTED = re.compile(r"ROOT %\S+ = pred\[\] compare\(%\S+, %(\S+?)\), direction=LT")
 _OTHERS = re.compile(r"^(all-|reduce-scatter|collective-|ragged-|send|recv|replica-id)")
 
 
@@ -45,11 +48,13 @@ class XlaCollective:
         kind: Kind of collective.
         message_bytes: Size of its message, as hardware/collectives.py defines it for the kind [bytes].
         groups: Numbers of the devices of each group; for a permutation, pairs of sender and receiver.
+        times: Number of times that it runs in a step: more than once inside loops.
     """
 
     kind: OpKind
     message_bytes: float
     groups: Groups
+    times: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +63,7 @@ class DeviceProgram:
 
     Attributes:
         alone: Text of the program without collectives, for one device.
-        collectives: Its collectives, in the order of the text; each runs once in a step.
+        collectives: Its collectives, in the order of the text.
     """
 
     alone: str
@@ -69,17 +74,19 @@ class DeviceProgram:
         """Return the program of a device from the text of a partitioned module.
 
         Raises:
-            ValueError: The text has a collective that is none of KINDS, or one in a loop or a branch.
+            ValueError: The text has a collective that is none of KINDS, or one in a branch, or in a loop whose length
+                is unknown.
         """
         lines: list[str] = []
         collectives = []
-        in_entry = False
+        times_of = _times_of(text)
+        times: int | None = None
         for line in text.splitlines():
             if line.startswith("HloModule"):
                 lines.append(re.sub(r", num_partitions=\d+", "", line))
                 continue
-            if line and not line[0].isspace():
-                in_entry = line.startswith("ENTRY")
+            if name := _name_of(line):
+                times = times_of.get(name)
             found = _LINE.match(line)
             if found is None or not (found[4] == "partition-id" or _OTHERS.match(found[4])):
                 lines.append(line)
@@ -87,9 +94,9 @@ class DeviceProgram:
             if found[4] == "partition-id":
                 lines.append(f"{found[1]}%{found[2]} = {found[3]} constant(0)")
                 continue
-            if found[4] not in KINDS or not in_entry:
+            if found[4] not in KINDS or times is None:
                 raise ValueError(f"can't tell the time of {line.strip()[:200]}")
-            one = _collective(line, found[4], found[3])
+            one = replace(_collective(line, found[4], found[3]), times=times)
             collectives.append(one)
             lines += _stand_ins(line, found, len(one.groups[0]))
         return cls(alone="\n".join(lines), collectives=tuple(collectives))
@@ -100,7 +107,47 @@ class DeviceProgram:
         for one in self.collectives:
             if one not in known:
                 known[one] = _seconds(one, cluster)
-        return sum(known[one] for one in self.collectives)
+        return sum(known[one] * one.times for one in self.collectives)
+
+
+def _name_of(line: str) -> str | None:
+    """Return the name of the computation that begins at a line of a module; None at any other line."""
+    found = _COMPUTATION.match(line)
+    return found[1] if found else None
+
+
+def _times_of(text: str) -> dict[str, int]:
+    """Return how often each computation runs in a step: the entry once, and bodies of loops as often as these turn.
+
+    JAX's loops of a known length count from 0, and their condition compares the number with a constant. Bodies of other
+    loops, branches and called functions are left out.
+    """
+    parts: dict[str, list[str]] = {}
+    entry = here = ""
+    for line in text.splitlines():
+        if name := _name_of(line):
+            here = name
+            entry = name if line.startswith("ENTRY") else entry
+        parts.setdefault(here, []).append(line)
+    found = {entry: 1}
+    waiting = [entry]
+    while waiting:
+        name = waiting.pop()
+        for line in parts.get(name, ()):
+            loop = _LOOP.search(line)
+            turns = loop and _turns_of(parts.get(loop[1], ()))
+            if loop and turns is not None:
+                found[loop[2]] = found[name] * turns
+                waiting.append(loop[2])
+    return found
+
+
+def _turns_of(condition: Iterable[str]) -> int | None:
+    """Return the number of turns of a loop with this condition; None if it does not say so."""
+    lines = "\n".join(condition)
+    root = _COUNTED.search(lines)
+    constant = root and re.search(rf"%{re.escape(root[1])} = s32\[\] constant\((\d+)\)", lines)
+    return int(constant[1]) if constant else None
 
 
 def _collective(line: str, opcode: str, types: str) -> XlaCollective:

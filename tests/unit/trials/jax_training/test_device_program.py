@@ -102,3 +102,32 @@ def test_collectives_run_one_after_the_other_on_the_links_of_the_cluster():
     assert across == pytest.approx(float(collective_alone_s(OpKind.ALL_REDUCE, np.array([2.0**20]), links)[0]))
     assert inside != pytest.approx(across, rel=0.1)
     assert both.collectives_s(cluster) == pytest.approx(2 * inside + across)
+
+
+LOOP = """%body (p: f32[8]) -> f32[8] {{
+  ROOT %y = f32[8]{{0}} all-reduce(%p), replica_groups={{{{0,1}},{{2,3}}}}, to_apply=%add
+}}
+%cond (q: s32[]) -> pred[] {{
+  %limit = s32[] constant(6)
+  ROOT %lt = pred[] compare(%q, %limit), direction={direction}
+}}"""
+WHILE = "  %w = f32[8]{0} while(%x), condition=%cond, body=%body"
+
+
+def test_collectives_of_a_loop_count_as_often_as_it_turns():
+    """A loop that counts to a constant runs its collective that many times, in time too; its body has stand-ins."""
+    once, looped = (
+        program(f"  ROOT %y = f32[8]{{0}} all-reduce(%x), {PAIRS}"),
+        program(WHILE, before=LOOP.format(direction="LT")),
+    )
+    cluster = cluster_of(4)
+
+    assert [each.times for each in looped.collectives] == [6]
+    assert looped.collectives_s(cluster) == pytest.approx(6 * once.collectives_s(cluster))
+    assert "f32[8]{0} opt-barrier(%p)" in looped.alone
+
+
+def test_a_loop_of_unknown_length_is_refused():
+    """A collective in a loop that does not count to a constant has no known time."""
+    with pytest.raises(ValueError, match="can't tell the time of"):
+        program(WHILE, before=LOOP.format(direction="NE"))
