@@ -76,8 +76,9 @@ class PlannedModule(torch.nn.Module):
         plan_again: Callable[[torch.nn.Module, tuple[Any, ...]], Traced],
     ) -> None:
         super().__init__()
-        # not registered, so that names stay those of the planned module
-        self.__dict__.update(_planned=module, _parameters=module._parameters, _buffers=module._buffers)
+        # in a tuple, it is no part of this module, so that names stay those of the planned one
+        self._planned = (module,)
+        self.__dict__.update(_parameters=module._parameters, _buffers=module._buffers)
         self.__dict__.update(_modules=module._modules, _non_persistent_buffers_set=module._non_persistent_buffers_set)
         self.training = module.training
         self._device_mesh, self._first, self._plan_again = device_mesh, case, plan_again
@@ -90,25 +91,25 @@ class PlannedModule(torch.nn.Module):
             ConfigError: the plan of other inputs can't be run.
         """
         step = self._step_on(inputs)
-        parameters = list(self._planned.parameters())
-        others = [*self._planned.buffers(), *(leaf for leaf in pytree.tree_leaves(inputs) if _is_tensor(leaf))]
+        parameters = list(self._planned[0].parameters())
+        others = [*self._planned[0].buffers(), *(leaf for leaf in pytree.tree_leaves(inputs) if _is_tensor(leaf))]
         found: Tensor = _PlannedLoss.apply(step, others, *parameters)  # type: ignore[no-untyped-call] # as torch has it
         return found
 
     def train(self, mode: bool = True) -> PlannedModule:
         """Set the mode of the module and its parts."""
-        self._planned.train(mode)
+        self._planned[0].train(mode)
         self.training = mode
         return self
 
     def _step_on(self, inputs: tuple[Any, ...]) -> LocalStep:
-        case = case_of(self._planned, inputs, self._device_mesh.device_type)
+        case = case_of(self._planned[0], inputs, self._device_mesh.device_type)
         if case not in self._steps:
             pairs = zip(self._first, case, strict=False)
             own, other = next((pair for pair in pairs if pair[0] != pair[1]), ("other inputs", "these"))
-            name = type(self._planned).__name__
+            name = type(self._planned[0]).__name__
             warnings.warn(f"{name} is planned again: with {other}; it was planned with {own}", stacklevel=3)
-            self._steps[case] = self._step_of(self._plan_again(self._planned, inputs))
+            self._steps[case] = self._step_of(self._plan_again(self._planned[0], inputs))
         return self._steps[case]
 
     def _step_of(self, traced: Traced) -> LocalStep:
@@ -154,7 +155,7 @@ class _PlannedLoss(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override] # torch has no types there
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         """Return the parameters' gradients, as DTensors that lie as the parameters do."""
         if ctx.saved is None:
             raise RuntimeError("the planned step keeps nothing for a second backward pass; call the module again")

@@ -108,11 +108,11 @@ class TorchPlan:
         return self._deal(module, device_mesh, self.parameters)
 
     def parallelize(self, module: torch.nn.Module, device_mesh: torch_meshes.DeviceMesh | None = None) -> PlannedModule:
-        """Return a module that trains as planned, and make this module's parameters DTensors; to be called on all ranks.
+        """Return a module that trains as planned; to be called on all ranks.
 
-        All ranks get rank 0's values. Parameters lie where the plan updates them, so that gradients and the moments of
-        torch's optimizers lie there, too. Where the plan keeps a parameter in another layout, each forward pass brings
-        it there, which the plan does at the end of a step.
+        The module's parameters become DTensors, with rank 0's values. They lie where the plan updates them, so that
+        gradients and the moments of torch's optimizers lie there, too. Where the plan keeps a parameter in another
+        layout, each forward pass brings it there, which the plan does at the end of a step.
 
         Args:
             module: Module like the planned one.

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import device_mesh as torch_meshes
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
@@ -183,12 +184,13 @@ class LocalStep:
         """
         row = self._rows[kernel.step.name]
         values = (*kernel.step.operands, *kernel.unread)
-        count = len(kernel.step.operands)
         wanted = [wanted_layout(kernel.rule, slot, row) for slot in range(len(values))]
         written = [self._written(kernel, slot, row) for slot in range(len(kernel.step.results))]
-        layouts = [(layout,) for layout in wanted[count:]]
-        for layout, via in zip(wanted[:count][::-1], kernel.reads_via[::-1], strict=True):
-            layouts.insert(0, (layout, *(wanted_layout(kernel.rule, at, row) for at in via)))
+        via = [*kernel.reads_via, *((),) * len(kernel.unread)]
+        layouts = [
+            (layout, *(wanted_layout(kernel.rule, at, row) for at in own))
+            for layout, own in zip(wanted, via, strict=True)
+        ]
         result_layouts = [
             (*(_with_sums(wanted_layout(kernel.rule, at, row), layout) for at in via), layout)
             for layout, via in zip(written, kernel.writes_via, strict=True)
@@ -482,7 +484,15 @@ class _Wholes:
     def compute(self, node: Node, device: torch.device) -> list[int]:
         """Compute the whole values of a call, and return their numbers."""
         if node.op == "get_attr":
-            made: Any = getattr(self._trace, str(node.target)).to(device)
+            given_value = getattr(self._trace, str(node.target))
+            if isinstance(given_value, FakeTensor) or given_value.is_meta:
+                raise ConfigError(
+                    "has no values, and is neither a parameter nor a buffer",
+                    key="module",
+                    value=f"tensor of shape {tuple(given_value.shape)}",
+                    nearest="register it as a buffer, or plan the module with values",
+                )
+            made: Any = given_value.to(device)
         else:
             given = dict(node.kwargs)
             if "device" in given:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
@@ -241,7 +242,7 @@ def _indexed(call: LocalCall) -> tuple[Tensor, ...]:
     (found,) = call.run()
     if not own_ones:
         return (found,)
-    common = torch.broadcast_shapes(*(call.operands[slot].shape for slot in slots.values()))
+    common = np.broadcast_shapes(*(tuple(call.operands[slot].shape) for slot in slots.values()))
     is_own = torch.stack([one.expand(common) for one in own_ones]).all(dim=0)
     # the indices' common shape stands where the first of adjacent indexed dims stood, or else in front
     lead = min(slots) if max(slots) - min(slots) + 1 == len(slots) else 0
@@ -332,7 +333,8 @@ AS_IT_STANDS = frozenset(
 SUMS = frozenset(
     """
     _fused_rms_norm_backward _scaled_dot_product_flash_attention_for_cpu_backward addmm baddbmm bmm convolution
-    convolution_backward embedding embedding_dense_backward gather index index_put mean mm native_group_norm_backward native_layer_norm_backward scatter_add sum
+    convolution_backward embedding embedding_dense_backward gather index index_put mean mm native_group_norm_backward
+    native_layer_norm_backward scatter_add sum
     """.split()  # noqa: SIM905  # one line is easier to scan than a list
 )
 """Operators whose results are sums of those of their parts."""

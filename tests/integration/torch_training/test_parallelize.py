@@ -1,0 +1,74 @@
+"""Modules that `TorchPlan.parallelize` returns train on real ranks as one process does."""
+
+import importlib.util
+import math
+
+import pytest
+
+from tests.support.programs import parallel_ranks
+
+OF_TRANSFORMERS = [("llama", None), ("llama", 1), ("gpt2", 1), ("bert", 1)]
+
+
+def check(told, cases):
+    """Check that each rank tells the losses of one process for each case."""
+    for found in told:
+        assert [each["case"] for each in found] == cases
+        for each in found:
+            assert each["found"] == pytest.approx(each["expected"], rel=1e-5), each["case"]
+            assert each["expected"][-1] < each["expected"][0]
+            assert each["buffers"] < 1e-5
+            assert each["cut"] > 0.4
+            assert each["names"]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "cases"),
+    [
+        ({"data": 2}, [("convolutions", None), ("convolutions", 1), ("perceptron", 2)]),
+        ({"data": 2, "model": 2}, [("convolutions", 2), ("perceptron", 3)]),
+    ],
+    ids=["two ranks", "four ranks"],
+)
+def test_losses_are_those_of_one_process(on_ranks, mesh, cases):
+    """Over three steps of AdamW with clipped gradients, losses and running statistics are those of one process to 1e-5,
+    under the planner's plans and under any others, with dropout and BatchNorm, whatever seeds ranks but the first have.
+    """
+    check(on_ranks(math.prod(mesh.values()), parallel_ranks.train, mesh, cases), cases)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="models of transformers: pip install it")
+@pytest.mark.parametrize("mesh", [{"data": 2}, {"data": 2, "model": 2}], ids=["two ranks", "four ranks"])
+def test_models_of_transformers_train_alike(on_ranks, mesh):
+    """Llama, and GPT-2 and BERT with their dropout, have the losses of one process to 1e-5 over three steps of AdamW."""
+    check(on_ranks(math.prod(mesh.values()), parallel_ranks.train, mesh, OF_TRANSFORMERS), OF_TRANSFORMERS)
+
+
+def test_states_are_saved_and_loaded(on_ranks, tmp_path):
+    """A checkpoint of module and optimizer goes on alike in a module under another plan, and in one under FSDP2."""
+    for (found,) in on_ranks(2, parallel_ranks.save_and_load, str(tmp_path / "state")):
+        assert found["kinds"] == ["DTensor"]
+        assert found["planned"] == pytest.approx(found["same"], rel=1e-5)
+        assert found["fsdp"] == pytest.approx(found["same"], rel=1e-5)
+        assert found["same"][1] < found["same"][0]
+
+
+def test_other_calls_are_planned_or_refused(on_ranks):
+    """Other shapes and modes are planned again, once, with a warning; inputs may be dealt out, the loss scaled, and
+    parameters frozen; autocast holds as in one process; and what can't run as in one process is refused by name.
+    """
+    for (found,) in on_ranks(2, parallel_ranks.other_calls):
+        for key in ("no grad", "dealt", "fewer", "eval"):
+            assert found[key][0] == pytest.approx(found[key][1], rel=1e-5), key
+        assert found["frozen"]
+        assert found["gradient"] < 1e-6
+        assert "keeps nothing for a second backward pass" in found["second"]
+        (warning,) = found["warnings"]
+        assert "Sequential is planned again: with inputs[0]: torch.float32 (4, 4, 8, 8)" in warning
+        assert found["autocast"][0] == pytest.approx(found["autocast"][1], rel=1e-2)
+        assert found["autocast gradient"] < 2e-2
+        assert found["kept"] == "torch.float32"
+        first, second = found["refused"]
+        assert "bernoulli" in first
+        assert "draws other random numbers in the backward pass than in the forward pass" in first
+        assert "module = 'module: eval': is not in the mode in which it was planned" in second

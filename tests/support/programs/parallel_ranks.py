@@ -1,0 +1,269 @@
+"""Functions that ranks run in the tests of modules that train as planned; they are a module so that ranks import them."""
+
+STEPS = 3
+
+
+def built(name):
+    """Build a tiny model by name, its inputs and its loss; the same on every rank."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    ids = torch.randint(0, 64, (8, 16))
+    sizes = {"vocab_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "hidden_size": 32}
+    if name == "convolutions":
+        # no biases before a norm: their gradients are rounding errors, which Adam would blow up
+        module = nn.Sequential(
+            *(
+                nn.Conv2d(4, 8, 3, padding=1, bias=False),
+                nn.BatchNorm2d(8),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Dropout(0.2),
+            ),
+            *(nn.Conv2d(8, 16, 3, padding=1, groups=2, bias=False), nn.BatchNorm2d(16), nn.ReLU()),
+            *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 8)),
+        )
+        return module, (torch.randn(8, 4, 8, 8), torch.randint(0, 8, (8,))), classified
+    if name == "perceptron":
+        module = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 16), nn.LayerNorm(16))
+        return module, (torch.randn(8, 16), torch.randn(8, 16)), squared
+    import transformers
+
+    if name == "llama":
+        config = transformers.LlamaConfig(**sizes, intermediate_size=64, num_key_value_heads=2)
+        return transformers.LlamaForCausalLM(config).train(), (ids,), labelled
+    if name == "gpt2":
+        config = transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=4, n_positions=16)
+        return transformers.GPT2LMHeadModel(config).train(), (ids,), labelled
+    assert name == "bert", name
+    config = transformers.BertConfig(**sizes, intermediate_size=64, max_position_embeddings=16)
+    return transformers.BertForMaskedLM(config).train(), (ids,), labelled
+
+
+def classified(module, images, labels):
+    """Compute the cross entropy of labels."""
+    import torch
+
+    return torch.nn.functional.cross_entropy(module(images), labels)
+
+
+def squared(module, x, y):
+    """Compute the mean squared error."""
+    return ((module(x) - y) ** 2).mean()
+
+
+def labelled(module, ids):
+    """Compute the loss of a model of transformers."""
+    return module(input_ids=ids, labels=ids).loss
+
+
+def planned(module, inputs, loss, mesh, seed=None):
+    """Plan a module quickly; with a seed, draw any valid plan, which serves all factors that can be cut."""
+    from dataclasses import replace
+
+    from tuner.planners import torch_plans
+    from tuner.planners.planning import PlannerOptions, plan_graph
+
+    options = PlannerOptions(whole_axes=True, planner="recursive", order="topological")
+    if seed is None:
+        return torch_plans.plan_torch(module, *inputs, loss=loss, mesh=mesh, options=options)
+
+    def drawn(graph, own_mesh, options):
+        found = plan_graph(graph, own_mesh, options)
+        return replace(found, found=replace(found.found, plan=any_plan(found.plan, seed)))
+
+    torch_plans.plan_graph = drawn
+    try:
+        return torch_plans.plan_torch(module, *inputs, loss=loss, mesh=mesh, options=options)
+    finally:
+        torch_plans.plan_graph = plan_graph
+
+
+def any_plan(plan, seed):
+    """Return a valid plan that is drawn at random."""
+    from dataclasses import replace
+
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    served = plan.served.copy()
+    for number, op in enumerate(plan.graph.ops):
+        left = {factor: op.rule.factors[factor].size for factor in op.rule.cuttable}
+        for axis, size in enumerate(plan.mesh.sizes):
+            fitting = [factor for factor, length in left.items() if length % size == 0]
+            served[number, axis] = rng.choice([*fitting, -1])
+            if served[number, axis] >= 0:
+                left[int(served[number, axis])] //= size
+    return replace(plan, served=served)
+
+
+def losses_of(module, call, inputs):
+    """Train a module with AdamW, and return the loss of each step."""
+    import torch
+
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    torch.manual_seed(7)
+    found = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = call(*inputs)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+        found.append(float(loss))
+    return found
+
+
+def train(place, mesh, cases):
+    """Report losses of one process and of the ranks for each (model, seed of the plan), and how much is cut."""
+    import torch
+
+    from trials.torch_training.process_group import process_group
+
+    with process_group(place, "cpu"):
+        for name, seed in cases:
+            module, inputs, loss = built(name)
+            expected = losses_of(module, lambda *given, module=module, loss=loss: loss(module, *given), inputs)
+            buffers = {key: value.clone() for key, value in module.named_buffers()}
+            module, inputs, loss = built(name)
+            plan = planned(module, inputs, loss, mesh, seed)
+            parallel = plan.parallelize(module)
+            if place.rank:
+                torch.manual_seed(place.rank)  # the first rank's generator counts
+            found = losses_of(parallel, parallel, inputs)
+            place.tell(
+                {
+                    "case": (name, seed),
+                    "expected": expected,
+                    "found": found,
+                    "buffers": max(
+                        (float((_whole(each) - buffers[key]).abs().max()) for key, each in parallel.named_buffers()),
+                        default=0.0,
+                    ),
+                    "cut": float((plan.planned.plan.served >= 0).any(axis=1).mean()),
+                    "names": sorted(parallel.state_dict()) == sorted(module.state_dict()),
+                }
+            )
+
+
+def _whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def save_and_load(place, folder):
+    """Report the next loss of a module whose state was saved, of the planned ones and the FSDP2 one that load it."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    from trials.torch_training.process_group import process_group
+
+    with process_group(place, "cpu"):
+        module, inputs, loss = built("perceptron")
+        module[2].p = 0.0
+        plan = planned(module, inputs, loss, "data=2", seed=1)
+        parallel = plan.parallelize(module)
+        optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-2)
+        parallel(*inputs).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        states = get_state_dict(parallel, optimizer)
+        dcp.save({"model": states[0], "optimizer": states[1]}, checkpoint_id=folder)
+        told = {"kinds": sorted({type(each).__name__ for each in parallel.state_dict().values()})}
+
+        def next_losses(other, call):
+            own = torch.optim.AdamW(other.parameters(), lr=1e-2)
+            model, moments = get_state_dict(other, own)
+            dcp.load({"model": model, "optimizer": moments}, checkpoint_id=folder)
+            set_state_dict(other, own, model_state_dict=model, optim_state_dict=moments)
+            found = []
+            for _ in range(2):
+                value = call(*inputs)
+                value.backward()
+                own.step()
+                own.zero_grad()
+                found.append(float(value))
+            return found
+
+        others = [built("perceptron")[0] for _ in range(2)]
+        for other in others:
+            other[2].p = 0.0
+            for parameter in other.parameters():
+                parameter.data.add_(1.0)
+        again = planned(others[0], inputs, loss, "data=2", seed=2).parallelize(others[0])
+        told["planned"] = next_losses(again, again)
+        fully_shard(others[1])
+        told["fsdp"] = next_losses(others[1], lambda *given: loss(others[1], *given))
+        told["same"] = next_losses(parallel, parallel)
+        place.tell(told)
+
+
+def other_calls(place):
+    """Report what other shapes, modes, autocast, inputs and second backward passes do, and what is refused."""
+    import warnings
+
+    import torch
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.utils.checkpoint import checkpoint
+
+    from hardware.io.errors import ConfigError
+    from trials.torch_training.process_group import process_group
+
+    told = {}
+    with process_group(place, "cpu"):
+        module, inputs, loss = built("convolutions")
+        twin, _, _ = built("convolutions")
+        twin[4].p = module[4].p = 0.0
+        twin[0].weight.requires_grad_(False)
+        module[0].weight.requires_grad_(False)
+        plan = planned(module, inputs, loss, "data=2", seed=3)
+        parallel = plan.parallelize(module)
+        with torch.no_grad():
+            told["no grad"] = (float(parallel(*inputs)), float(loss(twin, *inputs)))
+        dealt = [DTensor.from_local(each.chunk(2)[place.rank], plan.device_mesh("cpu"), [Shard(0)]) for each in inputs]
+        value, expected = parallel(*dealt), loss(twin, *inputs)
+        (value / 4).backward()
+        (expected / 4).backward()
+        told["dealt"] = (float(value), float(expected))
+        told["frozen"] = module[0].weight.grad is None
+        told["gradient"] = float((_whole(module[5].weight.grad) - twin[5].weight.grad).abs().max())
+        try:
+            value.backward()
+        except RuntimeError as error:
+            told["second"] = str(error)
+        fewer = [each[:4] for each in inputs]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            told["fewer"] = (float(parallel(*fewer)), float(loss(twin, *fewer)))
+            parallel(*fewer), loss(twin, *fewer)
+        told["warnings"] = [str(each.message) for each in caught if "planned again" in str(each.message)]
+        parallel.eval()
+        twin.eval()
+        told["eval"] = (float(parallel(*inputs)), float(loss(twin, *inputs)))
+        module, inputs, loss = built("perceptron")
+        twin, _, _ = built("perceptron")
+        twin[2].p = module[2].p = 0.0
+        with torch.autocast("cpu", torch.bfloat16):
+            parallel = planned(module, inputs, loss, "data=2", seed=4).parallelize(module)
+            value, expected = parallel(*inputs), loss(twin, *inputs)
+        value.backward()
+        expected.backward()
+        told["autocast"] = (float(value), float(expected))
+        told["kept"] = str(module[0].weight.grad.dtype)
+        told["autocast gradient"] = float(
+            (_whole(module[0].weight.grad) - twin[0].weight.grad).abs().max() / twin[0].weight.grad.abs().max()
+        )
+
+        module, inputs, loss = built("perceptron")
+        plan = planned(
+            module, inputs, lambda module, x, y: (checkpoint(module, x, use_reentrant=False) - y).sum(), "data=2"
+        )
+        told["refused"] = []
+        for refused in (lambda: plan.parallelize(module), lambda: plan.parallelize(built("perceptron")[0].eval())):
+            try:
+                refused()
+            except ConfigError as error:
+                told["refused"].append(str(error))
+        place.tell(told)
