@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.frontends.jax.graph import flatten_trace
 from costmodels.sharding.frontends.jax.program import Program
+from costmodels.sharding.frontends.jax.shard_maps import SHARD_MAP, name_of_axes, pinned_axes
 from hardware.io.errors import ConfigError, did_you_mean
 from tuner.planners.sharding.pins import Pin
 
@@ -60,6 +61,30 @@ def pins_of_constraints(program: Program, mesh: DeviceMesh) -> tuple[Pin, ...]:
         sharding = step.params.get("sharding")
         if step.primitive == "sharding_constraint" and isinstance(sharding, NamedSharding):
             found += _of_spec(step.name, sharding.spec, mesh, "with_sharding_constraint")
+    return tuple(found)
+
+
+def pins_of_shard_maps(program: Program, mesh: DeviceMesh) -> tuple[Pin, ...]:
+    """Return pins for the specs of each `jax.shard_map` in a program.
+
+    Raises:
+        ConfigError: it names an axis that the mesh lacks, or has with another size.
+    """
+    found: list[Pin] = []
+    for step in flatten_trace(program)[0].steps:
+        if step.primitive != SHARD_MAP:
+            continue
+        for axes in pinned_axes(step.params):
+            for axis in axes:
+                own, its = dict(zip(mesh.names, mesh.sizes, strict=True)).get(axis), step.params["mesh"].shape[axis]
+                if own != its:
+                    raise ConfigError(
+                        f"of {step.name} is not the plan's",
+                        key="shard_map",
+                        value=f"{axis}={its}",
+                        nearest=f"plan on a mesh with it; this one is {mesh.in_words}",
+                    )
+                found.append(Pin(op=step.name, dim=name_of_axes(axes), axis=axis))
     return tuple(found)
 
 

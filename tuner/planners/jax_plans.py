@@ -35,7 +35,7 @@ from costmodels.sharding.plan import Plan
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError, did_you_mean
 from tuner.planners.doubts import check_known, warn_of_useless
-from tuner.planners.jax_pins import pins_of_arguments, pins_of_constraints
+from tuner.planners.jax_pins import pins_of_arguments, pins_of_constraints, pins_of_shard_maps
 from tuner.planners.planning import WHOLE_AXES, Planned, PlannerOptions, plan_graph
 from tuner.planners.sharding.pins import Pin
 
@@ -200,7 +200,8 @@ def plan_jax(
 def _pins_of(program: Program, graph: Graph, in_shardings: Any, mesh: DeviceMesh) -> tuple[Pin, ...]:
     """Return pins for what the user says of arguments, and inside of the function where an output needs it."""
     names = {op.name for op in graph.ops}
-    inside = [pin for pin in pins_of_constraints(program, mesh) if pin.op in names]
+    said = (*pins_of_constraints(program, mesh), *pins_of_shard_maps(program, mesh))
+    inside = [pin for pin in said if pin.op in names]
     return (*(() if in_shardings is None else pins_of_arguments(program, in_shardings, mesh)), *inside)
 
 

@@ -35,6 +35,7 @@ from costmodels.sharding.frontends.jax.flat import (
 from costmodels.sharding.frontends.jax.graph import flatten_trace
 from costmodels.sharding.frontends.jax.matrix_rules import COMPUTED_WHOLE_BY_XLA
 from costmodels.sharding.frontends.jax.program import Program, trace_function
+from costmodels.sharding.frontends.jax.shard_maps import SHARD_MAP, free_slots
 from costmodels.sharding.graph import CARRY, CONSTANT, MERGE, NEXT, STACK, UNSTACK
 from costmodels.sharding.plan import Plan
 from hardware.io.errors import ConfigError
@@ -200,8 +201,11 @@ class _Run:
 
     def _place_results(self, step: Step, values: Sequence[Any]) -> list[_Array]:
         op = self.ops.get(step.name)
+        free = free_slots(step.params, "out_specs") if step.primitive == SHARD_MAP else ()
         return [
-            self._place_value(value, number, None if op is None else self.orders.written(op, slot))
+            _Array(value=value, number=number)
+            if slot in free
+            else self._place_value(value, number, None if op is None else self.orders.written(op, slot))
             for slot, (value, number) in enumerate(zip(values, step.results, strict=True))
         ]
 
@@ -217,6 +221,8 @@ class _Run:
         op = self.ops.get(step.name)
         kept = operand_slots(self.flat.values, step)
         if op is None or slot not in kept:
+            return array.value
+        if step.primitive == SHARD_MAP and slot in free_slots(step.params, "in_specs"):
             return array.value
         # Constants have no layout yet and are made directly in the wanted one.
         wanted = self.orders.read(op, kept.index(slot))

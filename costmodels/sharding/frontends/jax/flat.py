@@ -17,6 +17,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from costmodels.sharding.frontends.flat_program import Names, Step, Value
 from costmodels.sharding.frontends.jax.rules import flop_of_call, has_rule
+from costmodels.sharding.frontends.jax.shard_maps import SHARD_MAP, num_shards
 from costmodels.sharding.frontends.jax.unknown_flops import flop_by_xla
 from costmodels.sharding.frontends.rule_parts import Call
 from costmodels.sharding.graph import CARRY, MERGE, NEXT, STACK, UNSTACK, TensorKind
@@ -329,7 +330,12 @@ def varying_carries(body: Jaxpr, varies: Sequence[bool], num_consts: int, num_ca
 
 
 def _count_flop(equation: JaxprEqn) -> float:
-    """Return the FLOPs of an equation that is not inlined; those of an operator without a rule are XLA's count."""
+    """Return the FLOPs of an equation that is not inlined; those of an operator without a rule are XLA's count.
+
+    A `shard_map` counts its body once for each part of its work.
+    """
+    if equation.primitive.name == SHARD_MAP:
+        return num_shards(equation.params) * _flop_of_body(equation.params["jaxpr"])
     call = Call(
         primitive=equation.primitive.name,
         operands=tuple(shape_of(atom.aval) for atom in equation.invars),
@@ -337,3 +343,20 @@ def _count_flop(equation: JaxprEqn) -> float:
         params=equation.params,
     )
     return flop_of_call(call) if has_rule(call.primitive) else flop_by_xla(equation)
+
+
+def _flop_of_body(jaxpr: Jaxpr | ClosedJaxpr) -> float:
+    """Return the FLOPs of a body that is not planned; the dearest branch counts, and unknown loops count once."""
+    return sum(_flop_inside(one) for one in getattr(jaxpr, "jaxpr", jaxpr).eqns)
+
+
+def _flop_inside(equation: JaxprEqn) -> float:
+    params, name = equation.params, equation.primitive.name
+    if name == "cond":
+        return max(map(_flop_of_body, params["branches"]))
+    if name == "while":
+        return _flop_of_body(params["body_jaxpr"])
+    if name == "scan":
+        return float(params["length"] * _flop_of_body(params["jaxpr"]))
+    key = next((key for key in INLINED.get(name, ()) if key in params), None)
+    return _count_flop(equation) if key is None else _flop_of_body(params[key])

@@ -21,6 +21,7 @@ from typing import Any
 
 from costmodels.sharding.dims import FactorKind, Rule
 from costmodels.sharding.frontends.jax import matrix_rules
+from costmodels.sharding.frontends.jax.shard_maps import SHARD_MAP, shard_map_rule
 from costmodels.sharding.frontends.rule_parts import (
     Call,
     Loops,
@@ -443,6 +444,7 @@ RULES: Mapping[str, Callable[[Call], Rule]] = {
     "reshape": _reshape,
     "rev": _rev,
     **same_rule("scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub", _scatter),
+    SHARD_MAP: shard_map_rule,
     "select_and_scatter_add": _select_and_scatter_add,
     "squeeze": _squeeze,
     "top_k": _top_k,

@@ -28,6 +28,6 @@ def flop_by_xla(equation: JaxprEqn) -> float:
 
     try:
         analysis = jax.jit(call).lower(*avals).cost_analysis()
-    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
+    except (AttributeError, NameError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return 0.0  # it cannot run alone: on this platform, or outside of the loop or mesh that surrounds it
     return max(float((analysis or {}).get("flops", 0.0)), 0.0)
