@@ -29,12 +29,12 @@ from costmodels.sharding.exports.jax_layouts import jax_mesh, partition_spec
 from costmodels.sharding.exports.jax_shardy import annotate_stablehlo
 from costmodels.sharding.exports.jax_specs import jax_specs
 from costmodels.sharding.frontends.jax.graph import graph_of
-from costmodels.sharding.frontends.jax.program import Program, trace_function
+from costmodels.sharding.frontends.jax.program import Program, find_numbers, name_arguments, trace_function
 from costmodels.sharding.graph import Graph
 from costmodels.sharding.plan import Plan
 from hardware.cluster import Cluster
-from hardware.io.errors import ConfigError, did_you_mean
 from tuner.planners.doubts import check_known, warn_of_useless
+from tuner.planners.jax_calls import by_position, fixed_of, with_fixed, without_fixed
 from tuner.planners.jax_pins import pins_of_arguments, pins_of_constraints, pins_of_shard_maps
 from tuner.planners.planning import WHOLE_AXES, Planned, PlannerOptions, plan_graph
 from tuner.planners.sharding.pins import Pin
@@ -75,6 +75,7 @@ class JaxPlan:
         out_specs: Tree of PartitionSpecs for the returned value.
         constraints: Changes of layouts, in the order of the operators. Tensors that never change are pinned, too.
         donate_argnums: Arguments whose memory the outputs take over, for `jax.jit`.
+        static_argnums: Arguments that are no arrays, for `jax.jit`; specs and shardings leave them out, as it wants it.
         more_sent: Pairs of a tensor and an operator between which JAX sends more than the plan says; see
             `costmodels.sharding.exports.axis_order`.
     """
@@ -85,6 +86,7 @@ class JaxPlan:
     out_specs: Any
     constraints: tuple[LayoutConstraint, ...]
     donate_argnums: tuple[int, ...]
+    static_argnums: tuple[int, ...]
     more_sent: tuple[tuple[str, str], ...]
     _original: Callable[..., Any]
     _program: Program
@@ -130,6 +132,7 @@ def plan_jax(
     mesh: Mesh | AbstractMesh | DeviceMesh | Mapping[str, int] | str,
     cluster: Cluster | str = "dgx-a100",
     donated: Sequence[str | int] = (),
+    static: Sequence[str | int] = (),
     keywords: Mapping[str, Any] | None = None,
     in_shardings: Any = None,
     options: PlannerOptions = WHOLE_AXES,
@@ -145,6 +148,8 @@ def plan_jax(
         cluster: Cluster of the mesh's devices, from its first host on in the order of the mesh, or a name of the
             catalog for as few hosts as the mesh can fill. A `DeviceMesh` brings its own cluster.
         donated: Names or numbers of the arguments whose memory the outputs take over, such as parameters and moments.
+        static: Names or numbers of the arguments that are no arrays, such as a configuration. They must have a hash.
+            With another value, the function is planned again when it is traced, with a warning.
         keywords: Arguments that the function takes by keyword, by their names. They follow the others in `in_specs`,
             and `JaxPlan.function` takes them by position, too, as `jax.jit` needs it with shardings.
         in_shardings: Shardings or PartitionSpecs that arguments must have, as for `jax.jit`: one for each argument, or
@@ -164,9 +169,17 @@ def plan_jax(
     # JAX is asked only to trace the function. The plan is made on the traced graph.
     own_mesh = mesh_from(dict(mesh.shape) if isinstance(mesh, (Mesh, AbstractMesh)) else mesh, cluster)
     if keywords:
-        function = _by_position(function, len(abstract_arguments), tuple(keywords))
+        function = by_position(function, len(abstract_arguments), tuple(keywords))
         abstract_arguments = (*abstract_arguments, *keywords.values())
-    program = trace_function(function, *abstract_arguments, donated=donated)
+    count, whole = len(abstract_arguments), function
+    fixed = fixed_of(function, abstract_arguments, static)
+    names = name_arguments(function, count)
+    positions = [number for number in range(count) if number not in fixed]
+    function = without_fixed(function, count, fixed)
+    abstract_arguments = tuple(abstract_arguments[number] for number in positions)
+    # names, because positions among the arguments that are arrays are others
+    taken = [names[number] for number in find_numbers(donated, names, key="donated")]
+    program = trace_function(function, *abstract_arguments, donated=taken)
     graph = graph_of(program)
     check_known(graph, strict=strict)
     options = replace(options, pins=(*options.pins, *_pins_of(program, graph, in_shardings, own_mesh)))
@@ -174,9 +187,16 @@ def plan_jax(
     warn_of_useless(graph, found.plan.mesh)
     specs = jax_specs(found.plan, outputs_of(program))
     in_specs, out_specs = specs_of(program, found.plan)
+
+    def planned_for(values: Mapping[int, Any]) -> Callable[..., Any]:
+        own, plan = without_fixed(whole, count, values), found.plan
+        if values != fixed:
+            plan = plan_graph(graph_of(trace_function(own, *abstract_arguments, donated=taken)), own_mesh, options).plan
+        return _planned_function(own, abstract_arguments, plan, own_mesh, options)
+
     return JaxPlan(
         planned=found,
-        function=_planned_function(function, abstract_arguments, found.plan, own_mesh, options),
+        function=with_fixed(whole, fixed, planned_for) if fixed else planned_for({}),
         in_specs=in_specs,
         out_specs=out_specs,
         constraints=tuple(
@@ -189,7 +209,8 @@ def plan_jax(
             )
             for each in specs.constraints
         ),
-        donate_argnums=program.donated,
+        donate_argnums=tuple(positions[number] for number in program.donated),
+        static_argnums=tuple(fixed),
         more_sent=specs.broken,
         _original=function,
         _program=program,
@@ -203,33 +224,6 @@ def _pins_of(program: Program, graph: Graph, in_shardings: Any, mesh: DeviceMesh
     said = (*pins_of_constraints(program, mesh), *pins_of_shard_maps(program, mesh))
     inside = [pin for pin in said if pin.op in names]
     return (*(() if in_shardings is None else pins_of_arguments(program, in_shardings, mesh)), *inside)
-
-
-def _by_position(function: Callable[..., Any], count: int, keywords: tuple[str, ...]) -> Callable[..., Any]:
-    """Return a function that takes `count` arguments as they are, and then those of some keywords by position.
-
-    Raises:
-        ConfigError: The function has no argument of such a name.
-    """
-    own = inspect.signature(function).parameters
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in own.values())
-    for keyword in keywords:
-        if keyword not in own and not takes_any:
-            raise ConfigError(
-                "must be arguments of the function",
-                key="keywords",
-                value=keyword,
-                nearest=did_you_mean(keyword, list(own)),
-            )
-
-    @functools.wraps(function)
-    def positional(*given: Any) -> Any:
-        return function(*given[:count], **dict(zip(keywords, given[count:], strict=True)))
-
-    names = [*[name for name in own if name not in keywords][:count], *keywords]
-    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
-    positional.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # inspect reads it
-    return positional
 
 
 def _planned_function(

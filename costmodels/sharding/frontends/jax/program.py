@@ -65,8 +65,8 @@ def trace_function(fn: Callable[..., Any], *arguments: Any, donated: Sequence[st
     Raises:
         ConfigError: `donated` names no argument of the function.
     """
-    names = _name_arguments(fn, len(arguments))
-    given = _find_numbers(donated, names)
+    names = name_arguments(fn, len(arguments))
+    given = find_numbers(donated, names, key="donated")
     jaxpr, out_tree = jax.make_jaxpr(fn, return_shape=True)(*arguments)
     outputs = _list_leaves(out_tree)
     leaves = [_list_leaves(tree) for tree in arguments]
@@ -105,7 +105,8 @@ Leaf = tuple[tuple[str, ...], Any]
 """Path and abstract value of a leaf of a tree."""
 
 
-def _name_arguments(fn: Callable[..., Any], count: int) -> list[str]:
+def name_arguments(fn: Callable[..., Any], count: int) -> list[str]:
+    """Return the names of a function's first arguments."""
     names: list[str] = []
     for parameter in inspect.signature(fn).parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -115,17 +116,19 @@ def _name_arguments(fn: Callable[..., Any], count: int) -> list[str]:
     return names[:count]
 
 
-def _find_numbers(donated: Sequence[str | int], names: Sequence[str]) -> set[int]:
+def find_numbers(given: Sequence[str | int], names: Sequence[str], *, key: str) -> set[int]:
+    """Return the positions of arguments that are given by name or position.
+
+    Raises:
+        ConfigError: One of them is no argument.
+    """
     found = set()
-    for one in donated:
+    for one in given:
         # JAX allows both names and positions, and so does this option.
         number = names.index(one) if one in names else one
         if isinstance(number, str) or not 0 <= number < len(names):
             raise ConfigError(
-                "must be one of the function's arguments",
-                key="donated",
-                value=one,
-                nearest=did_you_mean(str(one), names),
+                "must be one of the function's arguments", key=key, value=one, nearest=did_you_mean(str(one), names)
             )
         found.add(number)
     return found
