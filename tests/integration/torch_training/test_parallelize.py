@@ -40,7 +40,7 @@ def test_losses_are_those_of_one_process(on_ranks, mesh, cases):
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="models of transformers: pip install it")
 @pytest.mark.parametrize("mesh", [{"data": 2}, {"data": 2, "model": 2}], ids=["two ranks", "four ranks"])
 def test_models_of_transformers_train_alike(on_ranks, mesh):
-    """Llama, and GPT-2 and BERT with their dropout, have the losses of one process to 1e-5 over three steps of AdamW."""
+    """Llama, and GPT-2 and BERT with dropout, have the losses of one process to 1e-5 over three steps of AdamW."""
     check(on_ranks(math.prod(mesh.values()), parallel_ranks.train, mesh, OF_TRANSFORMERS), OF_TRANSFORMERS)
 
 
@@ -53,9 +53,9 @@ def test_states_are_saved_and_loaded(on_ranks, tmp_path):
         assert found["same"][1] < found["same"][0]
 
 
-def test_other_calls_are_planned_or_refused(on_ranks):
+def test_other_calls_compute_the_same(on_ranks):
     """Other shapes and modes are planned again, once, with a warning; inputs may be dealt out, the loss scaled, and
-    parameters frozen; autocast holds as in one process; and what can't run as in one process is refused by name.
+    parameters frozen; a second backward pass is refused.
     """
     for (found,) in on_ranks(2, parallel_ranks.other_calls):
         for key in ("no grad", "dealt", "fewer", "eval"):
@@ -65,6 +65,13 @@ def test_other_calls_are_planned_or_refused(on_ranks):
         assert "keeps nothing for a second backward pass" in found["second"]
         (warning,) = found["warnings"]
         assert "Sequential is planned again: with inputs[0]: torch.float32 (4, 4, 8, 8)" in warning
+
+
+def test_autocast_holds_and_other_steps_are_refused(on_ranks):
+    """Under autocast, loss and gradients are those of one process to a hundredth, and parameters keep their precision;
+    what can't run as in one process is refused by name.
+    """
+    for (found,) in on_ranks(2, parallel_ranks.cast_and_refused):
         assert found["autocast"][0] == pytest.approx(found["autocast"][1], rel=1e-2)
         assert found["autocast gradient"] < 2e-2
         assert found["kept"] == "torch.float32"

@@ -1,4 +1,4 @@
-"""Functions that ranks run in the tests of modules that train as planned; they are a module so that ranks import them."""
+"""Functions that ranks run in the tests of modules that train as planned; ranks import them from here."""
 
 STEPS = 3
 
@@ -201,14 +201,12 @@ def save_and_load(place, folder):
 
 
 def other_calls(place):
-    """Report what other shapes, modes, autocast, inputs and second backward passes do, and what is refused."""
+    """Report what other shapes, modes, inputs and second backward passes do."""
     import warnings
 
     import torch
     from torch.distributed.tensor import DTensor, Shard
-    from torch.utils.checkpoint import checkpoint
 
-    from hardware.io.errors import ConfigError
     from trials.torch_training.process_group import process_group
 
     told = {}
@@ -242,6 +240,19 @@ def other_calls(place):
         parallel.eval()
         twin.eval()
         told["eval"] = (float(parallel(*inputs)), float(loss(twin, *inputs)))
+        place.tell(told)
+
+
+def cast_and_refused(place):
+    """Report what autocast does, and what is refused."""
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    from hardware.io.errors import ConfigError
+    from trials.torch_training.process_group import process_group
+
+    told = {}
+    with process_group(place, "cpu"):
         module, inputs, loss = built("perceptron")
         twin, _, _ = built("perceptron")
         twin[2].p = module[2].p = 0.0
