@@ -1,5 +1,9 @@
 """What a JAX user says of a step holds in its plan: `shard_map`, static and donated arguments, a state from a file."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -7,7 +11,7 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 from hardware.io.errors import ConfigError
-from tests.support.benchmark_runs import json_of
+from tests.support.benchmark_runs import ROOT, json_of
 from tuner.planners import plan_jax
 
 
@@ -67,3 +71,17 @@ def test_static_arguments_need_a_hash():
     """A static argument that JAX could not take is named."""
     with pytest.raises(ConfigError, match="static = 'sizes': must have a hash"):
         plan_jax(lambda sizes, x: x * sizes[0], [2], jnp.ones(8), mesh="data=2", static=("sizes",))
+
+
+def test_documented_example(tmp_path):
+    """The JAX example of the documentation runs as it stands there."""
+    text = (ROOT / "docs" / "plans-in-your-code.md").read_text(encoding="utf-8")
+    example = text[text.index("## JAX") :].partition("```python\n")[2].partition("```")[0]
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment |= {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr[-4000:]

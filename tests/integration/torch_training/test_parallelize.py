@@ -2,9 +2,13 @@
 
 import importlib.util
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 
+from tests.support.benchmark_runs import ROOT
 from tests.support.programs import parallel_ranks
 
 OF_TRANSFORMERS = [("llama", None), ("llama", 1), ("gpt2", 1), ("bert", 1)]
@@ -45,12 +49,15 @@ def test_models_of_transformers_train_alike(on_ranks, mesh):
 
 
 def test_states_are_saved_and_loaded(on_ranks, tmp_path):
-    """A checkpoint of module and optimizer goes on alike in a module under another plan, and in one under FSDP2."""
+    """A checkpoint of module and optimizer goes on alike in a module under another plan, and in one under FSDP2, whose
+    own checkpoint goes on under a plan.
+    """
     for (found,) in on_ranks(2, parallel_ranks.save_and_load, str(tmp_path / "state")):
         assert found["kinds"] == ["DTensor"]
         assert found["planned"] == pytest.approx(found["same"], rel=1e-5)
         assert found["fsdp"] == pytest.approx(found["same"], rel=1e-5)
-        assert found["same"][1] < found["same"][0]
+        assert found["from fsdp"] == pytest.approx(found["then"], rel=1e-5)
+        assert found["then"] < found["same"][1] < found["same"][0]
 
 
 def test_other_calls_compute_the_same(on_ranks):
@@ -79,3 +86,17 @@ def test_autocast_holds_and_other_steps_are_refused(on_ranks):
         assert "bernoulli" in first
         assert "draws other random numbers in the backward pass than in the forward pass" in first
         assert "module = 'module: eval': is not in the mode in which it was planned" in second
+
+
+def test_documented_example(tmp_path):
+    """The torch example of the documentation runs on two ranks as it stands there."""
+    text = (ROOT / "docs" / "plans-in-your-code.md").read_text(encoding="utf-8")
+    example = text[text.index("## torch") :].partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "train.py").write_text(example, encoding="utf-8")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+    done = subprocess.run(launcher, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert (tmp_path / "checkpoint" / ".metadata").is_file()

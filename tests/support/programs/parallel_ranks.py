@@ -173,10 +173,10 @@ def save_and_load(place, folder):
         dcp.save({"model": states[0], "optimizer": states[1]}, checkpoint_id=folder)
         told = {"kinds": sorted({type(each).__name__ for each in parallel.state_dict().values()})}
 
-        def next_losses(other, call):
+        def next_losses(other, call, saved=folder):
             own = torch.optim.AdamW(other.parameters(), lr=1e-2)
             model, moments = get_state_dict(other, own)
-            dcp.load({"model": model, "optimizer": moments}, checkpoint_id=folder)
+            dcp.load({"model": model, "optimizer": moments}, checkpoint_id=saved)
             set_state_dict(other, own, model_state_dict=model, optim_state_dict=moments)
             found = []
             for _ in range(2):
@@ -185,6 +185,8 @@ def save_and_load(place, folder):
                 own.step()
                 own.zero_grad()
                 found.append(float(value))
+            model, moments = get_state_dict(other, own)
+            dcp.save({"model": model, "optimizer": moments}, checkpoint_id=f"{saved}-next")
             return found
 
         others = [built("perceptron")[0] for _ in range(2)]
@@ -196,7 +198,9 @@ def save_and_load(place, folder):
         told["planned"] = next_losses(again, again)
         fully_shard(others[1])
         told["fsdp"] = next_losses(others[1], lambda *given: loss(others[1], *given))
+        told["from fsdp"] = next_losses(again, again, f"{folder}-next")[0]
         told["same"] = next_losses(parallel, parallel)
+        told["then"] = float(parallel(*inputs))
         place.tell(told)
 
 
