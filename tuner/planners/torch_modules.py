@@ -56,8 +56,8 @@ class PlannedModule(torch.nn.Module):
 
     It has the names, parameters and buffers of the module that was planned, which shares them. Hooks of that module do
     not run. A call takes the inputs of the plan: DTensors on the mesh in any placements, or whole tensors that are the
-    same on every rank. It returns the loss. Inputs of other shapes, another mode of a submodule and another autocast
-    are planned when they first come, with a warning.
+    same on every rank, which the first call checks. It returns the loss. Inputs of other shapes, another mode of a
+    submodule and another autocast are planned when they first come, with a warning.
 
     Args:
         module: Module whose parameters are DTensors on the mesh.
@@ -83,12 +83,13 @@ class PlannedModule(torch.nn.Module):
         self.training = module.training
         self._device_mesh, self._first, self._plan_again = device_mesh, case, plan_again
         self._steps = {case: self._step_of(traced)}
+        self._checked: set[Case] = set()
 
     def forward(self, *inputs: Any) -> Tensor:
         """Return the loss of the inputs.
 
         Raises:
-            ConfigError: the plan of other inputs can't be run.
+            ConfigError: the plan of other inputs can't be run, or whole inputs are not the same on all ranks.
         """
         step = self._step_on(inputs)
         parameters = list(self._planned[0].parameters())
@@ -110,6 +111,9 @@ class PlannedModule(torch.nn.Module):
             name = type(self._planned[0]).__name__
             warnings.warn(f"{name} is planned again: with {other}; it was planned with {own}", stacklevel=3)
             self._steps[case] = self._step_of(self._plan_again(self._planned[0], inputs))
+        if case not in self._checked:  # once, as it needs a message
+            self._check_inputs(inputs)
+            self._checked.add(case)
         return self._steps[case]
 
     def _step_of(self, traced: Traced) -> LocalStep:
@@ -121,15 +125,34 @@ class PlannedModule(torch.nn.Module):
         step = LocalStep(*traced, self._device_mesh)
         plan = traced[1]
         words = [plan.served.astype("<i8").tobytes(), *(op.name.encode() for op in plan.graph.ops)]
-        number = zlib.crc32(b"\n".join(words))
-        seen = torch.tensor([number, -number], device=self._device_mesh.device_type)
-        for group in self._device_mesh.get_all_groups():
-            distributed.all_reduce(seen, distributed.ReduceOp.MAX, group=group)
-        if seen.sum():
+        if not self._agree(words):
             raise ConfigError(
                 "is not the same on all ranks", key="plan", nearest="plan on each rank with the same model and options"
             )
         return step
+
+    def _check_inputs(self, inputs: tuple[Any, ...]) -> None:
+        """Check that tensors without placements are the same on all ranks.
+
+        Raises:
+            ConfigError: they are not.
+        """
+        leaves = [leaf for leaf in pytree.tree_leaves(inputs) if _is_tensor(leaf) and not isinstance(leaf, DTensor)]
+        flat = [leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for leaf in leaves]
+        if not self._agree([each.numpy().tobytes() for each in flat]):
+            raise ConfigError(
+                "are not the same on all ranks",
+                key="inputs",
+                nearest="DTensor.from_local(own_part, device_mesh, [Shard(0)]) joins parts",
+            )
+
+    def _agree(self, words: Sequence[bytes]) -> bool:
+        """Return whether all ranks have the same bytes; to be called on all of them."""
+        number = zlib.crc32(b"\n".join(words))
+        seen = torch.tensor([number, -number], device=self._device_mesh.device_type)
+        for group in self._device_mesh.get_all_groups():
+            distributed.all_reduce(seen, distributed.ReduceOp.MAX, group=group)
+        return not seen.sum()
 
 
 class _PlannedLoss(torch.autograd.Function):

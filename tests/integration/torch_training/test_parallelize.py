@@ -82,10 +82,11 @@ def test_autocast_holds_and_other_steps_are_refused(on_ranks):
         assert found["autocast"][0] == pytest.approx(found["autocast"][1], rel=1e-2)
         assert found["autocast gradient"] < 2e-2
         assert found["kept"] == "torch.float32"
-        first, second = found["refused"]
+        first, second, third = found["refused"]
         assert "bernoulli" in first
         assert "draws other random numbers in the backward pass than in the forward pass" in first
         assert "module = 'module: eval': is not in the mode in which it was planned" in second
+        assert "inputs: are not the same on all ranks" in third
 
 
 def test_documented_example(tmp_path):

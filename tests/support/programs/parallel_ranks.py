@@ -281,4 +281,8 @@ def cast_and_refused(place):
                 refused()
             except ConfigError as error:
                 told["refused"].append(str(error))
+        try:
+            parallel(inputs[0] + place.rank, inputs[1])
+        except ConfigError as error:
+            told["refused"].append(str(error))
         place.tell(told)
