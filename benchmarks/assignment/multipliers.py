@@ -3,7 +3,8 @@
 For any prices that are not negative, a lower bound follows: the least cost of all assignments that pay for their
 memory, less the price of the whole limit. After each sweep of the messages, the prices follow the excess of the present
 assignment's memory over the limit (a deflected subgradient). The step is the one that would raise the bound by a
-certain fraction, which shrinks with time.
+certain fraction. It begins large, until some assignment fits, and then shrinks within each cycle of sweeps. A new cycle
+begins with larger steps again, and so comes by other assignments.
 
 Source: Held, Wolfe and Crowder, *Validation of subgradient optimization* (1974); Polyak's step.
 """
@@ -18,11 +19,19 @@ import numpy as np
 from benchmarks.assignment.contraction import Core
 from benchmarks.assignment.problem import is_close
 from benchmarks.assignment.timeline import Timeline
+from benchmarks.assignment.work import CALL
 from hardware.arrays import FloatArray, IntArray
 from tuner.planners.sharding.messages import Messages, starts_of
 
+_DIVING_STEP = 1.0
+"""Fraction of the bound by which a step aims to raise it until some assignment fits."""
+_MOST_DIVING = 60
+"""Most sweeps with such steps."""
+_PRICES_KEPT = 0.3
+"""Fraction of the prices that is kept after these sweeps, which raise prices too far."""
+
 _FIRST_STEP, _LAST_STEP = 0.1, 0.0005
-"""Fraction of the bound by which a step aims to raise it: at the start, and when all time is spent."""
+"""The same fraction at the start and at the end of a cycle of sweeps."""
 
 _DEFLECTION = 0.7
 """Weight of all earlier directions in the next one."""
@@ -43,9 +52,10 @@ class Ascent:
 
     Attributes:
         bound: Lower bound of all feasible assignments.
-        states: States of the cheapest feasible assignment. Without one, those of an assignment of low cost and little
-            excess memory.
-        cost: Cost of the cheapest feasible assignment; inf while there is none.
+        states: States of the cheapest feasible assignment of the present cycle. Without one, those of an assignment of
+            low cost and little excess memory.
+        cost: Cost of the cheapest feasible assignment of the present cycle; inf while there is none.
+        sweep_work: Work of one sweep, in the unit of `work.py`.
     """
 
     def __init__(self, core: Core, timeline: Timeline, limit: float) -> None:
@@ -70,28 +80,52 @@ class Ascent:
         self.bound = -math.inf
         self.states: IntArray = self._messages.states.copy()
         self.cost = math.inf
+        entries = 2 * sum(table.size for table in core.edges.values())
+        self.sweep_work = CALL * self._messages.num_visits + entries + timeline.size + core.held.nnz
 
     @property
     def prices(self) -> FloatArray:
-        """Mean of the prices in the second half of the time [times]; the present prices before."""
+        """Mean of the prices in the second half of the last cycle [times]; the present prices before."""
         return self._sum / self._num_summed if self._num_summed else self._prices
 
-    def run(self, spent: Callable[[], float], *, gap: float) -> None:
-        """Sweep until the time is spent, or the bound comes close to the cost.
+    def dive(self, spent: Callable[[float], float]) -> None:
+        """Sweep with large steps until some assignment fits, or too long.
 
         Args:
-            spent: Function that returns the fraction of the time that is spent; called once for each sweep.
+            spent: Function that counts the work of a sweep and returns the fraction spent of what it is for.
+        """
+        for _ in range(_MOST_DIVING):
+            self._step(_DIVING_STEP)
+            if spent(self.sweep_work) >= 1.0 or math.isfinite(self.cost):
+                break
+        self._pay(_PRICES_KEPT * self._prices)
+
+    def run(self, spent: Callable[[float], float], *, gap: float) -> None:
+        """Sweep for one cycle: until its work is done, or the bound comes close to the cost.
+
+        Args:
+            spent: Function that counts the work of a sweep and returns the fraction spent of the cycle's.
             gap: Accepted gap between cost and bound, as a fraction of the cost.
         """
+        self.cost, self._least_badness = math.inf, math.inf
+        self._sum, self._num_summed = np.zeros(self._timeline.size), 0
         share = 0.0
         while share < 1.0:
-            self._step(share)
+            self._step(_FIRST_STEP * (_LAST_STEP / _FIRST_STEP) ** share)
             if is_close(self.cost, self.bound, gap):
                 return
-            share = spent()
+            # The mean of late prices is closer to the optimum than the last ones, which oscillate.
+            if share > 0.5:
+                self._sum += self._prices
+                self._num_summed += 1
+            share = spent(self.sweep_work)
 
-    def _step(self, share: float) -> None:
-        """Sweep once, keep the assignment if it is the best, and change the prices."""
+    def _step(self, aim: float) -> None:
+        """Sweep once, keep the assignment if it is the best, and change the prices.
+
+        Args:
+            aim: Fraction of the bound by which the prices should raise it.
+        """
         core, timeline, limit = self._core, self._timeline, self._limit
         least = self._messages.sweep(is_forward=self._is_forward)
         self._is_forward = not self._is_forward
@@ -110,9 +144,9 @@ class Ascent:
             if badness < self._least_badness:
                 self.states, self._least_badness = states.copy(), badness
         if timeline.size:
-            self._reprice(over, share)
+            self._reprice(over, aim)
 
-    def _reprice(self, over: FloatArray, share: float) -> None:
+    def _reprice(self, over: FloatArray, aim: float) -> None:
         """Move the prices along the deflected subgradient."""
         now = over / max(self._limit, 1.0)
         ahead = now if self._direction is None else _DEFLECTION * self._direction + (1.0 - _DEFLECTION) * now
@@ -121,16 +155,16 @@ class Ascent:
         active = np.where((self._prices > 0.0) | (ahead > 0.0), ahead, 0.0)
         squared = float(active @ active)
         if squared > 0.0:
-            aim = _FIRST_STEP * (_LAST_STEP / _FIRST_STEP) ** share * max(abs(self.bound), 1.0)
-            self._prices = np.maximum(0.0, self._prices + aim / squared / max(self._limit, 1.0) * active)
+            step = aim * max(abs(self.bound), 1.0) / squared / max(self._limit, 1.0)
+            self._pay(np.maximum(0.0, self._prices + step * active))
+
+    def _pay(self, prices: FloatArray) -> None:
+        """Replace the prices."""
+        self._prices = prices
         # Only the change of the prices is added, because the messages have already moved the former costs.
-        paid = self._core.held @ self._timeline.paid(self._prices)
+        paid = self._core.held @ self._timeline.paid(prices)
         self._messages.costs += paid - self._paid
         self._paid = paid
-        # The mean of late prices is closer to the optimum than the last ones, which oscillate.
-        if share > 0.5:
-            self._sum += self._prices
-            self._num_summed += 1
 
 
 class CoreCosts:

@@ -21,6 +21,7 @@ from benchmarks.assignment.contraction import Core
 from benchmarks.assignment.multipliers import CoreCosts, held_by_node
 from benchmarks.assignment.problem import AssignmentProblem, is_close
 from benchmarks.assignment.timeline import Timeline
+from benchmarks.assignment.work import CALL
 from hardware.arrays import FloatArray, IntArray
 from tuner.planners.engine.elimination import Term, cheapest_order, least
 
@@ -81,26 +82,36 @@ class _Profile:
     changes: FloatArray
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Walk:
+    """An assignment on its way to cheaper ones.
+
+    Attributes:
+        states: States of the cheapest feasible assignment so far; while there is none, of the present one [v].
+        cost: Cost of that assignment; inf while none is feasible.
+        prices: Price of a unit of memory at each time [times].
+    """
+
+    states: IntArray
+    cost: float
+    prices: FloatArray
+
+
 class LocalSearch:
     """An assignment that becomes cheaper region by region.
 
     Attributes:
-        best_states: States of the cheapest feasible assignment found; of the present one while there is none.
-        best_cost: Cost of the cheapest feasible assignment; inf while there is none.
-        num_moves: Number of regions that were assigned anew.
+        best_states: States of the cheapest feasible assignment of the present walk.
+        best_cost: Cost of the cheapest feasible assignment of the present walk; inf while there is none.
     """
 
-    def __init__(
-        self, problem: AssignmentProblem, core: Core, timeline: Timeline, states: IntArray, prices: FloatArray
-    ) -> None:
-        """Prepare the graph and begin with an assignment.
+    def __init__(self, problem: AssignmentProblem, core: Core, timeline: Timeline) -> None:
+        """Prepare the graph.
 
         Args:
             problem: Problem to solve.
             core: Variables of the contracted problem.
             timeline: Times at which nodes hold memory.
-            states: States with which the search begins; they need not be feasible [v].
-            prices: Price of a unit of memory at each time [times].
         """
         num_variables = len(core.starts) - 1
         begins = core.starts.tolist()
@@ -118,45 +129,62 @@ class LocalSearch:
         # read row by row.
         self._neighbours = [list(own) for own in self._beside]
         self._profiles = _profiles(problem, core, timeline, num_variables)
-        self._given_prices = prices
-        self._paid_until = np.cumsum(prices)
-        self._total_price = float(self._paid_until[-1]) if len(prices) else 0.0
-        positive = prices[prices > 0.0]
-        mean_cost = abs(self._sum.of(states)) / max(problem.limit, 1.0) / max(timeline.size, 1)
-        self._mean_price = float(positive.mean()) if len(positive) else mean_cost
-        self._prices = prices + _REPAIRING_PRICE * self._mean_price
         self._base = timeline.held(core.base)
-        self.best_states = states.copy()
+        self.best_states: IntArray = np.zeros(num_variables, dtype=np.int64)
         self.best_cost = math.inf
-        self.num_moves = 0
-        self._set(states)
 
     def run(
-        self, spent: Callable[[], float], *, bound: float, gap: float, rng: Generator, report: Callable[[], None]
-    ) -> None:
-        """Move until the time is spent, or the cost comes close to the bound.
+        self,
+        walk: Walk,
+        spent: Callable[[float], float],
+        *,
+        bound: float,
+        gap: float,
+        rng: Generator,
+        report: Callable[[], None],
+    ) -> Walk:
+        """Move on from where a walk is until the work is done, or the cost comes close to the bound.
 
         Args:
-            spent: Function that returns the fraction of the time that is spent; called once for each move.
+            walk: Walk to go on with; its states need not be feasible.
+            spent: Function that counts the work of a move and returns the fraction spent; called once for each move.
             bound: Lower bound of all assignments.
             gap: Accepted gap between cost and bound, as a fraction of the cost.
             rng: Source of the random choices.
             report: Function called at every improvement.
         """
-        while (share := spent()) < 1.0 and not is_close(self.best_cost, bound, gap):
+        self._begin(walk)
+        share = 0.0
+        while share < 1.0 and not is_close(self.best_cost, bound, gap):
             tolerance = _TOLERANCE * (1.0 - share) ** 1.5
             near = tolerance * abs(self.best_cost) if self._is_found else 0.0
             factor = float(rng.choice(_PRICE_FACTORS if self._is_found else _REPAIRING_FACTORS))
             is_tried = rng.random() < _TRIED_SHARE
             size = int(rng.integers(1, _MOST_TRIED + 1)) if is_tried else int(rng.choice(_REGION_SIZES))
             region = self._region(size, self._seeds(int(rng.integers(1, _MOST_SEEDS + 1)), rng), rng)
+            self._work = 0
             (self._try_all if is_tried else self._eliminate)(region, factor, near)
-            self.num_moves += 1
             if self._note():
                 report()
             # Return to the best assignment if the present one has drifted too far from it.
             elif self._cost > self.best_cost + 2.0 * _TOLERANCE * abs(self.best_cost):
                 self._set(self.best_states)
+            share = spent(self._work + CALL * (1 + len(region)))
+        states = self.best_states if self._is_found else np.array(self._states, dtype=np.int64)
+        return Walk(states=states, cost=self.best_cost, prices=walk.prices)
+
+    def _begin(self, walk: Walk) -> None:
+        """Go to the assignment and the prices of a walk."""
+        prices = walk.prices
+        self._given_prices = prices
+        self._paid_until = np.cumsum(prices)
+        self._total_price = float(self._paid_until[-1]) if len(prices) else 0.0
+        positive = prices[prices > 0.0]
+        mean_cost = abs(self._sum.of(walk.states)) / max(self._limit, 1.0) / max(self._timeline.size, 1)
+        self._mean_price = float(positive.mean()) if len(positive) else mean_cost
+        self._prices = prices + _REPAIRING_PRICE * self._mean_price
+        self.best_states, self.best_cost = walk.states, math.inf
+        self._set(walk.states)
 
     @property
     def _is_found(self) -> bool:
@@ -240,6 +268,7 @@ class LocalSearch:
         # each time.
         costs, paid = np.zeros(sizes), np.zeros(sizes)
         more = np.zeros((len(times), *sizes))
+        self._work += more.size + self._timeline.size
         for place, profile in enumerate(profiles):
             shape = [-1 if place == other else 1 for other in range(len(region))]
             costs += own[place].reshape(shape)
@@ -324,6 +353,7 @@ class LocalSearch:
                 for place in order.variables
             ]
             values = list(least(sizes, [*alone, *between], order.variables).values)
+            self._work += CALL * len(order.variables) + sum(term.table.size for term in between) + 2 * len(prices)
             for place in order.fixed:
                 values[place] = now[place]
             changed = [place for place in range(len(region)) if values[place] != now[place]]

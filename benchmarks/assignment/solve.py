@@ -1,4 +1,10 @@
-"""Solver of strategy assignments: contraction, then prices and messages, then large neighbourhoods."""
+"""Solver of strategy assignments: contraction, then rounds of prices and messages and of large neighbourhoods.
+
+Large steps of the prices lead to a first feasible assignment. Each round then begins with a cycle of sweeps, whose best
+assignment starts a new walk through large neighbourhoods. It competes with the best walk so far, for equal work. A
+challenger that gains too slowly to overtake gives way to the next round's. Rounds become longer. What a round does
+depends on counted work only: a limit of time cuts the same way off sooner or later.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +18,10 @@ from numpy.random import Generator
 
 from benchmarks.assignment.contraction import Core, contract
 from benchmarks.assignment.multipliers import Ascent
-from benchmarks.assignment.neighbourhoods import LocalSearch
+from benchmarks.assignment.neighbourhoods import LocalSearch, Walk
 from benchmarks.assignment.problem import AssignmentProblem, is_close
 from benchmarks.assignment.timeline import Timeline, timeline_of
+from benchmarks.assignment.work import Meter
 from hardware.arrays import IntArray
 from hardware.io.errors import ConfigError
 from tuner.planners.engine.outcome import ROUNDING, Incumbent, Known, Limits, Outcome, Progress, Stop
@@ -22,56 +29,16 @@ from tuner.planners.engine.outcome import ROUNDING, Incumbent, Known, Limits, Ou
 _MOST_TRIED = 500
 """Most assignments of a core of which all are tried."""
 
-_ASCENT_SHARE = 0.4
-"""Fraction of the limits that prices and messages may spend."""
-
-_TO_FINISH_S, _TO_FINISH_SHARE = 0.5, 0.01
-"""Time reserved for the last checks: seconds, and a fraction of the limit, beside twice the longest step so far."""
-
-
-class _Meter:
-    """Meter of the limits; everything counts as spent once `is_stopped` returns True.
-
-    Attributes:
-        steps: Number of sweeps and moves so far.
-    """
-
-    def __init__(self, limits: Limits, start_s: float, is_stopped: Callable[[], bool]) -> None:
-        """Begin to count."""
-        self._limits, self._is_stopped, self._start_s = limits, is_stopped, start_s
-        self.steps = 0
-
-    @property
-    def seconds(self) -> float:
-        """Time since the start [s]."""
-        return time.perf_counter() - self._start_s
-
-    def phase(self, share: float) -> Callable[[], float]:
-        """Begin a phase that may spend a fraction of what is left; return the function that tells how much is spent.
-
-        The function must be called once per step. Long steps end a phase early, so that the next one does not pass the
-        limit.
-        """
-        begin_s, begin_steps = time.perf_counter(), self.steps
-        end_s = self._start_s + (1.0 - _TO_FINISH_SHARE) * self._limits.time_s - _TO_FINISH_S
-        num_steps = share * (self._limits.nodes - begin_steps)
-        last_s, longest_s = begin_s, 0.0
-
-        def spent() -> float:
-            """Count one step, and return the fraction of the phase that is spent."""
-            nonlocal last_s, longest_s
-            now_s = time.perf_counter()
-            longest_s, last_s = max(longest_s, now_s - last_s), now_s
-            self.steps += 1
-            # Another step may take as long as the longest one so far, twice for safety.
-            left_s = end_s - now_s - 2.0 * longest_s
-            if self._is_stopped() or left_s <= 0.0 or num_steps <= 0.0:
-                return 1.0
-            # The limit that is nearer decides: of time, or of steps.
-            by_time = (now_s - begin_s) / (share * (end_s - begin_s))
-            return min(1.0, max(by_time, (self.steps - begin_steps) / num_steps))
-
-        return spent
+_FIRST_SWEEPS = 60
+"""Number of sweeps of the first cycle."""
+_GROWTH = 1.5
+"""Growth of the work of a round over the last one's."""
+_MOVING = 1.5
+"""Work of the first round's moves, as a multiple of its sweeps'."""
+_CHALLENGING = 0.35
+"""Fraction of the moves' work that goes to the challenger of the best walk."""
+_LEAST_RISE = 0.01
+"""Rise of the bound in one cycle, as a fraction of it, for which the next cycle is longer."""
 
 
 def solve(
@@ -81,6 +48,7 @@ def solve(
     rng: Generator,
     start_s: float | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Outcome[IntArray]:
     """Find the cheapest assignment within the limits, and a lower bound of all assignments.
 
@@ -89,15 +57,16 @@ def solve(
         limits: Limits of seconds, of sweeps and moves (`nodes`), and the gap to the bound at which the search ends.
             Without a limit of time, equal arguments give equal assignments.
         rng: Source of the random choices.
-        start_s: Time when the clock began to run, from `time.perf_counter`; None for now.
+        start_s: Time at which the limit of time begins to run, on `clock`; None for now.
         is_stopped: Function that is asked between steps; the search ends once it returns True.
+        clock: Function that returns the time [s].
 
     Raises:
         ConfigError: neither the time nor the number of sweeps and moves is limited.
     """
     if math.isinf(limits.time_s) and math.isinf(limits.nodes):
         raise ConfigError("must be limited where nodes are not", key="limits.time_s", value=limits.time_s)
-    meter = _Meter(limits, time.perf_counter() if start_s is None else start_s, is_stopped)
+    meter = Meter(limits, clock() if start_s is None else start_s, is_stopped, clock)
     # Contraction finds problems in which every assignment is forbidden, and the leanest strategies those without
     # memory.
     core = contract(problem)
@@ -119,24 +88,56 @@ def _search(
     core: Core,
     timeline: Timeline,
     gap: float,
-    meter: _Meter,
+    meter: Meter,
     rng: Generator,
     trace: list[Progress],
 ) -> tuple[IntArray, float]:
-    """Search by prices and messages, then by large neighbourhoods; return the best states and the bound."""
+    """Search by prices and messages and by large neighbourhoods in turns; return the best states and the bound."""
     ascent = Ascent(core, timeline, problem.limit)
-    ascent.run(meter.phase(_ASCENT_SHARE), gap=gap)
-    trace.append(Progress(seconds=meter.seconds, nodes=meter.steps, cost=ascent.cost, bound=ascent.bound))
-    if is_close(ascent.cost, ascent.bound, gap):
-        return ascent.states, ascent.bound
-    local = LocalSearch(problem, core, timeline, ascent.states, ascent.prices)
+    least = math.inf
 
-    def report() -> None:
-        """Append the best assignment to the trace."""
-        trace.append(Progress(seconds=meter.seconds, nodes=meter.steps, cost=local.best_cost, bound=ascent.bound))
+    def report(cost: float) -> None:
+        """Append an assignment to the trace if it is the cheapest so far."""
+        nonlocal least
+        if cost < least or not trace:
+            least = min(least, cost)
+            trace.append(Progress(seconds=meter.seconds, nodes=meter.steps, cost=least, bound=ascent.bound))
 
-    local.run(meter.phase(1.0), bound=ascent.bound, gap=gap, rng=rng, report=report)
-    return local.best_states, ascent.bound
+    ascent.dive(meter.phase(math.inf))
+    report(ascent.cost)
+    local = LocalSearch(problem, core, timeline)
+
+    def move(walk: Walk, work: float) -> Walk:
+        """Go on with a walk for some work."""
+        spent = meter.phase(work)
+        return local.run(walk, spent, bound=ascent.bound, gap=gap, rng=rng, report=lambda: report(local.best_cost))
+
+    best = Walk(states=ascent.states, cost=ascent.cost, prices=ascent.prices)
+    challenger: Walk | None = None
+    sweeping = _FIRST_SWEEPS * ascent.sweep_work
+    moving = _MOVING * sweeping
+    while not (meter.is_over or is_close(best.cost, ascent.bound, gap)):
+        former = ascent.bound
+        ascent.run(meter.phase(sweeping), gap=gap)
+        report(ascent.cost)
+        newcomer = Walk(states=ascent.states, cost=ascent.cost, prices=ascent.prices)
+        is_useful = newcomer.cost < best.cost or ascent.bound - former > _LEAST_RISE * abs(former)
+        if newcomer.cost < best.cost:
+            best, newcomer = newcomer, best
+        if challenger is None or newcomer.cost < challenger.cost:
+            challenger = newcomer
+        best = move(best, (1.0 - _CHALLENGING) * moving)
+        before = challenger.cost
+        challenger = move(challenger, _CHALLENGING * moving)
+        if challenger.cost < best.cost:
+            best, challenger = challenger, best
+        # As much again as it gained in this round would not take the challenger past the best walk.
+        elif math.isfinite(before) and 2.0 * challenger.cost - before > best.cost:
+            challenger = None
+        # Longer cycles pay only while they still find something.
+        sweeping *= _GROWTH if is_useful else 1.0
+        moving *= _GROWTH
+    return best.states, ascent.bound
 
 
 def _best_of_all(problem: AssignmentProblem, core: Core) -> IntArray | None:
@@ -163,7 +164,7 @@ def _outcome(
     problem: AssignmentProblem,
     strategies: IntArray | None,
     bound: float,
-    meter: _Meter,
+    meter: Meter,
     trace: list[Progress],
     limits: Limits,
     is_stopped: Callable[[], bool],

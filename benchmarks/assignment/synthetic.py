@@ -156,7 +156,7 @@ class _Drawing:
             for ways, part, wanted in zip(self._axes, before, after, strict=True):
                 part = turned[part] if is_turned else part  # noqa: PLW2901 # as the second node sees it
                 # A part is cut out of a whole tensor for nothing; a gather costs more than an exchange.
-                if part not in (wanted, _WHOLE):
+                if part not in {wanted, _WHOLE}:
                     table[one, other] += size * (1.0 if wanted == _WHOLE else 1.0 / ways)
         self._edges.append((first, second))
         self._edge_costs.append(np.rint(table * stiffness * float(self._rng.uniform(0.8, 1.5))))

@@ -99,6 +99,11 @@ class Messages:
         }
         self.states = np.zeros(len(self._sizes), dtype=np.int64)
 
+    @property
+    def num_visits(self) -> int:
+        """Number of visits of a sweep, each of all variables that can be visited at once."""
+        return len(self._visits[True])
+
     def sweep(self, *, is_forward: bool) -> float:
         """Visit all variables once, and return the sum of their least costs, which is a lower bound.
 
