@@ -1,6 +1,6 @@
 """Synthetic problems with bad basins and tight memory, for judging a search on problems that it was not built on.
 
-A problem is the forward and backward pass of a network of alike layers on a mesh of two axes. A strategy tells for each
+A problem is the forward and backward pass of a network of alike layers on a mesh of two or three axes. A strategy tells for each
 axis whether it shards the rows of a tensor (the batch), its columns (the model) or nothing. Sharding rows leaves a
 gradient's sum to be communicated once a layer, sharding columns a sum of activations; which of them is cheaper changes
 with a layer's sizes. A change of the sharding between neighbours costs as much as the tensor moved. So all nodes of
