@@ -236,7 +236,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         },
         "of a step of your own, also": {
             "shardings": "`mesh`, and `arguments` and `outputs` with `path`, `type` and `spec` of each leaf; `kept` "
-            "outputs, which replace an argument, and numbers of `donated` arguments",
+            "outputs, which replace an argument, and numbers of `donated` arguments"
         },
     },
     "estimate": {

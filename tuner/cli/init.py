@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -121,7 +121,7 @@ def init(
         "log": from_log,
     }
     if from_jax is not None:
-        beside = {name: file for name, file in files.items() if file is not None}
+        beside: dict[str, Any] = {name: file for name, file in files.items() if file is not None}
         beside |= {"model": model, "runtime": runtime, "config": config, "ignore-flags": ignore_flags}
         _init_own_step(from_jax, cluster, {**beside, **answers}, out, force=force, as_json=as_json)
         return

@@ -44,12 +44,20 @@ def step():
 
     heads = array(MODEL, HEADS, MODEL // HEADS)
     layer = {
-        **{"norm1": array(MODEL), "q": heads, "k": heads, "v": heads, "out": array(HEADS, MODEL // HEADS, MODEL)},
-        **{"norm2": array(MODEL), "up": array(MODEL, HIDDEN), "down": array(HIDDEN, MODEL)},
+        "norm1": array(MODEL),
+        "q": heads,
+        "k": heads,
+        "v": heads,
+        "out": array(HEADS, MODEL // HEADS, MODEL),
+        "norm2": array(MODEL),
+        "up": array(MODEL, HIDDEN),
+        "down": array(HIDDEN, MODEL),
     }
     params = {
-        **{"embedding": array(VOCABULARY, MODEL), "layers": [layer] * LAYERS},
-        **{"norm": array(MODEL), "head": array(MODEL, VOCABULARY)},
+        "embedding": array(VOCABULARY, MODEL),
+        "layers": [layer] * LAYERS,
+        "norm": array(MODEL),
+        "head": array(MODEL, VOCABULARY),
     }
     tokens = array(ROWS, LENGTH, dtype=jnp.int32)
     moments = {"first": params, "second": params}
