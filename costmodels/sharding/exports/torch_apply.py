@@ -243,16 +243,20 @@ class LocalStep:
         read = {value for one in kernels for value, _ in one.reads}
         read |= {output for output in self._outputs if output is not None}
         needed, self._random = self._wholes.needed(read)
-        order: list[_Local | Node] = [*kernels, *needed]
-        order.sort(key=lambda one: position[one if isinstance(one, Node) else one.kernel.node])
-        # a kernel stands where its own call does, though it may write what a view of its result was
+
+        def place(one: _Local | Node) -> tuple[bool, int]:
+            # A kernel stands where its own call does, though it may write what a view of its result was. What depends
+            # on no argument is computed in the forward pass.
+            is_late = not isinstance(one, Node) and one.kernel.is_backward
+            return is_late, position[one if isinstance(one, Node) else one.kernel.node]
+
+        order: list[_Local | Node] = sorted([*kernels, *needed], key=place)
         self._order = order
-        backward = [number for number, one in enumerate(order) if isinstance(one, _Local) and one.kernel.is_backward]
-        self._boundary = backward[0] if backward else len(order)
-        for number, one in enumerate(order):
+        self._boundary = sum(not place(one)[0] for one in order)
+        for one in order:
             node = one if isinstance(one, Node) else one.kernel.node
-            is_late = number >= self._boundary or node.meta.get("custom", {}).get(BACKWARD)
             params = {} if isinstance(one, Node) else one.kernel.step.params
+            is_late = node.meta.get("custom", {}).get(BACKWARD)
             if is_late and isinstance(node.target, OpOverload) and is_random(node.target, params):
                 raise ConfigError(
                     "draws other random numbers in the backward pass than in the forward pass",
@@ -260,12 +264,15 @@ class LocalStep:
                     value=str(node.target),
                     nearest="keep dropout out of recomputed parts (torch.utils.checkpoint)",
                 )
+        self._forgotten: dict[int, list[int]] = {}
+        for value, number in self._wholes.last_reads(order).items():
+            self._forgotten.setdefault(number, []).append(value)
         self._layouts: dict[int, set[Layout]] = {}
         self._last: dict[Held, int] = {}
         states = {
             number for number, argument in enumerate(self._program.arguments) if argument.kind == TensorKind.PARAMETER
         }
-        ends = [(output, None) for output in self._outputs if output is not None]
+        ends = [output for output in self._outputs if output is not None]
         for number, one in enumerate(order):
             for value, layout in one.reads if isinstance(one, _Local) else ():
                 if not self._flat.values[value].varies:
@@ -279,7 +286,7 @@ class LocalStep:
                 if is_first and layout != own:
                     self._last[value, own] = max(number, self._last.get((value, own), -1))
                 self._last[value, layout] = number
-        for value, _ in ends:
+        for value in ends:
             layout = self.layout(value)
             self._layouts.setdefault(value, set()).add(layout)
             self._last[value, layout] = len(order)
@@ -295,6 +302,8 @@ class LocalStep:
             if isinstance(one, Node):
                 for value in self._wholes.compute(one, self._device):
                     self._keep_parts(held, value)
+                for value in self._forgotten.get(number, ()):
+                    self._wholes.known.pop(value, None)
             else:
                 self._run_kernel(held, one)
             for key in self._ends.get(number, ()):
@@ -481,6 +490,17 @@ class _Wholes:
                 ]
         return list(found), random
 
+    def last_reads(self, order: Sequence[Any]) -> dict[int, int]:
+        """Return the position at which each value that a call computes is read last, or computed if nobody reads it."""
+        found: dict[int, int] = {}
+        for number, node in enumerate(order):
+            if isinstance(node, Node):
+                read = [node, *(node.all_input_nodes if node.op == "call_function" else ())]
+                found.update(
+                    (value, number) for each in read for value in _listed(self._numbers[each]) if value in self._maker
+                )
+        return found
+
     def compute(self, node: Node, device: torch.device) -> list[int]:
         """Compute the whole values of a call, and return their numbers."""
         if node.op == "get_attr":
@@ -494,10 +514,10 @@ class _Wholes:
                 )
             made: Any = given_value.to(device)
         else:
-            given = dict(node.kwargs)
+            given, is_shape = dict(node.kwargs), self._is_shape_only(node)
             if "device" in given:
                 given["device"] = device
-            args, kwargs = map_arg((node.args, given), lambda one: self._value(one, device))
+            args, kwargs = map_arg((node.args, given), lambda one: self._value(one, device, is_shape=is_shape))
             assert isinstance(node.target, OpOverload), "a call of a trace is one of an operator"
             made = node.target(*args, **kwargs)
         numbers = _listed(self._numbers[node])
@@ -505,16 +525,19 @@ class _Wholes:
         self.known.update((number, value) for number, value in zip(numbers, several, strict=True) if number is not None)
         return [number for number in numbers if number is not None]
 
-    def _value(self, node: Node, device: torch.device) -> Any:
+    def _value(self, node: Node, device: torch.device, *, is_shape: bool) -> Any:
+        """Return the value of a node, or something of its shape."""
         number = self._numbers[node]
         if number in self.known:
             return self.known[number]
+        assert is_shape, f"{node} is read before it is computed"
         meta = node.meta["val"]
-        # of what depends on an argument, only the shape is read
         return torch.empty((), dtype=meta.dtype, device=device).expand(meta.shape)
 
     def _is_shape_only(self, node: Node) -> bool:
-        return isinstance(node.target, OpOverload) and (name_of(node.target) in OF_A_SHAPE or self._is_varying(node))
+        """Return whether a call reads no element of its operands; what has no elements depends on none."""
+        is_of_shape = name_of(node.target) in OF_A_SHAPE if isinstance(node.target, OpOverload) else False
+        return (is_of_shape and node.target is not torch.ops.aten.bernoulli.default) or self._is_varying(node)
 
     def _is_varying(self, node: Node) -> bool:
         return any(

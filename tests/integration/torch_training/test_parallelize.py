@@ -29,14 +29,15 @@ def check(told, cases):
 @pytest.mark.parametrize(
     ("mesh", "cases"),
     [
-        ({"data": 2}, [("convolutions", None), ("convolutions", 1), ("perceptron", 2)]),
-        ({"data": 2, "model": 2}, [("convolutions", 2), ("perceptron", 3)]),
+        ({"data": 2}, [("convolutions", None), ("perceptron", 1), ("attention", None)]),
+        ({"data": 2, "model": 2}, [("convolutions", 2), ("perceptron", 3), ("attention", 4)]),
     ],
     ids=["two ranks", "four ranks"],
 )
 def test_losses_are_those_of_one_process(on_ranks, mesh, cases):
     """Over three steps of AdamW with clipped gradients, losses and running statistics are those of one process to 1e-5,
-    under the planner's plans and under any others, with dropout and BatchNorm, whatever seeds ranks but the first have.
+    under the planner's plans and under any others: with dropout, BatchNorm and recomputation, whatever seeds ranks but
+    the first have.
     """
     check(on_ranks(math.prod(mesh.values()), parallel_ranks.train, mesh, cases), cases)
 

@@ -28,6 +28,8 @@ def built(name):
     if name == "perceptron":
         module = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 16), nn.LayerNorm(16))
         return module, (torch.randn(8, 16), torch.randn(8, 16)), squared
+    if name == "attention":
+        return attention(), (ids,), lambda module, ids: (module(ids) ** 2).mean()
     import transformers
 
     if name == "llama":
@@ -39,6 +41,30 @@ def built(name):
     assert name == "bert", name
     config = transformers.BertConfig(**sizes, intermediate_size=64, max_position_embeddings=16)
     return transformers.BertForMaskedLM(config).train(), (ids,), labelled
+
+
+def attention():
+    """Build recomputed attention under a mask, with a bias that is drawn for each step."""
+    import torch
+    from torch import nn
+    from torch.utils.checkpoint import checkpoint
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.inner, self.outer = nn.Embedding(64, 32), nn.Linear(32, 96), nn.Linear(32, 32)
+            self.register_buffer("seen", torch.ones(16, 16).tril().bool(), persistent=False)
+
+        def attend(self, x):
+            parts = (one.unflatten(-1, (4, 8)).transpose(1, 2) for one in self.inner(x).chunk(3, dim=-1))
+            found = nn.functional.scaled_dot_product_attention(*parts, attn_mask=self.seen)
+            return self.outer(found.transpose(1, 2).flatten(2))
+
+        def forward(self, ids):
+            x = self.table(ids)
+            return x + checkpoint(self.attend, x, use_reentrant=False) + torch.bernoulli(torch.full((32,), 0.5))
+
+    return Attention()
 
 
 def classified(module, images, labels):
@@ -138,7 +164,10 @@ def train(place, mesh, cases):
                     "expected": expected,
                     "found": found,
                     "buffers": max(
-                        (float((_whole(each) - buffers[key]).abs().max()) for key, each in parallel.named_buffers()),
+                        (
+                            float((_whole(each).float() - buffers[key].float()).abs().max())
+                            for key, each in parallel.named_buffers()
+                        ),
                         default=0.0,
                     ),
                     "cut": float((plan.planned.plan.served >= 0).any(axis=1).mean()),
