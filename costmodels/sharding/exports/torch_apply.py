@@ -274,7 +274,9 @@ class LocalStep:
         }
         ends = [output for output in self._outputs if output is not None]
         for number, one in enumerate(order):
-            for value, layout in one.reads if isinstance(one, _Local) else ():
+            for slot, (value, layout) in enumerate(one.reads if isinstance(one, _Local) else ()):
+                if self._is_shape_read(one, slot):
+                    continue
                 if not self._flat.values[value].varies:
                     self._layouts.setdefault(value, set()).add(layout)
                     self._last[value, layout] = number
@@ -313,14 +315,19 @@ class LocalStep:
                 for key in [key for key in held if key[0] in self._states and key[1] != self.layout(key[0])]:
                     del held[key]
 
+    def _is_shape_read(self, one: _Local | Node, slot: int) -> bool:
+        """Return whether only the shape of a value is read, which each rank can make for itself."""
+        if isinstance(one, Node):
+            return False
+        return slot >= len(one.kernel.step.operands) and self._flat.values[one.reads[slot][0]].varies
+
     def _run_kernel(self, held: dict[Held, Tensor], one: _Local) -> None:
         """Compute this rank's parts of an operator's results, and add up partial sums."""
         kernel, own = one.kernel, one.kernel.own_rule
         assert own is not None, "operators of a trace have rules of their own"
         operands, count = [], len(kernel.step.operands)
         for slot, (value, layout) in enumerate(one.reads):
-            if slot >= count and self._flat.values[value].varies:
-                # only the shape is read
+            if self._is_shape_read(one, slot):
                 meta = local_shape(own.operand_shape(slot), layout, self._sizes)
                 operands.append(torch.empty(meta, dtype=_dtype(self._flat.values[value].dtype), device=self._device))
                 continue
