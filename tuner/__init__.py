@@ -5,7 +5,8 @@ sampler that chooses the trials.
 
 Python users import from here; docs/python.md shows how:
 
-    from tuner import ThompsonSampler, load_study, make_sampler, pin_layouts, plan_jax, plan_torch, predict, rank, run_study
+    from tuner import ThompsonSampler, load_study, make_sampler, predict, rank, run_study
+    from tuner import pin_layouts, plan_jax, plan_torch
 
 Each name is loaded, with its libraries, when it is first used. `import tuner` alone loads nothing.
 """

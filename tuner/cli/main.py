@@ -458,7 +458,10 @@ def export(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the best configuration as flags for a training framework, or as a program that shards your own step."""
+    """Print the best configuration as flags for a training framework.
+
+    A step of your own is written as a Python module that shards it (`--to jax`).
+    """
     from tuner.answers.candidates import notes_on_plan
     from tuner.answers.own_step_export import OWN_TARGET, export_own_step
     from tuner.export import find_exporter

@@ -8,10 +8,12 @@ ROWS, LENGTH = 8, 64
 
 
 def norm(x, scale):
+    """Return a root-mean-square norm."""
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-5) * scale
 
 
 def attention(layer, x):
+    """Return causal attention; b rows, t and s tokens, d model, n heads, h head."""
     q, k, v = (jnp.einsum("btd,dnh->bnth", x, layer[name]) for name in ("q", "k", "v"))
     scores = jnp.einsum("bnth,bnsh->bnts", q, k) * q.shape[-1] ** -0.5
     mask = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool))
@@ -20,6 +22,7 @@ def attention(layer, x):
 
 
 def loss_of(params, tokens, labels):
+    """Return the mean loss of a batch."""
     x = params["embedding"][tokens]
     for layer in params["layers"]:
         x = x + attention(layer, norm(x, layer["norm1"]))
@@ -29,6 +32,7 @@ def loss_of(params, tokens, labels):
 
 
 def train_step(params, moments, batch):
+    """Return parameters and moments after one step of Adam, and the loss before it."""
     loss, grads = jax.value_and_grad(loss_of)(params, batch["tokens"], batch["labels"])
     first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments["first"], grads)
     second = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, moments["second"], grads)
