@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,19 @@ import yaml
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.sharding.plan import cost_of
 from hardware.io.errors import ConfigError
+from tests.support.studies.in_process_executor import InProcessExecutor
 from trials.backend import Status
 from trials.jax_training.backend import JAX_RANKS
 from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
-from tuner import load_study, rank
+from tuner import load_study, rank, run_study
 from tuner.answers.candidates import candidates_of, reasons_against
 from tuner.answers.own_step_export import export_own_step
+from tuner.dashboard.snapshot import snapshot_of
+from tuner.dashboard.study_note import study_note
+from tuner.dashboard.trial_note import trial_note
 from tuner.own_step.plans import OwnStepPlans
+from tuner.run.studies import stored_study
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -168,19 +174,13 @@ def test_trials_run_the_users_function_as_the_plans_shard_it(study, rank_process
 
 def test_a_step_that_does_not_fit_ends_as_out_of_memory(study, rank_processes):
     """A compiled step above a device's memory is not run, and the trial says what it needs."""
-    config = load_study(study())
-    steps = config.own_step
-    work = config.backend.work(ParallelConfig(dp=4, zero_stage=0))
-    small = type(work)(**{name: getattr(work, name) for name in work.__dataclass_fields__} | {"memory_bytes": 1000.0})
-
-    class Small(type(config.backend)):
-        def work(self, _):
-            return small
-
-    backend = Small(steps=steps, cluster=config.backend.cluster)
-    trial = OpenBackend(backend=backend, ranks=rank_processes).measure(
-        ParallelConfig(dp=4, zero_stage=0), trial_number=0
+    backend = load_study(study()).backend
+    (group,) = backend.cluster.groups
+    small = replace(group, device=replace(group.device, memory_bytes=1000))
+    opened = OpenBackend(
+        backend=replace(backend, cluster=replace(backend.cluster, groups=(small,))), ranks=rank_processes
     )
+    trial = opened.measure(ParallelConfig(dp=4, zero_stage=0), trial_number=0)
 
     assert trial.status is Status.OUT_OF_MEMORY
     assert "by XLA's memory analysis" in trial.reason + trial.log_tail
@@ -304,3 +304,32 @@ def meshtune(tmp_path):
         )
 
     return run
+
+
+def test_simulated_trials_answer_for_any_cluster(study):
+    """A study of GPUs is simulated to its end; rank, notes of the dashboard and a resumed run take what it found."""
+    file = study(cluster={"name": "dgx-h100", "hosts": 1}, trial={"backend": "simulated", "operator_error": 0.1})
+    config = load_study(file)
+    result = run_study(config, executor=InProcessExecutor(config.backend))
+    stored = stored_study(config)
+    seen = snapshot_of(config, stored, stored.user_attrs, is_running=False)
+
+    assert result.best is not None
+    assert {record.status for record in result.records if record.finished} <= {Status.OK, Status.PRUNED}
+    assert rank(config)[0]["step_time_s"] <= result.best.step_time_s * (1 + 1e-9)
+    assert "SYNTHETIC" in study_note(seen)
+    assert "tokens" not in study_note(seen) + trial_note(config, seen.records[0], seen.reference, None)
+    again = load_study(file)
+    assert run_study(again, executor=InProcessExecutor(again.backend)).stop_reason == result.stop_reason
+    assert again.own_step.as_json() == config.own_step.as_json()
+
+
+def test_a_changed_program_is_another_study(study):
+    """Trials of a program cannot be gone on with once its shapes have changed."""
+    file = study(trial={"backend": "simulated"}, search={"max_trials": 1})
+    config = load_study(file)
+    run_study(config, executor=InProcessExecutor(config.backend))
+    other = load_study(file, overrides=["model.jax=own_program:odd_step"])
+
+    with pytest.raises(ConfigError, match="was measured with"):
+        run_study(other, executor=InProcessExecutor(other.backend))
