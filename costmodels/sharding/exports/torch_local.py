@@ -298,7 +298,8 @@ def _attended(call: LocalCall) -> tuple[Tensor, ...]:
 _ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 
 LOCAL: Mapping[str, Callable[[LocalCall], tuple[Tensor, ...]]] = {
-    **dict.fromkeys(("view", "_unsafe_view", "reshape"), _shaped),
+    # a part may have one element along a dim that `squeeze` shall keep
+    **dict.fromkeys(("view", "_unsafe_view", "reshape", "squeeze"), _shaped),
     "expand": _expanded,
     "slice": _sliced,
     "mean": _mean,
@@ -324,8 +325,8 @@ AS_IT_STANDS = frozenset(
     _log_softmax_backward_data _softmax _softmax_backward_data _to_copy all amax amin any argmax argmin avg_pool1d
     avg_pool2d avg_pool2d_backward bmm cat clone constant_pad_nd copy cumprod cumsum flip logcumsumexp max
     max_pool2d_with_indices max_pool2d_with_indices_backward median min mm native_layer_norm
-    native_layer_norm_backward permute prod select select_scatter slice_scatter sort split split_with_sizes squeeze
-    stack sum t topk transpose unbind unsqueeze upsample_bilinear2d upsample_nearest1d upsample_nearest2d
+    native_layer_norm_backward permute prod select select_scatter slice_scatter sort split split_with_sizes stack sum t
+    topk transpose unbind unsqueeze upsample_bilinear2d upsample_nearest1d upsample_nearest2d
     """.split()  # noqa: SIM905  # one line is easier to scan than a list
 )
 """Operators that compute parts as they stand, beside those that torch tags as pointwise."""

@@ -49,6 +49,13 @@ def test_models_of_transformers_train_alike(on_ranks, mesh):
     check(on_ranks(math.prod(mesh.values()), parallel_ranks.train, mesh, OF_TRANSFORMERS), OF_TRANSFORMERS)
 
 
+def test_every_operator_runs_on_parts(on_ranks):
+    """Each operator with a rule, in all variants, gives loss and gradients of the whole step under a random plan."""
+    for (found,) in on_ranks(4, parallel_ranks.try_variants, {"data": 2, "model": 2}, 5):
+        assert found["wrong"] == []
+        assert found["primitives"] > 90
+
+
 def test_states_are_saved_and_loaded(on_ranks, tmp_path):
     """A checkpoint of module and optimizer goes on alike in a module under another plan, and in one under FSDP2, whose
     own checkpoint goes on under a plan.

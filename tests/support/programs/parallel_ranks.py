@@ -315,3 +315,53 @@ def cast_and_refused(place):
         except ConfigError as error:
             told["refused"].append(str(error))
         place.tell(told)
+
+
+def try_variants(place, mesh, seed):
+    """Report the variants of operators whose loss or gradients differ from the whole step's under a random plan."""
+    import numpy as np
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from costmodels.sharding.device_mesh import mesh_from
+    from costmodels.sharding.exports.torch_apply import LocalStep
+    from costmodels.sharding.frontends.torch.graph import graph_of
+    from costmodels.sharding.frontends.torch.program import trace_module
+    from costmodels.sharding.plan import Plan
+    from tests.support.graphs.torch_variants import VARIANTS
+    from trials.torch_training.process_group import process_group
+
+    wrong, primitives = [], set()
+    with process_group(place, "cpu"), torch.no_grad():
+        device_mesh = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
+        for name, program in VARIANTS.items():
+            with torch.enable_grad():
+                traced = trace_module(*program)
+            graph = graph_of(traced)
+            whole = Plan(graph=graph, mesh=mesh_from(mesh, "dgx-a100"), served=np.full((len(graph.ops), len(mesh)), -1))
+            step = LocalStep(traced, any_plan(whole, seed), device_mesh)
+            torch.manual_seed(0)
+            values = [_random(node.meta["val"]) for node in traced.trace.graph.find_nodes(op="placeholder")]
+            torch.manual_seed(1)
+            expected = traced.trace(*(value.clone() for value in values))
+            torch.manual_seed(1)
+            loss, _, saved = step.forward([value.clone() for value in values])
+            everywhere = (-1,) * len(mesh)
+            trained = {number: one.gradient for number, one in enumerate(traced.arguments) if one.gradient is not None}
+            found = step.backward(saved, dict.fromkeys(trained, everywhere))
+            pairs = [(loss, expected[0]), *((found[number], expected[at]) for number, at in trained.items())]
+            wrong += [name] if any(not _are_close(*pair) for pair in pairs) else []
+            primitives.update(op.primitive for op in graph.ops)
+        place.tell({"wrong": wrong, "primitives": len(primitives)})
+
+
+def _random(value):
+    import torch
+
+    if value.is_floating_point():
+        return torch.rand(value.shape, dtype=value.dtype) * 0.9 + 0.1
+    return torch.rand(value.shape) > 0.5 if value.dtype == torch.bool else torch.randint(0, 4, value.shape)
+
+
+def _are_close(one, other):
+    return bool(((one - other).abs() <= 1e-4 * other.abs() + 1e-5 * other.abs().max().clamp(min=1)).all())
