@@ -82,7 +82,7 @@ def space_of(plans: OwnStepPlans, options: SpaceOptions, current: ParallelConfig
                 "is none of the plans by hand of this step",
                 key="current",
                 value=words_of(current),
-                nearest=did_you_mean(words_of(current), shown),
+                nearest=did_you_mean(words_of(current), shown) if shown else "`meshtune space` says why there is none",
             )
         kept.append(current)
     grid = ConfigGrid.from_configs(kept, OPENED)
