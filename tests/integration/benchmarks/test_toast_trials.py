@@ -22,8 +22,7 @@ def test_models_have_a_manual_plan_to_compare_with(name):
 def test_plans_run_beside_the_manual_one():
     """D-Rec's plan of a decoding step runs on eight devices, and its ratio to the manual plan is told."""
     found = json_of(
-        "benchmarks.papers.toast_trials",
-        *("--models", "decoding", "--planners", "d_rec", "--rounds", 1, "--json"),
+        "benchmarks.papers.toast_trials", *("--models", "decoding", "--planners", "d_rec", "--rounds", 1, "--json")
     )
 
     (row,) = found["rows"]

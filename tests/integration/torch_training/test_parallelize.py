@@ -57,12 +57,13 @@ def test_every_operator_runs_on_parts(on_ranks):
 
 
 def test_states_are_saved_and_loaded(on_ranks, tmp_path):
-    """A checkpoint of module and optimizer goes on alike in a module under another plan, and in one under FSDP2, whose
-    own checkpoint goes on under a plan.
+    """A checkpoint of module and optimizer goes on alike in a module under another plan, in one made on `meta`, and in
+    one under FSDP2, whose own checkpoint goes on under a plan.
     """
     for (found,) in on_ranks(2, parallel_ranks.save_and_load, str(tmp_path / "state")):
         assert found["kinds"] == ["DTensor"]
         assert found["planned"] == pytest.approx(found["same"], rel=1e-5)
+        assert found["from meta"] == pytest.approx(found["same"], rel=1e-5)
         assert found["fsdp"] == pytest.approx(found["same"], rel=1e-5)
         assert found["from fsdp"] == pytest.approx(found["then"], rel=1e-5)
         assert found["then"] < found["same"][1] < found["same"][0]

@@ -227,6 +227,11 @@ def save_and_load(place, folder):
         told["planned"] = next_losses(again, again)
         fully_shard(others[1])
         told["fsdp"] = next_losses(others[1], lambda *given: loss(others[1], *given))
+        with torch.device("meta"):
+            empty, described, _ = built("perceptron")
+        empty[2].p = 0.0
+        blank = planned(empty, described, loss, "data=2", seed=3).parallelize(empty, plan.device_mesh("cpu"))
+        told["from meta"] = next_losses(blank.to_empty(device="cpu"), blank)
         told["from fsdp"] = next_losses(again, again, f"{folder}-next")[0]
         told["same"] = next_losses(parallel, parallel)
         told["then"] = float(parallel(*inputs))
