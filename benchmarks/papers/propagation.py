@@ -24,7 +24,7 @@ from jaxlib.mlir.passmanager import PassManager
 
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.frontends.flat_program import Step
-from costmodels.sharding.frontends.jax.flat import INLINED, shape_of
+from costmodels.sharding.frontends.jax.flat import INLINED, called_by, shape_of
 from costmodels.sharding.frontends.jax.graph import flatten_trace
 from costmodels.sharding.frontends.jax.program import Program
 from costmodels.sharding.graph import Graph
@@ -279,7 +279,7 @@ class _Inlined:
         if is_empty or not any(varies for _, varies in operands):
             return [(value, False) for value in _evaluate(equation, values)]
         if name in INLINED:
-            return self._run(next(equation.params[key] for key in INLINED[name] if key in equation.params), operands)
+            return self._run(*called_by(equation, operands))
         if name == "scan":
             raise ConfigError(
                 "has a loop, through which shardings are not read back",

@@ -24,7 +24,7 @@ STATE, INPUT, CONSTANT = "state", "input", "constant"
 SOURCES = (STATE, INPUT, CONSTANT)
 """Primitives that provide a tensor without reading an earlier result of the step."""
 
-CARRY, NEXT, STACK, UNSTACK = "carry", "next", "stack", "unstack"
+CARRY, NEXT, STACK, UNSTACK = "carry", "next", "loop_stack", "loop_unstack"
 MERGE = "merge"
 PASSING = (CARRY, NEXT, STACK, UNSTACK, MERGE)
 """Primitives that pass values into a loop, between iterations and out of it, or out of branches; they cost nothing."""

@@ -22,7 +22,7 @@ from costmodels.sharding.exports.axis_order import AxisOrders, axis_orders
 from costmodels.sharding.exports.jax_layouts import JaxLayouts, abstract_mesh, jax_mesh
 from costmodels.sharding.exports.jax_specs import find_result_axes
 from costmodels.sharding.exports.reorders import Orders
-from costmodels.sharding.frontends.flat_program import Step, operand_slots
+from costmodels.sharding.frontends.flat_program import Step, operand_slots, result_slots
 from costmodels.sharding.frontends.jax.flat import (
     INLINED,
     Flat,
@@ -200,12 +200,14 @@ class _Run:
         return _Array(value=self.layouts.settle(value, before, lies), number=number)
 
     def _place_results(self, step: Step, values: Sequence[Any]) -> list[_Array]:
-        op = self.ops.get(step.name)
+        op, kept = self.ops.get(step.name), result_slots(self.flat.values, step)
         free = free_slots(step.params, "out_specs") if step.primitive == SHARD_MAP else ()
         return [
             _Array(value=value, number=number)
             if slot in free
-            else self._place_value(value, number, None if op is None else self.orders.written(op, slot))
+            else self._place_value(
+                value, number, None if op is None or slot not in kept else self.orders.written(op, kept.index(slot))
+            )
             for slot, (value, number) in enumerate(zip(values, step.results, strict=True))
         ]
 

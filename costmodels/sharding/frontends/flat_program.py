@@ -133,6 +133,11 @@ def operand_slots(values: Sequence[Value], step: Step) -> list[int]:
     ]
 
 
+def result_slots(values: Sequence[Value], step: Step) -> list[int]:
+    """Return the slots of the results that the graph keeps: no empty arrays, of which nobody reads an element."""
+    return [slot for slot, result in enumerate(step.results) if 0 not in values[result].shape]
+
+
 @dataclass(slots=True)
 class FlatBuilder:
     """Builder of a graph from a flat program.
@@ -168,23 +173,26 @@ class FlatBuilder:
         return self.tensors[value]
 
     def step(self, step: Step, rule: Rule) -> None:
-        """Add an operator, without operands that are scalar constants or empty."""
+        """Add an operator, without operands that are scalar constants or empty, and without empty results."""
         values = self.values
-        kept = operand_slots(values, step)
-        if len(kept) < len(step.operands):
-            # Keep the rule's places in step with the operands that remain.
+        kept, made = operand_slots(values, step), result_slots(values, step)
+        if len(kept) < len(step.operands) or len(made) < len(step.results):
+            # Keep the rule's places in step with the tensors that remain.
             rule = Rule(
-                factors=rule.factors, operands=tuple(rule.operands[slot] for slot in kept), results=rule.results
+                factors=rule.factors,
+                operands=tuple(rule.operands[slot] for slot in kept),
+                results=tuple(rule.results[slot] for slot in made),
             )
         operands = [self.read(step.operands[slot]) for slot in kept]
-        for result in step.results:
+        results = [step.results[slot] for slot in made]
+        for result in results:
             array = values[result]
             self.tensors[result] = self.builder.tensor(array.name, array.shape, array.element_bytes, array.kind)
         self.builder.op(
             step.name,
             step.primitive,
             operands,
-            [self.tensors[result] for result in step.results],
+            [self.tensors[result] for result in results],
             # Equal rules share one object, and with it its cached properties.
             self.rules.setdefault(rule, rule),
             flop=step.flop,

@@ -80,6 +80,17 @@ def broadcast(place: Place, shape: Shape, operand: Shape) -> Place:
     return tuple(place[lead + dim] if size == shape[lead + dim] else () for dim, size in enumerate(operand))
 
 
+def fits(rule: Rule, call: Call) -> bool:
+    """Return whether a rule has the shapes of a call; empty tensors may have any."""
+    pairs = [
+        *zip(call.operands, map(rule.operand_shape, range(len(rule.operands))), strict=False),
+        *zip(call.results, map(rule.result_shape, range(len(rule.results))), strict=False),
+    ]
+    counts = (len(rule.operands), len(rule.results))
+    is_whole = counts == (len(call.operands), len(call.results))
+    return is_whole and all(shape == place or 0 in shape for shape, place in pairs)
+
+
 def blocked_rule(call: Call) -> Rule:
     """Return a rule under which nothing can be partitioned."""
     loops = Loops()
@@ -101,11 +112,17 @@ def elementwise(call: Call) -> Rule:
 
 
 def batched(call: Call, count: int) -> Rule:
-    """Return the rule of an operator that needs whole all dims but the first `count`, which all its tensors share."""
+    """Return the rule of an operator that needs whole all dims but the first `count`, those of its batch.
+
+    Tensors with another batch than the first operand's are needed whole.
+    """
     loops = Loops()
-    lead = loops.dims(call.operands[0][:count])
+    batch = call.operands[0][:count]
+    lead = loops.dims(batch)
 
     def place(shape: Shape) -> Place:
+        if shape[:count] != batch:
+            return loops.dims(shape, FactorKind.BLOCKED)
         return (*lead, *loops.dims(shape[count:], FactorKind.BLOCKED))
 
     return loops.rule(list(map(place, call.operands)), list(map(place, call.results)))

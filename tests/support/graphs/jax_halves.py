@@ -15,7 +15,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr
 
 from costmodels.sharding.dims import FactorKind
-from costmodels.sharding.frontends.jax.flat import INLINED
+from costmodels.sharding.frontends.jax.flat import INLINED, called_by
 from costmodels.sharding.frontends.jax.rules import ELEMENTWISE, rule_of_call
 from costmodels.sharding.frontends.rule_parts import Call, blocked_rule
 
@@ -92,8 +92,8 @@ def equations_of(jaxpr):
     """Yield all equations, including those inside calls and loops."""
     for equation in jaxpr.eqns:
         name, params = equation.primitive.name, equation.params
-        keys = ("jaxpr",) if name == "scan" else INLINED.get(name, ())
-        inner = next((params[key] for key in keys if key in params), None)
+        called = called_by(equation, equation.invars)[0] if name in INLINED else None
+        inner = params["jaxpr"] if name == "scan" else called
         if inner is None:
             yield equation
         else:
@@ -108,6 +108,12 @@ def _operands(equation, rng):
         dims = getattr(numbers, "start_index_map", None) or numbers.scatter_dims_to_operand_dims
         sizes = [found[0].shape[dim] for dim in dims]
         found[1] = rng.integers(0, sizes, found[1].shape).astype(found[1].dtype)
+    if equation.primitive.name in ("cholesky", "triangular_solve"):
+        found[0] = found[0] + found[0].swapaxes(-1, -2) + 2 * found[0].shape[-1] * np.eye(found[0].shape[-1], dtype="f")
+    if equation.primitive.name == "ragged_dot_general":
+        (ragged,) = equation.params["ragged_dot_dimension_numbers"].lhs_ragged_dimensions
+        ends = np.sort(rng.integers(0, found[0].shape[ragged], found[2].shape))
+        found[2] = np.diff(ends, prepend=0).astype(found[2].dtype)
     return tuple(found)
 
 
@@ -160,7 +166,7 @@ def are_close(one, other):
                 rtol=1e-4,
                 atol=1e-5 * max(1.0, float(np.max(np.abs(right[np.isfinite(right)]), initial=0.0))),
             )
-            if np.issubdtype(right.dtype, np.floating)
+            if np.issubdtype(right.dtype, np.inexact)
             else bool(np.array_equal(left, right))
         )
         for left, right in zip(one, other, strict=True)
@@ -201,6 +207,8 @@ def _half(case, rule, factor, half):
             operands[1], params["dimension_numbers"].start_index_map.index(dim), operands[0], dim, half
         )
         params |= {"mode": lax.GatherScatterMode.FILL_OR_DROP, "fill_value": 0}
+    if name == "ragged_dot_general":
+        operands = _half_of_groups(case, rule, factor, half, operands)
     if name.startswith("scatter"):
         dim = rule.operand_dims[0][factor]
         numbers = params["dimension_numbers"]
@@ -213,6 +221,27 @@ def _half(case, rule, factor, half):
     if name == "dynamic_update_slice" and rule.operand_dims[1][factor] is None:
         return Run(function=partial(_update_part, rule.operand_dims[0][factor], half), operands=tuple(operands))
     return Run(function=_binding(case.equation, params), operands=tuple(operands))
+
+
+def _half_of_groups(case, rule, factor, half, operands):
+    """Give a half of a product of groups the groups of its rows, or the rows of its groups."""
+    numbers = case.call.params["ragged_dot_dimension_numbers"]
+    (ragged,) = numbers.lhs_ragged_dimensions
+    rows, matrices, sizes = operands
+    ends = np.cumsum(sizes)
+    if rule.operand_dims[0][factor] == ragged:
+        length = rows.shape[ragged]
+        first, last = (np.clip(side - half * length, 0, length) for side in (ends - sizes, ends))
+        return [rows, matrices, last - first]
+    dim = rule.operand_dims[1][factor]
+    if dim in numbers.rhs_group_dimensions:
+        missing = np.zeros_like(matrices)
+        return [rows, np.concatenate((missing, matrices) if half else (matrices, missing), axis=dim), sizes]
+    if (rule.operand_dims[0][factor], dim) == (None, None):
+        skipped = -int(sizes[: len(sizes) // 2].sum()) * half
+        other = numbers.dot_dimension_numbers[0][1][numbers.dot_dimension_numbers[0][0].index(ragged)]
+        return [np.roll(rows, skipped, axis=ragged), np.roll(matrices, skipped, axis=other), _part(sizes, 0, half)]
+    return operands
 
 
 def _part(value, dim, half):
@@ -250,6 +279,10 @@ def _local(case, rule, factor, operands):
         cut = rule.operand_dims[0][factor]
         limits = params["limit_indices"]
         params["limit_indices"] = tuple(size // 2 if dim == cut else size for dim, size in enumerate(limits))
+    elif name == "tile":
+        is_repeated = rule.operand_dims[0][factor] is None
+        cut = rule.result_dims[0][factor] if is_repeated else None
+        params["reps"] = tuple(count // 2 if dim == cut else count for dim, count in enumerate(params["reps"]))
     elif name == "dynamic_slice":
         params["slice_sizes"] = result
     elif name == "gather":

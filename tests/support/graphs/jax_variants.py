@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from benchmarks.zoo import FACTORIES
 
@@ -102,7 +103,70 @@ def convolved(x):
     return back(jnp.ones((4, 8, 8, 8)) * x[0, 0, 0, 1]), whole
 
 
+def factorized(matrices, sides):
+    """Factorize, decompose and solve batches of matrices."""
+    linalg = lax.linalg
+    lower, off, upper = (matrices[:, :, dim] for dim in range(3))
+    return (
+        linalg.cholesky(matrices, symmetrize_input=False),
+        linalg.eig(matrices, compute_left_eigenvectors=False),
+        linalg.eigh(matrices, symmetrize_input=False),
+        linalg.hessenberg(matrices),
+        linalg.householder_product(matrices, lower),
+        linalg.lu(matrices),
+        linalg.qr(matrices[:, :, :4], full_matrices=False),
+        linalg.qr(matrices, full_matrices=True),
+        linalg.schur(matrices),
+        linalg.svd(matrices[:, :, :4], full_matrices=False),
+        linalg.svd(matrices, compute_uv=False),
+        linalg.triangular_solve(matrices, sides, left_side=True, lower=True),
+        linalg.triangular_solve(matrices, sides.swapaxes(1, 2), left_side=False, lower=True),
+        linalg.tridiagonal(matrices, lower=True),
+        linalg.tridiagonal_solve(lower, off, upper, sides),
+    )
+
+
+def transformed(x):
+    """Transform one dim and two, from and to real numbers."""
+    wave = jnp.fft.rfft2(x)
+    return jnp.fft.fft(x), wave, jnp.fft.irfft2(wave), jnp.fft.ifft(wave, axis=1)
+
+
+def grouped(rows, matrices, sizes):
+    """Multiply groups of rows with a matrix each, and compute both gradients; also with a batch."""
+    numbers = lax.RaggedDotDimensionNumbers(
+        dot_dimension_numbers=(((2,), (2,)), ((0,), (1,))), lhs_ragged_dimensions=(1,), rhs_group_dimensions=(0,)
+    )
+    product, back = jax.vjp(lambda rows, matrices: lax.ragged_dot(rows, matrices, sizes), rows, matrices)
+    pair = jnp.stack([rows, rows]), jnp.stack([matrices, matrices], axis=1)
+    return product, back(product), lax.ragged_dot_general(*pair, sizes, numbers)
+
+
+def various(x):
+    """Apply primitives that seldom occur."""
+    return (
+        lax.approx_max_k(x, 2),
+        checkpoint_name(x, "x"),
+        jnp.stack([x, x * 2], axis=1),
+        jnp.unstack(x, axis=1),
+        jnp.tile(x, (2, 1, 3)),
+        lax.reduce((x, x * 2), (0.0, 0.0), lambda one, other: (one[0] + other[0], one[1] * other[1]), (1,)),
+        jnp.zeros_like(x).at[np.array([1])].subtract(x[:1]),
+    )
+
+
 VARIANTS = (
+    (factorized, (jax.ShapeDtypeStruct((4, 8, 8), jnp.float32), jax.ShapeDtypeStruct((4, 8, 2), jnp.float32))),
+    (transformed, (ROWS,)),
+    (
+        grouped,
+        (
+            jax.ShapeDtypeStruct((16, 6), jnp.float32),
+            jax.ShapeDtypeStruct((4, 6, 8), jnp.float32),
+            jax.ShapeDtypeStruct((4,), jnp.int32),
+        ),
+    ),
+    (various, (ROWS,)),
     (several, (ROWS,)),
     (reshaped, (ROWS,)),
     (windowed, (IMAGE,)),

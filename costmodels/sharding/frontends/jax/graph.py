@@ -3,11 +3,11 @@
 The body of a scan appears once, and its operators run `length` times. Its loop-carried values, and the stacks of all
 iterations that it reads and writes, pass through operators that cost nothing (`graph.PASSING`):
 
-    carry    starts the loop: reads the first iteration's value, and the result of `next` once per iteration
-    next     ends an iteration: reads the value that it hands on, and in a `while` whether there is another iteration
-    unstack  takes one iteration's part of a stack; the stack's first dim is blocked
-    stack    combines the iterations' parts into a stack; the stack's first dim is blocked
-    merge    takes a result of a `cond`: reads it from each branch, and the number of the branch
+    carry         starts the loop: reads the first iteration's value, and the result of `next` once per iteration
+    next          ends an iteration: reads the value that it hands on, and in a `while` whether it goes on
+    loop_unstack  takes one iteration's part of a stack; the stack's first dim is blocked
+    loop_stack    combines the iterations' parts into a stack; the stack's first dim is blocked
+    merge         takes a result of a `cond`: reads it from each branch, and the number of the branch
 """
 
 from __future__ import annotations

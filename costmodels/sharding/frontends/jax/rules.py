@@ -29,6 +29,7 @@ from costmodels.sharding.frontends.rule_parts import (
     along,
     blocked_rule,
     elementwise,
+    fits,
     rearrange_rule,
     replace_factors,
     reshape_rule,
@@ -57,11 +58,10 @@ def has_rule(primitive: str) -> bool:
 
 
 def rule_of_call(call: Call) -> Rule | None:
-    """Return the rule of a call; None if its primitive has no rule."""
-    if call.primitive in ELEMENTWISE:
-        return elementwise(call)
-    rule = RULES.get(call.primitive)
-    return None if rule is None else rule(call)
+    """Return the rule of a call; None if its primitive has no rule, or none for this form of it."""
+    rule = elementwise if call.primitive in ELEMENTWISE else RULES.get(call.primitive)
+    found = None if rule is None else rule(call)
+    return found if found is not None and fits(found, call) else None
 
 
 def flop_of_call(call: Call) -> float:
@@ -392,13 +392,35 @@ def _bitcast(call: Call) -> Rule:
 
 
 def _stack(call: Call) -> Rule:
+    """Return the rule of a stack of equal operands along a new dim."""
+    loops = Loops()
+    result = loops.dims(call.results[0], blocked=(call.params["axis"],))
+    return loops.rule([without(result, (call.params["axis"],))] * len(call.operands), [result])
+
+
+def _unstack(call: Call) -> Rule:
+    """Return the rule of the parts of an operand along a dim, which the results lack."""
+    loops = Loops()
+    operand = loops.dims(call.operands[0], blocked=(call.params["axis"],))
+    return loops.rule([operand], [without(operand, (call.params["axis"],))] * len(call.results))
+
+
+def _tile(call: Call) -> Rule:
+    """Return the rule of an operand that is repeated along its dims; repetitions come first on a dim of the result."""
+    loops = Loops()
+    operand = loops.dims(call.operands[0])
+    repeated = (loops.dim(count) for count in call.params["reps"])
+    return loops.rule([operand], [tuple((*one, *other) for one, other in zip(repeated, operand, strict=True))])
+
+
+def _loop_stack(call: Call) -> Rule:
     """Return the rule of a loop that stacks the results of its iterations."""
     loops = Loops()
     part = loops.dims(call.operands[0])
     return loops.rule([part], [(loops.dim(call.results[0][0], FactorKind.BLOCKED), *part)])
 
 
-def _unstack(call: Call) -> Rule:
+def _loop_unstack(call: Call) -> Rule:
     """Return the rule of a loop whose iterations each take a part of a stack."""
     loops = Loops()
     part = loops.dims(call.results[0])
@@ -419,8 +441,8 @@ RULES: Mapping[str, Callable[[Call], Rule]] = {
     CARRY: elementwise,
     MERGE: elementwise,
     NEXT: elementwise,
-    STACK: _stack,
-    UNSTACK: _unstack,
+    STACK: _loop_stack,
+    UNSTACK: _loop_unstack,
     **same_rule("argmax argmin", _arg_reduce),
     "approx_top_k": _along("reduction_dimension"),
     "bitcast_convert_type": _bitcast,
@@ -447,8 +469,11 @@ RULES: Mapping[str, Callable[[Call], Rule]] = {
     SHARD_MAP: shard_map_rule,
     "select_and_scatter_add": _select_and_scatter_add,
     "squeeze": _squeeze,
+    "stack": _stack,
+    "tile": _tile,
     "top_k": _top_k,
     "transpose": _transpose,
+    "unstack": _unstack,
     **matrix_rules.RULES,
 }
 """Rules of primitives that are not elementwise. Foreign kernels have none."""

@@ -20,6 +20,7 @@ from costmodels.sharding.frontends.flat_program import Kernel, Names, Step, Valu
 from costmodels.sharding.frontends.rule_parts import Call, blocked_rule
 from costmodels.sharding.frontends.torch.program import BACKWARD, SCOPE, Program, outputs_of
 from costmodels.sharding.frontends.torch.rules import VIEWS, bound, flop_of_call, name_of, rule_of_call, unread
+from costmodels.sharding.frontends.torch.unknown_flops import flop_by_torch
 from costmodels.sharding.graph import TensorKind
 
 HANDED_ON = frozenset(("alias", "detach", "lift_fresh", "lift_fresh_copy", "prims.view_of"))
@@ -140,8 +141,8 @@ class Flat:
             params=params,
         )
         rule = rule_of_call(call, op)
-        flop = flop_of_call(call)
         is_known = rule is not None
+        flop = flop_of_call(call) if is_known else flop_by_torch(op, node)
         rule = rule or blocked_rule(call)
         # Operands of which only the shape is read, or that are filled with one number, are no operands of the step.
         kept = [slot for slot in range(len(operands)) if slot not in unread(call) and operands[slot] not in self.filled]

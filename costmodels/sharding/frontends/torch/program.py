@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch._C._autograd import _get_sequence_nr
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import annotate, preserve_node_meta
@@ -79,7 +79,7 @@ def trace_module(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | No
         loss: Function to differentiate, called as `loss(module, *inputs)`; None to differentiate `module(*inputs)`.
 
     Raises:
-        ConfigError: The loss is not one number that depends on a parameter.
+        ConfigError: The loss is not one number that depends on a parameter, or shapes depend on values.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     parameters = dict(module.named_parameters())
@@ -107,8 +107,18 @@ def trace_module(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | No
         found = torch.func.functional_call(_LossAndGradients(module, loss), within, call)
         return [*found, *(states[name] for name in buffers)]
 
-    with mode, preserve_node_meta():
-        first = make_fx(step, tracing_mode="fake")(*fakes)
+    try:
+        # Kernels of MKL-DNN that have no decomposition, as that of an LSTM, are not taken.
+        with mode, preserve_node_meta(), torch.backends.mkldnn.flags(enabled=False):
+            first = make_fx(step, tracing_mode="fake")(*fakes)
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise ConfigError(
+            "has shapes or branches that depend on values, which a plan cannot know",
+            key="module",
+            value=f"{type(module).__name__} calls {error.func}",
+            nearest="compute with masks (torch.where, one-hot); for experts of transformers, build the model with "
+            "experts_implementation='grouped_mm'",
+        ) from error
     trace = _make_functional(first, fakes, mode)
     return Program(
         name=type(module).__name__, trace=trace, arguments=(*_list_states(module, trace), *_list_inputs(tuple(inputs)))

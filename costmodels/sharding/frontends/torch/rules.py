@@ -35,6 +35,7 @@ from costmodels.sharding.frontends.rule_parts import (
     blocked_rule,
     broadcast,
     elementwise,
+    fits,
     rearrange_rule,
     replace_factors,
     reshape_rule,
@@ -42,6 +43,7 @@ from costmodels.sharding.frontends.rule_parts import (
     slice_rule,
     without,
 )
+from costmodels.sharding.frontends.torch import matrix_rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +85,10 @@ def has_rule(op: OpOverload[..., Any]) -> bool:
 
 
 def rule_of_call(call: Call, op: OpOverload[..., Any]) -> Rule | None:
-    """Return the rule of a call; None if its operator has no rule."""
-    rule = RULES.get(call.primitive)
-    if rule is not None:
-        return rule(call)
-    return elementwise(call) if torch.Tag.pointwise in op.tags else None
+    """Return the rule of a call; None if its operator has no rule, or none for this form of it."""
+    rule = RULES.get(call.primitive, elementwise if torch.Tag.pointwise in op.tags else None)
+    found = None if rule is None else rule(call)
+    return found if found is not None and fits(found, call) else None
 
 
 def unread(call: Call) -> tuple[int, ...]:
@@ -101,7 +102,7 @@ def unread(call: Call) -> tuple[int, ...]:
 
 
 def flop_of_call(call: Call) -> float:
-    """Return the FLOPs of a matrix product, a convolution or attention; 0 for other operators.
+    """Return the FLOPs of a product, a convolution, attention, a factorization or a transform; 0 for other operators.
 
     A multiplication and an addition count as two. Attention takes two products of all queries with all keys, and half
     of that if it is causal. Its gradient takes five products for two (Dao 2023, FlashAttention-2, section 4.1).
@@ -119,7 +120,8 @@ def flop_of_call(call: Call) -> float:
         queries, keys, values = (operands[params[key].slot] for key in ("query", "key", "value"))
         products = 2 * math.prod(queries[:-1]) * keys[-2] * (queries[-1] + values[-1])
         return float(products) * (0.5 if params["is_causal"] else 1.0) * (2.5 if name == _ATTENTION_BACKWARD else 1.0)
-    return 0.0
+    flop = matrix_rules.FLOPS.get(name)
+    return 0.0 if flop is None else flop(call)
 
 
 _ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
@@ -239,6 +241,18 @@ def _select_scatter(call: Call) -> Rule:
     dims = _dims(call)
     place = loops.dims(call.operands[0], blocked=dims)
     return loops.rule([place, without(place, dims)], [place])
+
+
+def _diagonal(call: Call) -> Rule:
+    """Return the rule of a view of diagonals, or of a copy with other diagonals; a diagonal is the last dim."""
+    loops = Loops()
+    rank = len(call.operands[0])
+    dims = [call.params[key] % rank for key in ("dim1", "dim2")]
+    whole = loops.dims(call.operands[0], blocked=dims)
+    is_view = call.primitive == "diagonal"
+    length = (call.results[0] if is_view else call.operands[1])[-1]
+    diagonal = (*without(whole, dims), loops.dim(length, FactorKind.BLOCKED))
+    return loops.rule([whole], [diagonal]) if is_view else loops.rule([whole, diagonal], [whole])
 
 
 def _flip(call: Call) -> Rule:
@@ -522,7 +536,7 @@ VIEWS = frozenset(("_unsafe_view", "expand", "permute", "squeeze", "t", "transpo
 """Operators whose result has the operand's elements in new positions; `expand` repeats them."""
 
 RULES: Mapping[str, Callable[[Call], Rule]] = {
-    **same_rule("_to_copy copy copy_ expand", elementwise),
+    **same_rule("_conj _neg_view _to_copy copy copy_ expand resolve_conj resolve_neg", elementwise),
     **same_rule("mm bmm addmm baddbmm", _product),
     **same_rule("view _unsafe_view reshape", _view),
     **same_rule("permute transpose t", _permute),
@@ -539,6 +553,7 @@ RULES: Mapping[str, Callable[[Call], Rule]] = {
     "slice": slice_rule,
     "constant_pad_nd": _pad,
     "flip": _flip,
+    **same_rule("diagonal diagonal_scatter", _diagonal),
     "embedding": _embedding,
     "embedding_dense_backward": _embedding_backward,
     "gather": _gather,
@@ -558,5 +573,6 @@ RULES: Mapping[str, Callable[[Call], Rule]] = {
     **same_rule("avg_pool1d upsample_nearest1d upsample_nearest1d_backward", partial(_images, space=1)),
     **same_rule("convolution convolution_backward", _convolution),
     **same_rule(f"{_ATTENTION} {_ATTENTION_BACKWARD}", _attention),
+    **matrix_rules.RULES,
 }
 """Rules of operators that torch does not tag as pointwise."""

@@ -15,11 +15,21 @@ EXCEPTIONS = {
     "conv_general_dilated": "in space only: Shardy exchanges halos, even for a window of one element that needs none",
     "optimization_barrier": "Shardy has no rule for it; it hands every operand on",
     "pad": "elements move where as much is cut off behind as is added in front; Shardy looks at the sizes alone",
+    "approx_top_k": "as square",
+    "ragged_dot_general": "every device has the sizes of all groups; Shardy cuts their running sum with the groups",
+    "reduce": "no collective combines parts by a function of the user, though Shardy has a factor for them",
     "reshape": "Shardy also names what no axis can reach, behind what both sides do not have in common",
     "square": "lowered to an operator of CHLO, for which Shardy has no rule",
     "top_k": "as square",
 }
 """Primitives whose rules differ from Shardy's, and why."""
+
+EXCEPTIONS |= dict.fromkeys(
+    """
+    cholesky eig eigh hessenberg householder_product lu qr schur svd triangular_solve tridiagonal tridiagonal_solve
+    """.split(),  # noqa: SIM905  # a list would take a line each
+    "lowered to a call of a library, for which Shardy has no rule",
+)
 
 
 def equations():
