@@ -116,7 +116,7 @@ def are_close(one, other):
         left.shape == right.shape
         and (
             torch.allclose(left, right, rtol=1e-4, atol=1e-5 * float(right[right.isfinite()].abs().amax()))
-            if right.is_floating_point()
+            if right.is_floating_point() or right.is_complex()
             else bool(torch.equal(left, right))
         )
         for left, right in zip(one, other, strict=True)

@@ -165,6 +165,29 @@ def lost(x, indices):
     )
 
 
+def factorized(x):
+    """Factorizations, decompositions and solves of batches of matrices, of which half of the last dim is taken."""
+    linalg, tall = torch.linalg, x[..., :4]
+    return (
+        linalg.inv(x),
+        linalg.slogdet(x)[1][:, None],
+        linalg.qr(tall)[1],
+        linalg.svdvals(tall),
+        linalg.solve(x, tall),
+        linalg.solve_triangular(x, tall, upper=True),
+        linalg.lu(x)[2],
+        linalg.matrix_exp(x),
+        x.diagonal(dim1=1, dim2=2),
+        torch.histc(x.detach(), 4, 0.0, 1.0)[:, None] * x[0, 0],
+    )
+
+
+def transformed(x):
+    """Fourier transforms of one dim and two."""
+    wave = torch.fft.rfft2(x)
+    return torch.fft.irfft2(wave), torch.fft.fft(x, dim=1).real
+
+
 ROWS, IMAGE = (4, 6, 8), (4, 12, 8, 8)
 
 
@@ -180,6 +203,8 @@ VARIANTS = {
     "convolved": (Varied(convolved, IMAGE), ()),
     "pooled": (Varied(pooled, IMAGE), ()),
     "attended": (Varied(attended, (2, 2, 8, 8)), ()),
+    "factorized": (Varied(factorized, (4, 8, 8)), ()),
+    "transformed": (Varied(transformed, (4, 8, 8)), ()),
     "lost": (Varied(lost, ROWS), (_numbers(10),)),
 }
 """Modules and their inputs."""

@@ -262,6 +262,10 @@ def _top_k(call: Call) -> Rule:
     return along(call, call.params.get("axis", -1) % len(call.operands[0]))
 
 
+def _approx_top_k(call: Call) -> Rule:
+    return along(call, call.params["reduction_dimension"] % len(call.operands[0]))
+
+
 def _pad(call: Call) -> Rule:
     padding = call.params["padding_config"]
     return rearrange_rule(call, [dim for dim, (low, high, inner) in enumerate(padding) if low or high or inner])
@@ -444,7 +448,7 @@ RULES: Mapping[str, Callable[[Call], Rule]] = {
     STACK: _loop_stack,
     UNSTACK: _loop_unstack,
     **same_rule("argmax argmin", _arg_reduce),
-    "approx_top_k": _along("reduction_dimension"),
+    "approx_top_k": _approx_top_k,
     "bitcast_convert_type": _bitcast,
     "broadcast_in_dim": _broadcast_in_dim,
     "conv_general_dilated": _conv_general_dilated,

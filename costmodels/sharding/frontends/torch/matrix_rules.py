@@ -117,7 +117,7 @@ def _flop_of_fft(call: Call) -> float:
     dims = {dim % len(shape) for dim in call.params["dim"]}
     lengths = [shape[dim] for dim in dims]
     count = math.prod(shape) // math.prod(lengths)
-    return count * matrix_flops.fourier(lengths, is_real=call.primitive != "_fft_c2c")
+    return float(count) * matrix_flops.fourier(lengths, is_real=call.primitive != "_fft_c2c")
 
 
 def _per_matrix(flop: Callable[[Call, int, int], float]) -> Callable[[Call], float]:

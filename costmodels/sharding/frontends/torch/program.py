@@ -108,8 +108,7 @@ def trace_module(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | No
         return [*found, *(states[name] for name in buffers)]
 
     try:
-        # Kernels of MKL-DNN that have no decomposition, as that of an LSTM, are not taken.
-        with mode, preserve_node_meta(), torch.backends.mkldnn.flags(enabled=False):
+        with mode, preserve_node_meta(), _without_mkldnn():
             first = make_fx(step, tracing_mode="fake")(*fakes)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ConfigError(
@@ -123,6 +122,17 @@ def trace_module(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | No
     return Program(
         name=type(module).__name__, trace=trace, arguments=(*_list_states(module, trace), *_list_inputs(tuple(inputs)))
     )
+
+
+@contextmanager
+def _without_mkldnn() -> Iterator[None]:
+    """Take no kernels of MKL-DNN, some of which, such as an LSTM's, have no decomposition."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)  # torch.backends.mkldnn.flags warns of settings that it touches, too
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 def _list_states(module: torch.nn.Module, trace: GraphModule) -> list[Argument]:

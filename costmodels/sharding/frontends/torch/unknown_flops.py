@@ -15,5 +15,6 @@ def flop_by_torch(op: OpOverload[..., Any], node: Node) -> float:
     count = flop_registry.get(op._overloadpacket)
     if count is None:
         return 0.0
-    args, kwargs = (map_arg(given, lambda one: one.meta["val"]) for given in (node.args, node.kwargs))
+    args: Any = map_arg(node.args, lambda one: one.meta["val"])
+    kwargs: Any = map_arg(node.kwargs, lambda one: one.meta["val"])
     return float(count(*args, **kwargs, out_val=node.meta["val"]))
