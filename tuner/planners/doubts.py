@@ -19,7 +19,8 @@ def check_known(graph: Graph, *, strict: bool) -> None:
         ConfigError: Some operator has none, and `strict` is set.
 
     Warns:
-        UserWarning: Some operator has none: every device runs it whole, and its FLOPs are not counted.
+        UserWarning: Some operator has none: every device runs it whole. Its FLOPs are the framework's own count, if it has
+            one.
     """
     if not graph.unknown:
         return
@@ -32,7 +33,8 @@ def check_known(graph: Graph, *, strict: bool) -> None:
             nearest="strict=False plans the others",
         )
     warnings.warn(
-        f"{graph.name}: no sharding rule is known for {names}: every device runs it whole, without counted FLOPs",
+        f"{graph.name}: no sharding rule is known for {names}: every device runs it whole, with the FLOPs "
+        "that the framework counts, if it does",
         stacklevel=3,
     )
 

@@ -1,0 +1,129 @@
+"""Modules with operators that are seldom met are planned, or refused by name with a way out."""
+
+import pytest
+import torch
+from torch import nn
+
+from costmodels.sharding.frontends.torch.graph import graph_of_torch
+from hardware.io.errors import ConfigError
+
+
+class OfWeight(nn.Module):
+    """A function of a weight and inputs, whose squares are the loss."""
+
+    def __init__(self, function, *shape, dtype=torch.float32):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(shape, device="meta", dtype=dtype))
+        self.function = function
+
+    def forward(self, *inputs):
+        """The sum of squares."""
+        return self.function(self.weight, *inputs).float().square().sum()
+
+
+def op_of(graph, primitive):
+    """The first operator of a primitive."""
+    return next(op for op in graph.ops if op.primitive == primitive)
+
+
+def test_a_product_of_groups_is_cut_by_rows_groups_and_columns():
+    """Forward and both gradients of `_grouped_mm` have a rule, and each row is multiplied with one matrix."""
+    ends = torch.tensor([64, 128, 192, 256], dtype=torch.int32)
+    module = OfWeight(
+        lambda weight, x: torch._grouped_mm(x @ x.t() @ x, weight, offs=ends), 4, 64, 128, dtype=torch.bfloat16
+    )
+    graph = graph_of_torch(module, (torch.empty(256, 64, device="meta", dtype=torch.bfloat16),))
+    products = [op for op in graph.ops if op.primitive == "_grouped_mm"]
+
+    assert graph.unknown == ()
+    assert len(products) == 2
+    assert {op.flop for op in products} == {2 * 256 * 64 * 128}
+    assert sorted(products[0].rule.factors[factor].size for factor in products[0].rule.cuttable) == [4, 64, 128, 256]
+
+
+def test_an_lstm_is_planned_step_by_step():
+    """`nn.LSTM` has no kernel of its own in the graph, and every operator has a rule."""
+    with torch.device("meta"):
+        module, x = nn.LSTM(32, 64, batch_first=True), torch.empty(16, 5, 32)
+
+    graph = graph_of_torch(module, (x,), lambda module, x: module(x)[0].sum())
+
+    assert graph.unknown == ()
+    assert sum(op.primitive in ("mm", "addmm") for op in graph.ops) >= 10
+
+
+def test_empty_results_are_left_out():
+    """An operator with an empty result keeps its other results, and its rule keeps their places."""
+    graph = graph_of_torch(OfWeight(lambda weight: torch.split(weight * 2, [0, 8])[1], 8, 4), ())
+    split = op_of(graph, "split_with_sizes")
+
+    assert len(split.results) == len(split.rule.results) == 1
+    assert graph.tensors[split.results[0]].shape == (8, 4)
+
+
+def test_factorizations_have_flops_and_map_over_their_batch():
+    """A batch of matrices is cut, and a Cholesky factorization takes a third of n cubed for each."""
+    graph = graph_of_torch(OfWeight(lambda weight: torch.linalg.cholesky(weight @ weight.mT), 16, 8, 8), ())
+    op = op_of(graph, "linalg_cholesky_ex")
+
+    assert [op.rule.factors[factor].size for factor in op.rule.cuttable] == [16]
+    assert op.flop == pytest.approx(16 * 8**3 / 3)
+
+
+def test_shapes_that_depend_on_values_are_refused():
+    """`nonzero` and `item` are refused by name, with a way out, and no exception of torch escapes."""
+    for function, name in (
+        (lambda weight: weight[weight > 0], "nonzero"),
+        (lambda weight: weight * weight.sum().item(), "item"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            graph_of_torch(OfWeight(function, 8, 4), ())
+
+        assert "depend on values" in str(error.value)
+        assert "torch.where" in str(error.value)
+        assert name in str(error.value) or "_local_scalar_dense" in str(error.value)
+
+
+EXPERTS = {
+    "MixtralConfig": {"num_local_experts": 4, "intermediate_size": 32},
+    "Qwen3MoeConfig": {"num_experts": 4, "moe_intermediate_size": 32, "head_dim": 16},
+    "DeepseekV3Config": {
+        "n_routed_experts": 4,
+        "moe_intermediate_size": 32,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 0,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 16,
+    },
+}
+
+
+@pytest.mark.parametrize("config", EXPERTS)
+def test_experts_of_transformers_are_planned(config):
+    """Models with experts have a rule for every operator as they come, and are refused with eager experts."""
+    transformers = pytest.importorskip("transformers")
+    small = {
+        "hidden_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "vocab_size": 64,
+        "num_experts_per_tok": 2,
+    }
+
+    def graph_with(**options):
+        own = getattr(transformers, config)(**small, **EXPERTS[config], num_key_value_heads=4)
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(own, dtype=torch.bfloat16, **options)
+            tokens = torch.zeros(4, 16, dtype=torch.long)
+        return graph_of_torch(model, (tokens,), lambda model, x: model(input_ids=x, labels=x, use_cache=False).loss)
+
+    graph = graph_with()
+
+    assert graph.unknown == ()
+    assert sum(op.primitive == "_grouped_mm" for op in graph.ops) == 6
+    with pytest.raises(ConfigError, match="nonzero"):
+        graph_with(experts_implementation="eager")
