@@ -19,8 +19,8 @@ def check_known(graph: Graph, *, strict: bool) -> None:
         ConfigError: Some operator has none, and `strict` is set.
 
     Warns:
-        UserWarning: Some operator has none: every device runs it whole. Its FLOPs are the framework's own count, if it has
-            one.
+        UserWarning: Some operator has none: every device runs it whole. Its FLOPs are the framework's own count, if it
+            has one.
     """
     if not graph.unknown:
         return
