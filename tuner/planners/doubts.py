@@ -19,8 +19,7 @@ def check_known(graph: Graph, *, strict: bool) -> None:
         ConfigError: Some operator has none, and `strict` is set.
 
     Warns:
-        UserWarning: Some operator has none: every device runs it whole. Its FLOPs are the framework's own count, if it
-            has one.
+        UserWarning: Some operator has none: every device runs it whole, with the FLOPs of the framework's own count.
     """
     if not graph.unknown:
         return

@@ -142,6 +142,8 @@ def _half(case, rule, factor, half):
     if is_partial and half and once is not None and once < len(operands) and rule.operand_dims[once][factor] is None:
         operands[once] = torch.zeros_like(operands[once])
     params = _local(case, rule, factor)
+    if name == "_grouped_mm":
+        operands = _half_of_groups(case, rule, factor, half, operands)
     if name in LOOK_UPS and is_partial and rule.operand_dims[0][factor] is not None:
         return _looked_up(case, rule, factor, half, operands, params)
     if name in WRITES and not is_partial and rule.result_dims[0][factor] is not None:
@@ -151,6 +153,24 @@ def _half(case, rule, factor, half):
     if params.get("is_causal"):
         _causal_by_mask(rule, factor, half, params, operands)
     return _run(case.op, params, operands)
+
+
+def _half_of_groups(case, rule, factor, half, operands):
+    """Give a half of a product of groups the ends of the groups in its rows, or the rows of its groups."""
+    left, right, ends = operands
+    dims = [each[factor] for each in rule.operand_dims[:2]]
+    if case.operands[1].dim() == 3 and dims[0] is None and dims[1] == 0:
+        missing = torch.zeros_like(right)
+        return [left, torch.cat((missing, right) if half else (right, missing)), ends]
+    if case.operands[1].dim() == 2 and dims == [None, None]:
+        count = len(ends) // 2
+        first, last = (int(ends[count - 1]), int(ends[-1])) if half else (0, int(ends[count - 1]))
+        return [left[:, first:last], right[first:last], (ends[count:] if half else ends[:count]) - first]
+    ragged = 0 if case.operands[1].dim() == 3 else 1
+    if dims[0] == ragged:
+        length = left.shape[ragged]
+        return [left, right, (ends - half * length).clamp(0, length)]
+    return operands
 
 
 def _run(op, params, operands):

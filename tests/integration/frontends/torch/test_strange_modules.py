@@ -36,7 +36,7 @@ def test_a_product_of_groups_is_cut_by_rows_groups_and_columns():
     products = [op for op in graph.ops if op.primitive == "_grouped_mm"]
 
     assert graph.unknown == ()
-    assert len(products) == 2
+    assert len(products) == 2  # the loss does not depend on the input's gradient
     assert {op.flop for op in products} == {2 * 256 * 64 * 128}
     assert sorted(products[0].rule.factors[factor].size for factor in products[0].rule.cuttable) == [4, 64, 128, 256]
 
