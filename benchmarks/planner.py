@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     """Compute a row for each graph and mesh, and a summary of all rows."""
     graphs = {model: graph_of(model, given.layers, given.sequences) for model in given.models}
-    meshes = [_mesh(text) for text in given.meshes]
+    meshes = [mesh_from(text) for text in given.meshes]
     rows = []
     for model, graph in graphs.items():
         for mesh in meshes:
@@ -144,7 +144,7 @@ def _time_call(work: Callable[[], Found]) -> tuple[Found, float]:
     return found, time.perf_counter() - began_s
 
 
-def _mesh(text: str) -> DeviceMesh:
+def mesh_from(text: str) -> DeviceMesh:
     """Build the mesh of that name on as few hosts as hold it."""
     try:
         hosts = -(-_count_devices(text) // DEVICES_PER_HOST)

@@ -3,10 +3,11 @@
 A problem is the forward and backward pass of a network of alike layers on a mesh of two or three axes. A strategy tells
 for each axis whether it shards the rows of a tensor (the batch), its columns (the model) or nothing. Sharding rows
 leaves a gradient's sum to be communicated once a layer, sharding columns a sum of activations; which of them is cheaper
-changes with a layer's sizes. A change of the sharding between neighbours costs as much as the tensor moved. So all
-nodes of one chain want the same strategy, and a chain that starts with a wrong one stays with it: each node alone would
-pay more for leaving it. Activations are held from the forward to the backward pass, and weights all the time, so that
-the limit of memory couples all layers.
+changes with a layer's sizes.
+A change of the sharding between neighbours costs as much as the tensor moved. So all nodes of
+one chain want the same strategy, and a chain that starts with a wrong one stays with it: each node alone would pay
+more for leaving it. Activations are held from the forward to the backward pass, and weights all the time, so that the
+limit of memory couples all layers.
 
     python -m benchmarks.assignment.synthetic FOLDER [--seeds N] [--from SEED]
 
