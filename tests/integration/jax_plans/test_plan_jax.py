@@ -84,9 +84,7 @@ def test_specs_are_in_the_callers_words():
         ("grad.dot_general", PartitionSpec(None, "model")),
         ("grad.dot_general.2", PartitionSpec("model", None)),
     ]
-    assert ("dot_general", "batch.x", PartitionSpec("data", None)) in [
-        (each.op, each.tensor, each.spec) for each in plan.constraints if each.at == "read"
-    ]
+    assert plan.in_specs[1]["x"] == PartitionSpec("data", None)
     assert plan.donate_argnums == (0,)
     assert plan.more_sent == ()
 
@@ -222,16 +220,18 @@ def test_other_shapes_than_planned_are_planned_again():
 def test_operators_without_a_rule_are_told_by_name():
     """An operator that no rule describes is warned of by its name, or refused if that is asked for."""
 
-    def spectrum(x, weight):
-        return jnp.abs(jnp.fft.fft(x @ weight)) + jnp.abs(jnp.fft.ifft(x @ weight))
+    def samples(x, weight):
+        return jax.random.gamma(jax.random.key(0), x @ weight) + jax.random.gamma(jax.random.key(1), x @ weight)
 
     given = (array(64, 32), array(32, 16))
 
-    with pytest.warns(UserWarning, match=r"spectrum: no sharding rule is known for fft \(2 times\): every device"):
-        plan = plan_jax(spectrum, *given, mesh="data=2")
-    with pytest.raises(ConfigError, match=r"spectrum = 'fft \(2 times\)': has operators without a sharding rule"):
-        plan_jax(spectrum, *given, mesh="data=2", strict=True)
-    assert jax.eval_shape(plan.function, *given) == jax.eval_shape(spectrum, *given)
+    with pytest.warns(UserWarning, match=r"samples: no sharding rule is known for random_gamma \(2 times\)"):
+        plan = plan_jax(samples, *given, mesh="data=2")
+    with pytest.raises(
+        ConfigError, match=r"samples = 'random_gamma \(2 times\)': has operators without a sharding rule"
+    ):
+        plan_jax(samples, *given, mesh="data=2", strict=True)
+    assert jax.eval_shape(plan.function, *given) == jax.eval_shape(samples, *given)
 
 
 SIZES = {"data": 2, "model": 4}

@@ -230,17 +230,10 @@ def test_donating_what_is_no_argument_is_refused(donated):
 
 def test_unknown_primitives_are_blocked_and_counted():
     """A primitive without a rule is computed whole by every device, and the graph says so."""
+    graph = graph_of_jax(lambda x: jax.random.gamma(jax.random.key(0), x), MATRIX)
 
-    def function(x):
-        x = lax.while_loop(lambda x: jnp.sum(x) < 3, lambda x: x @ x, x)
-        return lax.cond(jnp.sum(x) > 3, jnp.linalg.cholesky, lambda x: (x @ x) @ x, x)
-
-    graph = graph_of_jax(function, MATRIX)
-
-    assert graph.unknown == (("cond", 1), ("while", 1))
-    found = {op.primitive: op for op in graph.ops}
-    assert found["while"].rule.cuttable == found["cond"].rule.cuttable == ()
-    assert (found["while"].flop, found["cond"].flop, found["cond"].precision) == (2 * 4**3, 4 * 4**3, "fp32")
+    assert graph.unknown == (("random_gamma", 1),)
+    assert next(op for op in graph.ops if op.primitive == "random_gamma").rule.cuttable == ()
 
 
 def test_dropout_is_drawn_in_parts():

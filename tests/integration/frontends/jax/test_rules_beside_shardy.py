@@ -15,7 +15,6 @@ EXCEPTIONS = {
     "conv_general_dilated": "in space only: Shardy exchanges halos, even for a window of one element that needs none",
     "optimization_barrier": "Shardy has no rule for it; it hands every operand on",
     "pad": "elements move where as much is cut off behind as is added in front; Shardy looks at the sizes alone",
-    "approx_top_k": "as square",
     "ragged_dot_general": "every device has the sizes of all groups; Shardy cuts their running sum with the groups",
     "reduce": "no collective combines parts by a function of the user, though Shardy has a factor for them",
     "reshape": "Shardy also names what no axis can reach, behind what both sides do not have in common",

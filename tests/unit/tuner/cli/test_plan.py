@@ -226,12 +226,12 @@ def jax_factories(tmp_path, monkeypatch):
     """A module of JAX steps in the directory that the command runs in."""
     monkeypatch.chdir(tmp_path)
     lines = (
-        "from jax import ShapeDtypeStruct, grad, numpy as jnp",
+        "from jax import ShapeDtypeStruct, grad, numpy as jnp, random",
         "def array(*shape): return ShapeDtypeStruct(shape, jnp.float32)",
         "def product(w, x): return (jnp.tanh(x @ w) @ w.T).sum()",
         "def step(): return grad(product), (array(1024, 4096), array(8192, 1024))",
-        "def root(w, x): return jnp.tanh(jnp.linalg.cholesky(x @ w))",
-        "def roots(): return root, (array(1024, 1024), array(1024, 1024))",
+        "def sample(w, x): return jnp.tanh(random.gamma(random.key(0), x @ w))",
+        "def samples(): return sample, (array(1024, 1024), array(1024, 1024))",
     )
     tmp_path.joinpath("jax_steps.py").write_text("\n".join(lines))
 
@@ -254,16 +254,16 @@ def test_dims_of_a_jax_step_are_pinned_by_their_places(meshtune, place):
 def test_an_operator_without_a_rule_is_counted_and_stays_whole(meshtune):
     """A primitive that nobody wrote a rule for is no error: the report counts it, and no pin can cut it."""
     pytest.importorskip("jax", reason="plans of JAX programs need JAX: pip install 'meshtune[jax]'")
-    asked = ("plan", "--jax", "jax_steps:roots", "--mesh", "data=2,model=4")
-    pinned = meshtune(*asked, "--pin", "op=*cholesky,dim=result.0,axis=data")
+    asked = ("plan", "--jax", "jax_steps:samples", "--mesh", "data=2,model=4")
+    pinned = meshtune(*asked, "--pin", "op=*random_gamma,dim=result.0,axis=data")
 
-    assert meshtune(*asked, "--json").json["unknown_primitives"] == {"cholesky": 1}
+    assert meshtune(*asked, "--json").json["unknown_primitives"] == {"random_gamma": 1}
     assert (
-        "no sharding rule is known for cholesky (1 times); their operands and results are not sharded"
+        "no sharding rule is known for random_gamma (1 times); their operands and results are not sharded"
         in meshtune(*asked).out
     )
     assert pinned.status == 2
-    assert re.search(r"--pin\[0\].dim = 'result.0': can't be cut: \S*cholesky needs it whole; no dim of it", pinned.err)
+    assert re.search(r"--pin\[0\].dim = 'result.0': can't be cut: \S*random_gamma needs it whole; no dim", pinned.err)
 
 
 def test_a_mesh_that_the_cluster_can_not_form(meshtune):
