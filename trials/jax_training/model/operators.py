@@ -20,12 +20,7 @@ from costmodels.sharding.dims import Place
 from costmodels.sharding.graph import Op
 from trials.jax_training.model.attention import attend, attend_gradient
 from trials.jax_training.model.experts import combine, combine_gradient, dispatch, dispatch_gradient, routing
-
-EPSILON = 1e-5
-"""Number added to the variance in norms (GPT-2, Llama)."""
-
-ROTARY_BASE = 10_000.0
-"""Base of the rotary angles (RoFormer, Su et al. 2021, section 3.2.2)."""
+from trials.step_numerics import EPSILON, ROTARY_BASE
 
 Compute = Callable[..., tuple[Array, ...]]
 """Function of an operator and its operands that returns its results."""

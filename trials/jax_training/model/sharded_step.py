@@ -23,9 +23,7 @@ from costmodels.sharding.graph import INPUT, STATE, Graph
 from costmodels.sharding.plan import Plan
 from trials.jax_training.model.operators import Compute, operators
 from trials.jax_training.model.optimizers import OPTIMIZERS
-
-LOSS = "head.cross_entropy"
-"""Name of the tensor that holds the mean loss over all tokens [1]."""
+from trials.step_numerics import LOSS
 
 Values = Mapping[str, Array]
 """Arrays by the names of their tensors."""
