@@ -327,6 +327,12 @@ AS_IT_STANDS = frozenset(
     max_pool2d_with_indices max_pool2d_with_indices_backward median min mm native_layer_norm
     native_layer_norm_backward permute prod select select_scatter slice_scatter sort split split_with_sizes stack sum t
     topk transpose unbind unsqueeze upsample_bilinear2d upsample_nearest1d upsample_nearest2d
+    _conj _neg_view diagonal diagonal_scatter histc resolve_conj resolve_neg view_as_complex view_as_real
+    _fft_c2c _fft_c2r _fft_r2c
+    _linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_solve_ex _linalg_svd cholesky cholesky_inverse
+    cholesky_solve geqrf linalg_cholesky_ex linalg_eig linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex
+    linalg_ldl_solve linalg_lu linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp linalg_pinv linalg_qr
+    linalg_solve_triangular lu_unpack ormqr triangular_solve
     """.split()  # noqa: SIM905  # one line is easier to scan than a list
 )
 """Operators that compute parts as they stand, beside those that torch tags as pointwise."""
@@ -334,8 +340,8 @@ AS_IT_STANDS = frozenset(
 SUMS = frozenset(
     """
     _fused_rms_norm_backward _scaled_dot_product_flash_attention_for_cpu_backward addmm baddbmm bmm convolution
-    convolution_backward embedding embedding_dense_backward gather index index_put mean mm native_group_norm_backward
-    native_layer_norm_backward scatter_add sum
+    convolution_backward embedding embedding_dense_backward gather histc index index_put mean mm
+    native_group_norm_backward native_layer_norm_backward scatter_add sum
     """.split()  # noqa: SIM905  # one line is easier to scan than a list
 )
 """Operators whose results are sums of those of their parts."""
