@@ -5,7 +5,7 @@ from tests.support.benchmark_runs import json_of
 
 
 def test_no_planner_beats_the_optimum():
-    """Every planner has a plan of the layer, none is faster than HiGHS's, and a descent mends what assignment leaves."""
+    """Every planner has a plan of the layer, and none beats HiGHS; a descent improves the plan of assignment."""
     options = ("--models", "llama3-8b", "--meshes", "data=2,model=4", "--time-limit", 2)
     rows = json_of(whole_plans.__name__, *options, "--json")["rows"]
     step_ms = {row["planner"]: row["step_ms"] for row in rows}
