@@ -24,8 +24,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.planned_runs import DEVICES, Kind, Runs, cpu_host, run_plans, small
-from benchmarks.support.timing import answer, count_at_least, publish, tell
+from benchmarks.support.planned_runs import DEVICES, Kind, Runs, cpu_host, distinct, run_plans, sign_of, small
+from benchmarks.support.timing import answer, count_at_least, publish
 from costmodels.job.model_catalog import load_model
 from costmodels.job.parallel_config import HAND, ParallelConfig
 from costmodels.job.training_job import TrainingJob
@@ -104,16 +104,9 @@ def run_case(kind: Kind, name: str, given: argparse.Namespace) -> list[dict[str,
 def plans_of(name: str, planners: Sequence[Planner]) -> dict[str, Plan]:
     """Return the plan by hand of a case and those of planners that differ from all before them."""
     by_hand = plan_step(job_of(name), cpu_host(), config_of(name), LayerPlanning())
-    plans = {HAND: by_hand}
-    for planner in planners:
-        options = PlannerOptions(planner=planner, whole_axes=True)
-        plan = plan_graph(by_hand.graph, by_hand.mesh, options).plan
-        twin = next((other for other, known in plans.items() if (known.served == plan.served).all()), None)
-        if twin is None:
-            plans[planner] = plan
-        else:
-            tell(f"{name}: {planner} has the plan of {twin}")
-    return plans
+    options = {planner: PlannerOptions(planner=planner, whole_axes=True) for planner in planners}
+    found = ((planner, plan_graph(by_hand.graph, by_hand.mesh, one).plan) for planner, one in options.items())
+    return distinct(name, [(HAND, by_hand), *found])
 
 
 def ratio(plans: dict[str, Plan], planner: str) -> float:
@@ -134,7 +127,7 @@ def row_of(
         "hand_s": runs[HAND].step_s,
         "predicted": predicted,
         "measured": measured,
-        "sign": "tie" if abs(measured - 1) < tie else "agrees" if (predicted < 1) == (measured < 1) else "differs",
+        "sign": sign_of(predicted, measured, tie=tie),
         "loss_error": abs(runs[planner].loss - runs[HAND].loss),
         "bytes": "" if kind == "jax" else "equal" if runs[planner].sends_as_planned else "differ",
     }

@@ -22,9 +22,9 @@ import jax
 
 from benchmarks.papers.toast_planners import PLANNERS, Problem
 from benchmarks.planned_trials import agreement
-from benchmarks.support.planned_runs import OPTIONS, cpu_host, run_backends
+from benchmarks.support.planned_runs import OPTIONS, cpu_host, distinct, run_backends, sign_of
 from benchmarks.support.referee_cases import BASE, widened
-from benchmarks.support.timing import answer, count_at_least, publish, tell
+from benchmarks.support.timing import answer, count_at_least, publish
 from benchmarks.zoo import Decoder, GraphNetwork, Mixture, Program, UNet
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.sharding.device_mesh import DeviceMesh
@@ -143,7 +143,6 @@ def run_model(name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
             continue
         predicted = cost_of(plans[planner]).step_time_s / cost_of(plans[MANUAL]).step_time_s
         measured = runs[planner].step_s / runs[MANUAL].step_s
-        is_tie = abs(measured - 1) < given.tie
         rows.append(
             {
                 "backend": "jax",
@@ -152,7 +151,7 @@ def run_model(name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
                 "manual_s": runs[MANUAL].step_s,
                 "predicted": predicted,
                 "measured": measured,
-                "sign": "tie" if is_tie else "agrees" if (predicted < 1) == (measured < 1) else "differs",
+                "sign": sign_of(predicted, measured, tie=given.tie),
             }
         )
     return rows
@@ -165,16 +164,8 @@ def plans_of(name: str, planners: Sequence[str]) -> dict[str, Plan]:
         graph=graph_of_jax(function, *arguments, donated=donated),
         mesh=DeviceMesh(names=("data", "model"), sizes=(4, 2), cluster=cpu_host()),
     )
-    plans: dict[str, Plan] = {}
-    for planner in dict.fromkeys((MANUAL, *planners)):
-        plan = PLANNERS[planner](problem).plan
-        assert plan is not None, "these planners always have a plan"
-        twin = next((other for other, known in plans.items() if (known.served == plan.served).all()), None)
-        if twin is None:
-            plans[planner] = plan
-        else:
-            tell(f"{name}: {planner} has the plan of {twin}")
-    return plans
+    found = ((planner, PLANNERS[planner](problem).plan) for planner in dict.fromkeys((MANUAL, *planners)))
+    return distinct(name, [(planner, plan) for planner, plan in found if plan is not None])
 
 
 if __name__ == "__main__":

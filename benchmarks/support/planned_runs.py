@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -129,6 +129,30 @@ def backend_of(kind: Kind, job: TrainingJob, plan: Plan) -> AbstractRankBackend:
         planner=GivenPlan(given=plan),
         **OPTIONS,
     )
+
+
+def distinct(title: str, plans: Iterable[tuple[str, Plan]]) -> dict[str, Plan]:
+    """Return plans by name without those that equal an earlier one, of which a message tells.
+
+    Args:
+        title: Name of the step in messages.
+        plans: Names and plans of one graph and mesh.
+    """
+    found: dict[str, Plan] = {}
+    for name, plan in plans:
+        twin = next((other for other, known in found.items() if (known.served == plan.served).all()), None)
+        if twin is None:
+            found[name] = plan
+        else:
+            tell(f"{title}: {name} has the plan of {twin}")
+    return found
+
+
+def sign_of(predicted: float, measured: float, *, tie: float) -> str:
+    """Return whether a measured ratio of step times lies on the predicted side of 1; `tie` if it is too near to 1."""
+    if abs(measured - 1) < tie:
+        return "tie"
+    return "agrees" if (predicted < 1) == (measured < 1) else "differs"
 
 
 def cpu_host() -> Cluster:

@@ -248,7 +248,7 @@ def _search_on(
 
 
 def _saved_s(old: PinReport, before: PlanCost, after: PlanCost) -> float | None:
-    """Return what a pin saves in a plan, from what it saved in another one [s]."""
+    """Return the time that a pin saves in the plan `after`, given its saving in the plan `before` [s]."""
     return None if old.saved_s is None else old.saved_s + before.step_time_s - after.step_time_s
 
 

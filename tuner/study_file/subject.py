@@ -1,4 +1,4 @@
-"""What a study trains: a model of the catalog under a framework, or a step of the user's own."""
+"""Subject of a study: a model of the catalog under a framework, or a step of the user's own."""
 
 from __future__ import annotations
 

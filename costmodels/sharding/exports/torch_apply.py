@@ -83,7 +83,7 @@ class _Local:
 
 @dataclass(slots=True)
 class Saved:
-    """What a forward pass leaves for the backward pass; it is used up there."""
+    """Tensors that a forward pass keeps for the backward pass, which frees them."""
 
     held: dict[Held, Tensor] = field(default_factory=dict)
 

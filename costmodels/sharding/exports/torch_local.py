@@ -81,7 +81,7 @@ class LocalCall:
         return dim in self.layouts[slot]
 
     def adds_once(self) -> bool:
-        """Return whether this rank adds what is added to a sum whose terms lie on several ranks."""
+        """Return whether this rank adds the one term, such as a bias, of a sum whose parts lie on several ranks."""
         return all(self.place[axis] == 0 for axis, dim in enumerate(self.result_layouts[0]) if dim == PARTIAL)
 
     def with_operand(self, slot: int, value: Tensor) -> LocalCall:

@@ -28,6 +28,9 @@ def flop_by_xla(equation: JaxprEqn) -> float:
 
     try:
         analysis = jax.jit(call).lower(*avals).cost_analysis()
+    # An operator that cannot be lowered alone fails in many ways: a platform without a kernel raises
+    # NotImplementedError, the name of a mesh's axis NameError, and parameters that refer to the surrounding loop or
+    # mesh any of the others.
     except (AttributeError, NameError, NotImplementedError, RuntimeError, TypeError, ValueError):
-        return 0.0  # it cannot run alone: on this platform, or outside of the loop or mesh that surrounds it
+        return 0.0
     return max(float((analysis or {}).get("flops", 0.0)), 0.0)
