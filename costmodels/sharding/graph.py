@@ -30,6 +30,23 @@ PASSING = (CARRY, NEXT, STACK, UNSTACK, MERGE)
 """Primitives that pass values into a loop, between iterations and out of it, or out of branches; they cost nothing."""
 
 
+class FusionKind(StrEnum):
+    """Way in which a compiler can fuse an operator with others (`fusion.py`)."""
+
+    NONE = "none"
+    """Reads its operands from memory and writes its results to it."""
+    LOOP = "loop"
+    """Computes each element of its results by itself."""
+    SUM = "sum"
+    """Adds up elements that it can compute by itself."""
+    PICK = "pick"
+    """Returns a part of its first operand."""
+    PUT = "put"
+    """Writes its last operand to a part of its first one, in place."""
+    VIEW = "view"
+    """Shows the elements of its operand in another order or shape."""
+
+
 class TensorKind(StrEnum):
     """Purpose of a tensor; memory is accounted by it."""
 
@@ -78,6 +95,7 @@ class Op:
         flop: Floating-point operations of one execution on whole tensors.
         times: Number of executions in a step.
         precision: Data type of its arithmetic; empty if it only moves data.
+        fusion: How a compiler can fuse it with others.
     """
 
     name: str
@@ -88,6 +106,7 @@ class Op:
     flop: float = 0.0
     times: int = 1
     precision: str = ""
+    fusion: FusionKind = FusionKind.NONE
 
     @property
     def is_source(self) -> bool:
@@ -143,6 +162,11 @@ class Graph:
     ops: tuple[Op, ...]
     unknown: tuple[tuple[str, int], ...] = ()
     first_backward: int | None = None
+
+    @cached_property
+    def is_fused(self) -> bool:
+        """Whether a compiler fuses operators of this graph, such as XLA."""
+        return any(op.fusion is not FusionKind.NONE for op in self.ops)
 
     @cached_property
     def maker(self) -> tuple[tuple[int, int], ...]:
@@ -271,6 +295,7 @@ class GraphBuilder:
         flop: float = 0.0,
         times: int = 1,
         precision: str = "",
+        fusion: FusionKind = FusionKind.NONE,
     ) -> None:
         """Add an operator; its rule must give the shapes of its tensors."""
         places = [
@@ -292,6 +317,7 @@ class GraphBuilder:
                 flop=flop,
                 times=times,
                 precision=precision,
+                fusion=fusion,
             )
         )
 

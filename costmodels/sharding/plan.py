@@ -22,6 +22,7 @@ import numpy as np
 
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.dims import Rule
+from costmodels.sharding.fusion import traffic_of
 from costmodels.sharding.graph import CONSTANT, INPUT, STATE, Graph, Use
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout, Move, local_share, moves
 from hardware.arrays import FloatArray, IntArray
@@ -267,11 +268,15 @@ class Roofline:
     """Compute time of operators on the slowest device of a mesh.
 
     An operator takes as long as its arithmetic or its memory traffic, whichever takes longer.
+
+    Attributes:
+        traffic: Bytes that each operator reads of its operands and writes of its results [ops].
     """
 
     def __init__(self, graph: Graph, mesh: DeviceMesh) -> None:
         devices = mesh.cluster.devices
         self.graph, self.sizes = graph, mesh.sizes
+        self.traffic = traffic_of(graph)
         self.bandwidth = min(device.memory_bandwidth_bytes_per_s for device in devices)
         self.speed = {
             precision: min(device.peak_flop_per_s(precision) for device in devices)
@@ -280,15 +285,16 @@ class Roofline:
 
     def seconds(self, number: int, served: Sequence[int]) -> float:
         """Return the time of all executions of an operator while the axes serve these factors [s]."""
-        graph, sizes, op = self.graph, self.sizes, self.graph.ops[number]
+        sizes, op = self.sizes, self.graph.ops[number]
         if op.is_free:
             return 0.0
         ways = 1
         for axis, factor in enumerate(served):
             ways *= sizes[axis] if factor != NONE else 1
-        layouts = [(tensor, wanted_layout(op.rule, slot, served)) for slot, tensor in enumerate(op.operands)]
-        layouts += [(tensor, written_layout(op.rule, slot, served)) for slot, tensor in enumerate(op.results)]
-        moved_bytes = sum(graph.tensors[tensor].num_bytes * local_share(layout, sizes) for tensor, layout in layouts)
+        reads, writes = self.traffic[number].reads, self.traffic[number].writes
+        layouts = [(moved, wanted_layout(op.rule, slot, served)) for slot, moved in enumerate(reads)]
+        layouts += [(moved, written_layout(op.rule, slot, served)) for slot, moved in enumerate(writes)]
+        moved_bytes = sum(moved * local_share(layout, sizes) for moved, layout in layouts)
         # Every served factor divides the arithmetic, but only factors of a tensor divide its traffic.
         arithmetic_s = op.flop / ways / self.speed[op.precision] if op.precision else 0.0
         return op.times * max(arithmetic_s, moved_bytes / self.bandwidth)

@@ -11,14 +11,16 @@ from typing import Literal, get_args
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.graph import Graph
 from costmodels.sharding.laid_sources import lay_sources
+from costmodels.sharding.overlap import Timeline, timeline_of
 from costmodels.sharding.plan import Plan, PlanCost, cost_of
 from hardware.io.errors import ConfigError
 from tuner.planners.engine.outcome import Known, Limits
 from tuner.planners.engine.workers import AbstractWorkers
 from tuner.planners.sharding.axis_descent import descend
 from tuner.planners.sharding.class_costs import Figures
+from tuner.planners.sharding.hidden_moves import hide_moves
 from tuner.planners.sharding.manumatic import MEMORY_KEY, Perturbed, PinnedPlan, PinnedSearch, PinReport, report_of
-from tuner.planners.sharding.pins import Pin, resolve_pins
+from tuner.planners.sharding.pins import Pin, Pinned, resolve_pins
 from tuner.planners.sharding.recursive import ORDERS, Order, refine_mesh, whole
 from tuner.planners.sharding.sharding_milp import shard_by_milp
 from tuner.planners.sharding.sharding_terms import ShardingTerms, total_charge_s
@@ -59,6 +61,9 @@ class PlannerOptions:
         effort: States that TOAST may look at in each of two trees after the descent, one of which begins with plans
             by hand; 0 for no such search. The same effort leads to the same plan on every machine.
         effort_s: Time at which these trees end even so [s]; None for none. What is found then depends on the machine.
+        overlap: Whether collectives run beside the compute. Plans are then compared, and improved, by their timelines
+            (`costmodels/sharding/overlap.py`); `recursive` stays D-Rec alone. None for what XLA does: it overlaps on
+            accelerators, and not on processors. Programs that no compiler fuses run without overlap.
     """
 
     planner: Planner = "descent"
@@ -70,6 +75,7 @@ class PlannerOptions:
     prove_s: float | None = None
     effort: int = 0
     effort_s: float | None = None
+    overlap: bool | None = None
 
 
 EFFORT = 200
@@ -95,6 +101,7 @@ class Planned:
         bound_s: Lower bound of the step time of all plans without pins within the limit of memory [s]; None if
             neither `prove_s` was set nor the planner computes one.
         steps: Plans from the first to the last, of a planner that reports its progress.
+        timeline: Timeline of the step with overlap; None without overlap.
     """
 
     found: PinnedPlan
@@ -104,6 +111,7 @@ class Planned:
     perturbed: tuple[Perturbed, ...] | None = None
     bound_s: float | None = None
     steps: tuple[Step, ...] = ()
+    timeline: Timeline | None = None
 
     @property
     def plan(self) -> Plan:
@@ -112,8 +120,13 @@ class Planned:
 
     @property
     def cost(self) -> PlanCost:
-        """Time and memory of a step with the plan."""
+        """Time and memory of a step with the plan, without overlap."""
         return self.found.cost
+
+    @property
+    def step_time_s(self) -> float:
+        """Time of a step with the plan, with overlap if there is any [s]."""
+        return self.cost.step_time_s if self.timeline is None else self.timeline.step_time_s
 
 
 def plan_graph(
@@ -142,6 +155,8 @@ def plan_graph(
     )
     if options.planner == "descent" and options.effort > 0:
         found = _search_on(found, graph, mesh, options, workers)
+    if _overlaps(graph, mesh) if options.overlap is None else options.overlap:
+        found = _overlap(found, graph, mesh, options)
     if options.prove_s is None:
         return found
     limits = Limits(time_s=options.prove_s)
@@ -185,6 +200,33 @@ def _run_d_rec(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Plann
     return Planned(found=found, order=best, search_s=search_s, memory_bytes=limit_bytes, perturbed=others)
 
 
+def _overlaps(graph: Graph, mesh: DeviceMesh) -> bool:
+    """Return whether the devices of a mesh run collectives of this graph beside the compute."""
+    return graph.is_fused and not any(device.is_processor for device in mesh.cluster.devices)
+
+
+def _overlap(planned: Planned, graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
+    """Return what was planned, with the plan that is fastest with overlap and its timeline."""
+    began_s = time.perf_counter()
+    found = planned.found
+    if options.planner != "recursive":
+        levels = (whole if options.whole_axes else refine_mesh)(mesh)[1]
+        pins = resolve_pins(options.pins, graph, mesh, levels) if options.pins else None
+        least_bytes = _least_bytes(found, mesh, options)
+        own_mesh, most = found.plan.mesh, MOST_SEEDS if len(graph.ops) <= MANY_OPS else 1
+        by_hand = plans_by_hand(graph, own_mesh, memory_bytes=least_bytes, most=most) if pins is None else []
+        terms = ShardingTerms(graph, own_mesh)
+        plan, cost = hide_moves([found.plan, *by_hand], terms, memory_bytes=least_bytes, pins=pins)
+        if plan is not found.plan:
+            found = PinnedPlan(plan=plan, cost=cost, is_optimum=False, reports=_reports_anew(found, pins, plan, cost))
+    return replace(
+        planned,
+        found=found,
+        timeline=timeline_of(found.plan, found.cost),
+        search_s=planned.search_s + time.perf_counter() - began_s,
+    )
+
+
 def _from_hands(terms: ShardingTerms, options: PlannerOptions) -> list[PinnedPlan]:
     """Return the ends of descents from the cheapest plans by hand, within the limit of memory if there is one."""
     graph, mesh, limit_bytes = terms.graph, terms.mesh, options.memory_bytes
@@ -209,11 +251,7 @@ def _search_on(
     began_s = time.perf_counter()
     levels = (whole if options.whole_axes else refine_mesh)(mesh)[1]
     pins = resolve_pins(options.pins, graph, mesh, levels) if options.pins else None
-    # TOAST may not exchange a plan for one that needs more memory than there is.
-    least_bytes = options.memory_bytes
-    if least_bytes is None:
-        device_bytes = min(device.memory_bytes for device in mesh.cluster.devices)
-        least_bytes = max(device_bytes, found.cost.peak_memory_bytes)
+    least_bytes = _least_bytes(found.found, mesh, options)
     toast = toast_plan(
         graph,
         found.plan.mesh,
@@ -231,19 +269,31 @@ def _search_on(
         each.step_time_s + total_charge_s(plan, charge) for each, plan in ((best.cost, best.plan), (cost, laid))
     )
     if then_s < now_s and cost.peak_memory_bytes <= least_bytes:
-        reports = [
-            replace(report_of(pins, laid, number), saved_s=_saved_s(old, best.cost, cost))
-            for number, old in enumerate(best.reports)
-            if pins is not None
-        ]
         is_optimum = toast.outcome.known is Known.OPTIMAL
-        best = PinnedPlan(plan=laid, cost=cost, is_optimum=is_optimum, reports=tuple(reports))
+        reports = _reports_anew(best, pins, laid, cost)
+        best = PinnedPlan(plan=laid, cost=cost, is_optimum=is_optimum, reports=reports)
     return replace(
         found,
         found=best,
         search_s=found.search_s + time.perf_counter() - began_s,
         bound_s=toast.bound_s,
         steps=toast.steps,
+    )
+
+
+def _least_bytes(found: PinnedPlan, mesh: DeviceMesh, options: PlannerOptions) -> float:
+    """Return the memory that a plan may need in place of another: the limit, or else what there is [bytes]."""
+    if options.memory_bytes is not None:
+        return options.memory_bytes
+    return max(float(min(device.memory_bytes for device in mesh.cluster.devices)), found.cost.peak_memory_bytes)
+
+
+def _reports_anew(before: PinnedPlan, pins: Pinned | None, plan: Plan, cost: PlanCost) -> tuple[PinReport, ...]:
+    """Return the reports on pins for another plan under the same pins."""
+    return tuple(
+        replace(report_of(pins, plan, number), saved_s=_saved_s(old, before.cost, cost))
+        for number, old in enumerate(before.reports)
+        if pins is not None
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from costmodels.sharding.dims import Rule
-from costmodels.sharding.graph import CARRY, CONSTANT, GraphBuilder, TensorKind
+from costmodels.sharding.graph import CARRY, CONSTANT, FusionKind, GraphBuilder, TensorKind
 
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp32"}
 """Precision names of the device catalog by dtype; 8-bit floats are `fp8`, and other dtypes have no name there."""
@@ -172,7 +172,7 @@ class FlatBuilder:
             )
         return self.tensors[value]
 
-    def step(self, step: Step, rule: Rule) -> None:
+    def step(self, step: Step, rule: Rule, fusion: FusionKind = FusionKind.NONE) -> None:
         """Add an operator, without operands that are scalar constants or empty, and without empty results."""
         values = self.values
         kept, made = operand_slots(values, step), result_slots(values, step)
@@ -198,6 +198,7 @@ class FlatBuilder:
             flop=step.flop,
             times=step.times,
             precision=_find_precision([values[operand].dtype for operand in step.operands]) if step.flop else "",
+            fusion=fusion,
         )
 
     def count_unknown(self, primitive: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.dims import Factor, FactorKind, Rule
-from costmodels.sharding.graph import CONSTANT, INPUT, STATE, Graph, GraphBuilder, Op, TensorKind
+from costmodels.sharding.graph import CONSTANT, INPUT, STATE, FusionKind, Graph, GraphBuilder, Op, TensorKind
 from costmodels.sharding.plan import NONE, Plan
 from hardware.cluster import Cluster, cluster_from_mapping
 
@@ -62,6 +62,7 @@ def graphs(draw, min_ops: int = 1, max_ops: int = 6) -> Graph:
             states.append(known[-1])
     num_ops = draw(st.integers(min_ops, max_ops))
     turn = draw(st.integers(0, num_ops))
+    is_fused = draw(st.booleans())
     for number in range(num_ops):
         if number == turn:
             graph.begin_backward()
@@ -73,6 +74,7 @@ def graphs(draw, min_ops: int = 1, max_ops: int = 6) -> Graph:
             )
             for slot in range(len(rule.results))
         ]
+        kinds = [kind for kind in FusionKind if kind is not FusionKind.VIEW or len(operands) == len(results) == 1]
         graph.op(
             f"op.{number}",
             "any",
@@ -82,6 +84,7 @@ def graphs(draw, min_ops: int = 1, max_ops: int = 6) -> Graph:
             flop=draw(st.sampled_from((0.0, 1e9, 1e12))),
             times=draw(st.sampled_from((1, 1, 1, 3))),
             precision=draw(st.sampled_from(("", "bf16"))),
+            fusion=draw(st.sampled_from(kinds)) if is_fused else FusionKind.NONE,
         )
         known += results
     for state in states:

@@ -221,8 +221,9 @@ class ClassCosts:
         alike: dict[Hashable, list[int]] = defaultdict(list)
         for number, op in enumerate(graph.ops):
             if not op.is_free:
-                sizes = tuple(graph.tensors[tensor].num_bytes for tensor in (*op.operands, *op.results))
-                alike[self._classes[number], op.flop, op.times, op.precision, sizes].append(number)
+                alike[self._classes[number], op.flop, op.times, op.precision, self._roofline.traffic[number]].append(
+                    number
+                )
         for several in alike.values():
             first = several[0]
             self._add(len(several), {self._classes[first]}, self._compute(first))

@@ -178,8 +178,7 @@ class _ShardingProgram:
         self.unit_s = alone_s / _COSTS or self.unit_s
         known: dict[tuple[object, ...], tuple[tuple[Row, ...], list[float]]] = {}
         for number, op in enumerate(self.graph.ops):
-            num_bytes = [self.graph.tensors[tensor].num_bytes for tensor in (*op.operands, *op.results)]
-            key = (op.rule, op.is_free, op.flop, op.times, op.precision, *num_bytes)
+            key = (op.rule, op.is_free, op.flop, op.times, op.precision, roofline.traffic[number])
             if key not in known:
                 found = choices_of(op, self.mesh.sizes)
                 known[key] = found, [roofline.seconds(number, choice) for choice in found]

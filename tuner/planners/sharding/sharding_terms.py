@@ -20,6 +20,7 @@ from costmodels.sharding.dims import Rule
 from costmodels.sharding.graph import CONSTANT, STATE, Graph
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout, moves
 from costmodels.sharding.plan import NONE, Plan, Roofline, wanted_layout, written_layout
+from hardware.arrays import FloatArray
 from tuner.planners.engine.elimination import Table, Term, cheapest_order, least
 from tuner.planners.sharding.byte_prices import BytePrices, TensorPrice, price_table, tensor_prices
 
@@ -76,6 +77,7 @@ class _Kind:
         reads: Number of reads by each use, 0 for a constant; and whether the use reads a state in the backward pass,
             which gathers it again.
         price: Price of a byte while a device holds it; None for no price.
+        exposed: Share of its moves that is charged.
         share: Fraction of the cost that this table charges.
         is_least: Whether readers outside this table may want the sums in another layout. If so, the table holds the
             least cost over all layouts in which the sums may end.
@@ -86,6 +88,7 @@ class _Kind:
     times: int
     reads: tuple[tuple[int, bool], ...]
     price: TensorPrice | None = None
+    exposed: float = 1.0
     share: float = 1.0
     is_least: bool = False
 
@@ -166,6 +169,16 @@ class ShardingTerms:
         prices = tensor_prices(self.graph, byte_s)
         found._kinds = [replace(kind, price=price) for kind, price in zip(self._kinds, prices, strict=True)]
         found._parts = [part for tensor in range(len(prices)) for part in found._parts_of(tensor)]
+        return found
+
+    def with_exposed(self, shares: FloatArray) -> ShardingTerms:
+        """Return these tables with a share of each tensor's moves charged [t]; computed tables are reused."""
+        found = copy(self)
+        found._tables = dict(self._tables)
+        found._kinds = [replace(kind, exposed=share) for kind, share in zip(self._kinds, shares.tolist(), strict=True)]
+        found._parts = [part for tensor in range(len(shares)) for part in found._parts_of(tensor)]
+        # Their sum is no step time.
+        found.is_exact = True
         return found
 
     def least(
@@ -253,9 +266,8 @@ class ShardingTerms:
     def _of_op(self, number: int, rows: tuple[Row, ...], charge: Charge | None) -> Term:
         """Return the term of an operator's compute, and of its charge if there is one."""
         op = self.graph.ops[number]
-        num_bytes = [self.graph.tensors[tensor].num_bytes for tensor in (*op.operands, *op.results)]
         # Operators of repeated layers have the same work and rows, and share one table.
-        key = (id(op.rule), op.is_free, op.flop, op.times, op.precision, rows, *num_bytes)
+        key = (id(op.rule), op.is_free, op.flop, op.times, op.precision, rows, self._roofline.traffic[number])
         if key not in self._compute:
             self._compute[key] = np.array([self._roofline.seconds(number, row) for row in rows])
         table = self._compute[key]
@@ -367,6 +379,7 @@ class ShardingTerms:
                     # A use pays nothing if an earlier use of the pass reads the same copy.
                     own_s = own_s * (wanted[earlier] != wanted[number]).any(axis=-1)
             table = table + own_s
+        table = kind.exposed * table
         if kind.price is not None:
             is_again = [again for _, again in kind.reads]
             held_s = price_table(kind.price, written, lies, wanted, is_again, self.mesh)

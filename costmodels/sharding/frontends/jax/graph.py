@@ -17,10 +17,11 @@ from typing import Any
 
 from costmodels.sharding.frontends.flat_program import FlatBuilder, Step, alive
 from costmodels.sharding.frontends.jax.flat import Flat, Place, shape_of
+from costmodels.sharding.frontends.jax.fusion_kinds import KINDS
 from costmodels.sharding.frontends.jax.program import Program, trace_function
 from costmodels.sharding.frontends.jax.rules import rule_of_call
 from costmodels.sharding.frontends.rule_parts import Call, blocked_rule
-from costmodels.sharding.graph import CARRY, INPUT, STATE, Graph, GraphBuilder
+from costmodels.sharding.graph import CARRY, INPUT, STATE, FusionKind, Graph, GraphBuilder
 
 
 def graph_of_jax(fn: Callable[..., Any], *arguments: Any, donated: Sequence[str | int] = ()) -> Graph:
@@ -61,7 +62,9 @@ def graph_of(program: Program) -> Graph:
             rule = rule_of_call(call)
             if rule is None:
                 build.count_unknown(step.primitive)
-            build.step(step, rule or blocked_rule(call))
+                build.step(step, blocked_rule(call))
+            else:
+                build.step(step, rule, KINDS.get(step.primitive, FusionKind.NONE))
     # The second operand of a carry exists only now, as it is written later in the program than the carry stands.
     for carried, number in flat.next_of.items():
         if number in needed and carried in build.tensors:

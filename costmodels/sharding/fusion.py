@@ -1,0 +1,156 @@
+"""Memory traffic of a graph whose elementwise operators a compiler fuses, as XLA does.
+
+A compiler runs a chain of elementwise operators as one kernel: what one of them writes and the next one reads never
+goes through memory. Which tensors these are is decided for the whole graph, before any of it is sharded:
+
+    kernels     An operator that computes each element by itself joins the kernel of those that read it, unless another
+                kernel, such as a product or a sum, stands between both on some way. Its level, the number of kernels
+                from the start of the program, is then the same. One that all its readers can join runs as late as the
+                first of them. A sum joins what it adds up, and ends the kernel.
+    reads       A kernel reads a tensor once, however many of its operators read it.
+    writes      A tensor is written if another kernel, the next step or the caller reads it.
+    views       A transposition or a reshape is a way of reading, and moves nothing.
+    places      A gather reads as much of its table as it returns, and an update in place writes as much as it is given.
+
+Products, sorts, scans and all else are kernels of their own. Sources: the fusible operators and the order of XLA's
+priority fusion (openxla/xla, `xla/backends/gpu/transforms/priority_fusion.h`). XLA computes some values anew instead of
+reading them; a rule for that came closer to the traffic of its kernels on no program but one (docs/sharding-plans.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from costmodels.sharding.graph import CONSTANT, FusionKind, Graph, Op
+
+INLINED = (FusionKind.LOOP, FusionKind.PICK)
+"""Operators whose results a reader can compute by itself."""
+INLINING = (*INLINED, FusionKind.SUM)
+"""Operators that can compute what they read by themselves."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traffic:
+    """Bytes that an operator moves through memory in one execution on whole tensors.
+
+    Attributes:
+        reads: Bytes read of each operand; 0 for what its kernel holds already.
+        writes: Bytes written of each result; 0 for what never leaves the kernel.
+    """
+
+    reads: tuple[float, ...]
+    writes: tuple[float, ...]
+
+
+@lru_cache(maxsize=8)
+def traffic_of(graph: Graph) -> tuple[Traffic, ...]:
+    """Return the traffic of each operator [ops]; where nothing is fused, all operands are read and results written."""
+    if graph.is_fused:
+        return _Fusion(graph).traffic()
+    sizes = [tensor.num_bytes for tensor in graph.tensors]
+    return tuple(
+        Traffic(reads=tuple(sizes[one] for one in op.operands), writes=tuple(sizes[one] for one in op.results))
+        for op in graph.ops
+    )
+
+
+class _Fusion:
+    """Kernels of a graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.num_bytes = [tensor.num_bytes for tensor in graph.tensors]
+        # Tensor that a view shows; any other tensor shows itself.
+        self.shown = list(range(len(graph.tensors)))
+        for op in graph.ops:
+            if op.fusion is FusionKind.VIEW:
+                self.shown[op.results[0]] = self.shown[op.operands[0]]
+        self.makers = [graph.maker[tensor][0] for tensor in self.shown]
+        self.readers: list[list[int]] = [[] for _ in graph.tensors]
+        # What the next step or the caller reads is written.
+        self.is_kept = [False] * len(graph.tensors)
+        for tensor, uses in enumerate(graph.uses):
+            others = [use.op for use in uses if graph.ops[use.op].fusion is not FusionKind.VIEW]
+            self.readers[self.shown[tensor]] += others
+            self.is_kept[self.shown[tensor]] |= not uses or any(use.is_back for use in uses)
+        self.level = self._levels()
+        self.kernel = self._kernels()
+
+    def traffic(self) -> tuple[Traffic, ...]:
+        """Return the traffic of each operator."""
+        held: set[tuple[int, int]] = set()
+        return tuple(
+            Traffic(
+                reads=tuple(self._read(number, op, slot, held) for slot in range(len(op.operands))),
+                writes=tuple(self._written(number, op, tensor) for tensor in op.results),
+            )
+            for number, op in enumerate(self.graph.ops)
+        )
+
+    def _levels(self) -> list[int]:
+        """Return the number of kernels before each operator."""
+        ops = self.graph.ops
+        found = [0] * len(ops)
+        for number, op in enumerate(ops):
+            for tensor in op.operands:
+                # A state, and a loop's start, read what is made later.
+                maker = self.makers[tensor]
+                if maker < number:
+                    found[number] = max(found[number], found[maker] + (not self._can_join(maker, number)))
+        for number in reversed(range(len(ops))):
+            readers = [reader for tensor in ops[number].results for reader in self.readers[tensor]]
+            if readers and all(reader > number and self._can_join(number, reader) for reader in readers):
+                found[number] = max(found[number], min(found[reader] for reader in readers))
+        return found
+
+    def _kernels(self) -> list[int]:
+        """Return the kernel of each operator, as the number of one of its operators."""
+        parent = list(range(len(self.graph.ops)))
+
+        def root(number: int) -> int:
+            while parent[number] != number:
+                parent[number] = number = parent[parent[number]]
+            return number
+
+        for number, op in enumerate(self.graph.ops):
+            for tensor in op.operands:
+                if self._joins(self.makers[tensor], number):
+                    parent[root(number)] = root(self.makers[tensor])
+        return [root(number) for number in range(len(parent))]
+
+    def _can_join(self, maker: int, reader: int) -> bool:
+        """Return whether an operator can be part of the kernel of one that reads its result."""
+        before, after = self.graph.ops[maker], self.graph.ops[reader]
+        return before.fusion in INLINED and after.fusion in INLINING and before.times == after.times
+
+    def _joins(self, maker: int, reader: int) -> bool:
+        """Return whether an operator is part of the kernel of one that reads its result."""
+        return maker < reader and self._can_join(maker, reader) and self.level[maker] == self.level[reader]
+
+    def _read(self, number: int, op: Op, slot: int, held: set[tuple[int, int]]) -> float:
+        """Return the bytes that an operator reads of an operand, beyond what its kernel holds."""
+        tensor = op.operands[slot]
+        shown, maker = self.shown[tensor], self.makers[tensor]
+        is_made_anew = op.fusion in INLINING and self.graph.ops[maker].primitive == CONSTANT
+        is_target = op.fusion is FusionKind.PUT and not slot
+        if op.fusion is FusionKind.VIEW or is_made_anew or is_target or self._joins(maker, number):
+            return 0.0
+        if op.fusion is FusionKind.PICK and not slot:
+            return min(self.num_bytes[tensor], sum(self.num_bytes[result] for result in op.results))
+        if (self.kernel[number], shown) in held:
+            return 0.0
+        held.add((self.kernel[number], shown))
+        return self.num_bytes[tensor]
+
+    def _written(self, number: int, op: Op, tensor: int) -> float:
+        """Return the bytes that an operator writes of a result."""
+        is_inside = all(self._joins(number, reader) for reader in self.readers[tensor]) and not self.is_kept[tensor]
+        if op.fusion is FusionKind.VIEW or (is_inside and op.fusion in INLINED):
+            return 0.0
+        if op.fusion is not FusionKind.PUT:
+            return self.num_bytes[tensor]
+        # What is put into a constant, such as zeros, needs the constant written as well.
+        target, *others = op.operands
+        is_new = self.graph.ops[self.makers[target]].primitive == CONSTANT
+        return self.num_bytes[tensor] if is_new else max((self.num_bytes[one] for one in others), default=0.0)

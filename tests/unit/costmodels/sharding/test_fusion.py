@@ -1,0 +1,155 @@
+"""What goes through memory where a compiler fuses: chains, products, sums, views and places, counted by hand."""
+
+from hypothesis import given, settings
+
+from costmodels.sharding.dims import rule_of
+from costmodels.sharding.fusion import traffic_of
+from costmodels.sharding.graph import INPUT, STATE, FusionKind, GraphBuilder, TensorKind
+from tests.support.graphs.random_graphs import graphs
+
+SIZES = {"rows": 64, "columns": 32, "few": 4}
+WHOLE = 4.0 * 64 * 32
+"""Bytes of a float32 array of all rows and columns."""
+
+LOOP, SUM, VIEW, PICK, PUT, NONE = (
+    FusionKind.LOOP,
+    FusionKind.SUM,
+    FusionKind.VIEW,
+    FusionKind.PICK,
+    FusionKind.PUT,
+    FusionKind.NONE,
+)
+
+
+class Steps:
+    """A graph that grows by one operator at a time."""
+
+    def __init__(self):
+        self.graph = GraphBuilder(name="steps")
+
+    def source(self, name, dims="rows columns", primitive=INPUT):
+        """Add a source."""
+        shape = [SIZES[dim] for dim in dims.split()]
+        return self.graph.source(primitive, name, shape, 4, TensorKind.DATA)
+
+    def op(self, name, operands, pattern, fusion, *, times=1):
+        """Add an operator."""
+        rule = rule_of(pattern, SIZES)
+        result = self.graph.tensor(name, rule.result_shape(0), 4, TensorKind.ACTIVATION)
+        self.graph.op(name, name, operands, [result], rule, fusion=fusion, times=times)
+        return result
+
+    def each(self, name, *operands, **details):
+        """Add an elementwise operator."""
+        sides = ", ".join(["rows columns"] * len(operands))
+        return self.op(name, operands, f"{sides} -> rows columns", LOOP, **details)
+
+    def traffic(self):
+        """The bytes that each operator reads and writes, by its name, where there are any."""
+        graph = self.graph.done()
+        found = zip(graph.ops, traffic_of(graph), strict=True)
+        return {
+            op.name: (sum(one.reads), sum(one.writes))
+            for op, one in found
+            if not op.is_source and (any(one.reads) or any(one.writes))
+        }
+
+
+def test_a_chain_of_elementwise_operators_pays_one_round_trip():
+    """Three elementwise operators in a row read their input once and write the last result only."""
+    steps = Steps()
+    steps.each("c", steps.each("b", steps.each("a", steps.source("x"))))
+
+    assert steps.traffic() == {"a": (WHOLE, 0.0), "c": (0.0, WHOLE)}
+
+
+def test_a_kernel_reads_a_tensor_once():
+    """Two operators of a chain that read the same input pay for it together."""
+    steps = Steps()
+    x = steps.source("x")
+    steps.each("b", steps.each("a", x), x)
+
+    assert steps.traffic() == {"a": (WHOLE, 0.0), "b": (0.0, WHOLE)}
+
+
+def test_a_product_stands_between_kernels():
+    """A product reads and writes memory, and so does what both it and a later operator read."""
+    steps = Steps()
+    a = steps.each("a", steps.source("x"))
+    product = steps.op("product", [a], "rows columns -> rows columns", NONE)
+    steps.each("b", a, product)
+
+    assert steps.traffic() == {"a": (WHOLE, WHOLE), "product": (WHOLE, WHOLE), "b": (2 * WHOLE, WHOLE)}
+
+
+def test_an_operator_runs_where_its_only_reader_does():
+    """What only a kernel behind a product reads is computed there, and is not written before."""
+    steps = Steps()
+    x = steps.source("x")
+    a = steps.each("a", x)
+    steps.each("b", a, steps.op("product", [x], "rows columns -> rows columns", NONE))
+
+    assert steps.traffic() == {"a": (WHOLE, 0.0), "product": (WHOLE, WHOLE), "b": (WHOLE, WHOLE)}
+
+
+def test_a_sum_ends_the_kernel_that_it_joins():
+    """A sum computes what it adds up by itself, and its readers need another kernel."""
+    steps = Steps()
+    x = steps.source("x")
+    total = steps.op("sum", [steps.each("a", x)], "rows columns -> rows", SUM)
+    steps.op("b", [x, total], "rows columns, rows -> rows columns", LOOP)
+    row = 4.0 * 64
+
+    assert steps.traffic() == {"a": (WHOLE, 0.0), "sum": (0.0, row), "b": (WHOLE + row, WHOLE)}
+
+
+def test_views_move_nothing_and_hide_nothing():
+    """A transposed result is read as it lies: it stays inside a kernel, and a product still needs it written."""
+    steps = Steps()
+    view = steps.op("view", [steps.each("a", steps.source("x"))], "rows columns -> columns rows", VIEW)
+    steps.op("b", [view], "columns rows -> columns rows", LOOP)
+    other = steps.op("other", [steps.each("c", steps.source("y"))], "rows columns -> columns rows", VIEW)
+    steps.op("product", [other], "columns rows -> columns rows", NONE)
+
+    assert steps.traffic() == {"a": (WHOLE, 0.0), "b": (0.0, WHOLE), "c": (WHOLE, WHOLE), "product": (WHOLE, WHOLE)}
+
+
+def test_a_part_is_read_or_written_alone():
+    """A slice reads what it returns, and an update in place writes what it is given."""
+    steps = Steps()
+    x = steps.source("x")
+    part = steps.op("slice", [x], "rows columns -> few columns", PICK)
+    steps.op("put", [steps.source("y"), part], "rows columns, few columns -> rows columns", PUT)
+    few = 4.0 * 4 * 32
+
+    assert steps.traffic() == {"slice": (few, few), "put": (few, few)}
+
+
+def test_what_the_next_step_reads_is_written():
+    """The updated value of a state goes to memory, although a later operator of its kernel reads it too."""
+    steps = Steps()
+    state = steps.source("w", primitive=STATE)
+    updated = steps.each("a", state)
+    steps.graph.keep(state, updated)
+    steps.each("b", updated)
+
+    assert steps.traffic() == {"a": (WHOLE, WHOLE), "b": (0.0, WHOLE)}
+
+
+def test_loops_end_kernels():
+    """An operator that runs more often than the one before does not join it."""
+    steps = Steps()
+    steps.each("b", steps.each("a", steps.source("x")), times=3)
+
+    assert steps.traffic() == {"a": (WHOLE, WHOLE), "b": (WHOLE, WHOLE)}
+
+
+@given(graphs())
+@settings(max_examples=60)
+def test_fusion_never_moves_more(graph):
+    """No operator reads more than its operands or writes more than its results, and what leaves a step is written."""
+    for op, one in zip(graph.ops, traffic_of(graph), strict=True):
+        sizes = [graph.tensors[tensor].num_bytes for tensor in (*op.operands, *op.results)]
+        assert all(0 <= moved <= size for moved, size in zip((*one.reads, *one.writes), sizes, strict=True))
+        if op.fusion is FusionKind.NONE:
+            assert one.writes == tuple(sizes[len(op.operands) :])
