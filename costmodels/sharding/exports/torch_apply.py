@@ -26,17 +26,9 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from costmodels.sharding.dims import FactorKind
-from costmodels.sharding.exports.torch_local import (
-    REDUCED_BY,
-    LocalCall,
-    can_add_up,
-    can_run,
-    is_random,
-    local_shape,
-    part_of,
-    run_local,
-)
+from costmodels.sharding.dims import FactorKind, Place
+from costmodels.sharding.exports.torch_calls import LocalCall, Runs, local_shape, part_of, runs_of
+from costmodels.sharding.exports.torch_local import REDUCED_BY, can_add_up, can_run, is_random, run_local
 from costmodels.sharding.frontends.flat_program import Kernel
 from costmodels.sharding.frontends.torch.flat import OF_A_SHAPE
 from costmodels.sharding.frontends.torch.graph import flatten
@@ -79,6 +71,8 @@ class _Local:
     reads: tuple[Held, ...]
     layouts: tuple[tuple[Layout, ...], ...]
     result_layouts: tuple[tuple[Layout, ...], ...]
+    held: tuple[tuple[Runs, ...], ...]
+    result_held: tuple[tuple[Runs, ...], ...]
 
 
 @dataclass(slots=True)
@@ -218,12 +212,21 @@ class LocalStep:
                 value=kernel.step.name,
                 nearest="plan the module under torch.nn.attention.sdpa_kernel(SDPBackend.MATH)",
             )
+        places = kernel.rule.operands
         return _Local(
             kernel=kernel,
             reads=tuple(zip(values, wanted, strict=True)),
             layouts=tuple(layouts),
             result_layouts=tuple(result_layouts),
+            held=tuple(self._runs(kernel, places[own[-1] if own else slot], row) for slot, own in enumerate(via)),
+            result_held=tuple(
+                self._runs(kernel, places[own[0]] if own else kernel.rule.results[slot], row)
+                for slot, own in enumerate(kernel.writes_via)
+            ),
         )
+
+    def _runs(self, kernel: Kernel, place: Place, row: Sequence[int]) -> tuple[Runs, ...]:
+        return runs_of(kernel.rule, place, row, self._sizes, self._place)
 
     def _written(self, kernel: Kernel, slot: int, row: Sequence[int]) -> Layout:
         """Return the layout in which a kernel leaves a result.
@@ -350,6 +353,8 @@ class LocalStep:
                 local_shape(own.result_shape(slot), layouts[0], self._sizes)
                 for slot, layouts in enumerate(one.result_layouts)
             ],
+            held=[one.held[at] for at in slots],
+            result_held=one.result_held,
             sizes=self._sizes,
             place=self._place,
             device=self._device,
@@ -375,6 +380,8 @@ class LocalStep:
             shapes=[own.operand_shape(0)],
             result_layouts=[after],
             result_shapes=[local_shape(own.result_shape(0), after, self._sizes)],
+            held=[],  # no view looks elements up
+            result_held=[],
             sizes=self._sizes,
             place=self._place,
             device=self._device,

@@ -12,6 +12,7 @@ from tests.support.benchmark_runs import ROOT
 from tests.support.programs import parallel_ranks
 
 OF_TRANSFORMERS = [("llama", None), ("llama", 1), ("gpt2", 1), ("bert", 1)]
+WITH_EXPERTS = [("mixtral", None), ("mixtral", 1), ("qwen3_moe", None), ("qwen3_moe", 2)]
 
 
 def check(told, cases):
@@ -47,6 +48,12 @@ def test_losses_are_those_of_one_process(on_ranks, mesh, cases):
 def test_models_of_transformers_train_alike(on_ranks, mesh):
     """Llama, and GPT-2 and BERT with dropout, have the losses of one process to 1e-5 over three steps of AdamW."""
     check(on_ranks(math.prod(mesh.values()), parallel_ranks.train, mesh, OF_TRANSFORMERS), OF_TRANSFORMERS)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="models of transformers: pip install it")
+def test_models_with_experts_train_alike(on_ranks):
+    """Mixtral and Qwen3-MoE, whose experts are products of groups, have the losses of one process on two ranks."""
+    check(on_ranks(2, parallel_ranks.train, {"data": 2}, WITH_EXPERTS), WITH_EXPERTS)
 
 
 def test_every_operator_runs_on_parts(on_ranks):

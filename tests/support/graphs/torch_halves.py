@@ -157,18 +157,25 @@ def _half(case, rule, factor, half):
 
 def _half_of_groups(case, rule, factor, half, operands):
     """Give a half of a product of groups the ends of the groups in its rows, or the rows of its groups."""
-    left, right, ends = operands
+    left, right, *offsets = operands
+    if not offsets:
+        return operands
+    (ends,) = offsets
     dims = [each[factor] for each in rule.operand_dims[:2]]
-    if case.operands[1].dim() == 3 and dims[0] is None and dims[1] == 0:
-        missing = torch.zeros_like(right)
-        return [left, torch.cat((missing, right) if half else (right, missing)), ends]
-    if case.operands[1].dim() == 2 and dims == [None, None]:
+    ranks = [one.dim() for one in case.operands[:2]]
+    if 3 in ranks and dims[ranks.index(3)] == 0:
+        matrices = operands[ranks.index(3)]
+        missing = torch.zeros_like(matrices)
+        operands[ranks.index(3)] = torch.cat((missing, matrices) if half else (matrices, missing))
+        return operands
+    if ranks == [2, 2] and dims == [None, None]:
         count = len(ends) // 2
         first, last = (int(ends[count - 1]), int(ends[-1])) if half else (0, int(ends[count - 1]))
         return [left[:, first:last], right[first:last], (ends[count:] if half else ends[:count]) - first]
-    ragged = 0 if case.operands[1].dim() == 3 else 1
-    if dims[0] == ragged:
-        length = left.shape[ragged]
+    # rows of the left matrix, columns of the right one, or contracted elements
+    ragged, dim = {(2, 3): (0, 0), (3, 2): (1, 1), (2, 2): (0, 1)}[tuple(ranks)]
+    if dims[ragged] == dim:
+        length = operands[ragged].shape[dim]
         return [left, right, (ends - half * length).clamp(0, length)]
     return operands
 

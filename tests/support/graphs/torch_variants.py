@@ -88,6 +88,18 @@ def looked_up(x, indices, places):
     )
 
 
+def looked_up_in_views(x, indices):
+    """Looked up and written in dims that are several dims elsewhere."""
+    rows, indices = x.reshape(24, 8), (indices * 7 + torch.arange(10)) % 24
+    return (
+        rows[indices],
+        F.embedding(indices, rows * 2, padding_idx=5),
+        rows.gather(0, indices[:, None].expand(10, 8)),
+        torch.scatter_add(rows, 0, indices[:, None].expand(10, 8), rows[:10]).view(4, 6, 8),
+        torch.index_put(rows, (indices,), rows[:10], accumulate=True).view(4, 6, 8),
+    )
+
+
 def multiplied(x):
     """Products of all ranks."""
     return (
@@ -188,6 +200,17 @@ def transformed(x):
     return torch.fft.irfft2(wave), torch.fft.fft(x, dim=1).real
 
 
+def grouped(x):
+    """Products of groups of rows, columns and contracted elements, and a batched one; the groups have unequal sizes."""
+    rows, ends = x.reshape(32, 16), torch.arange(1, 5, dtype=torch.int32) ** 2 * 2
+    return (
+        torch._grouped_mm(rows, x.mT, offs=ends),
+        torch._grouped_mm(x, rows.t(), offs=ends),
+        torch._grouped_mm(rows.t(), rows * 2, offs=ends),
+        torch._grouped_mm(x, x.mT),
+    )
+
+
 ROWS, IMAGE = (4, 6, 8), (4, 12, 8, 8)
 
 
@@ -199,12 +222,14 @@ VARIANTS = {
     "reduced": (Varied(reduced, ROWS), ()),
     "moved": (Varied(moved, ROWS), ()),
     "looked_up": (Varied(looked_up, ROWS), (_numbers(10), _numbers(4, 3, 8))),
+    "looked_up_in_views": (Varied(looked_up_in_views, ROWS), (_numbers(10),)),
     "multiplied": (Varied(multiplied, ROWS), ()),
     "convolved": (Varied(convolved, IMAGE), ()),
     "pooled": (Varied(pooled, IMAGE), ()),
     "attended": (Varied(attended, (2, 2, 8, 8)), ()),
     "factorized": (Varied(factorized, (4, 8, 8)), ()),
     "transformed": (Varied(transformed, (4, 8, 8)), ()),
+    "grouped": (Varied(grouped, (4, 8, 16)), ()),
     "lost": (Varied(lost, ROWS), (_numbers(10),)),
 }
 """Modules and their inputs."""

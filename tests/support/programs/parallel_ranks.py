@@ -2,6 +2,28 @@
 
 STEPS = 3
 
+SIZES = {"vocab_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "hidden_size": 32}
+OF_TRANSFORMERS = {
+    "llama": ("Llama", {"intermediate_size": 64, "num_key_value_heads": 2}),
+    "gpt2": ("GPT2", {"n_positions": 16}),
+    "bert": ("Bert", {"intermediate_size": 64, "max_position_embeddings": 16}),
+    "mixtral": (
+        "Mixtral",
+        {"intermediate_size": 32, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            "moe_intermediate_size": 32,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
+}
+"""Models of transformers: the beginning of their configuration's name, and sizes beside those of all."""
+
 
 def built(name):
     """Build a tiny model by name, its inputs and its loss; the same on every rank."""
@@ -10,7 +32,6 @@ def built(name):
 
     torch.manual_seed(0)
     ids = torch.randint(0, 64, (8, 16))
-    sizes = {"vocab_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "hidden_size": 32}
     if name == "convolutions":
         # no biases before a norm: their gradients are rounding errors, which Adam would blow up
         module = nn.Sequential(
@@ -30,17 +51,17 @@ def built(name):
         return module, (torch.randn(8, 16), torch.randn(8, 16)), squared
     if name == "attention":
         return attention(), (ids,), lambda module, ids: (module(ids) ** 2).mean()
+    return of_transformers(name), (ids,), labelled
+
+
+def of_transformers(name):
+    """Build a tiny model of transformers by name."""
     import transformers
 
-    if name == "llama":
-        config = transformers.LlamaConfig(**sizes, intermediate_size=64, num_key_value_heads=2)
-        return transformers.LlamaForCausalLM(config).train(), (ids,), labelled
-    if name == "gpt2":
-        config = transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=4, n_positions=16)
-        return transformers.GPT2LMHeadModel(config).train(), (ids,), labelled
-    assert name == "bert", name
-    config = transformers.BertConfig(**sizes, intermediate_size=64, max_position_embeddings=16)
-    return transformers.BertForMaskedLM(config).train(), (ids,), labelled
+    kind, further = OF_TRANSFORMERS[name]
+    config = getattr(transformers, f"{kind}Config")(**SIZES, **further)
+    auto = transformers.AutoModelForMaskedLM if kind == "Bert" else transformers.AutoModelForCausalLM
+    return auto.from_config(config, dtype="float32").train()
 
 
 def attention():

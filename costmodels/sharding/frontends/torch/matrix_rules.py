@@ -3,7 +3,7 @@
 All but the products need the matrices whole and map over the dims before them.
 
 A product of groups (`_grouped_mm`) multiplies each group of consecutive rows with a matrix of its own. Its rules need
-masks, as those of JAX's product do (`frontends/jax/matrix_rules.py`).
+masks, as those of JAX's product do (`frontends/jax/matrix_rules.py`); `exports/torch_groups.py` runs them on parts.
 """
 
 from __future__ import annotations
