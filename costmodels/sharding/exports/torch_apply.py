@@ -30,10 +30,10 @@ from costmodels.sharding.dims import FactorKind, Place
 from costmodels.sharding.exports.torch_calls import LocalCall, Runs, local_shape, part_of, runs_of
 from costmodels.sharding.exports.torch_local import REDUCED_BY, can_add_up, can_run, is_random, run_local
 from costmodels.sharding.frontends.flat_program import Kernel
+from costmodels.sharding.frontends.torch.calls import name_of
 from costmodels.sharding.frontends.torch.flat import OF_A_SHAPE
 from costmodels.sharding.frontends.torch.graph import flatten
 from costmodels.sharding.frontends.torch.program import BACKWARD, Program
-from costmodels.sharding.frontends.torch.rules import name_of
 from costmodels.sharding.graph import TensorKind
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout
 from costmodels.sharding.plan import NONE, Plan, wanted_layout, written_layout

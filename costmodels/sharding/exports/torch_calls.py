@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from costmodels.sharding.dims import Place, Rule
-from costmodels.sharding.frontends.torch.rules import Operand
+from costmodels.sharding.frontends.torch.calls import Operand
 from costmodels.sharding.layouts import PARTIAL, Layout
 
 Shape = tuple[int, ...]

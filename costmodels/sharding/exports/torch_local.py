@@ -1,4 +1,4 @@
-"""ATen operators on one rank's parts of their tensors, as the rules of `frontends/torch/rules.py` cut them.
+"""ATen operators on one rank's parts of their tensors, as the rules of `frontends/torch` cut them.
 
 Most operators compute a part of their results from parts of their operands as they stand. Others need to know where
 their part lies: those that look rows up or write them, causal attention, and sums to which something is added once.
@@ -20,7 +20,7 @@ from torch._ops import OpOverload
 from costmodels.sharding.exports.torch_calls import LocalCall, held_indices
 from costmodels.sharding.exports.torch_groups import grouped
 from costmodels.sharding.exports.torch_indices import embedded, embedded_back, gathered, indexed, put, scattered
-from costmodels.sharding.frontends.torch.rules import Operand, name_of
+from costmodels.sharding.frontends.torch.calls import Operand, name_of
 from costmodels.sharding.layouts import PARTIAL
 
 REDUCED_BY: Mapping[str, str] = {"amax": "max", "amin": "min", "any": "max", "all": "min", "prod": "product"}

@@ -13,8 +13,9 @@ from torch.fx import Interpreter
 
 from costmodels.sharding.dims import FactorKind
 from costmodels.sharding.frontends.rule_parts import Call, blocked_rule
+from costmodels.sharding.frontends.torch.calls import Operand, bound, name_of
 from costmodels.sharding.frontends.torch.program import trace_module
-from costmodels.sharding.frontends.torch.rules import Operand, bound, name_of, rule_of_call
+from costmodels.sharding.frontends.torch.rules import rule_of_call
 
 COMBINED = {
     "amax": torch.maximum,

@@ -18,8 +18,11 @@ from torch.fx import Node
 from costmodels.sharding.dims import Rule
 from costmodels.sharding.frontends.flat_program import Kernel, Names, Step, Value
 from costmodels.sharding.frontends.rule_parts import Call, blocked_rule
+from costmodels.sharding.frontends.torch.calls import bound, name_of
+from costmodels.sharding.frontends.torch.flops import flop_of_call
 from costmodels.sharding.frontends.torch.program import BACKWARD, SCOPE, Program, outputs_of
-from costmodels.sharding.frontends.torch.rules import VIEWS, bound, flop_of_call, name_of, rule_of_call, unread
+from costmodels.sharding.frontends.torch.rules import rule_of_call, unread
+from costmodels.sharding.frontends.torch.shape_rules import VIEWS
 from costmodels.sharding.frontends.torch.unknown_flops import flop_by_torch
 from costmodels.sharding.graph import TensorKind
 

@@ -17,7 +17,7 @@ from costmodels.sharding.frontends.flat_program import FlatBuilder, Kernel, aliv
 from costmodels.sharding.frontends.rule_parts import Call, elementwise
 from costmodels.sharding.frontends.torch.flat import Flat
 from costmodels.sharding.frontends.torch.program import Argument, Loss, Program, trace_module
-from costmodels.sharding.frontends.torch.rules import VIEWS
+from costmodels.sharding.frontends.torch.shape_rules import VIEWS
 from costmodels.sharding.frontends.torch.view_folding import fold_views
 from costmodels.sharding.graph import INPUT, STATE, Graph, GraphBuilder, TensorKind
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from costmodels.sharding.frontends.torch.calls import Operand
 from costmodels.sharding.frontends.torch.graph import graph_of_torch
-from costmodels.sharding.frontends.torch.rules import Operand
 from hardware.io.errors import ConfigError
 from tests.support.graphs.torch_halves import Case, are_close, halved
 

@@ -11,7 +11,7 @@ import torch
 from costmodels.sharding.dims import rule_of
 from costmodels.sharding.exports.torch_calls import LocalCall, held_indices, in_part, local_shape, runs_of
 from costmodels.sharding.exports.torch_groups import grouped
-from costmodels.sharding.frontends.torch.rules import Operand
+from costmodels.sharding.frontends.torch.calls import Operand
 from costmodels.sharding.plan import wanted_layout, written_layout
 
 OP = torch.ops.aten._grouped_mm.default
