@@ -19,7 +19,8 @@ from torch.distributed import device_mesh as torch_meshes
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
-from costmodels.sharding.exports.torch_apply import LocalStep, layout_of, placements_of
+from costmodels.sharding.exports.torch_apply import LocalStep
+from costmodels.sharding.exports.torch_ranks import layout_of, placements_of
 from costmodels.sharding.frontends.torch.program import Program
 from costmodels.sharding.plan import Plan
 from hardware.io.errors import ConfigError
@@ -161,13 +162,13 @@ class _PlannedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, step: LocalStep, others: Sequence[Tensor], *parameters: Tensor) -> Tensor:
         """Return the loss; buffers among the others are updated in place."""
-        with torch.autocast(step.mesh.device_type, enabled=False):
+        with torch.autocast(step.rank.mesh.device_type, enabled=False):
             loss, replaced, saved = step.forward([*parameters, *others])
             for number, part in replaced.items():
                 buffer = others[number - len(parameters)]
                 assert isinstance(buffer, DTensor), "buffers that a step replaces are distributed"
                 layout = layout_of(buffer.placements)
-                own = step.move(part, tuple(buffer.shape), step.layout(number), layout)
+                own = step.rank.move(part, tuple(buffer.shape), step.layout(number), layout)
                 buffer.to_local().copy_(own)
         ctx.step, ctx.saved = step, saved
         ctx.places = [
@@ -185,7 +186,7 @@ class _PlannedLoss(torch.autograd.Function):
         step, saved = ctx.step, ctx.saved
         ctx.saved = None
         layouts = {number: place[1] for number, place in enumerate(ctx.places) if ctx.needs_input_grad[2 + number]}
-        with torch.autocast(step.mesh.device_type, enabled=False):
+        with torch.autocast(step.rank.mesh.device_type, enabled=False):
             parts = step.backward(saved, layouts)
         return (None, None, *(_spread(ctx, number, parts, grad) for number in range(len(ctx.places))))
 
@@ -197,7 +198,7 @@ def _spread(ctx: Any, number: int, parts: dict[int, Tensor], grad: Tensor) -> DT
     shape, layout = ctx.places[number]
     return DTensor.from_local(
         parts[number] * grad.to(parts[number].dtype).reshape(()),
-        ctx.step.mesh,
+        ctx.step.rank.mesh,
         placements_of(layout),
         run_check=False,
         shape=torch.Size(shape),
