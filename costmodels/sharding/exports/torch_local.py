@@ -134,7 +134,7 @@ LOCAL: Mapping[str, Callable[[LocalCall], tuple[Tensor, ...]]] = {
     "embedding_dense_backward": embedded_back,
     "gather": gathered,
     "index": indexed,
-    **dict.fromkeys(("scatter", "scatter_add"), scattered),
+    **dict.fromkeys(("scatter", "scatter_add", "scatter_reduce"), scattered),
     "index_put": put,
     "_grouped_mm": grouped,
     **dict.fromkeys((_ATTENTION, f"{_ATTENTION}_backward"), _attended),

@@ -72,6 +72,27 @@ def failing_step():
 
 def wrongly_donated():
     return (*step()[:2], ("weights",))
+
+
+import dataclasses
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class State:
+    params: dict
+    apply: object = dataclasses.field(metadata={"static": True})
+
+
+def step_of_state():
+    def apply(params, x):
+        return jax.nn.relu(x @ params["up"]) @ params["down"]
+
+    def train_state(state, x):
+        value, grads = jax.value_and_grad(lambda params: jnp.mean(state.apply(params, x) ** 2))(state.params)
+        return State(jax.tree.map(lambda param, grad: param - 0.1 * grad, state.params, grads), state.apply), value
+
+    return train_state, (State(step()[1][0], apply), array(8, 32)), ("state",)
 """
 
 
@@ -238,6 +259,26 @@ def test_the_exported_program_runs_and_computes_the_same(study, tmp_path, chosen
         )
         assert done.returncode == 0, done.stderr
         assert told in done.stdout
+
+
+def test_a_state_that_holds_functions_is_exported(study, tmp_path):
+    """The written module runs with a state such as flax's, which the factory makes anew with another function."""
+    config = load_study(study("own_program:step_of_state"))
+    (tmp_path / "sharded.py").write_text(
+        export_own_step(config, config.space().grid.config(0), tmp_path / "sharded.py"), encoding="utf-8"
+    )
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(ROOT),
+    }
+
+    done = subprocess.run(
+        [sys.executable, "sharded.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "[0].params['up'] float32[32,64]" in done.stdout
 
 
 @pytest.mark.parametrize(

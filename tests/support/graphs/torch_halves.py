@@ -194,7 +194,7 @@ def _run(op, params, operands):
 
 
 LOOK_UPS = ("embedding", "gather", "index")
-WRITES = ("embedding_dense_backward", "scatter", "scatter_add", "index_put")
+WRITES = ("embedding_dense_backward", "scatter", "scatter_add", "scatter_reduce", "index_put")
 
 
 def _indexing(case, dim):

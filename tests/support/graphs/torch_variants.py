@@ -81,6 +81,7 @@ def looked_up(x, indices, places):
         x.gather(1, places),
         torch.zeros_like(x).scatter(1, places, x[:, :3, :]),
         torch.zeros_like(x).scatter_add(1, places, x[:, :3, :]),
+        x.scatter_reduce(1, places, x[:, :3, :] * 2, "amax", include_self=False),
         x.index_add(0, near, torch.ones(10, 6, 8) * x[0]),
         torch.index_put(x, (near, indices % 6), x[0, 0], accumulate=True),
         F.embedding(indices % 6, x[0], padding_idx=0),

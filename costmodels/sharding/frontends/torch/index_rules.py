@@ -2,7 +2,8 @@
 
 Their rules partition factors that need masks, as partitioners do. Rows that `embedding`, `index` and `gather` look up:
 each device looks up the rows that it has, uses zeros for the others, and the results are added up. Rows that
-`index_put`, `scatter` and `embedding_dense_backward` write: each device writes the values that fall into its part.
+`index_put`, `scatter` and the like, and `embedding_dense_backward` write: each device writes the values that fall into
+its part.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ RULES: Mapping[str, Callable[[Call], Rule]] = {
     "embedding": _embedding,
     "embedding_dense_backward": _embedding_backward,
     "gather": _gather,
-    **same_rule("scatter scatter_add", _scatter),
+    **same_rule("scatter scatter_add scatter_reduce", _scatter),
     "index": _index,
     "index_put": _index_put,
 }

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import torch
@@ -115,7 +117,7 @@ def trace_module(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | No
         raise ConfigError(
             "has shapes or branches that depend on values, which a plan cannot know",
             key="module",
-            value=f"{type(module).__name__} calls {error.func}",
+            value=f"{type(module).__name__} calls {error.func}{_place_of(error)}",
             nearest="compute with masks (torch.where, one-hot); for experts of transformers, build the model with "
             "experts_implementation='grouped_mm'",
         ) from error
@@ -123,6 +125,13 @@ def trace_module(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | No
     return Program(
         name=type(module).__name__, trace=trace, arguments=(*_list_states(module, trace), *_list_inputs(tuple(inputs)))
     )
+
+
+def _place_of(error: Exception) -> str:
+    """Return the line of the user's code, or of a library that it uses, at which torch raised an error."""
+    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
+    return f" (line {frames[-1].lineno} of {Path(frames[-1].filename).name})" if frames else ""
 
 
 @contextmanager
