@@ -29,7 +29,7 @@ from torch.fx.traceback import annotate, preserve_node_meta
 from torch.utils import _pytree as pytree
 
 from costmodels.sharding.frontends.torch.decompositions import decompositions
-from costmodels.sharding.frontends.torch.fake_kernels import further_fake_kernels
+from costmodels.sharding.frontends.torch.fake_tensors import able_fake_tensors
 from costmodels.sharding.graph import TensorKind
 from hardware.io.errors import ConfigError
 
@@ -111,7 +111,7 @@ def trace_module(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | No
         return [*found, *(states[name] for name in buffers)]
 
     try:
-        with mode, preserve_node_meta(), _without_mkldnn(), further_fake_kernels():
+        with mode, preserve_node_meta(), _without_mkldnn(), able_fake_tensors():
             first = make_fx(step, tracing_mode="fake")(*fakes)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ConfigError(
@@ -291,7 +291,7 @@ def _make_functional(trace: GraphModule, arguments: Sequence[torch.Tensor], mode
             # The metadata of the first trace (scopes) is copied to the operators of the second.
             return Interpreter(trace).run(*arguments)
 
-    with mode, further_fake_kernels(), torch.autocast("cpu", enabled=False):
+    with mode, able_fake_tensors(), torch.autocast("cpu", enabled=False):
         return make_fx(
             torch.func.functionalize(again, remove="mutations"),
             decomposition_table=decompositions(),

@@ -83,6 +83,33 @@ def test_shapes_that_depend_on_values_are_refused():
         graph_of_torch(scaled, ())
 
 
+def test_checks_of_constants_are_no_branches():
+    """What a module asks of a constant that it made of numbers is known, as libraries check their arguments."""
+
+    def checked(weight):
+        sizes = torch.tensor([(1.5, 2.0)], dtype=weight.dtype)
+        assert (sizes > 0).all()
+        return weight * sizes
+
+    graph = graph_of_torch(OfWeight(checked, 4, 2), ())
+
+    assert graph.unknown == ()
+    assert op_of(graph, "mul").results
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_products_of_groups_of_other_types_are_traced(dtype):
+    """`_grouped_mm` of types that its kernels take is planned, although torch's fake tensors refuse them."""
+    ends = torch.tensor([4, 16], dtype=torch.int32)
+    module = OfWeight(lambda weight, x: torch._grouped_mm(x, weight, offs=ends), 2, 8, 24, dtype=dtype)
+
+    graph = graph_of_torch(module, (torch.empty(16, 8, device="meta", dtype=dtype),))
+
+    assert [op.flop for op in graph.ops if op.primitive == "_grouped_mm"] == [2 * 16 * 8 * 24] * 2
+    with pytest.raises(RuntimeError, match="can't be multiplied"):
+        graph_of_torch(module, (torch.empty(16, 16, device="meta", dtype=dtype),))
+
+
 @pytest.mark.parametrize("shapes", [((16, 32), (4, 32, 24)), ((16, 32), (32, 24))])
 def test_halves_of_a_product_of_groups_make_up_the_whole(shapes):
     """Run on halves along each factor that can be cut, `_grouped_mm` gives the results of one run."""

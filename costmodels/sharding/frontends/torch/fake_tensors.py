@@ -1,4 +1,4 @@
-"""What torch's fake tensors can't compute, though kernels can."""
+"""What torch's fake tensors can't do by themselves, and a trace needs."""
 
 from __future__ import annotations
 
@@ -8,23 +8,31 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_impls import _deregister_op_impl, register_op_impl
+
+CONSTANT_ELEMENTS = 4096
+"""Most elements of a constant whose values are known in a trace."""
 
 _GROUPED = torch.ops.aten._grouped_mm.default
 
 
 @contextmanager
-def further_fake_kernels() -> Iterator[None]:
-    """Let fake tensors of all types take part in products of groups, whose own function of shapes allows bfloat16 only.
+def able_fake_tensors() -> Iterator[None]:
+    """Let fake tensors of all types take part in products of groups, and know the values of constants.
 
-    Kernels take float32 and float16, too (torch 2.13: `_grouped_mm_validate_inputs` in GroupedMMUtils.h against
-    `_meta_grouped_mm_common` in `_meta_registrations.py`).
+    Kernels of the products take float32 and float16, too, and the function of their shapes only bfloat16 (torch 2.13:
+    `_grouped_mm_validate_inputs` in GroupedMMUtils.h against `_meta_grouped_mm_common` in `_meta_registrations.py`).
+    Libraries check constants that they have made of numbers; torch by itself knows those of one element.
     """
+    before = fake_tensor.CONSTANT_NUMEL_LIMIT
+    fake_tensor.CONSTANT_NUMEL_LIMIT = CONSTANT_ELEMENTS
     register_op_impl(_GROUPED)(_product_of_groups)
     try:
         yield
     finally:
         _deregister_op_impl(_GROUPED)
+        fake_tensor.CONSTANT_NUMEL_LIMIT = before
 
 
 def _product_of_groups(
