@@ -6,13 +6,14 @@ from costmodels.job.training_job import TrainingJob
 from hardware.io.errors import ConfigError
 
 
-def check_plannable(job: TrainingJob, *, backend: str, nearest: str) -> None:
+def check_plannable(job: TrainingJob, *, backend: str, nearest: str, precisions: tuple[str, ...] = ("fp32",)) -> None:
     """Check that the operators of a job's graph are among those that a backend computes.
 
     Args:
         job: Training job of the trials.
         backend: Name of the backend in messages.
         nearest: What the user can choose instead for another model.
+        precisions: Precisions that the backend trains in.
 
     Raises:
         ConfigError: The backend lacks a part of the model, or the job's precision.
@@ -24,12 +25,12 @@ def check_plannable(job: TrainingJob, *, backend: str, nearest: str) -> None:
             raise ConfigError(
                 f"has {part}, which the {backend} backend cannot train", key="model", value=model.name, nearest=nearest
             )
-    if job.precision != "fp32":
+    if job.precision not in precisions:
         raise ConfigError(
             f"is not a precision that the {backend} backend trains in",
             key="job.precision",
             value=job.precision,
-            nearest="valid: fp32",
+            nearest=f"valid: {', '.join(precisions)}",
         )
     check_positions(job)
 

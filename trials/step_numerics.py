@@ -12,7 +12,9 @@ import numpy as np
 from numpy.random import Generator, default_rng
 from numpy.typing import NDArray
 
+from costmodels.sharding.frontends.transformer.training_step import MASTER
 from costmodels.sharding.graph import INPUT, STATE, Graph, Op, TensorKind
+from costmodels.sharding.micro_batches import count_micro_batches
 
 LOSS = "head.cross_entropy"
 """Name of the tensor that holds the mean loss over all tokens [1]."""
@@ -40,11 +42,16 @@ SKEW = 3.0
 def initial_state(graph: Graph, op: Op, seed: int) -> NDArray[np.float32]:
     """Return a state as a whole: zeros for moments and biases, ones for weights of norms, else random numbers.
 
+    A master copy equals its parameter.
+
     Args:
         graph: Graph of the step.
         op: Operator of a parameter or moment, of the kind STATE.
         seed: Seed of all weights.
     """
+    name = op.name.removesuffix(f".{MASTER}")
+    if name != op.name:
+        return initial_state(graph, next(one for one in graph.ops if one.name == name), seed)
     (tensor,) = op.results
     shape, kind = graph.tensors[tensor].shape, graph.tensors[tensor].kind
     first = graph.uses[tensor][0]
@@ -59,13 +66,15 @@ def initial_state(graph: Graph, op: Op, seed: int) -> NDArray[np.float32]:
 def whole_batch(graph: Graph, seed: int) -> dict[str, NDArray[np.int32]]:
     """Return sequences of random tokens with skewed frequencies, and as labels each token's next one.
 
+    They are those of all micro-batches of the step, so that their number changes no data.
+
     Args:
-        graph: Graph of the step, whose inputs are `tokens` and `labels` [batch, sequence].
+        graph: Graph of the step, whose inputs are `tokens` and `labels` [batch, sequence] of a micro-batch.
         seed: Seed of the data.
     """
     shapes = {op.name: graph.tensors[op.results[0]].shape for op in graph.ops if op.primitive in (INPUT, STATE)}
     (rows, length), (vocabulary, _) = shapes["tokens"], shapes["embedding.weight"]
-    uniform = _rng(seed, "tokens").random((rows, length + 1))
+    uniform = _rng(seed, "tokens").random((rows * count_micro_batches(graph), length + 1))
     tokens = np.minimum((uniform**SKEW * vocabulary).astype(np.int32), vocabulary - 1)
     return {"tokens": tokens[:, :-1], "labels": tokens[:, 1:]}
 

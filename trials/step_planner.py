@@ -16,9 +16,10 @@ class StepPlanner(Protocol):
     """Planner of the training steps of a study's candidates; it pickles."""
 
     def plan(self, job: TrainingJob, cluster: Cluster, config: ParallelConfig, *, is_by_hand: bool) -> Plan:
-        """Return the plan of one optimizer step of a candidate that has one pipeline stage and one micro-batch.
+        """Return the plan of one optimizer step of a candidate that has one pipeline stage.
 
-        The graph is that of `transformer_graph` with all layers and the whole batch; the mesh has all devices.
+        The graph is that of `transformer_graph` with all layers and one micro-batch of all replicas, whose operators
+        run as often as there are micro-batches (`costmodels/sharding/micro_batches.py`); the mesh has all devices.
 
         Args:
             job: Training job of the candidate.

@@ -66,9 +66,17 @@ def block_figures(plan: Plan, cost: PlanCost) -> BlockFigures:
 
 
 def runs_once(graph: Graph, number: int) -> bool:
-    """Return whether an operator belongs to the update: it reads optimizer states, or stores an updated state."""
+    """Return whether an operator belongs to the update.
+
+    It reads optimizer states, stores an updated state, or adds up gradients of one parameter.
+    """
     op = graph.ops[number]
-    return op.primitive == STATE or any(graph.tensors[each].kind is TensorKind.OPTIMIZER for each in op.operands)
+    kinds = [graph.tensors[each].kind for each in op.operands]
+    return (
+        op.primitive == STATE
+        or TensorKind.OPTIMIZER in kinds
+        or (bool(kinds) and all(kind is TensorKind.GRADIENT for kind in kinds))
+    )
 
 
 def is_synced(graph: Graph, collective: PlannedCollective) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib.util
 from abc import abstractmethod
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from costmodels.job.layer_change import LayerChange
@@ -97,9 +97,6 @@ class AbstractJaxBackend(AbstractRankBackend):
         """Return the number of steps if it is fixed; None if it depends on the precision."""
         return self.fixed_steps
 
-    def reduced(self, to: Reduction) -> None:
-        """Return None, because candidates of a smaller job may have several micro-batches."""
-
     def describe(self) -> dict[str, Any]:
         """Return the clock that `auto` has become."""
         return {"clock": self.clock}
@@ -145,6 +142,10 @@ class JaxBackend(StepOptions, AbstractJaxBackend):
     def with_layer_changes(self, changes: tuple[LayerChange, ...]) -> JaxBackend:  # noqa: ARG002 # the contract's
         """Return this backend, whose trials plan their own steps where their configuration names a plan."""
         return self
+
+    def reduced(self, to: Reduction) -> JaxBackend:
+        """Return the backend that trains the proxy job on fewer hosts, by the same clock."""
+        return replace(self, job=to.job(self.job), cluster=to.cluster(self.cluster), chosen_clock=self.clock)
 
     def work(self, config: ParallelConfig) -> StepWork:
         """Return the work of each process in a trial."""

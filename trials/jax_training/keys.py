@@ -57,7 +57,7 @@ class JaxKeys(AbstractTrialKeys):
     """
 
     proxy: ProxyKeys | None = None
-    """Refused: candidates of smaller jobs may have several micro-batches."""
+    """Smaller jobs that may run in place of candidates; refused for a step of your own."""
 
     def build(self, study: StudyParts) -> AbstractJaxBackend:
         """Build the backend that trains the study's model.
@@ -80,7 +80,10 @@ class JaxKeys(AbstractTrialKeys):
             )
         self._check_cluster(study.setting.cluster)
         check_plannable(
-            study.setting.job, backend="jax", nearest="trial.backend: torch, or a model with plain attention"
+            study.setting.job,
+            backend="jax",
+            nearest="trial.backend: torch, or a model with plain attention",
+            precisions=("fp32", "bf16"),
         )
         return JaxBackend(
             job=study.setting.job, cluster=study.setting.cluster, planner=study.step_planner, **self._options()

@@ -144,6 +144,8 @@ class TorchBackend(TrainingOptions, AbstractRankBackend):
         options = {option.name: getattr(self, option.name) for option in fields(TrainingOptions)}
         if self.planner is None:
             return RankPlan(**options, config=config, clock=self.clock)
+        # a study can switch rules off, and a step of another batch would be measured in silence
+        assert self.job.global_batch_size == config.dp * config.mbs, f"{config} has one micro-batch as the rules demand"
         is_by_hand = config.plan == HAND
         sharding = self.planner.plan(self.job, self.cluster, config, is_by_hand=is_by_hand)
         return RankPlan(**options, config=config, clock=self.clock, sharding=sharding, is_by_hand=is_by_hand)

@@ -28,6 +28,7 @@ from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
 from costmodels.sharding.graph import Graph, TensorKind
 from costmodels.sharding.layouts import local_share
+from costmodels.sharding.micro_batches import repeat_micro_batches
 from costmodels.sharding.plan import NONE, Plan, PlanCost, cost_of, written_layout
 from costmodels.sharding.plan_totals import collective_lines, collectives_by_kind
 from costmodels.step.changed_layers import shape_keys
@@ -138,16 +139,7 @@ def _layers_of(task: LayerTask) -> tuple[Graph, DeviceMesh]:
     job = replace(task.job, model=with_layers(model, layers))
     graph = transformer_graph(job, micro_batch_size=task.config.mbs * axes.get("dp", 1))
     mesh = DeviceMesh(names=tuple(axes), sizes=tuple(axes.values()), cluster=task.cluster)
-    return _repeat_micro_batches(graph, task.num_micro_batches), mesh
-
-
-def _repeat_micro_batches(graph: Graph, num_micro_batches: int) -> Graph:
-    """Repeat the step's operators for every micro-batch; operators of the update run once."""
-    ops = tuple(
-        op if runs_once(graph, number) else replace(op, times=op.times * num_micro_batches)
-        for number, op in enumerate(graph.ops)
-    )
-    return replace(graph, ops=ops)
+    return repeat_micro_batches(graph, task.num_micro_batches), mesh
 
 
 def _find_cheapest(

@@ -17,6 +17,7 @@ from costmodels.job.training_job import TrainingJob
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
 from costmodels.sharding.graph import Graph
+from costmodels.sharding.micro_batches import repeat_micro_batches
 from costmodels.sharding.plan import NONE, Plan, violations
 from hardware.cluster import Cluster
 from tuner.planners.sharding.hand_made import EXPERT_AXIS, hand_made, layer_axes
@@ -25,9 +26,10 @@ from tuner.plans.layer_plans import LayerTask, plan_layer
 
 
 def plan_step(job: TrainingJob, cluster: Cluster, config: ParallelConfig, planning: LayerPlanning) -> Plan:
-    """Return the plan of one optimizer step of a model, with one pipeline stage and one micro-batch.
+    """Return the plan of one optimizer step of a model with one pipeline stage.
 
-    The part of `dp` over which experts are distributed is an axis of its own, `dp_experts`.
+    The graph is that of one micro-batch of all replicas, whose operators run as often as there are micro-batches, and
+    of the update. The part of `dp` over which experts are distributed is an axis of its own, `dp_experts`.
 
     Args:
         job: Training job of the candidate.
@@ -36,14 +38,18 @@ def plan_step(job: TrainingJob, cluster: Cluster, config: ParallelConfig, planni
         planning: Planner of the layers, and its pins.
     """
     # a study can switch rules off, and a plan of another step would be measured in silence
-    assert job.global_batch_size == config.dp * config.mbs, f"{config} has one micro-batch, as the runtime demands"
+    num_micro_batches, rest = divmod(job.global_batch_size, config.dp * config.mbs)
+    assert rest == 0, f"{config} has equal micro-batches, as the runtime demands"
     assert (config.pp, config.vpp) == (1, 1), f"{config} has one stage"
     assert config.zero_stage in (0, 1), f"{config} has no ZeRO stage that the runtime offers"
     assert config.recompute == "none", f"{config} recomputes nothing, as the runtime demands"
     dealt = (layer_axes(config) or {}).get("dp", 1)
     degrees = {"dp": config.dp // dealt, EXPERT_AXIS: dealt, "cp": config.cp, "up": config.up, "tp": config.tp}
     axes = {name: size for name, size in degrees.items() if size > 1} or {"dp": 1}
-    graph = transformer_graph(job, micro_batch_size=config.mbs * config.dp, optimizer=job.optimizer)
+    graph = transformer_graph(
+        job, micro_batch_size=config.mbs * config.dp, optimizer=job.optimizer, has_masters=not job.is_single
+    )
+    graph = repeat_micro_batches(graph, num_micro_batches)
     mesh = DeviceMesh(names=tuple(axes), sizes=tuple(axes.values()), cluster=cluster)
     if mesh.num_devices == 1:
         return Plan(graph=graph, mesh=mesh, served=np.full((len(graph.ops), 1), NONE, dtype=np.int64))
@@ -51,7 +57,7 @@ def plan_step(job: TrainingJob, cluster: Cluster, config: ParallelConfig, planni
     assert by_hand is not None, f"the rules leave out candidates without a plan by hand, such as {config}"
     if planning.name == "megatron":
         return by_hand
-    task = LayerTask(job=job, cluster=cluster, config=config, num_micro_batches=1, planning=planning)
+    task = LayerTask(job=job, cluster=cluster, config=config, num_micro_batches=num_micro_batches, planning=planning)
     layer = plan_layer(task)
     assert layer is not None, "the layers of a step with a plan by hand have one too"
     plan = _carry_over(layer.found, by_hand)

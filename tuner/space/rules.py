@@ -516,9 +516,9 @@ _MEGATRON_2021 = (
     *_CHOICES,
 )
 # trials/jax_training and trials/torch_training/planned: costmodels/sharding writes plans by hand for whole key heads
-# and equal parts only, and a step is one graph of one micro-batch
+# and equal parts only
 _PLANNED = (
-    *("devices", "one_micro_batch", "kv_heads_whole", "kv_heads_ulysses", "ffn", "sequence_parts", "vocabulary"),
+    *("devices", "kv_heads_whole", "kv_heads_ulysses", "ffn", "sequence_parts", "vocabulary"),
     *("no_pp", "no_vpp", "experts", "ep_whole_axes", "token_chunks"),
     *_FURTHER,
 )
@@ -616,8 +616,9 @@ _SETS: dict[str, tuple[str, ...]] = {
         *_FURTHER,
         *_SHARD,
     ),
-    "jax-reference": _PLANNED,
-    "torch-planned": _PLANNED,
+    "jax-reference": (*_PLANNED, "global_batch"),
+    # the ranks run the operators of one micro-batch
+    "torch-planned": (*_PLANNED, "one_micro_batch"),
     # mindformers modules/transformer/transformer.py (TransformerOpParallelConfig: micro_batch_num >= pipeline_stage,
     # ring and Ulysses also together; FeedForward: dp // ep), models/utils.py (LayerSetting: offsets per mini stage),
     # models/llama/llama_transformer.py (key-value heads by model_parallel * Ulysses degree)

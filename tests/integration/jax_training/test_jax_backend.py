@@ -111,9 +111,11 @@ def test_a_killed_process_is_an_incident(opened, rank_processes):
 
 
 def test_a_candidate_that_the_rules_exclude_is_never_run(opened):
-    """Where a study switches a rule off, a step of several micro-batches is a crash, and no time of another step."""
-    with pytest.raises(AssertionError, match="one micro-batch"):
-        opened(backend_of()).measure(replace(CONFIG, mbs=1), trial_number=0)
+    """Where a study switches a rule off, a batch that micro-batches do not fill is a crash, and no time of another
+    step.
+    """
+    with pytest.raises(AssertionError, match="equal micro-batches"):
+        opened(backend_of()).measure(replace(CONFIG, mbs=3), trial_number=0)
 
 
 def test_the_clock_is_the_wall_where_every_device_has_a_core():

@@ -242,7 +242,7 @@ OF_JAX = """
 trial: {backend: jax, min_steps: 30} -> trial.max_steps = 20 | at least min_steps, which is 30
 trial: {backend: jax, clock: sundial} -> trial.clock = 'sundial' | auto
 trial: {backend: jax} -> cluster = 'dgx-h100' | cannot train on | cpu-host
-trial: {backend: jax}; cluster: {name: cpu-host}; job: {..., precision: bf16} -> job.precision = 'bf16' | valid: fp32
+trial: {backend: jax}; cluster: {name: cpu-host}; job: {..., precision: fp16} -> job.precision = 'fp16' | fp32, bf16
 trial: {backend: jax}; cluster: {name: cpu-host}; model: deepseek-v3 -> deepseek-v3 | latent attention | backend: torch
 """
 

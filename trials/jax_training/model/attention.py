@@ -1,4 +1,6 @@
-"""Attention with grouped heads, and its gradient from the kept log-sum-exp, in float32 arithmetic of whole tensors.
+"""Attention with grouped heads, and its gradient from the kept log-sum-exp, on whole tensors.
+
+Scores and their softmax are float32. Products take the type of queries, keys and values, as flash attention does.
 
 Letters: b = batch, q = queries, k = keys, h = key heads, g = query heads per key head, d = size of a head.
 
@@ -26,7 +28,7 @@ def attend(query: Array, key: Array, value: Array, *, causal: bool) -> tuple[Arr
     largest = scores.max(axis=-1, keepdims=True)
     weights = jnp.exp(scores - largest)
     total = weights.sum(axis=-1, keepdims=True)
-    context = jnp.einsum("bqhgk,bkhd->bqhgd", weights / total, value)
+    context = jnp.einsum("bqhgk,bkhd->bqhgd", (weights / total).astype(value.dtype), value)
     normaliser = (largest + jnp.log(total))[..., 0]
     return context.reshape(*query.shape[:3], value.shape[-1]), normaliser.reshape(query.shape[:3])
 
@@ -48,10 +50,11 @@ def attend_gradient(
     grouped = _grouped(query, key)
     given_grouped = _grouped(given, key)
     weights = jnp.exp(_scores(grouped, key, causal=causal) - normaliser.reshape(grouped.shape[:4])[..., None])
-    to_value = jnp.einsum("bqhgk,bqhgd->bkhd", weights, given_grouped)
-    inner = (given * context).sum(axis=-1).reshape(grouped.shape[:4])
-    to_scores = weights * (jnp.einsum("bqhgd,bkhd->bqhgk", given_grouped, value) - inner[..., None])
-    to_scores = to_scores / math.sqrt(query.shape[-1])
+    to_value = jnp.einsum("bqhgk,bqhgd->bkhd", weights.astype(given.dtype), given_grouped)
+    inner = (given * context).sum(axis=-1, dtype=jnp.float32).reshape(grouped.shape[:4])
+    to_weights = jnp.einsum("bqhgd,bkhd->bqhgk", given_grouped, value, preferred_element_type=jnp.float32)
+    to_scores = weights * (to_weights - inner[..., None])
+    to_scores = (to_scores / math.sqrt(query.shape[-1])).astype(query.dtype)
     to_query = jnp.einsum("bqhgk,bkhd->bqhgd", to_scores, key).reshape(query.shape)
     return to_query, jnp.einsum("bqhgk,bqhgd->bkhd", to_scores, grouped), to_value
 
@@ -64,7 +67,8 @@ def _grouped(query: Array, key: Array) -> Array:
 
 def _scores(grouped: Array, key: Array, *, causal: bool) -> Array:
     """Return the scaled scores [b, q, h, g, k], minus infinity where a query must not look."""
-    scores = jnp.einsum("bqhgd,bkhd->bqhgk", grouped, key) / math.sqrt(grouped.shape[-1])
+    scores = jnp.einsum("bqhgd,bkhd->bqhgk", grouped, key, preferred_element_type=jnp.float32)
+    scores = scores / math.sqrt(grouped.shape[-1])
     if not causal:
         return scores
     is_seen = jnp.arange(grouped.shape[1])[:, None] >= jnp.arange(key.shape[1])

@@ -4,7 +4,9 @@
 included. OPERATORS says how JAX computes each of them, so that a graph can be executed operator by operator, in the
 layouts of any plan of that graph. No operator knows of devices. `operators` adds those that depend on the model.
 
-A function takes the operator and its operands, and returns its results.
+A function takes the operator and its operands, and returns its results. In bfloat16 a product takes its operands as
+they are, and so does what moves tokens. All other operators get them in float32, and the step rounds their results. A
+partial sum is made in the type of its result, so that this type is sent.
 """
 
 from __future__ import annotations
@@ -26,21 +28,26 @@ Compute = Callable[..., tuple[Array, ...]]
 """Function of an operator and its operands that returns its results."""
 
 
-def _einsum(operands: Sequence[tuple[Array, Place]], result: Place) -> Array:
-    """Multiply operands and sum over all factors that the result lacks; each dim of a place is one letter."""
+def _einsum(operands: Sequence[tuple[Array, Place]], result: Place, *, is_wide: bool = False) -> Array:
+    """Multiply operands and sum over all factors that the result lacks; each dim of a place is one letter.
+
+    A wide product is float32 whatever its operands.
+    """
     letters: dict[tuple[int, ...], str] = {}
     words = [
         "".join(letters.setdefault(dim, chr(ord("a") + len(letters))) for dim in place)
         for place in (*(place for _, place in operands), result)
     ]
-    return jnp.einsum(f"{','.join(words[:-1])}->{words[-1]}", *(array for array, _ in operands))
+    dtype = jnp.float32 if is_wide else None
+    arrays = [array for array, _ in operands]
+    return jnp.einsum(f"{','.join(words[:-1])}->{words[-1]}", *arrays, preferred_element_type=dtype)
 
 
-def _products(op: Op, x: Array, *weights: Array) -> tuple[Array, ...]:
+def _products(op: Op, x: Array, *weights: Array, is_wide: bool = False) -> tuple[Array, ...]:
     """Multiply a tensor by each weight."""
     rule = op.rule
     return tuple(
-        _einsum([(x, rule.operands[0]), (weight, place)], result)
+        _einsum([(x, rule.operands[0]), (weight, place)], result, is_wide=is_wide)
         for weight, place, result in zip(weights, rule.operands[1:], rule.results, strict=True)
     )
 
@@ -199,10 +206,10 @@ OPERATORS: Mapping[str, Compute] = {
     "positions_gradient": _positions_gradient,
     "matmul": _products,
     "matmul_data_gradient": _product_data_gradient,
-    "matmul_weight_gradient": _products,
+    "matmul_weight_gradient": partial(_products, is_wide=True),
     "batch_matmul": _products,
     "batch_matmul_data_gradient": _product_data_gradient,
-    "batch_matmul_weight_gradient": _products,
+    "batch_matmul_weight_gradient": partial(_products, is_wide=True),
     "bias": _bias,
     "bias_gradient": _sum_out,
     "rms_norm": _plain(_rms),
@@ -235,6 +242,18 @@ OPERATORS: Mapping[str, Compute] = {
 """What each primitive of a forward or backward pass computes, without those that depend on the model's numbers."""
 
 
+NARROW = (
+    *(f"{kind}matmul{gradient}" for kind in ("", "batch_") for gradient in ("", "_data_gradient", "_weight_gradient")),
+    *(
+        f"{name}{gradient}"
+        for name in ("attention", "full_attention", "dispatch", "combine")
+        for gradient in ("", "_gradient")
+    ),
+    "embedding",
+)
+"""Primitives that take operands in the type in which these lie; all others get them in float32."""
+
+
 def operators(*, top_k: int) -> Mapping[str, Compute]:
     """Return what each primitive of a model computes.
 
@@ -242,4 +261,14 @@ def operators(*, top_k: int) -> Mapping[str, Compute]:
         top_k: Number of experts that a token chooses; dense models route nothing.
     """
     route = partial(routing, top_k=top_k)
-    return {**OPERATORS, "routing": _plain(route), "routing_gradient": _gradients_of(route)}
+    found = {**OPERATORS, "routing": _plain(route), "routing_gradient": _gradients_of(route)}
+    return {name: function if name in NARROW else _in_float32(function) for name, function in found.items()}
+
+
+def _in_float32(function: Compute) -> Compute:
+    """Return a function that gets operands of narrower floats in float32."""
+
+    def compute(op: Op, *operands: Array) -> tuple[Array, ...]:
+        return function(op, *(each.astype(jnp.float32) if each.dtype == jnp.bfloat16 else each for each in operands))
+
+    return compute

@@ -3,11 +3,14 @@
 The graph's operators run one after the other, as `operators.py` computes them. Each operand is pinned to the layout in
 which its operator reads it, and each result to the layout in which the plan leaves it, so that XLA communicates where
 the plan does. Constraints change no number beyond the order of sums.
+
+Several micro-batches run one after the other in a loop of XLA's. Their gradients are added up in float32, on each
+device by itself (`local_sums.py`). Then the devices add them up, and the update runs once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +23,10 @@ from costmodels.sharding.exports.axis_order import axis_orders
 from costmodels.sharding.exports.jax_layouts import JaxLayouts
 from costmodels.sharding.exports.reorders import Orders
 from costmodels.sharding.graph import INPUT, STATE, Graph
+from costmodels.sharding.micro_batches import count_micro_batches
 from costmodels.sharding.plan import Plan
+from trials.jax_training.model.initial import dtype_of
+from trials.jax_training.model.local_sums import LocalSums
 from trials.jax_training.model.operators import Compute, operators
 from trials.jax_training.model.optimizers import OPTIMIZERS
 from trials.step_numerics import LOSS
@@ -49,6 +55,11 @@ class ShardedStep:
     layouts: JaxLayouts
     top_k: int
 
+    @property
+    def num_micro_batches(self) -> int:
+        """Number of micro-batches of the step."""
+        return count_micro_batches(self.plan.graph)
+
     @classmethod
     def of(cls, plan: Plan, mesh: Mesh, *, top_k: int = 0) -> ShardedStep:
         """Return the step of a plan on devices."""
@@ -57,11 +68,15 @@ class ShardedStep:
         return cls(plan=plan, layouts=JaxLayouts(axis_orders(plan), mesh), top_k=top_k)
 
     def shardings(self, primitive: str) -> dict[str, NamedSharding]:
-        """Return the shardings of all states or of all inputs of the step, by name."""
+        """Return the shardings of all states or of all inputs of the step, by name.
+
+        Inputs of several micro-batches lie one after the other along a first dim, which nothing cuts.
+        """
         graph, orders = self.plan.graph, self.layouts.orders
-        return {
-            op.name: self.layouts.sharding(orders.lying(op.results[0])) for op in graph.ops if op.primitive == primitive
-        }
+        found = {op.name: orders.lying(op.results[0]) for op in graph.ops if op.primitive == primitive}
+        if primitive == INPUT and self.num_micro_batches > 1:
+            found = {name: ((), *lying) for name, lying in found.items()}
+        return {name: self.layouts.sharding(lying) for name, lying in found.items()}
 
     def lower(self) -> Any:
         """Lower the step by `jax.jit`; its states are donated.
@@ -86,23 +101,55 @@ class ShardedStep:
         return self.lower().compile()
 
     def _shapes(self, primitive: str) -> dict[str, jax.ShapeDtypeStruct]:
-        graph, dtype = self.plan.graph, jnp.int32 if primitive == INPUT else jnp.float32
+        graph, count = self.plan.graph, self.num_micro_batches
+        leading = (count,) if primitive == INPUT and count > 1 else ()
         return {
-            op.name: jax.ShapeDtypeStruct(graph.tensors[op.results[0]].shape, dtype)
+            op.name: jax.ShapeDtypeStruct((*leading, *array.shape), dtype_of(array))
             for op in graph.ops
             if op.primitive == primitive
+            for array in (graph.tensors[op.results[0]],)
         }
 
     def _run(self, states: Values, step: Array, inputs: Values) -> tuple[Values, Array]:
         graph = self.plan.graph
-        run = _Run(self.plan, self.layouts, operators(top_k=self.top_k))
-        for op in graph.ops:
-            if op.primitive in (STATE, INPUT):
-                run.hold(op.results[0], (states if op.primitive == STATE else inputs)[op.name])
-        for number in range(len(graph.ops)):
-            run.execute(number, step)
+        if self.num_micro_batches == 1:
+            run = self._begin({**states, **inputs})
+            run.execute(range(len(graph.ops)), step)
+            loss = run.values[self._loss]
+        else:
+            run, loss = self._accumulate(states, inputs)
+            run.execute((number for number, op in enumerate(graph.ops) if op.times == 1), step)
         after = {op.name: run.kept_by(op.operands[0], op.results[0]) for op in graph.ops if op.primitive == STATE}
-        return after, run.values[[tensor.name for tensor in graph.tensors].index(LOSS)]
+        return after, loss
+
+    def _accumulate(self, states: Values, inputs: Values) -> tuple[_Run, Array]:
+        """Run all micro-batches, and return what the update begins with, and the mean loss."""
+        sums = LocalSums.of(self.plan, self.layouts)
+        repeated = [number for number, op in enumerate(self.plan.graph.ops) if op.times > 1]
+
+        def add(total: tuple[dict[int, Array], Array], inputs: Values) -> tuple[tuple[dict[int, Array], Array], None]:
+            run = self._begin({**states, **inputs}, sums)
+            run.execute(repeated, jnp.float32(0))
+            gradients = {tensor: sums.pin(tensor, one + run.values[tensor]) for tensor, one in total[0].items()}
+            return (gradients, total[1] + run.values[self._loss]), None
+
+        (gradients, loss), _ = jax.lax.scan(add, (sums.zeros(), jnp.zeros(1)), inputs)
+        run = self._begin(states)
+        run.values |= {tensor: sums.mean(tensor, total) for tensor, total in gradients.items()}
+        return run, loss / sums.count
+
+    def _begin(self, sources: Values, sums: LocalSums | None = None) -> _Run:
+        """Return a run that holds states, and perhaps the inputs of a micro-batch, by name."""
+        run = _Run(self.plan, self.layouts, operators(top_k=self.top_k), sums)
+        for op in self.plan.graph.ops:
+            if op.primitive in (STATE, INPUT) and op.name in sources:
+                run.hold(op.results[0], sources[op.name])
+        return run
+
+    @property
+    def _loss(self) -> int:
+        """Number of the tensor that holds the loss."""
+        return [tensor.name for tensor in self.plan.graph.tensors].index(LOSS)
 
 
 @dataclass(slots=True)
@@ -113,6 +160,7 @@ class _Run:
         plan: Plan of the step.
         layouts: Constraints on the plan's mesh.
         compute: What each primitive computes.
+        sums: Gradients that devices add up by themselves; None if no operator is repeated.
         values: Tensors so far, each in its own layout, by number.
         copies: Tensors in layouts other than their own, by number and layout.
     """
@@ -120,6 +168,7 @@ class _Run:
     plan: Plan
     layouts: JaxLayouts
     compute: Mapping[str, Compute]
+    sums: LocalSums | None = None
     values: dict[int, Array] = field(default_factory=dict)
     copies: dict[tuple[int, Orders], Array] = field(default_factory=dict)
 
@@ -127,19 +176,29 @@ class _Run:
         """Hold a tensor that the step begins with."""
         self.values[tensor] = self.layouts.pin(value, self.layouts.orders.lying(tensor))
 
-    def execute(self, number: int, step: Array) -> None:
-        """Compute the results of an operator that is no source."""
+    def execute(self, numbers: Iterable[int], step: Array) -> None:
+        """Compute the results of some operators, without sources, in the number of the optimizer's step."""
+        for number in numbers:
+            op = self.plan.graph.ops[number]
+            if not op.is_source:
+                operands = [self._read(number, slot) for slot in range(len(op.operands))]
+                for slot, value in enumerate(self._results(number, operands, step)):
+                    self._keep(number, slot, value)
+
+    def _results(self, number: int, operands: Sequence[Array], step: Array) -> tuple[Array, ...]:
         op = self.plan.graph.ops[number]
-        if op.is_source:
-            return
-        operands = [self._read(number, slot) for slot in range(len(op.operands))]
         if op.primitive in OPTIMIZERS:
-            results = OPTIMIZERS[op.primitive](*operands, step=step)
-        else:
-            results = self.compute[op.primitive](op, *operands)
-        orders = self.layouts.orders
-        for slot, (tensor, value) in enumerate(zip(op.results, results, strict=True)):
-            self.values[tensor] = self.layouts.settle(value, orders.written(number, slot), orders.lying(tensor))
+            return OPTIMIZERS[op.primitive](*operands, step=step)
+        function = self.compute[op.primitive]
+        return function(op, *operands) if self.sums is None else self.sums.compute(number, function, operands)
+
+    def _keep(self, number: int, slot: int, value: Array) -> None:
+        """Keep a result in its own layout; gradients of a micro-batch stay as the devices have them."""
+        orders, tensor = self.layouts.orders, self.plan.graph.ops[number].results[slot]
+        value = value.astype(dtype_of(self.plan.graph.tensors[tensor]))
+        is_summed = self.sums is not None and tensor in self.sums.axes
+        lies = orders.lying(tensor)
+        self.values[tensor] = value if is_summed else self.layouts.settle(value, orders.written(number, slot), lies)
 
     def kept_by(self, made: int, state: int) -> Array:
         """Return an updated value in the layout of the state that it replaces."""

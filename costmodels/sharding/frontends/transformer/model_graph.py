@@ -54,7 +54,12 @@ DIM_NAMES = {
 
 
 def transformer_graph(
-    job: TrainingJob, *, micro_batch_size: int, num_layers: int | None = None, optimizer: str = "adam"
+    job: TrainingJob,
+    *,
+    micro_batch_size: int,
+    num_layers: int | None = None,
+    optimizer: str = "adam",
+    has_masters: bool = False,
 ) -> Graph:
     """Build the graph of one training step of one micro-batch: forward pass, backward pass and update.
 
@@ -65,6 +70,8 @@ def transformer_graph(
         micro_batch_size: Number of sequences in the micro-batch.
         num_layers: Number of layers to build, from the first one; None for all.
         optimizer: Name of the optimizer: `adam` or `sgd`.
+        has_masters: Whether the optimizer keeps a float32 copy of each parameter, and the parameters' gradients are
+            float32 too.
 
     Raises:
         ConfigError: A size is out of its range.
@@ -84,7 +91,11 @@ def transformer_graph(
     if model.norms_per_layer > len(_NORMS):
         raise ConfigError(f"must be from 1 to {len(_NORMS)}", key="norms_per_layer", value=model.norms_per_layer)
     step = TrainingStep(
-        name=model.name, sizes=_sizes(job, micro_batch_size), dim_names=DIM_NAMES, element_bytes=job.element_bytes
+        name=model.name,
+        sizes=_sizes(job, micro_batch_size),
+        dim_names=DIM_NAMES,
+        element_bytes=job.element_bytes,
+        has_masters=has_masters,
     )
     _Decoder(job=job, step=step).write(layers)
     step.backward()

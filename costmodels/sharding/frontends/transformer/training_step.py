@@ -15,10 +15,13 @@ from costmodels.sharding.graph import INPUT, STATE, Graph, GraphBuilder, Tensor,
 from hardware.io.errors import ConfigError, did_you_mean
 
 STATE_BYTES = 4
-"""Size of one element of an optimizer moment: float32, whatever the precision of the parameters."""
+"""Size of one element of an optimizer state: float32, whatever the precision of the parameters."""
 
 MOMENTS: Mapping[str, tuple[str, ...]] = {"adam": ("first_moment", "second_moment"), "sgd": ("momentum",)}
 """Names of the moments that an optimizer keeps for each parameter."""
+
+MASTER = "master"
+"""Name of the float32 copy of a narrower parameter, which an optimizer updates in its place."""
 
 INDEX_BYTES = 4
 """Size of a token's index into the vocabulary (int32)."""
@@ -51,12 +54,15 @@ class TrainingStep:
         sizes: Size of each factor by its name.
         dim_names: Name of a dim by the names of its factors, where both differ.
         element_bytes: Size of one element of a parameter, an activation or a gradient [bytes].
+        has_masters: Whether the optimizer works in float32: on float32 gradients of the parameters, and on a float32
+            copy of each parameter, beside its moments.
     """
 
     name: str
     sizes: Mapping[str, int]
     dim_names: Mapping[str, str]
     element_bytes: float
+    has_masters: bool = False
     _builder: GraphBuilder = field(init=False)
     _parameters: list[int] = field(default_factory=list)
     _tape: list[Callable[[], None]] = field(default_factory=list)
@@ -191,23 +197,21 @@ class TrainingStep:
             raise ConfigError(
                 "is not known", key="optimizer", value=optimizer, nearest=did_you_mean(optimizer, MOMENTS)
             )
+        labels = (*MOMENTS[optimizer], *((MASTER,) if self.has_masters else ()))
         for number in self._parameters:
             array = self.tensor(number)
             moments = [
                 self._builder.source(
-                    STATE, f"{array.name}.{moment}", array.shape, STATE_BYTES, TensorKind.OPTIMIZER, array.dim_names
+                    STATE, f"{array.name}.{label}", array.shape, STATE_BYTES, TensorKind.OPTIMIZER, array.dim_names
                 )
-                for moment in MOMENTS[optimizer]
+                for label in labels
             ]
             states = [number, *moments]
             results = (
                 Result(kind=TensorKind.PARAMETER),
-                *(
-                    Result(label=moment, kind=TensorKind.OPTIMIZER, element_bytes=STATE_BYTES)
-                    for moment in MOMENTS[optimizer]
-                ),
+                *(Result(label=label, kind=TensorKind.OPTIMIZER, element_bytes=STATE_BYTES) for label in labels),
             )
-            # One fused operator per parameter reads the parameter, its gradient and its moments.
+            # One fused operator per parameter reads the parameter, its gradient, its moments and its copy.
             operands = [number, self.gradient(number), *moments]
             made = self.along(f"{array.name}.update", optimizer, operands, states, results=results)
             for state, after in zip(states, made, strict=True):
@@ -232,7 +236,7 @@ class TrainingStep:
             self._builder.tensor(
                 f"{name}.{result.label}" if result.label else name,
                 rule.result_shape(slot),
-                self.element_bytes if result.element_bytes is None else result.element_bytes,
+                self._element_bytes(result),
                 result.kind,
                 self._names(rule, rule.results[slot]),
             )
@@ -240,6 +244,11 @@ class TrainingStep:
         )
         self._builder.op(name, primitive, operands, tensors, rule, flop=flop, precision=precision)
         return tensors
+
+    def _element_bytes(self, result: Result) -> float:
+        if result.element_bytes is not None:
+            return result.element_bytes
+        return STATE_BYTES if self.has_masters and result.kind is TensorKind.GRADIENT else self.element_bytes
 
     def _dims_of(self, pattern: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
         key = (f"-> {pattern}",)

@@ -192,8 +192,8 @@ def torch_reference(c):
 
 
 def jax_reference(c):
-    """One stage and one micro-batch; heads, MLPs, sequence and its chunks divide; experts are on whole axes."""
-    obeys = (c.pp, c.vpp, c.micro_batches) == (1, 1, 1) and c.kv_heads % (c.tp * c.up) == 0
+    """One stage; heads, MLPs, sequence and its chunks divide; experts are on whole axes."""
+    obeys = (c.pp, c.vpp) == (1, 1) and c.kv_heads % (c.tp * c.up) == 0
     left = c.ep
     for size in (c.up, c.cp):
         if left > 1:
@@ -204,14 +204,16 @@ def jax_reference(c):
     return obeys and c.dp % max(left, 1) == 0 and c.mlp_divides and c.length % (c.tp * c.cp * c.up) == 0
 
 
+def torch_planned(c):
+    """The same with one micro-batch."""
+    return c.micro_batches == 1 and jax_reference(c)
+
+
 ORACLES = (
     *(flexparallel, fsdp, gpt_neox, internevo, jax_reference, maxtext, megatron, megatron_2021, megatron_deepspeed),
-    *(mindformers, mindspeed, nanotron, paddle, torch_reference, torchtitan),
+    *(mindformers, mindspeed, nanotron, paddle, torch_planned, torch_reference, torchtitan),
 )
-FRAMEWORKS = {one.__name__.replace("_", "-"): one for one in ORACLES} | {
-    "megatron-2022": megatron_2021,
-    "torch-planned": jax_reference,
-}
+FRAMEWORKS = {one.__name__.replace("_", "-"): one for one in ORACLES} | {"megatron-2022": megatron_2021}
 SPLITS_THE_SEQUENCE_OVER_TP = ("gpt-neox", "internevo", "megatron-2022", "mindformers", "paddle")
 NO_ZERO_BESIDE_A_PIPELINE = ("gpt-neox", "paddle")
 EXPERTS_WANT_A_SPLIT_SEQUENCE = ("megatron", "mindspeed", "torch-reference")
