@@ -195,6 +195,9 @@ class RuntimeProfile:
         expert_imbalance: Share of tokens that the fullest expert rank has beyond the mean.
         step_overhead_s: Time of a step beside its passes, its traffic and the optimizer: data, logging, clipping [s].
         straggler_share: Share of its passes that a step waits longer for each doubling of the hosts.
+        workspace_bytes: Workspaces of the libraries for matrix products [bytes]. The 80 MiB of most profiles are
+            measured: Megatron-LM's functional tests hold 0.06 to 0.11 GiB beside their training states
+            (tests/functional_tests, golden values of mem-allocated-bytes).
         memory_overhead_bytes: Device memory outside the tally: context, communicators [bytes].
         activation_slack: Share that the allocator holds beyond the tally of activations, logits and buffers.
         device_speed: Speed of each device's kernels in this runtime relative to its other figures, by name.
@@ -264,6 +267,7 @@ class RuntimeProfile:
     expert_imbalance: float
     step_overhead_s: float
     straggler_share: float
+    workspace_bytes: int
     memory_overhead_bytes: int
     activation_slack: float
     device_speed: tuple[tuple[str, float], ...]
@@ -349,6 +353,7 @@ class _Memory(StrictModel):
     activation_slack: Annotated[float, Field(ge=0, le=1)]
     logit_bytes: Annotated[float, Field(ge=2, le=20)] = 6
     step_bytes: Annotated[float, Field(ge=0, le=20)] = 0
+    workspace_mib: Annotated[float, Field(ge=0)] = 80
     fp32_weights: bool = False
     gathered_share: Annotated[float, Field(ge=0, le=1)] = 0
 
@@ -516,6 +521,7 @@ def read_profile(path: Path) -> RuntimeProfile:
         reduces_each_micro_batch=entry.gradients.each_micro_batch,
         shards_tied_gradients=entry.gradients.tied_sharded,
         fp32_ring_gradients=entry.gradients.ring_fp32,
+        workspace_bytes=round(entry.memory.workspace_mib * 2**20),
         memory_overhead_bytes=round(entry.memory.overhead_gib * 2**30),
         device_speed=tuple((name, fitted.value) for name, fitted in entry.device_speed.items()),
         residuals=tuple(LayerResidual(**residual.model_dump()) for residual in entry.residuals),

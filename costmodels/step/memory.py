@@ -57,10 +57,6 @@ NOT_COUNTED: dict[MemoryMeaning, tuple[str, ...]] = {
 }
 """Parts that a peak of each meaning leaves out."""
 
-WORKSPACE_BYTES = 80 * 2**20
-"""Workspaces of the libraries for matrix products. Measured: Megatron-LM's functional tests hold 0.06 to 0.11 GiB
-beside their training states (tests/functional_tests, golden values of mem-allocated-bytes)."""
-
 LEAST_CHANCE = 0.1
 """Least probability of fit worth a trial (assumed)."""
 
@@ -722,5 +718,5 @@ class Passes:
             logits=ends.logits * stages.held(Block.HEAD),
             beside_logits=ends.beside_logits * stages.held(Block.HEAD),
             table=ends.table_gradient * stages.held(Block.EMBEDDING),
-            constant=handed_on + WORKSPACE_BYTES,
+            constant=handed_on + self.runtime.workspace_bytes,
         )

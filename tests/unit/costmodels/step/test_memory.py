@@ -10,14 +10,7 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
 from costmodels.step.error_models import MemoryErrorModel
-from costmodels.step.memory import (
-    LEAST_CHANCE,
-    MEMORY_PARTS,
-    WORKSPACE_BYTES,
-    estimate_memory,
-    layer_activations,
-    stage_memory,
-)
+from costmodels.step.memory import LEAST_CHANCE, MEMORY_PARTS, estimate_memory, layer_activations, stage_memory
 from costmodels.step.placement import local_parameters
 from costmodels.step.schedules import assign_layers
 from hardware.cluster import cluster_from_mapping, find_cluster
@@ -388,7 +381,7 @@ def test_a_pass_ends_with_the_embeddings_gradient():
     found = estimate(job, HOST, ParallelConfig(pp=2, dp=4), runtime=runtime, stage="first")
     hidden = 2 * 16 * 4096
 
-    assert found.parts_bytes["buffers"][0] == WORKSPACE_BYTES + hidden + 2 * job.model.embedding_parameters
+    assert found.parts_bytes["buffers"][0] == runtime.workspace_bytes + hidden + 2 * job.model.embedding_parameters
 
 
 # Published peaks
