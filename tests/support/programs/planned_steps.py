@@ -1,8 +1,9 @@
 """Program that runs a training step under some plans on eight virtual devices, and prints what came of it as JSON.
 
 It needs its own process, because the number of devices is fixed when JAX starts. Its arguments are names of CASES. Each
-gives the losses of three steps on the mesh and of the same steps on one device, the bytes that the plan and the
-compiled program send, by kind and axes, and the operations of products on a device, in the step and in its share alone.
+gives the losses of three steps on the mesh and of the same steps on one device in one batch in float32, the bytes that
+the plan and the compiled program send, by kind and axes, and the operations of products on a device, in the step and in
+its share alone, and the memory of a device.
 """
 
 import json
@@ -73,15 +74,15 @@ MODELS = {
 PINNED = LayerPlanning(name="descent", pins=(Pin(op="layers.*.dense_mlp.up", dim="hidden", axis="tp"),))
 
 
-def job_of(model):
+def job_of(model, precision="fp32"):
     """Build a job of one batch of eight sequences."""
-    return TrainingJob(model=model, sequence_length=64, global_batch_size=8, precision="fp32")
+    return TrainingJob(model=model, sequence_length=64, global_batch_size=8, precision=precision)
 
 
-def of_study(model, planning=LayerPlanning(), **degrees):  # noqa: B008 # it is frozen
-    """Plan the step of a study's candidate."""
+def of_study(model, planning=LayerPlanning(), precision="fp32", **degrees):  # noqa: B008 # it is frozen
+    """Plan the step of a study's candidate, with one micro-batch unless the degrees say otherwise."""
     config = ParallelConfig(**{"mbs": 8 // degrees.get("dp", 1), **degrees})
-    return plan_step(job_of(model), cluster_of(8), config, planning)
+    return plan_step(job_of(model, precision), cluster_of(8), config, planning)
 
 
 def of_planner(name, planner):
@@ -103,6 +104,13 @@ CASES = {
     "experts by hand, dp=8, ep=2": lambda: of_study(MOE, dp=8, ep=2),
     "experts by hand, dp=2, cp=2, tp=2, ep=2": lambda: of_study(MOE, dp=2, cp=2, tp=2, ep=2),
     "gpt pinned, dp=2, tp=4": lambda: of_study(GPT, PINNED, dp=2, tp=4),
+    "gpt by hand, dp=2, tp=4, mbs=1": lambda: of_study(GPT, dp=2, tp=4, mbs=1),
+    "gpt pinned, dp=2, tp=4, mbs=2": lambda: of_study(GPT, PINNED, dp=2, tp=4, mbs=2),
+    "llama by hand, dp=2, cp=2, tp=2, bf16": lambda: of_study(LLAMA, dp=2, cp=2, tp=2, precision="bf16"),
+    "experts by hand, dp=2, cp=2, tp=2, ep=2, mbs=2": lambda: of_study(MOE, dp=2, cp=2, tp=2, ep=2, mbs=2),
+    "experts by hand, dp=2, cp=2, tp=2, ep=2, mbs=2, bf16": lambda: of_study(
+        MOE, dp=2, cp=2, tp=2, ep=2, mbs=2, precision="bf16"
+    ),
     "gpt by D-Rec": lambda: of_planner("gpt-wide", "recursive"),
     "llama by descent": lambda: of_planner("llama-wide", "descent"),
     "gpt by TOAST": lambda: of_planner("gpt-wide", "toast"),
@@ -137,11 +145,11 @@ def found(plan):
     """Return losses and bytes under a plan."""
     graph, mesh = plan.graph, plan.mesh
     step = step_of(plan)
-    program, sent, flop, alone = None, Counter(), 0.0, None
+    program, sent, flop, alone, memory_bytes = None, Counter(), 0.0, None, None
     if mesh.num_devices > 1:
         axes = dict(zip(mesh.names, mesh.sizes, strict=True))
         read = compiled(step.lower(), axes)
-        program, sent, flop = read.run, read.device.sent, read.device.flop
+        program, sent, flop, memory_bytes = read.run, read.device.sent, read.device.flop, read.memory_bytes
         alone = on_device(DeviceProgram.of(read.text).alone, axes)
     else:
         program = step.compile()
@@ -153,6 +161,7 @@ def found(plan):
         "compiled": _by_name(sent),
         "violations": violations(plan),
         "flop": flop,
+        "memory_bytes": memory_bytes,
         "alone": None if alone is None else {"flop": alone.flop, "sent": _by_name(alone.sent)},
     }
 
