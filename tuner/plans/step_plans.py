@@ -16,6 +16,7 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.training_job import TrainingJob
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
+from costmodels.sharding.frontends.transformer.training_step import MASTER, MOMENTS
 from costmodels.sharding.graph import Graph
 from costmodels.sharding.micro_batches import repeat_micro_batches
 from costmodels.sharding.plan import NONE, Plan, violations
@@ -23,6 +24,9 @@ from hardware.cluster import Cluster
 from tuner.planners.sharding.hand_made import EXPERT_AXIS, hand_made, layer_axes
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.plans.layer_plans import LayerTask, plan_layer
+
+_STATES = frozenset((MASTER, *(moment for moments in MOMENTS.values() for moment in moments)))
+"""Last part of the names of an optimizer's states."""
 
 
 def plan_step(job: TrainingJob, cluster: Cluster, config: ParallelConfig, planning: LayerPlanning) -> Plan:
@@ -86,6 +90,10 @@ def _carry_over(layer: Plan, by_hand: Plan) -> Plan:
 
 def _planned_name(name: str, rows: dict[str, list[int]]) -> str:
     """Return the name of the planned operator that an operator of the step follows."""
+    # layers are planned with Adam's moments, as which all other states of an optimizer lie
+    parameter, _, label = name.rpartition(".")
+    if label in _STATES:
+        name = f"{parameter}.{MOMENTS['adam'][0]}"
     if name in rows:
         return name
     assert name.startswith("layers."), f"{name!r} is in a layer beyond the planned ones"

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.sharding.block_figures import is_synced
 from costmodels.sharding.graph import STATE, TensorKind
 from costmodels.sharding.layouts import local_share
-from costmodels.sharding.plan import violations
+from costmodels.sharding.micro_batches import count_micro_batches
+from costmodels.sharding.plan import cost_of, violations
 from tuner.answers.planned_candidates import plan_layers
 from tuner.planners.sharding.pins import Pin
 from tuner.plans.layer_planning import LayerPlanning
@@ -138,3 +140,35 @@ def test_trials_run_the_plan_that_their_candidate_names(study):
     assert is_by_hand(CONFIG)
     assert backend.work(CONFIG).is_by_hand
     assert len(planned.layer_plans) == len(ConfigGrid.from_configs([CONFIG]))
+
+
+@pytest.mark.parametrize(("precision", "optimizer"), [("bf16", "adam"), ("fp32", "sgd"), ("bf16", "sgd")])
+def test_every_state_of_an_optimizer_is_carried_over(study, precision, optimizer):
+    """The states that planned layers lack, copies in float32 and another optimizer's, lie as the update reads them."""
+    job = replace(study.setting.job, precision=precision, optimizer=optimizer)
+    plan = plan_step(job, study.setting.cluster, CONFIG, LayerPlanning(name="descent", pins=PINS))
+    graph = plan.graph
+    states = [op for op in graph.ops if op.primitive == STATE]
+
+    assert violations(plan) == ()
+    assert any(op.name.endswith(".master") for op in states) == (precision == "bf16")
+    for op in states:
+        tensor = op.results[0]
+        if graph.tensors[tensor].kind is TensorKind.OPTIMIZER:
+            (use,) = graph.uses[tensor]
+            assert plan.layout(tensor) == plan.wanted(use.op, use.operand), op.name
+
+
+def test_a_step_of_several_micro_batches_adds_up_gradients_once(step_of):
+    """Every collective of a gradient of a parameter or of the update runs once, all others once per micro-batch; also
+    where a parameter has two readers, as the table that embeds tokens and gives the logits.
+    """
+    plan = step_of(replace(CONFIG, mbs=1))
+    graph = plan.graph
+    names = {graph.ops[each.op].name: each.times for each in cost_of(plan).collectives}
+
+    assert count_micro_batches(graph) == 4
+    assert names["embedding.lookup.gradient"] == names["head.logits.weight_gradient"] == 1
+    assert names["layers.1.dense_mlp.up"] == names["layers.0.attention.qkv.data_gradient"] == 4
+    for each in cost_of(plan).collectives:
+        assert each.times == (1 if is_synced(graph, each) else 4), graph.ops[each.op].name
