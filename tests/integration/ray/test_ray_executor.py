@@ -297,8 +297,10 @@ def test_the_time_of_a_trial_that_is_given_up_counts_once(executor, monkeypatch)
         begin_s = time.monotonic()
         never_started = observe(executor, {0: "step_and_die"})[0]
         took_s = time.monotonic() - begin_s
-    for place in executor._places:  # the tests below need workers that start
+    # other tests need workers that start
+    for place in executor._places:
         executor._replace(place)
+    start_all_workers(executor)
 
     assert "no worker started" in never_started.reason
     assert (never_started.elapsed_s, never_started.step_times_s) == (None, ())
