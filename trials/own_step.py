@@ -1,8 +1,9 @@
-"""Contract of the plans of a user's own step; the tuner brings them, for backends that run such a step."""
+"""A user's own step, and the contract of its plans; the tuner brings them, for backends that run such a step."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from costmodels.job.parallel_config import ParallelConfig
 
@@ -10,16 +11,36 @@ if TYPE_CHECKING:  # few studies are of a user's own step
     from costmodels.sharding.plan import Plan
 
 
+World = Literal["jax", "torch"]
+"""Library in which a step is written, and key under `model:` that names its factory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnStep:
+    """Step that a user's factory returns; the graph of its plans is its trace.
+
+    Attributes:
+        world: Library in which it is written.
+        factory: Factory as `module:factory`.
+        folder: Folder that the module is looked for in first.
+    """
+
+    world: World
+    factory: str
+    folder: str
+
+    @property
+    def key(self) -> str:
+        """Key of the study file that names the factory."""
+        return f"model.{self.world}"
+
+
 class OwnStepPlans(Protocol):
     """Plans of the step that a user's factory returns, one for each candidate; it pickles."""
 
     @property
-    def factory(self) -> str:
-        """Factory of the step, as `module:function`."""
-
-    @property
-    def folder(self) -> str:
-        """Folder in which the factory's module is looked for first."""
+    def step(self) -> OwnStep:
+        """Step of the plans."""
 
     def plan(self, config: ParallelConfig) -> Plan:
         """Return the plan of a candidate, on a mesh of all devices."""

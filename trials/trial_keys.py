@@ -20,7 +20,7 @@ from costmodels.job.setting import Setting
 from hardware.io.config_file import DocumentedModel
 from trials.backend import AbstractBackend
 from trials.framework_flags import FlagExporter
-from trials.own_step import OwnStepPlans
+from trials.own_step import OwnStepPlans, World
 from trials.step_planner import StepPlanner
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -80,12 +80,12 @@ class AbstractTrialKeys(DocumentedModel, ABC):
 
     Attributes:
         WITHOUT_MEANING: Names of keys that a resumed study may change, because its recorded trials stay comparable.
-        RUNS_OWN_STEPS: Whether the backend runs a user's own step (`StudyParts.own_step`).
+        OWN_STEPS: Libraries of a user's own steps that the backend runs (`StudyParts.own_step`).
     """
 
     WITHOUT_MEANING: ClassVar[frozenset[str]] = frozenset({"time_limit", "hang_limit_s", "seconds_per_trial", "proxy"})
 
-    RUNS_OWN_STEPS: ClassVar[bool] = False
+    OWN_STEPS: ClassVar[frozenset[World]] = frozenset()
 
     RENAMED: ClassVar[Mapping[str, str]] = {"time_limit_s": "time_limit, which takes seconds too, or 30:00 as in Slurm"}
 

@@ -10,6 +10,7 @@ from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
 from trials.jax_training.backend import AbstractJaxBackend, ClockChoice, JaxBackend
 from trials.jax_training.own_step.backend import OwnStepBackend
+from trials.own_step import World
 from trials.plannable import check_plannable
 from trials.rank_backend import is_cpu_cluster
 from trials.step_options import check_numbers_of_steps
@@ -20,7 +21,7 @@ from trials.trial_keys import AbstractTrialKeys, ProxyKeys, StudyParts
 class JaxKeys(AbstractTrialKeys):
     """`trial:` with `backend: jax`."""
 
-    RUNS_OWN_STEPS: ClassVar[bool] = True
+    OWN_STEPS: ClassVar[frozenset[World]] = frozenset({"jax"})
 
     backend: Literal["jax"]
     """Trials run a jitted training step in JAX, sharded by the candidate's plan; see [real training with

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from costmodels.sharding.plan import Plan
 from trials.backend import Clock
+from trials.own_step import OwnStep
 from trials.step_options import StepOptions
 
 
@@ -18,19 +19,6 @@ class GraphStep:
     """
 
     top_k: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OwnStep:
-    """Step that a user's factory returns; the plan's graph is its trace.
-
-    Attributes:
-        factory: Factory as `module:function`.
-        folder: Folder that the module is looked for in first.
-    """
-
-    factory: str
-    folder: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

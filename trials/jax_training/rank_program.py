@@ -18,9 +18,10 @@ from trials.jax_training.device_program import DeviceProgram
 from trials.jax_training.model.device_share import DeviceShare, compile_with_program
 from trials.jax_training.model.graph_run import lower_graph_step
 from trials.jax_training.own_step.run import lower_own_step
-from trials.jax_training.rank_plan import Finished, GraphStep, OwnStep, Ready, StepTaken, StepWork
+from trials.jax_training.rank_plan import Finished, GraphStep, Ready, StepTaken, StepWork
 from trials.jax_training.steps import LoweredStep, RunningStep
 from trials.median_error import median_error
+from trials.own_step import OwnStep
 from trials.rank_endings import Failed, describe_error
 from trials.ranks.messages import Place
 from trials.ranks.out_of_memory import is_memory_used_up, speaks_of_memory

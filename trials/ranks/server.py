@@ -14,15 +14,14 @@ import ctypes
 import fcntl
 import importlib
 import os
-import resource
 import signal
 import socket
 import sys
 import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 
+from trials.ranks.memory_limit import limit_data
 from trials.ranks.messages import Exit, Kill, Launch, Place, Reserve, Reserved, Told
 
 LOST_PARENT = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
@@ -165,20 +164,7 @@ def _set_up_rank(launch: Launch, rank: int, log: int) -> None:
     for stream in (1, 2):
         os.dup2(log, stream)
     if launch.memory_limit_bytes is not None:
-        limit = _data_bytes() + launch.memory_limit_bytes
-        _, highest = resource.getrlimit(resource.RLIMIT_DATA)
-        if highest != resource.RLIM_INFINITY:  # the hard limit, which only root may raise
-            limit = min(limit, highest)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-
-
-def _data_bytes() -> int:
-    """Return the data and stacks of this process as RLIMIT_DATA counts them [bytes]: private, writable mappings."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
-    except OSError:  # no Linux
-        return 0
-    return pages * resource.getpagesize()
+        limit_data(launch.memory_limit_bytes)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from hardware.io.errors import ConfigError
+from trials.own_step import World
 from trials.simulated.backend import Fidelity, SimulatedBackend
 from trials.simulated.own_step import OwnSimulatedBackend
 from trials.time_limit import TimeLimit
@@ -16,7 +17,7 @@ from trials.trial_keys import AbstractTrialKeys, ProxyKeys, StudyParts
 class SimulatedKeys(AbstractTrialKeys):
     """`trial:` with `backend: simulated`."""
 
-    RUNS_OWN_STEPS: ClassVar[bool] = True
+    OWN_STEPS: ClassVar[frozenset[World]] = frozenset({"jax", "torch"})
 
     backend: Literal["simulated"]
     """A simulated world takes the place of trials; it differs from the tuner's cost model on purpose."""
@@ -61,7 +62,7 @@ class SimulatedKeys(AbstractTrialKeys):
                     "cannot run a step of your own",
                     key="trial.fidelity",
                     value=self.fidelity,
-                    nearest="fidelity: step_time, or backend: jax, which runs it for real",
+                    nearest=f"fidelity: step_time, or backend: {study.own_step.step.world}, which runs it for real",
                 )
             errors = self.model_dump(exclude={"backend", "time_limit", "proxy", "fidelity"})
             return OwnSimulatedBackend(steps=study.own_step, cluster=study.setting.cluster, **errors)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
+from trials.own_step import OwnStepPlans, World
 from trials.plannable import check_plannable
 from trials.rank_backend import is_cpu_cluster
 from trials.step_options import check_numbers_of_steps
 from trials.time_limit import TimeLimit
-from trials.torch_training.backend import ClockChoice, TorchBackend
+from trials.torch_training.backend import AbstractTorchBackend, ClockChoice, TorchBackend
+from trials.torch_training.own_step.backend import OwnTorchBackend
 from trials.torch_training.trainable import check_trainable
 from trials.trial_keys import AbstractTrialKeys, ProxyKeys, StudyParts
 
@@ -24,9 +27,12 @@ RULE_SETS = ("torch-reference", PLANNED)
 class TorchKeys(AbstractTrialKeys):
     """`trial:` with `backend: torch`."""
 
+    OWN_STEPS: ClassVar[frozenset[World]] = frozenset({"torch"})
+
     backend: Literal["torch"]
     """Trials train the model with PyTorch; see [real training](real-training.md). With `runtime: torch-planned` they
-    execute each candidate's sharding plan operator by operator.
+    execute each candidate's sharding plan operator by operator. A step of your own trains as its plans shard it
+    ([own-step.md](own-step.md)).
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -75,13 +81,15 @@ class TorchKeys(AbstractTrialKeys):
     proxy: ProxyKeys | None = None
     """Smaller jobs that run in place of candidates before any runs at full size; see below."""
 
-    def build(self, study: StudyParts) -> TorchBackend:
+    def build(self, study: StudyParts) -> AbstractTorchBackend:
         """Build the backend that trains the study's model.
 
         Raises:
             ConfigError: This trainer cannot train the model, the runtime is another one, or two keys contradict.
         """
         check_numbers_of_steps(self.min_steps, self.max_steps)
+        if study.own_step is not None:
+            return self._build_own_step(study.setting.cluster, study.own_step)
         runtime = study.setting.runtime
         if runtime.rule_set not in RULE_SETS:
             raise ConfigError(
@@ -108,18 +116,43 @@ class TorchKeys(AbstractTrialKeys):
             cluster=study.setting.cluster,
             runtime=runtime,
             device=device,
-            chosen_clock=self.clock,
-            seed=self.seed,
-            warmup_steps=self.warmup_steps,
-            min_steps=self.min_steps,
-            max_steps=self.max_steps,
-            precision=self.precision,
             capacity_factor=self.capacity_factor,
-            spreads=self.spread,
             profiles=self.profile,
-            hang_limit_s=self.hang_limit_s,
             planner=study.step_planner if is_planned else None,
+            **self._options(),
         )
+
+    def _options(self) -> dict[str, Any]:
+        """Return the options that every backend in torch has."""
+        names = ("seed", "warmup_steps", "min_steps", "max_steps", "precision", "hang_limit_s")
+        options = {name: getattr(self, name) for name in names}
+        return options | {"chosen_clock": self.clock, "spreads": self.spread}
+
+    def _build_own_step(self, cluster: Cluster, steps: OwnStepPlans) -> OwnTorchBackend:
+        """Return the backend of a user's own step.
+
+        Raises:
+            ConfigError: The devices are no processors, or a key is for models of the catalog.
+        """
+        self._check_processors(cluster, "a cluster of processors, for example cluster: {name: cpu-host}")
+        for key in ("capacity_factor", "profile"):
+            if key in self.model_fields_set:
+                raise ConfigError(
+                    "is for models of the catalog, not for a step of your own",
+                    key=f"trial.{key}",
+                    value=getattr(self, key),
+                    nearest="leave it out",
+                )
+        return OwnTorchBackend(steps=steps, cluster=cluster, **self._options())
+
+    def _check_processors(self, cluster: Cluster, nearest: str) -> None:
+        if self.device == "cuda" or not is_cpu_cluster(cluster):
+            raise ConfigError(
+                "has devices on which the torch backend cannot run sharding plans",
+                key="cluster",
+                value=cluster.name,
+                nearest=nearest,
+            )
 
     def _check_planned(self, study: StudyParts) -> None:
         """Check that ranks can execute the study's plans.
@@ -127,13 +160,10 @@ class TorchKeys(AbstractTrialKeys):
         Raises:
             ConfigError: A part of the model, the devices or a key are not for plans.
         """
-        if self.device == "cuda" or not is_cpu_cluster(study.setting.cluster):
-            raise ConfigError(
-                "has devices on which the torch backend cannot run sharding plans",
-                key="cluster",
-                value=study.setting.cluster.name,
-                nearest="runtime: torch-reference, or a cluster of processors, for example cluster: {name: cpu-host}",
-            )
+        self._check_processors(
+            study.setting.cluster,
+            "runtime: torch-reference, or a cluster of processors, for example cluster: {name: cpu-host}",
+        )
         if self.capacity_factor is not None:
             raise ConfigError(
                 "is for experts, which no plan of the torch backend has",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
 from costmodels.sharding.plan import Plan
 from trials.backend import Clock
+from trials.own_step import OwnStep
 from trials.profiling.operator_profile import RankProfile
 from trials.step_options import StepOptions
 from trials.torch_training.profiling.rank_recording import RankRecording
@@ -56,6 +57,36 @@ class RankPlan(TrainingOptions):
     def records(self) -> bool:
         """Whether ranks run on process groups that can record."""
         return self.device == "cpu" and (self.clock == "virtual" or self.profiles)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class OwnRankPlan(StepOptions):
+    """Work of every rank of one trial of a user's own step.
+
+    Attributes:
+        step: Step that the ranks train.
+        config: Configuration that the ranks run.
+        clock: Clock of the step times; with the virtual clock, ranks record their operations.
+        sharding: Plan of the step.
+        is_by_hand: Whether it is a plan by hand, and not the one that the study's planner found.
+        memory_bytes: Memory of the smallest device [bytes].
+        device: Kind of device; such plans run on CPUs.
+        profiles: Whether operators are timed; they are the user's.
+    """
+
+    step: OwnStep
+    config: ParallelConfig
+    clock: Clock
+    sharding: Plan
+    is_by_hand: bool
+    memory_bytes: float
+    device: ClassVar[DeviceKind] = "cpu"
+    profiles: ClassVar[bool] = False
+
+    @property
+    def records(self) -> bool:
+        """Whether ranks run on process groups that can record."""
+        return self.clock == "virtual"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import time
 import traceback
@@ -14,19 +15,23 @@ import torch.distributed as dist
 from trials.median_error import median_error
 from trials.profiling.operator_profile import RankProfile
 from trials.rank_endings import Begun, Failed, describe_error
+from trials.ranks.memory_limit import limit_data
 from trials.ranks.messages import Place
 from trials.ranks.out_of_memory import is_memory_used_up, speaks_of_memory
 from trials.torch_training.model.experts import keep_all, keep_up_to
+from trials.torch_training.own_step.run import OwnTraining, trace_own_step
 from trials.torch_training.planned.step import PlannedStep
 from trials.torch_training.process_group import process_group
 from trials.torch_training.profiling.rank_recording import RankRecording
 from trials.torch_training.profiling.recording import BACKEND, Recorder, register_recorded_backend
 from trials.torch_training.profiling.step_profiler import profile_steps
-from trials.torch_training.rank_plan import Finished, RankPlan, Ready, StepTaken
+from trials.torch_training.rank_plan import Finished, OwnRankPlan, RankPlan, Ready, StepTaken
 from trials.torch_training.training import Trainer
 
+AnyTrainer = Trainer | PlannedStep | OwnTraining
 
-def run_rank(place: Place, plan: RankPlan) -> None:
+
+def run_rank(place: Place, plan: RankPlan | OwnRankPlan) -> None:
     """Train and measure under `plan`; any failure is sent as a message."""
     memory = _Memory(plan)
     if plan.device == "cpu":
@@ -36,7 +41,7 @@ def run_rank(place: Place, plan: RankPlan) -> None:
         recorder = register_recorded_backend() if plan.records else None
         with process_group(place, plan.device, backend=BACKEND if recorder else None) as device:
             grouped_s = time.perf_counter()
-            trainer = _build_trainer(plan, device)
+            trainer = _build_trainer(plan, device, memory)
             built_s = time.perf_counter()
             for number in range(plan.warmup_steps):
                 if number == plan.warmup_steps - 1:
@@ -68,21 +73,33 @@ def run_rank(place: Place, plan: RankPlan) -> None:
         )
 
 
-def _build_trainer(plan: RankPlan, device: torch.device) -> Trainer | PlannedStep:
+def _build_trainer(plan: RankPlan | OwnRankPlan, device: torch.device, memory: _Memory) -> AnyTrainer:
     """Build this rank's part of the model."""
+    if isinstance(plan, OwnRankPlan):
+        return _begin_own_step(plan, memory)
     if plan.sharding is not None:
         return PlannedStep(plan.sharding, seed=plan.seed, top_k=plan.job.model.top_k)
     keep = keep_all if plan.capacity_factor is None else keep_up_to(plan.capacity_factor)
     return Trainer(plan.job, plan.runtime, plan.config, device, seed=plan.seed, keep=keep)
 
 
-def _take_step(trainer: Trainer | PlannedStep) -> float:
-    """Train one step, and return the mean loss over the tokens of the batch."""
-    return trainer.step() if isinstance(trainer, PlannedStep) else trainer.step().loss
+def _begin_own_step(plan: OwnRankPlan, memory: _Memory) -> OwnTraining:
+    """Build a user's module, whose imports and trace are no memory of training."""
+    traced = trace_own_step(plan.step, plan.sharding, seed=plan.seed)
+    memory.leave_out_all_but(traced.tensor_bytes)
+    training = traced.begin()
+    # until here, each rank may have had the module whole
+    limit_data(max(int(plan.memory_bytes) - memory.held_bytes(), 0))
+    return training
+
+
+def _take_step(trainer: AnyTrainer) -> float:
+    """Train one step, and return the mean loss over the tokens of the batch, or a user's loss."""
+    return trainer.step().loss if isinstance(trainer, Trainer) else trainer.step()
 
 
 def _measure_steps(
-    place: Place, plan: RankPlan, trainer: Trainer | PlannedStep, recorder: Recorder | None, device: torch.device
+    place: Place, plan: RankPlan | OwnRankPlan, trainer: AnyTrainer, recorder: Recorder | None, device: torch.device
 ) -> None:
     """Train measured steps until they are precise enough, and send each of them."""
     seconds: list[float] = []
@@ -104,13 +121,13 @@ def _measure_steps(
 
 
 def _profile_step(
-    trainer: Trainer | PlannedStep, recorder: Recorder | None, device: torch.device
+    trainer: AnyTrainer, recorder: Recorder | None, device: torch.device
 ) -> tuple[RankProfile | None, RankRecording | None]:
     """Train one more step; return its operators, and its recording if there is a recorder.
 
     A planned step is recorded only: its operators are those of its graph, whatever their kernels.
     """
-    if isinstance(trainer, PlannedStep):
+    if not isinstance(trainer, Trainer):
         assert recorder is not None, "planned steps run on CPUs, whose groups record"
         recorder.start()
         trainer.step()
@@ -146,7 +163,7 @@ class _Memory:
     `begin` forgets the peak of building and of the first warm-up steps: weights are made whole before they are cut.
     """
 
-    def __init__(self, plan: RankPlan) -> None:
+    def __init__(self, plan: RankPlan | OwnRankPlan) -> None:
         self._is_cuda = plan.device == "cuda"
         self.start_bytes = 0
         if not self._is_cuda:
@@ -160,6 +177,18 @@ class _Memory:
             return
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+    def leave_out_all_but(self, num_bytes: int) -> None:
+        """Begin with what the process holds on a CPU now, but for these tensors, and without freed memory."""
+        gc.collect()
+        with contextlib.suppress(AttributeError, OSError):  # glibc's own, and no other C library's
+            ctypes.CDLL(None).malloc_trim(0)
+        self.start_bytes = max(_resident_bytes("VmRSS") - num_bytes, 0)
+        self.begin()
+
+    def held_bytes(self) -> int:
+        """Return the memory of training that a process on a CPU has now [bytes]."""
+        return max(_resident_bytes("VmRSS") - self.start_bytes, 0)
 
     def peak_bytes(self) -> int:
         if self._is_cuda:

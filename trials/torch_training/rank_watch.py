@@ -17,7 +17,7 @@ from trials.ranks.messages import Exit, Told
 from trials.torch_training.planned.traffic import traffic_mismatches
 from trials.torch_training.profiling.call_profile import call_mismatches
 from trials.torch_training.profiling.virtual_clock import virtual_step
-from trials.torch_training.rank_plan import Finished, RankPlan, Ready, StepTaken
+from trials.torch_training.rank_plan import Finished, OwnRankPlan, RankPlan, Ready, StepTaken
 
 _LOST_PEER = (
     "Connection closed by peer",
@@ -30,7 +30,13 @@ _LOST_PEER = (
 
 
 def watch_ranks(
-    ranks: AbstractRanks, plan: RankPlan, cluster: Cluster, *, cores: int | None, hang_limit_s: float, on_step: OnStep
+    ranks: AbstractRanks,
+    plan: RankPlan | OwnRankPlan,
+    cluster: Cluster,
+    *,
+    cores: int | None,
+    hang_limit_s: float,
+    on_step: OnStep,
 ) -> Observation:
     """Watch the ranks that were just launched, and return their observation; the caller ends those that still run.
 
@@ -50,7 +56,7 @@ def watch_ranks(
 class _Watch:
     """Messages of the ranks so far, and what follows from them."""
 
-    def __init__(self, plan: RankPlan, cluster: Cluster, cores: int | None, on_step: OnStep) -> None:
+    def __init__(self, plan: RankPlan | OwnRankPlan, cluster: Cluster, cores: int | None, on_step: OnStep) -> None:
         self.plan, self.cluster, self.cores, self.on_step = plan, cluster, cores, on_step
         self.num_ranks = plan.config.num_devices
         self.ready: dict[int, Ready] = {}
@@ -143,11 +149,11 @@ class _Watch:
         if self.plan.clock == "wall" and is_crowded:
             remarks.append(f"wall clock of {self.num_ranks} ranks on {self.cores} cores tells their total work only")
         recordings = [self.finished[rank].recording for rank in range(self.num_ranks)]
-        if self.plan.sharding is not None:
-            remarks += [] if self.plan.is_by_hand else ["ran as the study's planner shards it"]
-            remarks += traffic_mismatches(self.plan.sharding, [found for found in recordings if found is not None])
-        elif self.plan.profiles:
-            plan = self.plan
+        plan = self.plan
+        if plan.sharding is not None:
+            remarks += [] if plan.is_by_hand else ["ran as the study's planner shards it"]
+            remarks += traffic_mismatches(plan.sharding, [found for found in recordings if found is not None])
+        elif isinstance(plan, RankPlan) and plan.profiles:
             remarks += mismatches(plan.job, plan.runtime, plan.config, self._profiles())
             told = [recording for recording in recordings if recording is not None]
             if told:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 from costmodels.job.parallel_config import ParallelConfig
+from trials.own_step import World
 from tuner.answers.best import best_configuration
+from tuner.own_step.programs import program_text
 from tuner.study_file.config import StudyConfig
 
-OWN_TARGET = "jax"
-"""Name of the target of such an export."""
+OWN_TARGETS: tuple[str, ...] = get_args(World)
+"""Names of the targets of such exports: the library of the step."""
 
 
 def export_own_step(config: StudyConfig, chosen: ParallelConfig, out: Path | None) -> str:
@@ -20,8 +23,6 @@ def export_own_step(config: StudyConfig, chosen: ParallelConfig, out: Path | Non
         chosen: Candidate.
         out: File that the module is written to; None for a module named after the study.
     """
-    from tuner.own_step.jax_program import program_text  # noqa: PLC0415 # JAX may be missing
-
     assert config.own_step is not None, "the caller checked"
     best = best_configuration(config)
     seconds = config.own_step.step_time_s(chosen)

@@ -21,6 +21,7 @@ from tuner.terminal.console import print_json, printable, warn
 
 if TYPE_CHECKING:  # these load numpy
     from costmodels.job.parallel_config import Value
+    from trials.own_step import World
     from tuner.imports import Imported
     from tuner.study_file.answers import Added
     from tuner.study_file.new_study import NewStudy
@@ -60,6 +61,13 @@ def init(
         Option(
             metavar="MODULE:FACTORY",
             help="Training step of your own in JAX, which the factory returns; it is imported.",
+        ),
+    ] = None,
+    from_torch: Annotated[
+        str | None,
+        Option(
+            metavar="MODULE:FACTORY",
+            help="Training step of your own in torch, whose module the factory returns; it is imported.",
         ),
     ] = None,
     from_log: Annotated[
@@ -120,14 +128,17 @@ def init(
         "json": from_json,
         "log": from_log,
     }
-    if from_jax is not None:
-        beside: dict[str, Any] = {name: file for name, file in files.items() if file is not None}
-        beside |= {"model": model, "runtime": runtime, "config": config, "ignore-flags": ignore_flags}
-        _init_own_step(from_jax, cluster, {**beside, **answers}, out, force=force, as_json=as_json)
-        return
+    own: tuple[tuple[World, str | None, str | None], ...] = (("jax", from_jax, from_torch), ("torch", from_torch, None))
+    for world, factory, other in own:
+        if factory is not None:
+            beside: dict[str, Any] = {f"from-{name}": file for name, file in files.items() if file is not None}
+            beside |= {"from-torch": other, "capture": True if capture else None}
+            beside |= {"model": model, "runtime": runtime, "config": config, "ignore-flags": ignore_flags}
+            _init_own_step(world, factory, cluster, {**beside, **answers}, out, force=force, as_json=as_json)
+            return
     chosen = [(framework, file) for framework, file in files.items() if file is not None and framework != "log"]
     if len(chosen) + capture > 1 or not (chosen or capture or from_log) or (capture and from_log):
-        options = ", ".join(f"--from-{framework}" for framework in (*files, "jax"))
+        options = ", ".join(f"--from-{framework}" for framework in (*files, "jax", "torch"))
         raise ConfigError(f"needs exactly one of {options}, --capture", key="init")
     if out.suffix not in (".yaml", ".yml"):
         raise ConfigError("must end in .yaml", key="--out", value=str(out))
@@ -185,11 +196,19 @@ def init(
 
 
 def _init_own_step(
-    factory: str, cluster: str | None, others: Mapping[str, object], out: Path, *, force: bool, as_json: bool
+    world: World,
+    factory: str,
+    cluster: str | None,
+    others: Mapping[str, object],
+    out: Path,
+    *,
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Write a study of a training step of the user's own, after checking that `load_study` can read it.
 
     Args:
+        world: Library of the step.
         factory: Factory as `module:factory`.
         cluster: Cluster in the catalog.
         others: All other options by name, of which only the numbers of hosts and of their devices say something here.
@@ -210,7 +229,7 @@ def _init_own_step(
     for name, value in others.items():
         if value is not None and name not in counts:
             raise ConfigError(
-                "cannot be combined with --from-jax, whose factory says all about the step",
+                f"cannot be combined with --from-{world}, whose factory says all about the step",
                 key=f"--{name.replace('_', '-')}",
                 value=str(value),
                 nearest="leave it out",
@@ -218,14 +237,14 @@ def _init_own_step(
     if out.suffix not in (".yaml", ".yml"):
         raise ConfigError("must end in .yaml", key="--out", value=str(out))
     _check_free(out, force=force)
-    text = own_study_text(factory, cluster=cluster, **counts)
+    text = own_study_text(world, factory, cluster=cluster, **counts)
     with tempfile.TemporaryDirectory() as folder:
         trial = Path(folder) / "study.yaml"
         trial.write_text(text, encoding="utf-8")
         try:
             plans = load_study(trial).own_step
         except ConfigError as error:
-            key = "--from-jax" if error.key == "model.jax" else error.key
+            key = error.key and error.key.replace(f"model.{world}", f"--from-{world}", 1)
             raise ConfigError(error.rule, key=key, value=error.value, nearest=error.nearest) from None
     assert plans is not None, "the text names such a step"
     write_file(out, text)
@@ -238,7 +257,7 @@ def _init_own_step(
     typer.echo("Next:")
     typer.echo(f"  meshtune rank {study}    # meshes and plans by their predicted step times")
     typer.echo(f"  meshtune run {study}     # time them")
-    typer.echo(f"  meshtune export {study} --to jax --out sharded.py    # the best one as a module")
+    typer.echo(f"  meshtune export {study} --to {world} --out sharded.py    # the best one as a module")
 
 
 def _command_so_far(

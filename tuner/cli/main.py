@@ -400,7 +400,7 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
     }
     if as_json:
         if config.own_step is not None:
-            from tuner.own_step.jax_program import answer_of
+            from tuner.own_step.programs import answer_of
 
             payload["shardings"] = answer_of(config.own_step, found.config).to_json()
         print_json(payload)
@@ -446,7 +446,7 @@ def export(
         Option(
             metavar="TARGET",
             help="megatron, torchtitan, torchtitan-main, deepspeed, mindspeed, nemo, nanotron, gpt-neox, flagscale "
-            "or json; jax for a step of your own.",
+            "or json; jax or torch for a step of your own in it.",
             autocompletion=cli_completion.targets,
         ),
     ],
@@ -460,21 +460,26 @@ def export(
 ) -> None:
     """Print the best configuration as flags for a training framework.
 
-    A step of your own is written as a Python module that shards it (`--to jax`).
+    A step of your own is written as a Python module that shards it (`--to jax`, `--to torch`).
     """
     from tuner.answers.candidates import notes_on_plan
-    from tuner.answers.own_step_export import OWN_TARGET, export_own_step
+    from tuner.answers.own_step_export import OWN_TARGETS, export_own_step
     from tuner.export import find_exporter
     from tuner.export.exporter import Export
 
-    exporter = None if to == OWN_TARGET else find_exporter(to)
+    exporter = None if to in OWN_TARGETS else find_exporter(to)
     config = load(study, overrides, storage)
     if exporter is None and config.own_step is None:
         raise ConfigError(
             "is for studies of a training step of your own",
             key="--to",
             value=to,
-            nearest="`meshtune plan STUDY --export jax` has the plan of a model of the catalog",
+            nearest=f"`meshtune plan STUDY --export {to}` has the plan of a model of the catalog",
+        )
+    if exporter is None and config.own_step is not None and to != config.own_step.step.world:
+        world = config.own_step.step.world
+        raise ConfigError(
+            f"is not the library of {config.own_step.factory}", key="--to", value=to, nearest=f"--to {world}"
         )
     if chosen is not None:
         wanted, notes = launchable_config(config, chosen)

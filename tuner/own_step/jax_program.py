@@ -1,12 +1,8 @@
-"""Answer of a study of a user's own step: its mesh, the PartitionSpecs, and a program that applies both."""
+"""Answer of a study of a user's own step in JAX: its mesh, the PartitionSpecs, and a program that applies both."""
 
 from __future__ import annotations
 
-import math
-import re
-import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from string import Template
 from typing import Any
 
@@ -16,10 +12,8 @@ from jax.sharding import PartitionSpec
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.sharding.exports.jax_apply import specs_of
 from costmodels.sharding.exports.jax_specs import jax_specs
+from tuner.own_step.answer import LeafSpec, OwnAnswer
 from tuner.own_step.plans import OwnStepPlans
-
-WIDTH = 108
-"""Width to which tables of numbers are wrapped."""
 
 PROGRAM = Template('''"""Sharding of $factory over the mesh $axes, as Meshtune found it: $known.
 
@@ -106,99 +100,26 @@ if __name__ == "__main__":
 """Exported program."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LeafSpec:
-    """PartitionSpec of one leaf.
-
-    Attributes:
-        path: Path of the leaf; empty for a single returned array.
-        type: Type and shape, such as `float32[512,2048]`.
-        spec: PartitionSpec as Python writes it, such as `P(None, 'model')`.
-    """
-
-    path: str
-    type: str
-    spec: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OwnAnswer:
-    """Shardings of a user's step on the mesh of one candidate.
-
-    Attributes:
-        mesh: Axes and their sizes, the slowest first.
-        arguments: Specs of the leaves of all arguments.
-        outputs: Specs of the leaves of the returned value.
-        served: For each axis, the number of the factor that it serves at each operator, or -1.
-        kept: Paths of the outputs that replace an argument in the next step, which lie as the argument does.
-        donated: Numbers of the arguments whose memory the outputs take over.
-        num_constraints: Number of changes of layout inside the function.
-    """
-
-    mesh: dict[str, int]
-    arguments: tuple[LeafSpec, ...]
-    outputs: tuple[LeafSpec, ...]
-    served: tuple[tuple[int, ...], ...]
-    kept: tuple[str, ...]
-    donated: tuple[int, ...]
-    num_constraints: int
-
-    @property
-    def num_devices(self) -> int:
-        """Number of devices of the mesh."""
-        return math.prod(self.mesh.values())
-
-    @property
-    def axes_in_words(self) -> str:
-        """Axes and their sizes, such as `data=2, model=4`."""
-        return ", ".join(f"{name}={size}" for name, size in self.mesh.items())
-
-    @property
-    def mesh_line(self) -> str:
-        """Line of Python that makes the mesh."""
-        sizes = ", ".join(map(str, self.mesh.values()))
-        return f"mesh = Mesh(np.array(jax.devices()[:{self.num_devices}]).reshape({sizes}), {tuple(self.mesh)!r})"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return mesh and specs as JSON."""
-        found = asdict(self)
-        return {key: found[key] for key in ("mesh", "arguments", "outputs", "kept", "donated")}
-
-
 def answer_of(plans: OwnStepPlans, chosen: ParallelConfig) -> OwnAnswer:
     """Return the shardings of a candidate."""
     program, plan = plans.program(), plans.plan(chosen)
     in_specs, out_specs = specs_of(program, plan)
+    names, sizes = plan.mesh.names, plan.mesh.sizes
     return OwnAnswer(
-        mesh=dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)),
-        arguments=_leaves([each.name for each in program.arguments], program.jaxpr.in_avals, in_specs),
-        outputs=_leaves(program.outputs, program.jaxpr.out_avals, out_specs),
+        world="jax",
+        spec_title="PartitionSpec",
+        mesh=dict(zip(names, sizes, strict=True)),
+        mesh_line=f"mesh = Mesh(np.array(jax.devices()[:{plan.mesh.num_devices}])"
+        f".reshape({', '.join(map(str, sizes))}), {names!r})",
+        groups={
+            "arguments": _leaves([each.name for each in program.arguments], program.jaxpr.in_avals, in_specs),
+            "outputs": _leaves(program.outputs, program.jaxpr.out_avals, out_specs),
+        },
         served=tuple(map(tuple, plan.served.T.tolist())),
         kept=tuple(program.outputs[each.kept_by] for each in program.arguments if each.kept_by is not None),
         donated=program.donated,
-        num_constraints=len(jax_specs(plan).constraints),
+        num_changes=len(jax_specs(plan).constraints),
     )
-
-
-def grouped_lines(leaves: Sequence[LeafSpec], *, most: int) -> list[str]:
-    """Return specs as lines, with one line for all leaves whose paths differ in numbers only and whose specs agree.
-
-    Args:
-        leaves: Leaves with their specs.
-        most: Most lines; a last one tells how many are left out.
-    """
-    groups: dict[tuple[str, str, str], list[str]] = {}
-    for leaf in leaves:
-        groups.setdefault((re.sub(r"\d+", "*", leaf.path), leaf.type, leaf.spec), []).append(leaf.path)
-    names = [
-        f"{alike} ({len(paths)})" if len(paths) > 1 else paths[0] or "(returned)"
-        for (alike, _, _), paths in groups.items()
-    ]
-    widths = [max(map(len, texts), default=0) for texts in (names, [kind for _, kind, _ in groups])]
-    lines = [
-        f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {spec}" for name, (_, kind, spec) in zip(names, groups, strict=True)
-    ]
-    return lines if len(lines) <= most else [*lines[:most], f"and {len(lines) - most} more; --json lists all"]
 
 
 def usage_lines(plans: OwnStepPlans, file: str) -> tuple[str, str, str]:
@@ -224,7 +145,6 @@ def program_text(plans: OwnStepPlans, chosen: ParallelConfig, *, known: str, fil
     answer = answer_of(plans, chosen)
     names = _argument_names(plans)
     module, _, function = plans.factory.partition(":")
-    rows = (textwrap.indent(textwrap.fill(", ".join(map(str, row)), WIDTH), " " * 8) for row in answer.served)
     return PROGRAM.substitute(
         factory=plans.factory,
         axes=answer.axes_in_words,
@@ -237,11 +157,11 @@ def program_text(plans: OwnStepPlans, chosen: ParallelConfig, *, known: str, fil
         module=module,
         function=function,
         mesh=answer.mesh,
-        in_specs=_listed(answer.arguments),
-        out_specs=_listed(answer.outputs),
+        in_specs=_listed(answer.groups["arguments"]),
+        out_specs=_listed(answer.groups["outputs"]),
         donated=answer.donated,
-        changes=answer.num_constraints,
-        served="\n".join(f"    [\n{row},\n    ]," for row in rows),
+        changes=answer.num_changes,
+        served=answer.served_text,
     )
 
 

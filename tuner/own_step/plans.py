@@ -15,10 +15,8 @@ peak memory of each are the planner's own (`costmodels/sharding/plan.py`): nothi
 from __future__ import annotations
 
 import hashlib
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -26,12 +24,12 @@ import numpy as np
 from costmodels.job.parallel_config import ParallelConfig
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
+from trials.own_step import OwnStep
+from tuner.own_step.tracing import traced
 from tuner.space.dimensions import divisors
 
-if TYPE_CHECKING:  # they load planners and JAX, which most studies do without
+if TYPE_CHECKING:  # they load planners, which most studies do without
     from costmodels.sharding.device_mesh import DeviceMesh
-    from costmodels.sharding.frontends.factories import JaxStep
-    from costmodels.sharding.frontends.jax.program import Program
     from costmodels.sharding.graph import Graph
     from costmodels.sharding.plan import Plan
 
@@ -103,17 +101,20 @@ class OwnStepPlans:
     """Plans of the step that a factory returns, made when they are first asked for; see `trials/own_step.py`.
 
     Attributes:
-        factory: Factory as `module:function`.
-        folder: Folder in which its module is looked for first.
+        step: Step with its factory.
         cluster: Cluster of the study.
         planner: Planner beside the plans by hand.
     """
 
-    factory: str
-    folder: str
+    step: OwnStep
     cluster: Cluster
     planner: OwnPlanner = "descent"
     _meshes: dict[int, OwnMesh] = field(default_factory=dict)
+
+    @property
+    def factory(self) -> str:
+        """Factory of the step, as `module:factory`."""
+        return self.step.factory
 
     @property
     def degrees(self) -> list[int]:
@@ -149,17 +150,13 @@ class OwnStepPlans:
         """Return the predicted peak memory of a device of a candidate [bytes]."""
         return self._known(config).peak_bytes
 
-    def step(self) -> JaxStep:
-        """Return the user's function, its abstract arguments and the names of donated ones."""
-        return _traced(self.factory, self.folder)[0]
-
-    def program(self) -> Program:
-        """Return the trace of the user's function."""
-        return _traced(self.factory, self.folder)[1]
+    def program(self) -> Any:
+        """Return the trace of the user's step: a `Program` of the frontend of its library."""
+        return traced(self.step).program
 
     def graph(self) -> Graph:
         """Return the graph of the user's step."""
-        return _traced(self.factory, self.folder)[2]
+        return traced(self.step).graph
 
     def fingerprint(self) -> str:
         """Return a text that changes with the user's program: a hash of its operators and shapes."""
@@ -263,46 +260,6 @@ def words_of(config: ParallelConfig) -> str:
     return f"dp={config.dp},tp={config.tp},zero_stage={config.zero_stage},plan={config.plan}"
 
 
-@cache
-def _traced(factory: str, folder: str) -> tuple[JaxStep, Program, Graph]:
-    """Return the user's step, its trace and its graph.
-
-    Raises:
-        ConfigError: The factory or its function fails, or returns something else than it must.
-    """
-    from costmodels.sharding.frontends.factories import step_of_factory  # noqa: PLC0415 # JAX may be missing
-
-    try:
-        step = step_of_factory(factory, option="model.jax", folder=folder)
-        from costmodels.sharding.frontends.jax.graph import graph_of  # noqa: PLC0415 # JAX may be missing
-        from costmodels.sharding.frontends.jax.program import trace_function  # noqa: PLC0415 # JAX may be missing
-
-        function, arguments, donated = step
-        program = trace_function(function, *arguments, donated=donated)
-        return step, program, graph_of(program)
-    except ConfigError as error:
-        is_donated = error.key == "donated"
-        raise (error.under("model.jax") if is_donated else error) from None
-    except Exception as error:  # the user's own code may raise anything, and it is told as it is
-        raise ConfigError(
-            f"fails: {_in_words(error)}",
-            key="model.jax",
-            value=factory,
-            nearest=f"`python -c 'from {factory.partition(':')[0]} import *'` in {folder} shows whether it imports",
-        ) from error
-
-
-def _in_words(error: Exception) -> str:
-    """Return the first line of an error with the place in the user's code that raised it."""
-    lines = str(error).strip().splitlines()
-    last = traceback.extract_tb(error.__traceback__)
-    outside = [
-        frame for frame in last if "site-packages" not in frame.filename and "/costmodels/" not in frame.filename
-    ]
-    where = f" (line {outside[-1].lineno} of {outside[-1].filename})" if outside else ""
-    return f"{type(error).__name__}: {lines[0] if lines else ''}{where}"
-
-
 def _planned(graph: Graph, mesh: DeviceMesh, planner: Any) -> Plan:
     """Return the planner's plan, within the memory of a device if it finds such a one."""
     from tuner.planners.planning import EFFORT, MANY_OPS, PlannerOptions, plan_graph  # noqa: PLC0415 # see above
@@ -329,6 +286,18 @@ def _sources(plan: Plan, kinds: tuple[str, ...]) -> list[int]:
     return [tensor for tensor in found if graph.tensors[tensor].kind.value in kinds]
 
 
+def _batches(graph: Graph) -> list[int]:
+    """Return the tensors of data with which a step begins: those that it does not replace, if there are any."""
+    from costmodels.sharding.graph import INPUT, STATE, TensorKind  # noqa: PLC0415 # see the imports above
+
+    for primitive in (INPUT, STATE):
+        found = [op.results[0] for op in graph.ops if op.primitive == primitive]
+        data = [tensor for tensor in found if graph.tensors[tensor].kind is TensorKind.DATA]
+        if data:
+            return data
+    return []
+
+
 def _cuts_parameters(plan: Plan) -> bool:
     """Return whether some parameter is cut by `data`."""
     return any(DATA in axes for tensor in _sources(plan, ("parameter",)) for axes in plan.dims_of(tensor))
@@ -340,7 +309,7 @@ def _uses_axes(plan: Plan) -> bool:
     Otherwise another mesh has the same plan, or an axis' devices repeat each other's work.
     """
     data, model = plan.mesh.sizes
-    first = [axes[0] for tensor in _sources(plan, ("data",)) if (axes := plan.dims_of(tensor))]
+    first = [axes[0] for tensor in _batches(plan.graph) if (axes := plan.dims_of(tensor))]
     if data > 1 and not any(DATA in axes for axes in first):
         return False
     return model == 1 or (bool((plan.served[:, 1] >= 0).any()) and not any(MODEL in axes for axes in first))
@@ -348,11 +317,8 @@ def _uses_axes(plan: Plan) -> bool:
 
 def _why_left_out(graph: Graph, mesh: DeviceMesh) -> tuple[str, str]:
     """Return the rule that leaves a mesh without plans by hand out, and the reason in words."""
-    from costmodels.sharding.graph import INPUT, STATE, TensorKind  # noqa: PLC0415 # see the imports above
-
     data, model = mesh.sizes
-    tensors = [graph.tensors[op.results[0]] for op in graph.ops if op.primitive in (INPUT, STATE)]
-    batches = sorted({tensor.shape[0] for tensor in tensors if tensor.kind is TensorKind.DATA and tensor.shape})
+    batches = sorted({shape[0] for tensor in _batches(graph) if (shape := graph.tensors[tensor].shape)})
     if data > 1 and not any(size % data == 0 for size in batches):
         sizes = ", ".join(map(str, batches)) or "none"
         return DATA, f"data={data} divides the first dim of no input, its batch (sizes: {sizes})"

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
+from trials.own_step import OwnStep
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,11 +16,11 @@ class OwnSetting:
 
     Attributes:
         cluster: Cluster of the study.
-        factory: Factory of the step, for the refusal.
+        step: Step, for the refusal.
     """
 
     cluster: Cluster
-    factory: str
+    step: OwnStep
 
     @property
     def job(self) -> NoReturn:
@@ -28,7 +29,7 @@ class OwnSetting:
         Raises:
             ConfigError: Always.
         """
-        raise refusal(self.factory)
+        raise refusal(self.step)
 
     @property
     def runtime(self) -> NoReturn:
@@ -37,14 +38,14 @@ class OwnSetting:
         Raises:
             ConfigError: Always.
         """
-        raise refusal(self.factory)
+        raise refusal(self.step)
 
 
-def refusal(factory: str, what: str = "this") -> ConfigError:
+def refusal(step: OwnStep, what: str = "this") -> ConfigError:
     """Return the refusal of what needs a model of the catalog and a framework."""
     return ConfigError(
         f"is a training step of your own, and {what} needs a model of the catalog",
-        key="model.jax",
-        value=factory,
-        nearest="space, rank, predict, run, status, trials, best, export --to jax and report work with it",
+        key=step.key,
+        value=step.factory,
+        nearest=f"space, rank, predict, run, status, trials, best, export --to {step.world} and report work with it",
     )

@@ -16,13 +16,15 @@ if TYPE_CHECKING:  # they load JAX and torch, which may be missing
     from tuner.planners.jax_pinned import pin_layouts
     from tuner.planners.jax_plans import JaxPlan, LayoutConstraint, plan_jax
     from tuner.planners.torch_plans import TorchPlan, plan_torch
+    from tuner.planners.torch_served import parallelize_as
 
-__all__ = ["JaxPlan", "LayoutConstraint", "TorchPlan", "pin_layouts", "plan_jax", "plan_torch"]
+__all__ = ["JaxPlan", "LayoutConstraint", "TorchPlan", "parallelize_as", "pin_layouts", "plan_jax", "plan_torch"]
 
 _LIBRARIES = {
     "JaxPlan": ("jax", "JAX", "jax_plans"),
     "LayoutConstraint": ("jax", "JAX", "jax_plans"),
     "TorchPlan": ("torch", "torch", "torch_plans"),
+    "parallelize_as": ("torch", "torch", "torch_served"),
     "pin_layouts": ("jax", "JAX", "jax_pinned"),
     "plan_jax": ("jax", "JAX", "jax_plans"),
     "plan_torch": ("torch", "torch", "torch_plans"),

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from costmodels.sharding.device_mesh import mesh_from
 from costmodels.sharding.exports.jax_apply import apply_plan
+from costmodels.sharding.exports.served import plan_of_table
 from costmodels.sharding.frontends.jax.graph import graph_of_jax
-from costmodels.sharding.plan import Plan, violations
-from hardware.io.errors import ConfigError
 
 
 def pin_layouts(
@@ -36,17 +32,4 @@ def pin_layouts(
         ConfigError: The table belongs to another function, or to other shapes.
     """
     graph = graph_of_jax(function, *arguments, donated=donated)
-    table = np.array(served, dtype=np.int64).T
-    if table.shape != (len(graph.ops), len(mesh)):
-        raise _stale(f"has {table.shape} operators and axes, not {(len(graph.ops), len(mesh))}", graph.name)
-    # layouts depend on the sizes of the axes alone, and not on the devices
-    plan = Plan(graph=graph, mesh=mesh_from(mesh, "dgx-a100"), served=table)
-    wrong = violations(plan)
-    if wrong:
-        raise _stale(f"does not fit: {wrong[0]}", graph.name)
-    return apply_plan(function, plan)
-
-
-def _stale(rule: str, name: str) -> ConfigError:
-    nearest = "the function has changed since it was planned: export it again"
-    return ConfigError(rule, key="served", value=name, nearest=nearest)
+    return apply_plan(function, plan_of_table(graph, mesh, served))

@@ -18,24 +18,27 @@ from typing import Any
 
 import torch
 from torch.distributed import device_mesh as torch_meshes
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 
 from costmodels.sharding.device_mesh import DeviceMesh, mesh_from
+from costmodels.sharding.exports.torch_modules import Case, PlannedModule, Traced, case_of
+from costmodels.sharding.exports.torch_parallel import (
+    Placements,
+    deal,
+    gradient_placements,
+    parallel_module,
+    planned_placements,
+    tensors_of,
+)
 from costmodels.sharding.exports.torch_placements import Redistribution, torch_placements
-from costmodels.sharding.frontends.torch.graph import MOMENTS, UPDATE, graph_of
+from costmodels.sharding.frontends.torch.graph import MOMENTS, graph_of
 from costmodels.sharding.frontends.torch.program import Loss, Program, input_names, trace_module
-from costmodels.sharding.layouts import Layout
-from costmodels.sharding.plan import Plan
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
 from tuner.planners.doubts import check_known, warn_of_useless
 from tuner.planners.planning import WHOLE_AXES, Planned, PlannerOptions, plan_graph
-from tuner.planners.torch_modules import Case, PlannedModule, Traced, case_of
-
-Placements = tuple[Placement, ...]
-"""Placements of one tensor, by dims of the mesh."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +108,8 @@ class TorchPlan:
         Raises:
             ConfigError: the module has other parameters or buffers than the planned one, or the mesh is another.
         """
-        return self._deal(module, device_mesh, self.parameters)
+        self._check_tensors(module, device_mesh)
+        return deal(module, device_mesh, self.parameters)
 
     def parallelize(self, module: torch.nn.Module, device_mesh: torch_meshes.DeviceMesh | None = None) -> PlannedModule:
         """Return a module that trains as planned; to be called on all ranks.
@@ -134,17 +138,17 @@ class TorchPlan:
                     nearest="call train() or eval() on the module before plan_torch",
                 )
         plan = self.planned.plan
-        kept = {name for name, places in self.parameters.items() if name not in self.gradients}
-        self._deal(module, device_mesh, {**{name: self.parameters[name] for name in kept}, **self.gradients})
-        return PlannedModule(module, device_mesh, (self._program, plan), self._case, self._plan_again)
+        self._check_tensors(module, device_mesh)
+        return parallel_module(module, device_mesh, (self._program, plan), self._case, self._plan_again)
 
-    def _deal(
-        self, module: torch.nn.Module, device_mesh: torch_meshes.DeviceMesh, placements: Mapping[str, Placements]
-    ) -> torch.nn.Module:
-        """Replace a module's parameters and buffers by DTensors in place."""
+    def _check_tensors(self, module: torch.nn.Module, device_mesh: torch_meshes.DeviceMesh) -> None:
+        """Check that a mesh is the plan's, and that a module has the planned parameters and buffers.
+
+        Raises:
+            ConfigError: it has others, or the mesh is another.
+        """
         self._check(device_mesh)
-        named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors_of(module).items()}
         for name in (*shapes, *self._shapes):
             if shapes.get(name) != self._shapes.get(name):
                 raise ConfigError(
@@ -153,18 +157,6 @@ class TorchPlan:
                     value=name,
                     nearest="plan the module that is distributed",
                 )
-        # Tensors are identified by id, so that a shared parameter is distributed once.
-        dealt: dict[int, torch.Tensor] = {}
-        for name, tensor in named.items():
-            found = distribute_tensor(tensor.detach(), device_mesh, placements[name])
-            is_parameter = isinstance(tensor, torch.nn.Parameter)
-            dealt[id(tensor)] = torch.nn.Parameter(found, tensor.requires_grad) if is_parameter else found
-        for part in module.modules():
-            for name, parameter in list(part.named_parameters(recurse=False, remove_duplicate=False)):
-                part.register_parameter(name, dealt[id(parameter)])  # type: ignore[arg-type] # made above
-            for name, buffer in list(part.named_buffers(recurse=False, remove_duplicate=False)):
-                setattr(part, name, dealt[id(buffer)])
-        return module
 
     def distribute_inputs(self, *inputs: Any, device_mesh: torch_meshes.DeviceMesh) -> tuple[Any, ...]:
         """Return inputs as DTensors, as planned, with rank 0's values; to be called on all ranks.
@@ -190,9 +182,9 @@ class TorchPlan:
         Raises:
             ConfigError: it has other dims or sizes.
         """
-        if _axes_of(device_mesh) != self.mesh:
+        if axes_of(device_mesh) != self.mesh:
             raise ConfigError(
-                "is not the plan's", key="device_mesh", value=_axes_of(device_mesh), nearest=f"that is {self.mesh}"
+                "is not the plan's", key="device_mesh", value=axes_of(device_mesh), nearest=f"that is {self.mesh}"
             )
 
 
@@ -233,7 +225,7 @@ def plan_torch(
             value=getattr(module, "__name__", module),
             nearest="a function has no parameters to shard; give the module and loss=",
         )
-    own_mesh = mesh_from(_axes_of(mesh) if isinstance(mesh, torch_meshes.DeviceMesh) else mesh, cluster)
+    own_mesh = mesh_from(axes_of(mesh) if isinstance(mesh, torch_meshes.DeviceMesh) else mesh, cluster)
     program = trace_module(module, inputs, loss)
     graph = graph_of(program)
     check_known(graph, strict=strict)
@@ -247,20 +239,17 @@ def plan_torch(
 
     warn_of_useless(graph, found.plan.mesh)
     plan, words = found.plan, torch_placements(found.plan)
-    numbers = {tensor.name: number for number, tensor in enumerate(plan.graph.tensors)}
-
-    def placements_of(name: str) -> Placements:
-        # buffers that no step changes are constants in the graph, which each device has
-        return _placements(plan.layout(numbers[name])) if name in numbers else _placements((-1,) * len(plan.mesh.sizes))
-
-    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    known = {tensor.name for tensor in plan.graph.tensors}
+    named = tensors_of(module)
+    moments = [name for one in named for name in _moments(one) if name in known]
+    places = planned_placements(plan, [*named, *moments, *input_names(inputs)])
     return TorchPlan(
         planned=found,
         mesh=words.mesh,
-        parameters={name: placements_of(name) for name in named},
-        optimizer={name: placements_of(name) for one in named for name in _moments(one) if name in numbers},
-        inputs=_input_tree(inputs, placements_of),
-        gradients=_gradients(plan),
+        parameters={name: places[name] for name in named},
+        optimizer={name: places[name] for name in moments},
+        inputs=_input_tree(inputs, places),
+        gradients=gradient_placements(plan),
         redistributions=words.redistributions,
         unsaid=tuple(
             Unsaid(
@@ -278,7 +267,7 @@ def plan_torch(
     )
 
 
-def _axes_of(mesh: torch_meshes.DeviceMesh) -> dict[str, int]:
+def axes_of(mesh: torch_meshes.DeviceMesh) -> dict[str, int]:
     """Return names and sizes of a mesh's dims.
 
     Raises:
@@ -289,30 +278,19 @@ def _axes_of(mesh: torch_meshes.DeviceMesh) -> dict[str, int]:
     return dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
 
 
-def _placements(layout: Layout) -> Placements:
-    """Convert a layout to placements; a layout here has no partial sums."""
-    return tuple(Shard(dim) if dim >= 0 else Replicate() for dim in layout)
-
-
 def _is_placements(node: Any) -> bool:
     """Return whether a node of a tree is the placements of a tensor."""
     return isinstance(node, tuple) and len(node) > 0 and all(isinstance(each, Placement) for each in node)
 
 
-def _input_tree(inputs: tuple[Any, ...], placements_of: Callable[[str], Placements]) -> tuple[Any, ...]:
+def _input_tree(inputs: tuple[Any, ...], placements: Mapping[str, Placements]) -> tuple[Any, ...]:
     """Return the inputs with placements for tensors and None for everything else."""
     leaves, tree = pytree.tree_flatten(inputs)
     names = iter(input_names(inputs))
-    places = [placements_of(next(names)) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+    places = [placements[next(names)] if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
     made: tuple[Any, ...] = pytree.tree_unflatten(places, tree)
     return made
 
 
 def _moments(name: str) -> list[str]:
     return [f"{name}.{moment}" for moment in MOMENTS]
-
-
-def _gradients(plan: Plan) -> dict[str, Placements]:
-    """Return the placements of gradients when the optimizer begins."""
-    updates = {op.name.removesuffix(".update"): op for op in plan.graph.ops if op.primitive == UPDATE}
-    return {name: _placements(plan.layout(op.operands[1])) for name, op in updates.items()}

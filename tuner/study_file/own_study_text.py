@@ -1,4 +1,4 @@
-"""Text of a new study of a user's own training step, as `meshtune init --from-jax` writes it."""
+"""Text of a new study of a user's own training step, as `meshtune init --from-jax` or `--from-torch` writes it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import yaml
 
 from hardware.cluster import cluster_from_mapping
 from hardware.io.errors import ConfigError
+from trials.own_step import World
 from trials.rank_backend import is_cpu_cluster
 
 
-def own_study_text(factory: str, *, cluster: str, hosts: int | None, devices_per_host: int | None) -> str:
+def own_study_text(world: World, factory: str, *, cluster: str, hosts: int | None, devices_per_host: int | None) -> str:
     """Return the text of a study file.
 
     Args:
+        world: Library of the step.
         factory: Factory of the step, as `module:factory`.
         cluster: Name of a cluster in the catalog.
         hosts: Number of hosts; None for one.
@@ -31,13 +33,13 @@ def own_study_text(factory: str, *, cluster: str, hosts: int | None, devices_per
     except ConfigError as error:
         raise error.under("--cluster" if error.key == "name" else "cluster") from None
     trains = is_cpu_cluster(found)
-    trial = "{backend: jax}  # real steps on this machine's processors" if trains else "{backend: simulated}"
+    trial = f"{{backend: {world}}}  # real steps on this machine's processors" if trains else "{backend: simulated}"
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", factory).strip("-._")[:100] or "own-step"
     return "\n".join(
         (
             f"# Written by `meshtune init` for the training step that {_flow(factory)} returns.",
             f"name: {_flow(name)}",
-            f"model: {{jax: {_flow(factory)}}}  # imported from this file's folder or from the working directory",
+            f"model: {{{world}: {_flow(factory)}}}  # imported from this file's folder or from the working directory",
             f"cluster: {{{', '.join(f'{key}: {_flow(value)}' for key, value in keys.items())}}}",
             "# space: {tp: [1, 2]}  # searches these sizes of the axis model alone; dp is data",
             "search: {max_trials: 40, seed: 0}",

@@ -223,10 +223,19 @@ def _checked_name(name: str) -> str:
 class OwnModelKeys(DocumentedModel):
     """`model:` of a study of a training step of your own."""
 
-    jax: Annotated[str, Field(min_length=3)]
+    jax: Annotated[str, Field(min_length=3)] | None = None
     """Factory as `module:factory`, which is imported from the study file's folder or from the working directory. It
     takes no arguments, and returns a function, its abstract arguments, and the names of the arguments whose memory the
     outputs reuse.
+
+    Default: none; one of the two keys is needed
+    """
+
+    torch: Annotated[str, Field(min_length=3)] | None = None
+    """Factory of a torch module, which is imported in the same way. It takes no arguments, and returns the module, a
+    tuple of its inputs, and perhaps a loss function and a function that makes an optimizer of the parameters.
+
+    Default: none; one of the two keys is needed
     """
 
 
@@ -238,7 +247,8 @@ class StudyKeys(DocumentedModel):
 
     model: str | OwnModelKeys | None = None
     """Name in the catalog, or path to a YAML file, to a Hugging Face `config.json`, or to its directory; or `{jax:
-    module:factory}`, a training step of your own ([own-step.md](own-step.md)), which needs no `job` and no `runtime`.
+    module:factory}` or `{torch: module:factory}`, a training step of your own ([own-step.md](own-step.md)), which needs
+    no `job` and no `runtime`.
     Required, except for a replay, which takes it from its rows.
     """
 

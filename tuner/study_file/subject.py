@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from costmodels.calibration.measured_runs import MeasuredGroup
 from costmodels.job.parallel_config import ParallelConfig
@@ -14,11 +14,14 @@ from costmodels.job.setting import Setting
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
 from trials.framework_flags import FlagExporter
+from trials.own_step import OwnStep, World
 from tuner.own_step.plans import OwnStepPlans
 from tuner.own_step.predictions import DEFAULTS, OPENED, SEARCHED
 from tuner.own_step.setting import OwnSetting
 from tuner.space.enumeration import SpaceOptions
 from tuner.study_file.study_keys import OwnModelKeys, SpaceKeys, StudyKeys
+
+_TITLES: dict[World, str] = {"jax": "JAX", "torch": "torch"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -54,12 +57,13 @@ def own_subject(keys: StudyKeys, model: OwnModelKeys, cluster: Cluster, folder: 
     Raises:
         ConfigError: The step cannot be imported or traced, or a key needs a model of the catalog.
     """
-    _check_keys(keys, model)
+    step = _step_of(model, folder)
+    _check_keys(keys, step)
     planner = "descent" if keys.planner.name == "auto" else keys.planner.name
-    plans = OwnStepPlans(factory=model.jax, folder=_home_of(model.jax, folder), cluster=cluster, planner=planner)
+    plans = OwnStepPlans(step=step, cluster=cluster, planner=planner)
     plans.graph()  # a mistake in the user's program is told before anything else happens
     # the rest of the tuner asks such a setting for its cluster only; whatever asks for more is refused in one message
-    setting = cast("Setting", OwnSetting(cluster=cluster, factory=model.jax))
+    setting = cast("Setting", OwnSetting(cluster=cluster, step=step))
     return Subject(setting=setting, options=_options(keys.space), own_step=plans)
 
 
@@ -81,10 +85,28 @@ def own_current(keys: StudyKeys) -> ParallelConfig | None:
 def describe_own(plans: OwnStepPlans) -> dict[str, Any]:
     """Return what gives a trial of a user's own step its meaning, beside its cluster and its backend, as JSON."""
     return {
-        "model": {"jax": plans.factory, "program": plans.fingerprint()},
+        "model": {plans.step.world: plans.factory, "program": plans.fingerprint()},
         "space": {"opened": list(OPENED)},
         "planner": {"name": plans.planner},
     }
+
+
+def _step_of(model: OwnModelKeys, folder: Path) -> OwnStep:
+    """Return the step that a study names.
+
+    Raises:
+        ConfigError: It names none, or two.
+    """
+    named: dict[World, str] = {world: factory for world in get_args(World) if (factory := getattr(model, world))}
+    if len(named) != 1:
+        raise ConfigError(
+            "must name one factory",
+            key="model",
+            value=dict(named) or None,
+            nearest="jax: module:factory or torch: module:factory, not both",
+        )
+    ((world, factory),) = named.items()
+    return OwnStep(world=world, factory=factory, folder=_home_of(factory, folder))
 
 
 def _home_of(factory: str, folder: Path) -> str:
@@ -99,9 +121,9 @@ def _options(keys: SpaceKeys) -> SpaceOptions:
     return SpaceOptions(allowed=allowed, opened=OPENED, memory_headroom=keys.memory_headroom)
 
 
-def _check_keys(keys: StudyKeys, model: OwnModelKeys) -> None:
+def _check_keys(keys: StudyKeys, step: OwnStep) -> None:
     """Check that no key asks for what only a model of the catalog has."""
-    nearest = f"leave it out: {model.jax} itself says what a step computes, and on how much data"
+    nearest = f"leave it out: {step.factory} itself says what a step computes, and on how much data"
     for key in ("job", "measured"):
         if getattr(keys, key) is not None:
             raise ConfigError("belongs to models of the catalog, not to a step of your own", key=key, nearest=nearest)
@@ -110,13 +132,15 @@ def _check_keys(keys: StudyKeys, model: OwnModelKeys) -> None:
             "belongs to models of the catalog, not to a step of your own",
             key="runtime",
             value=keys.runtime,
-            nearest="leave it out: JAX runs your step",
+            nearest=f"leave it out: {_TITLES[step.world]} runs your step",
         )
     if keys.planner.pins:
         raise ConfigError(
             "cannot be given for a step of your own",
             key="planner.pins",
-            nearest="jax.lax.with_sharding_constraint in your function holds in plan_jax",
+            nearest=f"plan_{step.world} holds them"
+            if step.world == "torch"
+            else "jax.lax.with_sharding_constraint in your function holds in plan_jax",
         )
     if keys.history:
         raise ConfigError("cannot inform a study of a step of your own", key="history", nearest="leave it out")
@@ -128,12 +152,12 @@ def _check_keys(keys: StudyKeys, model: OwnModelKeys) -> None:
         values = getattr(keys.space, name)
         if values is not None and (not values or len(set(values)) < len(values)):
             raise ConfigError("must list at least one value, each once", key=f"space.{name}", value=values)
-    if not keys.trial.RUNS_OWN_STEPS:
+    if step.world not in keys.trial.OWN_STEPS:
         raise ConfigError(
-            "does not run a step of your own",
+            f"does not run a step of your own in {_TITLES[step.world]}",
             key="trial.backend",
             value=keys.trial.backend,
-            nearest="trial: {backend: jax}, or backend: simulated",
+            nearest=f"trial: {{backend: {step.world}}}, or backend: simulated",
         )
     if keys.trial.proxy is not None:
         raise ConfigError("has no smaller form of a step of your own", key="trial.proxy", nearest="leave proxy out")

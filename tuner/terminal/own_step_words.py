@@ -32,23 +32,25 @@ def print_own_space(config: StudyConfig, found: Space) -> None:
 
 
 def print_answer(config: StudyConfig, plans: OwnStepPlans, chosen: ParallelConfig) -> None:
-    """Print the mesh of a candidate, its PartitionSpecs, and the lines of Python that use them."""
+    """Print the mesh of a candidate, the layouts of its tensors, and the lines of Python that use them."""
     from tuner.answers.own_step_export import module_name
-    from tuner.own_step.jax_program import answer_of, grouped_lines, usage_lines
+    from tuner.own_step.answer import grouped_lines
+    from tuner.own_step.programs import answer_of, usage_lines
 
     answer = answer_of(plans, chosen)
     typer.echo(f"  {answer.mesh_line}")
-    others = [leaf for leaf in answer.outputs if leaf.path not in answer.kept]
-    title = "results beside those that replace arguments" if answer.kept else "results"
-    for told, leaves in (("arguments", answer.arguments), (title, others)):
-        if leaves:
-            typer.echo(f"{told}:")
-        for line in grouped_lines(leaves, most=MOST_LINES):
+    for name, leaves in answer.groups.items():
+        shown = [leaf for leaf in leaves if leaf.path not in answer.kept or name != "outputs"]
+        if name == "outputs":
+            name = "results beside those that replace arguments" if answer.kept else "results"  # noqa: PLW2901 # its title
+        if shown:
+            typer.echo(f"{name}:")
+        for line in grouped_lines(shown, most=MOST_LINES):
             typer.echo(f"  {line}")
     module = module_name(config)
     typer.echo(
-        f"`meshtune export {config.file} --to jax --out {module}.py` writes a module with these and "
-        f"{answer.num_constraints} layouts inside the function:"
+        f"`meshtune export {config.file} --to {answer.world} --out {module}.py` writes a module with these and "
+        f"{answer.num_changes} layouts inside the step:"
     )
     for line in usage_lines(plans, module):
         typer.echo(f"  {line}")

@@ -3,7 +3,8 @@
 A JAX factory returns a function, its abstract arguments (a tuple of trees of `jax.ShapeDtypeStruct`), and optionally
 the names or numbers of the arguments whose memory is donated to the outputs. A torch factory returns a module, its
 inputs (a tuple of trees of tensors, for example on the device `meta`), and optionally a loss function of the module and
-the inputs. Without a loss function, the module's result is the loss.
+the inputs, and a function that makes an optimizer of the parameters. Without a loss function (or with None), the
+module's result is the loss. Plans count Adam's update, whatever the optimizer.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 from costmodels.sharding.graph import Graph
 from hardware.io.errors import ConfigError, did_you_mean
 
-if TYPE_CHECKING:  # JAX may be missing
+if TYPE_CHECKING:  # JAX or torch may be missing
     from costmodels.sharding.frontends.jax.program import Program
+    from costmodels.sharding.frontends.torch.steps import TorchStep
 
 JaxStep = tuple[Callable[..., Any], tuple[Any, ...], tuple[str | int, ...]]
 """A function, its abstract arguments, and the names or numbers of donated arguments."""
@@ -67,35 +68,44 @@ def step_of_factory(name: str, *, option: str = "--jax", folder: str | None = No
 def graph_of_torch_factory(name: str, *, option: str = "--torch") -> Graph:
     """Return the graph of the training step of the torch module that `module:factory` returns.
 
-    The factory's module is imported, which runs the module's code.
-
     Raises:
         ConfigError: The factory does not exist, torch is missing, the factory returns something else, or its step
             cannot be traced.
     """
-    made = _call_factory(name, option, "torch", "torch")
-    from costmodels.sharding.frontends.torch.graph import graph_of_torch, is_module  # noqa: PLC0415 # torch may be missing
+    step = torch_step_of_factory(name, option=option)
+    from costmodels.sharding.frontends.torch.graph import graph_of  # noqa: PLC0415 # torch may be missing
 
-    if not (_is_step(made) and is_module(made[0]) and all(map(callable, made[2:]))):
-        rule = "must return (module, inputs) or (module, inputs, loss)"
-        nearest = "inputs are a tuple of trees of tensors, and loss(module, *inputs) is a scalar"
+    return graph_of(step.trace())
+
+
+def torch_step_of_factory(name: str, *, option: str = "--torch", folder: str | None = None) -> TorchStep:
+    """Return the torch step that `module:factory` returns. Its module is imported, which runs the module's code.
+
+    Args:
+        name: Factory as `module:factory`.
+        option: Name of the option or key in messages.
+        folder: Folder in which the module is looked for first, before the working directory.
+
+    Raises:
+        ConfigError: The factory does not exist, torch is missing, or the factory returns something else.
+    """
+    made = _call_factory(name, option, "torch", "torch", folder)
+    from costmodels.sharding.frontends.torch.steps import TorchStep, is_module  # noqa: PLC0415 # torch may be missing
+
+    if not (_is_step(made, most=4) and is_module(made[0]) and all(each is None or callable(each) for each in made[2:])):
+        rule = "must return (module, inputs) or (module, inputs, loss), or an optimizer as the fourth"
+        nearest = (
+            "inputs are a tuple of trees of tensors, loss(module, *inputs) is a scalar, and optimizer(parameters) is "
+            "one of torch.optim"
+        )
         raise ConfigError(rule, key=option, value=name, nearest=nearest)
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    level = log.level
-    log.setLevel(logging.CRITICAL)  # its traceback would repeat the message below
-    try:
-        return graph_of_torch(*made)
-    except RuntimeError as error:  # torch raises it for wrong shapes and for values that are unknown while tracing
-        reason = " ".join(str(error).splitlines()[0].split())
-        nearest = "a module that runs on the device meta"
-        raise ConfigError(f"can't be traced: {reason}", key=option, value=name, nearest=nearest) from error
-    finally:
-        log.setLevel(level)
+    module, inputs, loss, optimizer = (*made, None, None)[:4]
+    return TorchStep(factory=name, option=option, module=module, inputs=tuple(inputs), loss=loss, optimizer=optimizer)
 
 
-def _is_step(made: Any) -> bool:
-    """Return whether a value looks like (callable, arguments), with or without a third item."""
-    return isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[1], (tuple, list))
+def _is_step(made: Any, *, most: int = 3) -> bool:
+    """Return whether a value looks like (callable, arguments), with or without further items."""
+    return isinstance(made, tuple) and 2 <= len(made) <= most and isinstance(made[1], (tuple, list))
 
 
 def _call_factory(name: str, option: str, library: str, title: str, folder: str | None = None) -> Any:

@@ -11,7 +11,7 @@ from costmodels.job.parallel_config import HAND, ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from hardware.cluster import Cluster
 from trials.jax_training.backend import AbstractJaxBackend, ClockChoice
-from trials.jax_training.rank_plan import OwnStep, StepWork
+from trials.jax_training.rank_plan import StepWork
 from trials.own_step import OwnStepPlans
 from trials.processor_time import num_cores
 from trials.step_options import StepOptions
@@ -39,7 +39,7 @@ class OwnStepBackend(StepOptions, AbstractJaxBackend):
         """Return the work of each process in a trial."""
         return StepWork(
             **{option.name: getattr(self, option.name) for option in fields(StepOptions)},
-            step=OwnStep(factory=self.steps.factory, folder=self.steps.folder),
+            step=self.steps.step,
             plan=self.steps.plan(config),
             is_by_hand=config.plan == HAND,
             memory_bytes=min(device.memory_bytes for device in self.cluster.devices),

@@ -16,7 +16,7 @@ from costmodels.sharding.frontends.factories import step_of_factory
 from costmodels.sharding.frontends.jax.program import Program, trace_function
 from costmodels.sharding.plan import Plan
 from trials.jax_training.own_step.values import make_value
-from trials.jax_training.rank_plan import OwnStep
+from trials.own_step import OwnStep
 
 
 def lower_own_step(own: OwnStep, plan: Plan, *, seed: int) -> LoweredOwnStep:
@@ -25,7 +25,7 @@ def lower_own_step(own: OwnStep, plan: Plan, *, seed: int) -> LoweredOwnStep:
     Raises:
         ConfigError: The factory can't be imported here, or returns another function than it was planned with.
     """
-    function, arguments, donated = step_of_factory(own.factory, option="model.jax", folder=own.folder)
+    function, arguments, donated = step_of_factory(own.factory, option=own.key, folder=own.folder)
     program = trace_function(function, *arguments, donated=donated)
     in_specs, out_specs = specs_of(program, plan)
     mesh = jax_mesh(plan)

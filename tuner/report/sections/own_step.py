@@ -1,8 +1,9 @@
-"""Mesh and PartitionSpecs of the best candidate of a step of the user's own, and the meshes that were left out."""
+"""Mesh and layouts of the best candidate of a step of the user's own, and the meshes that were left out."""
 
 from __future__ import annotations
 
-from tuner.answers.own_step_export import OWN_TARGET, module_name
+from tuner.answers.own_step_export import module_name
+from tuner.own_step.programs import answer_of, usage_lines
 from tuner.report.data import ReportData
 from tuner.report.markup import Content, Html, empty_section, section, table, tag
 
@@ -15,14 +16,12 @@ def own_step_section(data: ReportData) -> Html:
     assert plans is not None, "only pages of such studies have this section"
     if data.best_config is None:
         return empty_section("shardings", TITLE, "Mesh and shardings appear here once a trial has completed.")
-    from tuner.own_step.jax_program import answer_of, usage_lines  # noqa: PLC0415 # JAX may be missing
-
     answer = answer_of(plans, data.best_config)
     module = module_name(data.config)
-    command = f"meshtune export {data.config.file} --to {OWN_TARGET} --out {module}.py"
+    command = f"meshtune export {data.config.file} --to {answer.world} --out {module}.py"
     rows: list[list[Content]] = [
-        [title, tag("code", leaf.path or "(returned)"), tag("code", leaf.type), tag("code", leaf.spec)]
-        for title, leaves in (("argument", answer.arguments), ("result", answer.outputs))
+        [name.removesuffix("s"), tag("code", leaf.path or "(returned)"), tag("code", leaf.type), tag("code", leaf.spec)]
+        for name, leaves in answer.groups.items()
         for leaf in leaves
     ]
     left_out = [
@@ -34,11 +33,11 @@ def own_step_section(data: ReportData) -> Html:
         "shardings",
         TITLE,
         tag("p", tag("code", answer.mesh_line)),
-        table(["", "leaf", "type", "PartitionSpec"], rows),
+        table(["", "tensor", "type", answer.spec_title], rows),
         tag(
             "p",
             tag("code", command),
-            f" writes a module with these and {answer.num_constraints} layouts inside the function. Then:",
+            f" writes a module with these and {answer.num_changes} layouts inside the step. Then:",
         ),
         tag("pre", "\n".join(usage_lines(plans, module))),
         tag("p", "Meshes that were left out:") if left_out else None,

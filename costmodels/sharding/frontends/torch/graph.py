@@ -30,11 +30,6 @@ UPDATE = "adam"
 MOMENT_BYTES = 4.0
 
 
-def is_module(thing: object) -> bool:
-    """Return whether an object is a torch module."""
-    return isinstance(thing, torch.nn.Module)
-
-
 def graph_of_torch(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | None = None) -> Graph:
     """Return the graph of a module's training step; nothing is allocated or computed. See `program.traced`."""
     return graph_of(trace_module(module, inputs, loss))
