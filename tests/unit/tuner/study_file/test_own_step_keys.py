@@ -5,6 +5,7 @@ import yaml
 
 from hardware.cluster import find_cluster
 from hardware.io.errors import ConfigError
+from trials.own_step import OwnStep
 from tuner.own_step.setting import OwnSetting
 from tuner.study_file.config import load_study
 from tuner.study_file.own_study_text import own_study_text
@@ -22,9 +23,20 @@ GOOD = {"name": "own", "model": {"jax": "program:step"}, "cluster": {"name": "cp
         ({"planner": {"pins": [{"op": "*", "dim": "batch"}]}}, "planner.pins: cannot be given"),
         ({"space": {"pp": [1, 2]}}, "space.pp: is no choice of a step of your own; valid: dp, tp, zero_stage"),
         ({"space": {"tp": [2, 2]}}, "space.tp = .*each once"),
-        ({"trial": {"backend": "torch"}}, "trial.backend = 'torch': does not run a step of your own"),
+        ({"trial": {"backend": "torch"}}, "trial.backend = 'torch': does not run a step of your own in JAX"),
         ({"trial": {"backend": "jax", "proxy": {"hosts": 1}}}, "trial.proxy: has no smaller form"),
+        ({"trial": {"backend": "command", "command": ["true"]}}, "does not run a step of your own in JAX"),
         ({"model": {"jaxx": "program:step"}}, "model.*jaxx: unknown key; did you mean 'jax'"),
+        (
+            {"model": {"jax": "program:step", "torch": "program:step"}},
+            "model = .*must name one factory; jax: .* not both",
+        ),
+        ({"model": {}}, "model: must name one factory"),
+        (
+            {"model": {"torch": "program:step"}, "trial": {"backend": "jax"}},
+            "trial.backend = 'jax': does not run a step of your own in torch; trial: {backend: torch}",
+        ),
+        ({"model": {"torch": "program:step"}, "runtime": "torch-planned"}, "leave it out: torch runs your step"),
     ],
 )
 def test_keys_of_the_catalog_are_refused(tmp_path, keys, message):
@@ -36,28 +48,33 @@ def test_keys_of_the_catalog_are_refused(tmp_path, keys, message):
         load_study(file)
 
 
-def test_the_setting_refuses_a_job_and_a_framework():
+@pytest.mark.parametrize("world", ["jax", "torch"])
+def test_the_setting_refuses_a_job_and_a_framework(world):
     """Whatever asks a study of a user's own step for a job or a runtime is refused in the same words."""
-    setting = OwnSetting(cluster=find_cluster("cpu-host"), factory="program:step")
+    step = OwnStep(world=world, factory="program:step", folder=".")
+    setting = OwnSetting(cluster=find_cluster("cpu-host"), step=step)
 
     for part in ("job", "runtime"):
-        with pytest.raises(ConfigError, match="is a training step of your own, and this needs a model of the catalog"):
+        with pytest.raises(ConfigError, match="is a training step of your own, and this needs a model") as caught:
             getattr(setting, part)
+        assert caught.value.key == f"model.{world}"
+        assert f"export --to {world}" in str(caught.value)
     assert setting.cluster.num_devices == find_cluster("cpu-host").num_devices
 
 
-def test_a_new_study_trains_where_devices_are_processors():
+@pytest.mark.parametrize("world", ["jax", "torch"])
+def test_a_new_study_trains_where_devices_are_processors(world):
     """The written study runs real steps on a cluster of processors, and is simulated on any other."""
-    here = yaml.safe_load(own_study_text("program:step", cluster="cpu-host", hosts=None, devices_per_host=4))
-    there = yaml.safe_load(own_study_text("program:step", cluster="dgx-h100", hosts=2, devices_per_host=None))
+    here = yaml.safe_load(own_study_text(world, "program:step", cluster="cpu-host", hosts=None, devices_per_host=4))
+    there = yaml.safe_load(own_study_text(world, "program:step", cluster="dgx-h100", hosts=2, devices_per_host=None))
 
-    assert here["model"] == {"jax": "program:step"}
+    assert here["model"] == {world: "program:step"}
     assert here["cluster"] == {"name": "cpu-host", "hosts": 1, "devices_per_host": 4}
-    assert (here["trial"], there["trial"]) == ({"backend": "jax"}, {"backend": "simulated"})
+    assert (here["trial"], there["trial"]) == ({"backend": world}, {"backend": "simulated"})
     assert there["cluster"] == {"name": "dgx-h100", "hosts": 2}
 
 
 def test_an_unknown_cluster_is_named_by_its_option():
     """A cluster that the catalog lacks is refused under the option that names it."""
     with pytest.raises(ConfigError, match="--cluster"):
-        own_study_text("program:step", cluster="dgx-h10", hosts=None, devices_per_host=None)
+        own_study_text("jax", "program:step", cluster="dgx-h10", hosts=None, devices_per_host=None)

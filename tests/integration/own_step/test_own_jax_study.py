@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
+
+pytest.importorskip("jax", reason="steps in JAX need JAX: pip install 'meshtune[jax]'")
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.sharding.plan import cost_of
@@ -97,26 +98,9 @@ def step_of_state():
 
 
 @pytest.fixture
-def study(tmp_path, monkeypatch):
-    """Writes a study of the program beside it, and returns its file; nobody's storage is seen."""
-    monkeypatch.delenv("MESHTUNE_STORAGE", raising=False)
-    (tmp_path / "own_program.py").write_text(PROGRAM, encoding="utf-8")
-
-    def write(factory="own_program:step", devices=4, **changes):
-        content = {
-            "name": "own",
-            "model": {"jax": factory},
-            "cluster": {"name": "cpu-host", "hosts": 1, "devices_per_host": devices},
-            "trial": {"backend": "jax", "min_steps": 2, "max_steps": 2},
-            "storage": f"sqlite:///{tmp_path}/own.db",
-        }
-        file = tmp_path / "study.yaml"
-        file.write_text(yaml.safe_dump(content | changes), encoding="utf-8")
-        return file
-
-    yield write
-    sys.modules.pop("own_program", None)
-    sys.path[:] = [place for place in sys.path if place != str(tmp_path)]
+def study(new_study):
+    """Writes a study of the program beside it, and returns its file."""
+    return new_study("jax", PROGRAM)
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +195,7 @@ def test_stored_plans_stand_in_for_planning(study):
     """Plans that went through JSON are the same candidates at the same cost, and no planner runs for them."""
     plans = load_study(study()).own_step
     made = {tp: [(each.config, each.step_time_s) for each in plans.on(tp).candidates] for tp in plans.degrees}
-    again = OwnStepPlans(factory=plans.factory, folder=plans.folder, cluster=plans.cluster, planner="unknown")
+    again = OwnStepPlans(step=plans.step, cluster=plans.cluster, planner="unknown")
     again.restore(json.loads(json.dumps(plans.as_json())))
 
     assert {tp: [(each.config, each.step_time_s) for each in again.on(tp).candidates] for tp in made} == made
@@ -325,26 +309,6 @@ def test_one_command_after_the_other(study, tmp_path, meshtune):
     for refused in (["export", str(file), "--to", "megatron"], ["simulate", str(file), "--config", "dp=4"]):
         done = meshtune(*refused)
         assert (done.returncode, "needs a model of the catalog" in done.stderr) == (2, True), done.stderr
-
-
-@pytest.fixture
-def meshtune(tmp_path):
-    """Runs the command in the folder of the program."""
-
-    def run(*words):
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        environment.pop("MESHTUNE_STORAGE", None)
-        return subprocess.run(
-            [sys.executable, "-m", "tuner", *words],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
-
-    return run
 
 
 def test_simulated_trials_answer_for_any_cluster(study):
