@@ -65,7 +65,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "unread": "parts of the file that could not be read without running it, with their lines",
             "notes": "further remarks on the study file",
         },
-        "with `--from-jax`": {
+        "with `--from-jax` or `--from-torch`": {
             "written": "study file that was written",
             "devices": "number of devices of the cluster",
             "operators": "number of operators of the step",
@@ -235,8 +235,9 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             **_GAINS,
         },
         "of a step of your own, also": {
-            "shardings": "`mesh`, and `arguments` and `outputs` with `path`, `type` and `spec` of each leaf; `kept` "
-            "outputs, which replace an argument, and numbers of `donated` arguments"
+            "shardings": "`mesh`, and tensors with their `path`, `type` and `spec`: in torch `parameters` and `inputs`; "
+            "in JAX `arguments` and `outputs`, with the `kept` outputs, which replace an argument, and the numbers of "
+            "`donated` arguments"
         },
     },
     "estimate": {

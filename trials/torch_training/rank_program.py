@@ -165,26 +165,29 @@ class _Memory:
 
     def __init__(self, plan: RankPlan | OwnRankPlan) -> None:
         self._is_cuda = plan.device == "cuda"
+        self._trims = False
         self.start_bytes = 0
         if not self._is_cuda:
             self.start_bytes = _resident_bytes("VmRSS")
             self.begin()
 
     def begin(self) -> None:
-        """Forget the peak so far."""
+        """Forget the peak so far, and with it freed memory of a user's building."""
         if self._is_cuda:
             torch.cuda.reset_peak_memory_stats()
             return
+        if self._trims:
+            gc.collect()
+            with contextlib.suppress(AttributeError, OSError):  # glibc's own, and no other C library's
+                ctypes.CDLL(None).malloc_trim(0)
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
     def leave_out_all_but(self, num_bytes: int) -> None:
         """Begin with what the process holds on a CPU now, but for these tensors, and without freed memory."""
-        gc.collect()
-        with contextlib.suppress(AttributeError, OSError):  # glibc's own, and no other C library's
-            ctypes.CDLL(None).malloc_trim(0)
-        self.start_bytes = max(_resident_bytes("VmRSS") - num_bytes, 0)
+        self._trims = True
         self.begin()
+        self.start_bytes = max(_resident_bytes("VmRSS") - num_bytes, 0)
 
     def held_bytes(self) -> int:
         """Return the memory of training that a process on a CPU has now [bytes]."""
