@@ -23,11 +23,13 @@ class OwnStep:
         world: Library in which it is written.
         factory: Factory as `module:factory`.
         folder: Folder that the module is looked for in first.
+        micro_batches: Number of micro-batches of the step; 1 for factories that take no number.
     """
 
     world: World
     factory: str
     folder: str
+    micro_batches: int = 1
 
     @property
     def key(self) -> str:
@@ -40,7 +42,10 @@ class OwnStepPlans(Protocol):
 
     @property
     def step(self) -> OwnStep:
-        """Step of the plans."""
+        """Step of the plans, with one micro-batch."""
+
+    def step_of(self, config: ParallelConfig) -> OwnStep:
+        """Return the step of a candidate."""
 
     def plan(self, config: ParallelConfig) -> Plan:
         """Return the plan of a candidate, on a mesh of all devices."""

@@ -235,7 +235,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             **_GAINS,
         },
         "of a step of your own, also": {
-            "shardings": "`mesh`, and tensors with their `path`, `type` and `spec`: in torch `parameters` and `inputs`; "
+            "shardings": "`mesh`, and tensors with `path`, `type` and `spec`: in torch `parameters` and `inputs`; "
             "in JAX `arguments` and `outputs`, with the `kept` outputs, which replace an argument, and the numbers of "
             "`donated` arguments"
         },

@@ -191,6 +191,7 @@ def _own_candidate(config: StudyConfig, plans: OwnStepPlans, wanted: ParallelCon
         ConfigError: There is none; the message says why.
     """
     from tuner.answers.candidates import reasons_against
+    from tuner.own_step.plans import words_of
 
     if plans.find(wanted) is not None:
         return wanted
@@ -198,7 +199,7 @@ def _own_candidate(config: StudyConfig, plans: OwnStepPlans, wanted: ParallelCon
         "; ".join(reasons_against(config, config.space(), wanted).values()),
         file=config.file,
         key="--config",
-        value=f"dp={wanted.dp},tp={wanted.tp},zero_stage={wanted.zero_stage},plan={wanted.plan}",
+        value=words_of(wanted),
         nearest="`meshtune rank` prints the candidates",
     )
 

@@ -251,8 +251,10 @@ def rank(
                 f"Ranked by what {ranked.num_trials:,} trials taught: step times of trials (*), and of the others the "
                 "mean of the posterior."
             )
-        shows_tokens = config.own_step is None
-        dimensions = grid.dimensions if shows_tokens else ("dp", "tp", *config.options.opened)
+        own = config.own_step
+        shows_tokens = own is None
+        mesh = ("dp", "tp", "mbs") if own is not None and own.mbs else ("dp", "tp")
+        dimensions = grid.dimensions if shows_tokens else (*mesh, *config.options.opened)
         print_table(
             ["rank", *dimensions, "step [s]", "memory [GiB]", *(["tokens/s/device"] if shows_tokens else [])],
             [

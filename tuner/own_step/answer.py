@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from costmodels.job.parallel_config import ParallelConfig
 from trials.own_step import World
+from tuner.own_step.plans import OwnStepPlans
 
 WIDTH = 108
 """Width to which tables of numbers are wrapped."""
@@ -79,6 +81,11 @@ class OwnAnswer:
         """Return mesh and layouts as JSON; of a step in JAX also which results replace arguments."""
         found = {"mesh": self.mesh} | {name: [asdict(leaf) for leaf in leaves] for name, leaves in self.groups.items()}
         return found | ({"kept": self.kept, "donated": self.donated} if self.world == "jax" else {})
+
+
+def micro_batches_argument(plans: OwnStepPlans, chosen: ParallelConfig) -> str:
+    """Return the argument with which an exported program calls the factory; empty if it takes none."""
+    return f"micro_batches={plans.step_of(chosen).micro_batches}" if plans.mbs else ""
 
 
 def grouped_lines(leaves: Sequence[LeafSpec], *, most: int) -> list[str]:

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.sharding.exports.jax_apply import specs_of
 from costmodels.sharding.exports.jax_specs import jax_specs
-from tuner.own_step.answer import LeafSpec, OwnAnswer
+from tuner.own_step.answer import LeafSpec, OwnAnswer, micro_batches_argument
 from tuner.own_step.plans import OwnStepPlans
 
 PROGRAM = Template('''"""Sharding of $factory over the mesh $axes, as Meshtune found it: $known.
@@ -60,7 +60,7 @@ $served
 @functools.cache
 def program():
     """Return what the factory does, the same objects each time: JAX tells trees with other objects inside apart."""
-    return factory()
+    return factory($micro)
 
 
 def sharded_step():
@@ -102,7 +102,7 @@ if __name__ == "__main__":
 
 def answer_of(plans: OwnStepPlans, chosen: ParallelConfig) -> OwnAnswer:
     """Return the shardings of a candidate."""
-    program, plan = plans.program(), plans.plan(chosen)
+    program, plan = plans.program(chosen), plans.plan(chosen)
     in_specs, out_specs = specs_of(program, plan)
     names, sizes = plan.mesh.names, plan.mesh.sizes
     return OwnAnswer(
@@ -152,6 +152,7 @@ def program_text(plans: OwnStepPlans, chosen: ParallelConfig, *, known: str, fil
         file=file,
         given=", ".join(names),
         names=_tuple_of(names)[1:-1],
+        micro=micro_batches_argument(plans, chosen),
         tuple=_tuple_of(names),
         count=answer.num_devices,
         module=module,

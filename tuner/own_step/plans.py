@@ -8,6 +8,8 @@ fastest, so that `model` stays inside hosts as far as it fits. On each mesh ther
     plan=hand, zero_stage=3    the cheapest plan by hand that also cuts parameters by `data`: FSDP
     plan=descent               what the study's planner finds, if it is none of these
 
+A factory that takes `micro_batches` has them for each size of micro-batch of the study, `mbs`.
+
 Plans by hand are those of `tuner/planners/toast/by_hand.py`, from the roles of the graph's dims. The step time and the
 peak memory of each are the planner's own (`costmodels/sharding/plan.py`): nothing overlaps.
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -104,11 +106,14 @@ class OwnStepPlans:
         step: Step with its factory.
         cluster: Cluster of the study.
         planner: Planner beside the plans by hand.
+        mbs: Sizes of micro-batches that are candidates, in rows of each device along `data`; empty if the whole batch
+            is one.
     """
 
     step: OwnStep
     cluster: Cluster
     planner: OwnPlanner = "descent"
+    mbs: tuple[int, ...] = ()
     _meshes: dict[int, OwnMesh] = field(default_factory=dict)
 
     @property
@@ -150,12 +155,23 @@ class OwnStepPlans:
         """Return the predicted peak memory of a device of a candidate [bytes]."""
         return self._known(config).peak_bytes
 
-    def program(self) -> Any:
-        """Return the trace of the user's step: a `Program` of the frontend of its library."""
-        return traced(self.step).program
+    def step_of(self, config: ParallelConfig) -> OwnStep:
+        """Return the step of a candidate, with its number of micro-batches."""
+        count = self.rows // (config.dp * config.mbs) if self.mbs else 1
+        return replace(self.step, micro_batches=count)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch: the first dim of the first input of a step with one micro-batch; 0 without inputs."""
+        graph = self.graph()
+        return next((shape[0] for each in _batches(graph) if (shape := graph.tensors[each].shape)), 0)
+
+    def program(self, config: ParallelConfig | None = None) -> Any:
+        """Return the trace of a candidate's step, or of one micro-batch: a `Program` of the library's frontend."""
+        return traced(self.step if config is None else self.step_of(config)).program
 
     def graph(self) -> Graph:
-        """Return the graph of the user's step."""
+        """Return the graph of the user's step with one micro-batch."""
         return traced(self.step).graph
 
     def fingerprint(self) -> str:
@@ -174,6 +190,7 @@ class OwnStepPlans:
                     {
                         "zero_stage": each.config.zero_stage,
                         "plan": each.config.plan,
+                        "mbs": each.config.mbs,
                         "served": each.plan.served.T.tolist(),
                     }
                     for each in mesh.candidates
@@ -190,22 +207,26 @@ class OwnStepPlans:
         """
         from costmodels.sharding.plan import Plan, violations  # noqa: PLC0415 # see the imports above
 
-        graph = self.graph()
         for name, kept in stored.items():
             if not name.isdigit() or int(name) not in self.degrees or int(name) in self._meshes:
                 continue
             mesh = self._mesh(int(name))
-            tables = [np.array(each["served"], dtype=np.int64).T for each in kept["candidates"]]
-            if any(table.shape != (len(graph.ops), 2) for table in tables):
+            dp, tp = mesh.sizes
+            entries = kept["candidates"]
+            if {each.get("mbs", 1) for each in entries} - {*self._sizes(dp)}:
                 continue
-            plans = [Plan(graph=graph, mesh=mesh, served=table) for table in tables]
+            configs = [
+                ParallelConfig(dp=dp, tp=tp, mbs=each.get("mbs", 1), zero_stage=each["zero_stage"], plan=each["plan"])
+                for each in entries
+            ]
+            graphs = [traced(self.step_of(config)).graph for config in configs]
+            tables = [np.array(each["served"], dtype=np.int64).T for each in entries]
+            if any(table.shape != (len(graph.ops), 2) for graph, table in zip(graphs, tables, strict=True)):
+                continue
+            plans = [Plan(graph=graph, mesh=mesh, served=table) for graph, table in zip(graphs, tables, strict=True)]
             if any(violations(plan) for plan in plans):
                 continue
-            dp, tp = mesh.sizes
-            found = [
-                _candidate(plan, ParallelConfig(dp=dp, tp=tp, zero_stage=each["zero_stage"], plan=each["plan"]))
-                for plan, each in zip(plans, kept["candidates"], strict=True)
-            ]
+            found = [_candidate(plan, config) for plan, config in zip(plans, configs, strict=True)]
             self._meshes[tp] = OwnMesh(candidates=tuple(found), rule=kept["rule"], reason=kept["reason"])
 
     def _mesh(self, tp: int) -> DeviceMesh:
@@ -218,29 +239,44 @@ class OwnStepPlans:
         assert found is not None, f"{config} is no candidate of {self.factory}"
         return found
 
-    def _plan_mesh(self, tp: int) -> OwnMesh:
-        mesh, graph = self._mesh(tp), self.graph()
-        dp = mesh.sizes[0]
-        by_hand = self._by_hand(graph, mesh)
-        if not by_hand:
-            rule, reason = _why_left_out(graph, mesh)
-            return OwnMesh(candidates=(), rule=rule, reason=reason)
-        found = [
-            _candidate(plan, ParallelConfig(dp=dp, tp=tp, zero_stage=stage)) for stage, plan in sorted(by_hand.items())
-        ]
-        if self.planner != "megatron":
-            planned = _planned(graph, mesh, self.planner)
-            if not self._is_known(planned, [*by_hand.values()]):
-                stage = SHARDED if _cuts_parameters(planned) else WHOLE
-                config = ParallelConfig(dp=dp, tp=tp, zero_stage=stage, plan=self.planner)
-                found.append(_candidate(planned, config))
-        return OwnMesh(candidates=tuple(found))
+    def _sizes(self, dp: int) -> list[int]:
+        """Return the sizes of micro-batches of which the batch is a multiple on `dp` devices along `data`."""
+        return [size for size in self.mbs if self.rows and self.rows % (dp * size) == 0] if self.mbs else [1]
 
-    def _is_known(self, planned: Plan, by_hand: list[Plan]) -> bool:
+    def _plan_mesh(self, tp: int) -> OwnMesh:
+        mesh = self._mesh(tp)
+        dp = mesh.sizes[0]
+        found: list[OwnCandidate] = []
+        for size in self._sizes(dp):
+            found += self._plan_step(mesh, ParallelConfig(dp=dp, tp=tp, mbs=size, zero_stage=WHOLE))
+        if found:
+            return OwnMesh(candidates=tuple(found))
+        if not self._sizes(dp):
+            sizes = ", ".join(map(str, self.mbs))
+            reason = f"the batch of {self.rows} rows is no multiple of data={dp} times any of mbs={sizes}"
+            return OwnMesh(candidates=(), rule="space.mbs", reason=reason)
+        rule, reason = _why_left_out(self.graph(), mesh)
+        return OwnMesh(candidates=(), rule=rule, reason=reason)
+
+    def _plan_step(self, mesh: DeviceMesh, base: ParallelConfig) -> list[OwnCandidate]:
+        """Return the candidates on a mesh with a size of micro-batches; none without plans by hand."""
+        step = self.step_of(base)
+        graph = traced(step).graph
+        by_hand = self._by_hand(graph, mesh)
+        found = [_candidate(plan, replace(base, zero_stage=stage)) for stage, plan in sorted(by_hand.items())]
+        if by_hand and self.planner != "megatron":
+            planned = _planned(graph, mesh, self.planner)
+            if not self._is_known(planned, [*by_hand.values()], step):
+                stage = SHARDED if _cuts_parameters(planned) else WHOLE
+                found.append(_candidate(planned, replace(base, zero_stage=stage, plan=self.planner)))
+        return found
+
+    def _is_known(self, planned: Plan, by_hand: list[Plan], step: OwnStep) -> bool:
         """Return whether a plan is one by hand, or on one axis the plan that the mesh of the other axis has."""
         others = [plan.served for plan in by_hand]
         if planned.mesh.sizes[0] == 1 and planned.mesh.sizes[1] > 1:
-            others += [each.plan.served[:, ::-1] for each in self.on(1).candidates]
+            alike = [each for each in self.on(1).candidates if self.step_of(each.config) == step]
+            others += [each.plan.served[:, ::-1] for each in alike]
         return any(np.array_equal(planned.served, served) for served in others)
 
     def _by_hand(self, graph: Graph, mesh: DeviceMesh) -> dict[int, Plan]:
@@ -257,7 +293,8 @@ class OwnStepPlans:
 
 def words_of(config: ParallelConfig) -> str:
     """Return a candidate as `--config` takes it, without the degrees that such studies lack."""
-    return f"dp={config.dp},tp={config.tp},zero_stage={config.zero_stage},plan={config.plan}"
+    mbs = f",mbs={config.mbs}" if config.mbs > 1 else ""
+    return f"dp={config.dp},tp={config.tp}{mbs},zero_stage={config.zero_stage},plan={config.plan}"
 
 
 def _planned(graph: Graph, mesh: DeviceMesh, planner: Any) -> Plan:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # surrogates load scipy, and only a search needs them
 OPENED = ("zero_stage", "plan")
 """Further dimensions of the candidates, beside the degrees `dp` and `tp`."""
 
-SEARCHED = ("dp", "tp", "zero_stage")
+SEARCHED = ("dp", "tp", "mbs", "zero_stage")
 """Dimensions that a study may tighten."""
 
 DEFAULTS: dict[str, Value] = {
@@ -107,10 +107,12 @@ def _warnings(plans: OwnStepPlans, num_before_memory: int, num_kept: int) -> tup
 def reasons_against(plans: OwnStepPlans, options: SpaceOptions, chosen: ParallelConfig, space: Space) -> dict[str, str]:
     """Return every reason that keeps a configuration out of the space, by the rule's name; empty for a candidate."""
     devices = plans.cluster.num_devices
-    others = {name: value for name, value in chosen.values().items() if name not in ("dp", "tp") and value != 1}
+    known = ("dp", "tp", "mbs") if plans.mbs else ("dp", "tp")
+    others = {name: value for name, value in chosen.values().items() if name not in known and value != 1}
     if others:
         told = ", ".join(f"{name}={value}" for name, value in others.items())
-        return {"mesh": f"a step of your own has dp (data) and tp (model) alone, and not {told}"}
+        beside = ", and mbs with space.mbs" if "mbs" in others else ""
+        return {"mesh": f"a step of your own has dp (data) and tp (model) alone{beside}, and not {told}"}
     if chosen.dp * chosen.tp != devices:
         return {"devices": f"dp*tp must be the {devices} devices of the cluster"}
     mesh = plans.on(chosen.tp)
@@ -171,10 +173,11 @@ def estimate_of(plans: OwnStepPlans, grid: ConfigGrid) -> StepEstimate:
 
 
 def features_of(grid: ConfigGrid, estimate: StepEstimate) -> FloatArray:
-    """Return features of the candidates [n, 4], in the units of `costmodels/surrogates/features.py`."""
+    """Return features of the candidates [n, 5], in the units of `costmodels/surrogates/features.py`."""
     octaves = 3.0
     columns = (
         np.log2(grid.tp) / octaves,
+        np.log2(grid.mbs) / octaves,
         np.minimum(grid.zero_stage, 1) + grid.zero_stage / 6.0,
         grid.is_planned.astype(np.float64),
         2.0 * (estimate.breakdown_s["dp"] + estimate.breakdown_s["tp"]) / estimate.step_time_s,

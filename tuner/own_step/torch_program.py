@@ -11,14 +11,14 @@ from costmodels.sharding.exports.relayouts import relayouts
 from costmodels.sharding.exports.torch_parallel import Placements, planned_placements, trained_placements
 from costmodels.sharding.frontends.torch.program import Program
 from costmodels.sharding.graph import TensorKind
-from tuner.own_step.answer import LeafSpec, OwnAnswer
+from tuner.own_step.answer import LeafSpec, OwnAnswer, micro_batches_argument
 from tuner.own_step.plans import OwnStepPlans
 
 PROGRAM = Template('''"""Sharding of $factory over the mesh $axes, as Meshtune found it: $known.
 
     from $file import sharded_module
     module, inputs = sharded_module()  # on each of $count ranks, in torch's process group
-    module(*inputs).backward()  # the loss; module.parameters() are DTensors, for any optimizer of torch
+    $call  # the loss; module.parameters() are DTensors, for any optimizer of torch
 
 Run as a program, it trains three steps:
 
@@ -47,10 +47,10 @@ $served
 
 def sharded_module(device_type="cpu"):
     """Return the module, which trains sharded, and the inputs of the factory; to be called on all ranks."""
-    module, inputs, *others = factory()
+    module, inputs, *others = factory($micro)
     mesh = init_device_mesh(device_type, tuple(MESH.values()), mesh_dim_names=tuple(MESH))
     loss = others[0] if others else None
-    return parallelize_as(module, *inputs, loss=loss, mesh=mesh, served=SERVED), inputs
+    return parallelize_as(module, *inputs, loss=loss, mesh=mesh, served=SERVED$argument), inputs
 
 
 def with_values(tensor):
@@ -72,8 +72,7 @@ if __name__ == "__main__":
     inputs = torch.utils._pytree.tree_map_only(torch.Tensor, with_values, inputs)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
     for number in range(3):
-        loss = module(*inputs)
-        loss.backward()
+$passes
         optimizer.step()
         optimizer.zero_grad()
         if torch.distributed.get_rank() == 0:
@@ -87,7 +86,7 @@ if __name__ == "__main__":
 
 def answer_of(plans: OwnStepPlans, chosen: ParallelConfig) -> OwnAnswer:
     """Return the shardings of a candidate."""
-    program, plan = plans.program(), plans.plan(chosen)
+    program, plan = plans.program(chosen), plans.plan(chosen)
     names, sizes = plan.mesh.names, plan.mesh.sizes
     types = _types_of(program)
     inputs = [each.name for each in program.arguments if each.kind is TensorKind.DATA and each.after is None]
@@ -118,6 +117,7 @@ def usage_lines(file: str) -> tuple[str, str, str]:
 def program_text(plans: OwnStepPlans, chosen: ParallelConfig, *, known: str, file: str) -> str:
     """Return a Python module that trains the user's module as a candidate does; see `programs.py`."""
     answer = answer_of(plans, chosen)
+    micro, count = micro_batches_argument(plans, chosen), plans.step_of(chosen).micro_batches
     module, _, function = plans.factory.partition(":")
     return PROGRAM.substitute(
         factory=plans.factory,
@@ -127,6 +127,15 @@ def program_text(plans: OwnStepPlans, chosen: ParallelConfig, *, known: str, fil
         count=answer.num_devices,
         module=module,
         function=function,
+        micro=micro,
+        argument=f", {micro}" if count > 1 else "",
+        call=f"(module(*inputs) / {count}).backward()" if count > 1 else "module(*inputs).backward()",
+        passes=f"""        for _ in range({count}):  # in training, each with inputs of its own
+            loss = module(*inputs)
+            (loss / {count}).backward()"""
+        if count > 1
+        else """        loss = module(*inputs)
+        loss.backward()""",
         mesh=answer.mesh,
         placements="\n".join(f"    {leaf.path!r}: {leaf.spec},  # {leaf.type}" for leaf in answer.groups["parameters"]),
         changes=answer.num_changes,

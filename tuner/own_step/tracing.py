@@ -28,6 +28,23 @@ class Traced:
 
 
 @cache
+def takes_micro_batches(step: OwnStep) -> bool:
+    """Return whether the factory of a step takes a number of micro-batches.
+
+    Raises:
+        ConfigError: The factory cannot be imported.
+    """
+    from costmodels.sharding.frontends import factories  # noqa: PLC0415 # most studies do without
+
+    try:
+        return factories.takes_micro_batches(step.factory, step.world, option=step.key, folder=step.folder)
+    except ConfigError:
+        raise
+    except Exception as error:  # the user's own code may raise anything, and it is told as it is
+        raise _failure(step, error) from error
+
+
+@cache
 def traced(step: OwnStep) -> Traced:
     """Return the trace of a user's step; nothing is computed.
 
@@ -39,19 +56,26 @@ def traced(step: OwnStep) -> Traced:
     except ConfigError as error:
         raise (error if (error.key or "").startswith("model.") else error.under(step.key)) from None
     except Exception as error:  # the user's own code may raise anything, and it is told as it is
-        raise ConfigError(
-            f"fails: {_in_words(error)}",
-            key=step.key,
-            value=step.factory,
-            nearest=f"`python -c 'from {step.factory.partition(':')[0]} import *'` in {step.folder} shows whether it "
-            "imports",
-        ) from error
+        raise _failure(step, error) from error
+
+
+def _failure(step: OwnStep, error: Exception) -> ConfigError:
+    """Return the failure of a user's own code as a mistake in the study."""
+    module = step.factory.partition(":")[0]
+    return ConfigError(
+        f"fails: {_in_words(error)}",
+        key=step.key,
+        value=step.factory,
+        nearest=f"`python -c 'from {module} import *'` in {step.folder} shows whether it imports",
+    )
 
 
 def _jax(step: OwnStep) -> Traced:
     from costmodels.sharding.frontends.factories import step_of_factory  # noqa: PLC0415 # JAX may be missing
 
-    function, arguments, donated = step_of_factory(step.factory, option=step.key, folder=step.folder)
+    function, arguments, donated = step_of_factory(
+        step.factory, option=step.key, folder=step.folder, micro_batches=step.micro_batches
+    )
     from costmodels.sharding.frontends.jax.graph import graph_of  # noqa: PLC0415 # JAX may be missing
     from costmodels.sharding.frontends.jax.program import trace_function  # noqa: PLC0415 # JAX may be missing
 
@@ -62,10 +86,12 @@ def _jax(step: OwnStep) -> Traced:
 def _torch(step: OwnStep) -> Traced:
     from costmodels.sharding.frontends.factories import torch_step_of_factory  # noqa: PLC0415 # torch may be missing
 
-    program = torch_step_of_factory(step.factory, option=step.key, folder=step.folder).trace()
+    program = torch_step_of_factory(
+        step.factory, option=step.key, folder=step.folder, micro_batches=step.micro_batches
+    ).trace()
     from costmodels.sharding.frontends.torch.graph import graph_of  # noqa: PLC0415 # torch may be missing
 
-    return Traced(program=program, graph=graph_of(program))
+    return Traced(program=program, graph=graph_of(program, micro_batches=step.micro_batches))
 
 
 def _in_words(error: Exception) -> str:

@@ -25,6 +25,7 @@ def parallelize_as(
     mesh: torch_meshes.DeviceMesh,
     served: Sequence[Sequence[int]],
     loss: Loss | None = None,
+    micro_batches: int = 1,
 ) -> PlannedModule:
     """Return a module that trains as a plan says that was found before; to be called on all ranks.
 
@@ -38,6 +39,7 @@ def parallelize_as(
         mesh: Mesh of all ranks with the names and sizes of the plan's axes, the slowest first.
         served: For each axis, the number of the factor that it serves at each operator, or -1.
         loss: Function that was planned, called as `loss(module, *inputs)`; None for `module(*inputs)`.
+        micro_batches: Number of calls before each update that were planned.
 
     Raises:
         ConfigError: The table belongs to another module, or to other shapes.
@@ -46,14 +48,15 @@ def parallelize_as(
 
     def traced(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Traced:
         program = trace_module(module, inputs, loss)
-        return program, plan_of_table(graph_of(program), axes, served)
+        return program, plan_of_table(graph_of(program, micro_batches=micro_batches), axes, served)
 
     def plan_again(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Traced:
         try:
             return traced(module, inputs)
         except ConfigError:
             program = trace_module(module, inputs, loss)
-            return program, plan_graph(graph_of(program), mesh_from(axes, "dgx-a100"), WHOLE_AXES).plan
+            graph = graph_of(program, micro_batches=micro_batches)
+            return program, plan_graph(graph, mesh_from(axes, "dgx-a100"), WHOLE_AXES).plan
 
     case = case_of(module, inputs, mesh.device_type)
     return parallel_module(module, mesh, traced(module, inputs), case, plan_again)

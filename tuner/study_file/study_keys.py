@@ -225,15 +225,15 @@ class OwnModelKeys(DocumentedModel):
 
     jax: Annotated[str, Field(min_length=3)] | None = None
     """Factory as `module:factory`, which is imported from the study file's folder or from the working directory. It
-    takes no arguments, and returns a function, its abstract arguments, and the names of the arguments whose memory the
-    outputs reuse.
+    takes no arguments, or the number of `micro_batches`, and returns a function, its abstract arguments, and the names
+    of the arguments whose memory the outputs reuse.
 
     Default: none; one of the two keys is needed
     """
 
     torch: Annotated[str, Field(min_length=3)] | None = None
-    """Factory of a torch module, which is imported in the same way. It takes no arguments, and returns the module, a
-    tuple of its inputs, and perhaps a loss function and a function that makes an optimizer of the parameters.
+    """Factory of a torch module, which is imported in the same way. It takes the same, and returns the module, a tuple
+    of its inputs, and perhaps a loss function and a function that makes an optimizer of the parameters.
 
     Default: none; one of the two keys is needed
     """

@@ -18,6 +18,7 @@ from trials.own_step import OwnStep, World
 from tuner.own_step.plans import OwnStepPlans
 from tuner.own_step.predictions import DEFAULTS, OPENED, SEARCHED
 from tuner.own_step.setting import OwnSetting
+from tuner.own_step.tracing import takes_micro_batches
 from tuner.space.enumeration import SpaceOptions
 from tuner.study_file.study_keys import OwnModelKeys, SpaceKeys, StudyKeys
 
@@ -60,11 +61,20 @@ def own_subject(keys: StudyKeys, model: OwnModelKeys, cluster: Cluster, folder: 
     step = _step_of(model, folder)
     _check_keys(keys, step)
     planner = "descent" if keys.planner.name == "auto" else keys.planner.name
-    plans = OwnStepPlans(step=step, cluster=cluster, planner=planner)
+    options = _options(keys.space)
+    mbs = dict(options.allowed).get("mbs", ())
+    if mbs and not takes_micro_batches(step):
+        raise ConfigError(
+            f"needs a factory that takes micro_batches, and {step.factory} does not",
+            key="space.mbs",
+            value=list(mbs),
+            nearest="leave it out, or let the factory make a step of `micro_batches` micro-batches",
+        )
+    plans = OwnStepPlans(step=step, cluster=cluster, planner=planner, mbs=mbs)
     plans.graph()  # a mistake in the user's program is told before anything else happens
     # the rest of the tuner asks such a setting for its cluster only; whatever asks for more is refused in one message
     setting = cast("Setting", OwnSetting(cluster=cluster, step=step))
-    return Subject(setting=setting, options=_options(keys.space), own_step=plans)
+    return Subject(setting=setting, options=options, own_step=plans)
 
 
 def own_current(keys: StudyKeys) -> ParallelConfig | None:

@@ -1,4 +1,7 @@
-"""Load a user's training step from a factory function, named as `module:factory`, that takes no arguments.
+"""Load a user's training step from a factory function, named as `module:factory`.
+
+It takes no arguments, or the number of `micro_batches` of a step. In JAX the function then runs all of them; in torch
+the inputs are those of one, and each step runs the module as many times before the optimizer's update.
 
 A JAX factory returns a function, its abstract arguments (a tuple of trees of `jax.ShapeDtypeStruct`), and optionally
 the names or numbers of the arguments whose memory is donated to the outputs. A torch factory returns a module, its
@@ -15,7 +18,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from costmodels.sharding.graph import Graph
 from hardware.io.errors import ConfigError, did_you_mean
@@ -26,6 +29,13 @@ if TYPE_CHECKING:  # JAX or torch may be missing
 
 JaxStep = tuple[Callable[..., Any], tuple[Any, ...], tuple[str | int, ...]]
 """A function, its abstract arguments, and the names or numbers of donated arguments."""
+
+Library = Literal["jax", "torch"]
+
+TITLES: dict[Library, str] = {"jax": "JAX", "torch": "torch"}
+
+MICRO_BATCHES = "micro_batches"
+"""Argument of factories that can make a step of several micro-batches."""
 
 EXAMPLE = "for example my_training:step, found from the directory that the command runs in"
 
@@ -46,18 +56,19 @@ def program_of_factory(name: str, *, option: str = "--jax") -> Program:
     return trace_function(function, *arguments, donated=donated)
 
 
-def step_of_factory(name: str, *, option: str = "--jax", folder: str | None = None) -> JaxStep:
+def step_of_factory(name: str, *, option: str = "--jax", folder: str | None = None, micro_batches: int = 1) -> JaxStep:
     """Return the JAX step that `module:factory` returns. Its module is imported, which runs the module's code.
 
     Args:
         name: Factory as `module:factory`.
         option: Name of the option or key in messages.
         folder: Folder in which the module is looked for first, before the working directory.
+        micro_batches: Number of micro-batches of the step, for factories that take it.
 
     Raises:
         ConfigError: The factory does not exist, JAX is missing, or the factory returns something else.
     """
-    made = _call_factory(name, option, "jax", "JAX", folder)
+    made = _call_factory(name, option, "jax", folder, micro_batches)
     if not (_is_step(made) and callable(made[0])):
         rule = "must return (function, arguments) or (function, arguments, donated)"
         nearest = "arguments are a tuple of trees of jax.ShapeDtypeStruct"
@@ -78,18 +89,21 @@ def graph_of_torch_factory(name: str, *, option: str = "--torch") -> Graph:
     return graph_of(step.trace())
 
 
-def torch_step_of_factory(name: str, *, option: str = "--torch", folder: str | None = None) -> TorchStep:
+def torch_step_of_factory(
+    name: str, *, option: str = "--torch", folder: str | None = None, micro_batches: int = 1
+) -> TorchStep:
     """Return the torch step that `module:factory` returns. Its module is imported, which runs the module's code.
 
     Args:
         name: Factory as `module:factory`.
         option: Name of the option or key in messages.
         folder: Folder in which the module is looked for first, before the working directory.
+        micro_batches: Number of micro-batches of the step, for factories that take it; the inputs are those of one.
 
     Raises:
         ConfigError: The factory does not exist, torch is missing, or the factory returns something else.
     """
-    made = _call_factory(name, option, "torch", "torch", folder)
+    made = _call_factory(name, option, "torch", folder, micro_batches)
     from costmodels.sharding.frontends.torch.steps import TorchStep, is_module  # noqa: PLC0415 # torch may be missing
 
     if not (_is_step(made, most=4) and is_module(made[0]) and all(each is None or callable(each) for each in made[2:])):
@@ -108,22 +122,42 @@ def _is_step(made: Any, *, most: int = 3) -> bool:
     return isinstance(made, tuple) and 2 <= len(made) <= most and isinstance(made[1], (tuple, list))
 
 
-def _call_factory(name: str, option: str, library: str, title: str, folder: str | None = None) -> Any:
+def takes_micro_batches(name: str, library: Library, *, option: str, folder: str | None = None) -> bool:
+    """Return whether the factory `module:factory` takes the argument `micro_batches`; its module is imported.
+
+    Raises:
+        ConfigError: The factory does not exist, or the library is missing.
+    """
+    return MICRO_BATCHES in inspect.signature(_load_factory(name, option, library, folder)).parameters
+
+
+def _call_factory(name: str, option: str, library: Library, folder: str | None, micro_batches: int) -> Any:
     """Return the factory's result, after a check that its library is installed."""
+    factory = _load_factory(name, option, library, folder)
+    takes = MICRO_BATCHES in inspect.signature(factory).parameters
+    assert takes or micro_batches == 1, f"{name} takes no number of micro-batches"
+    return factory(**{MICRO_BATCHES: micro_batches}) if takes else factory()
+
+
+def _load_factory(name: str, option: str, library: Library, folder: str | None) -> Callable[..., Any]:
+    """Return the factory, after a check that its library is installed."""
     module_name, colon, factory_name = name.partition(":")
     if not (module_name and colon and factory_name):
         raise ConfigError("must be module:factory", key=option, value=name, nearest=EXAMPLE)
     # Without this check, the library's absence would look like an import error of the user's module.
     if importlib.util.find_spec(library) is None:
         nearest = f"pip install 'meshtune[{library}]'"
-        raise ConfigError(f"needs {title}, which is not installed here", key=option, value=name, nearest=nearest)
+        raise ConfigError(
+            f"needs {TITLES[library]}, which is not installed here", key=option, value=name, nearest=nearest
+        )
     for place in (str(Path.cwd()), folder):
         if place is not None and place not in sys.path:
             sys.path.insert(0, place)
     factory = _find_factory(module_name, factory_name, name, option)
     if not callable(factory):
         raise ConfigError("is not a function", key=option, value=name, nearest=EXAMPLE)
-    return factory()
+    found: Callable[..., Any] = factory
+    return found
 
 
 def _find_factory(module_name: str, factory_name: str, name: str, option: str) -> Any:

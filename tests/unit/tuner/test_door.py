@@ -38,7 +38,7 @@ def test_the_doors_names_are_sorted_and_documented():
     first = blocks_of(ROOT / "docs/python.md")[0].text
 
     assert sorted(tuner.__all__) == tuner.__all__
-    assert first.strip() == f"from tuner import {', '.join(tuner.__all__)}"
+    assert re.findall(r"\w+", first) == ["from", "tuner", "import", *tuner.__all__]
     assert set(re.findall(r"`(\w+)\(", page.split("## Predict")[0])) == set(tuner.__all__)
 
 
@@ -46,7 +46,7 @@ def test_each_name_is_loaded_when_it_is_used():
     """Every name is what its own module has; those of a library that is missing say what to install."""
     assert tuner.ThompsonSampler is ThompsonSampler
     assert tuner.load_study is load_study
-    for name in set(tuner.__all__) - {"pin_layouts", "plan_jax", "plan_torch"}:
+    for name in set(tuner.__all__) - {"parallelize_as", "pin_layouts", "plan_jax", "plan_torch"}:
         assert callable(getattr(tuner, name))
     for library in ("jax", "torch"):
         if importlib.util.find_spec(library) is None:

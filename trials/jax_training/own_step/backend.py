@@ -39,7 +39,7 @@ class OwnStepBackend(StepOptions, AbstractJaxBackend):
         """Return the work of each process in a trial."""
         return StepWork(
             **{option.name: getattr(self, option.name) for option in fields(StepOptions)},
-            step=self.steps.step,
+            step=self.steps.step_of(config),
             plan=self.steps.plan(config),
             is_by_hand=config.plan == HAND,
             memory_bytes=min(device.memory_bytes for device in self.cluster.devices),

@@ -25,7 +25,9 @@ def lower_own_step(own: OwnStep, plan: Plan, *, seed: int) -> LoweredOwnStep:
     Raises:
         ConfigError: The factory can't be imported here, or returns another function than it was planned with.
     """
-    function, arguments, donated = step_of_factory(own.factory, option=own.key, folder=own.folder)
+    function, arguments, donated = step_of_factory(
+        own.factory, option=own.key, folder=own.folder, micro_batches=own.micro_batches
+    )
     program = trace_function(function, *arguments, donated=donated)
     in_specs, out_specs = specs_of(program, plan)
     mesh = jax_mesh(plan)

@@ -53,7 +53,7 @@ class OwnTorchBackend(StepOptions, AbstractTorchBackend):
         """Return the work of each rank in a trial."""
         return OwnRankPlan(
             **{option.name: getattr(self, option.name) for option in fields(StepOptions)},
-            step=self.steps.step,
+            step=self.steps.step_of(config),
             config=config,
             clock=self.clock,
             sharding=self.steps.plan(config),

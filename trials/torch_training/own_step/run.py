@@ -32,10 +32,11 @@ def trace_own_step(own: OwnStep, plan: Plan, *, seed: int) -> TracedOwnStep:
         ConfigError: The factory can't be imported here, or returns another module than it was planned with.
     """
     torch.manual_seed(seed)
-    step = torch_step_of_factory(own.factory, option=own.key, folder=own.folder)
+    step = torch_step_of_factory(own.factory, option=own.key, folder=own.folder, micro_batches=own.micro_batches)
     program = step.trace()
-    own_plan = plan_of_table(graph_of(program), plan.mesh, plan.served.T.tolist())
-    return TracedOwnStep(step=step, program=program, plan=own_plan, seed=seed)
+    graph = graph_of(program, micro_batches=own.micro_batches)
+    own_plan = plan_of_table(graph, plan.mesh, plan.served.T.tolist())
+    return TracedOwnStep(step=step, program=program, plan=own_plan, seed=seed, micro_batches=own.micro_batches)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -47,12 +48,14 @@ class TracedOwnStep:
         program: Trace of the step.
         plan: Plan of the trace.
         seed: Seed of values.
+        micro_batches: Number of passes over the inputs in each step.
     """
 
     step: TorchStep
     program: Program
     plan: Plan
     seed: int
+    micro_batches: int
 
     @property
     def tensor_bytes(self) -> int:
@@ -80,7 +83,12 @@ class TracedOwnStep:
             if step.optimizer is None
             else step.optimizer(trained)
         )
-        return OwnTraining(module=planned, inputs=values_of_inputs(step.inputs, self.seed), optimizer=optimizer)
+        return OwnTraining(
+            module=planned,
+            inputs=values_of_inputs(step.inputs, self.seed),
+            optimizer=optimizer,
+            micro_batches=self.micro_batches,
+        )
 
 
 def _refuse(module: torch.nn.Module, inputs: tuple[Any, ...]) -> NoReturn:  # noqa: ARG001 # the contract's
@@ -95,16 +103,21 @@ class OwnTraining:
         module: Planned module.
         inputs: Whole inputs, the same on every rank and in every step.
         optimizer: Optimizer of the module's parameters.
+        micro_batches: Number of passes over the inputs in each step.
     """
 
     module: torch.nn.Module
     inputs: tuple[Any, ...]
     optimizer: torch.optim.Optimizer
+    micro_batches: int
 
     def step(self) -> float:
-        """Train one step: forward and backward pass and the optimizer; return the loss before it."""
-        loss: torch.Tensor = self.module(*self.inputs)
-        loss.backward()  # type: ignore[no-untyped-call] # as torch has it
+        """Train one step: forward and backward passes and the optimizer; return the mean loss before it."""
+        total = 0.0
+        for _ in range(self.micro_batches):
+            loss: torch.Tensor = self.module(*self.inputs) / self.micro_batches
+            loss.backward()  # type: ignore[no-untyped-call] # as torch has it
+            total += loss.item()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return float(loss.item())
+        return total

@@ -57,8 +57,13 @@ def flatten(program: Program) -> tuple[Flat, list[int | None], list[Kernel]]:
     return flat, outputs, kernels
 
 
-def graph_of(program: Program) -> Graph:
-    """Return the graph of a traced step."""
+def graph_of(program: Program, *, micro_batches: int = 1) -> Graph:
+    """Return the graph of a traced step.
+
+    Args:
+        program: Traced step.
+        micro_batches: Number of forward and backward passes before the update, each of which adds to the gradients.
+    """
     flat, outputs, kernels = flatten(program)
     arguments = range(len(program.arguments))
     build = FlatBuilder(values=flat.values, builder=GraphBuilder(name=program.name))
@@ -73,17 +78,17 @@ def graph_of(program: Program) -> Graph:
             has_begun = True
         if not kernel.is_known:
             build.count_unknown(kernel.step.primitive)
-        build.step(kernel.step, kernel.shown_rule)
+        build.step(replace(kernel.step, times=micro_batches), kernel.shown_rule)
     for number, argument in zip(arguments, program.arguments, strict=True):
         if argument.gradient is not None:
-            _add_update(build, number, argument, outputs[argument.gradient])
+            _add_update(build, number, argument, outputs[argument.gradient], micro_batches)
         after = None if argument.after is None else outputs[argument.after]
         if after is not None:
             build.builder.keep(build.tensors[number], build.read(after))
     return build.builder.done()
 
 
-def _add_update(build: FlatBuilder, number: int, argument: Argument, gradient: int | None) -> None:
+def _add_update(build: FlatBuilder, number: int, argument: Argument, gradient: int | None, micro_batches: int) -> None:
     assert gradient is not None, f"the gradient of {argument.name!r} is a tensor"
     array, builder = build.values[number], build.builder
     parameter = build.tensors[number]
@@ -96,8 +101,14 @@ def _add_update(build: FlatBuilder, number: int, argument: Argument, gradient: i
         builder.tensor(name, array.shape, array.element_bytes, TensorKind.PARAMETER),
         *(builder.tensor(f"{name}.{moment}", array.shape, MOMENT_BYTES, TensorKind.OPTIMIZER) for moment in MOMENTS),
     ]
+    read = build.read(gradient)
+    if micro_batches > 1:  # each pass adds its gradient, whose partial sums are added up first
+        added = builder.tensor(f"{argument.name}.sum", array.shape, array.element_bytes, TensorKind.GRADIENT)
+        add = Call(primitive="add", operands=(array.shape,), results=(array.shape,), params={})
+        builder.op(f"{argument.name}.sum", "add", [read], [added], elementwise(add), times=micro_batches)
+        read = added
     # Adam works element by element, so any partition of a parameter is possible.
     call = Call(primitive=UPDATE, operands=(array.shape,) * 4, results=(array.shape,) * 3, params={})
-    builder.op(name, UPDATE, [parameter, build.read(gradient), *moments], made, elementwise(call))
+    builder.op(name, UPDATE, [parameter, read, *moments], made, elementwise(call))
     for state, after in zip((parameter, *moments), made, strict=True):
         builder.keep(state, after)

@@ -21,7 +21,7 @@ GOOD = {"name": "own", "model": {"jax": "program:step"}, "cluster": {"name": "cp
         ({"measured": {"step_time_s": 1.0, "source": "log"}}, "measured: belongs to models of the catalog"),
         ({"history": ["old.csv"]}, "history: cannot inform"),
         ({"planner": {"pins": [{"op": "*", "dim": "batch"}]}}, "planner.pins: cannot be given"),
-        ({"space": {"pp": [1, 2]}}, "space.pp: is no choice of a step of your own; valid: dp, tp, zero_stage"),
+        ({"space": {"pp": [1, 2]}}, "space.pp: is no choice of a step of your own; valid: dp, tp, mbs, zero_stage"),
         ({"space": {"tp": [2, 2]}}, "space.tp = .*each once"),
         ({"trial": {"backend": "torch"}}, "trial.backend = 'torch': does not run a step of your own in JAX"),
         ({"trial": {"backend": "jax", "proxy": {"hosts": 1}}}, "trial.proxy: has no smaller form"),
