@@ -81,8 +81,8 @@ def _rows(model: str, mesh_text: str, given: argparse.Namespace) -> list[dict[st
 
     planners: dict[str, Callable[[], Plan | None]] = {
         "by hand": lambda: plans_by_hand(graph, own_mesh, memory_bytes=np.inf, most=1)[0],
-        "descent": lambda: planned(PlannerOptions(whole_axes=True)),
-        "toast": lambda: planned(PlannerOptions(planner="toast", whole_axes=True)),
+        "descent": lambda: planned(PlannerOptions(whole_axes=True, overlap=False)),
+        "toast": lambda: planned(PlannerOptions(planner="toast", whole_axes=True, overlap=False)),
         "assignment": lambda: assigned_plan(terms, given.time_limit),
         "assignment, descent": lambda: descend(assigned_plan(terms, given.time_limit), terms).plan,
         "HiGHS": highs,

@@ -137,13 +137,13 @@ def figures_of(plan: Plan) -> Figures:
 
 def d_rec(problem: Problem) -> Found:
     """Find D-Rec's cheapest plan over all orders, which ignores memory."""
-    found = plan_graph(problem.graph, problem.mesh, PlannerOptions(planner="recursive", whole_axes=True))
+    found = plan_graph(problem.graph, problem.mesh, PlannerOptions(planner="recursive", whole_axes=True, overlap=False))
     return Found(plan=found.plan, told={"order": found.order})
 
 
 def descent(problem: Problem) -> Found:
     """Run axis descent from D-Rec's plan, within the memory of a device if such a plan is found."""
-    options = PlannerOptions(whole_axes=True, memory_bytes=problem.memory_bytes)
+    options = PlannerOptions(whole_axes=True, memory_bytes=problem.memory_bytes, overlap=False)
     try:
         found = plan_graph(problem.graph, problem.mesh, options)
     except ConfigError:

@@ -238,9 +238,10 @@ def _graph(factory: str) -> Graph:
     from benchmarks.zoo import FACTORIES  # noqa: PLC0415 # JAX may be missing
     from costmodels.sharding.frontends.jax.graph import graph_of  # noqa: PLC0415 # as above
     from costmodels.sharding.frontends.jax.program import trace_function  # noqa: PLC0415 # as above
+    from costmodels.sharding.fusion import unfused  # noqa: PLC0415 # as above
 
     function, shapes, donated = FACTORIES[factory]()
-    return graph_of(trace_function(function, *shapes, donated=donated))
+    return unfused(graph_of(trace_function(function, *shapes, donated=donated)))
 
 
 def _with_units_of(cluster: Cluster, graph: Graph) -> Graph:

@@ -19,7 +19,7 @@ reading them; a rule for that came closer to the traffic of its kernels on no pr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from costmodels.sharding.graph import CONSTANT, FusionKind, Graph, Op
@@ -53,6 +53,11 @@ def traffic_of(graph: Graph) -> tuple[Traffic, ...]:
         Traffic(reads=tuple(sizes[one] for one in op.operands), writes=tuple(sizes[one] for one in op.results))
         for op in graph.ops
     )
+
+
+def unfused(graph: Graph) -> Graph:
+    """Return a graph as it is where no compiler fuses anything."""
+    return replace(graph, ops=tuple(replace(op, fusion=FusionKind.NONE) for op in graph.ops))
 
 
 class _Fusion:

@@ -92,6 +92,14 @@ def plan(
         ),
     ] = None,
     diagnose: Annotated[bool, Option("--diagnose", help="Also compute the cost of slightly different pins.")] = False,
+    overlap: Annotated[
+        bool | None,
+        Option(
+            "--overlap/--no-overlap",
+            help="Whether collectives run beside the compute; the default is what XLA does with JAX functions.",
+            show_default=False,
+        ),
+    ] = None,
     prove: Annotated[
         str | None,
         Option(metavar="SECONDS", help="Let HiGHS search this long for a proven lower bound on the step time."),
@@ -119,7 +127,9 @@ def plan(
     from tuner.plans.plan_export import PlanSource, named_lines
     from tuner.plans.sharding_plans import in_lines, of_candidate, plan_json, shardings_table
 
-    options = _parse_options(planner, order, whole_axes, pin or [], diagnose=diagnose)
+    options = replace(
+        _parse_options(planner, order, whole_axes, pin or [], diagnose=diagnose), overlap=overlap
+    )
     _check_export(export, out)
     _check_explain(explain, drawing)
     candidate = None

@@ -57,7 +57,7 @@ class PlannerOptions:
         pins: Dims that the user wants cut in a certain way.
         memory_bytes: Most memory that a device may hold, which `recursive` ignores; None for no limit.
         diagnose: Whether to report what slightly wrong pins would have cost.
-        prove_s: Time that HiGHS may take to prove a lower bound of the step [s]; None for no such proof.
+        prove_s: Time that HiGHS may take to prove a lower bound of the step without overlap [s]; None for no such proof.
         effort: States that TOAST may look at in each of two trees after the descent, one of which begins with plans
             by hand; 0 for no such search. The same effort leads to the same plan on every machine.
         effort_s: Time at which these trees end even so [s]; None for none. What is found then depends on the machine.
@@ -98,8 +98,8 @@ class Planned:
         search_s: Time of the search, with counterfactual and perturbed plans [s].
         memory_bytes: Limit of a device's memory; None for no limit.
         perturbed: Plans with slightly wrong pins; None unless `diagnose` was set.
-        bound_s: Lower bound of the step time of all plans without pins within the limit of memory [s]; None if
-            neither `prove_s` was set nor the planner computes one.
+        bound_s: Lower bound of the step time without overlap of all plans without pins within the limit of memory
+            [s]; None if neither `prove_s` was set nor the planner computes one.
         steps: Plans from the first to the last, of a planner that reports its progress.
         timeline: Timeline of the step with overlap; None without overlap.
     """
@@ -219,9 +219,12 @@ def _overlap(planned: Planned, graph: Graph, mesh: DeviceMesh, options: PlannerO
         plan, cost = hide_moves([found.plan, *by_hand], terms, memory_bytes=least_bytes, pins=pins)
         if plan is not found.plan:
             found = PinnedPlan(plan=plan, cost=cost, is_optimum=False, reports=_reports_anew(found, pins, plan, cost))
+    # Neither an optimum nor a bound without overlap says anything of plans with it.
+    found = replace(found, is_optimum=False)
     return replace(
         planned,
         found=found,
+        bound_s=None,
         timeline=timeline_of(found.plan, found.cost),
         search_s=planned.search_s + time.perf_counter() - began_s,
     )

@@ -73,6 +73,8 @@ def plan_json(planned: Planned) -> dict[str, Any]:
         ],
         "comm_s": cost.comm_s,
         "step_time_s": cost.step_time_s,
+        "overlapped_s": None if planned.timeline is None else planned.timeline.step_time_s,
+        "exposed_s": None if planned.timeline is None else float(planned.timeline.exposed_s.sum()),
         "peak_memory_bytes": cost.peak_memory_bytes,
         "memory_limit_bytes": planned.memory_bytes,
         "is_optimum": planned.found.is_optimum,
@@ -136,9 +138,13 @@ def in_lines(planned: Planned) -> list[str]:
     digits, limit = 1, ""
     if planned.memory_bytes is not None:
         digits, limit = 3, f" (limit {planned.memory_bytes / GIB:g})"
+    together_s = ""
+    if planned.timeline is not None:
+        exposed_s = planned.timeline.exposed_s.sum()
+        together_s = f"{planned.timeline.step_time_s:.4g} s per step with {exposed_s:.4g} s exposed communication; "
     lines = [
-        f"{cost.step_time_s:.4g} s per step without overlap, of which {cost.comm_s:.4g} s communication; "
-        f"{cost.peak_memory_bytes / GIB:.{digits}f} GiB per device{limit}",
+        f"{together_s}{cost.step_time_s:.4g} s {'' if together_s else 'per step '}without overlap, of which "
+        f"{cost.comm_s:.4g} s communication; {cost.peak_memory_bytes / GIB:.{digits}f} GiB per device{limit}",
         f"planned {len(plan.graph.ops):,} operators in {planned.search_s:.2f} s (order: {planned.order})"
         + (", proven optimal" if planned.found.is_optimum else ""),
         *_bound_lines(planned),
@@ -159,7 +165,10 @@ def _bound_lines(planned: Planned) -> list[str]:
     if planned.bound_s <= 0:
         return ["HiGHS proved no bound within its time limit"]
     over = planned.cost.step_time_s / planned.bound_s - 1
-    return [f"no plan without pins is faster than {planned.bound_s:.4g} s: this one is within {max(over, 0.0):.2%}"]
+    place = "" if planned.timeline is None else "without overlap, "
+    return [
+        f"{place}no plan without pins is faster than {planned.bound_s:.4g} s: this one is within {max(over, 0.0):.2%}"
+    ]
 
 
 def _step_line(step: Step) -> str:

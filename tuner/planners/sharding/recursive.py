@@ -27,14 +27,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import mul
 from typing import Literal, get_args
 
 import numpy as np
 
 from costmodels.operators.layer_operators import OpKind
 from costmodels.sharding.device_mesh import DeviceMesh
-from costmodels.sharding.fusion import traffic_of
 from costmodels.sharding.graph import CONSTANT, Graph, Op
 from costmodels.sharding.layouts import PARTIAL, REPLICATED
 from costmodels.sharding.plan import NONE, Plan, reduce_partial_sums
@@ -73,9 +71,8 @@ class Work:
 
     Attributes:
         flop: Floating-point operations.
-        read_bytes: Bytes of each operand.
-        written_bytes: Bytes of each result.
-        moved_bytes: Bytes that it moves through memory.
+        read_bytes: Bytes read of each operand.
+        written_bytes: Bytes written of each result.
         cuts_read: Whether the level cuts each operand.
         cuts_written: Whether the level cuts each result. A result that is not cut is a partial sum if a factor is
             served.
@@ -85,7 +82,6 @@ class Work:
     flop: float
     read_bytes: Sequence[float]
     written_bytes: Sequence[float]
-    moved_bytes: float
     cuts_read: Sequence[bool]
     cuts_written: Sequence[bool]
     is_cut: bool
@@ -129,7 +125,8 @@ class AbstractPrices(ABC):
 class Seconds(AbstractPrices):
     """Prices in seconds of the slowest device and of the links that a level crosses.
 
-    They are those of `costmodels.sharding.plan.cost_of`.
+    They are those of `costmodels.sharding.plan.cost_of` where no compiler fuses operators. In a fused chain, most
+    operators would have no price of their own, and a planner that looks at one after the other no reason to cut them.
     """
 
     def __init__(self, graph: Graph, mesh: DeviceMesh) -> None:
@@ -148,7 +145,8 @@ class Seconds(AbstractPrices):
     def own_s(self, op: Op, work: Work, mesh: DeviceMesh, level: Level) -> float:
         """Return the time of compute and of scattering partial sums [s]."""
         # The roofline: arithmetic or memory traffic, whichever takes longer.
-        own_s = max(work.flop * self.flop_s[op.precision] if op.precision else 0.0, work.moved_bytes * self.byte_s)
+        moved_bytes = sum(work.written_bytes) + sum(work.read_bytes)
+        own_s = max(work.flop * self.flop_s[op.precision] if op.precision else 0.0, moved_bytes * self.byte_s)
         if work.is_cut:
             for num_bytes, is_cut in zip(work.written_bytes, work.cuts_written, strict=True):
                 if not is_cut:
@@ -243,9 +241,8 @@ class _Progress:
         served: Factor of each operator that each axis serves, or NONE [o, axes].
         ways: Number of parts that each factor of each operator is cut into [o][factors].
         held_bytes: Bytes of each tensor that a device holds [t].
-        read_bytes: Bytes of each operand that a device needs [o][operands].
-        written_bytes: Bytes of each result that a device makes [o][results].
-        moved_share: Share of these that goes through memory, as operators are fused [o][operands], [o][results].
+        read_bytes: Bytes of each operand that a device reads [o][operands].
+        written_bytes: Bytes of each result that a device writes [o][results].
         flop: Floating-point operations of each operator that are left for a device [o].
         prices: Prices to minimise.
     """
@@ -259,10 +256,6 @@ class _Progress:
         self.held_bytes = [tensor.num_bytes for tensor in graph.tensors]
         self.read_bytes = [[self.held_bytes[tensor] for tensor in op.operands] for op in graph.ops]
         self.written_bytes = [[self.held_bytes[tensor] for tensor in op.results] for op in graph.ops]
-        self.moved_share = [
-            (_shares(traffic.reads, read), _shares(traffic.writes, written))
-            for traffic, read, written in zip(traffic_of(graph), self.read_bytes, self.written_bytes, strict=True)
-        ]
         self.flop = [op.flop for op in graph.ops]
 
     def apply(self, level: Level, chosen: Sequence[int]) -> None:
@@ -290,10 +283,6 @@ class _Progress:
             written = _state(self.graph.ops[maker].rule.result_dims[slot], chosen[maker], PARTIAL)
             if reduce_partial_sums((written,), targets)[0] >= 0:
                 self.held_bytes[tensor] /= level.ways
-
-
-def _shares(moved: Sequence[float], sizes: Sequence[float]) -> list[float]:
-    return [one / size if size else 0.0 for one, size in zip(moved, sizes, strict=True)]
 
 
 def _state(dims: Sequence[int | None], factor: int, otherwise: int) -> int:
@@ -482,14 +471,10 @@ class _Cut:
         def parts(sizes: Sequence[float], cuts: Sequence[bool]) -> list[float]:
             return [size / ways if is_part else size for size, is_part in zip(sizes, cuts, strict=True)]
 
-        read_bytes = parts(known.read_bytes[number], cuts_read)
-        written_bytes = parts(known.written_bytes[number], cuts_written)
-        reads, writes = known.moved_share[number]
         work = Work(
             flop=known.flop[number] / ways if is_cut else known.flop[number],
-            read_bytes=read_bytes,
-            written_bytes=written_bytes,
-            moved_bytes=sum(map(mul, writes, written_bytes)) + sum(map(mul, reads, read_bytes)),
+            read_bytes=parts(known.read_bytes[number], cuts_read),
+            written_bytes=parts(known.written_bytes[number], cuts_written),
             cuts_read=cuts_read,
             cuts_written=cuts_written,
             is_cut=is_cut,
