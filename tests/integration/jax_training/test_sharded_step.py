@@ -25,6 +25,7 @@ CASES = (
     "llama by hand, dp=2, cp=2, tp=2, bf16",
     "experts by hand, dp=2, cp=2, tp=2, ep=2, mbs=2",
     "experts by hand, dp=2, cp=2, tp=2, ep=2, mbs=2, bf16",
+    "gpt by hand, dp=4, tp=2, mbs=1, sharded parameters",
     "gpt by D-Rec",
     "llama by descent",
     "gpt by TOAST",

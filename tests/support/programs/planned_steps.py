@@ -29,12 +29,14 @@ from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.exports.jax_layouts import jax_mesh
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
 from costmodels.sharding.graph import INPUT, STATE
+from costmodels.sharding.micro_batches import repeat_micro_batches
 from costmodels.sharding.plan import cost_of, violations
 from tests.support.programs.small_backends import cluster_of
 from trials.jax_training.device_program import DeviceProgram
 from trials.jax_training.model.initial import batch, initial_states
 from trials.jax_training.model.sharded_step import ShardedStep
 from tuner.planners.planning import PlannerOptions, plan_graph
+from tuner.planners.sharding.hand_made import hand_made
 from tuner.planners.sharding.pins import Pin
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.plans.step_plans import plan_step
@@ -92,6 +94,13 @@ def of_planner(name, planner):
     return plan_graph(graph, mesh, PlannerOptions(planner=planner, whole_axes=True)).plan
 
 
+def sharded_at_rest(model):
+    """Plan a step of two micro-batches whose parameters are cut over replicas, which gather them in each pass."""
+    graph = repeat_micro_batches(transformer_graph(job_of(model), micro_batch_size=4), 2)
+    mesh = DeviceMesh(names=("dp", "tp"), sizes=(4, 2), cluster=cluster_of(8))
+    return hand_made(graph, mesh, ParallelConfig(dp=4, tp=2, mbs=1), zero_stage=3)
+
+
 CASES = {
     "gpt by hand, one device": lambda: of_study(GPT),
     "gpt by hand, dp=8": lambda: of_study(GPT, dp=8),
@@ -111,6 +120,7 @@ CASES = {
     "experts by hand, dp=2, cp=2, tp=2, ep=2, mbs=2, bf16": lambda: of_study(
         MOE, dp=2, cp=2, tp=2, ep=2, mbs=2, precision="bf16"
     ),
+    "gpt by hand, dp=4, tp=2, mbs=1, sharded parameters": lambda: sharded_at_rest(GPT),
     "gpt by D-Rec": lambda: of_planner("gpt-wide", "recursive"),
     "llama by descent": lambda: of_planner("llama-wide", "descent"),
     "gpt by TOAST": lambda: of_planner("gpt-wide", "toast"),

@@ -128,7 +128,9 @@ class ShardedStep:
         repeated = [number for number, op in enumerate(self.plan.graph.ops) if op.times > 1]
 
         def add(total: tuple[dict[int, Array], Array], inputs: Values) -> tuple[tuple[dict[int, Array], Array], None]:
-            run = self._begin({**states, **inputs}, sums)
+            # what a micro-batch makes of a state is made anew in the next one: XLA would keep it during the whole loop
+            held, inputs = jax.lax.optimization_barrier((states, inputs))
+            run = self._begin({**held, **inputs}, sums)
             run.execute(repeated, jnp.float32(0))
             gradients = {tensor: sums.pin(tensor, one + run.values[tensor]) for tensor, one in total[0].items()}
             return (gradients, total[1] + run.values[self._loss]), None
@@ -162,7 +164,7 @@ class _Run:
         compute: What each primitive computes.
         sums: Gradients that devices add up by themselves; None if no operator is repeated.
         values: Tensors so far, each in its own layout, by number.
-        copies: Tensors in layouts other than their own, by number and layout.
+        copies: Tensors in layouts other than their own, by number and layout, and for the backward pass or not.
     """
 
     plan: Plan
@@ -170,7 +172,7 @@ class _Run:
     compute: Mapping[str, Compute]
     sums: LocalSums | None = None
     values: dict[int, Array] = field(default_factory=dict)
-    copies: dict[tuple[int, Orders], Array] = field(default_factory=dict)
+    copies: dict[tuple[int, Orders, bool], Array] = field(default_factory=dict)
 
     def hold(self, tensor: int, value: Array) -> None:
         """Hold a tensor that the step begins with."""
@@ -207,11 +209,20 @@ class _Run:
         return kept
 
     def _read(self, number: int, slot: int) -> Array:
-        """Return an operand in the layout in which its operator reads it; readers that want one layout share it."""
-        orders, tensor = self.layouts.orders, self.plan.graph.ops[number].operands[slot]
+        """Return an operand in the layout in which its operator reads it.
+
+        Readers that want one layout share it, but a copy of a state is made anew for the backward pass (`plan.py`).
+        """
+        graph, orders = self.plan.graph, self.layouts.orders
+        tensor = graph.ops[number].operands[slot]
         wanted, lies = orders.read(number, slot), orders.lying(tensor)
         if wanted == lies:
             return self.values[tensor]
-        if (tensor, wanted) not in self.copies:
-            self.copies[tensor, wanted] = self.layouts.move(self.values[tensor], lies, wanted)
-        return self.copies[tensor, wanted]
+        is_state, turn = graph.ops[graph.maker[tensor][0]].primitive == STATE, graph.first_backward
+        is_again = is_state and turn is not None and number >= turn
+        if (tensor, wanted, is_again) not in self.copies:
+            value = self.values[tensor]
+            # XLA would keep the copy of the forward pass
+            value = jax.lax.optimization_barrier(value) if is_again else value
+            self.copies[tensor, wanted, is_again] = self.layouts.move(value, lies, wanted)
+        return self.copies[tensor, wanted, is_again]
