@@ -8,6 +8,7 @@ import pytest
 
 from costmodels.job.proxy_job import Reduction
 from costmodels.job.runtime import find_runtime, other_runtimes
+from trials.own_step import World
 from trials.registry import DEFAULT_TRIAL, TrialKeys
 from trials.trial_keys import AbstractTrialKeys
 from tuner.study_file.config import load_study
@@ -71,3 +72,11 @@ def test_trials_in_torch_run_planned_layers_where_the_runtime_does():
 def test_no_cluster_is_compared_with_rehearsals(name):
     """The profile of steps that plans describe is a guess about processors, and no hypothesis of another study."""
     assert name not in {other.name for other in other_runtimes(find_runtime("megatron-core"))}
+
+
+@pytest.mark.parametrize("world", get_args(World))
+def test_own_steps_are_run_by_the_backend_of_their_library_and_simulated(world):
+    """A user's step in each library has one backend that runs it for real, of the library's name, beside the world."""
+    found = {get_args(keys.model_fields["backend"].annotation)[0] for keys in KEYS if world in keys.OWN_STEPS}
+
+    assert found == {world, "simulated"}
