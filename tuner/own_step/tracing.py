@@ -54,7 +54,9 @@ def traced(step: OwnStep) -> Traced:
     try:
         return _jax(step) if step.world == "jax" else _torch(step)
     except ConfigError as error:
-        raise (error if (error.key or "").startswith("model.") else error.under(step.key)) from None
+        told = error if (error.key or "").startswith("model.") else error.under(step.key)
+        where = "" if error.__cause__ is None else _place(error.__cause__)
+        raise ConfigError(told.rule + where, key=told.key, value=told.value, nearest=told.nearest) from None
     except Exception as error:  # the user's own code may raise anything, and it is told as it is
         raise _failure(step, error) from error
 
@@ -97,9 +99,13 @@ def _torch(step: OwnStep) -> Traced:
 def _in_words(error: Exception) -> str:
     """Return the first line of an error with the place in the user's code that raised it."""
     lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}{_place(error)}"
+
+
+def _place(error: BaseException) -> str:
+    """Return the last line of the user's code in the traceback of an error, in words; empty if there is none."""
     last = traceback.extract_tb(error.__traceback__)
     outside = [
         frame for frame in last if "site-packages" not in frame.filename and "/costmodels/" not in frame.filename
     ]
-    where = f" (line {outside[-1].lineno} of {outside[-1].filename})" if outside else ""
-    return f"{type(error).__name__}: {lines[0] if lines else ''}{where}"
+    return f" (line {outside[-1].lineno} of {outside[-1].filename})" if outside else ""

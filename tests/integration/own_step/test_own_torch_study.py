@@ -287,7 +287,7 @@ def test_the_exported_program_runs_and_computes_the_same(study, tmp_path):
         ("own_program:steps", "is not defined in own_program; did you mean 'step'"),
         ("own_program:not_a_step", "must return \\(module, inputs\\)"),
         ("own_program:failing_factory", "fails: KeyError: 'missing' \\(line \\d+ of .*own_program.py\\)"),
-        ("own_program:failing_step", "model.torch = .*can't be traced: .*\\[8, 16\\] X"),
+        ("own_program:failing_step", "model.torch = .*can't be traced: .*\\[8, 16\\] X .*line 12 of .*own_program"),
         ("own_program:no_number", "model.torch.loss = .*must be one number"),
     ],
 )
