@@ -122,7 +122,7 @@ def on_device(text: str, mesh: Mapping[str, int]) -> OnDevice:
     Raises:
         ValueError: The text cannot be parsed.
     """
-    entry, computations = _computations(text)
+    entry, computations = computations_of(text)
     sent: Sent = Counter()
     flop = 0.0
     for name, times in _executions(entry, computations).items():
@@ -132,7 +132,7 @@ def on_device(text: str, mesh: Mapping[str, int]) -> OnDevice:
     return OnDevice(sent=sent, flop=flop)
 
 
-def _computations(text: str) -> tuple[str, dict[str, list[Instruction]]]:
+def computations_of(text: str) -> tuple[str, dict[str, list[Instruction]]]:
     """Return the name of the entry computation and the instructions of each computation."""
     entry, found = "", dict[str, list[Instruction]]()
     inside: list[Instruction] = []
@@ -162,7 +162,7 @@ def _executions(entry: str, computations: Mapping[str, list[Instruction]]) -> di
             inner = times
             if each.opcode == "while":
                 inner *= trip_count(each, computations)
-            for called in _called(each):
+            for called in called_by(each):
                 if each.opcode == "conditional" and _is_working(called, computations):
                     raise ValueError(f"a branch that sends or multiplies can't be counted: {each.line.strip()[:120]}")
                 run(called, inner)
@@ -171,7 +171,8 @@ def _executions(entry: str, computations: Mapping[str, list[Instruction]]) -> di
     return dict(found)
 
 
-def _called(instruction: Instruction) -> Iterator[str]:
+def called_by(instruction: Instruction) -> Iterator[str]:
+    """Yield the names of the computations that an instruction calls."""
     for names in CALLS.findall(instruction.line):
         for name in names.split(", "):
             yield name.lstrip("%")
@@ -181,7 +182,7 @@ def _is_working(name: str, computations: Mapping[str, list[Instruction]]) -> boo
     return any(
         each.opcode in KIND_OF
         or each.opcode in PRODUCTS
-        or any(_is_working(one, computations) for one in _called(each))
+        or any(_is_working(one, computations) for one in called_by(each))
         for each in computations[name]
     )
 
@@ -218,7 +219,7 @@ def _sent(instructions: list[Instruction], mesh: Mapping[str, int]) -> Sent:
             raise ValueError(f"an asynchronous collective can't be counted: {each.line.strip()[:120]}")
         if opcode not in KIND_OF:
             continue
-        num_bytes, kind = _num_bytes(each.types), KIND_OF[opcode]
+        num_bytes, kind = num_bytes_of(each.types), KIND_OF[opcode]
         if opcode == "collective-permute":
             found[kind, PERMUTED] += num_bytes
             continue
@@ -240,7 +241,8 @@ def _sent(instructions: list[Instruction], mesh: Mapping[str, int]) -> Sent:
     return found
 
 
-def _num_bytes(types: str) -> float:
+def num_bytes_of(types: str) -> float:
+    """Return the size of all arrays in the text of a type [bytes]."""
     return sum(_array_bytes(*each) for each in re.findall(r"([a-z]\w*)\[([\d,]*)\]", types))
 
 
@@ -249,10 +251,11 @@ def _array_bytes(dtype: str, dims: str) -> float:
     element_bytes = TYPE_BYTES.get(dtype) or (int(bits[1]) / 8 if bits else None)
     if element_bytes is None:
         raise ValueError(f"can't tell the size of {dtype}")
-    return element_bytes * math.prod(_dims(dims))
+    return element_bytes * math.prod(dims_of(dims))
 
 
-def _dims(text: str) -> tuple[int, ...]:
+def dims_of(text: str) -> tuple[int, ...]:
+    """Parse sizes that commas separate."""
     return tuple(int(size) for size in text.split(",") if size)
 
 
@@ -264,7 +267,7 @@ def _flop(instructions: list[Instruction]) -> float:
     for each in instructions:
         shape = re.match(r"[a-z]\w*\[([\d,]*)\]", each.types)
         if shape:
-            shapes[each.name] = _dims(shape[1])
+            shapes[each.name] = dims_of(shape[1])
         if each.opcode in PRODUCTS:
             left, right = (shapes[name] for name in each.operands)
             total += 2 * math.prod(shapes[each.name]) * _products(each, left, right)
@@ -275,7 +278,7 @@ def _products(each: Instruction, left: tuple[int, ...], right: tuple[int, ...]) 
     """Count the products added up for one element, without those by zeros between a convolution's dilated elements."""
     if each.opcode == "dot":
         summed = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", each.line)
-        return math.prod(left[dim] for dim in _dims(summed[1])) if summed else 1
+        return math.prod(left[dim] for dim in dims_of(summed[1])) if summed else 1
     labels = re.search(r"dim_labels=\w+_(\w+)->", each.line)
     if labels is None:
         raise ValueError(f"can't read the dims of {each.line.strip()[:200]}")

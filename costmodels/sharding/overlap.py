@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.graph import CONSTANT, STATE, Graph, Use
 from costmodels.sharding.layouts import Layout, Move, moves
 from costmodels.sharding.plan import Plan, PlanCost
@@ -63,6 +64,11 @@ class _Task:
     rank: int
     after: tuple[int, ...]
     tensor: int = -1
+
+
+def overlaps(graph: Graph, mesh: DeviceMesh) -> bool:
+    """Return whether XLA overlaps a graph on the devices of a mesh: that of a JAX program, on accelerators."""
+    return graph.is_fused and not any(device.is_processor for device in mesh.cluster.devices)
 
 
 def timeline_of(plan: Plan, cost: PlanCost) -> Timeline:

@@ -364,12 +364,17 @@ def _why_left_out(graph: Graph, mesh: DeviceMesh) -> tuple[str, str]:
 
 def _candidate(plan: Plan, config: ParallelConfig) -> OwnCandidate:
     from costmodels.sharding.layouts import local_share  # noqa: PLC0415 # see the imports above
+    from costmodels.sharding.overlap import overlaps, timeline_of  # noqa: PLC0415 # see the imports above
     from costmodels.sharding.plan import cost_of  # noqa: PLC0415 # see the imports above
 
     cost = cost_of(plan)
+    shown = np.ones(len(plan.graph.tensors))
+    if overlaps(plan.graph, plan.mesh):
+        timeline = timeline_of(plan, cost)
+        np.divide(timeline.exposed_s, timeline.moved_s, out=shown, where=timeline.moved_s > 0)
     along = {True: 0.0, False: 0.0}
     for each in cost.collectives:
-        along[each.move.axes == (0,)] += each.seconds * each.times
+        along[each.move.axes == (0,)] += each.seconds * each.times * float(shown[each.tensor])
 
     def held_bytes(kind: str) -> float:
         tensors = plan.graph.tensors

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.graph import Graph
 from costmodels.sharding.laid_sources import lay_sources
-from costmodels.sharding.overlap import Timeline, timeline_of
+from costmodels.sharding.overlap import Timeline, overlaps, timeline_of
 from costmodels.sharding.plan import Plan, PlanCost, cost_of
 from hardware.io.errors import ConfigError
 from tuner.planners.engine.outcome import Known, Limits
@@ -155,7 +155,7 @@ def plan_graph(
     )
     if options.planner == "descent" and options.effort > 0:
         found = _search_on(found, graph, mesh, options, workers)
-    if _overlaps(graph, mesh) if options.overlap is None else options.overlap:
+    if overlaps(graph, mesh) if options.overlap is None else options.overlap:
         found = _overlap(found, graph, mesh, options)
     if options.prove_s is None:
         return found
@@ -198,11 +198,6 @@ def _run_d_rec(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Plann
     others = limited.perturb(options.pins) if options.diagnose else None
     search_s = time.perf_counter() - began_s
     return Planned(found=found, order=best, search_s=search_s, memory_bytes=limit_bytes, perturbed=others)
-
-
-def _overlaps(graph: Graph, mesh: DeviceMesh) -> bool:
-    """Return whether the devices of a mesh run collectives of this graph beside the compute."""
-    return graph.is_fused and not any(device.is_processor for device in mesh.cluster.devices)
 
 
 def _overlap(planned: Planned, graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:

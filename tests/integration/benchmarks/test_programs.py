@@ -55,6 +55,7 @@ SMALL = {
 
 NEEDS = {"speed.jax_graphs": "jax", "speed.torch_graphs": "torch", "speed.sampler": "torch"}
 ELSEWHERE = {
+    "gpu_schedules": "needs XLA's compiler for GPUs, of 180 MB; test_gpu_program.py tests its reader",
     "calibration.fit_kernels": "reads sources of 5 MB that the project does not ship",
     "support.fuzz_target": "is the process that benchmarks.fuzz starts",
 }
