@@ -84,7 +84,9 @@ def sharded_step():
 
 
 def made_up(leaf):
-    """Return small random numbers, or zeros of a type that is no floating one."""
+    """Return small random numbers, keys, or zeros of a type that is no floating one."""
+    if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.split(jax.random.key(0), leaf.shape)
     is_float = jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating)
     values = 0.02 * np.random.default_rng(0).random(leaf.shape) if is_float else np.zeros(leaf.shape)
     return jax.numpy.asarray(values, leaf.dtype)

@@ -82,18 +82,25 @@ import dataclasses
 @dataclasses.dataclass
 class State:
     params: dict
+    key: jax.Array
     apply: object = dataclasses.field(metadata={"static": True})
 
 
 def step_of_state():
-    def apply(params, x):
-        return jax.nn.relu(x @ params["up"]) @ params["down"]
+    def apply(params, key, x):
+        hidden = jax.nn.relu(x @ params["up"])
+        # as flax's dropout does; arrays on a mesh have another sharding than shapes
+        mask = jax.random.bernoulli(key, 0.9, hidden.shape, out_sharding=jax.typeof(hidden).sharding)
+        return jnp.where(mask, hidden / 0.9, 0.0) @ params["down"]
 
     def train_state(state, x):
-        value, grads = jax.value_and_grad(lambda params: jnp.mean(state.apply(params, x) ** 2))(state.params)
-        return State(jax.tree.map(lambda param, grad: param - 0.1 * grad, state.params, grads), state.apply), value
+        key, own = jax.random.split(state.key)
+        value, grads = jax.value_and_grad(lambda params: jnp.mean(state.apply(params, own, x) ** 2))(state.params)
+        params = jax.tree.map(lambda param, grad: param - 0.1 * grad, state.params, grads)
+        return State(params, key, state.apply), value
 
-    return train_state, (State(step()[1][0], apply), array(8, 32)), ("state",)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return train_state, (State(step()[1][0], key, apply), array(8, 32)), ("state",)
 """
 
 
@@ -245,9 +252,14 @@ def test_the_exported_program_runs_and_computes_the_same(study, tmp_path, chosen
         assert told in done.stdout
 
 
-def test_a_state_that_holds_functions_is_exported(study, tmp_path):
-    """The written module runs with a state such as flax's, which the factory makes anew with another function."""
+def test_a_state_that_holds_functions_and_keys_runs_and_is_exported(study, tmp_path, rank_processes):
+    """A state such as flax's, whose function the factory makes anew each time and whose keys have a type of their own,
+    runs in a trial and in the written module.
+    """
     config = load_study(study("own_program:step_of_state"))
+    trial = OpenBackend(backend=config.backend, ranks=rank_processes).measure(
+        config.space().grid.config(0), trial_number=0
+    )
     (tmp_path / "sharded.py").write_text(
         export_own_step(config, config.space().grid.config(0), tmp_path / "sharded.py"), encoding="utf-8"
     )
@@ -261,6 +273,7 @@ def test_a_state_that_holds_functions_is_exported(study, tmp_path):
         [sys.executable, "sharded.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
 
+    assert trial.status is Status.OK, trial.log_tail
     assert done.returncode == 0, done.stderr
     assert "[0].params['up'] float32[32,64]" in done.stdout
 

@@ -74,5 +74,7 @@ def _part_of(argument: Any, device: Any, *, is_copied: bool) -> Array:
     if not isinstance(argument, Array):
         number: Array = jax.device_put(argument, device)
         return number
+    if jnp.issubdtype(argument.dtype, jax.dtypes.prng_key):
+        argument = jax.random.key_data(argument)  # programs take the numbers of keys
     part: Array = argument.addressable_data(0)
     return jnp.array(part, copy=True) if is_copied else part

@@ -67,7 +67,7 @@ def trace_function(fn: Callable[..., Any], *arguments: Any, donated: Sequence[st
     """
     names = name_arguments(fn, len(arguments))
     given = find_numbers(donated, names, key="donated")
-    jaxpr, out_tree = jax.make_jaxpr(fn, return_shape=True)(*arguments)
+    jaxpr, out_tree = jax.make_jaxpr(fn, return_shape=True)(*jax.tree_util.tree_map(_without_sharding, arguments))
     outputs = _list_leaves(out_tree)
     leaves = [_list_leaves(tree) for tree in arguments]
     # Outputs that no argument has taken yet; a dict keeps their order.
@@ -96,6 +96,16 @@ def trace_function(fn: Callable[..., Any], *arguments: Any, donated: Sequence[st
         out_tree=jax.tree_util.tree_structure(out_tree),
         donated=tuple(sorted(given)),
     )
+
+
+def _without_sharding(leaf: Any) -> Any:
+    """Return the shape and type of an array.
+
+    Arrays on a mesh have types that name it, and libraries may do more with these: one function would have two traces.
+    """
+    if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
 
 
 _PARAMETERS = re.compile(r"(?i)param|weight|model")
