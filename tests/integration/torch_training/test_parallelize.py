@@ -12,7 +12,7 @@ from tests.support.benchmark_runs import ROOT
 from tests.support.programs import parallel_ranks
 
 OF_TRANSFORMERS = [("llama", None), ("llama", 1), ("gpt2", 1), ("bert", 1)]
-WITH_EXPERTS = [("mixtral", None), ("mixtral", 1), ("qwen3_moe", None), ("qwen3_moe", 2)]
+OF_TWO_RANKS = [("mixtral", None), ("mixtral", 1), ("qwen3_moe", 2), ("t5", 1)]
 
 
 def check(told, cases):
@@ -51,9 +51,9 @@ def test_models_of_transformers_train_alike(on_ranks, mesh):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="models of transformers: pip install it")
-def test_models_with_experts_train_alike(on_ranks):
-    """Mixtral and Qwen3-MoE, whose experts are products of groups, have the losses of one process on two ranks."""
-    check(on_ranks(2, parallel_ranks.train, {"data": 2}, WITH_EXPERTS), WITH_EXPERTS)
+def test_experts_and_two_stacks_train_alike(on_ranks):
+    """Mixtral and Qwen3-MoE, whose experts are products of groups, and T5 have the losses of one process."""
+    check(on_ranks(2, parallel_ranks.train, {"data": 2}, OF_TWO_RANKS), OF_TWO_RANKS)
 
 
 def test_every_operator_runs_on_parts(on_ranks):

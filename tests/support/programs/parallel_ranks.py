@@ -2,11 +2,13 @@
 
 STEPS = 3
 
+CAUSAL = "AutoModelForCausalLM"
 SIZES = {"vocab_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "hidden_size": 32}
 OF_TRANSFORMERS = {
     "llama": ("Llama", {"intermediate_size": 64, "num_key_value_heads": 2}),
     "gpt2": ("GPT2", {"n_positions": 16}),
     "bert": ("Bert", {"intermediate_size": 64, "max_position_embeddings": 16}),
+    "t5": ("T5", {"d_kv": 8, "d_ff": 64, "decoder_start_token_id": 0}),
     "mixtral": (
         "Mixtral",
         {"intermediate_size": 32, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
@@ -60,7 +62,7 @@ def of_transformers(name):
 
     kind, further = OF_TRANSFORMERS[name]
     config = getattr(transformers, f"{kind}Config")(**SIZES, **further)
-    auto = transformers.AutoModelForMaskedLM if kind == "Bert" else transformers.AutoModelForCausalLM
+    auto = getattr(transformers, {"Bert": "AutoModelForMaskedLM", "T5": "AutoModelForSeq2SeqLM"}.get(kind, CAUSAL))
     return auto.from_config(config, dtype="float32").train()
 
 
