@@ -9,6 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from costmodels.job.model_catalog import load_model
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.job.runtime import find_runtime
+from costmodels.job.setting import Setting
+from costmodels.job.training_job import TrainingJob
+from costmodels.step.memory import estimate_memory
+from tests.support.programs.small_backends import cluster_of
+
 ROOT = Path(__file__).parents[3]
 CASES = (
     "gpt by hand, one device",
@@ -69,6 +77,20 @@ def test_small_micro_batches_and_narrow_types_need_less_memory():
 
     assert memory_bytes("gpt by hand, dp=2, tp=4, mbs=1") < 0.5 * memory_bytes("gpt by hand, dp=2, tp=4")
     assert memory_bytes("llama by hand, dp=2, cp=2, tp=2, bf16") < 0.9 * memory_bytes("llama by hand, dp=2, cp=2, tp=2")
+
+
+@pytest.mark.parametrize("mbs", [1, 4])
+def test_predicted_memory_follows_micro_batches(mbs):
+    """Predicted memory is at most 1.5 times below XLA's, and not above it, for one micro-batch and for four: it lacks
+    the copies that XLA's backend for CPUs makes.
+    """
+    model = load_model("gpt-tiny.yaml", ROOT / "configs" / "models")
+    job = TrainingJob(model=model, sequence_length=64, global_batch_size=8, precision="fp32")
+    setting = Setting(job=job, cluster=cluster_of(8), runtime=find_runtime("jax-reference"))
+    grid = ConfigGrid.from_configs([ParallelConfig(dp=2, tp=4, mbs=mbs)])
+    measured_bytes = found()[f"gpt by hand, dp=2, tp=4{'' if mbs == 4 else ', mbs=1'}"]["memory_bytes"]
+
+    assert measured_bytes / 1.5 < estimate_memory(setting, grid).peak_bytes[0] < measured_bytes
 
 
 def test_gradients_are_added_up_over_replicas_once_a_step():
