@@ -2,7 +2,7 @@
 
     python -m benchmarks.micro_batches [--rounds N] [--json]
 
-A small model of two layers, GPT-2's with a width of 512, is trained by hand with dp=2 and tp=4 on eight virtual devices
+A small model of two layers, GPT-2's with a width of 256, is trained by hand with dp=2 and tp=4 on eight virtual devices
 of one machine. Each trial takes another micro-batch size, from the smallest to the whole batch. Step times are those of
 the virtual clock, and memory is XLA's analysis for one device. A ratio is predicted over measured. `relative` is the
 predicted change of the step time from the whole batch in one micro-batch, over the measured change: an error that all
@@ -15,7 +15,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.planned_trials import HIDDEN, LAYERS, MODELS, SEQUENCE_LENGTH
+from benchmarks.planned_trials import LAYERS, MODELS, SEQUENCE_LENGTH
 from benchmarks.support.planned_runs import backend_of, cpu_host, run_backends, small
 from benchmarks.support.timing import answer, count_at_least, publish
 from costmodels.job.model_catalog import load_model
@@ -29,7 +29,7 @@ from hardware.device import GIB
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.plans.step_plans import plan_step
 
-SEQUENCES = 16
+HIDDEN, SEQUENCES = 256, 16
 PRECISIONS = ("fp32", "bf16")
 CONFIGS = tuple(ParallelConfig(dp=2, tp=4, mbs=mbs, zero_stage=1) for mbs in (1, 2, 4, 8))
 

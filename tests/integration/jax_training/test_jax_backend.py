@@ -9,6 +9,7 @@ import pytest
 
 from costmodels.job.model_catalog import load_model
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.job.proxy_job import Reduction
 from costmodels.job.training_job import TrainingJob
 from tests.support.programs.backend_contract import BackendContract
 from tests.support.programs.small_backends import cluster_of
@@ -123,3 +124,13 @@ def test_the_clock_is_the_wall_where_every_device_has_a_core():
     assert backend_of(cores=4).clock == "wall"
     assert backend_of(cores=3).clock == "virtual"
     assert backend_of(cores=3, chosen_clock="wall").clock == "wall"
+
+
+def test_a_proxy_job_has_the_clock_of_its_study():
+    """A job on fewer hosts, whose devices would each have a core, is measured by the virtual clock of the whole one."""
+    whole = backend_of(hosts=2, cores=2)
+    smaller = whole.reduced(Reduction(hosts=1, layers=1, global_batch_size=2))
+
+    assert replace(smaller, chosen_clock="auto").clock == "wall"
+    assert smaller.clock == whole.clock == "virtual"
+    assert (smaller.cluster.num_hosts, smaller.job.global_batch_size) == (1, 2)
