@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import uuid
+import warnings
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -59,7 +60,9 @@ def start_local_ray(num_cpus: int) -> bool:
     Raises:
         ConfigError: Ray does not start.
     """
-    with _environment(_LOCAL_ENVIRONMENT | {"PYTHONPATH": _python_path(), MARK: _MARK}):
+    with _environment(_LOCAL_ENVIRONMENT | {"PYTHONPATH": _python_path(), MARK: _MARK}), warnings.catch_warnings():
+        # a process that has traced JAX warns of forks; Ray's children run another program at once
+        warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
         ray = import_ray()
         if ray.is_initialized():
             return False
