@@ -25,11 +25,11 @@ from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
-from hardware.device import GIB
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.plans.step_plans import plan_step
 
 HIDDEN, SEQUENCES = 256, 16
+MIB = 2**20
 PRECISIONS = ("fp32", "bf16")
 CONFIGS = tuple(ParallelConfig(dp=2, tp=4, mbs=mbs, zero_stage=1) for mbs in (1, 2, 4, 8))
 
@@ -75,8 +75,8 @@ def rows_of(precision: str, rounds: int) -> list[dict[str, Any]]:
             "measured_s": runs[at].step_s,
             "ratio": float(predicted_s[at] / runs[at].step_s),
             "relative": float(predicted_s[at] / predicted_s[-1] / (runs[at].step_s / runs[-1].step_s)),
-            "predicted_gib": float(predicted_bytes[at] / GIB),
-            "measured_gib": measured_bytes[at] / GIB,
+            "predicted_mib": float(predicted_bytes[at] / MIB),
+            "measured_mib": measured_bytes[at] / MIB,
             "memory_ratio": float(predicted_bytes[at] / measured_bytes[at]),
             "loss": runs[at].loss,
         }
