@@ -127,9 +127,7 @@ def plan(
     from tuner.plans.plan_export import PlanSource, named_lines
     from tuner.plans.sharding_plans import in_lines, of_candidate, plan_json, shardings_table
 
-    options = replace(
-        _parse_options(planner, order, whole_axes, pin or [], diagnose=diagnose), overlap=overlap
-    )
+    options = replace(_parse_options(planner, order, whole_axes, pin or [], diagnose=diagnose), overlap=overlap)
     _check_export(export, out)
     _check_explain(explain, drawing)
     candidate = None

@@ -57,7 +57,7 @@ class PlannerOptions:
         pins: Dims that the user wants cut in a certain way.
         memory_bytes: Most memory that a device may hold, which `recursive` ignores; None for no limit.
         diagnose: Whether to report what slightly wrong pins would have cost.
-        prove_s: Time that HiGHS may take to prove a lower bound of the step without overlap [s]; None for no such proof.
+        prove_s: Time that HiGHS may take to prove a lower bound of the step without overlap [s]; None for no proof.
         effort: States that TOAST may look at in each of two trees after the descent, one of which begins with plans
             by hand; 0 for no such search. The same effort leads to the same plan on every machine.
         effort_s: Time at which these trees end even so [s]; None for none. What is found then depends on the machine.
