@@ -38,6 +38,10 @@ def first(values):
 
 SMALL = {
     "load": (("--trials", 10, "--parallel", 4, "--storages", "sqlite", "--unopened"), {"STUDY": on_one_host}),
+    "micro_batches": (
+        ("--rounds", 1),
+        {"PRECISIONS": lambda _: ("bf16",), "CONFIGS": lambda configs: configs[2:3], "HIDDEN": lambda _: 128},
+    ),
     "papers.branch_and_bound": (("--limit", 1, "--workers", 1), {"_pipelines": first, "_workloads": first}),
     "papers.flexparallel": ((), {}),
     "speed.command_line": (("--help_repeats", 1, "--repeats", 1), {"COMMANDS": lambda commands: commands[:1]}),
@@ -53,7 +57,7 @@ SMALL = {
 }
 """Options that make a program small, and functions that make the values of some of its names smaller."""
 
-NEEDS = {"speed.jax_graphs": "jax", "speed.torch_graphs": "torch", "speed.sampler": "torch"}
+NEEDS = {"micro_batches": "jax", "speed.jax_graphs": "jax", "speed.torch_graphs": "torch", "speed.sampler": "torch"}
 ELSEWHERE = {
     "gpu_schedules": "needs XLA's compiler for GPUs, of 180 MB; test_gpu_program.py tests its reader",
     "calibration.fit_kernels": "reads sources of 5 MB that the project does not ship",
