@@ -166,9 +166,8 @@ def _bound_lines(planned: Planned) -> list[str]:
         return ["HiGHS proved no bound within its time limit"]
     over = planned.cost.step_time_s / planned.bound_s - 1
     place = "" if planned.timeline is None else "without overlap, "
-    return [
-        f"{place}no plan without pins is faster than {planned.bound_s:.4g} s: this one is within {max(over, 0.0):.2%}"
-    ]
+    distance = f"is within {max(over, 0.0):.2%}" if over < 1 else f"takes at most {1 + over:.3g} times as long"
+    return [f"{place}no plan without pins is faster than {planned.bound_s:.4g} s: this one {distance}"]
 
 
 def _step_line(step: Step) -> str:
