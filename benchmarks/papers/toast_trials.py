@@ -31,6 +31,7 @@ from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.frontends.jax.graph import graph_of_jax
 from costmodels.sharding.plan import Plan, cost_of
 from trials.jax_training.own_step.backend import OwnStepBackend
+from trials.own_step import OwnStep
 
 MANUAL = "manual"
 CHOICES = (MANUAL, "d_rec", "descent", "unseeded", "seeded")
@@ -85,6 +86,15 @@ class GivenPlan:
     factory: str
     given: Plan
     folder: str = "."
+
+    @property
+    def step(self) -> OwnStep:
+        """Step of the plans."""
+        return OwnStep(world="jax", factory=self.factory, folder=self.folder)
+
+    def step_of(self, config: ParallelConfig) -> OwnStep:  # noqa: ARG002 # the contract's
+        """Return the step."""
+        return self.step
 
     def plan(self, config: ParallelConfig) -> Plan:  # noqa: ARG002 # the contract's
         """Return the plan."""

@@ -90,22 +90,26 @@ def run_plans(kind: Kind, job: TrainingJob, plans: Mapping[str, Plan], *, rounds
         ConfigError: A trial failed.
     """
     backends = {name: backend_of(kind, job, plan) for name, plan in plans.items()}
-    return run_backends(f"{kind} {job.model.name}", backends, rounds=rounds)
+    return run_backends(f"{kind} {job.model.name}", backends, sequences=job.global_batch_size, rounds=rounds)
 
 
-def run_backends(title: str, backends: Mapping[str, AbstractRankBackend], *, rounds: int) -> dict[str, Runs]:
+def run_backends(
+    title: str, backends: Mapping[str, AbstractRankBackend], *, sequences: int = 1, rounds: int
+) -> dict[str, Runs]:
     """Run a trial of each backend, one round after the other.
 
     Args:
         title: Name of the step in messages.
         backends: Backends of one kind by name, each of which runs one plan.
+        sequences: Sequences of the step, which are one micro-batch.
         rounds: Number of trials of each backend.
 
     Raises:
         ConfigError: A trial failed.
     """
     found: dict[str, list[Observation]] = {name: [] for name in backends}
-    config = ParallelConfig(dp=DEVICES, mbs=1)  # the plan decides; a trial needs the number of ranks alone
+    # The plan decides; a trial needs the number of ranks and of micro-batches.
+    config = ParallelConfig(tp=DEVICES, mbs=sequences)
     with RankProcesses(next(iter(backends.values())).rank_setup) as ranks:
         for _ in range(rounds):
             for name, backend in backends.items():

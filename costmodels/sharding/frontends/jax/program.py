@@ -105,7 +105,8 @@ def _without_sharding(leaf: Any) -> Any:
     """
     if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
         return leaf
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
+    # Keys of `jax.random` have no weak types.
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
 
 
 _PARAMETERS = re.compile(r"(?i)param|weight|model")
