@@ -55,6 +55,7 @@ def traffic_of(graph: Graph) -> tuple[Traffic, ...]:
     )
 
 
+@lru_cache(maxsize=8)
 def unfused(graph: Graph) -> Graph:
     """Return a graph as it is where no compiler fuses anything."""
     return replace(graph, ops=tuple(replace(op, fusion=FusionKind.NONE) for op in graph.ops))

@@ -22,7 +22,7 @@ import numpy as np
 
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.dims import Rule
-from costmodels.sharding.fusion import traffic_of
+from costmodels.sharding.fusion import traffic_of, unfused
 from costmodels.sharding.graph import CONSTANT, INPUT, STATE, Graph, Use
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout, Move, local_share, moves
 from hardware.arrays import FloatArray, IntArray
@@ -276,7 +276,9 @@ class Roofline:
     def __init__(self, graph: Graph, mesh: DeviceMesh) -> None:
         devices = mesh.cluster.devices
         self.graph, self.sizes = graph, mesh.sizes
-        self.traffic = traffic_of(graph)
+        # XLA fuses less on processors, whose elementwise operators also take longer than their traffic.
+        is_fused = not any(device.is_processor for device in devices)
+        self.traffic = traffic_of(graph if is_fused else unfused(graph))
         self.bandwidth = min(device.memory_bandwidth_bytes_per_s for device in devices)
         self.speed = {
             precision: min(device.peak_flop_per_s(precision) for device in devices)
