@@ -25,7 +25,8 @@ from costmodels.sharding.graph import Graph
 from hardware.device import Device
 
 TARGET = Path(__file__).parent / "support" / "h100_sxm.txtpb"
-"""XLA's description of the device (openxla/xla, `xla/tools/hlo_opt/gpu_specs/h100_sxm.txtpb`)."""
+"""Description of an H100 for XLA's compiler, with the main figures of XLA's own (openxla/xla,
+`xla/backends/gpu/target_config/specs/h100_sxm.txtpb`)."""
 OPTIONS: dict[str, str | bool] = {"xla_gpu_enable_triton_gemm": False}
 TRAFFIC = ("unet", "graph_network", "moe", "gemma_2b")
 OVERLAP = ("gemma", "llama", "mixture")

@@ -21,8 +21,7 @@ import numpy as np
 
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.graph import CONSTANT, STATE, Graph, Use
-from costmodels.sharding.layouts import Layout, Move, moves
-from costmodels.sharding.plan import Plan, PlanCost
+from costmodels.sharding.plan import MoveTimes, Plan, PlanCost
 from hardware.arrays import FloatArray, IntArray
 
 COMPUTE, COLLECTIVES = 0, 1
@@ -113,18 +112,10 @@ def _readers(graph: Graph, uses: Sequence[Use]) -> list[int]:
 
 def _tasks(plan: Plan, cost: PlanCost) -> list[_Task]:
     """Return the operators of a plan, which have their own numbers, and behind them its collectives."""
-    graph, sizes = plan.graph, plan.mesh.sizes
+    graph = plan.graph
     after: list[set[int]] = [set() for _ in graph.ops]
     sent: list[_Task] = []
-    known: dict[Move, float] = {}
-
-    def move_s(before: Layout, then: Layout, num_bytes: float) -> float:
-        found = 0.0
-        for move in moves(before, then, num_bytes, sizes):
-            if move not in known:
-                known[move] = move.seconds(plan.mesh)
-            found += known[move]
-        return found
+    move_s = MoveTimes(plan.mesh)
 
     def send(tensor: int, seconds: float, rank: int, before: int) -> int:
         """Add collectives that follow a task, and return what their readers have to wait for."""
@@ -140,13 +131,13 @@ def _tasks(plan: Plan, cost: PlanCost) -> list[_Task]:
         lies, uses = plan.layout(tensor), graph.uses[tensor]
         # What nobody reads in this step is needed at its end.
         ranks = _readers(graph, uses)
-        settle_s = graph.sums[tensor] * move_s(plan.written(maker, slot), lies, array.num_bytes)
+        settle_s = graph.sums[tensor] * move_s[plan.written(maker, slot), lies, array.num_bytes]
         settled = send(tensor, settle_s, min(ranks, default=len(graph.ops)), maker)
         for reader in ranks:
             after[reader].add(settled)
         for copy in plan.copies(tensor):
             readers = _readers(graph, copy.uses)
-            copy_s = copy.times * move_s(lies, copy.layout, array.num_bytes)
+            copy_s = copy.times * move_s[lies, copy.layout, array.num_bytes]
             moved = send(tensor, copy_s, min(readers, default=len(graph.ops)), settled)
             for reader in readers:
                 after[reader].add(moved)

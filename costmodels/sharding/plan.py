@@ -7,8 +7,10 @@ exception: their copies are not kept from the forward to the backward pass, so a
 memory is gathered once in each pass. A partial sum is added up once. This is a reduce-scatter if all readers want the
 same dim sharded; otherwise it is an all-reduce, after which a slice is free.
 
-Compute time follows the roofline model. Collectives run one after the other and never overlap with compute, so that
-plans are compared by everything they send. Sources: section 2.3 of ManuMatic (collectives, redistribution, objective).
+Compute time follows the roofline model, with the traffic that remains where a compiler fuses operators (`fusion.py`).
+Collectives run one after the other and never overlap with compute, so that plans are compared by everything they send;
+`overlap.py` has the timeline of a step with overlap. Sources: section 2.3 of ManuMatic (collectives, redistribution,
+objective).
 """
 
 from __future__ import annotations
@@ -262,6 +264,20 @@ def _collectives(plan: Plan) -> tuple[PlannedCollective, ...]:
         for copy in plan.copies(tensor):
             add(tensor, copy.readers[0], moves(lies, copy.layout, array.num_bytes, sizes), copy.times)
     return tuple(found)
+
+
+class MoveTimes(dict[tuple[Layout, Layout, float], float]):
+    """Times to move a tensor of a given size from one layout to another [s], each computed once."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        """Start without any times on a mesh."""
+        self._mesh = mesh
+
+    def __missing__(self, key: tuple[Layout, Layout, float]) -> float:
+        """Compute and keep the time for the layouts before and after, and the bytes of the whole tensor."""
+        before, after, num_bytes = key
+        found = self[key] = sum(move.seconds(self._mesh) for move in moves(before, after, num_bytes, self._mesh.sizes))
+        return found
 
 
 class Roofline:

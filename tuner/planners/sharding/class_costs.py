@@ -26,9 +26,17 @@ from scipy.sparse import coo_array
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.graph import CONSTANT, STATE, Graph
 from costmodels.sharding.layouts import Layout, local_share, moves
-from costmodels.sharding.plan import NONE, Roofline, lifetimes, reduce_partial_sums, wanted_layout, written_layout
+from costmodels.sharding.plan import (
+    NONE,
+    MoveTimes,
+    Roofline,
+    lifetimes,
+    reduce_partial_sums,
+    wanted_layout,
+    written_layout,
+)
 from hardware.arrays import FloatArray
-from tuner.planners.sharding.sharding_terms import MoveTimes, Row
+from tuner.planners.sharding.sharding_terms import Row
 
 BASE = 64
 """Base of the encoded rows: more than the number of factors of any operator, plus one."""

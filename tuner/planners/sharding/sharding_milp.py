@@ -32,6 +32,7 @@ from costmodels.sharding.graph import CONSTANT, STATE, Graph, Op
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout, local_share, moves
 from costmodels.sharding.plan import (
     NONE,
+    MoveTimes,
     Plan,
     Roofline,
     cost_of,
@@ -42,7 +43,7 @@ from costmodels.sharding.plan import (
 )
 from tuner.planners.engine.mixed_integer import MixedInteger, Terms
 from tuner.planners.engine.outcome import Limits, Outcome
-from tuner.planners.sharding.sharding_terms import MoveTimes, Row
+from tuner.planners.sharding.sharding_terms import Row
 
 Key = TypeVar("Key")
 

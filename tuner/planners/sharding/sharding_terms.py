@@ -18,8 +18,8 @@ import numpy as np
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.dims import Rule
 from costmodels.sharding.graph import CONSTANT, STATE, Graph
-from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout, moves
-from costmodels.sharding.plan import NONE, Plan, Roofline, wanted_layout, written_layout
+from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout
+from costmodels.sharding.plan import NONE, MoveTimes, Plan, Roofline, wanted_layout, written_layout
 from hardware.arrays import FloatArray
 from tuner.planners.engine.elimination import Table, Term, cheapest_order, least
 from tuner.planners.sharding.byte_prices import BytePrices, TensorPrice, price_table, tensor_prices
@@ -50,20 +50,6 @@ def together(*charges: Charge | None) -> Charge | None:
 def total_charge_s(plan: Plan, charge: Charge | None) -> float:
     """Return the sum of a charge over all operators of a plan [s]."""
     return 0.0 if charge is None else sum(charge(op, tuple(row)) for op, row in enumerate(plan.served.tolist()))
-
-
-class MoveTimes(dict[tuple[Layout, Layout, float], float]):
-    """Times to move a tensor of a given size from one layout to another [s], each computed once."""
-
-    def __init__(self, mesh: DeviceMesh) -> None:
-        """Start without any times on a mesh."""
-        self._mesh = mesh
-
-    def __missing__(self, key: tuple[Layout, Layout, float]) -> float:
-        """Compute and keep the time for the layouts before and after, and the bytes of the whole tensor."""
-        before, after, num_bytes = key
-        found = self[key] = sum(move.seconds(self._mesh) for move in moves(before, after, num_bytes, self._mesh.sizes))
-        return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

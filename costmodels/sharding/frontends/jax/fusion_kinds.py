@@ -1,4 +1,4 @@
-"""Which jaxpr primitives XLA fuses with others, as on GPUs.
+"""Kinds of fusion of jaxpr primitives, as XLA fuses them on GPUs.
 
 Sources: the fusible instructions of XLA (openxla/xla, `xla/service/gpu/gpu_fusible.cc`), and its layout assignment,
 which makes most transpositions ways of reading.

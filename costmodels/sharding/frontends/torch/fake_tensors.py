@@ -1,4 +1,4 @@
-"""What torch's fake tensors can't do by themselves, and a trace needs."""
+"""Additions to torch's fake tensors that traces need: products of groups in all types, and values of constants."""
 
 from __future__ import annotations
 
