@@ -161,8 +161,10 @@ def test_slurms_time_limit_is_a_timeout(slurm, jobs_of):
 def test_waiting_in_the_queue_is_no_hang(slurm, jobs_of):
     """A trial whose hosts are busy waits for longer than its hang limit, and its time begins with its job."""
     blocker = slurm.submit("--nodes=2", "--exclusive", "--wrap=sleep 60")
-    begun_s = time.monotonic()
     trial = Running(slurm, jobs_of(hang_limit_s=1.5))
+    while len(slurm.queue()) < 2 and trial.thread.is_alive():
+        time.sleep(0.1)
+    queued_at_s = time.monotonic()
     time.sleep(4.0)
     assert trial.started_s is None
     slurm.ask("scancel", blocker)
@@ -170,7 +172,7 @@ def test_waiting_in_the_queue_is_no_hang(slurm, jobs_of):
     found = trial.end()
 
     assert found.status is Status.OK
-    assert trial.started_s - begun_s > 4.0
+    assert trial.started_s - queued_at_s > 4.0
     assert dict(found.conditions)["queued_s"] > 3.5
 
 
