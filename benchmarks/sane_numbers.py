@@ -45,7 +45,7 @@ from costmodels.job.setting import Setting
 from costmodels.job.training_job import OPTIMIZERS, PRECISIONS, RECOMPUTE_MODULES, TrainingJob
 from costmodels.operators.kernels import collective_s, kernel_s
 from costmodels.operators.layer_operators import unique_shapes
-from costmodels.simulator.passes import SCHEDULES
+from costmodels.step.passes import SCHEDULES
 from costmodels.simulator.simulated_step import simulate_step
 from costmodels.simulator.stage_rows import stage_rows
 from costmodels.simulator.trace import operator_events

@@ -307,6 +307,68 @@ class Cluster:
         fabric = _fabric(self)
         return _group_links([fabric.worst_end_links(one) for one in lengths], row)
 
+    @property
+    def has_unlike_links(self) -> bool:
+        """Whether equal groups of ranks may cross unlike links, because of their places."""
+        return self.is_mixed or bool(self.slow_pairs or self.switches or self.inter_group_links)
+
+    def links_of_stages(
+        self, stride: IntArray, size: IntArray, length: int, stages: Sequence[tuple[int, ...]]
+    ) -> GroupLinks:
+        """Find the links of groups inside some stages of a pipeline, the worst of each set of stages [c, g].
+
+        Args:
+            stride: Distance of neighbouring members in ranks [g].
+            size: Number of ranks in a group [g].
+            length: Number of ranks of every stage, which the groups tile.
+            stages: Numbers of the stages of each set [c].
+        """
+        first, row = distinct_rows([np.asarray(stride, dtype=np.int64), np.asarray(size, dtype=np.int64)])
+        fabric = _fabric(self)
+        numbers: dict[tuple[int, tuple[int, ...]], int] = {}
+        found: list[_WorstLinks] = []
+        rows: dict[tuple[int, ...], list[int]] = {}
+        inside = [
+            fabric.links_of_stages(one_stride, one_size, length)
+            for one_stride, one_size in zip(stride[first].tolist(), size[first].tolist(), strict=True)
+        ]
+        for members in dict.fromkeys(stages):
+            rows[members] = []
+            for at, (links, link_of_stage) in enumerate(inside):
+                # few kinds of links occur among many stages
+                key = at, tuple(sorted({link_of_stage[stage] for stage in members}))
+                if key not in numbers:
+                    numbers[key] = len(found)
+                    found.append(_worst_of([links[place] for place in key[1]]))
+                rows[members].append(numbers[key])
+        return _group_links(found, np.array([rows[members] for members in stages])[:, row])
+
+    def stage_links(self, length: IntArray) -> StageLinks:
+        """Find the links between neighbouring stages of pipelines whose stages are `length` ranks long [g]."""
+        first, row = distinct_rows([np.asarray(length, dtype=np.int64)])
+        lengths = np.asarray(length, dtype=np.int64)[first].tolist()
+        assert all(self.num_devices % one == 0 for one in lengths), f"length divides {self.num_devices} ranks"
+        fabric = _fabric(self)
+        found = [fabric.stage_links(one) for one in lengths]
+        most = max((len(links) for links, _ in found), default=0)
+        # a pipeline with fewer kinds of boundaries repeats its first
+        kinds = [_group_links([links[at if at < len(links) else 0] for links, _ in found], row) for at in range(most)]
+        of_boundary = {self.num_devices // one: kind for one, (_, kind) in zip(lengths, found, strict=True)}
+        return StageLinks(kinds=tuple(kinds), of_boundary=of_boundary)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StageLinks:
+    """Links between neighbouring stages of the pipelines of g configurations; boundaries of one kind have equal links.
+
+    Attributes:
+        kinds: Links of each kind of boundary [u], each [g].
+        of_boundary: Kind of the boundary behind each stage but the last [pp - 1], by the number of stages.
+    """
+
+    kinds: tuple[GroupLinks, ...]
+    of_boundary: Mapping[int, IntArray]
+
 
 def _group_links(found: Sequence[_WorstLinks], row: IntArray) -> GroupLinks:
     """Stack the answers for each kind of group as arrays, and compute their lines."""
@@ -317,6 +379,13 @@ def _group_links(found: Sequence[_WorstLinks], row: IntArray) -> GroupLinks:
     by_name: dict[str, Any] = dict(zip((*SIZES, *LINKS), (*sizes.T, *links), strict=True))
     kinds = GroupKinds(**by_name)
     return GroupLinks(kinds=kinds, lines=cost_lines(kinds), row=row)
+
+
+def _worst_of(links: Sequence[_WorstLinks]) -> _WorstLinks:
+    """Return the worst of the sizes and costs of groups of one size."""
+    size, hosts, least, most, switches = zip(*(sizes for sizes, _ in links), strict=True)
+    costs = np.max([cost for _, cost in links], axis=0)
+    return (size[0], max(hosts), min(least), max(most), max(switches)), costs
 
 
 @functools.lru_cache(maxsize=16)
@@ -352,6 +421,8 @@ class _Fabric:
         self.neighbours = math.gcd(*(group.devices_per_host for group in groups))
         self.pair_hosts, self.pair_cost = self._slow_pairs(cluster.slow_pairs)
         self.found: dict[tuple[int, int], _WorstLinks] = {}
+        self.in_stages: dict[tuple[int, int, int], tuple[list[_WorstLinks], list[int]]] = {}
+        self.between_stages: dict[int, tuple[list[_WorstLinks], IntArray]] = {}
 
     def _slow_pairs(self, pairs: tuple[SlowPair, ...]) -> tuple[IntArray, FloatArray]:
         """Return both hosts of every slow pair [2, pair], and the cost between them [pair, field of LinkCost]."""
@@ -401,6 +472,45 @@ class _Fabric:
             costs[2] = costs[3]  # the ranks between them are silent
             self.found[-length, 2] = sizes, costs
         return self.found[-length, 2]
+
+    def stage_links(self, length: int) -> tuple[list[_WorstLinks], IntArray]:
+        """Return the kinds of links between neighbouring stages of `length` ranks, and the kind of each boundary.
+
+        Each rank sends to its counterpart on the next stage, while the ranks of all other stages are silent.
+        """
+        if length not in self.between_stages:
+            alike = math.gcd(length, self.neighbours)
+            numbers: dict[bytes, int] = {}
+            found, kinds = [], []
+            for begin in range(0, len(self.rank_host) - length, length):
+                stages = self.rank_host[begin : begin + 2 * length : alike]
+                busy = alike * np.bincount(stages, minlength=len(self.host_group))
+                links = self._worst_links(stages.reshape(2, -1).T, alike, busy)
+                key = np.array(links[0]).tobytes() + links[1].tobytes()
+                if key not in numbers:
+                    numbers[key] = len(numbers)
+                    found.append(links)
+                kinds.append(numbers[key])
+            self.between_stages[length] = (found or [self.worst_links(length, 1)], np.array(kinds, dtype=np.int64))
+        return self.between_stages[length]
+
+    def links_of_stages(self, stride: int, size: int, length: int) -> tuple[list[_WorstLinks], list[int]]:
+        """Return kinds of links of one (stride, size) inside stages of `length` ranks, and the kind of each stage."""
+        if (stride, size, length) not in self.in_stages:
+            alike = math.gcd(stride, self.neighbours)
+            numbers: dict[bytes, int] = {}
+            found, kinds = [], []
+            for begin in range(0, len(self.rank_host), length):
+                hosts = self.rank_host[begin : begin + length : alike]
+                groups = hosts.reshape(-1, size, stride // alike).swapaxes(1, 2).reshape(-1, size)
+                links = self._worst_links(groups, alike)
+                key = np.array(links[0]).tobytes() + links[1].tobytes()
+                if key not in numbers:
+                    numbers[key] = len(numbers)
+                    found.append(links)
+                kinds.append(numbers[key])
+            self.in_stages[stride, size, length] = found, kinds
+        return self.in_stages[stride, size, length]
 
     def _worst_links(self, hosts: IntArray, alike: int, busy: IntArray | None = None) -> _WorstLinks:
         """Return sizes and costs of the worst group on these hosts.

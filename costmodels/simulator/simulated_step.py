@@ -28,12 +28,12 @@ from costmodels.job.setting import Setting
 from costmodels.operators.kernels import CollectiveTime, KernelTime, collective_s, kernel_s
 from costmodels.simulator.events import NOTHING, Route, TaskGraph, Timeline, run
 from costmodels.simulator.pass_program import ACROSS, BETWEEN, INSIDE, LINKS
-from costmodels.simulator.passes import Kind, PassOrder, pass_order
 from costmodels.simulator.stage_work import Message, StageWork, stage_works
 from costmodels.step.breakdown import BREAKDOWN
 from costmodels.step.layer_residuals import layer_residual
 from costmodels.step.memory import MemoryEstimate
 from costmodels.step.overheads import overhead_s
+from costmodels.step.passes import Kind, PassOrder, pass_order
 from costmodels.step.replicas import ReplicaKind, replica_kinds
 from hardware.sharing import Uses
 
@@ -409,7 +409,8 @@ class _Writer:
         num_virtual = self.pp * self.config.vpp
         if num_virtual == 1:
             return
-        waits = not self.runtime.overlaps_p2p
+        # without chunks a stage has nothing to do until its message has come
+        waits = not self.runtime.overlaps_p2p or self.config.vpp == 1
         for (replicas, number, micro_batch, virtual), begin in list(self.begins.items()):
             if replicas != kind:
                 continue

@@ -31,10 +31,10 @@ from costmodels.simulator.pass_program import (
     piece_programs,
     split_weight_gradients,
 )
-from costmodels.simulator.passes import Kind
 from costmodels.step.changed_layers import change_of
 from costmodels.step.launches import beyond_device_s, hops_launch_s, issue_s
 from costmodels.step.offload import host_rates, optimizer_step_s
+from costmodels.step.passes import Kind
 from costmodels.step.placement import Groups, local_parameters, place_replica
 from costmodels.step.replicas import ReplicaKind
 from costmodels.step.schedules import chunk_of_layer, moe_layers

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from costmodels.simulator.pass_program import Piece, Segment
-from costmodels.simulator.passes import Kind
 from costmodels.simulator.simulated_step import Role, Simulation
 from costmodels.simulator.stage_work import StageWork
+from costmodels.step.passes import Kind
 from hardware.arrays import FloatArray, IntArray
 
 PASSES, COMPUTE, COMMUNICATION, WEIGHTS, TRANSFERS = range(5)

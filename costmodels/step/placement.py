@@ -91,6 +91,23 @@ def place_on(cluster: Cluster, device: Device, grid: ConfigGrid) -> Groups:
     return replace(whole, **found)
 
 
+def place_stages(cluster: Cluster, grid: ConfigGrid, groups: Groups, stages: Sequence[tuple[int, ...]]) -> Groups:
+    """Return the groups with those over which weights are kept and reduced as each kind of stage sees them [c, n].
+
+    Args:
+        cluster: Cluster on which the configurations run.
+        grid: Configurations of one pp [n].
+        groups: Their groups.
+        stages: Numbers of the stages of each kind [c].
+    """
+    length, of_grid = cluster.num_devices // int(grid.pp[0]), extents(grid)
+    found = {
+        name: cluster.links_of_stages(*of_grid[name], length, stages)
+        for name in ("weights", "weight_copies", "expert_weights", "expert_copies")
+    }
+    return replace(groups, **found)
+
+
 def place_replica(cluster: Cluster, grid: ConfigGrid, stage: int, replica: int) -> Groups:
     """Return the groups of the one configuration in `grid` as one replica of one stage sees them.
 
@@ -188,6 +205,13 @@ class StageKinds:
             kind_of_stage=np.arange(num_stages),
         )
 
+    @property
+    def numbers(self) -> tuple[tuple[int, ...], ...]:
+        """Numbers of the stages of each kind; kinds that are alternatives of each other have one number each."""
+        if not len(self.before):
+            return tuple((number,) for number in self.first.tolist())
+        return tuple(tuple(np.flatnonzero(self.kind_of_stage == kind).tolist()) for kind in range(len(self.first)))
+
     def held(self, block: Block) -> FloatArray:
         """Return how many of one block a stage of each kind holds [c, 1]."""
         return self.blocks[:, [BLOCKS.index(block)]]
@@ -222,6 +246,10 @@ class StageKinds:
         slowest = np.where(is_on, seconds.sum(axis=1), -np.inf).argmax(axis=0)
         return np.asarray(np.take_along_axis(seconds, slowest[None, None], axis=0)[0])
 
+    def longest(self, seconds: FloatArray) -> FloatArray:
+        """Return the longest of the times of every stage [pp, k] over the stages of each kind [c, k]."""
+        return np.stack([seconds[self.kind_of_stage == kind].max(axis=0) for kind in range(len(self.first))])
+
     def smallest(self, figures: Sequence[float]) -> FloatArray:
         """Return the smallest of `figures`, one for each cluster device, over the devices of each kind of stage [c]."""
         return np.asarray(np.where(self.has_device, figures, np.inf).min(axis=1))
@@ -250,6 +278,26 @@ def stage_kinds(blocks: FloatArray, again: FloatArray, has_device: NDArray[np.bo
         first=first,
         before=(np.cumsum(is_kind, axis=0) - is_kind)[first],
         kind_of_stage=kind,
+    )
+
+
+def alternatives(blocks: FloatArray, again: FloatArray, has_device: NDArray[np.bool_], number: IntArray) -> StageKinds:
+    """Return stages that are alternatives of each other, so that none comes before another.
+
+    Args:
+        blocks: Blocks that each stage holds [c, len(BLOCKS)].
+        again: Blocks among them that run again in full [c, len(BLOCKS)].
+        has_device: Devices of each stage [c, d].
+        number: Number of each stage in the pipeline [c].
+    """
+    return StageKinds(
+        blocks=blocks,
+        again=again,
+        has_device=has_device,
+        count=np.ones(len(blocks), dtype=np.int64),
+        first=number,
+        before=np.zeros((0, 0), dtype=np.int64),
+        kind_of_stage=number,
     )
 
 

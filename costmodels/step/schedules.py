@@ -165,19 +165,52 @@ def _cut(cost: FloatArray, pp: int, joined: np.ufunc) -> tuple[float, list[int]]
     return float(best[-1]), cuts[::-1]
 
 
-def bubble_s(stage_s: FloatArray, count: IntArray, vpp: IntArray | int) -> FloatArray:
-    """Compute the time that the slowest stage waits in one step [s], [k].
+def idle_time_s(
+    forward_s: FloatArray,
+    backward_s: FloatArray,
+    hops_s: tuple[FloatArray, FloatArray],
+    num_micro_batches: IntArray,
+    vpp: IntArray,
+) -> FloatArray:
+    """Compute for how long every stage is idle while the pipeline fills and empties [s], [pp, k].
 
-    With 1F1B the step takes m times the slowest stage plus one micro-batch through all others; interleaving with vpp
-    chunks divides the latter by vpp. Source: Narayanan et al. 2021, sections 2.2.1 and 2.2.2, (p-1)/m and (p-1)/(m*v)
-    for equal stages.
+    A stage waits for the first micro-batch to come through the stages before it, and for the last gradients to go
+    back through them. While its first micro-batch is on the way through the stages behind it, it runs the forward
+    passes of its warm-up; while its last one is, it runs as many backward passes. What these do not fill is idle. The
+    step takes as long as the stage whose work and idle time are the longest. If all stages are equal, that gives (p-1)
+    of them (Narayanan et al. 2021, section 2.2.1), and with chunks (p-1)/vpp (section 2.2.2).
 
     Args:
-        stage_s: Time of one micro-batch on each kind of stage [c, k].
-        count: Number of stages of each kind [c].
+        forward_s: Time of one micro-batch's forward passes on each stage [s], [pp, k].
+        backward_s: Time of one micro-batch's backward passes on each stage [s], [pp, k].
+        hops_s: Time of a message over each boundary between stages, forward and back [s], each [pp - 1, k].
+        num_micro_batches: Number of micro-batches [k].
         vpp: Chunks per stage [k].
     """
-    return np.asarray((count @ stage_s - stage_s.max(axis=0)) / vpp)
+    pp = len(forward_s)
+    none = np.zeros((1, len(vpp)))
+    chunk_s = (forward_s + backward_s) / vpp
+    behind_s = np.concatenate([hops_s[0] + hops_s[1], none])
+    before = np.cumsum(chunk_s + behind_s, axis=0) - chunk_s - behind_s
+    after = np.cumsum((chunk_s + behind_s)[::-1], axis=0)[::-1] - chunk_s
+    # Warm-up passes are run until the first gradients come: one for each stage behind, with chunks two.
+    warm_up = np.minimum((pp - 1 - np.arange(pp))[:, None] * np.where(vpp == 1, 1, 2), num_micro_batches * vpp - 1)
+    waits = []
+    for passes_s, hop_s in zip((forward_s, backward_s), hops_s, strict=True):
+        # without chunks each of these passes waits for a message, too
+        neighbours = np.maximum(np.concatenate([none, hop_s]), np.concatenate([hop_s, none])) * (vpp == 1)
+        waits.append(np.maximum(after - warm_up * (passes_s / vpp + neighbours), 0.0))
+    # If the last forward pass comes before all backward passes, both waits are the same one.
+    is_short = num_micro_batches * vpp < warm_up + 2
+    return np.asarray(before + np.where(is_short, np.maximum(*waits), np.add(*waits)))
+
+
+def of_round(num_micro_batches: IntArray, pp: IntArray | int) -> IntArray:
+    """Return how many micro-batches go through one chunk after the other before the next ones begin [k].
+
+    Source: `passes.one_forward_one_backward`, after megatron-core's get_schedule_table.
+    """
+    return np.asarray(num_micro_batches // np.maximum(num_micro_batches // pp, 1))
 
 
 def stage_in_flight(

@@ -20,10 +20,10 @@ from costmodels.operators.kernels import cached_kernel_s, collective_s
 from costmodels.operators.layer_operators import BLOCKS, Block, unique_shapes
 from costmodels.step.block_costs import block_costs
 from costmodels.step.memory import stage_needed_bytes
-from costmodels.step.placement import Pipeline, StageKinds, place, stage_devices
+from costmodels.step.placement import Pipeline, StageKinds, alternatives, place, stage_devices
 from costmodels.step.schedules import stage_in_flight
 from costmodels.step.step_time import StagePricing
-from hardware.arrays import FloatArray, IntArray
+from hardware.arrays import FloatArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -90,32 +90,12 @@ def stage_figures(setting: Setting, grid: ConfigGrid, stages: StageKinds) -> tup
     everyone = np.arange(len(grid))
     pipeline = Pipeline(pp=pp, stages=stages, at=everyone, weights=grid, weights_at=everyone, weights_of=everyone)
     pricing = StagePricing(setting, pipeline, place(setting.cluster, grid), collective_s)
-    parts, _, _ = pricing.stage_parts_s(once.beside(again).take(shape_of), grid.vpp)
+    parts = pricing.stage_parts_s(once.beside(again).take(shape_of), grid.vpp).parts_s
     num_micro_batches = setting.job.global_batch_size // (grid.dp * grid.mbs)
     # A stage's number decides how many micro-batches it holds.
     in_flight = stage_in_flight(stages.first[:, None], pp, grid.vpp, num_micro_batches)
     needed = stage_needed_bytes(setting.job, setting.runtime, grid, stages, in_flight)
     return np.sum(list(parts.values()), axis=0), needed
-
-
-def alternatives(blocks: FloatArray, again: FloatArray, has_device: NDArray[np.bool_], number: IntArray) -> StageKinds:
-    """Return stages that are alternatives of each other, so that none comes before another.
-
-    Args:
-        blocks: Blocks that each stage holds [c, len(BLOCKS)].
-        again: Blocks among them that run again in full [c, len(BLOCKS)].
-        has_device: Devices of each stage [c, d].
-        number: Number of each stage in the pipeline [c].
-    """
-    return StageKinds(
-        blocks=blocks,
-        again=again,
-        has_device=has_device,
-        count=np.ones(len(blocks), dtype=np.int64),
-        first=number,
-        before=np.zeros((0, 0), dtype=np.int64),
-        kind_of_stage=number,
-    )
 
 
 def _every_stage(job: TrainingJob, has_device: NDArray[np.bool_]) -> StageKinds:

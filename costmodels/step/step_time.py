@@ -7,7 +7,7 @@ others make the bubble. Data parallel reduction and the optimizer close the step
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -25,19 +25,15 @@ from costmodels.step.layer_residuals import layer_residual
 from costmodels.step.memory import MemoryEstimate
 from costmodels.step.offload import HostRates, host_rates, optimizer_step_s
 from costmodels.step.overheads import overhead_s
-from costmodels.step.placement import Groups, Pipeline, local_parameters, pipelines, place
+from costmodels.step.placement import Groups, Pipeline, local_parameters, pipelines, place, place_stages
 from costmodels.step.replicas import ReplicaRows, even_rows, replica_rows
-from costmodels.step.schedules import bubble_s
-from costmodels.step.transfers import exposed_transfers_s
+from costmodels.step.schedules import idle_time_s, of_round
+from costmodels.step.transfers import Hops, hops_of
+from costmodels.step.unlike_stages import UnlikePasses, timed_parts_s, unlike_passes
 from costmodels.step.weight_passes import accumulation_s
-from costmodels.step.weight_traffic import weight_traffic
+from costmodels.step.weight_traffic import LastPasses, weight_traffic
 from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import Cluster
-
-CHUNK_LAG = 0.6
-"""Share of the longest possible wait for unlike chunks that the interleaved schedule pays. Stages of equal work still
-wait for each other if their chunks are unlike, between not at all and for the longest chunk of every round. The event
-simulator shows shares of 0.4 to 0.8 (42 uneven configurations of H100 beside A100)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -113,20 +109,27 @@ def _parts_s(
         costs = costs.beside(again)
     layouts = pipelines(setting, grid, rows.has_device)
     groups = place(setting.cluster, layouts.weights)
+    of_each = groups.take(layouts.weights_of)
+    hops = hops_of(setting, grid, of_each, collective_time)
     num_micro_batches = rows.num_micro_batches
     breakdown = {part: np.zeros(len(grid)) for part in BREAKDOWN}
+    unlike: list[UnlikePasses] = []
     # Stages of one layout are priced together. Rows that share shapes or weights are computed once and taken by index.
     for pipeline in layouts.each:
         at = pipeline.at
         pricing = StagePricing(setting, pipeline, groups.take(pipeline.weights_at), collective_time)
-        chunks = [grid.assignments[code].layers for code in grid.assignment[at].tolist()] if not grid.is_even else ()
-        parts = pricing.parts_s(costs.take(shape_of[at]), grid.vpp[at], num_micro_batches[at], chunks)
+        own, vpp, own_hops = costs.take(shape_of[at]), grid.vpp[at], hops.take(at)
+        passes = pricing.stage_parts_s(own, vpp)
+        is_timed = pipeline.pp > 1 and (setting.cluster.has_unlike_links or not grid.is_even)
+        parts = pricing.parts_s(passes, own, vpp, num_micro_batches[at], own_hops, is_timed=is_timed)
         for part, seconds in parts.items():
             breakdown[part][at] = seconds
-    of_each = groups.take(layouts.weights_of)
-    breakdown["pp"] += exposed_transfers_s(
-        setting.job, setting.runtime, grid, of_each, num_micro_batches, collective_time
-    )
+        if is_timed:
+            unlike += unlike_passes(
+                setting, grid.take(at), pipeline.stages, own, own_hops, num_micro_batches[at], passes.whole_s(), at
+            )
+    for part, seconds in timed_parts_s(setting.runtime, unlike, len(grid)).items():
+        breakdown[part] += seconds
     # Stragglers delay everything that the step does, so overheads are computed last.
     passes_s = _sum(seconds for part, seconds in breakdown.items() if part != "overhead")
     breakdown["overhead"] = overhead_s(setting, grid, of_each.pp.hosts, memory, passes_s)
@@ -151,6 +154,27 @@ def model_flops_utilisation(job: TrainingJob, cluster: Cluster, step_time_s: Flo
     return np.asarray(flop / (peak * step_time_s))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StagePasses:
+    """Time of one micro-batch on every kind of stage.
+
+    Attributes:
+        parts_s: Parts of both passes by BREAKDOWN [s], each [c, k].
+        forward_s: Time of the forward pass without traffic of weights [s], [c, k].
+        backward_s: Time of the backward pass without traffic of weights [s], [c, k].
+    """
+
+    parts_s: dict[str, FloatArray]
+    forward_s: FloatArray
+    backward_s: FloatArray
+
+    def whole_s(self) -> tuple[FloatArray, FloatArray]:
+        """Return the forward and the backward pass, which share the traffic of weights by their lengths [s], [c, k]."""
+        both = self.forward_s + self.backward_s
+        longer = np.divide(_sum(self.parts_s.values()), both, out=np.ones_like(both), where=both > 0)
+        return self.forward_s * longer, self.backward_s * longer
+
+
 class StagePricing:
     """Pricing of configurations of one layout [k]; costs of weights are computed once per row of weights [w]."""
 
@@ -165,55 +189,66 @@ class StagePricing:
         rates = zip(*(host_rates(setting.cluster, device) for device in setting.cluster.devices), strict=True)
         slowest = HostRates(*map(self.stages.smallest, rates))
         self.optimizer_s = optimizer_step_s(setting.job, runtime, weights, local, bandwidth, slowest).max(axis=0)
-        self.traffic = weight_traffic(setting.job, runtime, weights, groups, local, collective_time)
+        of_stages = groups
+        if setting.cluster.has_unlike_links:
+            of_stages = place_stages(setting.cluster, weights, groups, self.stages.numbers)
+        self.traffic = weight_traffic(setting.job, runtime, weights, of_stages, local, collective_time)
         self.issue_s = issue_s(runtime, weights, groups)
 
     def parts_s(
-        self, costs: BlockCosts, vpp: IntArray, num_micro_batches: IntArray, chunks: Sequence[tuple[int, ...]] = ()
+        self,
+        passes: StagePasses,
+        costs: BlockCosts,
+        vpp: IntArray,
+        num_micro_batches: IntArray,
+        hops: Hops,
+        *,
+        is_timed: bool,
     ) -> dict[str, FloatArray]:
         """Compute the parts of the step that depend on its stages, each [k].
 
         Args:
+            passes: Result of `stage_parts_s`.
             costs: Costs of blocks of each configuration.
             vpp: Chunks per stage [k].
             num_micro_batches: Number of micro-batches of each configuration [k].
-            chunks: Layers of all chunks of each configuration, if given.
+            hops: Messages between the stages of each configuration.
+            is_timed: Whether the pipeline is timed pass by pass, which gives its bubble and waits; the bubble is then
+                the stage's work, as what is to be subtracted.
         """
         runtime, stages, row = self.runtime, self.stages, self.row
-        parts, forward_s, backward_s = self.stage_parts_s(costs, vpp)
-        stage_s = _sum(parts.values())
-        # The slowest stage sets the pace: its parts, times the number of micro-batches, are the parts of the step.
-        slowest = np.ravel_multi_index((stage_s.argmax(axis=0), np.arange(len(row))), stage_s.shape)
-        parts = {part: num_micro_batches * seconds.take(slowest) for part, seconds in parts.items()}
+        forward_s, backward_s, stage_s = passes.forward_s, passes.backward_s, _sum(passes.parts_s.values())
+        kind, micro_batches = stages.kind_of_stage, num_micro_batches
+        # Every stage's own time from the begin of the step to its end; without chunks, the first of its waits for
+        # messages is part of its idle time.
+        passes_s = (forward_s[kind], backward_s[kind])
+        idle_s = idle_time_s(*passes_s, hops.between_s(self.pp), micro_batches, vpp)
+        wait_s = hops.wait_s(runtime, self.pp, vpp, *passes_s) * (micro_batches - (vpp == 1))
+        total_s = micro_batches * stage_s[kind] + wait_s + idle_s
+        # The last stage to end sets the length of the step: its parts, times the number of micro-batches, are the parts
+        # of the step.
+        slowest, everyone = total_s.argmax(axis=0), np.arange(len(row))
+        stage = kind[slowest]
+        parts = {part: micro_batches * seconds[stage, everyone] for part, seconds in passes.parts_s.items()}
         # Later stages end their last backward pass earlier, by the backward passes of all stages before them.
         head_start = stages.before @ backward_s / vpp
         traffic = self.traffic.take(row).changed(stages.total(costs.once_s))
-        reduced_s, parts["pp"] = traffic.per_step_s(runtime, forward_s, backward_s, head_start, self.layers)
+        last = LastPasses(
+            forward_s=forward_s, backward_s=backward_s, vpp=vpp, of_round=of_round(num_micro_batches, self.pp)
+        )
+        reduced_s, tied_s = traffic.per_step_s(runtime, last, head_start, self.layers)
         parts["dp"] = parts["dp"] + reduced_s
-        parts["bubble"] = bubble_s(stage_s, stages.count, vpp)
-        if any(chunks):
-            parts["bubble"] += num_micro_batches * self._lag_s(stage_s, vpp, chunks)
         parts["optimizer"] = self.optimizer_s[row]
+        if is_timed:
+            return parts | {"pp": tied_s, "bubble": -micro_batches * stage_s[stage, everyone]}
+        silent = (np.zeros((self.pp - 1, len(row))),) * 2
+        parts["bubble"] = idle_time_s(*passes_s, silent, micro_batches, vpp)[slowest, everyone]
+        messages_s = (wait_s + idle_s)[slowest, everyone] - parts["bubble"]
+        parts["pp"] = tied_s + messages_s + hops.rings_s(runtime, self.pp, vpp, micro_batches, *passes_s)
         return parts
 
-    def _lag_s(self, stage_s: FloatArray, vpp: IntArray, chunks: Sequence[tuple[int, ...]]) -> FloatArray:
-        """Compute each micro-batch's wait for chunks that take longer than those of other stages beside them [k]."""
-        lag_s = np.zeros(len(chunks))
-        kind_of_stage = self.stages.kind_of_stage
-        for at, layers in enumerate(chunks):
-            if layers and vpp[at] > 1:
-                # Longest wait: every round lasts as long as its longest chunk, instead of the pace of the busiest
-                # stage.
-                held = np.array(layers, dtype=np.float64).reshape(-1, self.pp)
-                each_s = stage_s[kind_of_stage, at] * held / np.maximum(held.sum(axis=0), 1.0)
-                lag_s[at] = CHUNK_LAG * (each_s.max(axis=1).sum() - each_s.sum(axis=0).max())
-        return lag_s
-
-    def stage_parts_s(self, costs: BlockCosts, vpp: IntArray) -> tuple[dict[str, FloatArray], FloatArray, FloatArray]:
-        """Compute one micro-batch's time on every kind of stage by part, and its two passes, each [c, k].
-
-        The passes are those without traffic of weights.
-        """
+    def stage_parts_s(self, costs: BlockCosts, vpp: IntArray) -> StagePasses:
+        """Compute the time of one micro-batch on every kind of stage."""
         runtime, stages, row = self.runtime, self.stages, self.row
         of_devices = np.concatenate([stages.total(costs.compute), stages.total(costs.exposed)], axis=1)
         forward, backward, *exposed = stages.slowest(of_devices)
@@ -231,7 +266,7 @@ class StagePricing:
         backward_s = pass_s * np.divide(backward, both, out=np.zeros_like(both), where=both > 0)
         forward_s = pass_s - backward_s
         parts["dp"] = self.traffic.take(row).per_micro_batch_s(runtime, forward_s, backward_s)
-        return parts, forward_s, backward_s
+        return StagePasses(parts_s=parts, forward_s=forward_s, backward_s=backward_s)
 
     def _host_s(self, costs: BlockCosts, vpp: IntArray) -> FloatArray:
         """Compute the host time to launch one micro-batch's operators and collectives on every kind of stage [c, k]."""

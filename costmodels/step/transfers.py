@@ -2,19 +2,24 @@
 
 Each micro-batch's activations go to the next stage, and their gradients come back.
 
-Letters: n configurations.
+Letters: n or k configurations, c stages, u kinds of boundaries between stages.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import CollectiveTime, collective_s
 from costmodels.operators.layer_operators import Collective, OpKind, Phase, residual_tokens
 from costmodels.step.placement import Groups
+from costmodels.step.schedules import of_round
 from hardware.arrays import FloatArray, IntArray
 
 
@@ -74,28 +79,137 @@ def hop_collectives(runtime: RuntimeProfile, grid: ConfigGrid, phase: Phase) -> 
     return (*sends, ("pp.all_gather", gathers)) if _scatters(runtime, phase) else sends
 
 
-def exposed_transfers_s(
-    job: TrainingJob,
-    runtime: RuntimeProfile,
-    grid: ConfigGrid,
-    groups: Groups,
-    num_micro_batches: IntArray,
-    collective_time: CollectiveTime = collective_s,
-) -> FloatArray:
-    """Compute the time that a step waits for transfers between stages [s], [n]."""
-    collectives = transfer_collectives(job, runtime, grid, groups)
-    total = np.zeros(len(grid))
-    for phase in Phase:
-        each = hop_collectives(runtime, grid, phase)
-        hop = np.sum([count * collective_time(collectives[name]) for name, count in each], axis=0)
-        # Not overlapped, each of the m + pp - 1 slots of the pipeline waits for one hop per chunk.
-        exposed = hop * (num_micro_batches + grid.pp - 1) * grid.vpp
-        if runtime.overlaps_p2p:
-            # In the steady state transfers run beside compute, but each chunk still waits for its message to begin.
-            beginnings = collective_time(collectives["pp.start"]) * num_micro_batches * grid.vpp
-            exposed = np.where(grid.vpp > 1, hop * (grid.pp - 1) + beginnings, exposed)
-        total += exposed
-    return np.where(grid.pp > 1, total, 0.0)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Hops:
+    """Time of the messages between neighbouring stages, for n configurations.
+
+    Attributes:
+        forward_s: Time to hand one micro-batch on, over each kind of boundary [s], [u, n].
+        backward_s: Time to hand its gradients back, over each kind of boundary [s], [u, n].
+        begin_s: Time until both messages of one chunk begin [s], [n].
+        of_boundary: Kind of the boundary behind each stage but the last [pp - 1], by the number of stages.
+    """
+
+    forward_s: FloatArray
+    backward_s: FloatArray
+    begin_s: FloatArray
+    of_boundary: Mapping[int, IntArray]
+
+    def take(self, index: IntArray) -> Hops:
+        """Select the configurations at the positions `index`."""
+        return replace(
+            self,
+            forward_s=self.forward_s.take(index, axis=1),
+            backward_s=self.backward_s.take(index, axis=1),
+            begin_s=self.begin_s.take(index),
+        )
+
+    def wait_s(
+        self, runtime: RuntimeProfile, pp: int, vpp: IntArray, forward_s: FloatArray, backward_s: FloatArray
+    ) -> FloatArray:
+        """Compute for how long each micro-batch keeps every stage waiting in the steady state [s], [pp, k].
+
+        A stage without chunks waits for one exchange with each of its neighbours: it sends activations and receives
+        gradients at once, on links with two directions (Megatron-LM, send_forward_recv_backward).
+
+        With chunks a stage waits for every message, or, where messages run beside compute, until each begins. A
+        message forward then has the time of the backward pass that comes between, and a message back that of a forward
+        pass. What takes longer delays the next chunk of the same micro-batch on all stages, except behind the last
+        chunk. And no stage can be faster than its links.
+
+        Args:
+            runtime: Profile of the runtime.
+            pp: Number of stages of all configurations.
+            vpp: Chunks per stage [k].
+            forward_s: Time of one micro-batch's forward passes on each stage [s], [pp, k].
+            backward_s: Time of one micro-batch's backward passes on each stage [s], [pp, k].
+        """
+        if pp == 1:
+            return np.zeros(forward_s.shape)
+        boundaries = self.of_boundary[pp]
+        exchange = np.maximum(self.forward_s, self.backward_s)[boundaries]
+        # the first and the last stage have no neighbour on one side
+        none = np.zeros((1, len(vpp)))
+        plain = np.concatenate([none, exchange]) + np.concatenate([exchange, none])
+        if (vpp == 1).all():
+            return plain
+        both = (self.forward_s + self.backward_s)[boundaries].max(axis=0)
+        if not runtime.overlaps_p2p:
+            return np.where(vpp == 1, plain, vpp * both)
+        hop_s = self.ring_s(pp)
+        stage_s = forward_s + backward_s
+        late_s = [
+            vpp * hop_s[at] + passes_s.mean(axis=0) - stage_s for at, passes_s in enumerate((forward_s, backward_s))
+        ]
+        late = (vpp - 1) / vpp * np.maximum(*late_s)
+        return np.where(vpp == 1, plain, np.maximum(np.maximum(vpp * self.begin_s, vpp * both - stage_s), late))
+
+    def ring_s(self, pp: int) -> FloatArray:
+        """Compute the mean time of a message forward, and of one back, on their way through all stages [s], [2, k]."""
+        boundaries = self.of_boundary[pp]
+        # the message from the last stage to the first one's next chunk takes as long as the longest
+        return np.stack(
+            [(hop_s[boundaries].sum(axis=0) + hop_s.max(axis=0)) / pp for hop_s in (self.forward_s, self.backward_s)]
+        )
+
+    def between_s(self, pp: int) -> tuple[FloatArray, FloatArray]:
+        """Return the time of a message over every boundary, forward and back [s], each [pp - 1, k]."""
+        boundaries = self.of_boundary[pp]
+        return self.forward_s[boundaries], self.backward_s[boundaries]
+
+    def ring_hops_s(self, pp: int) -> tuple[FloatArray, FloatArray]:
+        """Return the time of a message from each stage to the next one, and to the one before [s], each [pp, k].
+
+        The way between the last stage and the first one is taken to be as long as the longest.
+        """
+        forward_s, backward_s = self.between_s(pp)
+        return (
+            np.concatenate([forward_s, self.forward_s.max(axis=0, keepdims=True)]),
+            np.concatenate([self.backward_s.max(axis=0, keepdims=True), backward_s]),
+        )
+
+    def rings_s(
+        self,
+        runtime: RuntimeProfile,
+        pp: int,
+        vpp: IntArray,
+        num_micro_batches: IntArray,
+        forward_s: FloatArray,
+        backward_s: FloatArray,
+    ) -> FloatArray:
+        """Compute the wait for messages on their ways through all stages while the pipeline fills and empties [s], [k].
+
+        Behind each chunk but the last, messages go on to the first stage. While the pipeline fills, nothing runs beside
+        them, because all passes are forward, and while it empties all are backward.
+        """
+        if pp == 1 or not runtime.overlaps_p2p or (vpp == 1).all():
+            return np.zeros(len(vpp))
+        # a round of more micro-batches than stages leaves time for the way back to the first stage
+        spare = of_round(num_micro_batches, pp) - pp
+        rings = [
+            np.maximum(pp * hop_s - spare * passes_s.mean(axis=0) / vpp, 0.0)
+            for hop_s, passes_s in zip(self.ring_s(pp), (forward_s, backward_s), strict=True)
+        ]
+        return np.asarray((vpp - 1) * np.sum(rings, axis=0))
+
+
+def hops_of(setting: Setting, grid: ConfigGrid, groups: Groups, collective_time: CollectiveTime = collective_s) -> Hops:
+    """Compute the time of the messages between all stages."""
+    links = setting.cluster.stage_links(grid.tp * grid.up * grid.cp * grid.dp)
+    by_phase: dict[Phase, list[FloatArray]] = {phase: [] for phase in Phase}
+    begin_s = np.zeros(len(grid))
+    for kind in links.kinds:
+        collectives = transfer_collectives(setting.job, setting.runtime, grid, replace(groups, pp=kind))
+        for phase, found in by_phase.items():
+            each = hop_collectives(setting.runtime, grid, phase)
+            found.append(np.sum([count * collective_time(collectives[name]) for name, count in each], axis=0))
+        begin_s = np.maximum(begin_s, 2 * collective_time(collectives["pp.start"]))
+    return Hops(
+        forward_s=np.stack(by_phase[Phase.FORWARD]),
+        backward_s=np.stack(by_phase[Phase.BACKWARD]),
+        begin_s=begin_s,
+        of_boundary=links.of_boundary,
+    )
 
 
 def _hop_name(runtime: RuntimeProfile, phase: Phase) -> str:

@@ -31,6 +31,33 @@ from hardware.cluster import GroupLinks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LastPasses:
+    """Passes beside which gradients leave at the end of a step, and weights come at its begin.
+
+    Attributes:
+        forward_s: Time of one micro-batch's forward passes on each kind of stage [s], [c, k].
+        backward_s: Time of one micro-batch's backward passes on each kind of stage [s], [c, k].
+        vpp: Chunks per stage [k].
+        of_round: Micro-batches that go through a chunk before the stage turns to its next one [k].
+    """
+
+    forward_s: FloatArray
+    backward_s: FloatArray
+    vpp: IntArray
+    of_round: IntArray
+
+    def exposed_s(self, runtime: RuntimeProfile, message_s: FloatArray, passes_s: FloatArray) -> FloatArray:
+        """Compute what is exposed of messages about all chunks of a stage, beside these passes of one micro-batch.
+
+        With chunks, the gradients of all but the first chunk leave while the round's micro-batches run backward through
+        the chunks before it. Those of the first chunk have only its last pass, like those of a stage without chunks.
+        """
+        own = exposed_s(runtime, message_s / self.vpp, passes_s / self.vpp)
+        beside = passes_s / self.vpp * (1 + (self.vpp - 1) * self.of_round)
+        return np.maximum(exposed_s(runtime, message_s, beside), own)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class WeightTraffic:
     """Time of each stage's collectives over weights [s], hidden or not, each array [c, w].
 
@@ -84,7 +111,7 @@ class WeightTraffic:
         return self.each_gather + after
 
     def per_step_s(
-        self, runtime: RuntimeProfile, forward: FloatArray, backward: FloatArray, head_start: FloatArray, layers: int
+        self, runtime: RuntimeProfile, passes: LastPasses, head_start: FloatArray, layers: int
     ) -> tuple[FloatArray, FloatArray]:
         """Compute the time that a step waits once, and the additional wait for a tied table [k].
 
@@ -94,9 +121,9 @@ class WeightTraffic:
         reduction, gather = self.once_reduce, self.once_gather
         # At least the last layer's message remains, since no backward pass is left to hide it.
         if runtime.overlaps_gradients:
-            reduction = np.maximum(exposed_s(runtime, reduction, backward), reduction / layers)
+            reduction = np.maximum(passes.exposed_s(runtime, reduction, passes.backward_s), reduction / layers)
         if runtime.overlaps_weight_gather:
-            gather = np.maximum(exposed_s(runtime, gather, forward), self.one_layer)
+            gather = np.maximum(passes.exposed_s(runtime, gather, passes.forward_s), self.one_layer)
         reduction = reduction + self.once_more
         # The step ends with the last stage whose reduction ends. A head start hides that much of a stage's reduction.
         waits = np.maximum(reduction - head_start, 0.0).max(axis=0)

@@ -204,7 +204,7 @@ class SimulatedBackend(AbstractBackend):
         if self.fidelity == "step_time":
             return ""
         # every study file names this backend, and few ask for the simulator
-        from costmodels.simulator.passes import pass_order  # noqa: PLC0415
+        from costmodels.step.passes import pass_order  # noqa: PLC0415
 
         even = self.job.global_batch_size // (config.dp * config.mbs)
         try:

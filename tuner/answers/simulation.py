@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
-from costmodels.simulator.passes import ONE_CHUNK, SCHEDULES, pass_order
+from costmodels.step.passes import ONE_CHUNK, SCHEDULES, pass_order
 from costmodels.simulator.simulated_step import Simulation, simulate_step
 from costmodels.simulator.stage_rows import stage_rows
 from costmodels.simulator.trace import chrome_trace, operator_events

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from costmodels.simulator.passes import Kind
+from costmodels.step.passes import Kind
 from costmodels.simulator.simulated_step import Role
 from costmodels.simulator.stage_rows import StageRow
 

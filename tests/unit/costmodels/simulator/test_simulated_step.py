@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime, runtime_names
 from costmodels.job.uneven_work import Assignment
-from costmodels.simulator.passes import Kind, pass_order
+from costmodels.step.passes import Kind, pass_order
 from costmodels.simulator.simulated_step import Role, simulate_step
 from costmodels.step.breakdown import BREAKDOWN
 from costmodels.step.step_time import estimate_step

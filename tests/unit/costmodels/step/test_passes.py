@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from costmodels.simulator.passes import SCHEDULES, Kind, PassOrder, pass_order
+from costmodels.step.passes import SCHEDULES, Kind, PassOrder, pass_order
 from costmodels.step.schedules import bubble_s, stage_in_flight
 from tests.support.settings.pass_times import pass_times
 
