@@ -406,6 +406,11 @@ class LocalParameters:
     expert: FloatArray
     tied: FloatArray
 
+    @property
+    def total(self) -> FloatArray:
+        """Weights of both kinds."""
+        return self.dense + self.expert
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LayerParameters:

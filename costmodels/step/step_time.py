@@ -17,7 +17,7 @@ from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import CollectiveTime, KernelTime, collective_s, kernel_s
-from costmodels.operators.layer_operators import unique_shapes
+from costmodels.operators.layer_operators import BLOCKS, Block, unique_shapes
 from costmodels.step.block_costs import BlockCosts, block_costs
 from costmodels.step.breakdown import BREAKDOWN, EXPOSED_PARTS
 from costmodels.step.launches import beyond_device_s, hops_launch_s, issue_s
@@ -31,7 +31,7 @@ from costmodels.step.schedules import idle_time_s, of_round
 from costmodels.step.transfers import Hops, hops_of
 from costmodels.step.unlike_stages import UnlikePasses, timed_parts_s, unlike_passes
 from costmodels.step.weight_passes import accumulation_s
-from costmodels.step.weight_traffic import LastPasses, weight_traffic
+from costmodels.step.weight_traffic import OuterPasses, weight_traffic
 from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import Cluster
 
@@ -181,9 +181,18 @@ class StagePricing:
     def __init__(self, setting: Setting, pipeline: Pipeline, groups: Groups, collective_time: CollectiveTime) -> None:
         runtime = setting.runtime
         self.runtime, self.pp, self.stages, self.row = runtime, pipeline.pp, pipeline.stages, pipeline.weights_of
-        self.layers = max(setting.job.model.num_layers // self.pp, 1)
         weights = pipeline.weights
         local = local_parameters(setting.job, weights, self.stages.blocks)
+        # Shares of a stage's weights that its embedding and each of its layers hold.
+        weights_of = np.maximum(local.total, 1.0)
+        is_embedding = np.arange(len(BLOCKS)) == BLOCKS.index(Block.EMBEDDING)
+        is_layer = ~is_embedding & (np.arange(len(BLOCKS)) != BLOCKS.index(Block.HEAD))
+        blocks = self.stages.blocks
+        layers = np.maximum(self.stages.held(Block.ATTENTION), 1.0)
+        self.embedding_share, self.layer_share = (
+            local_parameters(setting.job, weights, blocks * chosen).total / weights_of / number
+            for chosen, number in ((is_embedding, 1.0), (is_layer, layers))
+        )
         bandwidth = self.stages.smallest([device.memory_bandwidth_bytes_per_s for device in setting.cluster.devices])
         self.accumulate_s = accumulation_s(runtime, weights, local, bandwidth)
         rates = zip(*(host_rates(setting.cluster, device) for device in setting.cluster.devices), strict=True)
@@ -230,13 +239,16 @@ class StagePricing:
         slowest, everyone = total_s.argmax(axis=0), np.arange(len(row))
         stage = kind[slowest]
         parts = {part: micro_batches * seconds[stage, everyone] for part, seconds in passes.parts_s.items()}
-        # Later stages end their last backward pass earlier, by the backward passes of all stages before them.
-        head_start = stages.before @ backward_s / vpp
         traffic = self.traffic.take(row).changed(stages.total(costs.once_s))
-        last = LastPasses(
-            forward_s=forward_s, backward_s=backward_s, vpp=vpp, of_round=of_round(num_micro_batches, self.pp)
+        outer = OuterPasses(
+            forward_s=forward_s,
+            backward_s=backward_s,
+            vpp=vpp,
+            of_round=of_round(micro_batches, self.pp),
+            embedding=self.embedding_share.take(row, axis=1),
+            layer=self.layer_share.take(row, axis=1),
         )
-        reduced_s, tied_s = traffic.per_step_s(runtime, last, head_start, self.layers)
+        reduced_s, tied_s = traffic.per_step_s(runtime, outer, stages.before)
         parts["dp"] = parts["dp"] + reduced_s
         parts["optimizer"] = self.optimizer_s[row]
         if is_timed:

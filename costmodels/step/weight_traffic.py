@@ -31,30 +31,37 @@ from hardware.cluster import GroupLinks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class LastPasses:
-    """Passes beside which gradients leave at the end of a step, and weights come at its begin.
+class OuterPasses:
+    """Passes beside which weights come at the begin of a step and gradients leave at its end.
 
     Attributes:
         forward_s: Time of one micro-batch's forward passes on each kind of stage [s], [c, k].
         backward_s: Time of one micro-batch's backward passes on each kind of stage [s], [c, k].
         vpp: Chunks per stage [k].
         of_round: Micro-batches that go through a chunk before the stage turns to its next one [k].
+        embedding: Share of the stage's weights that the embedding holds [c, k].
+        layer: Share of the stage's weights that one layer holds [c, k].
     """
 
     forward_s: FloatArray
     backward_s: FloatArray
     vpp: IntArray
     of_round: IntArray
+    embedding: FloatArray
+    layer: FloatArray
 
     def exposed_s(self, runtime: RuntimeProfile, message_s: FloatArray, passes_s: FloatArray) -> FloatArray:
-        """Compute what is exposed of messages about all chunks of a stage, beside these passes of one micro-batch.
+        """Compute what is exposed of messages about all weights of a stage, beside these passes of one micro-batch.
 
-        With chunks, the gradients of all but the first chunk leave while the round's micro-batches run backward through
-        the chunks before it. Those of the first chunk have only its last pass, like those of a stage without chunks.
+        The gradients of the first piece, which is the embedding or a layer, leave after all passes. With chunks, those
+        of all but the first chunk leave while the round's micro-batches run backward through the chunks before it.
+        Those of the first chunk have only its last pass, like those of a stage without chunks.
         """
-        own = exposed_s(runtime, message_s / self.vpp, passes_s / self.vpp)
+        first_chunk = self.embedding + (1.0 - self.embedding) / self.vpp
+        own = exposed_s(runtime, message_s * first_chunk, passes_s / self.vpp)
         beside = passes_s / self.vpp * (1 + (self.vpp - 1) * self.of_round)
-        return np.maximum(exposed_s(runtime, message_s, beside), own)
+        first_piece = np.where(self.embedding > 0, self.embedding, self.layer)
+        return np.maximum(np.maximum(exposed_s(runtime, message_s, beside), own), first_piece * message_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -111,21 +118,22 @@ class WeightTraffic:
         return self.each_gather + after
 
     def per_step_s(
-        self, runtime: RuntimeProfile, passes: LastPasses, head_start: FloatArray, layers: int
+        self, runtime: RuntimeProfile, passes: OuterPasses, before: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
         """Compute the time that a step waits once, and the additional wait for a tied table [k].
 
-        The gradients of the last of `layers` leave after the backward pass. A later stage ends its last backward pass
-        earlier, by its `head_start` [c, k].
+        A later stage begins its first forward pass later, and ends its last backward pass earlier, by those of the
+        stages `before` it [c, c].
         """
         reduction, gather = self.once_reduce, self.once_gather
-        # At least the last layer's message remains, since no backward pass is left to hide it.
         if runtime.overlaps_gradients:
-            reduction = np.maximum(passes.exposed_s(runtime, reduction, passes.backward_s), reduction / layers)
+            reduction = passes.exposed_s(runtime, reduction, passes.backward_s)
         if runtime.overlaps_weight_gather:
             gather = np.maximum(passes.exposed_s(runtime, gather, passes.forward_s), self.one_layer)
+            gather = np.maximum(gather - before @ passes.forward_s / passes.vpp, 0.0)
         reduction = reduction + self.once_more
         # The step ends with the last stage whose reduction ends. A head start hides that much of a stage's reduction.
+        head_start = before @ passes.backward_s / passes.vpp
         waits = np.maximum(reduction - head_start, 0.0).max(axis=0)
         with_tied = np.maximum(reduction + self.once_tied - head_start, 0.0).max(axis=0)
         return np.asarray(waits + gather.max(axis=0)), np.asarray(with_tied - waits)
