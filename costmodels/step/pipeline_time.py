@@ -63,17 +63,18 @@ def pipeline_time_s(
     Args:
         pp: Number of stages.
         vpp: Chunks per stage.
-        num_micro_batches: Number of micro-batches of every configuration; with chunks they make equal rounds.
+        num_micro_batches: Number of micro-batches of every configuration.
         times: Passes and messages.
         overlaps_messages: Whether messages leave at once and run beside passes. Otherwise they wait until the receiver
             has nothing else to do.
     """
     # Without chunks micro-batches are of no round, and any number of them is timed like rounds of pp.
     size = pp if vpp == 1 else int(of_round(np.array(num_micro_batches), pp))
-    timed = min(num_micro_batches, ROUNDS * size)
+    rounds = num_micro_batches // size
+    timed = num_micro_batches if vpp == 1 and rounds < ROUNDS else min(rounds, ROUNDS) * size
     order = _timed_order(pp, vpp, timed)
     begin_s, end_s = _run(order, times, overlaps_messages=overlaps_messages)
-    longest = end_s.max(axis=0)
+    longest = np.asarray(end_s.max(axis=0))
     if timed == num_micro_batches:
         return longest
     # The first stage's forward passes of the last two rounds show how long a round takes.

@@ -101,11 +101,17 @@ def place_stages(cluster: Cluster, grid: ConfigGrid, groups: Groups, stages: Seq
         stages: Numbers of the stages of each kind [c].
     """
     length, of_grid = cluster.num_devices // int(grid.pp[0]), extents(grid)
-    found = {
-        name: cluster.links_of_stages(*of_grid[name], length, stages)
-        for name in ("weights", "weight_copies", "expert_weights", "expert_copies")
-    }
-    return replace(groups, **found)
+
+    def links(name: str) -> GroupLinks:
+        return cluster.links_of_stages(*of_grid[name], length, stages)
+
+    return replace(
+        groups,
+        weights=links("weights"),
+        weight_copies=links("weight_copies"),
+        expert_weights=links("expert_weights"),
+        expert_copies=links("expert_copies"),
+    )
 
 
 def place_replica(cluster: Cluster, grid: ConfigGrid, stage: int, replica: int) -> Groups:

@@ -132,17 +132,20 @@ class Hops:
         none = np.zeros((1, len(vpp)))
         plain = np.concatenate([none, exchange]) + np.concatenate([exchange, none])
         if (vpp == 1).all():
-            return plain
+            return np.asarray(plain)
         both = (self.forward_s + self.backward_s)[boundaries].max(axis=0)
         if not runtime.overlaps_p2p:
-            return np.where(vpp == 1, plain, vpp * both)
+            return np.asarray(np.where(vpp == 1, plain, vpp * both))
         hop_s = self.ring_s(pp)
         stage_s = forward_s + backward_s
+        pace_s = stage_s.max(axis=0)
         late_s = [
-            vpp * hop_s[at] + passes_s.mean(axis=0) - stage_s for at, passes_s in enumerate((forward_s, backward_s))
+            vpp * hop + passes_s.mean(axis=0) - pace_s
+            for hop, passes_s in zip(hop_s, (forward_s, backward_s), strict=True)
         ]
         late = (vpp - 1) / vpp * np.maximum(*late_s)
-        return np.where(vpp == 1, plain, np.maximum(np.maximum(vpp * self.begin_s, vpp * both - stage_s), late))
+        waits = np.maximum(np.maximum(vpp * self.begin_s, vpp * both - stage_s), late)
+        return np.asarray(np.where(vpp == 1, plain, waits))
 
     def ring_s(self, pp: int) -> FloatArray:
         """Compute the mean time of a message forward, and of one back, on their way through all stages [s], [2, k]."""
@@ -185,7 +188,7 @@ class Hops:
         if pp == 1 or not runtime.overlaps_p2p or (vpp == 1).all():
             return np.zeros(len(vpp))
         # a round of more micro-batches than stages leaves time for the way back to the first stage
-        spare = of_round(num_micro_batches, pp) - pp
+        spare = np.maximum(of_round(num_micro_batches, pp) - pp, 0)
         rings = [
             np.maximum(pp * hop_s - spare * passes_s.mean(axis=0) / vpp, 0.0)
             for hop_s, passes_s in zip(self.ring_s(pp), (forward_s, backward_s), strict=True)

@@ -118,7 +118,7 @@ class WeightTraffic:
         return self.each_gather + after
 
     def per_step_s(
-        self, runtime: RuntimeProfile, passes: OuterPasses, before: FloatArray
+        self, runtime: RuntimeProfile, passes: OuterPasses, before: IntArray
     ) -> tuple[FloatArray, FloatArray]:
         """Compute the time that a step waits once, and the additional wait for a tied table [k].
 

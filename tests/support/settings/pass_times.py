@@ -28,7 +28,9 @@ class PassTimes:
         return float(self.end_s.max())
 
 
-def pass_times(order: PassOrder, pass_s: FloatArray, transfer_s: FloatArray) -> PassTimes:
+def pass_times(
+    order: PassOrder, pass_s: FloatArray, transfer_s: FloatArray, *, waits_for_receiver: bool = False
+) -> PassTimes:
     """Compute the times of all passes: each starts when its stage is free and its inputs have arrived.
 
     A forward pass needs the activations of the previous virtual stage. A backward pass needs the gradients of the next
@@ -39,6 +41,7 @@ def pass_times(order: PassOrder, pass_s: FloatArray, transfer_s: FloatArray) -> 
         order: Order of the n passes.
         pass_s: Time of a pass of each kind on each virtual stage [3, v] [s].
         transfer_s: Time of a forward or backward transfer between adjacent virtual stages [2, v - 1] [s].
+        waits_for_receiver: Whether a transfer begins only when the receiving stage has nothing else to do.
 
     Raises:
         ValueError: If the passes wait for each other.
@@ -62,7 +65,8 @@ def pass_times(order: PassOrder, pass_s: FloatArray, transfer_s: FloatArray) -> 
                 waiting[needed] = stage
                 following[stage] = at
                 break
-            arrives_s = end_s[needed] + delay_s[at] if needed >= 0 else 0.0
+            sent_s = end_s[needed] if needed >= 0 else 0.0
+            arrives_s = (max(sent_s, free_s[stage]) if waits_for_receiver else sent_s) + delay_s[at]
             start_s[at] = max(free_s[stage], arrives_s)
             end_s[at] = free_s[stage] = start_s[at] + duration_s[at]
             if at in waiting:

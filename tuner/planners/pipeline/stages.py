@@ -7,7 +7,7 @@ Letters: L layers of T types, S stages, K kinds of devices, m micro-batches.
 
 Source of the objective: Narayanan et al. 2021, sections 2.2.1 and 2.2.2. The m micro-batches pass the slowest stage one
 after the other. Each other stage delays the first micro-batch once, by its time over vpp with vpp chunks per stage. The
-step is m times the slowest stage plus `costmodels.step.schedules.bubble_s`, with the transfers between stages added.
+step is m times the slowest stage, one micro-batch through all others, and the transfers between stages.
 """
 
 from __future__ import annotations

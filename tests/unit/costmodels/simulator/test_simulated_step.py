@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime, runtime_names
 from costmodels.job.uneven_work import Assignment
-from costmodels.step.passes import Kind, pass_order
 from costmodels.simulator.simulated_step import Role, simulate_step
 from costmodels.step.breakdown import BREAKDOWN
+from costmodels.step.passes import Kind, pass_order
 from costmodels.step.step_time import estimate_step
 from hardware.cluster import cluster_from_mapping, find_cluster
 from tests.support.settings.pass_times import pass_times
@@ -156,15 +156,24 @@ def test_gradients_and_messages_share_a_nic():
 
 
 def test_messages_that_wait_for_their_receiver_cost_every_micro_batch():
-    """Where messages do not run beside compute, a micro-batch pays for one hop: both ways are taken at once."""
+    """Messages run beside compute only where a stage has chunks; otherwise each exchange costs every micro-batch."""
     job, cluster = job_of(batch=64, vocab_size=64), find_cluster("v100-pcie", hosts=4)
-    job, config = replace(job, precision="fp16"), ParallelConfig(pp=4, tp=8)
-    waits, hides = (
-        simulated(job, cluster, config, runtime=replace(MEGATRON, overlaps_p2p=overlaps, straggler_share=0.0))
-        for overlaps in (False, True)
+    job = replace(job, precision="fp16")
+    plain, chunks = (
+        [
+            simulated(job, cluster, config, runtime=replace(MEGATRON, overlaps_p2p=overlaps, straggler_share=0.0))
+            for overlaps in (False, True)
+        ]
+        for config in (ParallelConfig(pp=4, tp=8), ParallelConfig(pp=4, tp=8, vpp=2))
     )
 
-    assert waits.step_time_s - hides.step_time_s == pytest.approx(64 * waits.stages[0][0].forward_hop.seconds, rel=0.05)
+    assert plain[0].step_time_s == plain[1].step_time_s
+    assert chunks[0].step_time_s > 1.01 * chunks[1].step_time_s
+    # a stage between two others exchanges with both of them, one after the other
+    hop_s, work = plain[0].stages[0][1].forward_hop.seconds, plain[0].stages[0][1]
+    assert plain[0].timeline.makespan_s == pytest.approx(
+        (64 + 3) * sum(work.parts_s().values()) + 2 * (64 + 2) * hop_s, rel=0.05
+    )
 
 
 def test_a_later_stage_reduces_its_gradients_in_the_bubble():
@@ -278,7 +287,7 @@ def test_passes_run_when_what_they_wait_for_is_there(pp, vpp, rounds, schedule, 
             pass_s[kind, at] = work.begins_s + sum(work.piece_s(chunk, piece, Kind(kind)) for piece in pieces)
     forward_s = [works[at % pp].forward_hop.seconds for at in virtual[:-1]]
     backward_s = [works[at % pp].backward_hop.seconds for at in virtual[1:]]
-    expected = pass_times(order, pass_s, np.array([forward_s, backward_s]))
+    expected = pass_times(order, pass_s, np.array([forward_s, backward_s]), waits_for_receiver=vpp == 1)
     starts = {
         (label.kind, label.micro_batch, label.virtual): found.timeline.start_s[task]
         for task, label in enumerate(found.labels)

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from costmodels.step.passes import SCHEDULES, Kind, PassOrder, pass_order
-from costmodels.step.schedules import bubble_s, stage_in_flight
+from costmodels.step.schedules import idle_time_s, stage_in_flight
 from tests.support.settings.pass_times import pass_times
 
 
@@ -89,23 +89,25 @@ def test_interleaving_divides_the_bubble(pp, vpp, rounds):
     """Chunks make the bubble smaller by their number (section 2.2.2); the closed form of step times says the same."""
     times = equal_times(pass_order("1f1b", pp, vpp, rounds * pp))
 
-    bubble = float(bubble_s(np.array([[3.0]]), np.array([pp]), vpp)[0])
+    passes_s, silent = np.full((2, pp, 1), [[[1.0]], [[2.0]]]), (np.zeros((pp - 1, 1)),) * 2
+    bubble = float(idle_time_s(*passes_s, silent, np.array([rounds * pp]), np.array([vpp])).max())
     assert times.makespan_s == pytest.approx(rounds * pp * 3.0 + bubble)
 
 
 @given(st.lists(st.floats(0.2, 3.0), min_size=1, max_size=6), st.integers(1, 20))
 def test_the_slowest_stage_sets_the_pace(stage_s, micro_batches):
-    """With unlike stages 1F1B takes at least the slowest one's work, and at most what the closed form says, which adds
-    one micro-batch through all others: forward passes that a slow stage runs meanwhile can hide a part of these.
+    """With unlike stages 1F1B takes at least what the closed form says, which is what each stage needs with the others'
+    first and last passes, and at most the slowest one's work with one micro-batch through all others.
     """
     pp = len(stage_s)
     order = pass_order("1f1b", pp, 1, micro_batches)
     times = pass_times(order, np.outer([1.0, 2.0, 0.0], stage_s), np.zeros((2, pp - 1)))
 
     each_s = 3.0 * np.array(stage_s)
-    bubble = float(bubble_s(each_s[:, None], np.ones(pp), 1)[0])
-    slowest = micro_batches * each_s.max()
-    assert slowest - 1e-9 <= times.makespan_s <= slowest + bubble + 1e-9
+    passes_s, silent = (each_s[:, None] / 3, each_s[:, None] * 2 / 3), (np.zeros((pp - 1, 1)),) * 2
+    idle_s = idle_time_s(*passes_s, silent, np.array([micro_batches]), np.array([1]))[:, 0]
+    most_s = (micro_batches - 1) * each_s.max() + each_s.sum()
+    assert (micro_batches * each_s + idle_s).max() - 1e-9 <= times.makespan_s <= most_s + 1e-9
 
 
 @given(pp=st.integers(1, 8), micro_batches=st.integers(1, 24))

@@ -53,13 +53,15 @@ def test_pending_transfers_slow_tensor_parallelism_between_hosts_only():
 def test_a_scattered_transfer_sends_a_share():
     """Without sequence parallelism, tp ranks that send a share each hand on faster than ranks that send it all.
 
-    Ranks that send shares forward and all of the gradients back save half of that.
+    Ranks that send shares forward and all of the gradients back save while the pipeline fills: afterwards a stage waits
+    for the longer of both messages, which pass each other.
     """
     config = replace(PIPELINE, sequence_parallel=False)
     whole, forward, both = (replace(MEGATRON, scatters_p2p=scatters) for scatters in (False, "activations", True))
 
     assert step_s(both, config) < step_s(forward, config) < step_s(whole, config)
-    assert step_s(forward, config) == pytest.approx((step_s(whole, config) + step_s(both, config)) / 2)
+    saved = [step_s(whole, config) - step_s(one, config) for one in (forward, both)]
+    assert saved[0] < saved[1] / 2
     assert step_s(both) == step_s(whole)
 
 

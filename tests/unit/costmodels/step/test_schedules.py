@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from costmodels.job.model_catalog import find_model, model_names
 from costmodels.job.runtime import find_runtime, runtime_names
 from costmodels.job.uneven_work import Assignment
-from costmodels.step.schedules import assign_layers, bubble_s, stage_in_flight
+from costmodels.step.schedules import assign_layers, idle_time_s, of_round, stage_in_flight
 
 MEGATRON = find_runtime("megatron-core")
 NANOTRON = find_runtime("nanotron")
@@ -94,16 +94,26 @@ def test_balanced_split_leaves_the_head_room():
 @pytest.mark.parametrize(("pp", "vpp"), [(1, 1), (8, 1), (4, 5)])
 def test_equal_stages_have_narayanans_bubble(pp, vpp):
     """Bubble over ideal time is (p-1)/m, and (p-1)/(m v) interleaved (Narayanan et al. 2021, sections 2.2.1, 2.2.2)."""
-    bubble = bubble_s(np.full((1, 1), 0.3), np.array([pp]), vpp)[0]
+    silent = (np.zeros((pp - 1, 1)),) * 2
+    idle_s = idle_time_s(np.full((pp, 1), 0.1), np.full((pp, 1), 0.2), silent, np.array([40]), np.array([vpp]))
 
-    assert bubble / (40 * 0.3) == pytest.approx((pp - 1) / (40 * vpp))
+    assert idle_s.max() / (40 * 0.3) == pytest.approx((pp - 1) / (40 * vpp))
 
 
-def test_slowest_stage_sets_the_pace():
-    """With unlike stages the step lasts m times the slowest plus one micro-batch through all others."""
-    stage_s, count = np.array([[1.0], [3.0], [2.0]]), np.array([1, 2, 1])
+def test_a_slow_stage_at_the_begin_hides_the_passes_of_the_others():
+    """By hand: stages of 3 s and 1.5 s with 4 micro-batches take 12.5 s where the slow one is first, whose second
+    forward pass hides 1 s of the other stage, and 13.5 s where it is last and waits for all of the other.
+    """
+    for slow_is_first, idle in ((True, 0.5), (False, 1.5)):
+        forward_s = np.array([[1.0], [0.5]])[:: 1 if slow_is_first else -1]
+        silent = (np.zeros((1, 1)),) * 2
+        idle_s = idle_time_s(forward_s, 2 * forward_s, silent, np.array([4]), np.array([1]))
+        assert (12.0 * (forward_s == 1.0) + 6.0 * (forward_s == 0.5) + idle_s).max() == pytest.approx(12.0 + idle)
 
-    assert bubble_s(stage_s, count, 1)[0] == pytest.approx(1.0 + 3.0 + 2.0)
+
+def test_rounds_are_equal():
+    """Micro-batches go through the chunks in rounds of pp, or of as many more as make the rounds equal."""
+    assert of_round(np.array([8, 12, 6, 3]), 4).tolist() == [4, 4, 6, 3]
 
 
 @pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (4, 2), (4, 8), (8, 5)])

@@ -93,7 +93,7 @@ SWEEPS = {
 def test_errors_are_put_together_as_the_cost_model_does(name):
     """Errors of 5% and 10% from term to term move the step as they move `estimate_step`.
 
-    The steps themselves change by a third of that. Half of the candidates agree to the fourth digit and 19 of 20 to a
+    The steps themselves change by a third of that. Half of the candidates agree to 0.02% and 19 of 20 to a
     tenth of the errors; the others have stages, or compute and traffic, that are almost equally long.
     """
     setting, grid = SWEEPS[name]
@@ -107,7 +107,7 @@ def test_errors_are_put_together_as_the_cost_model_does(name):
             found = terms.log_change([error(term.name, term.shape)[None] for term in terms.terms])[0]
             off.append(np.abs(found - expected))
 
-        assert np.median(off) < 1e-4
+        assert np.median(off) < 2e-4
         assert np.quantile(off, 0.95) < deviation / 10
         assert np.max(off) < 0.8 * deviation
 
