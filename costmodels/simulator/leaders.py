@@ -18,9 +18,19 @@ from costmodels.simulator.simulated_step import simulate_step
 from costmodels.step.memory import MemoryEstimate
 from costmodels.step.schedules import of_round
 from hardware.arrays import FloatArray, IntArray
+from hardware.cluster import Cluster
+
+LEADERS = 30
+"""Number of leaders of a ranking that are worth simulating: it takes a second or two."""
 
 SHORT_ROUNDS = (3, 5)
 """Rounds of micro-batches of the two short steps. Filling and emptying the pipeline take less than two rounds each."""
+
+
+def is_worth_simulating(cluster: Cluster) -> bool:
+    """Return whether stages may be unlike on this cluster, or share links: the closed form is then rough."""
+    shares_adapters = any(link.sharers > 1 for group in cluster.groups for link in group.nic_links)
+    return cluster.has_unlike_links or shares_adapters
 
 
 def simulated_times_s(

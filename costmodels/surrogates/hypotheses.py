@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+from scipy.spatial.distance import cdist
 from scipy.special import chdtri
 
 from costmodels.step.error_models import MemoryErrorModel
@@ -46,6 +47,12 @@ PART_ERRORS: Mapping[str, float] = {
 
 ALIKE = 0.03
 """Root mean square difference of log predictions below which two profiles are one hypothesis."""
+
+ALIKE_LEADERS = 0.002
+"""Standard deviation of the log ratios of simulated and predicted leaders below which both are one hypothesis."""
+
+SIMULATOR_ODDS = 2.0
+"""Prior odds of the simulator's step times, relative to those of the closed form (assumed)."""
 
 MEMORY_MULTIPLES: Mapping[float, float] = {1.0: 0.6, 2.0: 0.25, 4.0: 0.15}
 """Multiples of a normal memory error, with the chance of each, without a history."""
@@ -113,8 +120,35 @@ class Alternative:
     needed_bytes: FloatArray
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SimulatedSteps:
+    """Step times of some candidates by the event simulator, which sees what the closed form leaves out.
+
+    Attributes:
+        at: Positions of the candidates [k].
+        step_time_s: Their simulated step times [s], [k].
+    """
+
+    at: IntArray
+    step_time_s: FloatArray
+
+    def log_change(self, predicted: Predicted) -> FloatArray:
+        """Return by how much the simulator's log step times differ from the predicted ones, for all candidates [n].
+
+        Candidates that were not simulated differ as those do that resemble them; what resembles none has the mean.
+        """
+        own = np.log(self.step_time_s / predicted.step_time_s[self.at])
+        weight = np.exp(-0.5 * cdist(predicted.features, predicted.features[self.at], "sqeuclidean"))
+        change = own.mean() + weight @ (own - own.mean()) / (weight.sum(axis=1) + 1.0)
+        change[self.at] = own
+        return np.asarray(change)
+
+
 def step_hypotheses(
-    predicted: Predicted, history: FittedHistory | None = None, alternatives: Sequence[Alternative] = ()
+    predicted: Predicted,
+    history: FittedHistory | None = None,
+    alternatives: Sequence[Alternative] = (),
+    simulated: SimulatedSteps | None = None,
 ) -> tuple[Hypothesis, ...]:
     """Return the hypotheses about errors of predicted step times [n].
 
@@ -122,6 +156,7 @@ def step_hypotheses(
         predicted: Predictions of the study's own profile.
         history: Earlier runs, which add a hypothesis; it is the last one.
         alternatives: Predictions of other profiles.
+        simulated: Simulated steps, which add the hypothesis that the simulator is right.
     """
     constants = search_constants()
     effects = predicted.constant_effects
@@ -142,6 +177,11 @@ def step_hypotheses(
     others = _distinct([np.log(other.step_time_s / predicted.step_time_s) for other in alternatives], is_relative=True)
     chance = constants.alternative_chance
     smooth = (cold, *(_as_predicted_elsewhere(cold, change, chance * count) for change, count in others))
+    if simulated is not None:
+        # with its leaders in another order, the simulator is as likely to be right as the closed form
+        change = simulated.log_change(predicted)
+        if np.std(change[simulated.at]) >= ALIKE_LEADERS:
+            smooth += (_as_predicted_elsewhere(cold, change, SIMULATOR_ODDS),)
     rough = tuple(replace(each, chance=constants.rough_chance * each.chance, prior=constants.rough) for each in smooth)
     warm = history and _learn_from_past(
         history,

@@ -112,7 +112,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "configs": (
                 "configurations with their dimensions, `step_time_s`, `peak_memory_bytes`, `fits`, "
                 "`tokens_per_s_per_device` and `source`: `measured` or `synthetic` if a trial has completed, `learned` "
-                "from other trials, or `predicted`"
+                "from other trials, `simulated` for the leaders where hosts or links are unlike, or `predicted`"
             ),
             "current": "the current configuration with the same figures and its `rank`; null without one",
             "taught_by_trials": "number of candidates whose trials correct the step times; 0 for predictions",

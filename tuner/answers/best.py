@@ -8,7 +8,8 @@ from optuna import Study
 
 from costmodels.job.parallel_config import ParallelConfig
 from trials.backend import Status
-from tuner.answers.candidates import candidates_of, predict_candidate, ranking
+from tuner.answers.candidates import candidates_of, predict_candidate
+from tuner.answers.ranked import predicted_ranking
 from tuner.answers.reference import Reference, gain_over, reference_among, reference_of
 from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
 from tuner.storage.opening import find_study
@@ -80,11 +81,12 @@ def best_known(config: StudyConfig, study: Study | None) -> Best | None:
     failed = [
         config.config_of(record.params) for record in records if record.status in IMPOSSIBLE and not record.is_proxy
     ]
-    positions = (int(position) for position in ranking(config, candidates))
+    predicted = predicted_ranking(config, candidates)
+    positions = predicted.order.tolist()
     fastest = next((at for at in positions if candidates.space.grid.config(at) not in failed), None)
     if fastest is None:
         return None
-    step_time_s = float(candidates.estimate.step_time_s[fastest])
+    step_time_s = float(predicted.step_time_s[fastest])
     reference = reference or reference_among(config, candidates)
     gain = predict_candidate(config, reference.config)["step_time_s"] / step_time_s if reference else None
     return Best(

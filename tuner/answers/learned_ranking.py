@@ -51,5 +51,6 @@ def learned_ranking(config: StudyConfig, candidates: Candidates, *, on_progress:
         peak_bytes=peak_bytes,
         fits=fits,
         is_measured=is_measured,
+        is_simulated=np.zeros(len(grid), dtype=np.bool_),
         num_trials=observations.num_ended,
     )

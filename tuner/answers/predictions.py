@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +10,10 @@ from costmodels.job.parallel_config import ParallelConfig, Value, parse_config
 from hardware.io.errors import ConfigError
 from tuner.answers.candidates import Candidates, candidates_of, predict_with_errors
 from tuner.answers.planned_candidates import predicted_plans
-from tuner.answers.ranked import Ranked, predicted_ranking, row_of
+from tuner.answers.ranked import OnProgress, Ranked, ignore_progress, predicted_ranking, row_of
 from tuner.space.enumeration import launchable
 from tuner.study_file.config import StudyConfig, load_study
 from tuner.study_file.storage_url import storage_file
-
-OnProgress = Callable[[str], None]
-
-
-def ignore_progress(_: str) -> None:
-    """Do nothing, for callers who do not follow the progress."""
 
 
 def predict(study: StudyConfig | Path | str, config: ParallelConfig | Mapping[str, Value] | str) -> dict[str, Any]:
@@ -62,7 +56,7 @@ def rank(study: StudyConfig | Path | str, *, top: int | None = 10) -> list[dict[
 
     Returns:
         For each candidate its dimensions, step_time_s [s], peak_memory_bytes, fits, tokens_per_s_per_device and source:
-        `measured` or `synthetic`, `learned` from other trials, or `predicted`.
+        `measured` or `synthetic`, `learned` from other trials, `simulated` or `predicted`.
 
     Raises:
         ConfigError: The study is wrong.
@@ -94,7 +88,7 @@ def rank_candidates(
         learned = learned_ranking(config, candidates, on_progress=on_progress)
         if learned is not None:
             return learned
-    return predicted_ranking(config, candidates)
+    return predicted_ranking(config, candidates, on_progress=on_progress)
 
 
 def _load(study: StudyConfig | Path | str) -> StudyConfig:

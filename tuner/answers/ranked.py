@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodels.simulator.leaders import LEADERS, is_worth_simulating, simulated_times_s
 from hardware.arrays import FloatArray, IntArray
 from tuner.answers.candidates import Candidates, ranking, throughput_of
 from tuner.study_file.config import StudyConfig
+
+OnProgress = Callable[[str], None]
+
+
+def ignore_progress(_: str) -> None:
+    """Do nothing, for callers who do not follow the progress."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -23,6 +31,7 @@ class Ranked:
         peak_bytes: Peak memory of each candidate, from the same source [bytes], [n].
         fits: Whether the candidate fits in memory and is expected to run [n].
         is_measured: Whether a trial of the candidate has completed [n].
+        is_simulated: Whether the step time is that of the event simulator [n].
         num_trials: Number of trials that taught; 0 where the candidates are ranked by the predictions.
     """
 
@@ -31,18 +40,38 @@ class Ranked:
     peak_bytes: FloatArray
     fits: NDArray[np.bool_]
     is_measured: NDArray[np.bool_]
+    is_simulated: NDArray[np.bool_]
     num_trials: int
 
 
-def predicted_ranking(config: StudyConfig, candidates: Candidates) -> Ranked:
-    """Return the ranking by the predictions, before any trial."""
-    memory = candidates.space.memory
+def predicted_ranking(
+    config: StudyConfig, candidates: Candidates, *, on_progress: OnProgress = ignore_progress
+) -> Ranked:
+    """Return the ranking by the predictions, before any trial.
+
+    Where hosts or links are unlike, or devices share adapters, the leaders by the closed form are simulated: they keep
+    their places before all others, in the order of their simulated steps.
+
+    Args:
+        config: Study.
+        candidates: Its candidates, with their predictions.
+        on_progress: Function that is told what takes seconds.
+    """
+    memory, order = candidates.space.memory, ranking(config, candidates)
+    step_time_s, is_simulated = candidates.estimate.step_time_s.copy(), np.zeros(len(order), dtype=np.bool_)
+    if config.own_step is None and is_worth_simulating(config.setting.cluster):
+        leaders = order[:LEADERS][memory.fits(config.options.memory_headroom)[order[:LEADERS]]]
+        on_progress(f"simulating the {len(leaders)} fastest predictions, because stages or links are unlike")
+        step_time_s[leaders] = simulated_times_s(config.setting, candidates.space.grid, leaders, memory=memory)
+        is_simulated[leaders] = True
+        order[: len(leaders)] = leaders[np.argsort(step_time_s[leaders], kind="stable")]
     return Ranked(
-        order=ranking(config, candidates),
-        step_time_s=candidates.estimate.step_time_s,
+        order=order,
+        step_time_s=step_time_s,
         peak_bytes=np.asarray(memory.peak_bytes, dtype=np.float64),
         fits=memory.fits(config.options.memory_headroom),
-        is_measured=np.zeros(len(candidates.space.grid), dtype=np.bool_),
+        is_measured=np.zeros(len(order), dtype=np.bool_),
+        is_simulated=is_simulated,
         num_trials=0,
     )
 
@@ -52,7 +81,8 @@ def row_of(config: StudyConfig, candidates: Candidates, ranked: Ranked, place: i
     # plain Python numbers, so that rows are JSON as they are
     position = int(ranked.order[place])
     step_time_s = float(ranked.step_time_s[position])
-    source = config.backend.origin if ranked.is_measured[position] else "learned" if ranked.num_trials else "predicted"
+    unmeasured = "learned" if ranked.num_trials else "simulated" if ranked.is_simulated[position] else "predicted"
+    source = config.backend.origin if ranked.is_measured[position] else unmeasured
     return {
         **candidates.space.grid.values(position),
         "step_time_s": step_time_s,

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
-from costmodels.step.passes import ONE_CHUNK, SCHEDULES, pass_order
 from costmodels.simulator.simulated_step import Simulation, simulate_step
 from costmodels.simulator.stage_rows import stage_rows
 from costmodels.simulator.trace import chrome_trace, operator_events
 from costmodels.step.memory import MemoryEstimate, estimate_memory
+from costmodels.step.passes import ONE_CHUNK, SCHEDULES, pass_order
 from costmodels.step.step_time import StepEstimate
 from hardware.io.errors import ConfigError, did_you_mean
 from hardware.io.output_file import write_output

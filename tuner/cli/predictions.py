@@ -269,6 +269,8 @@ def rank(
             ],
         )
         rows = list(shown.values())
+        if any(row["source"] == "simulated" for row in rows):
+            typer.echo("Step times are simulated pass by pass; `meshtune simulate` shows one such step.", err=True)
         if current is not None:
             typer.echo("> the current configuration", err=True)
         if not all(row["fits"] for row in rows):

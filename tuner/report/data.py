@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from costmodels.job.parallel_config import ParallelConfig
 from trials.backend import Origin
-from tuner.answers.candidates import Candidates, candidates_of, ranking, speed_of
+from tuner.answers.candidates import Candidates, candidates_of, speed_of
 from tuner.answers.planned_candidates import plans_in
+from tuner.answers.ranked import Ranked, predicted_ranking
 from tuner.answers.reference import Reference, reference_of
 from tuner.own_step import predictions as own
 from tuner.run.studies import is_running, stored_study
@@ -28,6 +29,7 @@ class ReportData:
     Attributes:
         config: Study as its file describes it.
         candidates: Search space with the predictions of all candidates.
+        predicted: Their ranking by the predictions alone.
         records: Trials in the order of their numbers.
         best: Fastest completed trial; None before the first.
         extrapolated: Best configuration inferred from proxy jobs, if no full-size trial has completed.
@@ -40,6 +42,7 @@ class ReportData:
 
     config: StudyConfig
     candidates: Candidates
+    predicted: Ranked
     records: tuple[TrialRecord, ...]
     best: TrialRecord | None
     extrapolated: Extrapolated | None
@@ -122,7 +125,7 @@ class ReportData:
 
     def best_predicted(self, count: int) -> list[int]:
         """List the positions of the candidates that `meshtune rank` puts first."""
-        return [int(position) for position in ranking(self.config, self.candidates)[:count]]
+        return [int(position) for position in self.predicted.order[:count]]
 
 
 Section = Callable[[ReportData], str]
@@ -141,9 +144,11 @@ def collect(config: StudyConfig) -> ReportData:
     best = best_record(records)
     stored_reason = study.user_attrs.get(STOP_REASON)
     stop_reason = None if stored_reason is None or is_running(study) else StopReason(stored_reason)
+    candidates = candidates_of(config)
     return ReportData(
         config=config,
-        candidates=candidates_of(config),
+        candidates=candidates,
+        predicted=predicted_ranking(config, candidates),
         records=tuple(records),
         best=best,
         extrapolated=None if best else extrapolated_of(study.user_attrs),

@@ -25,7 +25,13 @@ from numpy.typing import NDArray
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import CONSTANTS
 from costmodels.surrogates.crash_surrogate import OWN_CRASH, CrashSurrogate, Kinds, crash_surrogate, kinds_of
-from costmodels.surrogates.hypotheses import Alternative, FittedHistory, memory_hypotheses, step_hypotheses
+from costmodels.surrogates.hypotheses import (
+    Alternative,
+    FittedHistory,
+    SimulatedSteps,
+    memory_hypotheses,
+    step_hypotheses,
+)
 from costmodels.surrogates.predicted import Predicted, together
 from costmodels.surrogates.surrogate import Hypothesis, Seen, Surrogate, after
 from hardware.arrays import FloatArray, IntArray
@@ -396,6 +402,7 @@ def posterior_of(
     *,
     history: FittedHistory | None = None,
     alternatives: Sequence[Alternative] = (),
+    simulated: SimulatedSteps | None = None,
     operators: OperatorPosterior | None = None,
     proxies: ProxyPosterior | None = None,
 ) -> Posterior:
@@ -406,6 +413,7 @@ def posterior_of(
         grid: Grid of the candidates.
         history: Prior from earlier runs of the runtime.
         alternatives: Predictions of other profiles, whose clusters may resemble the study's more.
+        simulated: Steps of the leaders by the event simulator.
         operators: Posterior of the operators, predicted by the profile fitted to `history`, or else by the runtime's
             own.
         proxies: Predictions of proxies, by both profiles.
@@ -413,7 +421,7 @@ def posterior_of(
     return Posterior(
         predicted=predicted,
         kinds=kinds_of(grid),
-        steps=step_hypotheses(predicted, history, alternatives),
+        steps=step_hypotheses(predicted, history, alternatives, simulated),
         memory=memory_hypotheses(predicted, history, alternatives) if predicted.knows_memory else (),
         operators=operators,
         proxies=proxies,

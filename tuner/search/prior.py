@@ -20,10 +20,19 @@ from costmodels.calibration.sources import MeasuredSetting
 from costmodels.job.parallel_config import HAND, ConfigGrid
 from costmodels.job.runtime import CONSTANTS, RuntimeProfile, other_runtimes
 from costmodels.job.setting import Setting
+from costmodels.simulator.leaders import LEADERS, is_worth_simulating, simulated_times_s
 from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
 from costmodels.surrogates.error_terms import step_terms
-from costmodels.surrogates.hypotheses import FEWEST_PAST, FOREIGN_TRUST, TRUST, Alternative, FittedHistory, PastGroup
+from costmodels.surrogates.hypotheses import (
+    FEWEST_PAST,
+    FOREIGN_TRUST,
+    TRUST,
+    Alternative,
+    FittedHistory,
+    PastGroup,
+    SimulatedSteps,
+)
 from costmodels.surrogates.operator_surrogate import OperatorErrors
 from costmodels.surrogates.predicted import Predicted, predict, together
 from hardware.arrays import IntArray
@@ -124,14 +133,30 @@ def initial_posterior(
     own = parts[0][0].setting.runtime
     others = other_runtimes(own) if other_profiles is None else other_profiles
     alternatives = [_alternative(every, grid, profile) for profile in others if profile.name != own.name]
+    predicted = _predict_parts(every, grid)
+    simulated = None
+    if len(every) == 1 and is_worth_simulating(parts[0][0].setting.cluster):
+        simulated = _simulate_leaders(parts[0][0].setting, grid, predicted, on_progress)
     return posterior_of(
-        _predict_parts(every, grid),
+        predicted,
         grid,
         history=history,
         alternatives=alternatives,
+        simulated=simulated,
         operators=operators,
         proxies=proxies,
     )
+
+
+def _simulate_leaders(
+    setting: Setting, grid: ConfigGrid, predicted: Predicted, on_progress: OnProgress
+) -> SimulatedSteps:
+    """Simulate the candidates that are predicted to be the fastest of those that fit."""
+    memory = estimate_memory(setting, grid)
+    order = np.argsort(predicted.step_time_s, kind="stable")
+    leaders = order[(memory.needed_bytes <= memory.capacity_bytes)[order]][:LEADERS]
+    on_progress(f"simulating the {len(leaders)} fastest predictions, because stages or links are unlike")
+    return SimulatedSteps(at=leaders, step_time_s=simulated_times_s(setting, grid, leaders, memory=memory))
 
 
 def _alternative(parts: Sequence[Part], grid: ConfigGrid, profile: RuntimeProfile) -> Alternative:

@@ -9,9 +9,9 @@ from typing import Any
 import plotly.graph_objects as go
 
 from costmodels.job.parallel_config import ParallelConfig
-from costmodels.step.passes import Kind
 from costmodels.simulator.simulated_step import Role, Simulation
 from costmodels.simulator.stage_rows import Span, StageRow, idle_gaps, stage_rows
+from costmodels.step.passes import Kind
 from hardware.io.errors import ConfigError
 from tuner.answers.simulation import simulate_candidate
 from tuner.report.data import ReportData
