@@ -350,7 +350,7 @@ class Cluster:
         assert all(self.num_devices % one == 0 for one in lengths), f"length divides {self.num_devices} ranks"
         fabric = _fabric(self)
         found = [fabric.stage_links(one) for one in lengths]
-        most = max((len(links) for links, _ in found), default=0)
+        most = max((len(links) for links, _ in found), default=1)
         # a pipeline with fewer kinds of boundaries repeats its first
         kinds = [_group_links([links[at if at < len(links) else 0] for links, _ in found], row) for at in range(most)]
         of_boundary = {self.num_devices // one: kind for one, (_, kind) in zip(lengths, found, strict=True)}
