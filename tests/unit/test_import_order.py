@@ -78,6 +78,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "tuner.calibrate": {"tuner.space", "tuner.search", "tuner.study_file", "tuner.storage"},
     "tuner.run": {"tuner.search", "tuner.study_file", "tuner.storage", "tuner.answers"},
+    "tuner.place": {"tuner.space"},
     "tuner.replan": {"tuner.space", "tuner.search", "tuner.study_file", "tuner.storage", "tuner.answers", "tuner.run"},
     "tuner.terminal": {
         *("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.study_file", "tuner.storage"),
@@ -109,6 +110,7 @@ ROOMS: dict[str, set[str]] = {
             "tuner.calibrate",
             "tuner.run",
             "tuner.replan",
+            "tuner.place",
         ),
         *("tuner.terminal", "tuner.report", "tuner.dashboard"),
     },

@@ -27,6 +27,7 @@ from tuner.cli import completion as cli_completion
 from tuner.cli import dashboard as cli_dashboard
 from tuner.cli import estimate as cli_estimate
 from tuner.cli import init as cli_init
+from tuner.cli import place as cli_place
 from tuner.cli import plan as cli_plan
 from tuner.cli import predictions as cli_predictions
 from tuner.cli import replan as cli_replan
@@ -302,6 +303,7 @@ app.command(short_help="Predict step time and memory of one configuration.")(cli
 app.command(short_help="Simulate one step of one configuration, pass by pass.")(cli_predictions.simulate)
 app.command(short_help="Print the configurations predicted to be fastest.")(cli_predictions.rank)
 app.command(short_help="Shard one training step over a device mesh, with your pins.")(cli_plan.plan)
+app.command(short_help="Place several models on one cluster.")(cli_place.place)
 app.command(short_help="Plan configuration changes on a cluster that changes over time.")(cli_replan.replan)
 
 

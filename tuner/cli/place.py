@@ -1,0 +1,103 @@
+"""Command `meshtune place`: place several models on one cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument, Option
+
+from tuner.cli.options import FOUND_NOTHING, AsJson, check_out, number
+from tuner.terminal.console import NOTHING_WORKS, print_json, print_table, printable
+
+if TYPE_CHECKING:  # this loads numpy
+    from tuner.place.answer import Answer
+
+
+def place(
+    file: Annotated[Path, Argument(metavar="FILE", help="Placement file (YAML): a cluster, modules and their flow.")],
+    time_limit: Annotated[
+        str,
+        Option("--time-limit", metavar="SECONDS", help="Longest time of the search; the best so far is the answer."),
+    ] = "30",
+    gap: Annotated[
+        str, Option(metavar="SHARE", help="Gap between step time and lower bound at which the search ends.")
+    ] = "0.01",
+    trace: Annotated[
+        Path | None, Option(metavar="OUT", help="Write the step's timeline as a trace for Perfetto.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Place several models on one cluster: the devices of each, its layout, and when it runs.
+
+    For RL post-training (actor, rollout, critic, reward, reference) and multimodal training (encoders and a language
+    model). Step times are predicted; the answer stands beside those of usual placements.
+    """
+    limit_s, share = number("--time-limit", time_limit, above_zero=True), number("--gap", gap)
+    if trace is not None:
+        check_out(trace, "--trace")
+
+    from hardware.io.output_file import write_output
+    from tuner.place.answer import answer_json, check_answer
+    from tuner.place.answer import place as search
+    from tuner.place.placement_file import read_placement
+    from tuner.place.timeline import chrome_trace
+
+    workload = read_placement(file)
+    answer = search(workload, time_s=limit_s, gap=share, on_progress=lambda line: typer.echo(line, err=True))
+    check_answer(answer)
+    if trace is not None and answer.state is not None:
+        write_output(trace, chrome_trace(answer.problem, answer.state) + "\n")
+    if as_json:
+        print_json(answer_json(answer))
+    elif answer.state is not None:
+        _print_answer(answer)
+    else:
+        typer.echo(NOTHING_WORKS, err=True)
+    if answer.state is None:
+        raise typer.Exit(FOUND_NOTHING)
+
+
+def _print_answer(answer: Answer) -> None:
+    from tuner.place.answer import is_proven, module_json
+    from tuner.place.timeline import at_work_s, makes_tokens, text_timeline
+
+    problem, state = answer.problem, answer.state
+    assert state is not None, "there is an answer to print"
+    rows = []
+    modules = [module_json(problem, state, at) for at in range(len(problem.unit_of))]
+    for one in sorted(modules, key=lambda one: (one["start_s"], one["end_s"])):
+        layout = one["layout"]
+        degrees = ",".join(f"{key}={value}" for key, value in layout.items() if key != "recompute" and value != 1)
+        recompute = f",recompute={layout['recompute']}" if layout["recompute"] != "none" else ""
+        rows.append(
+            [
+                f"{one['start_s']:.4g}",
+                f"{one['end_s']:.4g}",
+                str(one["devices"]),
+                one["where"],
+                f"{one['busy_bytes'] / 2**30:.0f}",
+                "leave" if one["states_leave"] else "stay",
+                (degrees or "1 device") + recompute,
+                printable(f"{one['name']} ({one['job']} {one['model']})"),
+            ]
+        )
+    heads = ["from [s]", "to [s]", "devices", "where", "peak [GiB]", "states", "layout", "module"]
+    print_table(heads, rows)
+    for line in text_timeline(problem, state, answer.step_time_s):
+        typer.echo(printable(line))
+    outcome = answer.outcome
+    proof = "the best of the family" if is_proven(answer) else f"gap {outcome.gap:.1%}"
+    typer.echo(
+        f"Step: {answer.step_time_s:.4g} s predicted, lower bound {outcome.bound:.4g} s ({proof}), "
+        f"{makes_tokens(problem) / answer.step_time_s:,.0f} tokens/s, "
+        f"devices held {at_work_s(problem, state, answer.step_time_s):.0%} of the step."
+    )
+    for one in answer.baselines:
+        if one.step_time_s is None:
+            typer.echo(f"  {one.name} ({printable(one.meaning)}): does not fit")
+        else:
+            gain = one.step_time_s / answer.step_time_s - 1
+            typer.echo(f"  {one.name} ({printable(one.meaning)}): {one.step_time_s:.4g} s, answer {gain:.1%} faster")
+    typer.echo(f"Searched {outcome.nodes:,} partial placements in {outcome.seconds:.1f} s; {outcome.stop.value}.")

@@ -1,0 +1,1 @@
+"""Place several models on one cluster: devices, layouts and order of each step. Begin with `workload.py`."""

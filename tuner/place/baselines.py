@@ -1,0 +1,91 @@
+"""Placements that teams choose by hand, each with the best layouts that it allows: the baselines of an answer.
+
+- colocated: every module on all devices, one after another (verl's default: one resource pool for all roles).
+- halves: what generates on one half of the hosts and all else on the other (OpenRLHF's engines beside its trainers);
+  without generation, the modules that send embeddings on one half and the last receiver on the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tuner.place.problem import PlacementProblem
+from tuner.place.search import search_placements
+from tuner.place.state import Allowed, State, finish_s
+from tuner.place.workload import EMBEDDINGS, GENERATE
+from tuner.planners.engine.outcome import Limits
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Baseline:
+    """A placement by hand.
+
+    Attributes:
+        name: Name of the baseline.
+        meaning: Where each module is, in words.
+        state: Placement with the best layouts found; None if nothing fits.
+        step_time_s: Time of a step [s]; None if nothing fits.
+    """
+
+    name: str
+    meaning: str
+    state: State | None
+    step_time_s: float | None
+
+
+def baselines_of(problem: PlacementProblem, *, time_s: float) -> tuple[Baseline, ...]:
+    """Return both baselines, with their best layouts.
+
+    Args:
+        problem: Tables of the workload.
+        time_s: Longest time of the search of each one's layouts [s].
+    """
+    rows = (
+        ("colocated", "every module on all devices, one after another", _colocated(problem)),
+        ("halves", _in_words(problem), _halves(problem)),
+    )
+    found = []
+    for name, meaning, allowed in rows:
+        state = None
+        if allowed is not None:
+            best = search_placements(problem, limits=Limits(time_s=time_s), allowed=allowed).best
+            state = best.solution if best else None
+        step_s = None if state is None else finish_s(problem, state)
+        found.append(Baseline(name=name, meaning=meaning, state=state, step_time_s=step_s))
+    return tuple(found)
+
+
+def _colocated(problem: PlacementProblem) -> Allowed:
+    return dict.fromkeys(problem.units, (problem.whole,))
+
+
+def _first_half(problem: PlacementProblem) -> set[int]:
+    """Return the units on the first half."""
+    modules, edges = problem.workload.modules, problem.workload.edges
+    generating = {problem.unit_of[at] for at, module in enumerate(modules) if module.job == GENERATE}
+    sending = {problem.unit_of[edge.source] for edge in edges if edge.sends == EMBEDDINGS}
+    return generating or sending
+
+
+def _in_words(problem: PlacementProblem) -> str:
+    names = [problem.workload.modules[unit].name for unit in sorted(_first_half(problem))]
+    return f"{', '.join(names) or 'nothing'} on one half of the hosts, all else on the other"
+
+
+def _halves(problem: PlacementProblem) -> Allowed | None:
+    first = _first_half(problem)
+    if not first or first == set(problem.units):
+        return None
+    pools = problem.pools
+    if len(pools) > 1:
+        halves = tuple(problem.cells_of_hosts(at, range(pools[at].hosts)) for at in (0, 1))
+    elif pools[0].hosts > 1:
+        middle = pools[0].hosts // 2
+        halves = (problem.cells_of_hosts(0, range(middle)), problem.cells_of_hosts(0, range(middle, pools[0].hosts)))
+    elif pools[0].cells % 2 == 0:
+        middle = pools[0].cells // 2
+        low = (1 << middle) - 1
+        halves = (low, problem.whole & ~low)
+    else:
+        return None
+    return {unit: (halves[0 if unit in first else 1],) for unit in problem.units}

@@ -1,0 +1,182 @@
+"""Lower bounds of the step time of all placements that begin with a partial one.
+
+A step of T seconds is possible only if every task that is open has an option no longer than the time between its
+earliest start (its head) and the latest end from which its successors can still finish (its tail). Of those options the
+least area counts, in cells times seconds. For every pair of a head and a tail, the areas of all tasks between them must
+fit in what the cells have free in that interval (energetic reasoning; Baptiste, Le Pape and Nuijten 2001,
+"Constraint-Based Scheduling", chapter 3). The bound is the least T, by bisection, for which nothing is violated. Areas
+fall and intervals grow with T, so every smaller T is impossible too. Transfers and memory count as nothing.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from typing import NamedTuple
+
+from tuner.place.problem import PlacementProblem
+from tuner.place.state import NOT_YET, Allowed, State, finish_s, options_chosen
+
+PRECISION = 1e-4
+"""Relative width at which bisection ends."""
+
+
+class _Choices(NamedTuple):
+    """Times of a module on all of its options, ascending [s], and the least area up to each [cells * s]."""
+
+    times_s: list[float]
+    areas: list[float]
+
+    def least_area(self, slack_s: float) -> float | None:
+        at = bisect.bisect_right(self.times_s, slack_s * (1 + 1e-12))
+        return self.areas[at - 1] if at else None
+
+
+class Bounds:
+    """Bounds for one problem."""
+
+    def __init__(self, problem: PlacementProblem, allowed: Allowed) -> None:
+        """Sort the options of every module.
+
+        Args:
+            problem: Tables of the workload.
+            allowed: Cells that some units are bound to.
+        """
+        self.problem = problem
+        self._choices = [self._of(module, allowed) for module in range(len(problem.unit_of))]
+        self._after: list[list[int]] = [[] for _ in problem.tasks]
+        for task, waits in enumerate(problem.before):
+            for before, _ in waits:
+                self._after[before].append(task)
+
+    def _cells(self, devices: int) -> float:
+        """Return a number of devices as cells of the largest size, so that no area is overstated."""
+        return devices / max(pool.devices for pool in self.problem.pools)
+
+    def _of(self, module: int, allowed: Allowed) -> _Choices:
+        unit = self.problem.unit_of[module]
+        options = [
+            option
+            for option in self.problem.options[unit]
+            if unit not in allowed or any(self.problem.same_cells(option.kind, cells) for cells in allowed[unit])
+        ]
+        pairs = sorted(
+            (seconds, seconds * self._cells(option.kind.devices))
+            for option in options
+            for seconds in [self.problem.module_time_s(module, option)]
+        )
+        areas: list[float] = []
+        for _, area in pairs:
+            areas.append(min(area, areas[-1]) if areas else area)
+        return _Choices([seconds for seconds, _ in pairs], areas)
+
+    def bound_s(self, state: State, least_s: float, cutoff_s: float) -> float:
+        """Return the bound of a state [s]; any value from `cutoff_s` on where it is not below.
+
+        Args:
+            state: Partial placement.
+            least_s: Bound of the state before it.
+            cutoff_s: Time from which states are of no interest.
+        """
+        work = self._work(state)
+        if work is None:
+            return float("inf")
+        low = max(least_s, finish_s(self.problem, state), work.path_s)
+        if low >= cutoff_s or not work.open_ or self._is_possible(work, low):
+            return low
+        high = cutoff_s
+        if high == float("inf"):
+            high = 2 * low + 1e-9
+            while not self._is_possible(work, high):
+                low, high = high, 2 * high
+        elif not self._is_possible(work, high):
+            return high
+        while high - low > PRECISION * high:
+            middle = (low + high) / 2
+            if self._is_possible(work, middle):
+                high = middle
+            else:
+                low = middle
+        return low
+
+    def _work(self, state: State) -> _Work | None:
+        """Return the open tasks with heads and tails; None if one of them can't run."""
+        problem = self.problem
+        chosen = options_chosen(problem, state)
+        shortest: dict[int, float] = {}
+        modules: list[tuple[int, _Choices | tuple[float, float]]] = []
+        head_s: dict[int, float] = {}
+        for task, members in enumerate(problem.tasks):
+            if state.end_s[task] != NOT_YET:
+                continue
+            longest, start_s = 0.0, state.last[0]
+            for module in members:
+                unit = problem.unit_of[module]
+                if unit in chosen:
+                    seconds = problem.module_time_s(module, chosen[unit])
+                    modules.append((task, (seconds, seconds * self._cells(chosen[unit].kind.devices))))
+                    start_s = max(
+                        start_s, *(free_s for cell, free_s in enumerate(state.free_s) if state.where[unit] >> cell & 1)
+                    )
+                else:
+                    choices = self._choices[module]
+                    if not choices.times_s:
+                        return None
+                    seconds = choices.times_s[0]
+                    modules.append((task, choices))
+                longest = max(longest, seconds)
+            shortest[task] = longest
+            head_s[task] = start_s
+        # tasks stand after those that they wait for
+        for task in head_s:
+            for before, _ in problem.before[task]:
+                done_s = state.end_s[before]
+                ready_s = head_s[before] + shortest[before] if done_s == NOT_YET else done_s
+                head_s |= {task: max(head_s[task], ready_s)}
+        tail_s: dict[int, float] = {}
+        for task in reversed(list(head_s)):
+            tail_s[task] = max((shortest[later] + tail_s[later] for later in self._after[task]), default=0.0)
+        path_s = max((head_s[task] + shortest[task] + tail_s[task] for task in head_s), default=0.0)
+        free: Counter[tuple[float, float]] = Counter()
+        for cell, free_s in enumerate(state.free_s):
+            pool = problem.pools[problem.pool_of_cell[cell]]
+            free[free_s, self._cells(pool.devices)] += 1
+        open_ = [(head_s[task], tail_s[task], choices) for task, choices in modules]
+        return _Work(open_, sorted((free_s, size * count) for (free_s, size), count in free.items()), path_s)
+
+    @staticmethod
+    def _is_possible(work: _Work, total_s: float) -> bool:
+        areas = []
+        for head_s, tail_s, choices in work.open_:
+            slack_s = total_s - head_s - tail_s
+            if isinstance(choices, _Choices):
+                area = choices.least_area(slack_s)
+                if area is None:
+                    return False
+            else:
+                seconds, area = choices
+                if seconds > slack_s * (1 + 1e-12):
+                    return False
+            areas.append((head_s, tail_s, area))
+        for begin_s in {head_s for head_s, _, _ in areas}:
+            for rest_s in {tail_s for _, tail_s, _ in areas}:
+                end_s = total_s - rest_s
+                need = sum(area for head_s, tail_s, area in areas if head_s >= begin_s and tail_s >= rest_s)
+                room = sum(size * max(0.0, end_s - max(begin_s, free_s)) for free_s, size in work.free)
+                if need > room * (1 + 1e-9):
+                    return False
+        return True
+
+
+class _Work(NamedTuple):
+    """Open tasks of a state.
+
+    Attributes:
+        open_: Head, tail and choices of each open module; a module that is placed has its time and area.
+        free: Times when cells are free, with the number of cells [largest cells].
+        path_s: Longest path through open tasks [s].
+    """
+
+    open_: list[tuple[float, float, _Choices | tuple[float, float]]]
+    free: list[tuple[float, float]]
+    path_s: float

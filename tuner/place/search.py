@@ -1,0 +1,134 @@
+"""Search of placements by branch and bound, which can be stopped at any time: it keeps the best so far and the bound.
+
+The engine is that of the schedules of operators (`tuner.planners.engine`), where a node is a partial placement.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from tuner.place.bounds import Bounds
+from tuner.place.problem import PlacementProblem
+from tuner.place.state import NOT_YET, Allowed, State, empty_state, finish_s, next_states
+from tuner.planners.engine.branch_and_bound import AbstractProblem, branch_and_bound
+from tuner.planners.engine.frontier import Merit
+from tuner.planners.engine.outcome import Incumbent, Limits, Outcome
+
+BEAM = 3
+"""Number of partial placements that a greedy completion keeps."""
+
+
+class Node(NamedTuple):
+    """A partial placement and the bound of its step time.
+
+    Attributes:
+        state: Partial placement.
+        bound: Lower bound of the step time of every placement that begins so [s].
+    """
+
+    state: State
+    bound: float
+
+
+class PlacementSearch(AbstractProblem[Node, State]):
+    """The placement problem for branch and bound."""
+
+    def __init__(
+        self, problem: PlacementProblem, *, allowed: Allowed | None = None, known: Sequence[State] = ()
+    ) -> None:
+        """Keep the tables.
+
+        Args:
+            problem: Tables of the workload.
+            allowed: Cells that some units are bound to; None for a search without such bonds.
+            known: Complete placements that the first answer must not be worse than.
+        """
+        self.problem = problem
+        self._allowed = allowed or {}
+        self._known = tuple(known)
+        self._bounds = Bounds(problem, self._allowed)
+
+    def root(self) -> Node:
+        """Return the empty placement."""
+        state = empty_state(self.problem)
+        return Node(state, self._bounds.bound_s(state, 0.0, math.inf))
+
+    def children(self, node: Node, cutoff: float) -> Iterable[Node]:
+        """Yield the placements with one more decision."""
+        for state in next_states(self.problem, node.state, self._allowed):
+            bound_s = self._bounds.bound_s(state, node.bound, cutoff)
+            if bound_s < cutoff:
+                yield Node(state, bound_s)
+
+    def lower_bound(self, node: Node) -> float:
+        """Return the bound of the node."""
+        return node.bound
+
+    def complete(self, node: Node) -> Incumbent[State] | None:
+        """Return the placement once every task is added."""
+        if not node.state.is_complete:
+            return None
+        return Incumbent(cost=finish_s(self.problem, node.state), solution=node.state)
+
+    def greedy(self, node: Node) -> Incumbent[State] | None:
+        """Complete a placement by a beam over the bounds; at the root, compare with the known placements."""
+        found = [self._completed(node)]
+        if node.state == empty_state(self.problem):
+            found += [Incumbent(cost=finish_s(self.problem, state), solution=state) for state in self._known]
+        return min((one for one in found if one), key=lambda one: one.cost, default=None)
+
+    def _completed(self, node: Node) -> Incumbent[State] | None:
+        beam, best = [node], None
+        while beam:
+            cutoff = best.cost if best else math.inf
+            grown = [child for one in beam for child in self.children(one, cutoff)]
+            for child in grown:
+                done = self.complete(child)
+                if done and (best is None or done.cost < best.cost):
+                    best = done
+            open_ = (child for child in grown if not child.state.is_complete)
+            beam = heapq.nsmallest(BEAM, open_, key=lambda one: (one.bound, sum(one.state.free_s)))
+        return best
+
+    def merit(self, node: Node) -> Merit:
+        """Compare nodes with the same decisions on like hosts: all times are the values."""
+        state, problem = node.state, self.problem
+        hosts: dict[int, list[tuple[int, float]]] = {}
+        for cell, host in enumerate(problem.host_of_cell):
+            hosts.setdefault(host, []).append((state.held[cell], state.free_s[cell]))
+        rows = sorted(
+            (problem.pool_of_cell[problem.host_of_cell.index(host)], sorted(cells)) for host, cells in hosts.items()
+        )
+        key = (
+            tuple(end_s == NOT_YET for end_s in state.end_s),
+            state.chosen,
+            state.pending,
+            tuple((pool, tuple(held for held, _ in cells)) for pool, cells in rows),
+        )
+        times = [free_s for _, cells in rows for _, free_s in cells]
+        ends = [end_s for end_s in state.end_s if end_s != NOT_YET]
+        return Merit(key, (*times, *ends, state.last[0], float(state.last[1])))
+
+
+def search_placements(
+    problem: PlacementProblem,
+    *,
+    limits: Limits,
+    allowed: Allowed | None = None,
+    known: Sequence[State] = (),
+    clock: Callable[[], float] = time.monotonic,
+) -> Outcome[State]:
+    """Search the placement of the least step time.
+
+    Args:
+        problem: Tables of the workload.
+        limits: Limits at which the search ends early.
+        allowed: Cells that some units are bound to.
+        known: Complete placements that the answer must not be worse than.
+        clock: Clock in seconds.
+    """
+    return branch_and_bound(PlacementSearch(problem, allowed=allowed, known=known), limits=limits, clock=clock)

@@ -1,0 +1,252 @@
+"""Partial placements, and every way to go on from one: the next task, with sets and layouts of its units.
+
+Tasks are added in the order of their starts, each as early as its inputs and its cells allow. Every schedule in which
+no task could start earlier is reached so. Cells that are alike (same pool, free at the same time, held by the same
+units) are interchangeable: a set is chosen by how many of each kind of cells or hosts it takes, and takes the first
+ones. Where there are more than MOST_SPLITS ways, only those are tried that split at most one kind of hosts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple, TypeVar
+
+from tuner.place.options import WHOLE, Option, SetKind
+from tuner.place.problem import PlacementProblem
+from tuner.place.workload import WEIGHTS
+
+Value = TypeVar("Value")
+
+MOST_SPLITS = 24
+"""Most ways to take hosts of several kinds of which all are tried."""
+
+NOT_YET = -1.0
+
+
+class State(NamedTuple):
+    """Partial placement.
+
+    Attributes:
+        free_s: Time when each cell is free [cells].
+        held: Units on each cell, as bits [cells].
+        chosen: Number of each unit's option; -1 while it has none [modules].
+        where: Cells of each unit, as bits [modules].
+        start_s: Start of each task; NOT_YET before it is added [tasks].
+        end_s: End of each task [tasks].
+        last: Start and number of the task that was added last.
+        pending: Task whose units are being placed; -1 if none.
+    """
+
+    free_s: tuple[float, ...]
+    held: tuple[int, ...]
+    chosen: tuple[int, ...]
+    where: tuple[int, ...]
+    start_s: tuple[float, ...]
+    end_s: tuple[float, ...]
+    last: tuple[float, int]
+    pending: int
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every task has been added."""
+        return NOT_YET not in self.end_s
+
+
+def empty_state(problem: PlacementProblem) -> State:
+    """Return the state in which nothing is placed."""
+    cells, modules, tasks = problem.num_cells, len(problem.unit_of), len(problem.tasks)
+    return State(
+        free_s=(0.0,) * cells,
+        held=(0,) * cells,
+        chosen=(-1,) * modules,
+        where=(0,) * modules,
+        start_s=(NOT_YET,) * tasks,
+        end_s=(NOT_YET,) * tasks,
+        last=(0.0, -1),
+        pending=-1,
+    )
+
+
+def options_chosen(problem: PlacementProblem, state: State) -> dict[int, Option]:
+    """Return the option of each unit that has one."""
+    return {unit: problem.options[unit][at] for unit, at in enumerate(state.chosen) if at >= 0}
+
+
+def finish_s(problem: PlacementProblem, state: State) -> float:
+    """Return the end of what was added [s], weights for the next step included."""
+    latest = max(0.0, *state.end_s)
+    chosen = options_chosen(problem, state)
+    for edge in problem.workload.edges:
+        if edge.sends == WEIGHTS:
+            source, target = problem.unit_of[edge.source], problem.unit_of[edge.target]
+            ends = state.end_s[problem.task_of[edge.source]], state.end_s[problem.task_of[edge.target]]
+            if NOT_YET not in ends:
+                sent_s = problem.weights_s(
+                    edge, chosen[source], state.where[source], chosen[target], state.where[target]
+                )
+                # weights are not replaced while the receiver is at work
+                latest = max(latest, max(ends) + sent_s)
+    return latest
+
+
+Allowed = dict[int, tuple[int, ...]]
+"""Cells that a unit may have, as bits; units that are not named may have any."""
+
+
+def next_states(problem: PlacementProblem, state: State, allowed: Allowed) -> Iterator[State]:
+    """Yield the states with one more decision."""
+    if state.pending >= 0:
+        yield from _place_next(problem, state, state.pending, allowed)
+        return
+    for task, waits in enumerate(problem.before):
+        if state.end_s[task] == NOT_YET and all(state.end_s[before] != NOT_YET for before, _ in waits):
+            yield from _place_next(problem, state, task, allowed)
+
+
+def _place_next(problem: PlacementProblem, state: State, task: int, allowed: Allowed) -> Iterator[State]:
+    """Yield the states in which the next unit of a task is placed; the task is added after its last unit."""
+    open_units = [unit for unit in problem.units_of[task] if state.chosen[unit] < 0]
+    if not open_units:
+        added = _add(problem, state, task)
+        if added is not None:
+            yield added
+        return
+    unit = open_units[0]
+    others = [state.where[other] for other in problem.units_of[task] if state.chosen[other] >= 0]
+    sets: dict[SetKind, list[int]] = {}
+    chosen = options_chosen(problem, state)
+    for number, option in enumerate(problem.options[unit]):
+        if option.kind not in sets:
+            sets[option.kind] = [
+                cells
+                for cells in _sets(problem, state, option.kind, allowed.get(unit))
+                # modules of a gang share all of their devices, or none
+                if all(cells in (other, cells & ~other) for other in others)
+            ]
+        for cells in sets[option.kind]:
+            held = list(state.held)
+            for cell in _bits(cells):
+                held[cell] |= 1 << unit
+            chosen[unit] = option
+            seen = {(held[cell], problem.pool_of_cell[cell]) for cell in _bits(cells)}
+            if not all(problem.fits(one, problem.pools[pool].capacity_bytes, chosen) for one, pool in seen):
+                continue
+            placed = state._replace(
+                held=tuple(held),
+                chosen=_with(state.chosen, unit, number),
+                where=_with(state.where, unit, cells),
+                pending=task,
+            )
+            if len(open_units) > 1:
+                yield placed
+                continue
+            added = _add(problem, placed, task)
+            if added is not None:
+                yield added
+    chosen.pop(unit, None)
+
+
+def _add(problem: PlacementProblem, state: State, task: int) -> State | None:
+    """Return the state with a task whose units are placed; None if it would start before the last one added."""
+    chosen = options_chosen(problem, state)
+    where = {unit: state.where[unit] for unit in chosen}
+    cells = 0
+    for unit in problem.units_of[task]:
+        cells |= where[unit]
+    start_s = 0.0
+    for before, edge in problem.before[task]:
+        source, target = problem.unit_of[edge.source], problem.unit_of[edge.target]
+        sent_s = problem.edge_s(edge, chosen[source], where[source], chosen[target], where[target])
+        start_s = max(start_s, state.end_s[before] + sent_s)
+    at = _bits(cells)
+    start_s = max(start_s, *(state.free_s[cell] for cell in at))
+    if (start_s, task) < state.last:
+        return None
+    end_s = start_s + problem.task_time_s(task, chosen, where)
+    free_s = list(state.free_s)
+    for cell in at:
+        free_s[cell] = end_s
+    return state._replace(
+        free_s=tuple(free_s),
+        start_s=_with(state.start_s, task, start_s),
+        end_s=_with(state.end_s, task, end_s),
+        last=(start_s, task),
+        pending=-1,
+    )
+
+
+def _sets(problem: PlacementProblem, state: State, kind: SetKind, allowed: tuple[int, ...] | None) -> Iterator[int]:
+    """Yield sets of cells of a kind, one of each that differ in more than the names of like cells."""
+    if allowed is not None:
+        yield from (cells for cells in allowed if problem.same_cells(kind, cells))
+        return
+    if kind.pool == WHOLE:
+        yield problem.whole
+        return
+    hosts: dict[int, list[int]] = defaultdict(list)
+    for cell, pool in enumerate(problem.pool_of_cell):
+        if pool == kind.pool:
+            hosts[problem.host_of_cell[cell]].append(cell)
+    alike: dict[tuple[tuple[float, int], ...], list[list[int]]] = defaultdict(list)
+    for cells in hosts.values():
+        ordered = sorted(cells, key=lambda cell: (state.free_s[cell], state.held[cell], cell))
+        alike[tuple((state.free_s[cell], state.held[cell]) for cell in ordered)].append(ordered)
+    if kind.cells == problem.pools[kind.pool].cells:
+        classes = [alike[key] for key in sorted(alike)]
+        for counts in _counts(tuple(map(len, classes)), kind.hosts):
+            taken = [host for members, count in zip(classes, counts, strict=True) for host in members[:count]]
+            yield sum(1 << cell for host in taken for cell in host)
+        return
+    for signature, members in sorted(alike.items()):
+        own: dict[tuple[float, int], list[int]] = defaultdict(list)
+        for mark, cell in zip(signature, members[0], strict=True):
+            own[mark].append(cell)
+        parts = list(own.values())
+        for counts in _counts(tuple(map(len, parts)), kind.cells):
+            yield sum(1 << cell for part, count in zip(parts, counts, strict=True) for cell in part[:count])
+
+
+def _counts(sizes: tuple[int, ...], wanted: int) -> list[tuple[int, ...]]:
+    """Return the ways to take a number of things from classes of these sizes."""
+    if sum(sizes) < wanted:
+        return []
+    found = _all_counts(sizes, wanted, MOST_SPLITS + 1)
+    if len(found) <= MOST_SPLITS:
+        return found
+    some = set()
+    for whole in itertools.product((0, 1), repeat=len(sizes)):
+        counts = [size * taken for size, taken in zip(sizes, whole, strict=True)]
+        rest = wanted - sum(counts)
+        if rest == 0:
+            some.add(tuple(counts))
+        for at, size in enumerate(sizes):
+            if not whole[at] and 0 < rest < size:
+                some.add((*counts[:at], rest, *counts[at + 1 :]))
+    return sorted(some, reverse=True)
+
+
+def _all_counts(sizes: tuple[int, ...], wanted: int, most: int) -> list[tuple[int, ...]]:
+    """Return the first `most` ways to take a number of things from classes of these sizes."""
+    if not sizes:
+        return [()] if wanted == 0 else []
+    found: list[tuple[int, ...]] = []
+    for count in range(min(sizes[0], wanted), max(0, wanted - sum(sizes[1:])) - 1, -1):
+        found += [(count, *rest) for rest in _all_counts(sizes[1:], wanted - count, most - len(found))]
+        if len(found) >= most:
+            break
+    return found
+
+
+def _bits(cells: int) -> list[int]:
+    found = []
+    while cells:
+        low = cells & -cells
+        found.append(low.bit_length() - 1)
+        cells ^= low
+    return found
+
+
+def _with(values: tuple[Value, ...], at: int, value: Value) -> tuple[Value, ...]:
+    return (*values[:at], value, *values[at + 1 :])
