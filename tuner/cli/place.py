@@ -94,10 +94,11 @@ def _print_answer(answer: Answer) -> None:
         f"{makes_tokens(problem) / answer.step_time_s:,.0f} tokens/s, "
         f"devices held {at_work_s(problem, state, answer.step_time_s):.0%} of the step."
     )
-    for one in answer.baselines:
-        if one.step_time_s is None:
-            typer.echo(f"  {one.name} ({printable(one.meaning)}): does not fit")
+    for baseline in answer.baselines:
+        told = f"  {baseline.name} ({printable(baseline.meaning)}): "
+        if baseline.step_time_s is None:
+            typer.echo(told + "does not fit")
         else:
-            gain = one.step_time_s / answer.step_time_s - 1
-            typer.echo(f"  {one.name} ({printable(one.meaning)}): {one.step_time_s:.4g} s, answer {gain:.1%} faster")
+            gain = baseline.step_time_s / answer.step_time_s - 1
+            typer.echo(told + f"{baseline.step_time_s:.4g} s, the answer is {gain:.1%} faster")
     typer.echo(f"Searched {outcome.nodes:,} partial placements in {outcome.seconds:.1f} s; {outcome.stop.value}.")

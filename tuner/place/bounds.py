@@ -128,11 +128,12 @@ class Bounds:
             shortest[task] = longest
             head_s[task] = start_s
         # tasks stand after those that they wait for
-        for task in head_s:
-            for before, _ in problem.before[task]:
-                done_s = state.end_s[before]
-                ready_s = head_s[before] + shortest[before] if done_s == NOT_YET else done_s
-                head_s |= {task: max(head_s[task], ready_s)}
+        for task, own_s in tuple(head_s.items()):
+            ready_s = [
+                head_s[before] + shortest[before] if state.end_s[before] == NOT_YET else state.end_s[before]
+                for before, _ in problem.before[task]
+            ]
+            head_s[task] = max([own_s, *ready_s])
         tail_s: dict[int, float] = {}
         for task in reversed(list(head_s)):
             tail_s[task] = max((shortest[later] + tail_s[later] for later in self._after[task]), default=0.0)
