@@ -12,7 +12,7 @@ from costmodels.job.parallel_config import DEGREES
 from hardware.io.errors import ConfigError
 from tuner.place.baselines import Baseline, baselines_of
 from tuner.place.problem import PlacementProblem, placement_problem
-from tuner.place.search import search_placements
+from tuner.place.search import improve, search_placements
 from tuner.place.state import State, finish_s, options_chosen
 from tuner.place.timeline import at_work_s, devices_in_words, events_of, makes_tokens
 from tuner.place.workload import Workload
@@ -20,6 +20,9 @@ from tuner.planners.engine.outcome import Known, Limits, Outcome
 
 BASELINE_SHARE = 0.1
 """Share of the time limit in which the layouts of each baseline are searched."""
+
+IMPROVING_SHARE = 0.3
+"""Share of the time limit in which the better baseline is improved before branch and bound."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -75,11 +78,16 @@ def place(
     for unit in problem.units:
         if not problem.options[unit]:
             _refuse(problem, unit)
+    begin_s = clock()
     on_progress("searching layouts of the baselines")
     baselines = baselines_of(problem, time_s=BASELINE_SHARE * time_s)
     on_progress("searching placements")
     known = [one.state for one in baselines if one.state is not None]
-    outcome = search_placements(problem, limits=Limits(time_s=time_s, gap=gap), known=known, clock=clock)
+    if known:
+        best = min(known, key=lambda state: finish_s(problem, state))
+        known = [improve(problem, best, time_s=IMPROVING_SHARE * time_s, clock=clock)]
+    left_s = max(time_s - (clock() - begin_s), BASELINE_SHARE * time_s)
+    outcome = search_placements(problem, limits=Limits(time_s=left_s, gap=gap), known=known, clock=clock)
     return Answer(problem=problem, outcome=outcome, baselines=baselines)
 
 

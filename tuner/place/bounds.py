@@ -15,9 +15,9 @@ from collections import Counter
 from typing import NamedTuple
 
 from tuner.place.problem import PlacementProblem
-from tuner.place.state import NOT_YET, Allowed, State, finish_s, options_chosen
+from tuner.place.state import NOT_YET, Allowed, State, bits_of, finish_s, options_chosen
 
-PRECISION = 1e-4
+PRECISION = 5e-4
 """Relative width at which bisection ends."""
 
 
@@ -43,6 +43,8 @@ class Bounds:
             allowed: Cells that some units are bound to.
         """
         self.problem = problem
+        self._cell_devices = max(pool.devices for pool in problem.pools)
+        self._sizes = tuple(pool.devices / self._cell_devices for pool in problem.pools)
         self._choices = [self._of(module, allowed) for module in range(len(problem.unit_of))]
         self._after: list[list[int]] = [[] for _ in problem.tasks]
         for task, waits in enumerate(problem.before):
@@ -51,7 +53,7 @@ class Bounds:
 
     def _cells(self, devices: int) -> float:
         """Return a number of devices as cells of the largest size, so that no area is overstated."""
-        return devices / max(pool.devices for pool in self.problem.pools)
+        return devices / self._cell_devices
 
     def _of(self, module: int, allowed: Allowed) -> _Choices:
         unit = self.problem.unit_of[module]
@@ -115,9 +117,7 @@ class Bounds:
                 if unit in chosen:
                     seconds = problem.module_time_s(module, chosen[unit])
                     modules.append((task, (seconds, seconds * self._cells(chosen[unit].kind.devices))))
-                    start_s = max(
-                        start_s, *(free_s for cell, free_s in enumerate(state.free_s) if state.where[unit] >> cell & 1)
-                    )
+                    start_s = max(start_s, *(state.free_s[cell] for cell in bits_of(state.where[unit])))
                 else:
                     choices = self._choices[module]
                     if not choices.times_s:
@@ -138,12 +138,10 @@ class Bounds:
         for task in reversed(list(head_s)):
             tail_s[task] = max((shortest[later] + tail_s[later] for later in self._after[task]), default=0.0)
         path_s = max((head_s[task] + shortest[task] + tail_s[task] for task in head_s), default=0.0)
-        free: Counter[tuple[float, float]] = Counter()
-        for cell, free_s in enumerate(state.free_s):
-            pool = problem.pools[problem.pool_of_cell[cell]]
-            free[free_s, self._cells(pool.devices)] += 1
+        free = Counter(zip(state.free_s, problem.pool_of_cell, strict=True))
         open_ = [(head_s[task], tail_s[task], choices) for task, choices in modules]
-        return _Work(open_, sorted((free_s, size * count) for (free_s, size), count in free.items()), path_s)
+        sizes = [(free_s, self._sizes[pool] * count) for (free_s, pool), count in free.items()]
+        return _Work(open_, sorted(sizes), path_s)
 
     @staticmethod
     def _is_possible(work: _Work, total_s: float) -> bool:
@@ -159,11 +157,20 @@ class Bounds:
                 if seconds > slack_s * (1 + 1e-12):
                     return False
             areas.append((head_s, tail_s, area))
+        tails = sorted({tail_s for _, tail_s, _ in areas})
         for begin_s in {head_s for head_s, _, _ in areas}:
-            for rest_s in {tail_s for _, tail_s, _ in areas}:
-                end_s = total_s - rest_s
-                need = sum(area for head_s, tail_s, area in areas if head_s >= begin_s and tail_s >= rest_s)
-                room = sum(size * max(0.0, end_s - max(begin_s, free_s)) for free_s, size in work.free)
+            inside = [(tail_s, area) for head_s, tail_s, area in areas if head_s >= begin_s]
+            for rest_s in tails:
+                need = 0.0
+                for tail_s, area in inside:
+                    if tail_s >= rest_s:
+                        need += area
+                if not need:
+                    continue
+                end_s, room = total_s - rest_s, 0.0
+                for free_s, size in work.free:
+                    if free_s < end_s:
+                        room += size * (end_s - (free_s if free_s > begin_s else begin_s))
                 if need > room * (1 + 1e-9):
                     return False
         return True

@@ -22,7 +22,7 @@ from tuner.place.layouts import Layout, layouts_of
 from tuner.place.workload import GENERATE, TRAIN, WEIGHTS, Module, Workload
 from tuner.space.dimensions import divisors
 
-MOST_CELLS = 128
+MOST_CELLS = 64
 """Most parts into which the devices of a cluster are divided; above, hosts are divided less."""
 
 WHOLE = -1

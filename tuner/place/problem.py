@@ -36,6 +36,7 @@ class PlacementProblem:
         before: Tasks that each task waits for, with the edges between them.
         pool_of_cell: Pool of each cell.
         host_of_cell: Host of each cell.
+        hosts: Pool, first cell and end of the cells of each host.
     """
 
     workload: Workload
@@ -50,6 +51,7 @@ class PlacementProblem:
     before: tuple[tuple[tuple[int, Edge], ...], ...]
     pool_of_cell: tuple[int, ...]
     host_of_cell: tuple[int, ...]
+    hosts: tuple[tuple[int, int, int], ...]
 
     @property
     def num_cells(self) -> int:
@@ -208,7 +210,17 @@ def placement_problem(workload: Workload, on_progress: Callable[[str], None] = l
         before=tuple(map(tuple, before)),
         pool_of_cell=tuple(pool for pool, _ in cells),
         host_of_cell=tuple(host for _, host in cells),
+        hosts=_hosts(pools),
     )
+
+
+def _hosts(pools: tuple[Pool, ...]) -> tuple[tuple[int, int, int], ...]:
+    found, first = [], 0
+    for number, pool in enumerate(pools):
+        for _ in range(pool.hosts):
+            found.append((number, first, first + pool.cells))
+            first += pool.cells
+    return tuple(found)
 
 
 def _in_order(workload: Workload) -> tuple[tuple[int, ...], ...]:

@@ -6,6 +6,7 @@ The engine is that of the schedules of operators (`tuner.planners.engine`), wher
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -97,12 +98,8 @@ class PlacementSearch(AbstractProblem[Node, State]):
     def merit(self, node: Node) -> Merit:
         """Compare nodes with the same decisions on like hosts: all times are the values."""
         state, problem = node.state, self.problem
-        hosts: dict[int, list[tuple[int, float]]] = {}
-        for cell, host in enumerate(problem.host_of_cell):
-            hosts.setdefault(host, []).append((state.held[cell], state.free_s[cell]))
-        rows = sorted(
-            (problem.pool_of_cell[problem.host_of_cell.index(host)], sorted(cells)) for host, cells in hosts.items()
-        )
+        marks = tuple(zip(state.held, state.free_s, strict=True))
+        rows = sorted((pool, sorted(marks[first:last])) for pool, first, last in problem.hosts)
         key = (
             tuple(end_s == NOT_YET for end_s in state.end_s),
             state.chosen,
@@ -112,6 +109,36 @@ class PlacementSearch(AbstractProblem[Node, State]):
         times = [free_s for _, cells in rows for _, free_s in cells]
         ends = [end_s for end_s in state.end_s if end_s != NOT_YET]
         return Merit(key, (*times, *ends, state.last[0], float(state.last[1])))
+
+
+def improve(
+    problem: PlacementProblem, state: State, *, time_s: float, clock: Callable[[], float] = time.monotonic
+) -> State:
+    """Improve a placement by searching again for two units at a time, the others on their cells.
+
+    This is a large neighbourhood search (Shaw 1998). It ends when no pair can be improved, or the time is spent.
+
+    Args:
+        problem: Tables of the workload.
+        state: Complete placement.
+        time_s: Longest time [s].
+        clock: Clock in seconds.
+    """
+    end_s = clock() + time_s
+    units = problem.units
+    groups = [set(pair) for pair in itertools.combinations(units, 2)] or [set(units)]
+    since = 0
+    for free in itertools.cycle(groups):
+        left_s = end_s - clock()
+        if since == len(groups) or left_s <= 0:
+            return state
+        allowed = {unit: (state.where[unit],) for unit in units if unit not in free}
+        limits = Limits(time_s=min(left_s, time_s / len(groups)), gap=0.001)
+        best = search_placements(problem, limits=limits, allowed=allowed, known=(state,), clock=clock).best
+        assert best is not None, "a known placement is an answer"
+        since = 0 if best.cost < finish_s(problem, state) * (1 - 1e-6) else since + 1
+        state = best.solution
+    return state
 
 
 def search_placements(

@@ -8,6 +8,7 @@ ones. Where there are more than MOST_SPLITS ways, only those are tried that spli
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator
@@ -127,10 +128,10 @@ def _place_next(problem: PlacementProblem, state: State, task: int, allowed: All
             ]
         for cells in sets[option.kind]:
             held = list(state.held)
-            for cell in _bits(cells):
+            for cell in bits_of(cells):
                 held[cell] |= 1 << unit
             chosen[unit] = option
-            seen = {(held[cell], problem.pool_of_cell[cell]) for cell in _bits(cells)}
+            seen = {(held[cell], problem.pool_of_cell[cell]) for cell in bits_of(cells)}
             if not all(problem.fits(one, problem.pools[pool].capacity_bytes, chosen) for one, pool in seen):
                 continue
             placed = state._replace(
@@ -160,7 +161,7 @@ def _add(problem: PlacementProblem, state: State, task: int) -> State | None:
         source, target = problem.unit_of[edge.source], problem.unit_of[edge.target]
         sent_s = problem.edge_s(edge, chosen[source], where[source], chosen[target], where[target])
         start_s = max(start_s, state.end_s[before] + sent_s)
-    at = _bits(cells)
+    at = bits_of(cells)
     start_s = max(start_s, *(state.free_s[cell] for cell in at))
     if (start_s, task) < state.last:
         return None
@@ -185,14 +186,12 @@ def _sets(problem: PlacementProblem, state: State, kind: SetKind, allowed: tuple
     if kind.pool == WHOLE:
         yield problem.whole
         return
-    hosts: dict[int, list[int]] = defaultdict(list)
-    for cell, pool in enumerate(problem.pool_of_cell):
-        if pool == kind.pool:
-            hosts[problem.host_of_cell[cell]].append(cell)
+    marks = tuple(zip(state.free_s, state.held, strict=True))
     alike: dict[tuple[tuple[float, int], ...], list[list[int]]] = defaultdict(list)
-    for cells in hosts.values():
-        ordered = sorted(cells, key=lambda cell: (state.free_s[cell], state.held[cell], cell))
-        alike[tuple((state.free_s[cell], state.held[cell]) for cell in ordered)].append(ordered)
+    for pool, first, last in problem.hosts:
+        if pool == kind.pool:
+            ordered = sorted(range(first, last), key=marks.__getitem__)
+            alike[tuple(marks[cell] for cell in ordered)].append(ordered)
     if kind.cells == problem.pools[kind.pool].cells:
         classes = [alike[key] for key in sorted(alike)]
         for counts in _counts(tuple(map(len, classes)), kind.hosts):
@@ -239,13 +238,15 @@ def _all_counts(sizes: tuple[int, ...], wanted: int, most: int) -> list[tuple[in
     return found
 
 
-def _bits(cells: int) -> list[int]:
+@functools.lru_cache(maxsize=100_000)
+def bits_of(cells: int) -> tuple[int, ...]:
+    """Return the numbers of the cells that are set in `cells`."""
     found = []
     while cells:
         low = cells & -cells
         found.append(low.bit_length() - 1)
         cells ^= low
-    return found
+    return tuple(found)
 
 
 def _with(values: tuple[Value, ...], at: int, value: Value) -> tuple[Value, ...]:

@@ -17,6 +17,8 @@ does (Sheng et al. 2024, arXiv:2409.19256, section 5.4 and table 2).
 
 from __future__ import annotations
 
+import functools
+
 from hardware.cluster import Cluster
 from hardware.link import Link, combine_links
 from tuner.place.workload import EMBEDDINGS, WEIGHTS, Module
@@ -46,11 +48,13 @@ def data_bytes(sender: Module, sends: str, tokens: int | None = None) -> float:
     return float(sequences * (NUMBER_BYTES if sends == "scores" else length * of_token[sends]))
 
 
+@functools.lru_cache(maxsize=64)
 def network_bytes_per_s(cluster: Cluster) -> float:
     """Return the bandwidth of messages of the cluster's slowest device to other hosts [bytes/s]."""
     return min(_reached(group.nic_links) for group in cluster.groups)
 
 
+@functools.lru_cache(maxsize=64)
 def local_bytes_per_s(cluster: Cluster) -> float:
     """Return the bandwidth of messages of the slowest device inside its host [bytes/s]."""
     return min(_reached(group.intra_links) for group in cluster.groups)
@@ -60,6 +64,7 @@ def _reached(links: tuple[Link, ...]) -> float:
     return 1 / combine_links(links).cost().hop_s_per_byte
 
 
+@functools.lru_cache(maxsize=64)
 def latency_s(cluster: Cluster) -> float:
     """Return the latency of a message between hosts [s]."""
     return max(combine_links(group.nic_links).latency_s for group in cluster.groups)
