@@ -176,9 +176,16 @@ class PlacementProblem:
 
 
 def placement_problem(workload: Workload, on_progress: Callable[[str], None] = lambda _: None) -> PlacementProblem:
-    """Compute the tables of a workload."""
+    """Price a workload on its cluster."""
     pools = pools_of(workload)
     kinds = kinds_of(pools)
+    return problem_of(workload, pools, kinds, options_of(workload, kinds, on_progress))
+
+
+def problem_of(
+    workload: Workload, pools: tuple[Pool, ...], kinds: tuple[SetKind, ...], options: tuple[tuple[Option, ...], ...]
+) -> PlacementProblem:
+    """Compute the tables of a workload whose options are known."""
     gangs = _in_order(workload)
     task_of = {module: task for task, members in enumerate(gangs) for module in members}
     unit_of = workload.unit_of
@@ -201,7 +208,7 @@ def placement_problem(workload: Workload, on_progress: Callable[[str], None] = l
         workload=workload,
         pools=pools,
         kinds=kinds,
-        options=options_of(workload, kinds, on_progress),
+        options=options,
         tasks=gangs,
         task_of=tuple(task_of[at] for at in range(len(unit_of))),
         unit_of=unit_of,
