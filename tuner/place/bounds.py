@@ -106,7 +106,7 @@ class Bounds:
         problem = self.problem
         chosen = options_chosen(problem, state)
         shortest: dict[int, float] = {}
-        modules: list[tuple[int, _Choices | tuple[float, float]]] = []
+        modules: list[tuple[int, _Choices]] = []
         head_s: dict[int, float] = {}
         for task, members in enumerate(problem.tasks):
             if state.end_s[task] != NOT_YET:
@@ -116,7 +116,8 @@ class Bounds:
                 unit = problem.unit_of[module]
                 if unit in chosen:
                     seconds = problem.module_time_s(module, chosen[unit])
-                    modules.append((task, (seconds, seconds * self._cells(chosen[unit].kind.devices))))
+                    area = seconds * self._cells(chosen[unit].kind.devices)
+                    modules.append((task, _Choices([seconds], [area])))
                     start_s = max(start_s, *(state.free_s[cell] for cell in bits_of(state.where[unit])))
                 else:
                     choices = self._choices[module]
@@ -143,37 +144,49 @@ class Bounds:
         sizes = [(free_s, self._sizes[pool] * count) for (free_s, pool), count in free.items()]
         return _Work(open_, sorted(sizes), path_s)
 
-    @staticmethod
-    def _is_possible(work: _Work, total_s: float) -> bool:
+    def _is_possible(self, work: _Work, total_s: float) -> bool:
+        """Return whether nothing speaks against a step of this time."""
         areas = []
         for head_s, tail_s, choices in work.open_:
-            slack_s = total_s - head_s - tail_s
-            if isinstance(choices, _Choices):
-                area = choices.least_area(slack_s)
-                if area is None:
-                    return False
-            else:
-                seconds, area = choices
-                if seconds > slack_s * (1 + 1e-12):
-                    return False
+            area = choices.least_area(total_s - head_s - tail_s)
+            if area is None:
+                return False
             areas.append((head_s, tail_s, area))
         tails = sorted({tail_s for _, tail_s, _ in areas})
-        for begin_s in {head_s for head_s, _, _ in areas}:
-            inside = [(tail_s, area) for head_s, tail_s, area in areas if head_s >= begin_s]
-            for rest_s in tails:
-                need = 0.0
-                for tail_s, area in inside:
-                    if tail_s >= rest_s:
-                        need += area
-                if not need:
-                    continue
-                end_s, room = total_s - rest_s, 0.0
-                for free_s, size in work.free:
-                    if free_s < end_s:
-                        room += size * (end_s - (free_s if free_s > begin_s else begin_s))
-                if need > room * (1 + 1e-9):
-                    return False
-        return True
+        return all(
+            _fit_between(
+                [(tail_s, area) for head_s, tail_s, area in areas if head_s >= begin_s], tails, begin_s, work, total_s
+            )
+            for begin_s in {head_s for head_s, _, _ in areas}
+        )
+
+
+def _fit_between(
+    inside: list[tuple[float, float]], tails: list[float], begin_s: float, work: _Work, total_s: float
+) -> bool:
+    """Return whether the areas that begin no sooner than `begin_s` fit before each tail.
+
+    Args:
+        inside: Tails and areas of these tasks.
+        tails: Tails to look at.
+        begin_s: Beginning of the intervals [s].
+        work: Open tasks and free cells.
+        total_s: Time of the step [s].
+    """
+    for rest_s in tails:
+        need = 0.0
+        for tail_s, area in inside:
+            if tail_s >= rest_s:
+                need += area
+        if not need:
+            continue
+        end_s, room = total_s - rest_s, 0.0
+        for free_s, size in work.free:
+            if free_s < end_s:
+                room += size * (end_s - max(free_s, begin_s))
+        if need > room * (1 + 1e-9):
+            return False
+    return True
 
 
 class _Work(NamedTuple):
@@ -185,6 +198,6 @@ class _Work(NamedTuple):
         path_s: Longest path through open tasks [s].
     """
 
-    open_: list[tuple[float, float, _Choices | tuple[float, float]]]
+    open_: list[tuple[float, float, _Choices]]
     free: list[tuple[float, float]]
     path_s: float

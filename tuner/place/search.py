@@ -132,7 +132,7 @@ def improve(
         left_s = end_s - clock()
         if since == len(groups) or left_s <= 0:
             return state
-        allowed = {unit: (state.where[unit],) for unit in units if unit not in free}
+        allowed: Allowed = {unit: (state.where[unit],) for unit in units if unit not in free}
         limits = Limits(time_s=min(left_s, time_s / len(groups)), gap=0.001)
         best = search_placements(problem, limits=limits, allowed=allowed, known=(state,), clock=clock).best
         assert best is not None, "a known placement is an answer"
