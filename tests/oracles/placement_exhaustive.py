@@ -24,7 +24,7 @@ def best_step_s(problem):
     for combination in itertools.product(*choices):
         chosen = {unit: option for unit, (option, _) in zip(units, combination, strict=True)}
         where = {unit: cells for unit, (_, cells) in zip(units, combination, strict=True)}
-        if _gangs_are_apart(problem, where) and _fits(problem, chosen, where):
+        if _may_share(problem, where) and _fits(problem, chosen, where):
             best = min(best, *(_step_s(problem, chosen, where, order) for order in orders))
     return best
 
@@ -45,11 +45,17 @@ def _sets(problem, kind):
     ]
 
 
-def _gangs_are_apart(problem, where):
-    """Whether modules that hand embeddings on share all of their devices, or none."""
-    gangs = [{problem.unit_of[module] for module in members} for members in problem.tasks]
-    pairs = [pair for gang in gangs for pair in itertools.combinations(gang, 2)]
-    return all(where[one] == where[other] or not where[one] & where[other] for one, other in pairs)
+def _may_share(problem, where):
+    """Whether modules share devices as gangs, pools and the file's lists demand."""
+    workload, unit_of = problem.workload, problem.unit_of
+    pools = itertools.combinations(where, 2) if workload.pools else []
+    gangs = [{unit_of[module] for module in members} for members in problem.tasks]
+    alike = [*pools, *(pair for gang in gangs for pair in itertools.combinations(gang, 2))]
+    return (
+        all(where[one] == where[other] or not where[one] & where[other] for one, other in alike)
+        and all(len({where[unit_of[module]] for module in group}) == 1 for group in workload.together)
+        and all(not where[unit_of[one]] & where[unit_of[other]] for one, other in workload.apart)
+    )
 
 
 def _fits(problem, chosen, where):

@@ -27,6 +27,14 @@ def place(
     trace: Annotated[
         Path | None, Option(metavar="OUT", help="Write the step's timeline as a trace for Perfetto.")
     ] = None,
+    export: Annotated[
+        str | None,
+        Option(
+            "--export",
+            metavar="verl|openrlhf",
+            help="Search only placements that this RL framework can launch, and print its arguments.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Place several models on one cluster: the devices of each, its layout, and when it runs.
@@ -41,16 +49,24 @@ def place(
     from hardware.io.output_file import write_output
     from tuner.place.answer import answer_json, check_answer
     from tuner.place.answer import place as search
+    from tuner.place.exports.registry import export_placement, launchable_by
     from tuner.place.placement_file import read_placement
     from tuner.place.timeline import chrome_trace
 
     workload = read_placement(file)
+    if export is not None:
+        workload = launchable_by(workload, export)
     answer = search(workload, time_s=limit_s, gap=share, on_progress=lambda line: typer.echo(line, err=True))
     check_answer(answer)
     if trace is not None and answer.state is not None:
         write_output(trace, chrome_trace(answer.problem, answer.state) + "\n")
+    exported = export_placement(answer.problem, answer.state, export) if export and answer.state is not None else None
     if as_json:
-        print_json(answer_json(answer))
+        told = {"export": {"lines": exported.lines, "notes": exported.notes}} if exported else {}
+        print_json(answer_json(answer) | told)
+    elif exported is not None:
+        for line in (*exported.lines, *(f"# {note}" for note in exported.notes)):
+            typer.echo(printable(line))
     elif answer.state is not None:
         _print_answer(answer)
     else:

@@ -163,5 +163,14 @@ class PlacementKeys(DocumentedModel):
     memory_headroom: Annotated[float, Field(ge=0, lt=1)] = 0.08
     """Share of each device's memory that must stay free."""
 
+    pools: bool = False
+    """Whether any two modules share all of their devices or none, as the pools of Ray demand that RL frameworks use."""
+
+    together: list[list[str]] = Field(default_factory=list, max_length=16)
+    """Lists of modules that share all of their devices."""
+
+    apart: list[list[str]] = Field(default_factory=list, max_length=16)
+    """Lists of modules of which no two share a device."""
+
     overlap_steps: Literal[0, 1] = 0
     """1 generates for the next step beside all else of this one, with weights that are one step old; 0 waits."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import graphlib
+import itertools
 from pathlib import Path
 
 from costmodels.job.model_catalog import load_model
@@ -42,6 +43,9 @@ def read_placement(path: Path) -> Workload:
             edges=edges,
             headroom=keys.memory_headroom,
             overlap_steps=keys.overlap_steps,
+            pools=keys.pools,
+            together=_named(keys, "together"),
+            apart=tuple(pair for group in _named(keys, "apart") for pair in itertools.combinations(group, 2)),
         )
         _check_order(workload)
     except ConfigError as error:
@@ -175,6 +179,16 @@ def _edge(keys: PlacementKeys, modules: tuple[Module, ...], at: int) -> Edge:
     return Edge(
         source=source, target=target, sends=own.sends, data_bytes=data_bytes(modules[source], own.sends, own.tokens)
     )
+
+
+def _named(keys: PlacementKeys, key: str) -> tuple[tuple[int, ...], ...]:
+    """Return the positions of the modules in the lists of a key."""
+    names = list(keys.modules)
+    for group in getattr(keys, key):
+        for name in group:
+            if name not in names:
+                raise ConfigError("is no module", key=key, value=name, nearest=did_you_mean(name, names))
+    return tuple(tuple(dict.fromkeys(names.index(name) for name in group)) for group in getattr(keys, key))
 
 
 def _check_order(workload: Workload) -> None:

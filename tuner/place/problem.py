@@ -125,6 +125,29 @@ class PlacementProblem:
     def _in_one_host(self, cells: int) -> bool:
         return len({host for cell, host in enumerate(self.host_of_cell) if cells >> cell & 1}) == 1
 
+    def may_have(self, unit: int, cells: int, where: dict[int, int]) -> bool:
+        """Return whether a unit may have some cells beside the units that are placed.
+
+        Modules of a gang share all of their devices, or none; so do all modules in pools.
+
+        Args:
+            unit: Unit.
+            cells: Its cells, as bits.
+            where: Cells of the units that are placed.
+        """
+        workload = self.workload
+        gangs = [of_task for of_task in self.units_of if unit in of_task]
+        together = [{self.unit_of[module] for module in group} for group in workload.together]
+        apart = [{self.unit_of[module] for module in pair} for pair in workload.apart]
+        for other, taken in where.items():
+            if any(unit in group and other in group for group in together) and cells != taken:
+                return False
+            if {unit, other} in apart and cells & taken:
+                return False
+            if (workload.pools or any(other in gang for gang in gangs)) and cells != taken and cells & taken:
+                return False
+        return True
+
     def fits(self, held: int, capacity_bytes: float, chosen: dict[int, Option]) -> bool:
         """Return whether the units on one cell fit in its devices, whichever task runs.
 

@@ -115,16 +115,15 @@ def _place_next(problem: PlacementProblem, state: State, task: int, allowed: All
             yield added
         return
     unit = open_units[0]
-    others = [state.where[other] for other in problem.units_of[task] if state.chosen[other] >= 0]
     sets: dict[SetKind, list[int]] = {}
     chosen = options_chosen(problem, state)
+    where = {other: state.where[other] for other in chosen}
     for number, option in enumerate(problem.options[unit]):
         if option.kind not in sets:
             sets[option.kind] = [
                 cells
                 for cells in _sets(problem, state, option.kind, allowed.get(unit))
-                # modules of a gang share all of their devices, or none
-                if all(cells in (other, cells & ~other) for other in others)
+                if problem.may_have(unit, cells, where)
             ]
         for cells in sets[option.kind]:
             held = list(state.held)

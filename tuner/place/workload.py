@@ -108,6 +108,9 @@ class Workload:
         edges: Data between them.
         headroom: Share of each device's memory that must stay free.
         overlap_steps: 1 if generation for the next step runs beside everything else of this one, else 0.
+        pools: Whether any two modules must share all of their devices or none.
+        together: Groups of modules that must share all of their devices.
+        apart: Pairs of modules that must share none.
     """
 
     name: str
@@ -116,6 +119,9 @@ class Workload:
     edges: tuple[Edge, ...]
     headroom: float
     overlap_steps: int
+    pools: bool = False
+    together: tuple[tuple[int, ...], ...] = ()
+    apart: tuple[tuple[int, int], ...] = ()
 
     @property
     def unit_of(self) -> tuple[int, ...]:

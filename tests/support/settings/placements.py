@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
+from pathlib import Path
 
 from costmodels.job.model_catalog import find_model
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import find_cluster
+from tuner.place.exports.registry import launchable_by
 from tuner.place.layouts import Layout
 from tuner.place.options import Option, Pool, kinds_of
-from tuner.place.problem import problem_of
+from tuner.place.placement_file import read_placement
+from tuner.place.problem import placement_problem, problem_of
+from tuner.place.search import search_placements
 from tuner.place.workload import EMBEDDINGS, WEIGHTS, Edge, Generation, Module, Workload
+from tuner.planners.engine.outcome import Limits
 
 LENGTHS = Generation(
     prompts=8, responses_per_prompt=1, prompt_tokens=64, response_tokens=64, longest_response_tokens=64
@@ -83,6 +89,9 @@ def drawn_problem(rng):
         edges=tuple(edges),
         headroom=0.0,
         overlap_steps=int(rng.integers(2)),
+        pools=bool(rng.random() < 0.3),
+        together=((0, 1),) if rng.random() < 0.2 else (),
+        apart=((0, 2),) if rng.random() < 0.2 and modules[2].shares is None else (),
     )
     options = []
     for at, one in enumerate(modules):
@@ -103,3 +112,15 @@ def drawn_problem(rng):
                 )
         options.append(tuple(own))
     return problem_of(workload, pools, kinds, tuple(options))
+
+
+PLACEMENTS = Path(__file__).parents[3] / "configs" / "placements"
+
+
+@functools.cache
+def placed_rl(framework=None, overlap_steps=0):
+    """Return the priced problem of PPO on 16 devices, and a good placement of it that a framework can launch."""
+    workload = replace(read_placement(PLACEMENTS / "ppo-7b-16.yaml"), overlap_steps=overlap_steps)
+    problem = placement_problem(launchable_by(workload, framework) if framework else workload)
+    found = search_placements(problem, limits=Limits(nodes=10, gap=0.05))
+    return problem, found.best.solution

@@ -1,0 +1,1 @@
+"""Placements as the keys of RL frameworks. Begin with `registry.py`."""
