@@ -144,6 +144,28 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "with `--export`, also": {"export": "plan in the framework's form"},
         "with `--explain`, also": {"explained": "dims that must be cut together, and their conflicts"},
     },
+    "place": {
+        "": {
+            "name": "name of the workload",
+            "devices": "number of devices of the cluster",
+            "known": "knowledge after the search: `optimal` (none of the family is faster), `feasible` or `unknown`",
+            "stop": "reason why the search stopped: `exhausted`, `gap`, `time` or `nodes`",
+            "step_time_s": "predicted time of a step [s]; null without a placement",
+            "lower_bound_s": "lower bound of the step time of every placement of the family [s]",
+            "gap": "gap between step time and bound, as a share of the step time",
+            "search_s": "duration of branch and bound [s]",
+            "nodes": "number of partial placements that were expanded",
+            "tokens_per_s": "tokens of a step over its time [tokens/s]",
+            "devices_held": "share of the devices' time in which a module holds them",
+            "overlap_steps": "1 if generation runs beside the training of the step before",
+            "modules": "for each module its devices, layout, start, end, memory, and whom it shares devices with",
+            "timeline": "events of a step: runs of modules, their phases, and what is sent, with start and end [s]",
+            "baselines": "usual placements with their best layouts: name, meaning and step time [s], null if none fits",
+        },
+        "with `--export`, also": {
+            "export": "arguments of the framework (`lines`), and what it cannot express (`notes`)"
+        },
+    },
     "replan": {
         "": {
             "timeline": "intervals with start, end, configuration, hosts, step time, steps and cost of the change",

@@ -27,10 +27,10 @@ _EMPTY = {"array": "`[]`", "object": "`{}`"}
 def key_tables() -> dict[str, str]:
     """Return the table of each kind of mapping in a study file, by the name of its model."""
     schema = study_schema()
-    return {STUDY: _table(schema)} | {name: _table(model) for name, model in schema["$defs"].items()}
+    return {STUDY: table_of(schema)} | {name: table_of(model) for name, model in schema["$defs"].items()}
 
 
-def _table(model: Mapping[str, Any]) -> str:
+def table_of(model: Mapping[str, Any]) -> str:
     """Return the table of a model's keys: value, default and meaning.
 
     Args:

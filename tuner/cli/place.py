@@ -9,10 +9,13 @@ import typer
 from typer import Argument, Option
 
 from tuner.cli.options import FOUND_NOTHING, AsJson, check_out, number
-from tuner.terminal.console import NOTHING_WORKS, print_json, print_table, printable
+from tuner.terminal.console import print_json, print_table, printable
 
 if TYPE_CHECKING:  # this loads numpy
     from tuner.place.answer import Answer
+
+
+NO_PLACEMENT = "No placement was found in which all modules fit together; allow more time, more hosts, or fewer rules."
 
 
 def place(
@@ -70,7 +73,7 @@ def place(
     elif answer.state is not None:
         _print_answer(answer)
     else:
-        typer.echo(NOTHING_WORKS, err=True)
+        typer.echo(NO_PLACEMENT, err=True)
     if answer.state is None:
         raise typer.Exit(FOUND_NOTHING)
 

@@ -19,8 +19,8 @@ from tuner.planners.engine.branch_and_bound import AbstractProblem, branch_and_b
 from tuner.planners.engine.frontier import Merit
 from tuner.planners.engine.outcome import Incumbent, Limits, Outcome
 
-BEAM = 3
-"""Number of partial placements that a greedy completion keeps."""
+BEAMS = (3, 24)
+"""Numbers of partial placements that a greedy completion keeps: more where fewer all run out of memory."""
 
 
 class Node(NamedTuple):
@@ -77,12 +77,12 @@ class PlacementSearch(AbstractProblem[Node, State]):
 
     def greedy(self, node: Node) -> Incumbent[State] | None:
         """Complete a placement by a beam over the bounds; at the root, compare with the known placements."""
-        found = [self._completed(node)]
+        found = [next((done for beam in BEAMS if (done := self._completed(node, beam))), None)]
         if node.state == empty_state(self.problem):
             found += [Incumbent(cost=finish_s(self.problem, state), solution=state) for state in self._known]
         return min((one for one in found if one), key=lambda one: one.cost, default=None)
 
-    def _completed(self, node: Node) -> Incumbent[State] | None:
+    def _completed(self, node: Node, most: int) -> Incumbent[State] | None:
         beam, best = [node], None
         while beam:
             cutoff = best.cost if best else math.inf
@@ -92,7 +92,7 @@ class PlacementSearch(AbstractProblem[Node, State]):
                 if done and (best is None or done.cost < best.cost):
                     best = done
             open_ = (child for child in grown if not child.state.is_complete)
-            beam = heapq.nsmallest(BEAM, open_, key=lambda one: (one.bound, sum(one.state.free_s)))
+            beam = heapq.nsmallest(most, open_, key=lambda one: (one.bound, sum(one.state.free_s)))
         return best
 
     def merit(self, node: Node) -> Merit:

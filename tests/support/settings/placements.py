@@ -11,14 +11,13 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import find_cluster
+from tuner.place.answer import place
 from tuner.place.exports.registry import launchable_by
 from tuner.place.layouts import Layout
 from tuner.place.options import Option, Pool, kinds_of
 from tuner.place.placement_file import read_placement
-from tuner.place.problem import placement_problem, problem_of
-from tuner.place.search import search_placements
+from tuner.place.problem import problem_of
 from tuner.place.workload import EMBEDDINGS, WEIGHTS, Edge, Generation, Module, Workload
-from tuner.planners.engine.outcome import Limits
 
 LENGTHS = Generation(
     prompts=8, responses_per_prompt=1, prompt_tokens=64, response_tokens=64, longest_response_tokens=64
@@ -121,6 +120,5 @@ PLACEMENTS = Path(__file__).parents[3] / "configs" / "placements"
 def placed_rl(framework=None, overlap_steps=0):
     """Return the priced problem of PPO on 16 devices, and a good placement of it that a framework can launch."""
     workload = replace(read_placement(PLACEMENTS / "ppo-7b-16.yaml"), overlap_steps=overlap_steps)
-    problem = placement_problem(launchable_by(workload, framework) if framework else workload)
-    found = search_placements(problem, limits=Limits(nodes=10, gap=0.05))
-    return problem, found.best.solution
+    answer = place(launchable_by(workload, framework) if framework else workload, time_s=2.0, gap=0.05)
+    return answer.problem, answer.state

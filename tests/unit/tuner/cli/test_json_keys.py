@@ -5,6 +5,7 @@ from tests.support.studies.command_line import COMMANDS, ROOT
 from tests.support.studies.launch_scripts import ARRAYS
 
 CONFIG = "pp=2,tp=2,dp=2"
+PLACEMENT = ROOT / "configs" / "placements" / "ppo-7b-16.yaml"
 SMALL = ROOT / "configs" / "studies" / "cpu-gpt.yaml"
 
 
@@ -25,6 +26,8 @@ SMALL = ROOT / "configs" / "studies" / "cpu-gpt.yaml"
         ("plan STUDY --config dp=4,tp=2 --layers 1 --planner recursive", ""),
         ("plan STUDY --config dp=4,tp=2 --layers 1 --planner recursive --export jax", "with `--export`, also"),
         ("plan STUDY --config dp=4,tp=2 --layers 1 --planner recursive --explain colours", "with `--explain`, also"),
+        (f"place {PLACEMENT} --time-limit 2", ""),
+        (f"place {PLACEMENT} --time-limit 2 --export verl", "with `--export`, also"),
         (f"replan {SMALL} --trace network.csv", ""),
         (f"replan {SMALL} --trace network.csv --robust mean", "with `--robust` instead"),
         ("status FINISHED", ""),

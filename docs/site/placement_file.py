@@ -1,0 +1,13 @@
+"""Tables of keys in docs/placement.md, generated from the models that validate placement files."""
+
+from __future__ import annotations
+
+from docs.site.study_file import table_of
+from tuner.place.file_keys import PlacementKeys
+
+
+def placement_tables() -> dict[str, str]:
+    """Return the table of each kind of mapping in a placement file, by the name of its model."""
+    schema = PlacementKeys.model_json_schema()
+    models = {PlacementKeys.__name__: schema} | schema["$defs"]
+    return {name: table_of(model) for name, model in models.items()}
