@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from tuner.place.options import WHOLE, Option, SetKind
@@ -146,6 +146,35 @@ def _place_next(problem: PlacementProblem, state: State, task: int, allowed: All
             if added is not None:
                 yield added
     chosen.pop(unit, None)
+
+
+def scheduled(
+    problem: PlacementProblem, chosen: Mapping[int, int], where: Mapping[int, int], order: Sequence[int]
+) -> State:
+    """Return the complete placement in which tasks are added in a given order, each as early as it can start.
+
+    Args:
+        problem: Tables of the workload.
+        chosen: Number of each unit's option.
+        where: Cells of each unit, as bits.
+        order: Tasks, each after those that it waits for.
+    """
+    state = empty_state(problem)
+    held = [0] * problem.num_cells
+    for unit, cells in where.items():
+        for cell in bits_of(cells):
+            held[cell] |= 1 << unit
+    modules = range(len(problem.unit_of))
+    state = state._replace(
+        held=tuple(held),
+        chosen=tuple(chosen.get(unit, -1) for unit in modules),
+        where=tuple(where.get(unit, 0) for unit in modules),
+    )
+    for task in order:
+        added = _add(problem, state._replace(last=(0.0, -1)), task)
+        assert added is not None, "no start is before the first"
+        state = added
+    return state
 
 
 def _add(problem: PlacementProblem, state: State, task: int) -> State | None:

@@ -44,6 +44,8 @@ SMALL = {
     ),
     "papers.branch_and_bound": (("--limit", 1, "--workers", 1), {"_pipelines": first, "_workloads": first}),
     "papers.flexparallel": ((), {}),
+    "placements": (("--names", "ppo-7b-16", "--time_limit", 5), {}),
+    "published_placements": (("--rows", 1), {}),
     "speed.command_line": (("--help_repeats", 1, "--repeats", 1), {"COMMANDS": lambda commands: commands[:1]}),
     "speed.jax_graphs": (("--repeats", 1), {"benchmarks.zoo.FACTORIES": only("gemma_small")}),
     "speed.predictions": (("--repeats", 1), {"NAMES": lambda _: ("llama-7b-8",)}),

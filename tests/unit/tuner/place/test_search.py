@@ -9,8 +9,9 @@ from tuner.place.baselines import baselines_of
 from tuner.place.bounds import Bounds
 from tuner.place.options import Pool, kinds_of
 from tuner.place.problem import problem_of
+from tuner.place.program import solve_program
 from tuner.place.search import improve, search_placements
-from tuner.place.state import empty_state, finish_s
+from tuner.place.state import empty_state, finish_s, options_chosen
 from tuner.place.workload import EMBEDDINGS, Edge, Workload
 from tuner.planners.engine.outcome import Known, Limits
 
@@ -94,3 +95,27 @@ def test_a_gang_is_a_pipeline_of_its_modules():
     found = search_placements(problem, limits=Limits())
 
     assert found.best.cost == pytest.approx((10 + 10 + 7 * 10) / 8, rel=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(200, 230))
+def test_the_integer_program_is_no_better(seed):
+    """HiGHS, whose sets are a part of the family and whose transfers are free, finds nothing that the oracle lacks.
+
+    Its placement keeps the memory limits and is priced like any other; without transfers, on sets that are all
+    aligned, its optimum is that of branch and bound.
+    """
+    problem = drawn_problem(np.random.default_rng(seed))
+    best = search_placements(problem, limits=Limits()).best
+    if best is None:
+        return
+    outcome = solve_program(problem, longest_s=10 * best.cost, limits=Limits(time_s=20.0))
+    if outcome is None or outcome.best is None:
+        return
+    state = outcome.best.solution
+    chosen = options_chosen(problem, state)
+
+    assert outcome.best.cost >= best.cost * (1 - 1e-6)
+    for cell, held in enumerate(state.held):
+        assert problem.fits(held, problem.pools[problem.pool_of_cell[cell]].capacity_bytes * (1 + 1e-6), chosen)
+    if problem.num_cells == 2 and not any(edge.data_bytes for edge in problem.workload.edges):
+        assert outcome.best.cost == pytest.approx(best.cost, rel=1e-5)
