@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,11 +13,11 @@ from hardware.io.errors import ConfigError
 from tuner.place.baselines import Baseline, baselines_of
 from tuner.place.problem import PlacementProblem, placement_problem
 from tuner.place.program import solve_program
-from tuner.place.search import improve, search_placements
+from tuner.place.search import PlacementSearch, improve, search_placements
 from tuner.place.state import State, finish_s, options_chosen
 from tuner.place.timeline import at_work_s, devices_in_words, events_of, makes_tokens
 from tuner.place.workload import Workload
-from tuner.planners.engine.outcome import Known, Limits, Outcome
+from tuner.planners.engine.outcome import Known, Limits, Outcome, gap_of
 
 BASELINE_SHARE = 0.1
 """Share of the time limit in which the layouts of each baseline are searched."""
@@ -35,12 +35,14 @@ class Answer:
         outcome: Outcome of the search.
         baselines: Placements by hand, and that of HiGHS for a small problem.
         before_s: Time of the baselines and of improving the best of them, before branch and bound [s].
+        stages: Times before branch and bound at which a placement was known, and its gap to the root's bound.
     """
 
     problem: PlacementProblem
     outcome: Outcome[State]
     baselines: tuple[Baseline, ...]
     before_s: float
+    stages: tuple[tuple[float, float], ...]
 
     @property
     def search_s(self) -> float:
@@ -59,7 +61,8 @@ class Answer:
 
     def seconds_to_gap(self, gap: float) -> float | None:
         """Return the time after which the search had come within a gap of its bound [s]; None if it never did."""
-        return next((self.before_s + one.seconds for one in self.outcome.trace if one.gap <= gap), None)
+        found = [*self.stages, *((self.before_s + one.seconds, one.gap) for one in self.outcome.trace)]
+        return next((seconds for seconds, reached in found if reached <= gap), None)
 
 
 def place(
@@ -87,26 +90,41 @@ def place(
         if not problem.options[unit]:
             _refuse(problem, unit)
     begin_s = clock()
+    bound_s = PlacementSearch(problem).root().bound
+    stages: list[tuple[float, float]] = []
+
+    def best_of(states: Sequence[State]) -> State:
+        """Return the fastest placement, and record its time."""
+        best = min(states, key=lambda state: finish_s(problem, state))
+        stages.append((clock() - begin_s, finish_s(problem, best)))
+        return best
+
     on_progress("searching layouts of the baselines")
     baselines = baselines_of(problem, time_s=BASELINE_SHARE * time_s)
-    highs = _by_program(problem, baselines, time_s=BASELINE_SHARE * time_s)
-    baselines = (*baselines, *highs)
-    on_progress("searching placements")
     known = [one.state for one in baselines if one.state is not None]
     if known:
-        best = min(known, key=lambda state: finish_s(problem, state))
-        known = [improve(problem, best, time_s=IMPROVING_SHARE * time_s, clock=clock)]
+        best = best_of(known)
+        highs = _by_program(problem, finish_s(problem, best), time_s=BASELINE_SHARE * time_s)
+        baselines = (*baselines, *highs)
+        known += [one.state for one in highs if one.state is not None]
+        enough_s = bound_s / max(1 - gap, 1e-9)
+        improved = improve(problem, best_of(known), enough_s=enough_s, time_s=IMPROVING_SHARE * time_s, clock=clock)
+        known = [best_of([improved])]
+    on_progress("searching placements")
     before_s = clock() - begin_s
     left_s = max(time_s - before_s, BASELINE_SHARE * time_s)
     outcome = search_placements(problem, limits=Limits(time_s=left_s, gap=gap), known=known, clock=clock)
-    return Answer(problem=problem, outcome=outcome, baselines=baselines, before_s=before_s)
+    return Answer(
+        problem=problem,
+        outcome=outcome,
+        baselines=baselines,
+        before_s=before_s,
+        stages=tuple((seconds, gap_of(cost_s, bound_s)) for seconds, cost_s in stages),
+    )
 
 
-def _by_program(problem: PlacementProblem, baselines: tuple[Baseline, ...], *, time_s: float) -> tuple[Baseline, ...]:
+def _by_program(problem: PlacementProblem, longest_s: float, *, time_s: float) -> tuple[Baseline, ...]:
     """Return the placement that HiGHS finds in the same time as a baseline gets, if the problem is small."""
-    longest_s = min((one.step_time_s for one in baselines if one.step_time_s is not None), default=None)
-    if longest_s is None:
-        return ()
     outcome = solve_program(problem, longest_s=longest_s, limits=Limits(time_s=time_s))
     if outcome is None or outcome.best is None:
         return ()

@@ -112,7 +112,12 @@ class PlacementSearch(AbstractProblem[Node, State]):
 
 
 def improve(
-    problem: PlacementProblem, state: State, *, time_s: float, clock: Callable[[], float] = time.monotonic
+    problem: PlacementProblem,
+    state: State,
+    *,
+    time_s: float,
+    enough_s: float = 0.0,
+    clock: Callable[[], float] = time.monotonic,
 ) -> State:
     """Improve a placement by searching again for two units at a time, the others on their cells.
 
@@ -122,6 +127,7 @@ def improve(
         problem: Tables of the workload.
         state: Complete placement.
         time_s: Longest time [s].
+        enough_s: Time of a step that is good enough to stop at [s].
         clock: Clock in seconds.
     """
     end_s = clock() + time_s
@@ -130,7 +136,7 @@ def improve(
     since = 0
     for free in itertools.cycle(groups):
         left_s = end_s - clock()
-        if since == len(groups) or left_s <= 0:
+        if since == len(groups) or left_s <= 0 or finish_s(problem, state) <= enough_s:
             return state
         allowed: Allowed = {unit: (state.where[unit],) for unit in units if unit not in free}
         limits = Limits(time_s=min(left_s, time_s / len(groups)), gap=0.001)
