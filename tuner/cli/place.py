@@ -116,7 +116,7 @@ def _print_answer(answer: Answer) -> None:
     for baseline in answer.baselines:
         told = f"  {baseline.name} ({printable(baseline.meaning)}): "
         if baseline.step_time_s is None:
-            typer.echo(told + "does not fit")
+            typer.echo(told + ("nothing was found in its time" if baseline.fits else "does not fit"))
         else:
             gain = baseline.step_time_s / answer.step_time_s - 1
             beside = f"the answer is {gain:.1%} faster" if gain >= 0.0005 else "as fast as the answer"

@@ -13,7 +13,7 @@ from tuner.place.problem import PlacementProblem
 from tuner.place.search import search_placements
 from tuner.place.state import Allowed, State, finish_s
 from tuner.place.workload import EMBEDDINGS, GENERATE
-from tuner.planners.engine.outcome import Limits
+from tuner.planners.engine.outcome import Known, Limits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,13 +24,15 @@ class Baseline:
         name: Name of the baseline.
         meaning: Where each module is, in words.
         state: Placement with the best layouts found; None if nothing fits.
-        step_time_s: Time of a step [s]; None if nothing fits.
+        step_time_s: Time of a step [s]; None if nothing fits, or nothing was found.
+        fits: Whether it may fit: False if it is proven that nothing does, or that the file's rules forbid it.
     """
 
     name: str
     meaning: str
     state: State | None
     step_time_s: float | None
+    fits: bool = True
 
 
 def baselines_of(problem: PlacementProblem, *, time_s: float) -> tuple[Baseline, ...]:
@@ -46,12 +48,13 @@ def baselines_of(problem: PlacementProblem, *, time_s: float) -> tuple[Baseline,
     )
     found = []
     for name, meaning, allowed in rows:
-        state = None
+        state, fits = None, False
         if allowed is not None:
-            best = search_placements(problem, limits=Limits(time_s=time_s), allowed=allowed).best
-            state = best.solution if best else None
+            outcome = search_placements(problem, limits=Limits(time_s=time_s), allowed=allowed)
+            state = outcome.best.solution if outcome.best else None
+            fits = outcome.known is not Known.INFEASIBLE
         step_s = None if state is None else finish_s(problem, state)
-        found.append(Baseline(name=name, meaning=meaning, state=state, step_time_s=step_s))
+        found.append(Baseline(name=name, meaning=meaning, state=state, step_time_s=step_s, fits=fits))
     return tuple(found)
 
 

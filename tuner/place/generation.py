@@ -85,10 +85,9 @@ class Decoder:
         slowest_s = np.zeros_like(batch)
         for device in self.cluster.devices:
             share = kernel_constants(device.name).memory.elementwise_share
-            speed = module.runtime.speed_of(device.name)
-            traffic_s = traffic_bytes / (device.memory_bandwidth_bytes_per_s * share * speed)
+            traffic_s = traffic_bytes / (device.memory_bandwidth_bytes_per_s * share)
             peak = device.peak_flop_per_s(module.training.precision)
-            compute_s = flop / (peak * module.runtime.matmul_efficiency * speed)
+            compute_s = flop / (peak * module.runtime.matmul_efficiency)
             slowest_s = np.maximum(slowest_s, np.maximum(traffic_s, compute_s))
         message = width * batch * model.hidden_size
         if self.tp > 1:

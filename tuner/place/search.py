@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tuner.place.bounds import Bounds
 from tuner.place.problem import PlacementProblem
-from tuner.place.state import NOT_YET, Allowed, State, empty_state, finish_s, next_states
+from tuner.place.state import NOT_YET, Allowed, State, empty_state, finish_s, next_states, options_chosen
 from tuner.planners.engine.branch_and_bound import AbstractProblem, branch_and_bound
 from tuner.planners.engine.frontier import Merit
 from tuner.planners.engine.outcome import Incumbent, Limits, Outcome
@@ -91,9 +91,16 @@ class PlacementSearch(AbstractProblem[Node, State]):
                 done = self.complete(child)
                 if done and (best is None or done.cost < best.cost):
                     best = done
-            open_ = (child for child in grown if not child.state.is_complete)
-            beam = heapq.nsmallest(most, open_, key=lambda one: (one.bound, sum(one.state.free_s)))
+            open_ = [child for child in grown if not child.state.is_complete]
+            # the fastest may run out of memory, so that the leanest go on beside them
+            fast = heapq.nsmallest(most, open_, key=lambda one: (one.bound, sum(one.state.free_s)))
+            lean = heapq.nsmallest(most, open_, key=lambda one: (self._kept_bytes(one.state), one.bound))
+            beam = [*fast, *(one for one in lean if one not in fast)]
         return best
+
+    def _kept_bytes(self, state: State) -> float:
+        """Return the memory that the placed units take on all devices while they are idle [bytes]."""
+        return sum(one.idle_bytes * one.kind.devices for one in options_chosen(self.problem, state).values())
 
     def merit(self, node: Node) -> Merit:
         """Compare nodes with the same decisions on like hosts: all times are the values."""
