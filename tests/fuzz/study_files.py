@@ -18,6 +18,7 @@ from tests.fuzz.mutation import of_json, of_lines, of_table, of_yaml
 from tests.fuzz.target import Target
 from tests.support.studies.broken_studies import CONFIG_JSON, REPLAY, rows, study
 from tuner.cli.options import number, whole_number
+from tuner.place.placement_file import read_placement
 from tuner.space.enumeration import enumerate_space
 from tuner.storage.history.published import read_published
 from tuner.study_file.config import StudyConfig, load_study
@@ -118,6 +119,10 @@ def _read_space(data: bytes, folder: Path) -> None:
 
 def _read_study(data: bytes, folder: Path) -> StudyConfig:
     return load_study(_written(_beside(folder) / "study.yaml", data))
+
+
+def _read_placement(data: bytes, folder: Path) -> None:
+    read_placement(_written(_beside(folder) / "placement.yaml", data))
 
 
 def _read_trace(path: Path) -> None:
@@ -223,6 +228,34 @@ CONFIGURATIONS = (
     b"pp=4,tp=2,mbs=1,offload=optimizer,zero_stage=1,sequence_parallel=true,recompute=full,expert_tp=1,dp_shard=2",
     b"layers=20x3/18,micro_batches=4/2,hosts=0-3/5,recomputed=1x4",
 )
+PLACEMENTS = (
+    b"""name: all-keys
+cluster: {name: dgx-h100, hosts: 2}
+runtime: ./profile.yaml
+memory_headroom: 0.1
+overlap_steps: 1
+pools: true
+together: [[actor, critic]]
+apart: [[rollout, actor]]
+modules:
+  rollout: {job: generate, model: ./model.yaml, prompts: 8, responses_per_prompt: 2, prompt_tokens: 64,
+    response_tokens: 64, longest_response_tokens: 128, layout: {tp: 2}, devices: 4}
+  actor: {job: train, model: ./model.yaml, sequence_length: 128, global_batch_size: 16, optimizer_steps: 2,
+    optimizer: sgd, precision: fp8, layout: {pp: 1, mbs: 1}}
+  logprobs: {job: infer, shares: actor, sequence_length: 128, global_batch_size: 16}
+  critic: {job: train, model: llama3-8b, sequence_length: 128, global_batch_size: 16, runtime: torchtitan}
+flow:
+- {source: rollout, target: logprobs, sends: tokens}
+- {source: logprobs, target: actor, sends: logprobs}
+- {source: actor, target: rollout, sends: weights}
+""",
+    b"""cluster: {file: cluster.yaml}
+modules:
+  encoder: {job: train, model: ./config.json, sequence_length: 256, global_batch_size: 16}
+  language: {job: train, model: llama3-8b, sequence_length: 512, global_batch_size: 16}
+flow: [{source: encoder, target: language, sends: embeddings, tokens: 64}]
+""",
+)
 OVERRIDES = (b"search.seed=3", b"cluster={name: dgx-h100, hosts: 2}", b"space.tp=[1, 2]", b"job.precision=fp8")
 
 
@@ -238,6 +271,7 @@ TARGETS = tuple(
         ("config.json", _file("config.json", _read_model), of_json, lambda: _files("configs/models/*.json")),
         ("profile", _file("profile.yaml", read_profile), of_yaml, _profiles),
         ("measured", _file("rows.csv", _read_measured), of_table, _measured),
+        ("placement", _read_placement, of_yaml, lambda: PLACEMENTS),
         ("trace", _file("trace.csv", _read_trace), of_table, lambda: (TRACE, *_files("configs/traces/*.csv"))),
         ("configuration", _argument(lambda text: parse_config(text, {})), of_lines, lambda: CONFIGURATIONS),
         (

@@ -17,6 +17,9 @@ from tuner.place.file_keys import EdgeKeys, ModuleKeys, PlacementKeys
 from tuner.place.transfers import data_bytes
 from tuner.place.workload import EMBEDDINGS, GENERATE, TRAIN, WEIGHTS, Edge, Generation, Module, Workload
 
+MOST_HOSTS = 512
+"""Most hosts of a cluster; the search looks at every one of them in each step."""
+
 _OF_GENERATION = ("prompts", "prompt_tokens", "response_tokens")
 _OF_BATCHES = ("sequence_length", "global_batch_size")
 
@@ -33,6 +36,10 @@ def read_placement(path: Path) -> Workload:
         cluster = read_described_cluster(keys.cluster, path.parent)
     except ConfigError as error:
         raise (error if error.file else error.under("cluster")).in_file(file) from None
+    hosts = cluster.cluster.num_hosts
+    if hosts > MOST_HOSTS:
+        rule = f"has {hosts:,} hosts; at most {MOST_HOSTS} can be placed"
+        raise ConfigError(rule, key="cluster", nearest="place a part of the job on a part of the cluster", file=file)
     try:
         modules = _modules(keys, path)
         edges = tuple(_edge(keys, modules, at) for at in range(len(keys.flow)))
