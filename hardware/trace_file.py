@@ -63,13 +63,39 @@ def read_trace(path: Path, cluster: Cluster) -> Trace:
     Raises:
         ConfigError: the file can't be read, or something in it can't happen to this cluster.
     """
+    return parse_trace(read_text(path), cluster, place=str(path))
+
+
+def parse_trace(text: str, cluster: Cluster, *, place: str) -> Trace:
+    """Read the trace in a text of the form above.
+
+    Args:
+        text: Text of a CSV file.
+        cluster: Nominal cluster that the trace describes.
+        place: File of the text, for messages.
+
+    Raises:
+        ConfigError: something in the text can't happen to this cluster.
+    """
     names = _Names(cluster)
     placed: list[_Placed] = []
-    for row in _rows(path):
+    for row in _rows(text, place):
         time_s = _time_s(row, placed[-1] if placed else None)
         placed.append((row, _event(row, time_s, names)))
     _check_order(placed, names)
     return Trace(events=tuple(event for _, event in placed))
+
+
+def format_trace(trace: Trace) -> str:
+    """Write a trace in the form above."""
+    rows = [",".join(COLUMNS)]
+    for event in trace.events:
+        if isinstance(event, HostEvent):
+            rows.append(f"{event.time_s!r},h{event.host},{LOST if event.is_lost else BACK}")
+        else:
+            link = event.link if isinstance(event.link, str) else "-".join(f"h{host}" for host in event.link)
+            rows.append(f"{event.time_s!r},{link},{event.share!r}")
+    return "\n".join(rows) + "\n"
 
 
 class _Names:
@@ -104,14 +130,14 @@ class _Names:
         return hosts
 
 
-def _rows(path: Path) -> list[_Row]:
+def _rows(content: str, file: str) -> list[_Row]:
     """Return every row below the header."""
     header: list[str] = []
     rows = []
-    for line, text in enumerate(read_text(path).removeprefix("\ufeff").splitlines(), start=1):
+    for line, text in enumerate(content.removeprefix("\ufeff").splitlines(), start=1):
         if text.lstrip(' "').startswith("#"):  # a spreadsheet may have quoted the comment
             continue
-        place = f"{path}:{line}"
+        place = f"{file}:{line}"
         try:
             cells = [cell.strip() for cell in next(csv.reader([text], strict=True), [])]
         except csv.Error as error:
@@ -125,7 +151,7 @@ def _rows(path: Path) -> list[_Row]:
             raise ConfigError(f"has {len(cells)} cells where the header has {len(header)}", file=place)
         rows.append(_Row(place=place, line=line, **dict(zip(header, cells, strict=True))))
     if not header:
-        raise ConfigError("is empty", nearest=f"the first line is {','.join(COLUMNS)}", file=str(path))
+        raise ConfigError("is empty", nearest=f"the first line is {','.join(COLUMNS)}", file=file)
     return rows
 
 

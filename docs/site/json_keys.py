@@ -188,6 +188,32 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "assumptions": "assumed costs of a change",
         },
     },
+    "watch": {
+        "": {
+            "study_name": "name of the study",
+            "time_s": "time of the answer, as in the trace; without a trace, since the beginning of the watch [s]",
+            "utc": "the same as date and time of the clock",
+            "events": "what has happened to the cluster since the answer before",
+            "since_s": "time since which the cluster is as it is [s]",
+            "available": "names of the hosts that are there",
+            "decision": (
+                "`change` to the best layout; `settle`: it is due later if the cluster stays as it is; `stay`; or "
+                "`wait`: nothing can run"
+            ),
+            "forced": "whether the running layout cannot run on",
+            "running": "layout that runs, with its hosts, expected step time and beginning; null if nothing runs",
+            "best": "best layout now, with the same keys; the running one if none is faster",
+            "flags": "the best layout for the study's framework: `target`, `text` and `notes`",
+            "speedup": "step time of the running layout over that of the best; null if it cannot run",
+            "switch_s": "time of the change to the best: checkpoint, restart and reading [s]; null without a change",
+            "lost_work_s": "work since the last checkpoint that the change repeats [s]; null without a change",
+            "pays": "whether the change repays its cost within `--horizon`, or is forced",
+            "pays_after_s": "time after which it has repaid its cost [s]; null if it never does",
+            "due_s": "time at which the change is or will be due [s]; null without one",
+            "reason": "the decision in words",
+            "trials": "number of trials that correct the predictions",
+        }
+    },
     "calibrate": {
         "with `--measured`": {
             "profile": "profile that was written",

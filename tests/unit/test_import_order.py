@@ -84,6 +84,7 @@ ROOMS: dict[str, set[str]] = {
         *("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.study_file", "tuner.storage"),
         *("tuner.answers", "tuner.calibrate", "tuner.run"),
     },
+    "tuner.watch": {"tuner.export", "tuner.study_file", "tuner.replan", "tuner.terminal"},
     "tuner.report": {
         *(
             "tuner.space",
@@ -112,7 +113,7 @@ ROOMS: dict[str, set[str]] = {
             "tuner.replan",
             "tuner.place",
         ),
-        *("tuner.terminal", "tuner.report", "tuner.dashboard"),
+        *("tuner.terminal", "tuner.watch", "tuner.report", "tuner.dashboard"),
     },
     "tuner": {"tuner.search", "tuner.study_file", "tuner.answers", "tuner.run", "tuner.cli"},
 }

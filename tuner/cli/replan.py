@@ -19,6 +19,21 @@ if TYPE_CHECKING:  # these load numpy and Optuna
     from tuner.replan.replanning import Assumptions, Plan
     from tuner.study_file.config import StudyConfig
 
+Restart = Annotated[
+    str, Option("--switch-restart", metavar="SECONDS", help="Time to stop and restart all processes (assumed).")
+]
+StorageBandwidth = Annotated[
+    str, Option("--switch-gb-per-s", metavar="GB/S", help="Bandwidth of one host to the checkpoint storage (assumed).")
+]
+CheckpointEvery = Annotated[
+    str,
+    Option(
+        "--switch-checkpoint-every",
+        metavar="SECONDS",
+        help="Time between checkpoints; a failure loses half of it on average (assumed).",
+    ),
+]
+
 LONGEST_TABLE = 40
 """Largest number of rows of a timeline shown in full; longer timelines show only rows with a change."""
 
@@ -40,21 +55,9 @@ def replan(
     unforeseen: Annotated[
         bool, Option("--unforeseen", help="Plan each interval without knowledge of later events.")
     ] = False,
-    restart: Annotated[
-        str, Option("--switch-restart", metavar="SECONDS", help="Time to stop and restart all processes (assumed).")
-    ] = "120",
-    bandwidth: Annotated[
-        str,
-        Option("--switch-gb-per-s", metavar="GB/S", help="Bandwidth of one host to the checkpoint storage (assumed)."),
-    ] = "5",
-    checkpoint: Annotated[
-        str,
-        Option(
-            "--switch-checkpoint-every",
-            metavar="SECONDS",
-            help="Time between checkpoints; a failure loses half of it on average (assumed).",
-        ),
-    ] = "1800",
+    restart: Restart = "120",
+    bandwidth: StorageBandwidth = "5",
+    checkpoint: CheckpointEvery = "1800",
     storage: Storage = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -64,11 +67,7 @@ def replan(
     Step times are predicted by the cost model, corrected by the study's measured trials.
     """
     until_s = None if until is None else number("--until", until, above_zero=True)
-    costs = {
-        "restart_s": number("--switch-restart", restart),
-        "storage_bytes_per_s": 1e9 * number("--switch-gb-per-s", bandwidth, above_zero=True),
-        "checkpoint_every_s": number("--switch-checkpoint-every", checkpoint),
-    }
+    costs = costs_of_change(restart, bandwidth, checkpoint)
     files = trace or []
     if robust is None and len(files) > 1:
         raise ConfigError(
@@ -110,6 +109,15 @@ def replan(
         typer.echo(NOTHING_WORKS, err=True)
     if not plan.works:
         raise typer.Exit(FOUND_NOTHING)
+
+
+def costs_of_change(restart: str, bandwidth: str, checkpoint: str) -> dict[str, float]:
+    """Parse the assumed costs of a change, as `Assumptions` takes them."""
+    return {
+        "restart_s": number("--switch-restart", restart),
+        "storage_bytes_per_s": 1e9 * number("--switch-gb-per-s", bandwidth, above_zero=True),
+        "checkpoint_every_s": number("--switch-checkpoint-every", checkpoint),
+    }
 
 
 def _print_progress(line: str) -> None:

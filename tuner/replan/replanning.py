@@ -72,6 +72,21 @@ class Assumptions:
         of_device = self.storage_bytes_per_s / figures.devices_per_host
         return figures.state_bytes / min(of_device, figures.nic_bytes_per_s)
 
+    def begin_s(self, figures: Figures) -> float:
+        """Compute the time to begin a setup: restart and reading the checkpoint [s]."""
+        return self.restart_s + self.transfer_s(figures)
+
+    def end_s(self, figures: Figures, *, ran_s: float, is_whole: bool) -> tuple[float, float]:
+        """Compute the time to checkpoint a setup that ends, and the work lost with its hosts [s].
+
+        Args:
+            figures: Figures of the setup that ends.
+            ran_s: Time for which the setup has run [s].
+            is_whole: Whether all hosts of the setup are still there. Then it writes a checkpoint; otherwise the work
+                since the last one is lost.
+        """
+        return (self.transfer_s(figures), 0.0) if is_whole else (0.0, min(self.checkpoint_every_s / 2, ran_s))
+
 
 DEFAULTS = Assumptions()
 
@@ -232,13 +247,13 @@ def replan_trace(
     Raises:
         ConfigError: An event happens after `until_s`, or the study file contradicts the stored study.
     """
-    course, pricing, study = course_of(config, trace, until_s), Pricing(config), _find_stored(config)
+    course, pricing, study = course_of(config, trace, until_s), Pricing(config), find_stored(config)
     found = best_known(config, study)
     staying = stays(pricing, course, found.config) if found else None
     # The setups of staying are priced in any case, so that both timelines rest on the same figures.
     besides = [setup for setup in dict.fromkeys(staying or ()) if setup is not None]
     options = options_over(pricing, [course], besides, study, on_progress=on_progress)
-    priced = _PricedCourse(course, options, 0, assumptions)
+    priced = PricedCourse(course, options, 0, assumptions)
     lengths_s = np.array([interval.to_s - interval.from_s for interval in course.intervals])
     chosen = best_timeline(priced.choices) if foresees else unforeseen_timeline(priced.choices, lengths_s)
     return Plan(
@@ -274,7 +289,7 @@ def robust_choice(
         ConfigError: An event happens after `until_s`, or the study file contradicts the stored study.
     """
     courses = [course_of(config, trace, until_s) for trace in traces]
-    pricing, study = Pricing(config), _find_stored(config)
+    pricing, study = Pricing(config), find_stored(config)
     found = best_known(config, study)
     whole = pricing.all_hosts
     # Candidates: configurations that rank high in any state with all hosts, and the study's best.
@@ -292,7 +307,7 @@ def robust_choice(
         setup for courses_of in timelines.values() for course in courses_of for setup in course if setup is not None
     )
     options = options_over(pricing, courses, list(besides), study, on_progress=on_progress)
-    priced = [_PricedCourse(course, options, at, assumptions) for at, course in enumerate(courses)]
+    priced = [PricedCourse(course, options, at, assumptions) for at, course in enumerate(courses)]
     tokens = config.setting.job.tokens_per_step
     of_traces = {
         one: tuple(
@@ -346,7 +361,7 @@ def stays(pricing: Pricing, course: Course, config: ParallelConfig) -> list[Setu
     return found
 
 
-def _find_stored(config: StudyConfig) -> Study | None:
+def find_stored(config: StudyConfig) -> Study | None:
     """Return the stored study, checking that its trials match the study file; None before its first trial."""
     study = find_study(config.storage, config.name)
     if study is not None and study.get_trials(deepcopy=False):
@@ -355,7 +370,7 @@ def _find_stored(config: StudyConfig) -> Study | None:
     return None
 
 
-class _PricedCourse:
+class PricedCourse:
     """Course whose setups have steps and prices; the last option is to wait."""
 
     def __init__(self, course: Course, options: Options, number: int, assumptions: Assumptions) -> None:
@@ -379,16 +394,15 @@ class _PricedCourse:
         self.choices = Choices(runs=runs, steps=steps, begin_steps=begin_steps, end_steps=end_steps)
 
     def begin_s(self, at: int, option: int) -> float:
-        """Compute the time to begin an option with an interval: restart and reading the checkpoint [s]."""
-        return self.assumptions.restart_s + self.assumptions.transfer_s(self.figures[at][option])
+        """Compute the time to begin an option with an interval [s]."""
+        return self.assumptions.begin_s(self.figures[at][option])
 
     def end_s(self, at: int, option: int) -> tuple[float, float]:
         """Compute the time to checkpoint the previous interval's option, and the work lost with a host [s]."""
         before = self.course.intervals[at - 1]
-        # If all hosts of the setup are still there it writes a checkpoint; otherwise work since the last one is lost.
-        if {*self.course.intervals[at].hosts} >= {*self.setups[option].hosts}:
-            return self.assumptions.transfer_s(self.figures[at - 1][option]), 0.0
-        return 0.0, min(self.assumptions.checkpoint_every_s / 2, before.to_s - before.from_s)
+        is_whole = {*self.course.intervals[at].hosts} >= {*self.setups[option].hosts}
+        ran_s = before.to_s - before.from_s
+        return self.assumptions.end_s(self.figures[at - 1][option], ran_s=ran_s, is_whole=is_whole)
 
     def places(self, timeline: Sequence[Setup | None]) -> tuple[int, ...]:
         """Return the options of a timeline's setups; a setup that cannot run is replaced by waiting."""

@@ -66,7 +66,7 @@ def submit(options: Sequence[str], script: str) -> str:
     Raises:
         QueueError: Slurm refuses the job.
     """
-    told = _ask(["sbatch", "--parsable", *options], script)
+    told = ask_slurm(["sbatch", "--parsable", *options], script)
     # a site's plugins may print lines of their own
     numbers = re.findall(r"^([0-9]+)(?:;\S*)?$", told, re.M)
     if not numbers:
@@ -81,7 +81,7 @@ def state_of(job: str) -> JobState | None:
         QueueError: The controller does not answer.
     """
     try:
-        return read_state(_ask(["scontrol", "show", "job", "--oneliner", job]))
+        return read_state(ask_slurm(["scontrol", "show", "job", "--oneliner", job]))
     except QueueError as error:
         if _UNKNOWN_JOB in str(error):
             return None
@@ -118,7 +118,7 @@ def cancel(jobs: Sequence[str]) -> None:
         QueueError: The controller does not answer.
     """
     if jobs:
-        _ask(["scancel", *jobs])
+        ask_slurm(["scancel", *jobs])
 
 
 def jobs_named(prefix: str) -> list[str]:
@@ -127,7 +127,7 @@ def jobs_named(prefix: str) -> list[str]:
     Raises:
         QueueError: The controller does not answer.
     """
-    lines = _ask(["squeue", "--noheader", f"--user={os.geteuid()}", "--format=%i %j"]).splitlines()
+    lines = ask_slurm(["squeue", "--noheader", f"--user={os.geteuid()}", "--format=%i %j"]).splitlines()
     listed = (line.strip().partition(" ") for line in lines)
     return [number for number, _, name in listed if name.startswith(prefix)]
 
@@ -147,7 +147,12 @@ def job_environment(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _ask(command: Sequence[str], text: str | None = None) -> str:
+def ask_slurm(command: Sequence[str], text: str | None = None) -> str:
+    """Run one of Slurm's programs with a text as its input, and return what it prints.
+
+    Raises:
+        QueueError: It fails, or gives no answer.
+    """
     try:
         asked = subprocess.Popen(  # noqa: S603 # programs of Slurm, and no shell
             list(command),

@@ -30,6 +30,7 @@ SMALL = ROOT / "configs" / "studies" / "cpu-gpt.yaml"
         (f"place {PLACEMENT} --time-limit 2 --export verl", "with `--export`, also"),
         (f"replan {SMALL} --trace network.csv", ""),
         (f"replan {SMALL} --trace network.csv --robust mean", "with `--robust` instead"),
+        (f"watch {SMALL} --hosts-from network.csv --once", ""),
         ("status FINISHED", ""),
         ("trials FINISHED", ""),
         ("best FINISHED", ""),

@@ -1,0 +1,83 @@
+"""Nodes of a Slurm cluster that are up, through `scontrol show node`.
+
+Source: the manual page of scontrol of Slurm 24.05 (NODE STATE CODES); checked with 22.05.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from trials.command.slurm.queue import QueueError, ask_slurm
+
+GONE = frozenset(
+    {
+        *("DOWN", "DRAIN", "DRAINED", "DRAINING", "ERROR", "FAIL", "FAILING", "FUTURE", "INVAL", "UNKNOWN"),
+        *("NOT_RESPONDING", "NO_RESPOND", "POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN", "POWERING_UP", "POWER_UP"),
+        *("REBOOT_ISSUED", "REBOOT_REQUESTED"),
+    }
+)
+"""States, and flags behind them, of nodes on which no job should run. An administrator drains a node to take it out."""
+
+_FIELD = re.compile(r"(?:^| )(NodeName|State|Gres|CPUTot|Reason)=(\S*)")
+_GPUS = re.compile(r"gpu(?::[^:(]+)?:([0-9]{1,6})")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlurmNode:
+    """Node as the controller knows it.
+
+    Attributes:
+        name: Name of the node.
+        state: State with its flags, such as IDLE+DRAIN.
+        cpus: Number of cores.
+        gpus: Number of GPUs; None if the cluster does not count them.
+    """
+
+    name: str
+    state: str
+    cpus: int
+    gpus: int | None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether jobs can run there."""
+        return not GONE & {*re.split(r"[^A-Z_]+", self.state.upper())}
+
+
+def slurm_nodes(names: str | None = None) -> tuple[SlurmNode, ...]:
+    """Return the nodes that a list such as `node[01-08]` names; by default those of this job, or else all.
+
+    Raises:
+        QueueError: The controller does not answer, or knows no such node.
+    """
+    wanted = names or os.environ.get("SLURM_JOB_NODELIST")
+    return read_nodes(ask_slurm(["scontrol", "show", "node", "--oneliner", *([wanted] if wanted else [])]))
+
+
+def read_nodes(text: str) -> tuple[SlurmNode, ...]:
+    """Read what `scontrol show node --oneliner` prints.
+
+    Raises:
+        QueueError: It names no node.
+    """
+    found = []
+    for line in text.splitlines():
+        fields: dict[str, str] = {}
+        for name, value in _FIELD.findall(line):
+            fields.setdefault(name, value)
+        if "NodeName" in fields and "State" in fields:
+            gres = [int(count) for count in _GPUS.findall(fields.get("Gres", ""))]
+            cpus = fields.get("CPUTot", "")
+            found.append(
+                SlurmNode(
+                    name=fields["NodeName"],
+                    state=fields["State"],
+                    cpus=int(cpus) if cpus.isdigit() else 0,
+                    gpus=sum(gres) if gres else None,
+                )
+            )
+    if not found:
+        raise QueueError(f"scontrol printed no node: {text[:200]}")
+    return tuple(found)

@@ -1,0 +1,171 @@
+"""Command `meshtune watch`: follow the cluster of a running job, and say when to change its layout."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Option
+
+from hardware.io.errors import ConfigError, did_you_mean
+from tuner.cli.options import INTERRUPTED, PREEMPTED, Overrides, Storage, StudyFile, load, number, with_plans
+from tuner.cli.replan import CheckpointEvery, Restart, StorageBandwidth, costs_of_change
+from tuner.run.endings import ending_signals
+from tuner.terminal.console import printable, say
+
+if TYPE_CHECKING:  # these load numpy and Optuna
+    from costmodels.job.parallel_config import ParallelConfig
+    from tuner.study_file.config import StudyConfig
+    from tuner.watch.answer import Answer
+    from tuner.watch.hosts import AbstractHosts
+    from tuner.watch.state import Kept
+
+SYSTEMS = ("ray", "slurm")
+
+
+def watch(
+    study: StudyFile,
+    hosts_from: Annotated[
+        str,
+        Option(
+            metavar="ray|slurm|FILE",
+            help="What knows the hosts: a running Ray cluster, Slurm, or a CSV trace that is followed as it grows.",
+        ),
+    ],
+    hook: Annotated[
+        str | None,
+        Option(
+            metavar="COMMAND", help="Shell command that gets each answer as JSON on its standard input; see the guide."
+        ),
+    ] = None,
+    running: Annotated[
+        str | None,
+        Option(
+            "--config",
+            metavar="pp=4,...",
+            help="Configuration that runs now; by default what this watch named last, or else the study's best.",
+        ),
+    ] = None,
+    once: Annotated[bool, Option("--once", help="Print one answer and end.")] = False,
+    settle: Annotated[
+        str, Option(metavar="SECONDS", help="Time for which the cluster has to stand before a change that can wait.")
+    ] = "600",
+    horizon: Annotated[
+        str, Option(metavar="SECONDS", help="Time within which a change has to repay its cost.")
+    ] = "3600",
+    restart: Restart = "120",
+    bandwidth: StorageBandwidth = "5",
+    checkpoint: CheckpointEvery = "1800",
+    every: Annotated[str, Option(metavar="SECONDS", help="Time between two looks at the cluster.")] = "5",
+    state: Annotated[
+        Path | None, Option(metavar="FILE", help="File that keeps what runs; by default NAME.watch.json.")
+    ] = None,
+    ray_address: Annotated[
+        str | None, Option(metavar="ADDRESS", help="Address of the Ray cluster; takes precedence over RAY_ADDRESS.")
+    ] = None,
+    nodes: Annotated[
+        str | None,
+        Option(metavar="LIST", help="Slurm's nodes of the job, such as node[01-08]; by default those of this job."),
+    ] = None,
+    storage: Storage = None,
+    overrides: Overrides = None,
+    as_json: Annotated[
+        bool, Option("--json", help="Print one JSON object per answer, each on a line, and nothing else, on stdout.")
+    ] = False,
+) -> None:
+    """Watch the cluster of a running job: name the best layout whenever hosts go, come or slow down.
+
+    Each answer says whether a change to that layout repays a restart from the last checkpoint, and gives its flags. A
+    change that can wait is made when the cluster has stood for a while, or when staying has cost as much. Running the
+    same command again continues the watch.
+    """
+    costs = costs_of_change(restart, bandwidth, checkpoint)
+    settle_s, horizon_s = number("--settle", settle), number("--horizon", horizon, above_zero=True)
+    every_s = number("--every", every, above_zero=True)
+    config = load(study, overrides, storage)
+    if config.own_step is not None:
+        raise ConfigError(
+            "is of a training step of your own, and only layouts of a model of the catalog can be watched",
+            file=config.file,
+            key="model",
+        )
+    config = with_plans(config)
+
+    from tuner.replan.present import Watched
+    from tuner.replan.replanning import Assumptions
+    from tuner.watch.policy import Rules
+    from tuner.watch.state import Kept, locked, read_state
+    from tuner.watch.watching import Doing, watch_cluster
+
+    file = state or Path(f"{config.name}.watch.json")
+    rules = Rules(settle_s=settle_s, horizon_s=horizon_s, costs=Assumptions(**costs))
+    chosen = _parse(config, running)
+    with locked(file), ending_signals(lambda: None) as is_preempted:
+        kept = read_state(file, config)
+        if kept is None or kept.source != hosts_from:
+            kept = Kept(source=hosts_from, began_s=time.time())
+        doing = Doing(
+            on_answer=lambda answer: _tell(answer, hook, as_json=as_json),
+            on_trouble=lambda trouble: say(f"meshtune: {printable(trouble)}", err=True),
+            every_s=every_s,
+            once=once,
+            state=file,
+        )
+        try:
+            hosts = _hosts(config, hosts_from, kept, ray_address, nodes)
+            watch_cluster(Watched(config), hosts, kept, rules, doing, running=chosen)
+        except KeyboardInterrupt:
+            raise typer.Exit(PREEMPTED if is_preempted() else INTERRUPTED) from None
+
+
+def _parse(config: StudyConfig, text: str | None) -> ParallelConfig | None:
+    """Parse the configuration that runs now."""
+    from costmodels.job.parallel_config import parse_config
+
+    return None if text is None else parse_config(text, config.config_defaults)
+
+
+def _hosts(
+    config: StudyConfig, hosts_from: str, kept: Kept, ray_address: str | None, nodes: str | None
+) -> AbstractHosts:
+    """Return what knows the hosts."""
+    from tuner.watch.hosts import FileHosts, NodeHosts
+
+    cluster = config.setting.cluster
+    if hosts_from not in SYSTEMS:
+        file = Path(hosts_from)
+        if not file.exists() and file.suffix == "":
+            raise ConfigError(
+                "is neither ray nor slurm, nor a file",
+                key="--hosts-from",
+                value=hosts_from,
+                nearest=did_you_mean(hosts_from, SYSTEMS),
+            )
+        return FileHosts(file, cluster)
+    from tuner.watch.systems import nodes_of_ray, nodes_of_slurm
+
+    if hosts_from == "ray":
+        from trials.ray_members import RayMembers
+
+        members = RayMembers(ray_address or os.environ.get("RAY_ADDRESS") or "auto")
+        look = partial(nodes_of_ray, members, cluster)
+    else:
+        look = partial(nodes_of_slurm, nodes, cluster)
+    return NodeHosts(look, cluster, began_s=kept.began_s, source=hosts_from, seats=kept.seats, events=kept.trace.events)
+
+
+def _tell(answer: Answer, hook: str | None, *, as_json: bool) -> str:
+    """Print an answer and call the hook with it; return why the hook failed, or nothing."""
+    from tuner.watch.hook import call_hook
+
+    if as_json:
+        typer.echo(json.dumps(answer.payload, allow_nan=False))
+    else:
+        for line in answer.lines:
+            typer.echo(printable(line))
+    return "" if hook is None else call_hook(hook, answer.payload)

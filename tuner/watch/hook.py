@@ -1,0 +1,52 @@
+"""Command that a watch calls with each answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+HOOK_LIMIT_S = 600.0
+"""Time after which a hook is killed, and counts as failed [s]."""
+
+
+def call_hook(command: str, payload: Mapping[str, Any]) -> str:
+    """Run a command of the shell with an answer as JSON on its standard input; return why it failed, or nothing.
+
+    What the command prints goes to standard error, since standard output belongs to the answers.
+    """
+    flags = payload["flags"] or {}
+    best = payload["best"] or {}
+    environment = {
+        **os.environ,
+        "MESHTUNE_DECISION": payload["decision"],
+        "MESHTUNE_FORCED": str(int(payload["forced"])),
+        "MESHTUNE_PAYS": str(int(payload["pays"])),
+        "MESHTUNE_HOSTS": ",".join(best.get("names", [])),
+        "MESHTUNE_CONFIG": ",".join(f"{name}={value}" for name, value in best.get("config", {}).items()),
+        "MESHTUNE_FLAGS": flags.get("text", ""),
+        "MESHTUNE_TARGET": flags.get("target", ""),
+    }
+    text = (json.dumps(payload, allow_nan=False) + "\n").encode()
+    with subprocess.Popen(  # noqa: S602 # the user's own command, which may be a pipe
+        command,
+        shell=True,
+        stdin=subprocess.PIPE,
+        stdout=2,  # the file descriptor of standard error
+        env=environment,
+        start_new_session=True,
+    ) as process:
+        try:
+            process.communicate(text, timeout=HOOK_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return f"the hook was killed after {HOOK_LIMIT_S:.0f} s"
+        except BaseException:
+            os.killpg(process.pid, signal.SIGTERM)
+            raise
+    status = process.returncode
+    return f"the hook ended with status {status}" if status else ""

@@ -1,0 +1,214 @@
+"""State of a watch, in a JSON file: a watch that was killed goes on with it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from costmodels.job.parallel_config import parse_config
+from hardware.dynamics import Trace
+from hardware.io.errors import ConfigError
+from hardware.io.output_file import write_output
+from hardware.trace_file import format_trace, parse_trace
+from tuner.replan.cluster_states import Figures, Setup
+from tuner.study_file.config import StudyConfig
+from tuner.terminal.console import config_in_words
+from tuner.watch.hosts import Seat
+from tuner.watch.policy import Standing
+
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kept:
+    """All that a watch keeps.
+
+    Attributes:
+        source: Source of the cluster's states, as `--hosts-from` names it.
+        began_s: Wall clock at the beginning of the watch.
+        standing: What runs; None before the first answer.
+        ran_on: Identities of the hosts when the running setup began.
+        told: Last answer in short, so that it is not given twice.
+        seats: Nodes of the hosts; empty for a file.
+        trace: Events that were seen; empty for a file, which has them itself.
+    """
+
+    source: str
+    began_s: float
+    standing: Standing | None = None
+    ran_on: tuple[str, ...] = ()
+    told: str = ""
+    seats: tuple[Seat, ...] = ()
+    trace: Trace = field(default_factory=lambda: Trace(events=()))
+
+
+def write_state(file: Path, config: StudyConfig, kept: Kept) -> None:
+    """Write the state whole, in the place of the one before.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    standing = kept.standing
+    told = {
+        "version": VERSION,
+        "study_name": config.name,
+        "hosts": config.setting.cluster.num_hosts,
+        "source": kept.source,
+        "began_s": kept.began_s,
+        "running": None if standing is None else _standing_json(config, standing),
+        "ran_on": list(kept.ran_on),
+        "told": kept.told,
+        "seats": [asdict(seat) for seat in kept.seats],
+        "trace": format_trace(kept.trace),
+    }
+    write_output(file, json.dumps(told, indent=2, allow_nan=False) + "\n", option="--state")
+
+
+def read_state(file: Path, config: StudyConfig) -> Kept | None:
+    """Read the state of an earlier watch; None if there is none.
+
+    Raises:
+        ConfigError: The file is no state, or that of another study.
+    """
+    if not file.exists():
+        return None
+    nearest = "remove the file to begin anew, or name another with --state"
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+        if told["version"] != VERSION:
+            raise ValueError(f"version {told['version']!r}")
+        whose = (told["study_name"], told["hosts"])
+        if whose == (config.name, config.setting.cluster.num_hosts):
+            return _kept_of(file, config, told)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, ConfigError) as error:
+        reason = str(error) or type(error).__name__
+        raise ConfigError(
+            f"is no state of a watch ({reason})", key="--state", value=str(file), nearest=nearest
+        ) from None
+    name, hosts = whose
+    raise ConfigError(
+        f"is the state of the study {name!r} on {hosts} hosts, and this is {config.name!r} on "
+        f"{config.setting.cluster.num_hosts}",
+        key="--state",
+        value=str(file),
+        nearest=nearest,
+    )
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Hold the state for this process alone.
+
+    Raises:
+        ConfigError: Another process watches with it, or its folder cannot be written.
+    """
+    lock = file.with_name(f".{file.name}.lock")
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise ConfigError(f"cannot be written ({error.strerror})", key="--state", value=str(file)) from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                "is in use by another `meshtune watch`", key="--state", value=str(file), nearest="one watch for a job"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def setup_json(config: StudyConfig, setup: Setup) -> dict[str, Any]:
+    """Write a setup as JSON."""
+    return {"hosts": list(setup.hosts), "config": config_in_words(config, setup.config)}
+
+
+def _setup_of(config: StudyConfig, told: Mapping[str, Any]) -> Setup:
+    hosts = tuple(map(_whole, told["hosts"]))
+    if list(hosts) != sorted({*hosts}) or not hosts or hosts[-1] >= config.setting.cluster.num_hosts:
+        raise ValueError(f"hosts {hosts}")
+    chosen = parse_config(str(told["config"]), config.config_defaults)
+    devices = [group.devices_per_host for group in config.setting.cluster.groups for _ in range(group.hosts)]
+    if chosen.num_devices != sum(devices[host] for host in hosts):
+        raise ValueError(f"{chosen} does not occupy the hosts {hosts}")
+    return Setup(hosts=hosts, config=chosen)
+
+
+def _standing_json(config: StudyConfig, standing: Standing) -> dict[str, Any]:
+    return {
+        "setup": None if standing.running is None else setup_json(config, standing.running),
+        "since_s": standing.since_s,
+        "at_s": standing.at_s,
+        "held_until_s": standing.held_until_s,
+        "figures": None if standing.figures is None else asdict(standing.figures),
+        "lost_steps": [{**setup_json(config, setup), "steps": steps} for setup, steps in standing.lost_steps.items()],
+    }
+
+
+def _standing_of(config: StudyConfig, told: Mapping[str, Any]) -> Standing:
+    figures = told["figures"]
+    return Standing(
+        running=None if told["setup"] is None else _setup_of(config, told["setup"]),
+        since_s=_finite(told["since_s"]),
+        at_s=_finite(told["at_s"]),
+        held_until_s=_finite(told["held_until_s"]),
+        figures=None
+        if figures is None
+        else Figures(
+            step_time_s=_positive(figures["step_time_s"]),
+            state_bytes=_finite(figures["state_bytes"]),
+            devices_per_host=_whole(figures["devices_per_host"]),
+            nic_bytes_per_s=_positive(figures["nic_bytes_per_s"]),
+        ),
+        lost_steps={_setup_of(config, one): _finite(one["steps"]) for one in told["lost_steps"]},
+    )
+
+
+def _kept_of(file: Path, config: StudyConfig, told: Mapping[str, Any]) -> Kept:
+    return Kept(
+        source=str(told["source"]),
+        began_s=_finite(told["began_s"]),
+        standing=None if told["running"] is None else _standing_of(config, told["running"]),
+        ran_on=_texts(told["ran_on"]),
+        told=str(told["told"]),
+        seats=tuple(
+            Seat(
+                node=str(seat["node"]),
+                identity=str(seat["identity"]),
+                losses=_whole(seat["losses"]),
+                is_lost=bool(seat["is_lost"]),
+            )
+            for seat in told["seats"]
+        ),
+        trace=parse_trace(str(told["trace"]), config.setting.cluster, place=str(file)),
+    )
+
+
+def _finite(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise ValueError(f"{value!r} is no time")
+    return float(value)
+
+
+def _positive(value: Any) -> float:
+    if not _finite(value):
+        raise ValueError("0 is not above 0")
+    return float(value)
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{value!r} is no whole number")
+    return value
+
+
+def _texts(values: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(map(str, values))
