@@ -6,63 +6,18 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from tests.support.studies.broken_studies import study
+from tests.support.studies.watch_process import LIMIT_S, ROOT, watching
 
-ROOT = Path(__file__).resolve().parents[3]
-LIMIT_S = 90.0
 KEYS = {
     "name": "watched",
     "cluster": "{name: dgx-h100, hosts: 4}",
     "job": "{sequence_length: 4096, global_batch_size: 64}",
     "space": "{pp: [1, 2, 4], cp: [1], up: [1], vpp: [1], mbs: [1, 2]}",
 }
-
-
-class Watch:
-    """Running watch, whose answers are read from its output."""
-
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.folder = folder
-        self.out, self.err = folder / "answers.jsonl", folder / "trouble.txt"
-        with self.out.open("ab") as out, self.err.open("ab") as err:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tuner", "watch", "study.yaml", "--json", "--every", "0.2", *options],
-                cwd=folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-                stdout=out,
-                stderr=err,
-            )
-
-    def answers(self) -> list[dict]:
-        """All answers so far."""
-        return [json.loads(line) for line in self.out.read_text().splitlines()]
-
-    def wait_for(self, decision: str, at: int) -> dict:
-        """Wait for answer number `at`, and return it; it has to be of this kind."""
-        deadline_s = time.monotonic() + LIMIT_S
-        while len(self.answers()) <= at:
-            assert self.process.poll() is None, self.err.read_text()
-            assert time.monotonic() < deadline_s, (self.answers(), self.err.read_text())
-            time.sleep(0.1)
-        found = self.answers()[at]
-        assert found["decision"] == decision, found
-        return found
-
-
-@contextmanager
-def watching(folder, *options):
-    """A watch that is killed at the end of the block."""
-    watch = Watch(folder, *options)
-    try:
-        yield watch
-    finally:
-        watch.process.kill()
-        watch.process.wait()
 
 
 @pytest.fixture

@@ -53,7 +53,12 @@ def slurm_nodes(names: str | None = None) -> tuple[SlurmNode, ...]:
         QueueError: The controller does not answer, or knows no such node.
     """
     wanted = names or os.environ.get("SLURM_JOB_NODELIST")
-    return read_nodes(ask_slurm(["scontrol", "show", "node", "--oneliner", *([wanted] if wanted else [])]))
+    try:
+        return read_nodes(ask_slurm(["scontrol", "show", "node", "--oneliner", *([wanted] if wanted else [])]))
+    except QueueError as error:
+        if wanted is None or error.is_passing:
+            raise
+        raise QueueError(f"it knows no nodes {wanted} ({error})") from None  # scontrol says so on standard output
 
 
 def read_nodes(text: str) -> tuple[SlurmNode, ...]:

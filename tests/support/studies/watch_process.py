@@ -1,0 +1,61 @@
+"""Process of `meshtune watch`, whose answers are read while it runs."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+LIMIT_S = 90.0
+"""Time within which an answer has to come [s]."""
+
+
+class Watch:
+    """Running watch of the study `study.yaml` in a folder.
+
+    Attributes:
+        err: File of what it writes to standard error.
+        process: The process.
+    """
+
+    def __init__(self, folder: Path, *options: str, environment: Mapping[str, str] | None = None) -> None:
+        self.out, self.err = folder / "answers.jsonl", folder / "trouble.txt"
+        with self.out.open("ab") as out, self.err.open("ab") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tuner", "watch", "study.yaml", "--json", "--every", "0.2", *options],
+                cwd=folder,
+                env={**(os.environ if environment is None else environment), "PYTHONPATH": str(ROOT)},
+                stdout=out,
+                stderr=err,
+            )
+
+    def answers(self) -> list[dict[str, Any]]:
+        """Return all answers so far."""
+        return [json.loads(line) for line in self.out.read_text(encoding="utf-8").splitlines()]
+
+    def wait_for(self, decision: str, at: int) -> dict[str, Any]:
+        """Wait for answer number `at`, which has to be of this kind, and return it."""
+        deadline_s = time.monotonic() + LIMIT_S
+        while len(self.answers()) <= at:
+            assert self.process.poll() is None, self.err.read_text(encoding="utf-8")
+            assert time.monotonic() < deadline_s, (self.answers(), self.err.read_text(encoding="utf-8"))
+            time.sleep(0.1)
+        found = self.answers()[at]
+        assert found["decision"] == decision, found
+        return found
+
+
+@contextmanager
+def watching(folder: Path, *options: str, environment: Mapping[str, str] | None = None) -> Iterator[Watch]:
+    """Yield a watch that is killed at the end of the block."""
+    watch = Watch(folder, *options, environment=environment)
+    try:
+        yield watch
+    finally:
+        watch.process.kill()
+        watch.process.wait()
