@@ -1,6 +1,6 @@
 """Follow a cluster through whole days with the policy of `meshtune watch`, and compare it with other ways.
 
-    python -m benchmarks.watched_day [--days 12] [--first-seed 0] [--trials 8] [--json]
+    python -m benchmarks.watched_day [--days 12] [--first-seed 0] [--trials 8] [--restart 120 900] [--json]
 
 The first day is configs/traces/dgx-h100-8-hosts-20-events.csv; the others are random, with about 20 events each, by
 seed. The study is configs/studies/llama3-8b-dgx-h100.yaml after some trials. Decisions use the predictions of the
@@ -37,7 +37,7 @@ from trials.simulated.backend import SimulatedBackend
 from tuner.answers.best import best_known
 from tuner.replan.cluster_states import Course, Figures, Pricing, Setup, cluster_of, options_over
 from tuner.replan.present import Change, Present, change_to
-from tuner.replan.replanning import DEFAULTS, PricedCourse, course_of, find_stored, stays
+from tuner.replan.replanning import DEFAULTS, Assumptions, PricedCourse, course_of, find_stored, stays
 from tuner.replan.timeline import best_timeline, steps_of
 from tuner.study_file.config import StudyConfig, load_study
 from tuner.watch.policy import Decision, Rules, Standing, Verdict, changed, decide, keep_accounts
@@ -65,12 +65,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--trials", type=count_at_least(0), default=8, help="trials of the study before the days (8)")
     parser.add_argument("--settle", type=float, nargs="+", default=[Rules().settle_s], help="values of --settle [s]")
     parser.add_argument("--horizon", type=float, nargs="+", default=[Rules().horizon_s], help="values of --horizon [s]")
+    parser.add_argument(
+        "--restart", type=float, nargs="+", default=[120.0, 900.0], help="--switch-restart [s] (120 900)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("watched_day", parser.parse_args(argv), _measure, _print)
 
 
 def _measure(given: argparse.Namespace) -> dict[str, Any]:
-    rules = [Rules(settle_s=settle, horizon_s=horizon) for settle in given.settle for horizon in given.horizon]
+    rules = [
+        Rules(settle_s=settle, horizon_s=horizon, costs=replace(DEFAULTS, restart_s=restart))
+        for restart in given.restart
+        for settle in given.settle
+        for horizon in given.horizon
+    ]
     with tempfile.TemporaryDirectory(prefix="meshtune-") as folder:
         config = load_study(
             STUDY, overrides=[f"search.max_trials={max(given.trials, 1)}"], storage=f"sqlite:///{folder}/study.db"
@@ -147,28 +155,33 @@ def _compare(pricing: Pricing, trace: Trace, rules: Sequence[Rules]) -> list[dic
             ),
         ),
     )
-    planned, known = PricedCourse(course, options, 0, DEFAULTS), PricedCourse(course, worldly, 0, DEFAULTS)
     first = Setup(hosts=pricing.all_hosts, config=best.config)
-    steps = {
-        "staying": float(steps_of(known.choices, known.places(staying)).sum()),
-        "replan": float(steps_of(known.choices, best_timeline(planned.choices)).sum()),
-        "clairvoyant": float(steps_of(known.choices, best_timeline(known.choices)).sum()),
-        "always": _follow(believed, true, first, _always).steps,
-    }
     rows = []
     for rule in rules:
-        followed = _follow(believed, true, first, lambda *seen, rule=rule: decide(*seen, rule))
-        ways = {"watch": followed.steps, **steps}
+        planned, known = (PricedCourse(course, figures, 0, rule.costs) for figures in (options, worldly))
+        followed = _follow(believed, true, first, rule.costs, lambda *seen, rule=rule: decide(*seen, rule))
+        changing = _follow(believed, true, first, rule.costs, lambda *seen, rule=rule: _always(*seen, rule.costs))
+        ways = {
+            "watch": followed.steps,
+            "staying": steps_of(known.choices, known.places(staying)).sum(),
+            "always": changing.steps,
+            "replan": steps_of(known.choices, best_timeline(planned.choices)).sum(),
+            "clairvoyant": steps_of(known.choices, best_timeline(known.choices)).sum(),
+        }
         rows.append(
             {
-                "settle_s": rule.settle_s,
-                "horizon_s": rule.horizon_s,
-                **{name: round(ways[name], 1) for name in ("watch", "staying", "always", "replan", "clairvoyant")},
+                **_named(rule),
+                **{name: round(float(steps), 1) for name, steps in ways.items()},
                 "changes": followed.changes,
                 "forced": followed.forced,
+                "changes_always": changing.changes,
             }
         )
     return rows
+
+
+def _named(rule: Rules) -> dict[str, float]:
+    return {"restart_s": rule.costs.restart_s, "settle_s": rule.settle_s, "horizon_s": rule.horizon_s}
 
 
 def _in_the_world(config: StudyConfig, course: Course, present: Present) -> Present:
@@ -201,7 +214,9 @@ class _Followed:
     forced: int
 
 
-def _follow(believed: Sequence[Present], true: Sequence[Present], first: Setup, choose: Choose) -> _Followed:
+def _follow(
+    believed: Sequence[Present], true: Sequence[Present], first: Setup, costs: Assumptions, choose: Choose
+) -> _Followed:
     """Follow a way to decide through a day, and count its steps in the world."""
     standing = Standing(running=first, since_s=0.0, at_s=0.0, figures=believed[0].figures.get(first))
     steps, changes, forced = 0.0, 0, 0
@@ -214,7 +229,7 @@ def _follow(believed: Sequence[Present], true: Sequence[Present], first: Setup, 
             due_s = interval.to_s
             if verdict.decision == Decision.CHANGE and verdict.best is not None:
                 ran_s = now_s - standing.since_s
-                paid = _paid(verdict.best, real, standing, ran_s)
+                paid = _paid(verdict.best, real, standing, ran_s, costs)
                 standing = changed(standing, verdict, present, now_s)
                 steps -= paid
                 changes, forced = changes + 1, forced + verdict.is_forced
@@ -229,12 +244,12 @@ def _follow(believed: Sequence[Present], true: Sequence[Present], first: Setup, 
     return _Followed(steps=steps, changes=changes, forced=forced)
 
 
-def _paid(change: Change, real: Present, standing: Standing, ran_s: float) -> float:
+def _paid(change: Change, real: Present, standing: Standing, ran_s: float, costs: Assumptions) -> float:
     """Compute the steps that a change costs in the world."""
-    return change_to(change.setup, real, standing.running, standing.figures, ran_s=ran_s, costs=DEFAULTS).cost_steps
+    return change_to(change.setup, real, standing.running, standing.figures, ran_s=ran_s, costs=costs).cost_steps
 
 
-def _always(standing: Standing, present: Present, now_s: float) -> Verdict:
+def _always(standing: Standing, present: Present, now_s: float, costs: Assumptions) -> Verdict:
     """Change to the layout that is predicted fastest, whatever it costs."""
     figures = present.figures
     fastest = min(figures, key=lambda setup: figures[setup].step_time_s, default=None)
@@ -243,7 +258,7 @@ def _always(standing: Standing, present: Present, now_s: float) -> Verdict:
         return Verdict(decision=decision, is_forced=False, best=None, pays=False, due_s=None)
     is_forced = standing.running not in figures
     change = change_to(
-        fastest, present, standing.running, standing.figures, ran_s=now_s - standing.since_s, costs=DEFAULTS
+        fastest, present, standing.running, standing.figures, ran_s=now_s - standing.since_s, costs=costs
     )
     return Verdict(decision=Decision.CHANGE, is_forced=is_forced, best=change, pays=True, due_s=now_s)
 
@@ -252,19 +267,19 @@ def _summary(rows: Sequence[Mapping[str, Any]], rules: Sequence[Rules]) -> list[
     """Compute the mean gains of the policy over the random days, for each of its rules."""
     found = []
     for rule in rules if rows else ():
-        of = [row for row in rows if (row["settle_s"], row["horizon_s"]) == (rule.settle_s, rule.horizon_s)]
+        of = [row for row in rows if _named(rule).items() <= row.items()]
         gains = {
             other: [row["watch"] / row[other] - 1 for row in of]
             for other in ("staying", "always", "replan", "clairvoyant")
         }
         found.append(
             {
-                "settle_s": rule.settle_s,
-                "horizon_s": rule.horizon_s,
+                **_named(rule),
                 "days": len(of),
                 **{f"over_{other}": float(np.mean(values)) for other, values in gains.items()},
                 **{f"worst_over_{other}": float(np.min(values)) for other, values in gains.items()},
                 "changes": float(np.mean([row["changes"] for row in of])),
+                "changes_always": float(np.mean([row["changes_always"] for row in of])),
             }
         )
     return found

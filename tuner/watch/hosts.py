@@ -20,6 +20,9 @@ from hardware.io.errors import ConfigError
 from hardware.trace_file import parse_trace
 from tuner.replan.network import lost_hosts
 
+TICK_S = 1e-3
+"""Least time between two events [s]."""
+
 Probe = Callable[[Sequence[str | None]], Mapping[str | tuple[int, ...], float]]
 """Function that measures the shares of bandwidth that links have, given the names of the nodes by host (None: lost)."""
 
@@ -163,7 +166,9 @@ class NodeHosts(AbstractHosts):
     def look(self) -> Look:
         """Ask for the nodes, give each host its node, and note what has changed."""
         nodes = self._nodes()
-        now_s = max(self._clock() - self._began_s, self.events[-1].time_s if self.events else 0.0)
+        now_s = self._clock() - self._began_s
+        # a clock that was set back must not let a host change twice at once
+        now_s = max(now_s, self.events[-1].time_s + TICK_S if self.events else 0.0)
         self.seats = take_seats(self.seats, self._needs, nodes)
         lost = {host for host, seat in enumerate(self.seats) if seat.is_lost}
         if len(lost) == len(self.seats):

@@ -15,7 +15,7 @@ from tuner.replan.present import Present
 from tuner.replan.replanning import Assumptions
 from tuner.watch.policy import Decision, Rules, Standing, changed, decide, keep_accounts
 
-CLUSTER = read_described_cluster({"name": "dgx-h100", "hosts": 2}, Path())
+CLUSTER = read_described_cluster({"name": "dgx-h100", "hosts": 2}, Path()).cluster
 BOTH, FIRST = (0, 1), (0,)
 SETUPS = (
     Setup(hosts=BOTH, config=ParallelConfig(dp=16)),
