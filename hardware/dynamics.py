@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from hardware.cluster import Cluster, HostGroup, SlowPair
@@ -138,6 +138,23 @@ def cluster_at(cluster: Cluster, trace: Trace, time_s: float) -> Cluster:
     for event in itertools.takewhile(lambda event: event.time_s <= time_s, trace.events):
         state.apply(event)
     return _apply_state(cluster, state)
+
+
+def lost_hosts(trace: Trace, time_s: float) -> tuple[int, ...]:
+    """List the hosts that are lost at `time_s`, ascending."""
+    lost: set[int] = set()
+    for event in trace.events:
+        if event.time_s <= time_s and isinstance(event, HostEvent):
+            (lost.add if event.is_lost else lost.discard)(event.host)
+    return tuple(sorted(lost))
+
+
+def hosts_alone(cluster: Cluster, hosts: Collection[int]) -> Cluster:
+    """Return the cluster that some of its hosts form, at least one."""
+    lost = [host for host in range(cluster.num_hosts) if host not in hosts]
+    return cluster_at(
+        cluster, Trace(events=tuple(HostEvent(time_s=0.0, host=host, is_lost=True) for host in lost)), 0.0
+    )
 
 
 def intervals(cluster: Cluster, trace: Trace, until_s: float) -> tuple[Interval, ...]:

@@ -54,7 +54,7 @@ def watch(
     once: Annotated[bool, Option("--once", help="Print one answer and end.")] = False,
     settle: Annotated[
         str, Option(metavar="SECONDS", help="Time for which the cluster has to stand before a change that can wait.")
-    ] = "600",
+    ] = "60",
     horizon: Annotated[
         str, Option(metavar="SECONDS", help="Time within which a change has to repay its cost.")
     ] = "3600",

@@ -25,9 +25,8 @@ from costmodels.step.memory import MemoryEstimate, estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import FloatArray
 from hardware.cluster import Cluster
-from hardware.dynamics import HostEvent, Interval, Trace, cluster_at
+from hardware.dynamics import HostEvent, Interval, Trace, cluster_at, lost_hosts
 from hardware.io.errors import ConfigError
-from tuner.replan.network import lost_hosts
 from tuner.search.observations import observations_on
 from tuner.search.parameters import PLAN, values_of
 from tuner.search.prior import ignore_progress, initial_posterior

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hardware.cluster import Cluster
-from hardware.dynamics import HostEvent, Trace, cluster_at
+from hardware.dynamics import Trace, cluster_at, lost_hosts
 from hardware.io.errors import ConfigError
 from hardware.trace_file import read_trace
 from tuner.study_file.config import StudyConfig
@@ -42,15 +42,6 @@ def study_at(config: StudyConfig, trace: Trace, time_s: float) -> StudyConfig:
     """Return the study with its cluster in the state at `time_s`."""
     cluster = cluster_at(config.setting.cluster, trace, time_s)
     return replace(config, setting=replace(config.setting, cluster=cluster))
-
-
-def lost_hosts(trace: Trace, time_s: float) -> tuple[int, ...]:
-    """List the hosts that are lost at `time_s`, ascending."""
-    lost: set[int] = set()
-    for event in trace.events:
-        if event.time_s <= time_s and isinstance(event, HostEvent):
-            (lost.add if event.is_lost else lost.discard)(event.host)
-    return tuple(sorted(lost))
 
 
 def name_hosts(hosts: Collection[int]) -> str:

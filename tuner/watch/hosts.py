@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hardware.cluster import Cluster
-from hardware.dynamics import HostEvent, LinkEvent, Trace
+from hardware.dynamics import HostEvent, LinkEvent, Trace, lost_hosts
 from hardware.io.config_file import read_text
 from hardware.io.errors import ConfigError
 from hardware.trace_file import parse_trace
-from tuner.replan.network import lost_hosts
 
 TICK_S = 1e-3
 """Least time between two events [s]."""

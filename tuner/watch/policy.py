@@ -47,7 +47,7 @@ class Rules:
         costs: Assumed costs of a change.
     """
 
-    settle_s: float = 600.0
+    settle_s: float = 60.0
     horizon_s: float = 3600.0
     costs: Assumptions = field(default_factory=Assumptions)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from costmodels.job.parallel_config import ParallelConfig
-from hardware.dynamics import HostEvent, LinkEvent, Trace, cluster_at, intervals
+from hardware.dynamics import HostEvent, LinkEvent, Trace, cluster_at, intervals, lost_hosts
 from hardware.io.errors import ConfigError
 from tests.support.studies.broken_studies import study
 from tests.support.studies.command_line import assert_users_mistake
@@ -15,7 +15,7 @@ from tuner.answers.best import best_configuration
 from tuner.answers.candidates import predict_candidate
 from tuner.replan import cluster_states as scenes
 from tuner.replan.cluster_states import Pricing, Setup, cluster_of, fastest_hosts, has_slow_hosts, options_over
-from tuner.replan.network import lost_hosts, study_at
+from tuner.replan.network import study_at
 from tuner.replan.replanning import (
     STATISTICS,
     Assumptions,

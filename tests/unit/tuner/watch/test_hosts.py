@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hardware.cluster import read_described_cluster
-from hardware.dynamics import HostEvent, LinkEvent, Trace
+from hardware.dynamics import HostEvent, LinkEvent, Trace, lost_hosts
 from hardware.io.errors import ConfigError
 from hardware.trace_file import format_trace, parse_trace
-from tuner.replan.network import lost_hosts
 from tuner.watch.hosts import FileHosts, Node, NodeHosts, Seat, take_seats
 
 CLUSTER = read_described_cluster({"name": "dgx-h100", "hosts": 3}, Path()).cluster
