@@ -20,6 +20,16 @@ set.
 """
 
 
+class NoRoomError(ConfigError):
+    """Trial that will never find its hosts in the cluster that was joined.
+
+    Attributes:
+        fitting: Number of machines that are what one of its hosts has to be.
+    """
+
+    fitting: int = 0
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
     """Resources of one machine of a cluster.
@@ -102,14 +112,16 @@ def machines_in_words(machines: Iterable[Machine]) -> str:
     )
 
 
-def no_room(hosts: tuple[HostNeeds, ...], machines: Sequence[Machine]) -> ConfigError:
+def no_room(hosts: tuple[HostNeeds, ...], machines: Sequence[Machine]) -> NoRoomError:
     """Return the error for a trial that will never find its hosts among these machines."""
     have = machines_in_words(machines) or "no machine that is alive"
-    return ConfigError(
+    error = NoRoomError(
         f"wants {in_words(hosts)} for a trial, and the cluster that was joined can never provide that: it has {have}",
         key="cluster",
         nearest=_nearest(hosts, machines),
     )
+    error.fitting = sum(machine.has(hosts[0]) for machine in machines)
+    return error
 
 
 def _nearest(hosts: tuple[HostNeeds, ...], machines: Sequence[Machine]) -> str:

@@ -152,6 +152,7 @@ class RayExecutor:
         self._reserved = backend.hosts
         self._ray: Any = None
         self._owns_connection = False
+        self._is_local = True
         self._slot_class: Any = None
         self._stored_backend: Any = None
         self._places: list[_Place] = []
@@ -171,7 +172,7 @@ class RayExecutor:
         """
         try:
             with self._uninterrupted():
-                is_local = self._connect()
+                is_local = self._is_local = self._connect()
                 if not is_local:
                     self._ask_for_what_fits()
                 self._slot_class = self._ray.remote(Slot)
@@ -216,6 +217,17 @@ class RayExecutor:
         """Numbers of the trials that wait for their devices in a queue, as of the last `poll`."""
         trials = [place.trial for place in self._places if place.trial is not None and place.is_ready]
         return tuple(trial.number for trial in trials if self._backend.waits_in_queue and trial.since_s is None)
+
+    @property
+    def hosts_left(self) -> int | None:
+        """Number of machines of a cluster that was joined that can be a host of a trial; None if nobody knows."""
+        if self._ray is None or self._is_local:
+            return None
+        try:
+            machines = machines_of(self._ray.nodes())
+        except self._ray.exceptions.RayError:
+            return None
+        return sum(machine.has(self._backend.hosts[0]) for machine in machines)
 
     def submit(self, trial_number: int, config: ParallelConfig, reduction: Reduction | None = None) -> None:
         """Start a trial on a free slot and return at once; `reduction` is its proxy job, if it runs one."""

@@ -50,6 +50,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "stop_reason": "reason why the search ended",
             "study_name": "name of the study",
             "storage": "database of the study, without the password",
+            "hosts": "hosts on which the best runs; those that were lost at the end are missing",
         }
     },
     "init": {
@@ -265,6 +266,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "p_star": "confidence that no untried configuration is faster, from 0 to 1",
             "stop_reason": "reason why the search ended; null while it runs",
             "population": "probability of each candidate to be the fastest, at the last decision; null before any",
+            "fewer_hosts": "what ran while hosts were lost: study, hosts, number of trials and best of each",
         }
     },
     "dashboard": {

@@ -238,15 +238,22 @@ def run(
     config = with_plans(load(study, changes, storage), runs=True)
 
     # Import after reading the study: loading Optuna takes seconds, and mistakes should be told at once.
-    from tuner.run.loop import run_study
+    from tuner.run.following import run_following
+    from tuner.study_file.config import load_study
     from tuner.terminal.failing_command import failing_command_lines
     from tuner.terminal.progress import ProgressLine
 
     os.environ.pop("MESHTUNE_STORAGE", None)  # the processes of trials would inherit it
     with ProgressLine(config) as line, ending_signals(line.show_interrupt) as is_preempted:
-        result = run_study(config, on_progress=line.show, ray_address=ray_address)
+        followed = run_following(
+            config,
+            lambda hosts: with_plans(load_study(study, overrides=changes, storage=storage, hosts=hosts), runs=True),
+            on_progress=line.show,
+            ray_address=ray_address,
+        )
+    config, result = followed.config, followed.result
     warn(result.warnings)
-    payload = _run_payload(config, result)
+    payload = {**_run_payload(config, result), "hosts": list(followed.hosts)}
     if result.fails_alike:
         typer.echo("\n".join(failing_command_lines(result)), err=True)
     if as_json:
@@ -318,6 +325,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     config = load(study, overrides, storage)
 
     from tuner.answers.device_time import device_time_json
+    from tuner.answers.fewer_hosts import phases_of
     from tuner.answers.planned_candidates import plans_in
     from tuner.answers.reference import gain_over, gains, reference_of
     from tuner.report.words import after_trials
@@ -349,6 +357,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
         "p_star": stored.user_attrs.get(P_STAR, 0.0),
         "stop_reason": None if running else stored.user_attrs.get(STOP_REASON, "interrupted"),
         "population": asdict(moments[-1]) if moments else None,
+        "fewer_hosts": [phase.as_json() for phase in phases_of(config)],
     }
     if as_json:
         print_json(payload)
@@ -372,6 +381,8 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     elif extrapolated is not None:
         print_extrapolated(extrapolated)
     print_device_time(config, reference, records, best)
+    for phase in phases_of(config):
+        say(f"Ran besides: {phase.in_words}")
     if moments:
         typer.echo("\n".join(in_lines(moments[-1], after_trials(records, moments[-1].trial), in_words)))
 

@@ -91,6 +91,24 @@ class Executor(Protocol):
         """Return the trials that have ended, waiting up to `timeout_s` for the first end or measured step."""
 
 
+HostsNow = Callable[[Executor, float], tuple[int, ...] | None]
+"""Function that returns the hosts of the whole cluster that are there, given the executor and the time that the study
+has run [s]; None if nobody knows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expected:
+    """Hosts that a study needs.
+
+    Attributes:
+        hosts: Hosts of the study; the run ends when some are lost, or when others come back.
+        now: Function that returns the hosts that are there.
+    """
+
+    hosts: tuple[int, ...]
+    now: HostsNow
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
     """Progress of a run, for terminals.
@@ -142,6 +160,7 @@ class RunResult:
         num_candidates: Number of candidates in the searched space.
         reference: Configuration to compare the best with; None where there is none.
         warnings: Sentences that a user should know.
+        hosts: Hosts that are there, where the run ended because they have changed; else none.
     """
 
     stop_reason: StopReason
@@ -153,6 +172,7 @@ class RunResult:
     p_star: float = 0.0
     num_candidates: int = 0
     reference: Reference | None = None
+    hosts: tuple[int, ...] = ()
 
 
 def run_study(
@@ -163,6 +183,7 @@ def run_study(
     executor: AbstractContextManager[Executor] | None = None,
     clock: Callable[[], float] = time.monotonic,
     wall_clock: Callable[[], float] = time.time,
+    expected: Expected | None = None,
 ) -> RunResult:
     """Run the study until it stops, continuing what the storage already holds.
 
@@ -173,6 +194,7 @@ def run_study(
         executor: Executor that runs the trials in place of Ray; entered only if there is something to run.
         clock: Clock of the run's duration [s]; nobody sets it.
         wall_clock: Seconds since the epoch, for other hosts; it may be set at any time.
+        expected: Hosts that the study needs; None if it need not look after them.
 
     Raises:
         ConfigError: Nothing fits, the stored study means something else, another process is running it, or the
@@ -225,6 +247,7 @@ def run_study(
             past=past,
             reference=reference_of(config, study),
             reports=StepReports(study=study, pruner=make_pruner(config)) if config.search.prune else None,
+            expected=expected,
             ended=[(each.number, each.observation) for each in trials.records if each.finished and each.observation],
         )
         with rescued(config.storage, config.file, run.remember):
@@ -240,6 +263,7 @@ def run_study(
             num_candidates=len(candidates.space.grid),
             warnings=(*candidates.space.warnings, *past.warnings, *_warn_of_wide(sampler.proxies)),
             reference=run.reference,
+            hosts=tuple(run.hosts) if stop_reason is StopReason.HOSTS else (),
         )
 
 
@@ -288,15 +312,16 @@ def _drive(
                 if run.held.renew(now_s=wall_clock()):
                     with run.held.together():
                         run.study.set_user_attr(SPENT_S, clock() - started_s)
-                reason = run.reason_to_stop(clock() - started_s)
-                while running.num_free_slots and (todo or reason is None):
+                moves = run.hosts_changed(running, clock() - started_s)
+                reason = StopReason.HOSTS if moves else run.reason_to_stop(clock() - started_s)
+                while running.num_free_slots and not moves and (todo or reason is None):
                     with interrupts_held():
                         asked = run.again(todo.pop(0)) if todo else run.ask()
                     if asked is None:
                         break
                     running.submit(*asked)
                     reason = run.reason_to_stop(clock() - started_s)
-                if reason is not None and not running.pending and not todo:
+                if reason is not None and run.is_over(moves=moves, waits=bool(todo), pending=running.pending):
                     stop_reason = reason
                     break
                 ended = running.poll(POLL_S)
@@ -351,6 +376,8 @@ class _Run:
     Attributes:
         study: Study whose reads are answered from memory: while the claim holds, nobody else writes.
         trials: Trials of the study.
+        expected: Hosts that the study needs; None if it does not look after them.
+        hosts: Hosts that were there at the last look.
         live: Trials that have not ended, by number.
         ended: Numbers and observations of trials that have ended, in the order of their ends, as far as this driver
             knows it.
@@ -368,6 +395,8 @@ class _Run:
     past: Past
     reference: Reference | None
     reports: StepReports | None
+    expected: Expected | None = None
+    hosts: list[int] = field(default_factory=list)
     live: dict[int, _Live] = field(default_factory=dict)
     ended: list[tuple[int, Observation]] = field(default_factory=list)
     fails_alike: list[int] = field(default_factory=list)
@@ -405,6 +434,29 @@ class _Run:
                             trial.set_user_attr(key, value)
                 again.append(self._as_task(trial.number, position, proxy))
         return again
+
+    def hosts_changed(self, running: Executor, elapsed_s: float) -> bool:
+        """Return whether other hosts are there than the study expects."""
+        there = None if self.expected is None else self.expected.now(running, elapsed_s)
+        if self.expected is None or not there or there == self.expected.hosts:
+            return False
+        self.hosts[:] = there
+        return True
+
+    def is_over(self, *, moves: bool, waits: bool, pending: Sequence[int]) -> bool:
+        """Return whether a run that has a reason to stop has nothing to wait for.
+
+        Trials that lost their hosts are left as by a driver that dies: they run again when the hosts are back.
+
+        Args:
+            moves: Whether it stops because of its hosts.
+            waits: Whether a trial of an earlier run waits for a slot.
+            pending: Numbers of the trials that run.
+        """
+        if not moves:
+            return not pending and not waits
+        assert self.expected is not None, "a run that looks after its hosts expects some"
+        return not pending or not {*self.hosts} >= {*self.expected.hosts}
 
     def end_left_over(self) -> str:
         """End what trials without a driver have left on other machines; return a note on it, or nothing."""

@@ -28,6 +28,7 @@ class StopReason(StrEnum):
     EXHAUSTED = "exhausted"
     FAILS_ALIKE = "fails_alike"
     INTERRUPTED = "interrupted"
+    HOSTS = "hosts_changed"
 
     @classmethod
     def _missing_(cls, value: object) -> StopReason | None:
@@ -55,6 +56,7 @@ _SENTENCES = {
     StopReason.EXHAUSTED: "every candidate has been tried",
     StopReason.FAILS_ALIKE: "the command fails whatever the layout",
     StopReason.INTERRUPTED: "interrupted; the same command continues",
+    StopReason.HOSTS: "hosts were lost or came back; it goes on with those that are there",
 }
 
 

@@ -6,6 +6,7 @@ Meshtune works with.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from costmodels.job.runtime import RuntimeProfile, find_runtime, read_profile
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster, read_described_cluster
-from hardware.dynamics import Trace
+from hardware.dynamics import Trace, hosts_alone
 from hardware.io.config_file import parse_yaml, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, shown_url
 from hardware.trace_file import read_trace
@@ -54,7 +55,7 @@ from tuner.study_file.storage_url import (
     storage_place,
     without_environments_password,
 )
-from tuner.study_file.study_keys import OwnModelKeys, PlannerKeys, SearchKeys, StudyKeys
+from tuner.study_file.study_keys import LONGEST_NAME, OwnModelKeys, PlannerKeys, SearchKeys, StudyKeys
 from tuner.study_file.subject import Subject, describe_own, own_current, own_subject
 
 USUAL_REPEATS = 2
@@ -107,6 +108,8 @@ class StudyConfig:
         notes: Sentences on files that are read outside the study's folder and the working directory, and on servers
             that are not given a password.
         own_step: Plans of the user's own step, which is trained in place of a model of the catalog; else None.
+        kin: Names of studies in the same storage whose runs are history too: those of the same job on more or fewer
+            of the hosts.
     """
 
     name: str
@@ -128,6 +131,7 @@ class StudyConfig:
     notes: tuple[str, ...] = ()
     current_observation: Observation | None = None
     own_step: OwnStepPlans | None = None
+    kin: tuple[str, ...] = ()
 
     @property
     def measured_setting(self) -> MeasuredSetting:
@@ -174,13 +178,17 @@ class StudyConfig:
             raise error.in_file(self.file) from None
 
 
-def load_study(path: Path | str, *, overrides: Sequence[str] = (), storage: str | None = None) -> StudyConfig:
+def load_study(
+    path: Path | str, *, overrides: Sequence[str] = (), storage: str | None = None, hosts: Sequence[int] | None = None
+) -> StudyConfig:
     """Load the study that a YAML file describes.
 
     Args:
         path: Path of the study file; paths inside it are relative to it.
         overrides: Texts `a.b=value` that replace keys of the file; the value is YAML.
         storage: Database URL that replaces MESHTUNE_STORAGE, which replaces the file's.
+        hosts: Some of the hosts, ascending, where others are lost: a study of its own on what they form, without the
+            current configuration, which needs all of them. None for the study as the file describes it.
 
     Raises:
         ConfigError: The file, or a file that it names, contains a mistake.
@@ -195,7 +203,7 @@ def load_study(path: Path | str, *, overrides: Sequence[str] = (), storage: str 
         named = {override.partition("=")[0] for override in overrides} | ({"storage"} if users else set())
         paths = StudyPaths(folder=path.parent, named=frozenset(named))
         keys, notes = _without_environments_password(keys, paths)
-        config = _resolve(keys, path, users or keys.storage, paths)
+        config = _resolve(keys, path, users or keys.storage, paths, hosts)
         return replace(config, notes=(*notes, *config.notes))
     except ConfigError as error:
         raise _without_secret(error).in_file(str(path)) from None
@@ -219,11 +227,26 @@ def _without_secret(error: ConfigError) -> ConfigError:
     return ConfigError(error.rule, key=error.key, nearest=error.nearest, file=error.file)
 
 
-def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths) -> StudyConfig:
+def name_on(name: str, cluster: Cluster, hosts: Sequence[int]) -> str:
+    """Return the name of a study's own study on some of its hosts; equal hosts have one, whichever they are."""
+    first = range(len(hosts))
+    is_first = hosts_alone(cluster, hosts) == hosts_alone(cluster, first)
+    which = f"{len(hosts)}-hosts" if is_first else "-".join(f"h{host}" for host in hosts)
+    found = f"{name}.on-{which}"
+    if len(found) <= LONGEST_NAME:
+        return found
+    digest = hashlib.sha256(found.encode()).hexdigest()[:12]
+    return f"{found[: LONGEST_NAME - 13]}-{digest}"
+
+
+def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts: Sequence[int] | None) -> StudyConfig:
     base_dir = path.parent
     _check_no_nul(keys.model_dump())
     described = under("cluster", lambda: read_described_cluster(keys.cluster, base_dir))
     cluster = described.cluster
+    if hosts is not None:
+        keys = keys.model_copy(update={"name": name_on(keys.name, cluster, hosts), "current": None, "measured": None})
+        described, cluster = replace(described, trace=None), hosts_alone(cluster, hosts)
     own = keys.model if isinstance(keys.model, OwnModelKeys) else None
     subject = _of_catalog(keys, cluster, base_dir) if own is None else own_subject(keys, own, cluster, base_dir)
     setting, options, group = subject.setting, subject.options, subject.measured

@@ -214,8 +214,11 @@ class MeasuredKeys(DocumentedModel):
     """Where the measurement comes from, for example the name of a log. It is shown with the trial."""
 
 
+LONGEST_NAME = 128
+
+
 def _checked_name(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or len(name) > LONGEST_NAME:
         raise ValueError("must be up to 128 letters, digits, dots, dashes and underscores, a letter or digit first")
     return name
 

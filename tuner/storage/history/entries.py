@@ -11,7 +11,7 @@ from hardware.io.errors import ConfigError, shown_url
 from tuner.search.earlier_runs import IsolatedSample, Past, together
 from tuner.storage.history.isolated import read_isolated
 from tuner.storage.history.published import published_group, read_published
-from tuner.storage.history.stored import read_stored
+from tuner.storage.history.stored import group_of, read_stored
 from tuner.storage.history.tables import METADATA, has_tables
 from tuner.storage.opening import reading
 from tuner.study_file.config import StudyConfig
@@ -33,12 +33,27 @@ def past_of(config: StudyConfig) -> Past:
         past = read_past(config.history, base_dir=Path(config.file).parent, own=(config.storage, config.name))
     except ConfigError as error:
         raise error.in_file(config.file) from None
-    past = together([past, Past(alone=_own_calibrations(config.storage))])
+    past = together([past, _of_kin(config), Past(alone=_own_calibrations(config.storage))])
     if config.measured is not None:
         replayed = {published_group(run) for run in config.measured.runs}
         past = past.without_groups(replayed, "rows that the study itself replays")
     past = past.on_clock(config.backend.clock)
     return past if config.backend.origin == "synthetic" else past.measured
+
+
+def _of_kin(config: StudyConfig) -> Past:
+    """Return the runs of the study's kin, unless an entry of its history has them already."""
+    url = config.storage
+    is_there = any(is_database(entry) and _place(entry) == _place(url) for entry in config.history)
+    file = storage_file(url)
+    if not config.kin or is_there or (file is not None and not file.is_file()):
+        return Past()
+    label = shown_url(url)
+    past, groups = read_stored(url, label, config.name), {group_of(name, label) for name in config.kin}
+    return Past(
+        runs=tuple(run for run in past.runs if run.group in groups),
+        samples=tuple(sample for sample in past.samples if sample.group in groups),
+    )
 
 
 def read_past(entries: Sequence[str], *, base_dir: Path, own: tuple[str, str] | None = None) -> Past:

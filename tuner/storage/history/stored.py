@@ -77,6 +77,11 @@ def read_stored(url: str, label: str, own: str | None) -> Past:
         return _Reader(connection, label, own).read()
 
 
+def group_of(study: str, label: str) -> str:
+    """Return `PastRun.group` of the runs of a study in the database with this label."""
+    return f"{study} ({label})"
+
+
 class _Reader:
     """Reader of one database, which parses texts that many rows repeat once."""
 
@@ -107,7 +112,7 @@ class _Reader:
 
     def group(self, study: str) -> str:
         """Return `PastRun.group` of a study's runs."""
-        return f"{study} ({self.label})"
+        return group_of(study, self.label)
 
     def once(self, understand: Callable[[str], Any], text: str) -> Any:
         """Return `understand(text)`; equal texts give the same object."""
