@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from costmodels.job.parallel_config import ParallelConfig
 from trials.backend import Origin
 from tuner.answers.candidates import Candidates, candidates_of, speed_of
+from tuner.answers.fewer_hosts import OnFewerHosts, phases_of
 from tuner.answers.planned_candidates import plans_in
 from tuner.answers.ranked import Ranked, predicted_ranking
 from tuner.answers.reference import Reference, reference_of
@@ -38,6 +39,7 @@ class ReportData:
         reference: Configuration that the best is compared with (current configuration or baseline); None without one.
         moments: Probability of each candidate to be the best, before the first trial and after each.
         conclusions: Conclusions from failed trials.
+        fewer_hosts: Trials that ran while hosts were lost.
     """
 
     config: StudyConfig
@@ -51,6 +53,7 @@ class ReportData:
     reference: Reference | None
     moments: tuple[Moment, ...]
     conclusions: tuple[FailureConclusion, ...]
+    fewer_hosts: tuple[OnFewerHosts, ...] = ()
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -156,5 +159,6 @@ def collect(config: StudyConfig) -> ReportData:
         origin=study.user_attrs.get(ORIGIN, config.backend.origin),
         reference=reference_of(config, study),
         moments=read_moments(study),
+        fewer_hosts=phases_of(config),
         conclusions=failure_conclusions(study.user_attrs),
     )

@@ -90,7 +90,7 @@ class StudyConfig:
         name: Name of the study in its storage.
         file: Path of the file that the study was read from.
         setting: Job, cluster and runtime of the study.
-        trace: Changes of the cluster over time, or None. Trials run on the cluster as it is described.
+        trace: Changes of the cluster over time, or None. Simulated trials run on the hosts that it leaves.
         options: Options of the search space.
         planning: Planner that shards the layers of candidates.
         layer_plans: Planned layers by shape, as `layer_plans.summary_of` describes them; None for a shape without a

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trials.backend import CLOCK_WORDS, Status
+from tuner.answers.fewer_hosts import OnFewerHosts
 from tuner.report.data import ReportData
 from tuner.report.markup import Content, Html, concatenate, empty_section, section, table, tag
 from tuner.report.sections.accuracy import relative_error
@@ -17,13 +18,26 @@ _HARMLESS = (Status.OK, Status.PRUNED, Status.CANCELLED)
 
 def trials_section(data: ReportData) -> Html:
     """Render number, dimensions, status, step time, prediction and memory of each trial."""
-    if not data.records:
+    if not data.records and not data.fewer_hosts:
         return empty_section("trials", TITLE, "No trial has been started yet.")
     head: list[Content] = ["trial", *data.dimensions, "status", _step_head(data), *_PREDICTED]
     rows = [_row(data, record) for record in data.records]
     first = 1 + len(data.dimensions)
     numeric = frozenset(range(first)) | frozenset(range(first + 1, first + 6))
-    return section("trials", TITLE, table(head, rows, numeric=numeric))
+    return section("trials", TITLE, table(head, rows, numeric=numeric), *map(_on_fewer_hosts, data.fewer_hosts))
+
+
+def _on_fewer_hosts(phase: OnFewerHosts) -> Html:
+    """Render the trials that ran while hosts were lost: number, configuration, status and step time."""
+    rows: list[list[Content]] = [
+        [str(record.number), in_short(record.params), _status(record), seconds(record.step_time_s)]
+        for record in phase.records
+    ]
+    return concatenate(
+        tag("h3", f"On {phase.hosts_in_words}"),
+        tag("p", f"While the other hosts were lost: study {phase.study_name} in the same storage."),
+        table(["trial", "configuration", "status", "step"], rows, numeric=frozenset({0, 3})),
+    )
 
 
 def _step_head(data: ReportData) -> str:

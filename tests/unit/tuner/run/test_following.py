@@ -8,6 +8,8 @@ import pytest
 from tests.support.studies.in_process_executor import InProcessExecutor
 from trials.placement import no_room
 from tuner.answers.fewer_hosts import phases_of
+from tuner.report.data import collect
+from tuner.report.page import render_report
 from tuner.run.following import run_following
 from tuner.search.stopping import StopReason
 from tuner.storage.history import past_of
@@ -173,3 +175,16 @@ def test_names_of_phases(tmp_path):
     assert name_on("a", other, (1, 2)) == "a.on-h1-h2"
     assert len(name_on("a" * 128, cluster, (1,))) == 128
     assert name_on("a" * 128, cluster, (1,)) != name_on("a" * 128, cluster, (1, 2))
+
+
+def test_status_and_report_say_where_trials_ran(tmp_path, meshtune):
+    """Status, its JSON and the report name the hosts of trials that ran while others were lost."""
+    study = Clocked(tmp_path, "25,h1,lost\n25,h3,lost\n55,h1,back\n55,h3,back\n", trials=6)
+    study.run()
+    words, data = (meshtune("status", study.file, "--storage", study.storage, *more) for more in ((), ("--json",)))
+    page = render_report(collect(study.load()))
+    fewer = data.json["fewer_hosts"]
+
+    assert "Ran besides: 3 trials on 2 of 4 hosts (h0, h2)" in words.out
+    assert [(one["study_name"], one["hosts"], one["trials"]) for one in fewer] == [("small.on-2-hosts", [0, 2], 3)]
+    assert "On 2 of 4 hosts (h0, h2)" in page
