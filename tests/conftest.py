@@ -21,6 +21,7 @@ LONG = (
     "tests/integration/torch_training/test_ray_hosts.py",
     "tests/integration/ray/test_submitted_job.py",
     "tests/integration/ray/test_lost_node.py",
+    "tests/integration/ray/test_lost_hosts.py",
     "tests/integration/studies/test_shared_study.py",
     "tests/integration/studies/test_password.py",
     "tests/integration/ray/test_ray_executor.py",

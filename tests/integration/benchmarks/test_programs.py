@@ -55,6 +55,7 @@ SMALL = {
         {"STUDIES": lambda studies: SimpleNamespace(glob=lambda _: [studies / "llama-7b-8.yaml"])},
     ),
     "speed.torch_graphs": (("--repeats", 1), {"benchmarks.zoo.torch_modules.FACTORIES": only("llama_small")}),
+    "watched_day": (("--days", 0, "--trials", 2, "--restart", 120), {}),
     "storage_cost": (("--at", 0, "--trials", 2, "--storages", "sqlite"), {"STUDY": on_one_host}),
 }
 """Options that make a program small, and functions that make the values of some of its names smaller."""

@@ -54,6 +54,14 @@ status STUDY --storage sqlite:///LONG_NAME -> storage = 'sqlite:///aaa | names n
 export STUDY --to json --config tp=8 --out LONG_NAME -> --out = 'aaa | cannot be written
 init --from-torchtitan FOLDER/deep.toml --out FOLDER/new.yaml -> deep.toml | is not TOML
 init --from-torchtitan FOLDER/digits.toml --out FOLDER/new.yaml -> digits.toml | is not TOML
+watch STUDY -> --hosts-from
+watch STUDY --hosts-from slrum -> --hosts-from = 'slrum' | did you mean 'slurm'?
+watch STUDY --hosts-from no.csv -> no.csv | no such file
+watch STUDY --hosts-from no.csv --settle soon -> --settle = 'soon' | at least 0
+watch STUDY --hosts-from no.csv --horizon 0 -> --horizon = '0' | above 0
+watch STUDY --hosts-from FOLDER/events.csv --config tp=4 -> --config | cannot run on the 1 hosts
+watch STUDY --hosts-from FOLDER/events.csv --state FOLDER/events.csv -> --state | is no state of a watch
+watch STUDY --hosts-from FOLDER/events.csv --state no/such/state.json -> --state = 'no/such/state.json'
 rank STUDY --top 0 -> --top = '0' | at least 1
 rank STUDY --tpo 3 -> --tpo | --top
 rank STUDY another -> another
@@ -70,6 +78,7 @@ def test_bad_options(meshtune, simulated, row):
     line, words = row.split(" -> ")
     (simulated.parent / "deep.toml").write_text(f"a = {'[' * 10_000}{']' * 10_000}")
     (simulated.parent / "digits.toml").write_text(f"[training]\nseq_len = {'9' * 5_001}")
+    (simulated.parent / "events.csv").write_text("time_s,link,share\n", encoding="utf-8")
     line = line.replace("LONG_NAME", "a" * 263).replace("FOLDER", str(simulated.parent))
 
     done = meshtune(*(simulated if word == "STUDY" else word for word in line.split(" ")))
@@ -128,6 +137,8 @@ HOSTILE = "\x1b[31mred\nline\u202e\x07"
         ("run", "STUDY", "--trials", HOSTILE),
         ("replan", "STUDY", "--trace", HOSTILE),
         ("replan", "STUDY", "--until", HOSTILE),
+        ("watch", "STUDY", "--hosts-from", HOSTILE),
+        ("watch", "STUDY", "--hosts-from", "ray", "--ray-address", HOSTILE),
         ("simulate", "STUDY", "--config", "tp=8", "--at", "1", "--network", HOSTILE),
     ],
     ids=lambda arguments: repr(" ".join(arguments)),
