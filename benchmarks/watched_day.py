@@ -2,7 +2,7 @@
 
     python -m benchmarks.watched_day [--days 12] [--first-seed 0] [--trials 8] [--restart 120 900] [--json]
 
-The first day is configs/traces/dgx-h100-8-hosts-20-events.csv; the others are random, with about 20 events each, by
+The first day is configs/traces/dgx-h100-8-day.csv; the others are random, with about 20 events each, by
 seed. The study is configs/studies/llama3-8b-dgx-h100.yaml after some trials. Decisions use the predictions of the
 tuner, which the trials have corrected. Steps are counted with the step times of the simulated world that the trials
 came from. A change costs the assumed times of `meshtune replan`, work lost with a host included. The ways are:
@@ -44,7 +44,7 @@ from tuner.watch.policy import Decision, Rules, Standing, Verdict, changed, deci
 
 ROOT = Path(__file__).resolve().parents[1]
 STUDY = ROOT / "configs" / "studies" / "llama3-8b-dgx-h100.yaml"
-DAY = ROOT / "configs" / "traces" / "dgx-h100-8-hosts-20-events.csv"
+DAY = ROOT / "configs" / "traces" / "dgx-h100-8-day.csv"
 DAY_S = 86_400.0
 INCIDENTS = 10
 """Number of incidents of a random day; each begins and ends with an event."""

@@ -313,7 +313,7 @@ app.command(short_help="Print the configurations predicted to be fastest.")(cli_
 app.command(short_help="Shard one training step over a device mesh, with your pins.")(cli_plan.plan)
 app.command(short_help="Place several models on one cluster.")(cli_place.place)
 app.command(short_help="Plan configuration changes on a cluster that changes over time.")(cli_replan.replan)
-app.command(short_help="Follow the cluster of a running job; say when to change its layout.")(cli_watch.watch)
+app.command(short_help="Follow a cluster; say when to change a running job.")(cli_watch.watch)
 
 
 app.command(short_help="Fit a runtime's profile, or time operators on this machine.")(cli_calibrate.calibrate)

@@ -312,8 +312,8 @@ def _drive(
                 if run.held.renew(now_s=wall_clock()):
                     with run.held.together():
                         run.study.set_user_attr(SPENT_S, clock() - started_s)
-                moves = run.hosts_changed(running, clock() - started_s)
-                reason = StopReason.HOSTS if moves else run.reason_to_stop(clock() - started_s)
+                moves = run.hosts_changed(running, elapsed_s := clock() - started_s)
+                reason = StopReason.HOSTS if moves else run.reason_to_stop(elapsed_s)
                 while running.num_free_slots and not moves and (todo or reason is None):
                     with interrupts_held():
                         asked = run.again(todo.pop(0)) if todo else run.ask()
