@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +22,14 @@ class OnFewerHosts:
         hosts: Numbers of the hosts, ascending.
         num_hosts: Number of hosts of the whole study.
         records: Trials that ran on these hosts.
+        attributes: Attributes of the study.
     """
 
     study_name: str
     hosts: tuple[int, ...]
     num_hosts: int
     records: Sequence[TrialRecord]
+    attributes: Mapping[str, Any]
 
     @property
     def best(self) -> TrialRecord | None:
@@ -83,6 +85,7 @@ def phases_of(config: StudyConfig) -> tuple[OnFewerHosts, ...]:
                     hosts=hosts,
                     num_hosts=config.setting.cluster.num_hosts,
                     records=read_records(phase),
+                    attributes=phase.user_attrs,
                 )
             )
     return tuple(found)

@@ -329,7 +329,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     from tuner.answers.planned_candidates import plans_in
     from tuner.answers.reference import gain_over, gains, reference_of
     from tuner.report.words import after_trials
-    from tuner.run.studies import is_running, stored_study
+    from tuner.run.studies import is_driven, is_running, stored_study
     from tuner.search.population import P_STAR, in_lines, read_moments
     from tuner.search.proxy.extrapolation import extrapolated_of
     from tuner.search.stopping import StopReason
@@ -341,7 +341,8 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     best = best_record(records)
     best_s = best.step_time_s if best else None
     extrapolated = None if best else extrapolated_of(stored.user_attrs)
-    running = is_running(stored)
+    phases, running = phases_of(config), is_running(stored)
+    under_way = next((phase for phase in phases if is_driven(phase.attributes)), None)
     moments = read_moments(stored)
     reference = reference_of(config, stored)
     reference_s = reference.step_time_s(records) if reference else None
@@ -355,16 +356,15 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
         **gains(reference, gain_over(reference, records, best_s)),
         "extrapolated": extrapolated is not None,
         "p_star": stored.user_attrs.get(P_STAR, 0.0),
-        "stop_reason": None if running else stored.user_attrs.get(STOP_REASON, "interrupted"),
+        "stop_reason": None if running or under_way else stored.user_attrs.get(STOP_REASON, "interrupted"),
         "population": asdict(moments[-1]) if moments else None,
-        "fewer_hosts": [phase.as_json() for phase in phases_of(config)],
+        "fewer_hosts": [phase.as_json() for phase in phases],
     }
     if as_json:
         print_json(payload)
         return
-    state = (
-        f"{payload['running']} trials running" if running else f"stopped: {StopReason(payload['stop_reason']).sentence}"
-    )
+    stopped = f"stopped: {StopReason(payload['stop_reason']).sentence}" if payload["stop_reason"] else ""
+    state = f"running on {under_way.hosts_in_words}" if under_way else stopped or f"{payload['running']} trials running"
     say(f"{config.name}: {payload['trials']} trials, {payload['failed']} failed; {state}")
     print_failed(records)
     print_taken(records)
@@ -381,7 +381,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     elif extrapolated is not None:
         print_extrapolated(extrapolated)
     print_device_time(config, reference, records, best)
-    for phase in phases_of(config):
+    for phase in phases:
         say(f"Ran besides: {phase.in_words}")
     if moments:
         typer.echo("\n".join(in_lines(moments[-1], after_trials(records, moments[-1].trial), in_words)))

@@ -147,6 +147,7 @@ def _hosts(
                 nearest=did_you_mean(hosts_from, SYSTEMS),
             )
         return FileHosts(file, cluster)
+    from hardware.dynamics import HostEvent
     from tuner.watch.systems import nodes_of_ray, nodes_of_slurm
 
     if hosts_from == "ray":
@@ -156,7 +157,8 @@ def _hosts(
         look = partial(nodes_of_ray, members, cluster)
     else:
         look = partial(nodes_of_slurm, nodes, cluster)
-    return NodeHosts(look, cluster, began_s=kept.began_s, source=hosts_from, seats=kept.seats, events=kept.trace.events)
+    seen = [event for event in kept.trace.events if isinstance(event, HostEvent)]
+    return NodeHosts(look, cluster, began_s=kept.began_s, source=hosts_from, seats=kept.seats, events=seen)
 
 
 def _tell(answer: Answer, hook: str | None, *, as_json: bool) -> str:

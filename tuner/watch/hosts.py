@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hardware.cluster import Cluster
-from hardware.dynamics import HostEvent, LinkEvent, Trace, lost_hosts
+from hardware.dynamics import HostEvent, Trace, lost_hosts
 from hardware.io.config_file import read_text
 from hardware.io.errors import ConfigError
 from hardware.trace_file import parse_trace
@@ -22,8 +22,8 @@ from hardware.trace_file import parse_trace
 TICK_S = 1e-3
 """Least time between two events [s]."""
 
-Probe = Callable[[Sequence[str | None]], Mapping[str | tuple[int, ...], float]]
-"""Function that measures the shares of bandwidth that links have, given the names of the nodes by host (None: lost)."""
+MOST_EVENTS, KEPT_EVENTS = 1000, 500
+"""Largest number of events of nodes that are kept, and number of the latest that stay when there are more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,7 +136,6 @@ class NodeHosts(AbstractHosts):
         source: Name of the batch system, for messages.
         seats: Places as an earlier process has left them.
         events: Events that an earlier process has seen.
-        probe: Function that measures links.
         clock: Seconds since the epoch.
 
     Attributes:
@@ -152,12 +151,11 @@ class NodeHosts(AbstractHosts):
         began_s: float,
         source: str,
         seats: Sequence[Seat] = (),
-        events: Sequence[HostEvent | LinkEvent] = (),
-        probe: Probe = lambda _: {},
+        events: Sequence[HostEvent] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._nodes, self._cluster, self._began_s, self._clock = nodes, cluster, began_s, clock
-        self._source, self._probe = source, probe
+        self._source = source
         self._needs = tuple(group.devices_per_host for group in cluster.groups for _ in range(group.hosts))
         self.seats = tuple(seats) or tuple(Seat() for _ in self._needs)
         self.events = list(events)
@@ -179,19 +177,23 @@ class NodeHosts(AbstractHosts):
             )
         before = lost_hosts(Trace(events=tuple(self.events)), now_s)
         self.events += [HostEvent(time_s=now_s, host=host, is_lost=host in lost) for host in sorted(lost ^ {*before})]
-        shares = self._probe([None if seat.is_lost else seat.node for seat in self.seats])
-        known = {event.link: event.share for event in self.events if isinstance(event, LinkEvent)}
-        self.events += [
-            LinkEvent(time_s=now_s, link=link, share=share)
-            for link, share in shares.items()
-            if share != known.get(link, 1.0)
-        ]
+        self.events = shorten(self.events)
         return Look(
             trace=Trace(events=tuple(self.events)),
             now_s=now_s,
             identities=tuple(f"{seat.node} {seat.identity} {seat.losses}" for seat in self.seats),
             names=tuple(seat.node or f"h{host}" for host, seat in enumerate(self.seats)),
         )
+
+
+def shorten(events: list[HostEvent]) -> list[HostEvent]:
+    """Leave out old events if there are many; hosts that were lost then are lost from the first one kept on."""
+    if len(events) <= MOST_EVENTS:
+        return events
+    from_s = events[-KEPT_EVENTS].time_s
+    kept = [event for event in events if event.time_s > from_s]
+    lost = lost_hosts(Trace(events=tuple(events)), from_s)
+    return [*(HostEvent(time_s=from_s, host=host, is_lost=True) for host in lost), *kept]
 
 
 def take_seats(seats: Sequence[Seat], needs: Sequence[int], nodes: Sequence[Node]) -> tuple[Seat, ...]:

@@ -185,4 +185,7 @@ def _new_events(before: Trace | None, now: Trace) -> tuple[HostEvent | LinkEvent
     if before is None:
         last_s = now.events[-1].time_s if now.events else 0.0
         return tuple(event for event in now.events if event.time_s == last_s)
-    return now.events[len(before.events) :]
+    if now.events[: len(before.events)] == before.events:
+        return now.events[len(before.events) :]
+    last_s = before.events[-1].time_s if before.events else 0.0
+    return tuple(event for event in now.events if event.time_s > last_s)

@@ -1,6 +1,9 @@
 """Studies whose simulated cluster loses hosts and gets them back."""
 
 import itertools
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -10,6 +13,7 @@ from trials.placement import no_room
 from tuner.answers.fewer_hosts import phases_of
 from tuner.report.data import collect
 from tuner.report.page import render_report
+from tuner.run import driver
 from tuner.run.following import run_following
 from tuner.search.stopping import StopReason
 from tuner.storage.history import past_of
@@ -188,3 +192,17 @@ def test_status_and_report_say_where_trials_ran(tmp_path, meshtune):
     assert "Ran besides: 3 trials on 2 of 4 hosts (h0, h2)" in words.out
     assert [(one["study_name"], one["hosts"], one["trials"]) for one in fewer] == [("small.on-2-hosts", [0, 2], 3)]
     assert "On 2 of 4 hosts (h0, h2)" in page
+
+
+def test_status_of_a_phase_that_runs(tmp_path, meshtune):
+    """While a process drives the study on fewer hosts, status says so, and gives no reason for a stop."""
+    study = Clocked(tmp_path, "25,h1,lost\n25,h3,lost\n", trials=4)
+    study.run()
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
+        held = {**driver._own_claim(time.time()), "pid": other.pid, "started": driver._start_of(other.pid)}
+        find_study(study.storage, "small.on-2-hosts").set_user_attr(driver.DRIVER, held)
+        words, data = (meshtune("status", study.file, "--storage", study.storage, *more) for more in ((), ("--json",)))
+        other.kill()
+
+    assert "running on 2 of 4 hosts (h0, h2)" in words.out
+    assert data.json["stop_reason"] is None

@@ -11,7 +11,7 @@ from hardware.cluster import read_described_cluster
 from hardware.dynamics import HostEvent, LinkEvent, Trace, lost_hosts
 from hardware.io.errors import ConfigError
 from hardware.trace_file import format_trace, parse_trace
-from tuner.watch.hosts import FileHosts, Node, NodeHosts, Seat, take_seats
+from tuner.watch.hosts import KEPT_EVENTS, MOST_EVENTS, FileHosts, Node, NodeHosts, Seat, shorten, take_seats
 
 CLUSTER = read_described_cluster({"name": "dgx-h100", "hosts": 3}, Path()).cluster
 NAMES = tuple(f"node{number}" for number in range(5))
@@ -108,3 +108,20 @@ def test_a_trace_is_written_as_it_is_read(events):
     trace = Trace(events=(*links, HostEvent(time_s=9.0, host=2, is_lost=True)))
 
     assert parse_trace(format_trace(trace), CLUSTER, place="trace.csv") == trace
+
+
+@given(toggles=st.lists(st.integers(0, 2), min_size=1, max_size=60))
+def test_old_events_are_left_out(toggles):
+    """Without the old events the hosts that are lost are the same at every later time."""
+    lost: set[int] = set()
+    events = []
+    for number, host in enumerate(toggles * 40):
+        lost ^= {host}
+        events.append(HostEvent(time_s=float(number), host=host, is_lost=host in lost))
+    short = shorten(events)
+
+    assert len(short) <= max(MOST_EVENTS, KEPT_EVENTS + 3)
+    assert len(events) <= MOST_EVENTS or len(short) < len(events)
+    for event in short:
+        now = lost_hosts(Trace(events=tuple(short)), event.time_s)
+        assert now == lost_hosts(Trace(events=tuple(events)), event.time_s)
