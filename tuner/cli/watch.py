@@ -72,6 +72,10 @@ def watch(
         str | None,
         Option(metavar="LIST", help="Slurm's nodes of the job, such as node[01-08]; by default those of this job."),
     ] = None,
+    network: Annotated[
+        Path | None,
+        Option(metavar="TRACE", help="With ray or slurm: CSV trace that tells how fast links are, and may grow."),
+    ] = None,
     storage: Storage = None,
     overrides: Overrides = None,
     as_json: Annotated[
@@ -87,6 +91,8 @@ def watch(
     costs = costs_of_change(restart, bandwidth, checkpoint)
     settle_s, horizon_s = number("--settle", settle), number("--horizon", horizon, above_zero=True)
     every_s = number("--every", every, above_zero=True)
+    if network is not None and hosts_from not in SYSTEMS:
+        raise ConfigError("is for ray and slurm: a trace tells of hosts and links", key="--network", value=str(network))
     config = load(study, overrides, storage)
     if config.own_step is not None:
         raise ConfigError(
@@ -117,7 +123,7 @@ def watch(
             state=file,
         )
         try:
-            hosts = _hosts(config, hosts_from, kept, ray_address, nodes)
+            hosts = _hosts(config, hosts_from, kept, ray_address, nodes, network)
             watch_cluster(Watched(config), hosts, kept, rules, doing, running=chosen)
         except KeyboardInterrupt:
             raise typer.Exit(PREEMPTED if is_preempted() else INTERRUPTED) from None
@@ -131,10 +137,11 @@ def _parse(config: StudyConfig, text: str | None) -> ParallelConfig | None:
 
 
 def _hosts(
-    config: StudyConfig, hosts_from: str, kept: Kept, ray_address: str | None, nodes: str | None
+    config: StudyConfig, hosts_from: str, kept: Kept, ray_address: str | None, nodes: str | None, network: Path | None
 ) -> AbstractHosts:
     """Return what knows the hosts."""
-    from tuner.watch.hosts import FileHosts, NodeHosts
+    from hardware.dynamics import Trace
+    from tuner.watch.hosts import FileHosts, NodeHosts, read_growing
 
     cluster = config.setting.cluster
     if hosts_from not in SYSTEMS:
@@ -147,7 +154,8 @@ def _hosts(
                 nearest=did_you_mean(hosts_from, SYSTEMS),
             )
         return FileHosts(file, cluster)
-    from hardware.dynamics import HostEvent
+    if network is not None:
+        read_growing(network, cluster)  # a mistake should be told at once
     from tuner.watch.systems import nodes_of_ray, nodes_of_slurm
 
     if hosts_from == "ray":
@@ -157,8 +165,15 @@ def _hosts(
         look = partial(nodes_of_ray, members, cluster)
     else:
         look = partial(nodes_of_slurm, nodes, cluster)
-    seen = [event for event in kept.trace.events if isinstance(event, HostEvent)]
-    return NodeHosts(look, cluster, began_s=kept.began_s, source=hosts_from, seats=kept.seats, events=seen)
+    return NodeHosts(
+        look,
+        cluster,
+        began_s=kept.began_s,
+        source=hosts_from,
+        seats=kept.seats,
+        events=kept.trace.events,
+        network=(lambda: Trace(events=())) if network is None else partial(read_growing, network, cluster),
+    )
 
 
 def _tell(answer: Answer, hook: str | None, *, as_json: bool) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hardware.cluster import Cluster
-from hardware.dynamics import HostEvent, Trace, lost_hosts
+from hardware.dynamics import HostEvent, LinkEvent, Trace, lost_hosts
 from hardware.io.config_file import read_text
 from hardware.io.errors import ConfigError
 from hardware.trace_file import parse_trace
@@ -55,10 +55,18 @@ class AbstractHosts(ABC):
         """
 
 
+def read_growing(file: Path, cluster: Cluster) -> Trace:
+    """Read a trace to which rows are appended; a last line without its line break is still being written.
+
+    Raises:
+        ConfigError: The file cannot be read, or a row cannot happen to this cluster.
+    """
+    text = read_text(file)
+    return parse_trace(text[: text.rfind("\n") + 1] or text, cluster, place=str(file))
+
+
 class FileHosts(AbstractHosts):
     """Trace file that grows while it is watched.
-
-    A last line without a line break is still being written, and is passed over.
 
     Args:
         file: File in the form of `hardware.trace_file`.
@@ -72,9 +80,7 @@ class FileHosts(AbstractHosts):
 
     def look(self) -> Look:
         """Read the file."""
-        text = read_text(self._file)
-        whole = text[: text.rfind("\n") + 1] or text
-        trace = parse_trace(whole, self._cluster, place=str(self._file))
+        trace = read_growing(self._file, self._cluster)
         last_s = trace.events[-1].time_s if trace.events else 0.0
         # an event in the file has happened, whatever its time says: the clock of the file is that of its rows
         age_s = max(self._clock() - self._file.stat().st_mtime, 0.0)
@@ -136,6 +142,8 @@ class NodeHosts(AbstractHosts):
         source: Name of the batch system, for messages.
         seats: Places as an earlier process has left them.
         events: Events that an earlier process has seen.
+        network: Function that returns a trace whose last shares are those of the links now; it raises ConfigError if
+            it cannot be read. Its times and its hosts do not count.
         clock: Seconds since the epoch.
 
     Attributes:
@@ -151,18 +159,19 @@ class NodeHosts(AbstractHosts):
         began_s: float,
         source: str,
         seats: Sequence[Seat] = (),
-        events: Sequence[HostEvent] = (),
+        events: Sequence[HostEvent | LinkEvent] = (),
+        network: Callable[[], Trace] = lambda: Trace(events=()),
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._nodes, self._cluster, self._began_s, self._clock = nodes, cluster, began_s, clock
-        self._source = source
+        self._source, self._network = source, network
         self._needs = tuple(group.devices_per_host for group in cluster.groups for _ in range(group.hosts))
         self.seats = tuple(seats) or tuple(Seat() for _ in self._needs)
         self.events = list(events)
 
     def look(self) -> Look:
         """Ask for the nodes, give each host its node, and note what has changed."""
-        nodes = self._nodes()
+        nodes, network = self._nodes(), self._network()
         now_s = self._clock() - self._began_s
         # a clock that was set back must not let a host change twice at once
         now_s = max(now_s, self.events[-1].time_s + TICK_S if self.events else 0.0)
@@ -177,6 +186,12 @@ class NodeHosts(AbstractHosts):
             )
         before = lost_hosts(Trace(events=tuple(self.events)), now_s)
         self.events += [HostEvent(time_s=now_s, host=host, is_lost=host in lost) for host in sorted(lost ^ {*before})]
+        shares, known = _shares(network.events), _shares(self.events)
+        self.events += [
+            LinkEvent(time_s=now_s, link=link, share=shares.get(link, 1.0))
+            for link in {**known, **shares}
+            if shares.get(link, 1.0) != known.get(link, 1.0)
+        ]
         self.events = shorten(self.events)
         return Look(
             trace=Trace(events=tuple(self.events)),
@@ -186,14 +201,22 @@ class NodeHosts(AbstractHosts):
         )
 
 
-def shorten(events: list[HostEvent]) -> list[HostEvent]:
-    """Leave out old events if there are many; hosts that were lost then are lost from the first one kept on."""
+def _shares(events: Sequence[HostEvent | LinkEvent]) -> dict[str | tuple[int, ...], float]:
+    """Return the last share of each link that the events name."""
+    return {event.link: event.share for event in events if isinstance(event, LinkEvent)}
+
+
+def shorten(events: list[HostEvent | LinkEvent]) -> list[HostEvent | LinkEvent]:
+    """Leave out old events if there are many; what they have changed is changed by the first ones kept."""
     if len(events) <= MOST_EVENTS:
         return events
     from_s = events[-KEPT_EVENTS].time_s
-    kept = [event for event in events if event.time_s > from_s]
-    lost = lost_hosts(Trace(events=tuple(events)), from_s)
-    return [*(HostEvent(time_s=from_s, host=host, is_lost=True) for host in lost), *kept]
+    old = [event for event in events if event.time_s <= from_s]
+    return [
+        *(HostEvent(time_s=from_s, host=host, is_lost=True) for host in lost_hosts(Trace(events=tuple(old)), from_s)),
+        *(LinkEvent(time_s=from_s, link=link, share=share) for link, share in _shares(old).items() if share < 1),
+        *(event for event in events if event.time_s > from_s),
+    ]
 
 
 def take_seats(seats: Sequence[Seat], needs: Sequence[int], nodes: Sequence[Node]) -> tuple[Seat, ...]:

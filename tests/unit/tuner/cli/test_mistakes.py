@@ -57,6 +57,8 @@ init --from-torchtitan FOLDER/digits.toml --out FOLDER/new.yaml -> digits.toml |
 watch STUDY -> --hosts-from
 watch STUDY --hosts-from slrum -> --hosts-from = 'slrum' | did you mean 'slurm'?
 watch STUDY --hosts-from no.csv -> no.csv | no such file
+watch STUDY --hosts-from no.csv --network no.csv -> --network = 'no.csv' | is for ray and slurm
+watch STUDY --hosts-from slurm --network no.csv -> no.csv | no such file
 watch STUDY --hosts-from no.csv --settle soon -> --settle = 'soon' | at least 0
 watch STUDY --hosts-from no.csv --horizon 0 -> --horizon = '0' | above 0
 watch STUDY --hosts-from FOLDER/events.csv --config tp=4 -> --config | cannot run on the 1 hosts

@@ -11,7 +11,17 @@ from hardware.cluster import read_described_cluster
 from hardware.dynamics import HostEvent, LinkEvent, Trace, lost_hosts
 from hardware.io.errors import ConfigError
 from hardware.trace_file import format_trace, parse_trace
-from tuner.watch.hosts import KEPT_EVENTS, MOST_EVENTS, FileHosts, Node, NodeHosts, Seat, shorten, take_seats
+from tuner.watch.hosts import (
+    KEPT_EVENTS,
+    MOST_EVENTS,
+    FileHosts,
+    Node,
+    NodeHosts,
+    Seat,
+    read_growing,
+    shorten,
+    take_seats,
+)
 
 CLUSTER = read_described_cluster({"name": "dgx-h100", "hosts": 3}, Path()).cluster
 NAMES = tuple(f"node{number}" for number in range(5))
@@ -118,10 +128,37 @@ def test_old_events_are_left_out(toggles):
     for number, host in enumerate(toggles * 40):
         lost ^= {host}
         events.append(HostEvent(time_s=float(number), host=host, is_lost=host in lost))
+    events.insert(0, LinkEvent(time_s=0.0, link=(1,), share=0.5))
     short = shorten(events)
 
-    assert len(short) <= max(MOST_EVENTS, KEPT_EVENTS + 3)
+    assert len(short) <= max(MOST_EVENTS, KEPT_EVENTS + 4)
+    assert any(isinstance(event, LinkEvent) for event in short)
     assert len(events) <= MOST_EVENTS or len(short) < len(events)
     for event in short:
         now = lost_hosts(Trace(events=tuple(short)), event.time_s)
         assert now == lost_hosts(Trace(events=tuple(events)), event.time_s)
+
+
+def test_a_monitor_tells_how_fast_links_are(tmp_path):
+    """With nodes of a batch system, the last shares of a trace count from when they are seen; its hosts do not."""
+    file = tmp_path / "network.csv"
+    file.write_text("time_s,link,share\n7,h1,0.5\n8,h2,lost\n", encoding="utf-8")
+    clock = iter((100.0, 110.0, 120.0))
+    hosts = NodeHosts(
+        lambda: nodes(NAMES[:3]),
+        CLUSTER,
+        began_s=0.0,
+        source="slurm",
+        network=lambda: read_growing(file, CLUSTER),
+        clock=lambda: next(clock),
+    )
+    first = hosts.look()
+    file.write_text("time_s,link,share\n7,h1,0.5\n8,h2,lost\n9,inter,0.25\n", encoding="utf-8")
+    second = hosts.look()
+    file.write_text("time_s,link,share\n9,inter,0.25\n", encoding="utf-8")
+    third = hosts.look()
+    slow = [LinkEvent(time_s=100.0, link=(1,), share=0.5), LinkEvent(time_s=110.0, link="inter", share=0.25)]
+
+    assert list(first.trace.events) == slow[:1]
+    assert list(second.trace.events) == slow
+    assert list(third.trace.events) == [*slow, LinkEvent(time_s=120.0, link=(1,), share=1.0)]
