@@ -225,21 +225,26 @@ class Cluster:
         return Cluster(name=self.name, groups=groups)
 
     def reordered(self, hosts: Sequence[int]) -> Cluster:
-        """Return the same hosts in another order.
+        """Return the cluster of the listed hosts, in their order; hosts that are not listed are left out.
 
         Neighbours of one group stay a group.
 
         Args:
-            hosts: Number of each host, in the new order; empty keeps the order.
+            hosts: Number of each host, in the new order; empty keeps all hosts in their order.
         """
         if not hosts:
             return self
-        assert sorted(hosts) == list(range(self.num_hosts)), "an order names every host once"
+        assert set(hosts) <= set(range(self.num_hosts)), "an order names hosts of the cluster"
+        assert len(set(hosts)) == len(hosts), "an order names no host twice"
         group_of_host = np.repeat(np.arange(len(self.groups)), [group.hosts for group in self.groups])
         runs = [(group, len(list(run))) for group, run in itertools.groupby(group_of_host[list(hosts)].tolist())]
         # slow pairs, networks and switches follow their hosts to the new places
         place = {host: number for number, host in enumerate(hosts)}
-        pairs = [(sorted((place[pair.first_host], place[pair.second_host])), pair.share) for pair in self.slow_pairs]
+        pairs = [
+            (sorted((place[pair.first_host], place[pair.second_host])), pair.share)
+            for pair in self.slow_pairs
+            if pair.first_host in place and pair.second_host in place
+        ]
         networks = self.networks or range(len(self.groups))
         return replace(
             self,

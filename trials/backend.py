@@ -298,6 +298,11 @@ class AbstractBackend(ABC):
         return (HostNeeds(),)
 
     @property
+    def leaves_hosts_idle(self) -> bool:
+        """Whether trials can run on some of the cluster's hosts, those that a configuration lists."""
+        return False
+
+    @property
     def wants_hosts_alone(self) -> bool:
         """Whether a second trial on the same hosts would slow a trial down, because both share adapters and buses."""
         return False

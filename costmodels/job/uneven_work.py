@@ -1,7 +1,7 @@
 """Uneven work: layers of each stage, micro-batches of each replica, and the order of hosts.
 
 An assignment belongs to a configuration beside its degrees. An empty field leaves its part to the runtime: layers and
-micro-batches in equal shares, hosts in the cluster's order.
+micro-batches in equal shares, all hosts in the cluster's order. Hosts that a list of hosts leaves out are idle.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Assignment:
         recomputed: Layers of each virtual stage that the backward pass runs again in full [pp * vpp]; the others follow
             the configuration's `recompute`.
         micro_batches: Micro-batches of each data parallel replica [dp].
-        hosts: Hosts of the cluster in the order in which ranks count them [hosts].
+        hosts: Hosts of the cluster in the order in which ranks count them [hosts]; those left out are idle.
     """
 
     layers: tuple[int, ...] = ()

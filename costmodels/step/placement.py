@@ -63,7 +63,9 @@ class Groups:
 
 
 def place(cluster: Cluster, grid: ConfigGrid) -> Groups:
-    """Return the groups of every configuration on `cluster`; every configuration occupies all of its devices.
+    """Return the groups of every configuration on `cluster`, whose hosts are those of the configurations, in order.
+
+    Every configuration occupies all of its devices.
 
     Experts are distributed over all ranks of a stage, neighbours first, as in Megatron-Core's expert groups (order
     "tp-ep-dp", with an expert tensor degree of its own). So are those of runtimes whose `ep` must divide dp.
@@ -73,6 +75,21 @@ def place(cluster: Cluster, grid: ConfigGrid) -> Groups:
     links = cluster.group_links(np.concatenate(strides), np.concatenate(sizes)).split(len(strides))
     ends = cluster.end_links(grid.tp * grid.up * grid.cp * grid.dp)
     return Groups(all_hosts=cluster.num_hosts, ends=ends, **dict(zip(extents(grid), links, strict=True)))
+
+
+def spanned_hosts(cluster: Cluster, grid: ConfigGrid, dimension: str) -> IntArray:
+    """Return the largest number of hosts that a dimension's groups span, in each configuration's order of hosts [n].
+
+    Args:
+        cluster: Cluster with its hosts in their own order.
+        grid: Configurations [n].
+        dimension: A field of `Groups`.
+    """
+    found = np.empty(len(grid), dtype=np.int64)
+    for hosts, at in grid.by_host_order():
+        groups = place(cluster.reordered(hosts), grid.take(at))
+        found[at] = getattr(groups, dimension).hosts
+    return found
 
 
 def place_on(cluster: Cluster, device: Device, grid: ConfigGrid) -> Groups:

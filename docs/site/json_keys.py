@@ -19,6 +19,10 @@ _COUNTS = {
     "payback_steps": "training steps after which the gain repays the trials; null without a gain or wall clock",
 }
 _CLOCK = "clock of the step times: `wall`, `virtual` or `cpu`"
+_IDLE_HOSTS = (
+    "numbers of the `hosts` that it leaves idle, their `device_share`, and the `gain` over the best layout that uses "
+    "all hosts; null if it uses all"
+)
 _SOURCE = "origin of the step time: `measured`, `synthetic` (simulated) or `predicted`"
 _PREDICTION = {
     "step_time_s": "time of one optimizer step [s]",
@@ -117,6 +121,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             ),
             "current": "the current configuration with the same figures and its `rank`; null without one",
             "taught_by_trials": "number of candidates whose trials correct the step times; 0 for predictions",
+            "idle_hosts": f"of the first configuration: {_IDLE_HOSTS}",
         },
         "with `--hosts` instead": {
             "sizes": "for each number of hosts the best configuration with its figures, or why there is none",
@@ -281,6 +286,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "": {
             "config": "best configuration: degrees and opened dimensions; null if none works",
             "step_time_s": "step time of the best configuration [s]",
+            "idle_hosts": _IDLE_HOSTS,
             "source": _SOURCE,
             "clock": f"{_CLOCK}; null if predicted",
             "extrapolated": "whether the best is inferred from proxy jobs only",

@@ -24,7 +24,7 @@ from trials.backend import HostNeeds, Observation, OnStart, OnStep, Status
 from trials.command.host_program import HostPlan, UserCommand
 from trials.command.log_pattern import StepSize
 from trials.command.log_watch import Wanted, watch_log
-from trials.command.placeholders import values_of
+from trials.command.placeholders import hosts_of, values_of
 from trials.command.slurm.jobs import SlurmJobs, job_plan
 from trials.command.slurm.queue import cancel_named, check_programs
 from trials.command.trace_program import add_traces
@@ -78,6 +78,11 @@ class CommandBackend(UserCommand, AbstractRankBackend):
             HostNeeds(cpus=per_host, processes=1) if is_cpu_cluster(cluster) else HostNeeds(gpus=per_host, processes=1)
         )
         return (needs,) * cluster.num_hosts
+
+    @property
+    def leaves_hosts_idle(self) -> bool:
+        """Whether trials can run on some hosts: if the command reaches them by itself, or as a job of Slurm."""
+        return self.launch == "once" or self.slurm is not None
 
     @property
     def wants_hosts_alone(self) -> bool:
@@ -152,7 +157,8 @@ class CommandBackend(UserCommand, AbstractRankBackend):
         if self.slurm is None:
             ranks.launch("trials.command.host_program:run_host", plan, num_ranks=num_hosts)
         else:
-            job = job_plan(self.slurm, plan, num_hosts=self.cluster.num_hosts)
+            # Slurm gives any of its hosts, which are alike
+            job = job_plan(self.slurm, plan, num_hosts=len(hosts_of(self.cluster, config)))
             ranks.launch("trials.command.slurm.job_program:run_job", job, num_ranks=num_hosts)
         observation = watch_log(ranks, wanted, on_step=on_step, on_start=on_start)
         if self.profile is None or observation.status is not Status.OK:

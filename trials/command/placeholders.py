@@ -30,6 +30,7 @@ OF_CONFIG = (
     "context_parallel",
     "num_devices",
     "num_hosts",
+    "hosts",
     "devices_per_host",
     "num_micro_batches",
     "global_batch_size",
@@ -73,7 +74,8 @@ def values_of(
         **further,
         "context_parallel": config.cp * config.up,
         "num_devices": config.num_devices,
-        "num_hosts": cluster.num_hosts,
+        "num_hosts": len(hosts_of(cluster, config)),
+        "hosts": ",".join(map(str, hosts_of(cluster, config))),
         "devices_per_host": cluster.devices_per_host,
         "num_micro_batches": job.global_batch_size // (config.dp * config.mbs),
         "global_batch_size": job.global_batch_size,
@@ -86,6 +88,11 @@ def values_of(
     }
     assert set(found) == set(OF_CONFIG), "what is promised is given"
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in found.items()}
+
+
+def hosts_of(cluster: Cluster, config: ParallelConfig) -> Sequence[int]:
+    """Return the numbers of the hosts that a configuration uses, in the order of its node ranks."""
+    return config.assignment.hosts or range(cluster.num_hosts)
 
 
 def fill_text(text: str, values: Mapping[str, str]) -> str:

@@ -128,6 +128,11 @@ class SimulatedBackend(AbstractBackend):
         """Origin of the step times: synthetic."""
         return "synthetic"
 
+    @property
+    def leaves_hosts_idle(self) -> bool:
+        """Whether trials can run on some hosts: the world is simulated on any of them."""
+        return True
+
     def expected_steps(self, config: ParallelConfig) -> int | None:  # noqa: ARG002 # the contract's
         """Return the number of steps, which is equal for every configuration."""
         return self.num_steps

@@ -398,16 +398,19 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
 
     from tuner.answers.best import best_configuration
     from tuner.answers.candidates import throughput_of
+    from tuner.answers.idle_hosts import idle_hosts_of
     from tuner.answers.reference import gains
 
     config = with_plans(config)
     found = best_configuration(config)
     if found is None:
-        unknown = dict.fromkeys(("config", "step_time_s", "source", "clock"))
+        unknown = dict.fromkeys(("config", "step_time_s", "source", "clock", "idle_hosts"))
         _finish_empty(as_json, {**unknown, "extrapolated": False, **gains(None, None)})
+    idle = idle_hosts_of(config, found.config)
     payload: dict[str, Any] = {
         "config": found.config.values(config.dimensions),
         "step_time_s": found.step_time_s,
+        "idle_hosts": idle and idle.as_json(),
         "source": found.source,
         "clock": None if found.source == "predicted" else config.backend.clock,
         "extrapolated": found.extrapolated is not None,
@@ -426,6 +429,8 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
     say(f"  {found.step_time_s:.4g} s per step{tokens} ({known})")
     if found.gain is not None and found.reference is not None:
         say(f"  {found.gain:.3f}x as fast as {found.reference.in_words}")
+    if idle is not None:
+        say(f"  {idle.in_words}")
     if config.own_step is not None:
         from tuner.terminal.own_step_words import print_answer
 
@@ -478,6 +483,7 @@ def export(
     A step of your own is written as a Python module that shards it (`--to jax`, `--to torch`).
     """
     from tuner.answers.candidates import notes_on_plan
+    from tuner.answers.idle_hosts import notes_on_idle_hosts
     from tuner.answers.own_step_export import OWN_TARGETS, export_own_step
     from tuner.export import find_exporter
     from tuner.export.exporter import Export
@@ -512,6 +518,7 @@ def export(
     if exporter is None:
         exported = Export(target=to, text=export_own_step(config, wanted, out))
     else:
+        notes += notes_on_idle_hosts(config, wanted)
         notes += notes_on_plan(config, wanted) if to != "json" else ()
         exported = exporter(config.setting, wanted)
     if out is not None:

@@ -162,6 +162,7 @@ def launchable_config(config: StudyConfig, text: str, missing: str = "") -> tupl
     """
     from costmodels.job.parallel_config import parse_config
     from tuner.space.enumeration import broken_rules, launchable
+    from tuner.space.fewer_hosts import setting_on_hosts
 
     wanted = parse_config(text, config.config_defaults)
     if config.own_step is not None:
@@ -169,7 +170,8 @@ def launchable_config(config: StudyConfig, text: str, missing: str = "") -> tupl
     broken = broken_rules(config.setting, config.options, wanted)
     if launchable(config.setting, wanted):
         return wanted, tuple(f"{name}: {reason}" for name, reason in broken.items())
-    devices, rest = config.setting.cluster.num_devices, wanted.num_devices // wanted.dp
+    on_hosts = setting_on_hosts(config.setting, wanted)
+    devices, rest = on_hosts.cluster.num_devices, wanted.num_devices // wanted.dp
     nearest = "`meshtune space --list` prints the configurations that can be launched"
     if wanted.num_devices != devices and devices % rest == 0:
         nearest = f"with dp={devices // rest} it would occupy the {devices} devices"

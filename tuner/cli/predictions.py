@@ -215,6 +215,7 @@ def rank(
 ) -> None:
     """Print the fastest configurations by the cost model, corrected by the study's trials; no trial is run."""
     from tuner.answers.candidates import candidates_of
+    from tuner.answers.idle_hosts import idle_hosts_among
     from tuner.answers.predictions import rank_candidates
     from tuner.answers.ranked import place_of_current, row_of
 
@@ -237,12 +238,14 @@ def rank(
     shown = dict(enumerate(rows, start=1))
     if current is not None and current >= len(rows):
         shown[current + 1] = row_of(config, candidates, ranked, current)
+    idle = idle_hosts_among(config, candidates, int(ranked.order[0]), ranked.step_time_s, ranked.fits) if rows else None
     if as_json:
         print_json(
             {
                 "configs": rows,
                 "current": None if current is None else {"rank": current + 1, **shown[current + 1]},
                 "taught_by_trials": ranked.num_trials,
+                "idle_hosts": idle and idle.as_json(),
             }
         )
     elif rows:
@@ -271,6 +274,8 @@ def rank(
         rows = list(shown.values())
         if any(row["source"] == "simulated" for row in rows):
             typer.echo("Step times are simulated pass by pass; `meshtune simulate` shows one such step.", err=True)
+        if idle is not None:
+            typer.echo(f"The first {idle.in_words}")
         if current is not None:
             typer.echo("> the current configuration", err=True)
         if not all(row["fits"] for row in rows):

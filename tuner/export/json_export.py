@@ -31,6 +31,7 @@ def export_json(setting: Setting, config: ParallelConfig) -> Export:
         "cluster": {
             "name": cluster.name,
             "devices": cluster.num_devices,
+            "hosts_in_rank_order": list(config.assignment.hosts or range(cluster.num_hosts)),
             "groups": [
                 {"device": group.device.name, "hosts": group.hosts, "devices_per_host": group.devices_per_host}
                 for group in cluster.groups

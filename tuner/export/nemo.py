@@ -79,7 +79,7 @@ def export_nemo(setting: Setting, config: ParallelConfig) -> Export:
     given = read_flags([word for part in parts for flag in part.flags for word in shlex.split(flag)], MEGATRON_FLAGS)
     notes = [*(note for part in parts for note in part.notes), *_notes(setting, config)]
     notes += closing_notes(setting, config, "NeMo", rule_sets=("megatron", "mindspeed"), named=NAMED)
-    lines = [f"{path} = {value}" for path, value in _assignments(setting, ALWAYS | given).items()]
+    lines = [f"{path} = {value}" for path, value in _assignments(setting, config, ALWAYS | given).items()]
     text = "\n".join(
         [
             *format_comments(
@@ -97,9 +97,9 @@ def export_nemo(setting: Setting, config: ParallelConfig) -> Export:
     return Export(target="nemo", text=text + "\n", notes=tuple(notes))
 
 
-def _assignments(setting: Setting, given: Values) -> dict[str, str]:
+def _assignments(setting: Setting, config: ParallelConfig, given: Values) -> dict[str, str]:
     """Return the fields of the recipe with their values as Python expressions."""
-    groups = setting.cluster.groups
+    groups = setting.cluster.reordered(config.assignment.hosts).groups
     found: dict[str, str] = {}
     if len({group.devices_per_host for group in groups}) == 1:
         found["trainer.num_nodes"] = str(sum(group.hosts for group in groups))

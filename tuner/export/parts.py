@@ -126,7 +126,10 @@ def describe_uneven_work(setting: Setting, config: ParallelConfig, *, framework:
     if work.hosts:
         kinds = [group.name for group in cluster.groups for _ in range(group.hosts)]
         order = [f"{len(list(run))} x {kind}" for kind, run in groupby(kinds[host] for host in work.hosts)]
-        notes.append(f"hosts: assign node ranks in the order {numbers_in_words(work.hosts)} ({', then '.join(order)})")
+        idle = cluster.num_hosts - len(work.hosts)
+        launch = f"launch on {len(work.hosts)} nodes, without the other {idle}; " if idle else ""
+        listed = f"{numbers_in_words(work.hosts)} ({', then '.join(order)})"
+        notes.append(f"hosts: {launch}assign node ranks in the order {listed}")
     if work.recomputed:
         notes.append(f"recomputed: {framework} {recomputed.format(most=max(work.recomputed))}")
     if work.micro_batches:

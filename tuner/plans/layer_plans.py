@@ -98,7 +98,9 @@ def layer_tasks(job: TrainingJob, cluster: Cluster, grid: ConfigGrid, planning: 
     found = []
     for positions in at.values():
         config = grid.config(positions[0])
-        if layer_axes(config):
+        axes = layer_axes(config)
+        # a layout that leaves hosts idle may have a shape that does not divide the cluster
+        if axes and cluster.num_devices % math.prod(axes.values()) == 0:
             count = max(int(np.median(micro_batches[positions])), 1)
             found.append(LayerTask(job=job, cluster=cluster, config=config, num_micro_batches=count, planning=planning))
     return found

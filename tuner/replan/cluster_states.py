@@ -31,6 +31,7 @@ from tuner.search.observations import observations_on
 from tuner.search.parameters import PLAN, values_of
 from tuner.search.prior import ignore_progress, initial_posterior
 from tuner.space.enumeration import Space, build_space, launchable
+from tuner.space.fewer_hosts import IDLE_HOSTS
 from tuner.storage.history import past_of
 from tuner.study_file.config import StudyConfig
 
@@ -197,9 +198,11 @@ class Pricing:
             if cluster == self.nominal:
                 self._spaces[cluster] = self.config.space()
             else:
-                setting = replace(self.config.setting, cluster=cluster)
+                setting, options = replace(self.config.setting, cluster=cluster), self.config.options
+                # the sets of hosts are chosen here already
+                options = replace(options, uneven=tuple(part for part in options.uneven if part != IDLE_HOSTS))
                 try:
-                    self._spaces[cluster] = build_space(setting, self.config.options, current=None)
+                    self._spaces[cluster] = build_space(setting, options, current=None)
                 except ConfigError as error:
                     raise error.in_file(self.config.file) from None
         return self._spaces[cluster]
@@ -258,7 +261,8 @@ class Pricing:
             # The degrees except dp must divide the devices, and the expert-parallel groups must divide the new dp.
             if devices % rest or devices >= self.nominal.num_devices or (devices // rest) % config.ep:
                 continue
-            chosen = replace(config, dp=devices // rest)
+            # an order of hosts numbers those of the nominal cluster
+            chosen = replace(config, dp=devices // rest, assignment=replace(config.assignment, hosts=()))
             if not launchable(setting, chosen):
                 continue
             grid = ConfigGrid.from_configs([chosen], self.config.options.opened)

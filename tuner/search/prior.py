@@ -42,6 +42,7 @@ from tuner.search.earlier_runs import Past, PastRun, PastSample
 from tuner.search.operator_posterior import Key, OperatorPosterior, errors_of, isolated_errors, predicted_times
 from tuner.search.posterior import Posterior, posterior_of
 from tuner.search.proxy.proxy_posterior import ProxyPosterior
+from tuner.space.fewer_hosts import leaves_hosts_idle
 
 Part = tuple[MeasuredSetting, IntArray]
 """Setting, and the positions of the candidates that are predicted under it."""
@@ -113,9 +114,10 @@ def initial_posterior(
     if learned:
         fitted = [(under(setting, learned.runtime), at) for setting, at in every]
         history = FittedHistory(predicted=_predict_parts(fitted, grid), groups=learned.groups, trust=learned.trust)
-    # operators are composed in one setting on one kind of device only
+    # operators are composed in one setting on one kind of device only, and on all hosts
     operators, proxies = None, None
-    if len(parts) == 1 and len(parts[0][0].setting.cluster.devices) == 1:
+    cluster = parts[0][0].setting.cluster
+    if len(parts) == 1 and len(cluster.devices) == 1 and not leaves_hosts_idle(cluster, grid).any():
         fitted_study = under(parts[0][0], learned.runtime) if learned else parts[0][0]
         setting = fitted_study.setting
         proxies = ProxyPosterior(measured=parts[0][0], fitted=fitted_study)

@@ -11,12 +11,14 @@ Letters: n rows of the grid.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import repeat
 
 import numpy as np
+from numpy.typing import NDArray
 
 from costmodels.job.parallel_config import (
     DEGREES,
@@ -38,6 +40,18 @@ from hardware.arrays import IntArray
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError, did_you_mean
 from tuner.space.dimensions import SEARCHED, STAGES, divisors
+from tuner.space.fewer_hosts import (
+    FARTHEST,
+    IDLE_HOSTS,
+    MOST_KEPT,
+    MOST_PLANNED_ON_SET,
+    MOST_PLANNED_SETS,
+    MOST_SETS,
+    at_peak_s,
+    host_sets,
+    on_hosts,
+    setting_on_hosts,
+)
 from tuner.space.rules import DUPLICATE_RULES, LAYER_PADDING, RULE_SETS, RULES, Columns, Keep, Rule
 
 MAX_CANDIDATES = 5_000_000
@@ -60,7 +74,8 @@ class SpaceOptions:
         without: Names of the rules that are switched off.
         allowed: Codes that a dimension may take, where the study tightens it.
         opened: Names of the further dimensions that the study searches.
-        uneven: Parts of an assignment that are planned for every configuration, beside its even one.
+        uneven: Parts of an assignment that are planned for every configuration, beside its even one; IDLE_HOSTS also
+            looks for configurations on fewer hosts.
         memory_headroom: Share of each device's memory that must stay free; a configuration that may keep it free under
             a plausible profile, given the error of predicted memory, is not dropped.
     """
@@ -306,6 +321,8 @@ def with_plans(setting: Setting, options: SpaceOptions, grid: ConfigGrid) -> Con
     from tuner.planners.pipeline.uneven import plan_uneven_work, refine_stages  # noqa: PLC0415 # few studies ask for uneven work
 
     headroom, parts = options.memory_headroom, options.uneven
+    if not parts:
+        return grid
     # planning costs far more than a prediction, so predictions with even work choose what is planned
     chosen = np.arange(len(grid))
     if len(grid) > MOST_PLANNED:
@@ -317,6 +334,44 @@ def with_plans(setting: Setting, options: SpaceOptions, grid: ConfigGrid) -> Con
     order = np.argsort(estimate_step(setting, found).step_time_s)
     best = refine_stages(setting, found.take(order[:MOST_PROVEN]), parts, memory_headroom=headroom)
     return concatenate([grid, best, found.take(np.sort(order[MOST_PROVEN:]))])
+
+
+def with_fewer_hosts(setting: Setting, options: SpaceOptions, grid: ConfigGrid) -> ConfigGrid:
+    """Append the configurations that leave hosts idle and are predicted to be about as fast as the best one, or faster.
+
+    Args:
+        setting: Job, cluster and runtime.
+        options: Options of the study for its space, without IDLE_HOSTS.
+        grid: Candidates on all hosts; there may be none.
+    """
+    best_s = float(_fastest(setting, options, grid, 1)[1].min(initial=math.inf))
+    found: list[tuple[float, tuple[int, ...], Setting, ConfigGrid]] = []
+    for hosts in host_sets(setting)[:MOST_SETS]:
+        part = replace(setting, cluster=setting.cluster.reordered(hosts))
+        if at_peak_s(part) < best_s:
+            own, seconds = _fastest(part, options, enumerate_space(part, options)[0], MOST_PLANNED_ON_SET)
+            if len(own):
+                found.append((float(seconds[0]), hosts, part, own))
+    found.sort(key=lambda one: one[0])
+    planned = [
+        on_hosts(with_plans(part, options, own) if number < MOST_PLANNED_SETS else own, hosts)
+        for number, (_, hosts, part, own) in enumerate(found)
+    ]
+    if not planned:
+        return grid
+    fewer, seconds = _fastest(setting, options, concatenate(planned), MOST_KEPT)
+    return concatenate([grid, fewer.take(seconds < FARTHEST * best_s)])
+
+
+def _fastest(
+    setting: Setting, options: SpaceOptions, grid: ConfigGrid, most: int
+) -> tuple[ConfigGrid, NDArray[np.float64]]:
+    """Return the configurations that fit and are predicted to be the fastest, with their step times [s], in order."""
+    memory = estimate_memory(setting, grid)
+    at = np.flatnonzero(memory.fits(options.memory_headroom))
+    seconds = estimate_step(setting, grid.take(at), memory=memory.take(at)).step_time_s
+    order = np.argsort(seconds, kind="stable")[:most]
+    return grid.take(at[order]), seconds[order]
 
 
 def with_planned_layers(setting: Setting, grid: ConfigGrid) -> ConfigGrid:
@@ -340,13 +395,13 @@ def with_planned_layers(setting: Setting, grid: ConfigGrid) -> ConfigGrid:
 
 def broken_rules(setting: Setting, options: SpaceOptions, config: ParallelConfig) -> dict[str, str]:
     """Return every rule in force that `config` breaks, with its reason."""
-    columns = _columns(config)
+    columns, whole, setting = _columns(config), setting, setting_on_hosts(setting, config)
     broken = {
         rule.name: rule.reason(setting)
         for rule in active_rules(setting, options)
         if not bool(np.all(rule.keep(setting, columns)))
     }
-    wrong = assignment_error(setting, config)
+    wrong = assignment_error(whole, config)
     return broken | ({"assignment": wrong} if wrong else {})
 
 
@@ -377,10 +432,7 @@ def assignment_error(setting: Setting, config: ParallelConfig) -> str | None:
             given.micro_batches and sum(given.micro_batches) != rounds,
             f"micro_batches must add up to the step's {rounds}, but give {sum(given.micro_batches)}",
         ),
-        (
-            sorted(given.hosts) not in ([], list(range(hosts))),
-            f"hosts must name each of the {hosts} hosts once, from 0 on",
-        ),
+        (any(host >= hosts for host in given.hosts), f"hosts must name some of the {hosts} hosts, from 0 on"),
     )
     return next((reason for is_wrong, reason in checks if is_wrong), None)
 
@@ -402,7 +454,7 @@ def launchable(setting: Setting, config: ParallelConfig) -> bool:
     needed = ("devices", "global_batch", "ep_within_stage", "dp_shard_within_dp")
     if assignment_error(setting, config):
         return False
-    columns = _columns(config)
+    columns, setting = _columns(config), setting_on_hosts(setting, config)
     return all(RULES[name].keep(setting, columns).all() for name in needed) and (
         config.pp <= setting.padded_layers and max(setting.job.model.num_experts, 1) % config.ep == 0
     )
@@ -429,8 +481,11 @@ def build_space(
     else:
         grid, removed = enumerate_space(setting, options)
         warnings += _unused_values(setting, options, grid)
-        if options.uneven and len(grid):
-            grid = with_plans(setting, options, grid)
+        on_all = replace(options, uneven=tuple(part for part in options.uneven if part != IDLE_HOSTS))
+        if on_all.uneven and len(grid):
+            grid = with_plans(setting, on_all, grid)
+        if IDLE_HOSTS in options.uneven:
+            grid = with_fewer_hosts(setting, on_all, grid)
         if len(grid):
             grid = with_planned_layers(setting, grid)
         memory = estimate_memory(setting, grid)

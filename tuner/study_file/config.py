@@ -46,6 +46,7 @@ from tuner.study_file.space_options import (
     find_current,
     find_uneven,
     further_defaults,
+    without_idle_hosts,
 )
 from tuner.study_file.storage_url import (
     check_history,
@@ -262,6 +263,9 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
         own_step=subject.own_step,
     )
     backend = keys.trial.build(parts)
+    current = own_current(keys) if own else find_current(keys, setting, options)
+    if own is None:
+        options = without_idle_hosts(keys.space, options, backend, current, cluster)
     planning = _resolved_planning(chosen, keys.planner, backend, subject.runtime) if subject.runtime else chosen
     check_storage(storage)
     check_history(keys.history, base_dir, storage)
@@ -274,7 +278,7 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
         options=options,
         planning=planning,
         search=_search(keys.search, backend),
-        current=own_current(keys) if own else find_current(keys, setting, options),
+        current=current,
         backend=backend,
         proxy=proxy_options(keys.trial, setting, backend, keys.search.max_trials),
         time_limit_s=keys.trial.time_limit,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from costmodels.job.parallel_config import (
     DEGREES,
@@ -17,22 +18,28 @@ from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
+from trials.backend import AbstractBackend
 from tuner.space.dimensions import SEARCHED
 from tuner.space.enumeration import SpaceOptions, active_rules, broken_rules, impossible_values, launchable
+from tuner.space.fewer_hosts import IDLE_HOSTS, is_on_fewer
 from tuner.study_file.study_keys import SpaceKeys, StudyKeys
 
 
 def find_uneven(keys: SpaceKeys, cluster: Cluster, runtime: RuntimeProfile) -> tuple[str, ...]:
-    """Return the kinds of work that may be uneven: the study's, or on unlike hosts all that the runtime supports."""
+    """Return the kinds of work that may be uneven: the study's, or on unlike hosts all that the runtime supports.
+
+    A framework whose node ranks may be assigned to hosts in any order may also get fewer hosts.
+    """
+    supported = (*runtime.uneven, IDLE_HOSTS) if "hosts" in runtime.uneven else runtime.uneven
     if keys.assignment is None:
-        return runtime.uneven if cluster.is_mixed else ()
+        return supported if cluster.is_mixed else ()
     for part in keys.assignment:
-        if part not in runtime.uneven:
+        if part not in supported:
             raise ConfigError(
                 f"is not supported by the runtime {runtime.name}",
                 key="space.assignment",
                 value=part,
-                nearest=f"valid: {', '.join(runtime.uneven)}",
+                nearest=f"valid: {', '.join(supported)}",
             )
     return tuple(dict.fromkeys(keys.assignment))
 
@@ -117,6 +124,33 @@ def check_possible_values(setting: Setting, options: SpaceOptions) -> None:
 def further_defaults(job: TrainingJob, runtime: RuntimeProfile) -> dict[str, Value]:
     """Return the values of the further dimensions that the job and the runtime fix, by name."""
     return job.fixed_values(sequence_parallel=runtime.sequence_parallel) | {"assignment": ""}
+
+
+def without_idle_hosts(
+    keys: SpaceKeys, options: SpaceOptions, backend: AbstractBackend, current: ParallelConfig | None, cluster: Cluster
+) -> SpaceOptions:
+    """Return the options without layouts on fewer hosts where trials always take all hosts.
+
+    Raises:
+        ConfigError: the study asks for such layouts, or the current configuration is one.
+    """
+    if backend.leaves_hosts_idle:
+        return options
+    if keys.assignment is not None and IDLE_HOSTS in keys.assignment:
+        raise ConfigError(
+            "needs trials that can run on some of the hosts, and those of this study take all of them",
+            key="space.assignment",
+            value=IDLE_HOSTS,
+            nearest="trial.backend: simulated, or a command with launch: once or slurm",
+        )
+    if current is not None and is_on_fewer(cluster, current.assignment.hosts):
+        raise ConfigError(
+            f"leaves hosts idle, and trials of this study take all {cluster.num_hosts} hosts",
+            key="current.assignment",
+            value=str(current.assignment),
+            nearest="describe the used hosts as the cluster",
+        )
+    return replace(options, uneven=tuple(part for part in options.uneven if part != IDLE_HOSTS))
 
 
 def find_current(keys: StudyKeys, setting: Setting, options: SpaceOptions) -> ParallelConfig | None:

@@ -133,6 +133,7 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
 def _print_use(config: StudyConfig, chosen: ParallelConfig) -> None:
     """Print how to train with a configuration: flags for the framework, or shardings of the user's own step."""
     from tuner.answers.candidates import notes_on_plan
+    from tuner.answers.idle_hosts import notes_on_idle_hosts
     from tuner.export import exporter_for
     from tuner.terminal.own_step_words import print_answer
 
@@ -143,7 +144,7 @@ def _print_use(config: StudyConfig, chosen: ParallelConfig) -> None:
     say(f"{what}:")
     export = export_config(config.setting, chosen)
     typer.echo(export.text.rstrip("\n"))
-    warn((*notes_on_plan(config, chosen), *export.notes))
+    warn((*notes_on_idle_hosts(config, chosen), *notes_on_plan(config, chosen), *export.notes))
 
 
 def print_device_time(

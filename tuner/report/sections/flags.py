@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tuner.answers.candidates import notes_on_plan
+from tuner.answers.idle_hosts import notes_on_idle_hosts
 from tuner.export import exporter_for
 from tuner.report.data import ReportData
 from tuner.report.markup import Html, concatenate, empty_section, section, tag
@@ -18,7 +19,8 @@ def flags_section(data: ReportData) -> Html:
     button = tag("button", "Copy", type="button", class_="copy", data_copies="flags-text")
     text = tag("pre", export.text, id="flags-text")
     changes = _changes(data, export.text)
-    told = notes_on_plan(data.config, data.best_config)  # the export's own notes are in its text
+    # the export's own notes are in its text
+    told = (*notes_on_idle_hosts(data.config, data.best_config), *notes_on_plan(data.config, data.best_config))
     notes = tag("ul", *(tag("li", note) for note in told)) if told else None
     return section("flags", title, changes, tag("div", button, text, class_="copyable"), notes)
 

@@ -63,6 +63,7 @@ def test_best_of_a_finished_study_is_the_measured_one(finished, meshtune):
     assert told.json == {
         "config": FASTEST,
         "step_time_s": 0.95,
+        "idle_hosts": None,
         "source": "measured",
         "clock": "wall",
         "extrapolated": False,
