@@ -25,6 +25,7 @@ from trials.command.host_program import HostPlan, UserCommand
 from trials.command.log_pattern import StepSize
 from trials.command.log_watch import Wanted, watch_log
 from trials.command.placeholders import hosts_of, values_of
+from trials.command.slurm.job_program import JobPlan
 from trials.command.slurm.jobs import SlurmJobs, job_plan
 from trials.command.slurm.queue import cancel_named, check_programs
 from trials.command.trace_program import add_traces
@@ -157,8 +158,7 @@ class CommandBackend(UserCommand, AbstractRankBackend):
         if self.slurm is None:
             ranks.launch("trials.command.host_program:run_host", plan, num_ranks=num_hosts)
         else:
-            # Slurm gives any of its hosts, which are alike
-            job = job_plan(self.slurm, plan, num_hosts=len(hosts_of(self.cluster, config)))
+            job = self.job_of(self.slurm, plan, config)
             ranks.launch("trials.command.slurm.job_program:run_job", job, num_ranks=num_hosts)
         observation = watch_log(ranks, wanted, on_step=on_step, on_start=on_start)
         if self.profile is None or observation.status is not Status.OK:
@@ -182,6 +182,10 @@ class CommandBackend(UserCommand, AbstractRankBackend):
             step=StepSize(samples=samples, tokens=samples * job.sequence_length, devices=config.num_devices),
             log_name=f"trial-{trial_number:04}",
         )
+
+    def job_of(self, jobs: SlurmJobs, plan: HostPlan, config: ParallelConfig) -> JobPlan:
+        """Return the job of one trial; Slurm gives it any of its hosts, which are alike."""
+        return job_plan(jobs, plan, num_hosts=len(hosts_of(self.cluster, config)))
 
     def kept_logs(self) -> dict[int, tuple[Path, ...]]:
         """Return the whole logs in this machine's folder, in the order of their hosts, by the trial's number."""

@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +18,7 @@ from tests.oracles.host_subsets import best_on, subsets
 from tests.support.settings.random_clusters import slowed_clusters
 from tests.support.settings.random_settings import grid_of, job_of, setting_for
 from tuner.space.enumeration import SpaceOptions, broken_rules, build_space, launchable
-from tuner.space.fewer_hosts import IDLE_HOSTS, MOST_SETS, at_peak_s, host_sets, is_on_fewer, leaves_hosts_idle
+from tuner.space.fewer_hosts import IDLE_HOSTS
 
 FEWER = SpaceOptions(opened=("assignment",), uneven=(IDLE_HOSTS,))
 LAYERS_TOO = replace(FEWER, uneven=("layers", "hosts", IDLE_HOSTS))
