@@ -22,7 +22,7 @@ from costmodels.step.block_costs import block_costs
 from costmodels.step.memory import stage_needed_bytes
 from costmodels.step.placement import Pipeline, StageKinds, alternatives, place, stage_devices
 from costmodels.step.schedules import stage_in_flight
-from costmodels.step.step_time import StagePricing
+from costmodels.step.stage_pricing import StagePricing
 from hardware.arrays import FloatArray
 
 
@@ -90,7 +90,7 @@ def stage_figures(setting: Setting, grid: ConfigGrid, stages: StageKinds) -> tup
     everyone = np.arange(len(grid))
     pipeline = Pipeline(pp=pp, stages=stages, at=everyone, weights=grid, weights_at=everyone, weights_of=everyone)
     pricing = StagePricing(setting, pipeline, place(setting.cluster, grid), collective_s)
-    parts = pricing.stage_parts_s(once.beside(again).take(shape_of), grid.vpp).parts_s
+    parts = pricing.times(once.beside(again).take(shape_of), grid.vpp).parts_s
     num_micro_batches = setting.job.global_batch_size // (grid.dp * grid.mbs)
     # A stage's number decides how many micro-batches it holds.
     in_flight = stage_in_flight(stages.first[:, None], pp, grid.vpp, num_micro_batches)

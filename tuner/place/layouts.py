@@ -20,7 +20,8 @@ from costmodels.operators.layer_operators import Phase, unique_shapes
 from costmodels.step.block_costs import block_costs
 from costmodels.step.memory import MemoryEstimate, estimate_memory, layer_activations
 from costmodels.step.placement import pipelines, place
-from costmodels.step.step_time import StagePricing, estimate_step
+from costmodels.step.stage_pricing import StagePricing
+from costmodels.step.step_time import estimate_step
 from costmodels.step.transfers import hop_collectives, transfer_collectives
 from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import Cluster
@@ -199,7 +200,7 @@ def forward_pass_s(setting: Setting, grid: ConfigGrid, num_micro_batches: IntArr
     for pipeline in layouts.each:
         at = pipeline.at
         pricing = StagePricing(setting, pipeline, groups.take(pipeline.weights_at), collective_s)
-        _, forward_s, _ = pricing.stage_parts_s(costs.take(shape_of[at]), grid.vpp[at])
+        forward_s = pricing.times(costs.take(shape_of[at]), grid.vpp[at]).forward_s
         filling_s = pipeline.stages.count @ forward_s
         total_s[at] = (num_micro_batches[at] - 1) * forward_s.max(axis=0) + filling_s
     of_each = groups.take(layouts.weights_of)
