@@ -35,6 +35,7 @@ from costmodels.step.memory import MemoryEstimate
 from costmodels.step.overheads import overhead_s
 from costmodels.step.passes import Kind, PassOrder, pass_order
 from costmodels.step.replicas import ReplicaKind, replica_kinds
+from costmodels.step.stage_degrees import widest_variant
 from hardware.sharing import Uses
 
 ALL = -1
@@ -127,7 +128,10 @@ def simulate_step(
     # Replicas may get unequal numbers of micro-batches; each kind has an order of its own.
     even = setting.job.global_batch_size // (config.dp * config.mbs)
     micro_batches = np.array(config.assignment.micro_batches or (even,) * config.dp, dtype=np.int64)
-    kinds = replica_kinds(cluster, config, micro_batches)
+    # If stages have tensor degrees of their own, replicas are those of the stages with the largest.
+    widest = widest_variant(config)
+    micro_batches = micro_batches[: widest.dp]
+    kinds = replica_kinds(cluster, widest, micro_batches)
     orders = [pass_order(schedule, config.pp, config.vpp, kind.micro_batches) for kind in kinds]
     stages = stage_works(
         setting,
@@ -137,7 +141,7 @@ def simulate_step(
         kernel_time=kernel_time,
         collective_time=collective_time,
     )
-    writer = _Writer(runtime, config, stages, orders)
+    writer = _Writer(runtime, widest, stages, orders)
     timeline = run(writer.graph, [1.0] * len(writer.resources), runtime.overlap_efficiency)
     breakdown = _breakdown(timeline, writer, stages, orders)
     # A pipeline spans several hosts if any of its ranks changes hosts from stage to stage.

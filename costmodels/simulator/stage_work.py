@@ -38,6 +38,7 @@ from costmodels.step.passes import Kind
 from costmodels.step.placement import Groups, local_parameters, place_replica
 from costmodels.step.replicas import ReplicaKind
 from costmodels.step.schedules import chunk_of_layer, moe_layers
+from costmodels.step.stage_degrees import slices_between, stage_variants, variants_of_stages
 from costmodels.step.transfers import hop_collectives, transfer_collectives
 from costmodels.step.weight_passes import accumulation_s
 from costmodels.step.weight_traffic import weight_collectives, weight_traffic
@@ -69,6 +70,11 @@ class Message:
     def scaled(self, share: float) -> Message:
         """Return a message that takes a share of the duration and the latency."""
         return replace(self, seconds=share * self.seconds, latency_s=share * self.latency_s)
+
+    def sliced(self, slices: int) -> Message:
+        """Return a message that is sent in several slices, one after the other."""
+        further_s = (slices - 1) * self.latency_s
+        return replace(self, seconds=self.seconds + further_s, latency_s=self.latency_s + further_s)
 
 
 NO_MESSAGE = Message(seconds=0.0)
@@ -185,10 +191,27 @@ def stage_works(
 ) -> tuple[tuple[StageWork, ...], ...]:
     """Compute the work of every stage in every kind of replicas [k][p].
 
-    The cluster's hosts must be in the order of the ranks.
+    The cluster's hosts must be in the order of the ranks. If stages have tensor degrees of their own, the kinds are
+    those of the replicas with the largest.
     """
-    builder = _Builder(setting, config, splits_backward, kernel_time, collective_time)
-    return tuple(tuple(builder.stage(kind, stage) for stage in range(config.pp)) for kind in kinds)
+    builders = [
+        _Builder(setting, variant, splits_backward, kernel_time, collective_time)
+        for variant in stage_variants(config).values()
+    ]
+    number, degrees = variants_of_stages(config), config.assignment.stage_tp or (config.tp,) * config.pp
+    widest = max(degrees)
+
+    def work_of(kind: ReplicaKind, stage: int) -> StageWork:
+        # A replica of the widest stages holds several replicas of a stage with a smaller degree; the first stands for
+        # them, and the slowest device for those of all.
+        inside = replace(kind, replicas=tuple(replica * (widest // degrees[stage]) for replica in kind.replicas))
+        work = builders[number[stage]].stage(inside, stage)
+        ahead, back = (slices_between(degrees[stage], degrees[to % config.pp]) for to in (stage + 1, stage - 1))
+        if ahead == back == 1:
+            return work
+        return replace(work, forward_hop=work.forward_hop.sliced(ahead), backward_hop=work.backward_hop.sliced(back))
+
+    return tuple(tuple(work_of(kind, stage) for stage in range(config.pp)) for kind in kinds)
 
 
 def virtual_stages(

@@ -133,6 +133,18 @@ class BlockCosts:
         return BlockCosts(**{f.name: getattr(self, f.name).take(row, axis=-1) for f in fields(self)})
 
 
+def shape_costs(
+    setting: Setting, shapes: ConfigGrid, prices: tuple[KernelTime, CollectiveTime], *, has_recomputed: bool
+) -> BlockCosts:
+    """Compute the costs of blocks of every shape row, and of blocks that are always recomputed if there are any."""
+    costs = block_costs(setting, shapes, *prices)
+    if not has_recomputed:
+        return costs
+    # Uneven work may recompute single layers in full, whatever the configuration says: these get costs of their own.
+    full = np.full(len(shapes), RECOMPUTE_MODES.index("full"))
+    return costs.beside(block_costs(setting, replace(shapes, recompute=full), *prices))
+
+
 def block_costs(
     setting: Setting, shapes: ConfigGrid, kernel_time: KernelTime, collective_time: CollectiveTime
 ) -> BlockCosts:

@@ -11,20 +11,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid
+from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import CollectiveTime, KernelTime, collective_s, kernel_s
 from costmodels.operators.layer_operators import unique_shapes
-from costmodels.step.block_costs import block_costs
+from costmodels.step.block_costs import shape_costs
 from costmodels.step.breakdown import BREAKDOWN
 from costmodels.step.layer_residuals import layer_residual
 from costmodels.step.memory import MemoryEstimate
 from costmodels.step.overheads import overhead_s
 from costmodels.step.placement import pipelines, place
 from costmodels.step.replicas import ReplicaRows, even_rows, replica_rows
+from costmodels.step.stage_degrees import has_unlike_stages
 from costmodels.step.stage_pricing import StagePricing, step_parts_s, sum_of
 from costmodels.step.transfers import hops_of
+from costmodels.step.unlike_degrees import unlike_parts_s
 from costmodels.step.unlike_stages import UnlikePasses, timed_parts_s, unlike_passes
 from hardware.arrays import FloatArray
 from hardware.cluster import Cluster
@@ -69,8 +71,17 @@ def estimate_step(
     # estimate stays.
     for hosts, at in grid.by_host_order():
         ordered = setting.cluster.reordered(hosts)
-        for rows in replica_rows(setting.job, ordered, grid.take(at)):
-            chosen = at[rows.at]
+        has_degrees = has_unlike_stages(grid.take(at))
+        if has_degrees.any():
+            unlike = at[has_degrees]
+            of_unlike = None if memory is None else memory.take(unlike)
+            parts = unlike_parts_s(replace(setting, cluster=ordered), grid.take(unlike), prices, of_unlike)
+            step_time_s[unlike] = sum_of(parts.values())
+            for part, own in parts.items():
+                breakdown[part][unlike] = own
+        alike = at[~has_degrees]
+        for rows in replica_rows(setting.job, ordered, grid.take(alike)):
+            chosen = alike[rows.at]
             of_chosen = None if memory is None else memory.take(chosen)
             parts = _parts_s(replace(setting, cluster=ordered), grid.take(chosen), rows, prices, of_chosen)
             seconds = sum_of(parts.values())
@@ -92,15 +103,9 @@ def _parts_s(
 
     The cluster's hosts must stand in the order of the ranks.
     """
-    kernel_time, collective_time = prices
+    collective_time = prices[1]
     shapes, shape_of = unique_shapes(grid)
-    costs = block_costs(setting, shapes, kernel_time, collective_time)
-    if grid.has_recomputed:
-        # Uneven work may recompute single layers in full, whatever the configuration says: these get costs of their
-        # own.
-        full = np.full(len(shapes), RECOMPUTE_MODES.index("full"))
-        again = block_costs(setting, replace(shapes, recompute=full), kernel_time, collective_time)
-        costs = costs.beside(again)
+    costs = shape_costs(setting, shapes, prices, has_recomputed=grid.has_recomputed)
     layouts = pipelines(setting, grid, rows.has_device)
     groups = place(setting.cluster, layouts.weights)
     of_each = groups.take(layouts.weights_of)

@@ -35,6 +35,7 @@ from costmodels.step.changed_layers import shape_keys
 from costmodels.step.error_models import memory_error_of
 from costmodels.step.memory import MemoryEstimate, estimate_memory
 from costmodels.step.plausible_memory import may_fit_under_any
+from costmodels.step.stage_degrees import stage_tp_error, stage_variants
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import IntArray
 from hardware.cluster import Cluster
@@ -395,13 +396,13 @@ def with_planned_layers(setting: Setting, grid: ConfigGrid) -> ConfigGrid:
 
 def broken_rules(setting: Setting, options: SpaceOptions, config: ParallelConfig) -> dict[str, str]:
     """Return every rule in force that `config` breaks, with its reason."""
-    columns, whole, setting = _columns(config), setting, setting_on_hosts(setting, config)
+    columns, there = _columns(setting, config), setting_on_hosts(setting, config)
     broken = {
-        rule.name: rule.reason(setting)
+        rule.name: rule.reason(there)
         for rule in active_rules(setting, options)
-        if not bool(np.all(rule.keep(setting, columns)))
+        if not bool(np.all(rule.keep(there, columns)))
     }
-    wrong = assignment_error(whole, config)
+    wrong = assignment_error(setting, config)
     return broken | ({"assignment": wrong} if wrong else {})
 
 
@@ -434,7 +435,7 @@ def assignment_error(setting: Setting, config: ParallelConfig) -> str | None:
         ),
         (any(host >= hosts for host in given.hosts), f"hosts must name some of the {hosts} hosts, from 0 on"),
     )
-    return next((reason for is_wrong, reason in checks if is_wrong), None)
+    return next((reason for is_wrong, reason in checks if is_wrong), stage_tp_error(job, config))
 
 
 def why_not(setting: Setting, options: SpaceOptions, config: ParallelConfig) -> dict[str, str]:
@@ -454,15 +455,19 @@ def launchable(setting: Setting, config: ParallelConfig) -> bool:
     needed = ("devices", "global_batch", "ep_within_stage", "dp_shard_within_dp")
     if assignment_error(setting, config):
         return False
-    columns, setting = _columns(config), setting_on_hosts(setting, config)
-    return all(RULES[name].keep(setting, columns).all() for name in needed) and (
+    columns, there = _columns(setting, config), setting_on_hosts(setting, config)
+    return all(RULES[name].keep(there, columns).all() for name in needed) and (
         config.pp <= setting.padded_layers and max(setting.job.model.num_experts, 1) % config.ep == 0
     )
 
 
-def _columns(config: ParallelConfig) -> Columns:
-    codes = {name: dimension.code_of(getattr(config, name)) for name, dimension in SEARCHED.items()}
-    return {name: np.array([code], dtype=np.int64) for name, code in codes.items()}
+def _columns(setting: Setting, config: ParallelConfig) -> Columns:
+    """Return the codes of a configuration, a row for the degrees of each of its stages that differ."""
+    rows = [config] if stage_tp_error(setting.job, config) else list(stage_variants(config).values())
+    return {
+        name: np.array([dimension.code_of(getattr(row, name)) for row in rows], dtype=np.int64)
+        for name, dimension in SEARCHED.items()
+    }
 
 
 def build_space(
