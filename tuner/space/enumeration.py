@@ -337,6 +337,25 @@ def with_plans(setting: Setting, options: SpaceOptions, grid: ConfigGrid) -> Con
     return concatenate([grid, best, found.take(np.sort(order[MOST_PROVEN:]))])
 
 
+def with_stage_degrees(setting: Setting, options: SpaceOptions, grid: ConfigGrid) -> ConfigGrid:
+    """Append the configurations with a tensor degree for each of two kinds of hosts that are about as fast as the best.
+
+    Args:
+        setting: Job, cluster and runtime.
+        options: Options of the study for its space.
+        grid: Candidates with one degree on all stages.
+    """
+    from tuner.planners.pipeline.stage_degrees import plan_stage_degrees  # noqa: PLC0415 # few studies ask for it
+
+    even = grid.take(np.flatnonzero(grid.assignment == 0))
+    found = plan_stage_degrees(setting, even, options.uneven, memory_headroom=options.memory_headroom)
+    if not len(found):
+        return grid
+    best_s = float(_fastest(setting, options, grid, 1)[1].min(initial=math.inf))
+    unlike, seconds = _fastest(setting, options, found, MOST_KEPT)
+    return concatenate([grid, unlike.take(seconds < FARTHEST * best_s)])
+
+
 def with_fewer_hosts(setting: Setting, options: SpaceOptions, grid: ConfigGrid) -> ConfigGrid:
     """Append the configurations that leave hosts idle and are predicted to be about as fast as the best one, or faster.
 
@@ -489,6 +508,8 @@ def build_space(
         on_all = replace(options, uneven=tuple(part for part in options.uneven if part != IDLE_HOSTS))
         if on_all.uneven and len(grid):
             grid = with_plans(setting, on_all, grid)
+        if "stage_tp" in on_all.uneven and len(grid):
+            grid = with_stage_degrees(setting, on_all, grid)
         if IDLE_HOSTS in options.uneven:
             grid = with_fewer_hosts(setting, on_all, grid)
         if len(grid):

@@ -28,11 +28,13 @@ from tuner.study_file.study_keys import SpaceKeys, StudyKeys
 def find_uneven(keys: SpaceKeys, cluster: Cluster, runtime: RuntimeProfile) -> tuple[str, ...]:
     """Return the kinds of work that may be uneven: the study's, or on unlike hosts all that the runtime supports.
 
-    A framework whose node ranks may be assigned to hosts in any order may also get fewer hosts.
+    A framework whose node ranks may be assigned to hosts in any order may also get fewer hosts. Of the frameworks with
+    Megatron-LM's rules, FlagScale alone has tensor degrees of stages, so that a study asks for them.
     """
     supported = (*runtime.uneven, IDLE_HOSTS) if "hosts" in runtime.uneven else runtime.uneven
     if keys.assignment is None:
         return supported if cluster.is_mixed else ()
+    supported = (*supported, "stage_tp") if runtime.rule_set == "megatron" else supported
     for part in keys.assignment:
         if part not in supported:
             raise ConfigError(
