@@ -303,6 +303,11 @@ class AbstractBackend(ABC):
         return False
 
     @property
+    def runs_stage_degrees(self) -> bool:
+        """Whether trials can give the stages of a pipeline tensor degrees of their own."""
+        return False
+
+    @property
     def wants_hosts_alone(self) -> bool:
         """Whether a second trial on the same hosts would slow a trial down, because both share adapters and buses."""
         return False

@@ -46,7 +46,7 @@ from tuner.study_file.space_options import (
     find_current,
     find_uneven,
     further_defaults,
-    without_idle_hosts,
+    runnable_options,
 )
 from tuner.study_file.storage_url import (
     check_history,
@@ -265,7 +265,7 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
     backend = keys.trial.build(parts)
     current = own_current(keys) if own else find_current(keys, setting, options)
     if own is None:
-        options = without_idle_hosts(keys.space, options, backend, current, cluster)
+        options = runnable_options(keys.space, options, backend, current, cluster)
     planning = _resolved_planning(chosen, keys.planner, backend, subject.runtime) if subject.runtime else chosen
     check_storage(storage)
     check_history(keys.history, base_dir, storage)

@@ -128,17 +128,25 @@ def further_defaults(job: TrainingJob, runtime: RuntimeProfile) -> dict[str, Val
     return job.fixed_values(sequence_parallel=runtime.sequence_parallel) | {"assignment": ""}
 
 
-def without_idle_hosts(
+def runnable_options(
     keys: SpaceKeys, options: SpaceOptions, backend: AbstractBackend, current: ParallelConfig | None, cluster: Cluster
 ) -> SpaceOptions:
     """Return the options without layouts on fewer hosts where trials always take all hosts.
 
     Raises:
-        ConfigError: the study asks for such layouts, or the current configuration is one.
+        ConfigError: the study asks for layouts that its trials cannot run, or the current configuration is one.
     """
+    asked = keys.assignment or ()
+    if not backend.runs_stage_degrees and ("stage_tp" in asked or (current and current.assignment.stage_tp)):
+        raise ConfigError(
+            "has tensor degrees of stages, which trials of this study cannot run",
+            key="space.assignment" if "stage_tp" in asked else "current.assignment",
+            value="stage_tp",
+            nearest="trial.backend: simulated, or a command without trial.flags that reads {assignment}",
+        )
     if backend.leaves_hosts_idle:
         return options
-    if keys.assignment is not None and IDLE_HOSTS in keys.assignment:
+    if IDLE_HOSTS in asked:
         raise ConfigError(
             "needs trials that can run on some of the hosts, and those of this study take all of them",
             key="space.assignment",
