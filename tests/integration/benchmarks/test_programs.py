@@ -42,6 +42,7 @@ SMALL = {
         ("--rounds", 1),
         {"PRECISIONS": lambda _: ("bf16",), "CONFIGS": lambda configs: configs[2:3], "HIDDEN": lambda _: 128},
     ),
+    "mixed_clusters": (("--cases", 1), {"SIMULATED": lambda _: 1}),
     "papers.branch_and_bound": (("--limit", 1, "--workers", 1), {"_pipelines": first, "_workloads": first}),
     "papers.flexparallel": ((), {}),
     "placements": (("--names", "ppo-7b-16", "--time_limit", 5), {}),
