@@ -115,7 +115,9 @@ def _enumerate_degrees(config: ParallelConfig, devices: int) -> Iterator[Paralle
     # replicas stay replicas first, then the deepest pipeline
     for pp, dp in sorted(kept, key=lambda pair: (min(config.dp, 2) > pair[1], -pair[0])):
         shards = config.dp_shard if config.dp_shard and dp % config.dp_shard == 0 else 0
-        yield replace(config, pp=pp, dp=dp, dp_shard=shards)
+        # proxies have equal hosts, whose order is of no account
+        work = replace(config.assignment, hosts=())
+        yield replace(config, pp=pp, dp=dp, dp_shard=shards, assignment=work)
 
 
 def _enumerate_layers(

@@ -14,6 +14,7 @@ from trials.command.slurm.jobs import SlurmJobs
 from tuner.answers.candidates import candidates_of
 from tuner.export import find_exporter
 from tuner.replan.cluster_states import Pricing
+from tuner.search.proxy.proxy_trials import ProxyOptions, proxy_of
 from tuner.space.fewer_hosts import leaves_hosts_idle
 from tuner.study_file.config import load_study
 
@@ -136,3 +137,25 @@ def test_replanning_goes_on_from_a_layout_with_idle_hosts():
 
     assert len(space.grid)
     assert {len(one.hosts) for one in space.grid.assignments} <= {0, 4}
+
+
+def test_a_profile_that_names_micro_batches_is_searched_with_them(study, tmp_path):
+    """On unlike hosts uneven micro-batches are candidates by default wherever the runtime supports them."""
+    catalog = Path(__file__).resolve().parents[4] / "costmodels" / "catalog" / "runtimes" / "megatron-core.yaml"
+    profile = yaml.safe_load(catalog.read_text(encoding="utf-8"))
+    profile["supports"]["uneven"] = ["layers", "micro_batches", "hosts"]
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(profile), encoding="utf-8")
+    grid = candidates_of(load_study(study(runtime="own.yaml"))).space.grid
+
+    assert any(grid.assignments[code].micro_batches for code in grid.assignment.tolist())
+
+
+def test_proxies_of_layouts_with_idle_hosts_use_their_own(study):
+    """A proxy on fewer like hosts does not inherit the list of hosts of its candidate."""
+    cluster = {"name": "dgx-h100", "hosts": 5}
+    setting = load_study(study(cluster=cluster, job={"sequence_length": 2048, "global_batch_size": 64})).setting
+    candidate = ParallelConfig(dp=4, tp=8, assignment=Assignment(hosts=(0, 1, 2, 3)))
+    proxy = proxy_of(candidate, setting, ProxyOptions(hosts=2, layers=None, full_trials=1))
+
+    assert proxy is not None
+    assert (proxy.config.assignment.hosts, proxy.config.num_devices) == ((), 16)
