@@ -32,8 +32,8 @@ from tuner.planners.pipeline.uneven import cut_layers
 
 MOST_ROWS = 200
 """Most configurations whose pairs are looked at: those fastest with one degree on all stages, and their partners."""
-MOST_PRICED = 60
-"""Most pairs of one order of hosts that the cost model prices: those fastest by their tables."""
+MOST_PRICED = 120
+"""Most configurations that the cost model prices: those fastest by the tables of their stages."""
 SAME = tuple(name for name in (*DEGREES, *ENUMERATED_DIMENSIONS) if name not in ("tp", "dp", "mbs"))
 """Dimensions in which both configurations of a pair are equal."""
 
@@ -56,7 +56,7 @@ def plan_stage_degrees(
     rows = np.flatnonzero(
         (grid.vpp == 1) & (grid.pp > 1) & (grid.dp_shard == 0) & grid.sequence_parallel & (grid.assignment == 0)
     )
-    found = []
+    found: list[tuple[float, ParallelConfig]] = []
     for pp in np.unique(grid.pp[rows]).tolist():
         own = grid.take(rows[grid.pp[rows] == pp])
         pairs = _pairs(own, _fastest(setting, own))
@@ -67,7 +67,8 @@ def plan_stage_degrees(
                 found += _configs(ordered, own, pairs, border, hosts, "layers" in parts, memory_headroom)
     if not found:
         return none
-    every = ConfigGrid.from_configs(found, grid.opened)
+    found.sort(key=lambda one: one[0])
+    every = ConfigGrid.from_configs([config for _, config in found[:MOST_PRICED]], grid.opened)
     return every.take(np.flatnonzero(estimate_memory(setting, every).fits(memory_headroom)))
 
 
@@ -133,8 +134,8 @@ def _configs(
     hosts: tuple[int, ...],
     may_cut: bool,
     memory_headroom: float,
-) -> list[ParallelConfig]:
-    """Return the configurations of the pairs that are fastest by their tables."""
+) -> list[tuple[float, ParallelConfig]]:
+    """Return the configurations of the pairs that are fastest by their tables, with their step times by these [s]."""
     cuts = _cut(setting, own, pairs, border, may_cut, memory_headroom)
     num_layers = setting.job.model.num_layers
     found = []
@@ -147,7 +148,7 @@ def _configs(
         assignment = Assignment(layers=layers if may_cut else (), stage_tp=degrees, hosts=hosts)
         config = replace(first, assignment=assignment)
         if stage_tp_error(setting.job, config) is None:
-            found.append(config)
+            found.append((float(cuts.step_s[at]), config))
     return found
 
 
