@@ -10,7 +10,7 @@ from typing import Any
 
 from costmodels.job.parallel_config import DEGREES
 from hardware.io.errors import ConfigError
-from tuner.place.baselines import Baseline, baselines_of
+from tuner.place.baselines import Baseline, baselines_of, coarse_placement
 from tuner.place.problem import PlacementProblem, placement_problem
 from tuner.place.program import solve_program
 from tuner.place.search import PlacementSearch, improve, search_placements
@@ -22,8 +22,11 @@ from tuner.planners.engine.outcome import Known, Limits, Outcome, gap_of
 BASELINE_SHARE = 0.1
 """Share of the time limit in which the layouts of each baseline are searched."""
 
+COARSE_SHARE = 0.15
+"""Share of the time limit in which placements on halves of the cluster are searched, to begin with a good one."""
+
 IMPROVING_SHARE = 0.3
-"""Share of the time limit in which the better baseline is improved before branch and bound."""
+"""Share of the time limit in which the best placement so far is improved before branch and bound."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -102,9 +105,10 @@ def place(
     on_progress("searching layouts of the baselines")
     baselines = baselines_of(problem, time_s=BASELINE_SHARE * time_s)
     known = [one.state for one in baselines if one.state is not None]
+    coarse = coarse_placement(problem, known, time_s=COARSE_SHARE * time_s)
+    known += [coarse] if coarse is not None else []
     if known:
-        best = best_of(known)
-        highs = _by_program(problem, finish_s(problem, best), time_s=BASELINE_SHARE * time_s)
+        highs = _by_program(problem, finish_s(problem, best_of(known)), time_s=BASELINE_SHARE * time_s)
         baselines = (*baselines, *highs)
         known += [one.state for one in highs if one.state is not None]
         enough_s = bound_s / max(1 - gap, 1e-9)

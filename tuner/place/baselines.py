@@ -7,11 +7,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tuner.place.problem import PlacementProblem
 from tuner.place.search import search_placements
-from tuner.place.state import Allowed, State, finish_s
+from tuner.place.state import State, bonds_of, finish_s
 from tuner.place.workload import EMBEDDINGS, GENERATE
 from tuner.planners.engine.outcome import Known, Limits
 
@@ -50,7 +51,7 @@ def baselines_of(problem: PlacementProblem, *, time_s: float) -> tuple[Baseline,
     for name, meaning, allowed in rows:
         state, fits = None, False
         if allowed is not None:
-            outcome = search_placements(problem, limits=Limits(time_s=time_s), allowed=allowed)
+            outcome = search_placements(problem, limits=Limits(time_s=time_s), bonds=bonds_of(problem, allowed))
             state = outcome.best.solution if outcome.best else None
             fits = outcome.known is not Known.INFEASIBLE
         step_s = None if state is None else finish_s(problem, state)
@@ -58,7 +59,7 @@ def baselines_of(problem: PlacementProblem, *, time_s: float) -> tuple[Baseline,
     return tuple(found)
 
 
-def _colocated(problem: PlacementProblem) -> Allowed:
+def _colocated(problem: PlacementProblem) -> dict[int, tuple[int, ...]]:
     return dict.fromkeys(problem.units, (problem.whole,))
 
 
@@ -75,20 +76,39 @@ def _in_words(problem: PlacementProblem) -> str:
     return f"{', '.join(names) or 'nothing'} on one half of the hosts, all else on the other"
 
 
-def _halves(problem: PlacementProblem) -> Allowed | None:
-    first = _first_half(problem)
-    if not first or first == set(problem.units):
-        return None
-    pools = problem.pools
-    if len(pools) > 1:
-        halves = tuple(problem.cells_of_hosts(at, range(pools[at].hosts)) for at in (0, 1))
-    elif pools[0].hosts > 1:
-        middle = pools[0].hosts // 2
-        halves = (problem.cells_of_hosts(0, range(middle)), problem.cells_of_hosts(0, range(middle, pools[0].hosts)))
-    elif pools[0].cells % 2 == 0:
-        middle = pools[0].cells // 2
-        low = (1 << middle) - 1
-        halves = (low, problem.whole & ~low)
-    else:
+def _halves(problem: PlacementProblem) -> dict[int, tuple[int, ...]] | None:
+    first, halves = _first_half(problem), _two_halves(problem)
+    if not first or first == set(problem.units) or halves is None:
         return None
     return {unit: (halves[0 if unit in first else 1],) for unit in problem.units}
+
+
+def _two_halves(problem: PlacementProblem) -> tuple[int, int] | None:
+    """Return the cells of both halves of the hosts, or of the first two groups; None if hosts can't be divided."""
+    pools = problem.pools
+    if len(pools) > 1:
+        return problem.cells_of_hosts(0, range(pools[0].hosts)), problem.cells_of_hosts(1, range(pools[1].hosts))
+    if pools[0].hosts > 1:
+        middle = pools[0].hosts // 2
+        return problem.cells_of_hosts(0, range(middle)), problem.cells_of_hosts(0, range(middle, pools[0].hosts))
+    if pools[0].cells % 2 == 0:
+        low = (1 << pools[0].cells // 2) - 1
+        return low, problem.whole & ~low
+    return None
+
+
+def coarse_placement(problem: PlacementProblem, known: Sequence[State], *, time_s: float) -> State | None:
+    """Return a placement in which every module has all devices or one of both halves, as a start to improve.
+
+    Args:
+        problem: Tables of the workload.
+        known: Placements that it must not be worse than.
+        time_s: Longest time of the search [s].
+    """
+    halves = _two_halves(problem)
+    if halves is None:
+        return None
+    bonds = bonds_of(problem, dict.fromkeys(problem.units, (problem.whole, *halves)))
+    limits = Limits(time_s=time_s, gap=0.01)
+    best = search_placements(problem, limits=limits, bonds=bonds, known=known).best
+    return best.solution if best else None

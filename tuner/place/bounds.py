@@ -2,10 +2,13 @@
 
 A step of T seconds is possible only if every task that is open has an option no longer than the time between its
 earliest start (its head) and the latest end from which its successors can still finish (its tail). Of those options the
-least area counts, in cells times seconds. For every pair of a head and a tail, the areas of all tasks between them must
-fit in what the cells have free in that interval (energetic reasoning; Baptiste, Le Pape and Nuijten 2001,
+least area counts, in devices times seconds. For every pair of a head and a tail, the areas of all tasks between them
+must fit in what the cells have free in that interval (energetic reasoning; Baptiste, Le Pape and Nuijten 2001,
 "Constraint-Based Scheduling", chapter 3). The bound is the least T, by bisection, for which nothing is violated. Areas
 fall and intervals grow with T, so every smaller T is impossible too. Transfers and memory count as nothing.
+
+A second of a faster device may be worth more than one of a slower device: with any weights of the devices the areas
+hold. They are weighted by their peaks.
 """
 
 from __future__ import annotations
@@ -14,15 +17,16 @@ import bisect
 from collections import Counter
 from typing import NamedTuple
 
+from tuner.place.options import WHOLE, SetKind
 from tuner.place.problem import PlacementProblem
-from tuner.place.state import NOT_YET, Allowed, State, bits_of, finish_s, options_chosen
+from tuner.place.state import NOT_YET, Bonds, State, bits_of, finish_s, options_chosen
 
 PRECISION = 5e-4
 """Relative width at which bisection ends."""
 
 
 class _Choices(NamedTuple):
-    """Times of a module on all of its options, ascending [s], and the least area up to each [cells * s]."""
+    """Times of a module on all of its options, ascending [s], and the least area up to each [devices * s]."""
 
     times_s: list[float]
     areas: list[float]
@@ -35,35 +39,36 @@ class _Choices(NamedTuple):
 class Bounds:
     """Bounds for one problem."""
 
-    def __init__(self, problem: PlacementProblem, allowed: Allowed) -> None:
+    def __init__(self, problem: PlacementProblem, bonds: Bonds) -> None:
         """Sort the options of every module.
 
         Args:
             problem: Tables of the workload.
-            allowed: Cells that some units are bound to.
+            bonds: What is settled beforehand.
         """
         self.problem = problem
-        self._cell_devices = max(pool.devices for pool in problem.pools)
-        self._sizes = tuple(pool.devices / self._cell_devices for pool in problem.pools)
-        self._choices = [self._of(module, allowed) for module in range(len(problem.unit_of))]
+        self._sizes = tuple(pool.devices * pool.weight for pool in problem.pools)
+        self._choices = [self._of(module, bonds) for module in range(len(problem.unit_of))]
         self._after: list[list[int]] = [[] for _ in problem.tasks]
         for task, waits in enumerate(problem.before):
             for before, _ in waits:
                 self._after[before].append(task)
 
-    def _cells(self, devices: int) -> float:
-        """Return a number of devices as cells of the largest size, so that no area is overstated."""
-        return devices / self._cell_devices
+    def _size(self, kind: SetKind) -> float:
+        """Return the number of devices of a kind, each counted with the weight of its pool."""
+        if kind.pool == WHOLE:
+            return sum(pool.hosts * pool.cells * pool.devices * pool.weight for pool in self.problem.pools)
+        return kind.devices * self.problem.pools[kind.pool].weight
 
-    def _of(self, module: int, allowed: Allowed) -> _Choices:
+    def _of(self, module: int, bonds: Bonds) -> _Choices:
         unit = self.problem.unit_of[module]
         options = [
             option
-            for option in self.problem.options[unit]
-            if unit not in allowed or any(self.problem.same_cells(option.kind, cells) for cells in allowed[unit])
+            for number, option in enumerate(self.problem.options[unit])
+            if bonds.allows(self.problem, unit, number)
         ]
         pairs = sorted(
-            (seconds, seconds * self._cells(option.kind.devices))
+            (seconds, seconds * self._size(option.kind))
             for option in options
             for seconds in [self.problem.module_time_s(module, option)]
         )
@@ -116,7 +121,7 @@ class Bounds:
                 unit = problem.unit_of[module]
                 if unit in chosen:
                     seconds = problem.module_time_s(module, chosen[unit])
-                    area = seconds * self._cells(chosen[unit].kind.devices)
+                    area = seconds * self._size(chosen[unit].kind)
                     modules.append((task, _Choices([seconds], [area])))
                     start_s = max(start_s, *(state.free_s[cell] for cell in bits_of(state.where[unit])))
                 else:
@@ -194,7 +199,7 @@ class _Work(NamedTuple):
 
     Attributes:
         open_: Head, tail and choices of each open module; a module that is placed has its time and area.
-        free: Times when cells are free, with the number of cells [largest cells].
+        free: Times when cells are free, with the number of cells [devices].
         path_s: Longest path through open tasks [s].
     """
 

@@ -38,12 +38,14 @@ class Pool:
         cells: Equal parts of each host that modules may get.
         devices: Devices of each part.
         capacity_bytes: Memory of a device that modules may use, the headroom taken off.
+        weight: Worth of a second of a device in the lower bound, relative to the other pools' (their peaks).
     """
 
     hosts: int
     cells: int
     devices: int
     capacity_bytes: float
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +96,7 @@ class Option:
 def pools_of(workload: Workload) -> tuple[Pool, ...]:
     """Divide the cluster into pools of equal hosts, and its hosts into parts."""
     pools = []
+    largest = max(group.device.peak_flop_per_s("bf16") for group in workload.cluster.groups)
     for group in workload.cluster.groups:
         cells = group.devices_per_host
         while cells > 1 and (cells * workload.cluster.num_hosts > MOST_CELLS or group.devices_per_host % cells):
@@ -104,6 +107,7 @@ def pools_of(workload: Workload) -> tuple[Pool, ...]:
                 cells=cells,
                 devices=group.devices_per_host // cells,
                 capacity_bytes=(1 - workload.headroom) * group.device.memory_bytes,
+                weight=group.device.peak_flop_per_s("bf16") / largest,
             )
         )
     return tuple(pools)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tuner.place.bounds import Bounds
 from tuner.place.problem import PlacementProblem
-from tuner.place.state import NOT_YET, Allowed, State, empty_state, finish_s, next_states, options_chosen
+from tuner.place.state import NOT_YET, Bonds, State, bonds_of, empty_state, finish_s, next_states, options_chosen
 from tuner.planners.engine.branch_and_bound import AbstractProblem, branch_and_bound
 from tuner.planners.engine.frontier import Merit
 from tuner.planners.engine.outcome import Incumbent, Limits, Outcome
@@ -38,20 +38,18 @@ class Node(NamedTuple):
 class PlacementSearch(AbstractProblem[Node, State]):
     """The placement problem for branch and bound."""
 
-    def __init__(
-        self, problem: PlacementProblem, *, allowed: Allowed | None = None, known: Sequence[State] = ()
-    ) -> None:
+    def __init__(self, problem: PlacementProblem, *, bonds: Bonds | None = None, known: Sequence[State] = ()) -> None:
         """Keep the tables.
 
         Args:
             problem: Tables of the workload.
-            allowed: Cells that some units are bound to; None for a search without such bonds.
+            bonds: What is settled beforehand; None for nothing.
             known: Complete placements that the first answer must not be worse than.
         """
         self.problem = problem
-        self._allowed = allowed or {}
+        self._bonds = bonds or bonds_of(problem, {})
         self._known = tuple(known)
-        self._bounds = Bounds(problem, self._allowed)
+        self._bounds = Bounds(problem, self._bonds)
 
     def root(self) -> Node:
         """Return the empty placement."""
@@ -60,7 +58,7 @@ class PlacementSearch(AbstractProblem[Node, State]):
 
     def children(self, node: Node, cutoff: float) -> Iterable[Node]:
         """Yield the placements with one more decision."""
-        for state in next_states(self.problem, node.state, self._allowed):
+        for state in next_states(self.problem, node.state, self._bonds):
             bound_s = self._bounds.bound_s(state, node.bound, cutoff)
             if bound_s < cutoff:
                 yield Node(state, bound_s)
@@ -126,9 +124,9 @@ def improve(
     enough_s: float = 0.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> State:
-    """Improve a placement by searching again for two units at a time, the others on their cells.
+    """Improve a placement by searching again for two or three units, the others on their cells with their layouts.
 
-    This is a large neighbourhood search (Shaw 1998). It ends when no pair can be improved, or the time is spent.
+    This is a large neighbourhood search (Shaw 1998). It ends when no group can be improved, or the time is spent.
 
     Args:
         problem: Tables of the workload.
@@ -139,15 +137,19 @@ def improve(
     """
     end_s = clock() + time_s
     units = problem.units
-    groups = [set(pair) for pair in itertools.combinations(units, 2)] or [set(units)]
+    sizes = range(2, min(len(units), 3) + 1)
+    groups = [set(group) for size in sizes for group in itertools.combinations(units, size)] or [set(units)]
     since = 0
     for free in itertools.cycle(groups):
         left_s = end_s - clock()
         if since == len(groups) or left_s <= 0 or finish_s(problem, state) <= enough_s:
             return state
-        allowed: Allowed = {unit: (state.where[unit],) for unit in units if unit not in free}
+        settled = [unit for unit in units if unit not in free]
+        bonds = bonds_of(
+            problem, {unit: (state.where[unit],) for unit in settled}, {unit: state.chosen[unit] for unit in settled}
+        )
         limits = Limits(time_s=min(left_s, time_s / len(groups)), gap=0.001)
-        best = search_placements(problem, limits=limits, allowed=allowed, known=(state,), clock=clock).best
+        best = search_placements(problem, limits=limits, bonds=bonds, known=(state,), clock=clock).best
         assert best is not None, "a known placement is an answer"
         since = 0 if best.cost < finish_s(problem, state) * (1 - 1e-6) else since + 1
         state = best.solution
@@ -158,7 +160,7 @@ def search_placements(
     problem: PlacementProblem,
     *,
     limits: Limits,
-    allowed: Allowed | None = None,
+    bonds: Bonds | None = None,
     known: Sequence[State] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome[State]:
@@ -167,8 +169,8 @@ def search_placements(
     Args:
         problem: Tables of the workload.
         limits: Limits at which the search ends early.
-        allowed: Cells that some units are bound to.
+        bonds: What is settled beforehand.
         known: Complete placements that the answer must not be worse than.
         clock: Clock in seconds.
     """
-    return branch_and_bound(PlacementSearch(problem, allowed=allowed, known=known), limits=limits, clock=clock)
+    return branch_and_bound(PlacementSearch(problem, bonds=bonds, known=known), limits=limits, clock=clock)

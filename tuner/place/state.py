@@ -12,6 +12,7 @@ import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from tuner.place.options import WHOLE, Option, SetKind
@@ -92,21 +93,50 @@ def finish_s(problem: PlacementProblem, state: State) -> float:
     return latest
 
 
-Allowed = dict[int, tuple[int, ...]]
-"""Cells that a unit may have, as bits; units that are not named may have any."""
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Bonds:
+    """What is settled beforehand.
+
+    Attributes:
+        cells: Cells that a unit may have, as bits; units that are not named may have any.
+        options: Number of the only option that a unit may have.
+        marks: Number of each cell; cells with unlike numbers are not interchangeable [cells].
+    """
+
+    cells: Mapping[int, tuple[int, ...]]
+    options: Mapping[int, int]
+    marks: tuple[int, ...]
+
+    def allows(self, problem: PlacementProblem, unit: int, number: int) -> bool:
+        """Return whether a unit may have an option on some cells."""
+        if self.options.get(unit, number) != number:
+            return False
+        kind = problem.options[unit][number].kind
+        return unit not in self.cells or any(problem.same_cells(kind, cells) for cells in self.cells[unit])
 
 
-def next_states(problem: PlacementProblem, state: State, allowed: Allowed) -> Iterator[State]:
+def bonds_of(
+    problem: PlacementProblem, cells: Mapping[int, tuple[int, ...]], options: Mapping[int, int] | None = None
+) -> Bonds:
+    """Bind units to cells, and to options."""
+    sets = sorted({one for allowed in cells.values() for one in allowed})
+    marks = tuple(
+        sum(1 << number for number, one in enumerate(sets) if one >> cell & 1) for cell in range(problem.num_cells)
+    )
+    return Bonds(cells=cells, options=options or {}, marks=marks)
+
+
+def next_states(problem: PlacementProblem, state: State, bonds: Bonds) -> Iterator[State]:
     """Yield the states with one more decision."""
     if state.pending >= 0:
-        yield from _place_next(problem, state, state.pending, allowed)
+        yield from _place_next(problem, state, state.pending, bonds)
         return
     for task, waits in enumerate(problem.before):
         if state.end_s[task] == NOT_YET and all(state.end_s[before] != NOT_YET for before, _ in waits):
-            yield from _place_next(problem, state, task, allowed)
+            yield from _place_next(problem, state, task, bonds)
 
 
-def _place_next(problem: PlacementProblem, state: State, task: int, allowed: Allowed) -> Iterator[State]:
+def _place_next(problem: PlacementProblem, state: State, task: int, bonds: Bonds) -> Iterator[State]:
     """Yield the states in which the next unit of a task is placed; the task is added after its last unit."""
     open_units = [unit for unit in problem.units_of[task] if state.chosen[unit] < 0]
     if not open_units:
@@ -119,10 +149,12 @@ def _place_next(problem: PlacementProblem, state: State, task: int, allowed: All
     chosen = options_chosen(problem, state)
     where = {other: state.where[other] for other in chosen}
     for number, option in enumerate(problem.options[unit]):
+        if bonds.options.get(unit, number) != number:
+            continue
         if option.kind not in sets:
             sets[option.kind] = [
                 cells
-                for cells in _sets(problem, state, option.kind, allowed.get(unit))
+                for cells in _sets(problem, state, option.kind, bonds, unit)
                 if problem.may_have(unit, cells, where)
             ]
         for cells in sets[option.kind]:
@@ -206,16 +238,16 @@ def _add(problem: PlacementProblem, state: State, task: int) -> State | None:
     )
 
 
-def _sets(problem: PlacementProblem, state: State, kind: SetKind, allowed: tuple[int, ...] | None) -> Iterator[int]:
+def _sets(problem: PlacementProblem, state: State, kind: SetKind, bonds: Bonds, unit: int) -> Iterator[int]:
     """Yield sets of cells of a kind, one of each that differ in more than the names of like cells."""
-    if allowed is not None:
-        yield from (cells for cells in allowed if problem.same_cells(kind, cells))
+    if unit in bonds.cells:
+        yield from (cells for cells in bonds.cells[unit] if problem.same_cells(kind, cells))
         return
     if kind.pool == WHOLE:
         yield problem.whole
         return
-    marks = tuple(zip(state.free_s, state.held, strict=True))
-    alike: dict[tuple[tuple[float, int], ...], list[list[int]]] = defaultdict(list)
+    marks = tuple(zip(state.free_s, state.held, bonds.marks, strict=True))
+    alike: dict[tuple[tuple[float, int, int], ...], list[list[int]]] = defaultdict(list)
     for pool, first, last in problem.hosts:
         if pool == kind.pool:
             ordered = sorted(range(first, last), key=marks.__getitem__)
@@ -227,7 +259,7 @@ def _sets(problem: PlacementProblem, state: State, kind: SetKind, allowed: tuple
             yield sum(1 << cell for host in taken for cell in host)
         return
     for signature, members in sorted(alike.items()):
-        own: dict[tuple[float, int], list[int]] = defaultdict(list)
+        own: dict[tuple[float, int, int], list[int]] = defaultdict(list)
         for mark, cell in zip(signature, members[0], strict=True):
             own[mark].append(cell)
         parts = list(own.values())

@@ -65,7 +65,7 @@ def drawn_problem(rng):
     hosts, cells = [(1, 4), (2, 1), (2, 2), (3, 1)][int(rng.integers(4))]
     pools = (Pool(hosts=hosts, cells=cells, devices=1, capacity_bytes=10.0),)
     if hosts == 3:
-        larger = Pool(hosts=1, cells=1, devices=2, capacity_bytes=8.0)
+        larger = Pool(hosts=1, cells=1, devices=2, capacity_bytes=8.0, weight=float(rng.uniform(0.2, 1.0)))
         pools = (Pool(hosts=2, cells=1, devices=1, capacity_bytes=10.0), larger)
     kinds = kinds_of(pools)
     modules = [module("a", rng.choice(["infer", "generate"])), module("b", "train"), module("c")]

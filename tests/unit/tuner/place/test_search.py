@@ -11,7 +11,7 @@ from tuner.place.options import Pool, kinds_of
 from tuner.place.problem import problem_of
 from tuner.place.program import solve_program
 from tuner.place.search import improve, search_placements
-from tuner.place.state import empty_state, finish_s, options_chosen
+from tuner.place.state import bonds_of, empty_state, finish_s, options_chosen
 from tuner.place.workload import EMBEDDINGS, Edge, Workload
 from tuner.planners.engine.outcome import Known, Limits
 
@@ -26,7 +26,7 @@ def test_finds_the_best_of_everything(seed):
     if math.isinf(expected):
         assert found.known is Known.INFEASIBLE
         return
-    root = Bounds(problem, {}).bound_s(empty_state(problem), 0.0, math.inf)
+    root = Bounds(problem, bonds_of(problem, {})).bound_s(empty_state(problem), 0.0, math.inf)
     assert found.known is Known.OPTIMAL
     assert found.best.cost == pytest.approx(expected, rel=1e-6)
     assert root <= expected * (1 + 1e-9)
