@@ -13,16 +13,21 @@ import optuna
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.operators.layer_operators import OpKind, Phase
+from hardware.dynamics import LinkEvent, Trace
 from tests.fuzz.mutation import of_bytes, of_json, of_lines
 from tests.fuzz.target import Target
 from tests.support.studies.broken_studies import study
 from trials.backend import Observation, OperatorSample, Status
+from tuner.replan.cluster_states import Figures, Setup
 from tuner.search.observations import OBSERVATION
 from tuner.storage.history import keep_run, make_tables, read_past
 from tuner.storage.history.tables import METADATA, RUNS, SAMPLES
 from tuner.storage.opening import find_study, open_store, reading
 from tuner.storage.record import MEANING
 from tuner.study_file.config import StudyConfig, load_study
+from tuner.watch.hosts import Seat
+from tuner.watch.policy import Standing
+from tuner.watch.state import Kept, read_state, write_state
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -135,8 +140,30 @@ def _read_journal(data: bytes, folder: Path) -> None:
         found.get_trials()
 
 
+@functools.cache
+def _watch() -> bytes:
+    """The state of a watch whose job runs on one of two hosts."""
+    with tempfile.TemporaryDirectory() as folder:
+        config, file = _study(Path(folder)), Path(folder, "state.json")
+        hosts = tuple(range(config.setting.cluster.num_hosts))
+        figures = Figures(step_time_s=1.5, state_bytes=1e9, devices_per_host=8, nic_bytes_per_s=5e10)
+        setup = Setup(hosts=hosts, config=CONFIG)
+        standing = Standing(running=setup, since_s=7.0, at_s=8.0, figures=figures, lost_steps={setup: 2.5})
+        seats = tuple(Seat(node=f"n{host}", is_lost=False) for host in hosts)
+        slow = Trace(events=(LinkEvent(time_s=1.0, link="inter", share=0.5),))
+        write_state(file, config, Kept(source="slurm", began_s=1e9, standing=standing, seats=seats, trace=slow))
+        return file.read_bytes()
+
+
+def _read_watch(data: bytes, folder: Path) -> None:
+    file = folder / "state.json"
+    file.write_bytes(data)
+    read_state(file, _study(folder))
+
+
 TARGETS = (
     Target(name="history", read=_read_rows, mutation=of_json, seeds=lambda: (_rows(),)),
+    Target(name="watch state", read=_read_watch, mutation=of_json, seeds=lambda: (_watch(),)),
     Target(name="database", read=_read_database, mutation=of_bytes, seeds=lambda: (_database(),)),
     Target(name="journal", read=_read_journal, mutation=of_lines, seeds=lambda: (_journal(),)),
 )

@@ -14,6 +14,7 @@ from typing import Any
 
 from costmodels.job.parallel_config import parse_config
 from hardware.dynamics import Trace
+from hardware.io.config_file import read_text
 from hardware.io.errors import ConfigError
 from hardware.io.output_file import write_output
 from hardware.trace_file import format_trace, parse_trace
@@ -81,7 +82,7 @@ def read_state(file: Path, config: StudyConfig) -> Kept | None:
         return None
     nearest = "remove the file to begin anew, or name another with --state"
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))
+        told = json.loads(read_text(file))
         if told["version"] != VERSION:
             raise ValueError(f"version {told['version']!r}")
         whose = (told["study_name"], told["hosts"])
@@ -173,6 +174,8 @@ def _standing_of(config: StudyConfig, told: Mapping[str, Any]) -> Standing:
 
 
 def _kept_of(file: Path, config: StudyConfig, told: Mapping[str, Any]) -> Kept:
+    if len(told["seats"]) not in (0, config.setting.cluster.num_hosts):
+        raise ValueError(f"{len(told['seats'])} nodes")
     return Kept(
         source=str(told["source"]),
         began_s=_finite(told["began_s"]),

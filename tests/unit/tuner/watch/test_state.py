@@ -59,6 +59,7 @@ def test_the_state_is_read_as_it_was_written(tmp_path, config, kept):
     [
         lambda told: told.update(version=2),
         lambda told: told.pop("seats"),
+        lambda told: told["seats"].pop(),
         lambda told: told.update(running=7),
         lambda told: told["running"].update(since_s="now"),
         lambda told: told["running"]["setup"].update(hosts=[0]),
