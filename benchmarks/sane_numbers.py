@@ -45,13 +45,13 @@ from costmodels.job.setting import Setting
 from costmodels.job.training_job import OPTIMIZERS, PRECISIONS, RECOMPUTE_MODULES, TrainingJob
 from costmodels.operators.kernels import collective_s, kernel_s
 from costmodels.operators.layer_operators import unique_shapes
-from costmodels.step.passes import SCHEDULES
 from costmodels.simulator.simulated_step import simulate_step
 from costmodels.simulator.stage_rows import stage_rows
 from costmodels.simulator.trace import operator_events
 from costmodels.step.block_costs import block_costs
 from costmodels.step.error_models import memory_error_of
 from costmodels.step.memory import estimate_memory
+from costmodels.step.passes import SCHEDULES
 from costmodels.step.stage_tables import stage_tables
 from costmodels.step.step_time import estimate_step, model_flops_utilisation
 from costmodels.surrogates.error_terms import step_terms
