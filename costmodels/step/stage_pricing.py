@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
+from numpy.typing import NDArray
 
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
@@ -139,7 +140,7 @@ def step_parts_s(
     num_micro_batches: IntArray,
     hops: Hops,
     *,
-    is_timed: bool,
+    is_timed: NDArray[np.bool_],
 ) -> dict[str, FloatArray]:
     """Compute the parts of the step that follow from the times of its stages, each [k].
 
@@ -149,8 +150,8 @@ def step_parts_s(
         vpp: Chunks per stage [k].
         num_micro_batches: Number of micro-batches of each configuration [k].
         hops: Messages between the stages of each configuration.
-        is_timed: Whether the pipeline is timed pass by pass, which gives its bubble and its waits for messages: the
-            bubble is then minus the work that the other parts count.
+        is_timed: Whether each pipeline is timed pass by pass, which gives its bubble and its waits for messages: its
+            bubble is then minus the work that the other parts count [k].
     """
     kind, pp = times.kind_of_stage, len(times.kind_of_stage)
     stage_s, passes_s = sum_of(times.parts_s.values()), (times.forward_s[kind], times.backward_s[kind])
@@ -175,12 +176,14 @@ def step_parts_s(
     reduced_s, tied_s = times.traffic.per_step_s(runtime, outer, times.before)
     parts["dp"] = parts["dp"] + reduced_s
     parts["optimizer"] = times.optimizer_s.max(axis=0)
-    if is_timed:
+    if is_timed.all():
         return parts | {"pp": tied_s, "bubble": -num_micro_batches * stage_s[stage, everyone]}
     silent = (np.zeros((pp - 1, len(vpp))),) * 2
-    parts["bubble"] = idle_time_s(*passes_s, silent, num_micro_batches, vpp)[slowest, everyone]
-    messages_s = (wait_s + idle_s)[slowest, everyone] - parts["bubble"]
-    parts["pp"] = tied_s + messages_s + hops.rings_s(runtime, pp, vpp, num_micro_batches, *passes_s)
+    bubble_s = idle_time_s(*passes_s, silent, num_micro_batches, vpp)[slowest, everyone]
+    messages_s = (wait_s + idle_s)[slowest, everyone] - bubble_s
+    messages_s += hops.rings_s(runtime, pp, vpp, num_micro_batches, *passes_s)
+    parts["bubble"] = np.where(is_timed, -num_micro_batches * stage_s[stage, everyone], bubble_s)
+    parts["pp"] = tied_s + np.where(is_timed, 0.0, messages_s)
     return parts
 
 

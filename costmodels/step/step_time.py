@@ -113,19 +113,31 @@ def _parts_s(
     num_micro_batches = rows.num_micro_batches
     breakdown = {part: np.zeros(len(grid)) for part in BREAKDOWN}
     unlike: list[UnlikePasses] = []
+    # Pipelines with unlike stages or links are timed pass by pass.
+    has_layers = np.array([len(set(one.layers)) > 1 for one in grid.assignments])[grid.assignment]
+    is_unlike = has_layers | setting.cluster.has_unlike_links
     # Stages of one layout are priced together. Rows that share shapes or weights are computed once and taken by index.
     for pipeline in layouts.each:
         at = pipeline.at
         pricing = StagePricing(setting, pipeline, groups.take(pipeline.weights_at), collective_time)
         own, vpp, own_hops = costs.take(shape_of[at]), grid.vpp[at], hops.take(at)
         times = pricing.times(own, vpp)
-        is_timed = pipeline.pp > 1 and (setting.cluster.has_unlike_links or not grid.is_even)
+        is_timed = np.broadcast_to(pipeline.pp > 1, len(at)) & is_unlike[at]
         parts = step_parts_s(setting.runtime, times, vpp, num_micro_batches[at], own_hops, is_timed=is_timed)
         for part, seconds in parts.items():
             breakdown[part][at] = seconds
-        if is_timed:
+        if is_timed.any():
+            timed = np.flatnonzero(is_timed)
+            forward_s, backward_s = (passes[:, timed] for passes in times.whole_s())
             unlike += unlike_passes(
-                setting, grid.take(at), pipeline.stages, own, own_hops, num_micro_batches[at], times.whole_s(), at
+                setting,
+                grid.take(at[timed]),
+                pipeline.stages,
+                own.take(timed),
+                own_hops.take(timed),
+                num_micro_batches[at[timed]],
+                (forward_s, backward_s),
+                at[timed],
             )
     for part, seconds in timed_parts_s(setting.runtime, unlike, len(grid)).items():
         breakdown[part] += seconds

@@ -64,7 +64,7 @@ def unlike_parts_s(
         )
         at = np.array([number])
         micro_batches, own_hops = num_micro_batches[at], hops.take(at)
-        parts = step_parts_s(runtime, times, grid.vpp[at], micro_batches, own_hops, is_timed=True)
+        parts = step_parts_s(runtime, times, grid.vpp[at], micro_batches, own_hops, is_timed=np.ones(1, dtype=np.bool_))
         for part, seconds in parts.items():
             breakdown[part][number] = seconds[0]
         forward_s, backward_s = times.whole_s()
