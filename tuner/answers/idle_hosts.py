@@ -27,22 +27,23 @@ class IdleHosts:
         of_groups: Names of the groups with idle hosts, each with its number of idle hosts and of all its hosts.
         device_share: Share of the cluster's devices that are idle.
         gain: Ratio of the shortest step on all hosts to the configuration's step; None if nothing fits on all hosts.
+        is_predicted: Whether the gain is that of the predictions, whatever trials measured.
     """
 
     hosts: tuple[int, ...]
     of_groups: tuple[tuple[str, int, int], ...]
     device_share: float
     gain: float | None
+    is_predicted: bool
 
     @property
     def in_words(self) -> str:
         """Sentence that says what is idle and what that gains."""
         idle = " and ".join(f"{count} of {of} {name} hosts" for name, count, of in self.of_groups)
-        gain = (
-            "no layout that uses all hosts fits"
-            if self.gain is None
-            else f"{self.gain:.2f} times as fast as the best layout that uses all"
-        )
+        gain = "no layout that uses all hosts fits"
+        if self.gain is not None:
+            source = "predicted to be " if self.is_predicted else ""
+            gain = f"{source}{self.gain:.2f} times as fast as the best layout that uses all"
         return f"leaves {idle} idle: {gain}; idle devices {self.device_share:.0%} of the cluster"
 
     def as_json(self) -> dict[str, Any]:
@@ -57,7 +58,8 @@ def idle_hosts_of(config: StudyConfig, chosen: ParallelConfig) -> IdleHosts | No
     found = candidates_of(config)
     fits = found.space.memory.fits(config.options.memory_headroom)
     step_time_s = float(predict_candidate(config, chosen)["step_time_s"])
-    return _idle_hosts(config, chosen, step_time_s, best_on_all_s(config, found, found.estimate.step_time_s, fits))
+    best_s = best_on_all_s(config, found, found.estimate.step_time_s, fits)
+    return _idle_hosts(config, chosen, step_time_s, best_s, is_predicted=True)
 
 
 def idle_hosts_among(
@@ -76,7 +78,7 @@ def idle_hosts_among(
     if not is_on_fewer(config.setting.cluster, chosen.assignment.hosts):
         return None
     best_s = best_on_all_s(config, candidates, step_time_s, fits)
-    return _idle_hosts(config, chosen, float(step_time_s[position]), best_s)
+    return _idle_hosts(config, chosen, float(step_time_s[position]), best_s, is_predicted=False)
 
 
 def best_on_all_s(
@@ -93,7 +95,9 @@ def notes_on_idle_hosts(config: StudyConfig, chosen: ParallelConfig) -> tuple[st
     return () if found is None else (f"hosts: this layout {found.in_words}",)
 
 
-def _idle_hosts(config: StudyConfig, chosen: ParallelConfig, step_time_s: float, on_all_s: float) -> IdleHosts:
+def _idle_hosts(
+    config: StudyConfig, chosen: ParallelConfig, step_time_s: float, on_all_s: float, *, is_predicted: bool
+) -> IdleHosts:
     cluster = config.setting.cluster
     used = set(chosen.assignment.hosts)
     idle = tuple(host for host in range(cluster.num_hosts) if host not in used)
@@ -102,6 +106,7 @@ def _idle_hosts(config: StudyConfig, chosen: ParallelConfig, step_time_s: float,
         of_groups=_by_group(cluster, idle),
         device_share=1 - chosen.num_devices / cluster.num_devices,
         gain=on_all_s / step_time_s if math.isfinite(on_all_s) else None,
+        is_predicted=is_predicted,
     )
 
 

@@ -127,7 +127,8 @@ def describe_uneven_work(setting: Setting, config: ParallelConfig, *, framework:
         kinds = [group.name for group in cluster.groups for _ in range(group.hosts)]
         order = [f"{len(list(run))} x {kind}" for kind, run in groupby(kinds[host] for host in work.hosts)]
         idle = cluster.num_hosts - len(work.hosts)
-        launch = f"launch on {len(work.hosts)} nodes, without the other {idle}; " if idle else ""
+        nodes = f"{len(work.hosts)} node{'s' if len(work.hosts) > 1 else ''}"
+        launch = f"launch on {nodes}, without the other {idle}; " if idle else ""
         listed = f"{numbers_in_words(work.hosts)} ({', then '.join(order)})"
         notes.append(f"hosts: {launch}assign node ranks in the order {listed}")
     if len(set(work.stage_tp)) > 1:
