@@ -7,7 +7,8 @@ two of its devices.
 
 States that leave the devices are copied over the host link at the rate that copies of pinned memory reach
 (`costmodels.step.offload`): weights before a forward pass; weights and optimizer states before training, and back after
-it. A generator that gets new weights at the beginning of a step needs no memory before it, and copies nothing.
+it. A generator that is sent new weights after every step copies nothing. If everything else waits for it, it needs no
+memory but while it runs; else its weights stay on the devices.
 """
 
 from __future__ import annotations
@@ -207,16 +208,26 @@ def _options(
         idle_bytes=layout.state_bytes,
         busy_bytes=layout.busy_bytes,
     )
-    if _begins_with_new_weights(workload, unit):
-        return [replace(stays, leaves=True, idle_bytes=0.0)]
+    if _gets_weights(workload, unit):
+        # weights arrive after the step before: what else runs first finds them on the devices
+        return [replace(stays, leaves=True, idle_bytes=0.0) if _runs_first(workload, unit) else stays]
     rate = min(float(host_rates(cluster, device).copy_bytes_per_s) for device in cluster.devices)
     moves = tuple((2 * layout.moved_bytes if member.job == TRAIN else layout.weight_bytes) / rate for member in members)
     times = tuple(own + moved for own, moved in zip(layout.times_s, moves, strict=True))
     return [stays, replace(stays, leaves=True, times_s=times, moves_s=moves, idle_bytes=0.0)]
 
 
-def _begins_with_new_weights(workload: Workload, unit: int) -> bool:
-    """Return whether a module generates first of all in a step, with weights that were sent after the one before."""
+def _gets_weights(workload: Workload, unit: int) -> bool:
+    """Return whether a module generates with weights that are sent in every step."""
     gets = any(edge.target == unit and edge.sends == WEIGHTS for edge in workload.edges)
-    waits = any(edge.target == unit and edge.sends != WEIGHTS for edge in workload.edges)
-    return workload.modules[unit].job == GENERATE and gets and not waits
+    return workload.modules[unit].job == GENERATE and gets
+
+
+def _runs_first(workload: Workload, unit: int) -> bool:
+    """Return whether all other modules wait for one, directly or not."""
+    after = {unit}
+    for _ in workload.modules:
+        after |= {edge.target for edge in workload.edges if workload.waits_for(edge) and edge.source in after}
+        # modules of a gang run together
+        after |= {at for gang in workload.gangs() if after & set(gang) for at in gang}
+    return after == set(range(len(workload.modules)))
