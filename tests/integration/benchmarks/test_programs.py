@@ -56,6 +56,7 @@ SMALL = {
         {"STUDIES": lambda studies: SimpleNamespace(glob=lambda _: [studies / "llama-7b-8.yaml"])},
     ),
     "speed.torch_graphs": (("--repeats", 1), {"benchmarks.zoo.torch_modules.FACTORIES": only("llama_small")}),
+    "two_fidelities": (("--studies", "8b-slow-nic", "--top", 4), {}),
     "watched_day": (("--days", 0, "--trials", 2, "--restart", 120), {}),
     "storage_cost": (("--at", 0, "--trials", 2, "--storages", "sqlite"), {"STUDY": on_one_host}),
 }

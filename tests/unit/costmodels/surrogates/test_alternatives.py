@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from costmodels.step.error_models import MemoryErrorModel
-from costmodels.surrogates.hypotheses import MEMORY_MULTIPLES, Alternative, memory_hypotheses, step_hypotheses
+from costmodels.surrogates.hypotheses import (
+    MEMORY_MULTIPLES,
+    Alternative,
+    SimulatedSteps,
+    memory_hypotheses,
+    step_hypotheses,
+)
 from costmodels.surrogates.predicted import Predicted
 from costmodels.surrogates.search_constants import search_constants
 from costmodels.surrogates.surrogate import MOST_FITTED, Seen, after
@@ -107,3 +113,40 @@ def test_what_the_trials_rule_out_is_not_fitted(predicted, rng):
     assert len(surrogate.fitted) <= MOST_FITTED
     assert [hypotheses[place] for place in surrogate.places] == [fitted.hypothesis for fitted in surrogate.fitted]
     assert surrogate.draw(20, rng, beside=[None] * 26).shape == (20, COUNT)
+
+
+def test_trials_find_the_simulator_that_they_follow(predicted, rng):
+    """Where the simulator orders the leaders otherwise, five trials that follow it put the weight on it."""
+    leaders = np.argsort(predicted.step_time_s)[:12]
+    simulated = SimulatedSteps(
+        at=leaders, step_time_s=predicted.step_time_s[leaders] * np.exp(rng.normal(0, 0.3, len(leaders)))
+    )
+    truth = np.log(1.5 * simulated.step_time_s)
+    surrogate = after(step_hypotheses(predicted, None, (), simulated), seen(leaders[:6], truth[:6]))
+
+    mean, _ = surrogate.mean_and_deviation(leaders[6:])
+    of_simulator = [fitted.hypothesis.change is not None for fitted in surrogate.fitted]
+    assert surrogate.probabilities[of_simulator].sum() > 0.9
+    assert np.corrcoef(mean, truth[6:])[0, 1] > 0.95
+
+
+def test_a_simulator_that_agrees_is_no_hypothesis(predicted):
+    """Simulated leaders in the predicted order, by a common factor slower, add no hypothesis."""
+    leaders = np.arange(10)
+    agrees = SimulatedSteps(at=leaders, step_time_s=1.1 * predicted.step_time_s[leaders])
+
+    assert len(step_hypotheses(predicted, None, (), agrees)) == len(step_hypotheses(predicted))
+
+
+def test_candidates_change_with_those_that_resemble_them(predicted):
+    """A candidate beside a simulated one changes almost as that does, and one that resembles none by the mean."""
+    features = np.zeros((COUNT, 2))
+    features[1], features[2], features[3] = (10, 0), (0, 0.1), (50, 50)
+    features[4:] = 20
+    placed = replace(predicted, features=features)
+    simulated = SimulatedSteps(at=np.array([0, 1]), step_time_s=placed.step_time_s[:2] * np.array([1.2, 1.0]))
+
+    change = simulated.log_change(placed)
+    assert change[[0, 1]].tolist() == pytest.approx([np.log(1.2), 0.0])
+    assert np.log(1.2) / 2 < change[2] < np.log(1.2)
+    assert change[3] == pytest.approx(np.log(1.2) / 2)

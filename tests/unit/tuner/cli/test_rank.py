@@ -168,3 +168,17 @@ def test_sizes_need_predictions(meshtune, replay):
 def test_sizes_exclude_top(meshtune, simulated):
     """`--top` beside `--hosts` is refused rather than ignored."""
     assert_users_mistake(meshtune("rank", simulated, "--hosts", "1", "--top", "3"), "--top", "--hosts")
+
+
+def test_leaders_on_unlike_hosts_are_simulated(meshtune, simulated):
+    """On unlike hosts `rank` puts the leaders in the order of their simulated steps, and says so; `best` agrees."""
+    changes = ("cluster={groups: [{name: dgx-h100}, {name: dgx-a100}]}", "current={tp: 8, dp: 2}")
+    changed = [word for change in changes for word in ("--set", change)]
+    told, best = (meshtune(command, simulated, *changed, "--json") for command in ("rank", "best"))
+    shown = meshtune("rank", simulated, *changed)
+
+    rows = told.json["configs"]
+    assert {row["source"] for row in rows} == {"simulated"}
+    assert [row["step_time_s"] for row in rows] == sorted(row["step_time_s"] for row in rows)
+    assert best.json["step_time_s"] == rows[0]["step_time_s"]
+    assert "simulating the 30 fastest predictions" in shown.err

@@ -1,0 +1,52 @@
+"""Simulated leaders of a ranking: what is simulated, and what a long step is put together from."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.uneven_work import Assignment
+from costmodels.simulator.leaders import is_worth_simulating, simulated_times_s
+from costmodels.simulator.simulated_step import simulate_step
+from costmodels.step.memory import estimate_memory
+from hardware.cluster import cluster_from_mapping, find_cluster
+from tests.support.settings.random_settings import grid_of, job_of, setting_for
+
+TWO_KINDS = cluster_from_mapping({"groups": [{"name": "dgx-h100"}, {"name": "dgx-a100"}]}, Path())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ParallelConfig(pp=2, tp=8),
+        ParallelConfig(pp=4, tp=2, dp=2, assignment=Assignment(layers=(10, 10, 6, 6))),
+        ParallelConfig(pp=2, tp=4, dp=2, vpp=2, assignment=Assignment(layers=(10, 6, 10, 6))),
+        ParallelConfig(tp=8, dp=2),
+    ],
+)
+def test_a_long_step_is_put_together_from_short_ones(config):
+    """Two short steps give the time of a step of 64 micro-batches to half a percent."""
+    setting, grid = setting_for(job_of(batch=64 * config.dp), TWO_KINDS), grid_of(config)
+    memory = estimate_memory(setting, grid)
+
+    (found,) = simulated_times_s(setting, grid, np.array([0]), memory=memory)
+    assert found == pytest.approx(simulate_step(setting, config, memory=memory).step_time_s, rel=0.005)
+
+
+def test_a_short_step_is_simulated_whole():
+    """Few micro-batches are simulated as they are, and the progress is told."""
+    config, told = ParallelConfig(pp=2, tp=8), []
+    setting, grid = setting_for(job_of(batch=8), TWO_KINDS), grid_of(config)
+    memory = estimate_memory(setting, grid)
+
+    (found,) = simulated_times_s(setting, grid, np.array([0]), memory=memory, on_done=told.append)
+    assert found == simulate_step(setting, config, memory=memory).step_time_s
+    assert told == [1]
+
+
+def test_unlike_hosts_and_shared_adapters_are_worth_it():
+    """Like hosts with adapters of their own are predicted well enough; unlike hosts and shared adapters are not."""
+    assert not is_worth_simulating(find_cluster("dgx-h100", hosts=4))
+    assert is_worth_simulating(find_cluster("v100-pcie", hosts=2))
+    assert is_worth_simulating(TWO_KINDS)
