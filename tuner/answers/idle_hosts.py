@@ -14,6 +14,7 @@ from costmodels.job.parallel_config import ParallelConfig
 from hardware.arrays import FloatArray
 from hardware.cluster import Cluster
 from tuner.answers.candidates import Candidates, candidates_of, predict_candidate
+from tuner.answers.ranked import Ranked
 from tuner.space.fewer_hosts import is_on_fewer, leaves_hosts_idle
 from tuner.study_file.config import StudyConfig
 
@@ -62,23 +63,18 @@ def idle_hosts_of(config: StudyConfig, chosen: ParallelConfig) -> IdleHosts | No
     return _idle_hosts(config, chosen, step_time_s, best_s, is_predicted=True)
 
 
-def idle_hosts_among(
-    config: StudyConfig, candidates: Candidates, position: int, step_time_s: FloatArray, fits: NDArray[np.bool_]
-) -> IdleHosts | None:
-    """Return the hosts that the candidate at a position leaves idle and what that gains; None if it uses all.
-
-    Args:
-        config: Study.
-        candidates: Its candidates.
-        position: Position of the candidate.
-        step_time_s: Step times of all candidates from one source [s], [n].
-        fits: Whether each candidate fits [n].
-    """
-    chosen = candidates.space.grid.config(position)
+def idle_hosts_of_first(config: StudyConfig, candidates: Candidates, ranked: Ranked) -> IdleHosts | None:
+    """Return the hosts that the first candidate of a ranking leaves idle and what that gains; None if it uses all."""
+    first = int(ranked.order[0])
+    chosen = candidates.space.grid.config(first)
     if not is_on_fewer(config.setting.cluster, chosen.assignment.hosts):
         return None
-    best_s = best_on_all_s(config, candidates, step_time_s, fits)
-    return _idle_hosts(config, chosen, float(step_time_s[position]), best_s, is_predicted=False)
+    # a simulated step is compared with simulated ones only
+    comparable = ranked.fits & (ranked.is_simulated | ~ranked.is_simulated[first])
+    best_s = best_on_all_s(config, candidates, ranked.step_time_s, comparable)
+    if not math.isfinite(best_s):
+        return idle_hosts_of(config, chosen)
+    return _idle_hosts(config, chosen, float(ranked.step_time_s[first]), best_s, is_predicted=False)
 
 
 def best_on_all_s(

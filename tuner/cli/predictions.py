@@ -215,7 +215,7 @@ def rank(
 ) -> None:
     """Print the fastest configurations by the cost model, corrected by the study's trials; no trial is run."""
     from tuner.answers.candidates import candidates_of
-    from tuner.answers.idle_hosts import idle_hosts_among
+    from tuner.answers.idle_hosts import idle_hosts_of_first
     from tuner.answers.predictions import rank_candidates
     from tuner.answers.ranked import place_of_current, row_of
 
@@ -238,7 +238,7 @@ def rank(
     shown = dict(enumerate(rows, start=1))
     if current is not None and current >= len(rows):
         shown[current + 1] = row_of(config, candidates, ranked, current)
-    idle = idle_hosts_among(config, candidates, int(ranked.order[0]), ranked.step_time_s, ranked.fits) if rows else None
+    idle = idle_hosts_of_first(config, candidates, ranked) if rows else None
     if as_json:
         print_json(
             {

@@ -42,8 +42,8 @@ MOST_PLANNED_SETS = 3
 """Most of these sets for whose fastest layouts uneven work is planned."""
 MOST_PLANNED_ON_SET = 60
 """Most configurations of one set of hosts for which uneven work is planned: those fastest with even work."""
-MOST_KEPT = 40
-"""Most candidates that leave hosts idle."""
+MOST_KEPT = 15
+"""Most candidates that leave hosts idle, so that others are among the leaders of a ranking too."""
 FARTHEST = 1.1
 """Factor over the fastest candidate on all hosts; layouts on fewer hosts that are predicted slower are no candidates.
 """

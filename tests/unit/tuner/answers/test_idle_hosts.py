@@ -19,6 +19,7 @@ from tuner.space.fewer_hosts import leaves_hosts_idle
 from tuner.study_file.config import load_study
 
 STUDY = Path(__file__).resolve().parents[4] / "configs" / "studies" / "unlike-hosts.yaml"
+SIX_HOSTS = ("cluster={groups: [{name: dgx-a100, hosts: 2}, {name: v100-pcie, hosts: 4}]}", "job.global_batch_size=192")
 FEW = {"vpp": [1], "cp": [1], "up": [1]}
 """Degrees with which a space is quick to build."""
 ON_TWO = ParallelConfig(dp=2, tp=8, assignment=Assignment(hosts=(0, 1)))
@@ -39,9 +40,7 @@ def study(tmp_path):
 def test_the_answer_says_what_idle_hosts_gain_and_cost(meshtune, study, tmp_path):
     """`rank`, `best` and `export` name the idle hosts, their share, and the ratio to the best layout on all hosts."""
     storage = ("--storage", f"sqlite:///{tmp_path}/none.db")
-    job = {"sequence_length": 2048, "global_batch_size": 96, "precision": "fp16"}
-    cluster = {"groups": [{"name": "dgx-h100", "hosts": 1}, {"name": "v100-pcie", "hosts": 2}]}
-    path = study(cluster=cluster, job=job, space=FEW)
+    path = study(space=FEW)
     ranked, best = (meshtune(command, path, *storage, "--json").json for command in ("rank", "best"))
     on_all = meshtune("rank", path, "--set", "space.assignment=[layers, hosts]", *storage, "--json").json
     shown, flags = meshtune("rank", path, *storage), meshtune("export", path, "--to", "megatron", *storage)
@@ -49,30 +48,31 @@ def test_the_answer_says_what_idle_hosts_gain_and_cost(meshtune, study, tmp_path
     gain = on_all["configs"][0]["step_time_s"] / ranked["configs"][0]["step_time_s"]
     assert gain > 1
     assert on_all["idle_hosts"] is None
-    assert ranked["idle_hosts"] == best["idle_hosts"]
-    assert ranked["idle_hosts"] == {"hosts": [1, 2], "device_share": pytest.approx(2 / 3), "gain": pytest.approx(gain)}
-    idle = "leaves 2 of 2 v100-pcie hosts idle: "
-    said = f"{gain:.2f} times as fast as the best layout that uses all; idle devices 67% of the cluster"
+    assert ranked["idle_hosts"]["hosts"] == best["idle_hosts"]["hosts"]
+    found = ranked["idle_hosts"]
+    assert found == {"hosts": [1, 2], "device_share": pytest.approx(2 / 3), "gain": pytest.approx(gain, rel=0.02)}
+    idle, best_gain = "leaves 2 of 2 v100-pcie hosts idle: ", best["idle_hosts"]["gain"]
+    said = f"{found['gain']:.2f} times as fast as the best layout that uses all; idle devices 67% of the cluster"
     assert f"The first {idle}{said}" in shown.out
-    assert f"{idle}predicted to be {said}" in flags.err
+    assert f"{idle}predicted to be {best_gain:.2f} times as fast" in flags.err
     assert "launch on 1 node, without the other 2" in flags.out
 
 
 def test_candidates_on_fewer_hosts_are_few_and_near_the_best():
-    """At most 40 candidates leave hosts idle, and each is predicted to be at most a tenth slower than the best."""
+    """At most 15 candidates leave hosts idle, and each is predicted to be at most a tenth slower than the best."""
     config = load_study(STUDY)
     candidates = candidates_of(config)
     seconds = candidates.estimate.step_time_s
     is_idle = leaves_hosts_idle(config.setting.cluster, candidates.space.grid)
     fits = candidates.space.memory.fits(config.options.memory_headroom)
 
-    assert 0 < is_idle.sum() <= 40
+    assert 0 < is_idle.sum() <= 15
     assert (seconds[is_idle] < 1.1 * seconds[fits & ~is_idle].min()).all()
 
 
 def test_exports_count_the_nodes_in_use():
     """NeMo gets the number of listed hosts, and the JSON names them in the order of node ranks."""
-    setting = load_study(STUDY).setting
+    setting = load_study(STUDY, overrides=SIX_HOSTS).setting
     chosen = ParallelConfig(dp=3, tp=8, assignment=Assignment(hosts=(5, 0, 1)))
 
     assert "recipe.trainer.num_nodes = 3" in find_exporter("nemo")(setting, chosen).text
@@ -82,7 +82,7 @@ def test_exports_count_the_nodes_in_use():
 def test_a_command_that_reaches_its_hosts_gets_their_numbers(study):
     """With `launch: once`, placeholders hold the hosts that a layout uses, their number and their devices."""
     trial = {"backend": "command", "command": ["run", "{hosts}", "{num_hosts}", "{num_devices}"], "launch": "once"}
-    backend = load_study(study(trial=trial)).backend
+    backend = load_study(study(trial=trial), overrides=SIX_HOSTS).backend
     plans = [backend.plan(config, 0) for config in (ON_TWO, ParallelConfig(dp=6, tp=8))]
 
     assert [[dict(plan.values)[name] for name in ("hosts", "num_hosts", "num_devices")] for plan in plans] == [
@@ -131,7 +131,7 @@ def test_like_hosts_are_left_out_where_that_is_asked_for(study):
 
 def test_replanning_goes_on_from_a_layout_with_idle_hosts():
     """Fewer hosts of a replan have spaces of their own, without further idle hosts."""
-    pricing = Pricing(load_study(STUDY))
+    pricing = Pricing(load_study(STUDY, overrides=SIX_HOSTS))
     space = pricing.space_on(pricing.base((0, 1, 2, 3)))
 
     assert len(space.grid)

@@ -15,7 +15,8 @@ from tuner.space.enumeration import enumerate_space
 from tuner.study_file.config import load_study
 
 STUDY = Path(__file__).resolve().parents[4] / "configs" / "studies" / "unlike-hosts.yaml"
-SETTING = load_study(STUDY).setting
+SIX_HOSTS = ("cluster={groups: [{name: dgx-a100, hosts: 2}, {name: v100-pcie, hosts: 4}]}", "job.global_batch_size=192")
+SETTING = load_study(STUDY, overrides=SIX_HOSTS).setting
 UNLIKE = ParallelConfig(
     pp=6,
     tp=1,
@@ -43,7 +44,7 @@ def test_a_mesh_is_the_stages_of_one_kind():
 
 def test_flagscale_takes_every_plan():
     """All planned configurations with two degrees pass the checks that FlagScale makes of its meshes."""
-    grid, _ = enumerate_space(SETTING, load_study(STUDY).options)
+    grid, _ = enumerate_space(SETTING, load_study(STUDY, overrides=SIX_HOSTS).options)
     found = plan_stage_degrees(SETTING, grid, ("layers", "hosts"), memory_headroom=0.08)
 
     assert len(found) > 20
