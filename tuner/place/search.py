@@ -89,7 +89,12 @@ class PlacementSearch(AbstractProblem[Node, State]):
                 done = self.complete(child)
                 if done and (best is None or done.cost < best.cost):
                     best = done
-            open_ = [child for child in grown if not child.state.is_complete]
+            # here a task may start before the one added last: else attempts would end where it is the only one left
+            open_ = [
+                child._replace(state=child.state._replace(last=(0.0, -1)))
+                for child in grown
+                if not child.state.is_complete
+            ]
             # the fastest may run out of memory, so that the leanest go on beside them
             fast = heapq.nsmallest(most, open_, key=lambda one: (one.bound, sum(one.state.free_s)))
             lean = heapq.nsmallest(most, open_, key=lambda one: (self._kept_bytes(one.state), one.bound))
