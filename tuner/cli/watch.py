@@ -39,9 +39,7 @@ def watch(
     ],
     hook: Annotated[
         str | None,
-        Option(
-            metavar="COMMAND", help="Shell command that gets each answer as JSON on its standard input; see the guide."
-        ),
+        Option(metavar="COMMAND", help="Command that gets each answer as JSON on its standard input; see the guide."),
     ] = None,
     running: Annotated[
         str | None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 from collections.abc import Mapping
@@ -14,9 +15,10 @@ HOOK_LIMIT_S = 600.0
 
 
 def call_hook(command: str, payload: Mapping[str, Any]) -> str:
-    """Run a command of the shell with an answer as JSON on its standard input; return why it failed, or nothing.
+    """Run a command with an answer as JSON on its standard input; return why it failed, or nothing.
 
-    What the command prints goes to standard error, since standard output belongs to the answers.
+    The command is a program and its arguments, as a shell would part them; no shell runs it. What it prints goes to
+    standard error, since standard output belongs to the answers.
     """
     flags = payload["flags"] or {}
     best = payload["best"] or {}
@@ -31,14 +33,17 @@ def call_hook(command: str, payload: Mapping[str, Any]) -> str:
         "MESHTUNE_TARGET": flags.get("target", ""),
     }
     text = (json.dumps(payload, allow_nan=False) + "\n").encode()
-    with subprocess.Popen(  # noqa: S602 # the user's own command, which may be a pipe
-        command,
-        shell=True,
-        stdin=subprocess.PIPE,
-        stdout=2,  # the file descriptor of standard error
-        env=environment,
-        start_new_session=True,
-    ) as process:
+    try:
+        process = subprocess.Popen(  # noqa: S603 # the user's own command
+            shlex.split(command),
+            stdin=subprocess.PIPE,
+            stdout=2,  # the file descriptor of standard error
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return f"the hook could not be started: {error.strerror or error}"
+    with process:
         try:
             process.communicate(text, timeout=HOOK_LIMIT_S)
         except subprocess.TimeoutExpired:

@@ -37,7 +37,9 @@ def append(folder, text):
 def test_a_watch_follows_a_file_that_grows(folder):
     """A lost host is answered at once with a layout of the others, its return after the cluster has stood."""
     options = ("--hosts-from", "events.csv", "--settle", "3")
-    with watching(folder, *options, "--hook", "cat >> hook.jsonl; echo $MESHTUNE_DECISION >> hook.txt") as watch:
+    with watching(
+        folder, *options, "--hook", "sh -c 'cat >> hook.jsonl; echo $MESHTUNE_DECISION >> hook.txt'"
+    ) as watch:
         first = watch.wait_for("stay", 0)
         append(folder, "100,h1,lo")  # a row that is still being written is no mistake
         time.sleep(1)
@@ -83,7 +85,7 @@ def test_a_killed_watch_goes_on(folder):
 def test_a_refused_change_is_asked_for_again(folder):
     """If the hook fails, the running layout stays the running one, and the change is asked for later."""
     options = ("--hosts-from", "events.csv", "--settle", "1")
-    with watching(folder, *options, "--hook", "test $MESHTUNE_DECISION != change || test -e ready") as watch:
+    with watching(folder, *options, "--hook", "sh -c 'test $MESHTUNE_DECISION != change || test -e ready'") as watch:
         watch.wait_for("stay", 0)
         append(folder, "100,h1,lost\n")
         watch.wait_for("change", 1)
