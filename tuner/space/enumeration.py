@@ -54,12 +54,13 @@ from tuner.space.fewer_hosts import (
     setting_on_hosts,
 )
 from tuner.space.rules import DUPLICATE_RULES, LAYER_PADDING, RULE_SETS, RULES, Columns, Keep, Rule
+from tuner.space.worth_planning import worth_planning
 
 MAX_CANDIDATES = 5_000_000
 MAX_COMBINATIONS = 40_000_000
 """Most rows that enumeration holds at once, a few gigabytes."""
 MOST_PLANNED = 400
-"""Most configurations of a study for which uneven work is planned."""
+"""Most configurations whose uneven work is planned for their even work; on unlike hosts half as many join them."""
 MOST_PROVEN = 8
 """Most of these configurations whose stages are refined by branch and bound."""
 MOST_LISTED = 20
@@ -316,18 +317,15 @@ def _factorisations(number: int, parts: int) -> IntArray:
 def with_plans(setting: Setting, options: SpaceOptions, grid: ConfigGrid) -> ConfigGrid:
     """Append the planned configurations whose uneven work is predicted to be faster than their even work.
 
-    Of very many configurations, only the MOST_PLANNED that are predicted to be the fastest with even work are planned.
-    Branch and bound then looks for better stages of the MOST_PROVEN fastest plans.
+    Of very many configurations, only some are planned (`worth_planning`). Branch and bound then looks for better stages
+    of the MOST_PROVEN fastest plans.
     """
     from tuner.planners.pipeline.uneven import plan_uneven_work, refine_stages  # noqa: PLC0415 # few studies ask for uneven work
 
     headroom, parts = options.memory_headroom, options.uneven
     if not parts:
         return grid
-    # planning costs far more than a prediction, so predictions with even work choose what is planned
-    chosen = np.arange(len(grid))
-    if len(grid) > MOST_PLANNED:
-        chosen = np.sort(np.argsort(estimate_step(setting, grid).step_time_s)[:MOST_PLANNED])
+    chosen = worth_planning(setting, grid, MOST_PLANNED)
     found = plan_uneven_work(setting, grid.take(chosen), parts, memory_headroom=headroom)
     found = found.take(found.assignment > 0)  # nothing is gained in the others
     if not len(found):
