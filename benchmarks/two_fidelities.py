@@ -1,6 +1,6 @@
 """Compare the closed form with the event simulator on the leaders of studies of unlike devices.
 
-    python -m benchmarks.two_fidelities [--studies NAME ...] [--top 30] [--drawn 10] [--json]
+    python -m benchmarks.two_fidelities [--studies NAME ...] [--top 30] [--drawn 10] [--seed 1] [--json]
 
 For each study, the `top` candidates with the shortest predicted steps are simulated. The table gives Kendall's tau
 between both orders, how much longer the closed form's first takes in the simulator than the simulator's best leader,
@@ -53,7 +53,7 @@ _MODELS = ("llama-7b", "llama3-8b", "llama2-13b", "qwen2.5-7b", "gpt-22b", "llam
 _KINDS = (_A100, _V100, _H100, _L20, _R4090, "dgx-h200", "ascend-910b")
 
 
-def drawn_studies(number: int, seed: int = 1) -> dict[str, tuple[str, int, int, Mapping[str, Any]]]:
+def drawn_studies(number: int, seed: int) -> dict[str, tuple[str, int, int, Mapping[str, Any]]]:
     """Draw studies of two kinds of hosts; models of more than 30 billion parameters get four hosts of each kind."""
     random = np.random.default_rng(seed)
     found = {}
@@ -110,10 +110,10 @@ def compare(config: StudyConfig, top: int) -> dict[str, Any]:
     }
 
 
-def rows(names: list[str], top: int, drawn: int) -> Iterator[dict[str, Any]]:
+def rows(names: list[str], top: int, drawn: int, seed: int) -> Iterator[dict[str, Any]]:
     """Compare the two fidelities in each study."""
     with tempfile.TemporaryDirectory() as folder:
-        for name, of in ({name: STUDIES[name] for name in names} | drawn_studies(drawn)).items():
+        for name, of in ({name: STUDIES[name] for name in names} | drawn_studies(drawn, seed)).items():
             tell(f"{name} ...")
             yield {"study": name} | compare(study_of(name, of, Path(folder)), top)
 
@@ -128,9 +128,10 @@ def main() -> None:
     parser.add_argument("--studies", nargs="*", choices=list(STUDIES), default=list(STUDIES), help="default: all")
     parser.add_argument("--top", type=int, default=30, help="leaders to simulate; default 30")
     parser.add_argument("--drawn", type=int, default=0, help="further studies that are drawn; default 0")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the drawn studies; default 1")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     asked = parser.parse_args()
-    publish(list(rows(asked.studies, asked.top, asked.drawn)), as_json=asked.json)
+    publish(list(rows(asked.studies, asked.top, asked.drawn, asked.seed)), as_json=asked.json)
 
 
 if __name__ == "__main__":
