@@ -265,7 +265,10 @@ def compared(study: str, setting: Setting, config: ParallelConfig, memory: Memor
     job, runtime = setting.job, setting.runtime
 
     def both(
-        job: TrainingJob = job, runtime: RuntimeProfile = runtime, time: CollectiveTime = collective_s
+        job: TrainingJob = job,
+        runtime: RuntimeProfile = runtime,
+        config: ParallelConfig = config,
+        time: CollectiveTime = collective_s,
     ) -> tuple[float, float, dict[str, float]]:
         return _both(Setting(job=job, cluster=setting.cluster, runtime=runtime), config, memory, time)
 
@@ -281,7 +284,7 @@ def compared(study: str, setting: Setting, config: ParallelConfig, memory: Memor
             "messages": both(time=_skip_collectives(MESSAGES))[1],
             "gathers": both(time=_skip_collectives(GATHERS))[1],
             "gradients": both(time=_skip_collectives(WEIGHTS, but=GATHERS))[1],
-            "all": both(*equal, _skip_collectives(MESSAGES + WEIGHTS))[1],
+            "all": both(*equal, time=_skip_collectives(MESSAGES + WEIGHTS))[1],
         }
     return Compared(study=study, config=config, step_time_s=step_time_s, difference=difference, parts=parts, left=left)
 
@@ -304,12 +307,13 @@ def _both(
 
 def _equalize_stages(
     job: TrainingJob, runtime: RuntimeProfile, config: ParallelConfig
-) -> tuple[TrainingJob, RuntimeProfile]:
-    """Return a job and runtime with equally many layers in every virtual stage and almost no head."""
+) -> tuple[TrainingJob, RuntimeProfile, ParallelConfig]:
+    """Return a job, runtime and configuration with equally many layers in every virtual stage and almost no head."""
     num_virtual = config.pp * config.vpp
     layers = -(-job.model.num_layers // num_virtual) * num_virtual
     model = replace(job.model, num_layers=layers, vocab_size=LITTLE_VOCABULARY)
-    return replace(job, model=model), replace(runtime, layer_padding=1, layer_split="even")
+    even = replace(config, assignment=replace(config.assignment, layers=(), recomputed=()))
+    return replace(job, model=model), replace(runtime, layer_padding=1, layer_split="even"), even
 
 
 def _skip_collectives(names: tuple[str, ...], but: tuple[str, ...] = ()) -> CollectiveTime:
