@@ -45,8 +45,8 @@ _HOST = re.compile(r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::\d+)?")
 _HEADERS = (("X-Content-Type-Options", "nosniff"), ("X-Frame-Options", "SAMEORIGIN"))
 """Headers that prevent browsers from treating a log as a page, and other sites from framing ours (clickjacking)."""
 
-MOST_NOTE_BYTES = 1_000_000
-"""Largest note that is taken."""
+MOST_NOTE_BYTES, MOST_READ_BYTES = 1_000_000, 4_000_000
+"""Largest note that is taken, and largest request that is read to its end before it is refused."""
 
 App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
@@ -176,10 +176,11 @@ def _allow_only_notes(app: App) -> App:
             return app(environ, start_response)
         status, reason = "403 Forbidden", _REFUSED
         if method == "PUT" and _NOTE.fullmatch(path):
+            note = _note_in(environ)  # read first: a client that is still sending would not see a refusal
             origin = environ.get("HTTP_ORIGIN")  # programs that are no browsers send none
             if origin is not None and origin.partition("://")[2] != environ.get("HTTP_HOST"):
                 reason = _ELSEWHERE
-            elif (note := _note_in(environ)) is None:
+            elif note is None:
                 status, reason = "400 Bad Request", _NOT_A_NOTE
             else:
                 return app({**environ, "wsgi.input": io.BytesIO(note)}, start_response)
@@ -193,9 +194,9 @@ def _note_in(environ: Mapping[str, Any]) -> bytes | None:
     """Return the note that a request has brought, or None if it is none."""
     try:
         length = int(environ.get("CONTENT_LENGTH") or 0)
+        text: bytes = environ["wsgi.input"].read(min(max(length, 0), MOST_READ_BYTES))
         if not 0 < length <= MOST_NOTE_BYTES or "json" not in environ.get("CONTENT_TYPE", ""):
             return None
-        text: bytes = environ["wsgi.input"].read(length)
         note = json.loads(text)
     except (ValueError, RecursionError):
         return None
