@@ -386,6 +386,19 @@ def _group_links(found: Sequence[_WorstLinks], row: IntArray) -> GroupLinks:
     return GroupLinks(kinds=kinds, lines=cost_lines(kinds), row=row)
 
 
+def _kinds_of(every: Sequence[_WorstLinks]) -> tuple[list[_WorstLinks], list[int]]:
+    """Return the distinct ones of some links, and the number of each among these."""
+    numbers: dict[bytes, int] = {}
+    found, kinds = [], []
+    for sizes, costs in every:
+        key = np.array(sizes).tobytes() + costs.tobytes()
+        if key not in numbers:
+            numbers[key] = len(numbers)
+            found.append((sizes, costs))
+        kinds.append(numbers[key])
+    return found, kinds
+
+
 def _worst_of(links: Sequence[_WorstLinks]) -> _WorstLinks:
     """Return the worst of the sizes and costs of groups of one size."""
     size, hosts, least, most, switches = zip(*(sizes for sizes, _ in links), strict=True)
@@ -485,17 +498,12 @@ class _Fabric:
         """
         if length not in self.between_stages:
             alike = math.gcd(length, self.neighbours)
-            numbers: dict[bytes, int] = {}
-            found, kinds = [], []
+            every = []
             for begin in range(0, len(self.rank_host) - length, length):
                 stages = self.rank_host[begin : begin + 2 * length : alike]
                 busy = alike * np.bincount(stages, minlength=len(self.host_group))
-                links = self._worst_links(stages.reshape(2, -1).T, alike, busy)
-                key = np.array(links[0]).tobytes() + links[1].tobytes()
-                if key not in numbers:
-                    numbers[key] = len(numbers)
-                    found.append(links)
-                kinds.append(numbers[key])
+                every.append(self._worst_links(stages.reshape(2, -1).T, alike, busy))
+            found, kinds = _kinds_of(every)
             self.between_stages[length] = (found or [self.worst_links(length, 1)], np.array(kinds, dtype=np.int64))
         return self.between_stages[length]
 
@@ -503,18 +511,12 @@ class _Fabric:
         """Return kinds of links of one (stride, size) inside stages of `length` ranks, and the kind of each stage."""
         if (stride, size, length) not in self.in_stages:
             alike = math.gcd(stride, self.neighbours)
-            numbers: dict[bytes, int] = {}
-            found, kinds = [], []
+            every = []
             for begin in range(0, len(self.rank_host), length):
                 hosts = self.rank_host[begin : begin + length : alike]
                 groups = hosts.reshape(-1, size, stride // alike).swapaxes(1, 2).reshape(-1, size)
-                links = self._worst_links(groups, alike)
-                key = np.array(links[0]).tobytes() + links[1].tobytes()
-                if key not in numbers:
-                    numbers[key] = len(numbers)
-                    found.append(links)
-                kinds.append(numbers[key])
-            self.in_stages[stride, size, length] = found, kinds
+                every.append(self._worst_links(groups, alike))
+            self.in_stages[stride, size, length] = _kinds_of(every)
         return self.in_stages[stride, size, length]
 
     def _worst_links(self, hosts: IntArray, alike: int, busy: IntArray | None = None) -> _WorstLinks:

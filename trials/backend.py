@@ -230,7 +230,7 @@ def ignore_step(step_time_s: float) -> None:
 
 
 def ignore_start() -> None:
-    """Do nothing; for callers to whom it is all one how long a trial waits in a queue."""
+    """Do nothing; for callers that do not ask how long a trial waits in a queue."""
 
 
 def check_seconds_per_trial(seconds: float) -> None:

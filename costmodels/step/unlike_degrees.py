@@ -21,12 +21,11 @@ from costmodels.step.breakdown import BREAKDOWN
 from costmodels.step.layer_residuals import layer_residual
 from costmodels.step.memory import MemoryEstimate
 from costmodels.step.overheads import overhead_s
-from costmodels.step.pipeline_time import ChunkTimes
 from costmodels.step.placement import pipelines, place
 from costmodels.step.stage_degrees import by_stage, most_slices, stage_variants, traffic_by_stage, variants_of_stages
 from costmodels.step.stage_pricing import StagePricing, StageTimes, step_parts_s, sum_of
 from costmodels.step.transfers import hops_of, transfer_collectives
-from costmodels.step.unlike_stages import UnlikePasses, timed_parts_s
+from costmodels.step.unlike_stages import UnlikePasses, passes_of, timed_parts_s
 from hardware.arrays import FloatArray
 
 
@@ -67,16 +66,7 @@ def unlike_parts_s(
         parts = step_parts_s(runtime, times, grid.vpp[at], micro_batches, own_hops, is_timed=np.ones(1, dtype=np.bool_))
         for part, seconds in parts.items():
             breakdown[part][number] = seconds[0]
-        forward_s, backward_s = times.whole_s()
-        forward_hop_s, backward_hop_s = own_hops.ring_hops_s(config.pp)
-        passes = ChunkTimes(
-            forward_s=forward_s,
-            backward_s=backward_s,
-            forward_hop_s=forward_hop_s,
-            backward_hop_s=backward_hop_s,
-            begin_s=own_hops.begin_s / 2,
-        )
-        unlike.append(UnlikePasses(pp=config.pp, vpp=1, num_micro_batches=int(micro_batches[0]), at=at, times=passes))
+        unlike.append(passes_of(config.pp, 1, int(micro_batches[0]), at, times.whole_s(), own_hops))
         # The residual of a pipeline is the mean of its stages' (assumed).
         unexplained[number] = np.mean([log_residual[rows[variant][0]] for variant in of_stages])
     for part, seconds in timed_parts_s(runtime, unlike, len(grid)).items():

@@ -72,16 +72,32 @@ def unlike_passes(
         whole = [passes[:, chosen][stages.kind_of_stage] for passes in passes_s]
         if vpp > 1:
             whole = _of_chunks(setting, stages, costs.take(chosen), whole, vpp, assignment)
-        own = hops.take(chosen)
-        forward_hop_s, backward_hop_s = own.ring_hops_s(pp)
-        times = ChunkTimes(
-            forward_s=whole[0],
-            backward_s=whole[1],
-            forward_hop_s=forward_hop_s,
-            backward_hop_s=backward_hop_s,
-            begin_s=own.begin_s / 2,
-        )
-        yield UnlikePasses(pp=pp, vpp=vpp, num_micro_batches=int(num_micro_batches[one]), at=at[chosen], times=times)
+        yield passes_of(pp, vpp, int(num_micro_batches[one]), at[chosen], whole, hops.take(chosen))
+
+
+def passes_of(
+    pp: int, vpp: int, num_micro_batches: int, at: IntArray, passes_s: Sequence[FloatArray], hops: Hops
+) -> UnlikePasses:
+    """Put the passes of configurations together with their messages.
+
+    Args:
+        pp: Number of stages.
+        vpp: Chunks per stage.
+        num_micro_batches: Number of micro-batches.
+        at: Positions of the configurations in the grid of all [k].
+        passes_s: Time of one micro-batch on each virtual stage, forward and backward [s], each [v, k].
+        hops: Messages between the stages.
+    """
+    forward_s, backward_s = passes_s
+    forward_hop_s, backward_hop_s = hops.ring_hops_s(pp)
+    times = ChunkTimes(
+        forward_s=forward_s,
+        backward_s=backward_s,
+        forward_hop_s=forward_hop_s,
+        backward_hop_s=backward_hop_s,
+        begin_s=hops.begin_s / 2,
+    )
+    return UnlikePasses(pp=pp, vpp=vpp, num_micro_batches=num_micro_batches, at=at, times=times)
 
 
 def _of_chunks(

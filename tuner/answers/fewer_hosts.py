@@ -73,7 +73,7 @@ def phases_in(study: Study) -> dict[str, tuple[int, ...]]:
 
 
 def phases_of(config: StudyConfig) -> tuple[OnFewerHosts, ...]:
-    """Return what ran on fewer hosts of a study, in the order in which they were first needed."""
+    """Return the phases of a study on fewer hosts, in the order in which they were first needed."""
     study = find_study(config.storage, config.name)
     found = []
     for name, hosts in phases_in(study).items() if study is not None else ():

@@ -39,7 +39,7 @@ class IdleHosts:
 
     @property
     def in_words(self) -> str:
-        """Sentence that says what is idle and what that gains."""
+        """Sentence that names the idle hosts, their gain and their share of the devices."""
         idle = " and ".join(f"{count} of {of} {name} hosts" for name, count, of in self.of_groups)
         gain = "no layout that uses all hosts fits"
         if self.gain is not None:

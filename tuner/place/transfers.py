@@ -27,11 +27,11 @@ TOKEN_BYTES, NUMBER_BYTES = 8, 4
 
 
 def data_bytes(sender: Module, sends: str, tokens: int | None = None) -> float:
-    """Return the size of what a module sends in one step [bytes].
+    """Return the size of the data that a module sends in one step [bytes].
 
     Args:
         sender: Module that sends.
-        sends: What it sends, of `SENDS`.
+        sends: Kind of data, of `SENDS`.
         tokens: Tokens per sequence that travel; None for the sender's.
     """
     if sends == WEIGHTS:

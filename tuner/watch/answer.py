@@ -36,13 +36,13 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """What an answer is about.
+    """State of a cluster and of its job, to which an answer is given.
 
     Attributes:
         look: Look at the cluster.
-        present: Its state, priced.
-        standing: What runs.
-        verdict: Decision.
+        present: State of the cluster with the prices of its layouts.
+        standing: Setup that runs, with its accounts.
+        verdict: Decision about a change.
         events: Events since the answer before.
         wall_s: Wall clock [s].
     """
@@ -113,7 +113,7 @@ def _setup_json(config: StudyConfig, seen: Seen, setup: Setup | None) -> dict[st
 
 
 def _speedup(seen: Seen) -> float | None:
-    """Return the step time of what runs over that of the best; None where one of them is unknown."""
+    """Return the ratio of the running setup's step time to the best one's; None if one of them is unknown."""
     running, change = seen.standing.running, seen.verdict.best
     runs = seen.present.figures.get(running) if running is not None else None
     if runs is None:

@@ -54,7 +54,7 @@ class Rules:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Standing:
-    """What runs, and what it has lost so far.
+    """Setup that runs, with the steps that it has lost so far.
 
     Attributes:
         running: Setup that runs; None while the job waits.

@@ -55,8 +55,8 @@ class Role:
 def roles_of(workload: Workload) -> dict[str, int]:
     """Return the modules in the roles of RL post-training; none without an actor that sends weights to a generator.
 
-    The actor sends weights to what generates. Of the others, what trains is the critic, what infers with the actor's
-    model the reference, and what is left the reward model.
+    The actor sends weights to the module that generates. Of the other modules, the one that trains is the critic, the
+    one that infers with the actor's model is the reference, and the last one is the reward model.
     """
     modules = workload.modules
     sending = {edge.source: edge.target for edge in workload.edges if edge.sends == WEIGHTS}
