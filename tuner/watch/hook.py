@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 HOOK_LIMIT_S = 600.0
@@ -47,11 +48,17 @@ def call_hook(command: str, payload: Mapping[str, Any]) -> str:
         try:
             process.communicate(text, timeout=HOOK_LIMIT_S)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+            _signal(process, signal.SIGKILL)
             process.communicate()
             return f"the hook was killed after {HOOK_LIMIT_S:.0f} s"
         except BaseException:
-            os.killpg(process.pid, signal.SIGTERM)
+            _signal(process, signal.SIGTERM)
             raise
     status = process.returncode
     return f"the hook ended with status {status}" if status else ""
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    """Send a signal to a hook and what it has started, unless they have ended."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)

@@ -26,7 +26,7 @@ name: jobs
 model: {model}
 cluster: {{name: cpu-host, hosts: 1, devices_per_host: 2}}
 job: {{sequence_length: 128, global_batch_size: 16}}
-search: {{max_trials: 4, seed: 1, parallel_trials: 2, baseline: false, repeats: 1}}
+search: {{max_trials: 4, seed: 1, parallel_trials: 2, baseline: false, repeats: 1, prune: false}}
 trial:
   backend: command
   command: [{python}, train.py, "{{tp}}", "{{mbs}}"]

@@ -1,0 +1,40 @@
+"""Hooks of a watch, and signals that come while they run."""
+
+import signal
+
+import pytest
+
+from tuner.watch.hook import call_hook
+
+PAYLOAD = {"decision": "stay", "forced": False, "pays": False, "flags": None, "best": None}
+
+
+def test_a_failed_hook_is_told():
+    """The reason names the status of the program, or why it could not be started."""
+    assert call_hook("true", PAYLOAD) == ""
+    assert call_hook("sh -c 'exit 3'", PAYLOAD) == "the hook ended with status 3"
+    assert "could not be started" in call_hook("./no-such-program", PAYLOAD)
+
+
+@pytest.mark.parametrize("after_ms", [0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+def test_an_interrupt_is_passed_on(after_ms):
+    """An interrupt comes out as itself, also if the hook has ended by then."""
+    is_inside = False
+
+    def interrupt(_number, _frame):
+        if is_inside:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(5):
+            try:
+                is_inside = True
+                signal.setitimer(signal.ITIMER_REAL, after_ms / 1e3)
+                assert call_hook("true", PAYLOAD) == ""
+                is_inside = False
+            except KeyboardInterrupt:
+                continue
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
