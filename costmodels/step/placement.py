@@ -154,10 +154,12 @@ def place_replica(cluster: Cluster, grid: ConfigGrid, stage: int, replica: int) 
             entries.append(of_pipeline.reshape(int(grid.pp[0]), -1).T)
         else:
             entries.append(members.reshape(-1, int(size[0]), int(stride[0])).swapaxes(1, 2).reshape(-1, int(size[0])))
-    stages = ranks.reshape(int(grid.pp[0]), -1)
-    entries.append(np.stack([stages[0], stages[-1]], axis=1)[:, : len(stages)])
     links = cluster.links_among(entries, of_stage).split(len(entries))
-    return Groups(all_hosts=cluster.num_hosts, **dict(zip((*extents(grid), "ends"), links, strict=True)))
+    # All ranks of the first and the last stage exchange gradients at once, whichever stage is asked about.
+    stages = ranks.reshape(int(grid.pp[0]), -1)
+    pairs = np.stack([stages[0], stages[-1]], axis=1)
+    ends = cluster.links_among([pairs[:, : len(stages)]], pairs.ravel())
+    return Groups(all_hosts=cluster.num_hosts, ends=ends, **dict(zip(extents(grid), links, strict=True)))
 
 
 def extents(grid: ConfigGrid) -> dict[str, tuple[IntArray, IntArray]]:
