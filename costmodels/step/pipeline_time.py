@@ -2,9 +2,9 @@
 
 Stages of unlike devices, with unequal layers or unequal links, wait for each other in ways that no formula of ours
 covers. So their passes are timed one after the other: a pass begins when the one before it on its stage has ended and
-its message has come. Many configurations are timed at once. Of a long step only some rounds of micro-batches are timed;
-the others take as long as the last of these. What the event simulator knows besides, such as traffic of weights on the
-same links, is left out.
+its message has come. Traffic of weights runs beside the first and the last passes (see beside_passes.py), and messages
+share links with each other and with that traffic. Many configurations are timed at once. Of a long step only some
+rounds of micro-batches are timed; the others take as long as the last of these.
 
 Letters: p stages, v virtual stages (all chunks of all stages), k configurations, n passes.
 """
@@ -13,16 +13,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from costmodels.step.passes import Kind, one_forward_one_backward
+from costmodels.step.beside_passes import BesidePasses, WeightStreams
 from costmodels.step.schedules import of_round
-from hardware.arrays import FloatArray, IntArray
+from costmodels.step.timed_order import TimedOrder, timed_order
+from hardware.arrays import FloatArray
 
 ROUNDS = 4
 """Rounds of micro-batches that are timed. Filling and emptying the pipeline take less than two rounds each."""
+_NEIGHBOURS = 3
+"""Number of messages before and after each on its link with which it may share the link."""
+_RELAXED = 0.5
+"""Share of the delays by shared links that is applied. A delayed message meets fewer others than it did undelayed; the
+half of all delays is closer to the simulator than all of them, or than iterating (benchmarks/two_fidelities.py)."""
+
+_NOTICEABLE = 0.01
+"""Share of a chunk's passes that a message takes from which on delays by shared links are looked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -32,33 +42,45 @@ class ChunkTimes:
     Attributes:
         forward_s: Time of one micro-batch's forward pass through each virtual stage [s], [v, k].
         backward_s: Time of its backward pass [s], [v, k].
-        forward_hop_s: Time of a message from each stage to the next, or from the last to the first [s], [p, k].
-        backward_hop_s: Time of a message from each stage to the one before [s], [p, k].
+        hop_s: Time of a message from each stage to the next, or from the last to the first, and then of a message from
+            each stage to the one before [s], [2p, k].
+        hop_leaves_host: Whether these messages go from host to host [2p, k].
         begin_s: Time for which each pass waits until its message begins [s], [k].
+        beside: Traffic of weights beside the passes.
     """
 
     forward_s: FloatArray
     backward_s: FloatArray
-    forward_hop_s: FloatArray
-    backward_hop_s: FloatArray
+    hop_s: FloatArray
+    hop_leaves_host: NDArray[np.bool_]
     begin_s: FloatArray
+    beside: BesidePasses
 
-    def silent(self) -> ChunkTimes:
+    def silent(self) -> Self:
         """Return the same passes with messages that take no time."""
-        none = np.zeros_like(self.forward_hop_s)
-        return replace(self, forward_hop_s=none, backward_hop_s=none, begin_s=np.zeros_like(self.begin_s))
+        return replace(self, hop_s=np.zeros_like(self.hop_s), begin_s=np.zeros_like(self.begin_s))
+
+    def without_weights(self) -> Self:
+        """Return the same passes and messages without traffic of weights."""
+        return replace(self, beside=self.beside.none())
 
 
 def join_times(times: Sequence[ChunkTimes]) -> ChunkTimes:
     """Return all configurations of several batches, one after the other."""
-    by_name = {f.name: np.concatenate([getattr(each, f.name) for each in times], axis=-1) for f in fields(ChunkTimes)}
-    return ChunkTimes(**by_name)
+    arrays = {
+        f.name: np.concatenate([getattr(one, f.name) for one in times], axis=-1)
+        for f in fields(ChunkTimes)
+        if f.name != "beside"
+    }
+    return ChunkTimes(**arrays, beside=BesidePasses.join([one.beside for one in times]))
 
 
 def pipeline_time_s(
     pp: int, vpp: int, num_micro_batches: int, times: ChunkTimes, *, overlaps_messages: bool
-) -> FloatArray:
-    """Compute the time from the first pass of a step to the end of its last one [s], [k].
+) -> tuple[FloatArray, FloatArray]:
+    """Compute the time from the first pass of a step until the last gradient is reduced [s], [k].
+
+    The second result is how much longer the exchange of a tied table's gradients takes [s], [k].
 
     Args:
         pp: Number of stages.
@@ -72,116 +94,123 @@ def pipeline_time_s(
     size = pp if vpp == 1 else int(of_round(np.array(num_micro_batches), pp))
     rounds = num_micro_batches // size
     timed = num_micro_batches if vpp == 1 and rounds < ROUNDS else min(rounds, ROUNDS) * size
-    order = _timed_order(pp, vpp, timed)
-    begin_s, end_s = _run(order, times, overlaps_messages=overlaps_messages)
-    longest = np.asarray(end_s.max(axis=0))
-    if timed == num_micro_batches:
-        return longest
-    # The first stage's forward passes of the last two rounds show how long a round takes.
-    last, before = (order.forward_of_first[timed - back * size] for back in (1, 2))
-    return np.asarray(longest + (begin_s[last] - begin_s[before]) * ((num_micro_batches - timed) / size))
+    order = timed_order(pp, vpp, timed)
+    run = _Run(order, times, overlaps_messages=overlaps_messages)
+    run.time(None)
+    passes_s = (times.forward_s + times.backward_s).mean(axis=0)
+    if overlaps_messages and (times.hop_s > _NOTICEABLE * passes_s).any():
+        run.time(_RELAXED * run.delays_s())
+    done_s = run.done_s()
+    if timed < num_micro_batches:
+        # The first stage's forward passes of the last two rounds show how long a round takes.
+        last, before = (order.forward_of_first[timed - back * size] for back in (1, 2))
+        done_s = done_s + (run.begin_s[last] - run.begin_s[before]) * ((num_micro_batches - timed) / size)
+    reduced_s = done_s.max(axis=0)
+    with_tied_s = np.maximum(reduced_s, np.maximum(done_s[0], done_s[-1]) + times.beside.tied_s)
+    return reduced_s, with_tied_s - reduced_s
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _TimedOrder:
-    """Passes of all stages, sorted into levels: a pass depends on passes of earlier levels only.
+class _Run:
+    """Begin and end of every pass [n, k], which are in the order of their levels."""
 
-    Attributes:
-        levels: Positions of the passes of each level.
-        previous: Position of the pass before on the same stage; n where there is none [n].
-        sender: Position of the pass whose result each pass needs; n where it needs none [n].
-        duration: Row of the pass among the forward passes [v] and the backward passes [v] of all virtual stages [n].
-        sent: Row of the pass's own message among the messages forward [p] and back [p]; 2p where it sends none [n].
-        received: Row of the message that the pass waits for; 2p where it waits for none [n].
-        forward_of_first: Position of the first virtual stage's forward pass of each micro-batch.
+    def __init__(self, order: TimedOrder, times: ChunkTimes, *, overlaps_messages: bool) -> None:
+        self.order, self.times, self.overlaps_messages = order, times, overlaps_messages
+        self.number, width = len(order.stage), times.forward_s.shape[1]
+        # Rows behind those of the passes: one per stage for the time before its first pass, and one for no pass.
+        rows = self.number + order.pp + 1
+        self.pass_s = np.concatenate([times.forward_s, times.backward_s])[order.duration]
+        hop_s = np.concatenate([times.hop_s, np.zeros((1, width))])
+        self.received_s, self.sent_s = hop_s[order.received], hop_s[order.sent]
+        self.begin_s = np.zeros((self.number, width))
+        self.end_s = np.zeros((rows, width))
+        # End of each message at its sender's end of the link, and whether it delays those of the other direction.
+        self.left_s = np.zeros((rows, width))
+        forward, backward = np.split(times.hop_leaves_host, 2)
+        self.shares_link = (forward == backward)[order.stage] if overlaps_messages else np.zeros(0)
+
+    def time(self, delay_s: FloatArray | None) -> None:
+        """Time all passes, with a further delay of the message that each receives [s], [n, k]."""
+        order, times = self.order, self.times
+        begin_s, end_s, left_s, pass_s = self.begin_s, self.end_s, self.left_s, self.pass_s
+        end_s[self.number : self.number + order.pp] = times.beside.first_layer_s
+        streams = WeightStreams(times.beside, order)
+        if self.overlaps_messages:
+            pass_s = pass_s + times.begin_s
+        for first, last in order.levels:
+            at = slice(first, last)
+            free, sender = end_s[order.previous[at]], order.sender[at]
+            if self.overlaps_messages:
+                come = left_s[sender] if delay_s is None else left_s[sender] + delay_s[at]
+            else:
+                come = np.maximum(free, end_s[sender]) + self.received_s[at]
+            if streams.is_active or order.moves_weights[first]:
+                come = come + streams.shared_s(at, come, self.received_s[at], times.hop_leaves_host)
+                np.maximum(free, come, out=begin_s[at])
+                end_s[at] = streams.end_s(at, begin_s[at], pass_s[at])
+            else:
+                np.maximum(free, come, out=begin_s[at])
+                np.add(begin_s[at], pass_s[at], out=end_s[at])
+            if self.overlaps_messages:
+                # The messages that a stage sends over the same link leave one after the other.
+                before = np.maximum(left_s[order.sent_before[at]], left_s[order.sent_back[at]] * self.shares_link[at])
+                sends = order.sends[at]
+                left_s[at] = np.where(sends, np.maximum(end_s[at], before) + self.sent_s[at], end_s[at])
+        self.streams = streams
+
+    def done_s(self) -> FloatArray:
+        """Return when each stage has reduced its gradients [s], [p, k]."""
+        last = self.order.last_of_stage
+        reduced_s = self.streams.stream_s[last]
+        return np.asarray(np.maximum(self.end_s[last], reduced_s) + self.times.beside.after_s)
+
+    def delays_s(self) -> FloatArray:
+        """Compute by how much shared links delay the message that each pass receives [s], [n, k].
+
+        Two messages at the same time take as long as both, one after the other. They meet where they leave a stage, or
+        where they come to one.
+        """
+        order, none = self.order, self.number + self.order.pp
+        crosses = np.concatenate([self.times.hop_leaves_host, np.zeros_like(self.times.hop_leaves_host[:1])])
+        # at the sender the messages of a stage leave one after the other; a later one slows down the one before
+        wanted_s, left_s = self.end_s[: self.number], self.left_s[: self.number]
+        leaving = _overlap_s(order, wanted_s, left_s, crosses[order.sent], order.sends[:, 0], looks_back=False)
+        come_s = self.left_s[order.sender]
+        is_sent = order.received < 2 * order.pp
+        coming = _overlap_s(order, come_s - self.received_s, come_s, crosses[order.received], is_sent, looks_back=True)
+        leaving = np.concatenate([leaving, np.zeros((order.pp + 1, leaving.shape[1]))])
+        delays = np.maximum(leaving[np.where(is_sent, order.sender, none)], coming)
+        return np.asarray(np.minimum(delays, self.received_s))
+
+
+def _overlap_s(
+    order: TimedOrder,
+    from_s: FloatArray,
+    to_s: FloatArray,
+    leaves_host: NDArray[np.bool_],
+    is_sent: NDArray[np.bool_],
+    *,
+    looks_back: bool,
+) -> FloatArray:
+    """Compute for how long each message of a stage is under way together with its neighbours on the same link [n, k].
+
+    Args:
+        order: Order of the passes.
+        from_s: Time at which the message of each pass sets out [s], [n, k].
+        to_s: Time at which it has come [s], [n, k].
+        leaves_host: Whether it goes from host to host [n, k].
+        is_sent: Whether the pass has a message [n].
+        looks_back: Whether messages before delay it too; otherwise those behind it alone.
     """
-
-    levels: tuple[IntArray, ...]
-    previous: IntArray
-    sender: IntArray
-    duration: IntArray
-    sent: IntArray
-    received: IntArray
-    forward_of_first: tuple[int, ...]
-
-
-@lru_cache(maxsize=256)
-def _timed_order(pp: int, vpp: int, num_micro_batches: int) -> _TimedOrder:
-    """Return the passes of 1F1B, or of the interleaved schedule, with what each of them waits for."""
-    order = one_forward_one_backward(pp, vpp, num_micro_batches)
-    num_virtual, number = pp * vpp, len(order.stage)
-    rows = list(
-        zip(*(part.tolist() for part in (order.stage, order.kind, order.micro_batch, order.chunk)), strict=True)
-    )
-    position = {(kind, micro, chunk * pp + stage): at for at, (stage, kind, micro, chunk) in enumerate(rows)}
-    previous, sender = np.full(number, number), np.full(number, number)
-    duration = np.empty(number, dtype=np.int64)
-    sent, received = np.full(number, 2 * pp), np.full(number, 2 * pp)
-    for at, (stage, kind, micro, chunk) in enumerate(rows):
-        virtual, is_forward = chunk * pp + stage, kind == Kind.FORWARD
-        if at and rows[at - 1][0] == stage:
-            previous[at] = at - 1
-        duration[at] = virtual if is_forward else num_virtual + virtual
-        before, after = (virtual - 1, virtual + 1) if is_forward else (virtual + 1, virtual - 1)
-        if 0 <= after < num_virtual:
-            sent[at] = stage if is_forward else pp + stage
-        if before == num_virtual:
-            sender[at] = position[Kind.FORWARD, micro, virtual]  # the last virtual stage turns round
-        elif before >= 0:
-            sender[at] = position[kind, micro, before]
-            received[at] = before % pp if is_forward else pp + before % pp
-    return _TimedOrder(
-        levels=_levels(previous.tolist(), sender.tolist()),
-        previous=previous,
-        sender=sender,
-        duration=duration,
-        sent=sent,
-        received=received,
-        forward_of_first=tuple(position[Kind.FORWARD, micro, 0] for micro in range(num_micro_batches)),
-    )
-
-
-def _levels(previous: list[int], sender: list[int]) -> tuple[IntArray, ...]:
-    """Sort passes into levels, each one above all that a pass waits for."""
-    number = len(previous)
-    level = [-1] * number + [0]
-    for first in range(number):
-        # A stack in place of recursion: the passes that one waits for come first.
-        stack = [first]
-        while stack:
-            at = stack[-1]
-            open_ones = [other for other in (previous[at], sender[at]) if level[other] < 0]
-            if open_ones:
-                stack += open_ones
-                continue
-            level[at] = 1 + max(level[previous[at]], level[sender[at]])
-            stack.pop()
-    by_level = np.array(level[:number])
-    in_order = np.argsort(by_level, kind="stable")
-    return tuple(np.split(in_order, np.cumsum(np.bincount(by_level)[1:])[:-1]))
-
-
-def _run(order: _TimedOrder, times: ChunkTimes, *, overlaps_messages: bool) -> tuple[FloatArray, FloatArray]:
-    """Return begin and end of every pass [s], each [n, k]."""
-    number, width = len(order.previous), times.forward_s.shape[1]
-    none = np.zeros((1, width))
-    durations = np.concatenate([times.forward_s, times.backward_s])
-    hops = np.concatenate([times.forward_hop_s, times.backward_hop_s, none])
-    begin, end = np.zeros((number, width)), np.zeros((number + 1, width))
-    sent_end = np.zeros((number + 1, width))  # end of the last message that the stage has sent
-    for level in order.levels:
-        free, sender = end[order.previous[level]], order.sender[level]
-        if overlaps_messages:
-            come = np.where((order.received[level] < len(hops) - 1)[:, None], sent_end[sender], end[sender])
-            begin[level] = np.maximum(free, come)
-            end[level] = begin[level] + durations[order.duration[level]] + times.begin_s
-            # A stage's messages leave one after the other.
-            before = sent_end[order.previous[level]]
-            sends = order.sent[level]
-            leaves = np.maximum(end[level], before) + hops[sends]
-            sent_end[level] = np.where((sends < len(hops) - 1)[:, None], leaves, before)
-        else:
-            hop = hops[order.received[level]]
-            begin[level] = np.maximum(free, end[sender]) + hop
-            end[level] = begin[level] + durations[order.duration[level]]
-    return begin, end
+    found = np.zeros_like(from_s)
+    at = order.by_stage[is_sent[order.by_stage]]
+    stage = order.stage[at]
+    begin, end, crosses = from_s[at], to_s[at], leaves_host[at]
+    for distance in range(1, _NEIGHBOURS + 1):
+        earlier, later = slice(None, -distance), slice(distance, None)
+        both = (stage[earlier] == stage[later])[:, None] & (crosses[earlier] == crosses[later])
+        together = np.minimum(end[earlier], end[later]) - np.maximum(begin[earlier], begin[later])
+        together = np.where(both, np.maximum(together, 0.0), 0.0)
+        found[at[earlier]] += together
+        if looks_back:
+            found[at[later]] += together
+    return found

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,6 @@ from numpy.typing import NDArray
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.training_job import TrainingJob
 from costmodels.step.weight_traffic import WeightTraffic
-from hardware.arrays import FloatArray
 
 
 def stage_variants(config: ParallelConfig) -> dict[int, ParallelConfig]:
@@ -77,7 +77,7 @@ def stage_tp_error(job: TrainingJob, config: ParallelConfig) -> str | None:
     return next((reason for is_wrong, reason in checks if is_wrong), None)
 
 
-def by_stage(of_variants: list[FloatArray], number: tuple[int, ...]) -> FloatArray:
+def by_stage(of_variants: list[NDArray[Any]], number: tuple[int, ...]) -> NDArray[Any]:
     """Take each stage's row from the array of its variant [pp, k]."""
     return np.asarray(np.stack(of_variants)[np.array(number), np.arange(len(number))])
 

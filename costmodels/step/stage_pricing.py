@@ -6,7 +6,7 @@ Letters: c kinds of stages, k configurations of one layout, w rows of weights (s
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
@@ -40,6 +40,8 @@ class StageTimes:
         optimizer_s: Time of the optimizer's step [s], [c, k].
         embedding: Share of the stage's weights that the embedding holds [c, k].
         layer: Share of the stage's weights that one layer holds [c, k].
+        weights_leave_host: Whether the collectives over weights go from host to host [c, k].
+        link_use: Share of a pass for which its own collectives use the same links as those over weights [c, k].
         kind_of_stage: Kind of every stage [pp].
         before: Number of stages of each kind (column) before the first stage of another (row) [c, c].
     """
@@ -51,8 +53,20 @@ class StageTimes:
     optimizer_s: FloatArray
     embedding: FloatArray
     layer: FloatArray
+    weights_leave_host: NDArray[np.bool_]
+    link_use: FloatArray
     kind_of_stage: IntArray
     before: IntArray
+
+    def take(self, index: IntArray) -> StageTimes:
+        """Select the configurations at the positions `index`."""
+        arrays = ("forward_s", "backward_s", "optimizer_s", "embedding", "layer", "weights_leave_host", "link_use")
+        return replace(
+            self,
+            parts_s={part: seconds.take(index, axis=1) for part, seconds in self.parts_s.items()},
+            traffic=self.traffic.take(index),
+            **{name: getattr(self, name).take(index, axis=1) for name in arrays},
+        )
 
     def whole_s(self) -> tuple[FloatArray, FloatArray]:
         """Return the forward and the backward pass, which share the traffic of weights by their lengths [s], [c, k]."""
@@ -89,6 +103,8 @@ class StagePricing:
             of_stages = place_stages(setting.cluster, weights, groups, self.stages.numbers)
         self.traffic = weight_traffic(setting.job, runtime, weights, of_stages, local, collective_time)
         self.issue_s = issue_s(runtime, weights, groups)
+        self.weights_leave_host = np.broadcast_to(of_stages.weights.hosts > 1, self.optimizer_s.shape)
+        self.layers_leave_host = {part: getattr(groups, part).hosts > 1 for part in ("tp", "cp", "up", "ep")}
 
     def times(self, costs: BlockCosts, vpp: IntArray) -> StageTimes:
         """Compute the times of every kind of stage.
@@ -114,6 +130,10 @@ class StagePricing:
         backward_s = pass_s * np.divide(backward, both, out=np.zeros_like(both), where=both > 0)
         forward_s = pass_s - backward_s
         parts["dp"] = self.traffic.take(row).per_micro_batch_s(runtime, forward_s, backward_s)
+        leaves_host = self.weights_leave_host.take(row, axis=1)
+        same_link_s = sum_of(
+            np.where(own[row] == leaves_host, parts[part], 0.0) for part, own in self.layers_leave_host.items()
+        )
         return StageTimes(
             parts_s=parts,
             forward_s=forward_s,
@@ -122,6 +142,8 @@ class StagePricing:
             optimizer_s=self.optimizer_s.take(row, axis=1),
             embedding=self.embedding_share.take(row, axis=1),
             layer=self.layer_share.take(row, axis=1),
+            weights_leave_host=leaves_host,
+            link_use=np.divide(same_link_s, pass_s, out=np.zeros_like(pass_s), where=pass_s > 0),
             kind_of_stage=stages.kind_of_stage,
             before=stages.before,
         )
@@ -150,8 +172,8 @@ def step_parts_s(
         vpp: Chunks per stage [k].
         num_micro_batches: Number of micro-batches of each configuration [k].
         hops: Messages between the stages of each configuration.
-        is_timed: Whether each pipeline is timed pass by pass, which gives its bubble and its waits for messages: its
-            bubble is then minus the work that the other parts count [k].
+        is_timed: Whether each pipeline is timed pass by pass, which gives its bubble and its waits for messages and for
+            weights beside passes: its bubble is then minus the work that the other parts count [k].
     """
     kind, pp = times.kind_of_stage, len(times.kind_of_stage)
     stage_s, passes_s = sum_of(times.parts_s.values()), (times.forward_s[kind], times.backward_s[kind])
@@ -174,16 +196,16 @@ def step_parts_s(
         layer=times.layer,
     )
     reduced_s, tied_s = times.traffic.per_step_s(runtime, outer, times.before)
-    parts["dp"] = parts["dp"] + reduced_s
+    parts["dp"] = parts["dp"] + np.where(is_timed, times.traffic.after_step_s(runtime), reduced_s)
     parts["optimizer"] = times.optimizer_s.max(axis=0)
     if is_timed.all():
-        return parts | {"pp": tied_s, "bubble": -num_micro_batches * stage_s[stage, everyone]}
+        return parts | {"pp": np.zeros(len(vpp)), "bubble": -num_micro_batches * stage_s[stage, everyone]}
     silent = (np.zeros((pp - 1, len(vpp))),) * 2
     bubble_s = idle_time_s(*passes_s, silent, num_micro_batches, vpp)[slowest, everyone]
     messages_s = (wait_s + idle_s)[slowest, everyone] - bubble_s
     messages_s += hops.rings_s(runtime, pp, vpp, num_micro_batches, *passes_s)
     parts["bubble"] = np.where(is_timed, -num_micro_batches * stage_s[stage, everyone], bubble_s)
-    parts["pp"] = tied_s + np.where(is_timed, 0.0, messages_s)
+    parts["pp"] = np.where(is_timed, 0.0, tied_s + messages_s)
     return parts
 
 

@@ -128,7 +128,6 @@ def _parts_s(
             breakdown[part][at] = seconds
         if is_timed.any():
             timed = np.flatnonzero(is_timed)
-            forward_s, backward_s = (passes[:, timed] for passes in times.whole_s())
             unlike += unlike_passes(
                 setting,
                 grid.take(at[timed]),
@@ -136,7 +135,7 @@ def _parts_s(
                 own.take(timed),
                 own_hops.take(timed),
                 num_micro_batches[at[timed]],
-                (forward_s, backward_s),
+                times.take(timed),
                 at[timed],
             )
     for part, seconds in timed_parts_s(setting.runtime, unlike, len(grid)).items():

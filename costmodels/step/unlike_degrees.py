@@ -15,7 +15,7 @@ import numpy as np
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.operators.kernels import CollectiveTime, KernelTime
-from costmodels.operators.layer_operators import unique_shapes
+from costmodels.operators.layer_operators import Block, unique_shapes
 from costmodels.step.block_costs import BlockCosts, shape_costs
 from costmodels.step.breakdown import BREAKDOWN
 from costmodels.step.layer_residuals import layer_residual
@@ -25,7 +25,7 @@ from costmodels.step.placement import pipelines, place
 from costmodels.step.stage_degrees import by_stage, most_slices, stage_variants, traffic_by_stage, variants_of_stages
 from costmodels.step.stage_pricing import StagePricing, StageTimes, step_parts_s, sum_of
 from costmodels.step.transfers import hops_of, transfer_collectives
-from costmodels.step.unlike_stages import UnlikePasses, passes_of, timed_parts_s
+from costmodels.step.unlike_stages import UnlikePasses, beside_passes, passes_of, timed_parts_s
 from hardware.arrays import FloatArray
 
 
@@ -66,7 +66,9 @@ def unlike_parts_s(
         parts = step_parts_s(runtime, times, grid.vpp[at], micro_batches, own_hops, is_timed=np.ones(1, dtype=np.bool_))
         for part, seconds in parts.items():
             breakdown[part][number] = seconds[0]
-        unlike.append(passes_of(config.pp, 1, int(micro_batches[0]), at, times.whole_s(), own_hops))
+        layers = pipelines(setting, ConfigGrid.from_configs([config])).each[0].stages.apart().held(Block.ATTENTION)
+        beside = beside_passes(runtime, times, layers, 1)
+        unlike.append(passes_of(config.pp, 1, int(micro_batches[0]), at, times.whole_s(), own_hops, beside))
         # The residual of a pipeline is the mean of its stages' (assumed).
         unexplained[number] = np.mean([log_residual[rows[variant][0]] for variant in of_stages])
     for part, seconds in timed_parts_s(runtime, unlike, len(grid)).items():
@@ -99,6 +101,8 @@ def _times_by_stage(every: Sequence[StageTimes], variant_of: tuple[int, ...]) ->
         optimizer_s=chosen([one.optimizer_s for one in every]),
         embedding=chosen([one.embedding for one in every]),
         layer=chosen([one.layer for one in every]),
+        weights_leave_host=by_stage([one.weights_leave_host for one in every], variant_of),
+        link_use=chosen([one.link_use for one in every]),
         kind_of_stage=of_first.kind_of_stage,
         before=of_first.before,
     )

@@ -117,6 +117,11 @@ class WeightTraffic:
             return exposed_s(runtime, self.each_gather, forward) + exposed_s(runtime, after, backward)
         return self.each_gather + after
 
+    def after_step_s(self, runtime: RuntimeProfile) -> FloatArray:
+        """Return the time of gathering weights where a runtime does so after its optimizer's step [s], [k]."""
+        gather_s = self.once_gather.max(axis=0)
+        return np.zeros_like(gather_s) if runtime.overlaps_weight_gather else np.asarray(gather_s)
+
     def per_step_s(
         self, runtime: RuntimeProfile, passes: OuterPasses, before: IntArray
     ) -> tuple[FloatArray, FloatArray]:

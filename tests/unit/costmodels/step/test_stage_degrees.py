@@ -44,17 +44,20 @@ def unlike(draw):
     return with_degrees(first, *(high,) * cut, *(low,) * (pp - cut))
 
 
-@pytest.mark.parametrize("cluster", [LIKE, MIXED], ids=lambda cluster: cluster.name)
-def test_like_degrees_are_an_ordinary_pipeline(cluster):
-    """If every stage has the configuration's tp, time, memory and simulation are those without stage_tp."""
+@pytest.mark.parametrize(("cluster", "within"), [(LIKE, 0.01), (MIXED, 1e-12)], ids=["like", "mixed"])
+def test_like_degrees_are_an_ordinary_pipeline(cluster, within):
+    """If every stage has the configuration's tp, time, memory and simulation are those without stage_tp.
+
+    On like hosts, formulas stand in place of timed passes.
+    """
     setting = setting_for(JOB, cluster)
     plain = ParallelConfig(pp=4, tp=4, dp=2, mbs=2)
     same = with_degrees(plain, 4, 4, 4, 4)
 
     without, with_ = (estimate_step(setting, grid_of(config)) for config in (plain, same))
-    assert with_.step_time_s[0] == pytest.approx(without.step_time_s[0], rel=1e-12)
+    assert with_.step_time_s[0] == pytest.approx(without.step_time_s[0], rel=within)
     assert {part: own[0] for part, own in with_.breakdown_s.items()} == pytest.approx(
-        {part: own[0] for part, own in without.breakdown_s.items()}
+        {part: own[0] for part, own in without.breakdown_s.items()}, abs=within * without.step_time_s[0]
     )
     peaks = [estimate_memory(setting, grid_of(config)).peak_bytes[0] for config in (plain, same)]
     assert peaks[1] == pytest.approx(peaks[0])
