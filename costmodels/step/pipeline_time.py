@@ -23,8 +23,8 @@ from costmodels.step.schedules import of_round
 from costmodels.step.timed_order import TimedOrder, timed_order
 from hardware.arrays import FloatArray
 
-ROUNDS = 4
-"""Rounds of micro-batches that are timed. Filling and emptying the pipeline take less than two rounds each."""
+ROUNDS = 5
+"""Rounds of micro-batches that are timed: filling and emptying the pipeline take less than two rounds each."""
 _NEIGHBOURS = 3
 """Number of messages before and after each on its link with which it may share the link."""
 _RELAXED = 0.5
