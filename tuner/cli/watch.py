@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,9 +22,11 @@ from tuner.terminal.console import printable, say
 
 if TYPE_CHECKING:  # these load numpy and Optuna
     from costmodels.job.parallel_config import ParallelConfig
+    from trials.link_probe.contract import AbstractProber
     from tuner.study_file.config import StudyConfig
     from tuner.watch.answer import Answer
     from tuner.watch.hosts import AbstractHosts
+    from tuner.watch.probing import Probing
     from tuner.watch.state import Kept
 
 SYSTEMS = ("ray", "slurm")
@@ -74,6 +78,13 @@ def watch(
         Path | None,
         Option(metavar="TRACE", help="With ray or slurm: CSV trace that tells how fast links are, and may grow."),
     ] = None,
+    probe: Annotated[
+        str | None,
+        Option(
+            metavar="SECONDS",
+            help="With ray or slurm: time between two measurements of the links by TCP; by default none.",
+        ),
+    ] = None,
     storage: Storage = None,
     overrides: Overrides = None,
     as_json: Annotated[
@@ -91,6 +102,7 @@ def watch(
     every_s = number("--every", every, above_zero=True)
     if network is not None and hosts_from not in SYSTEMS:
         raise ConfigError("is for ray and slurm: a trace tells of hosts and links", key="--network", value=str(network))
+    probe_s = None if probe is None else _probe_s(probe, hosts_from, network)
     config = load(study, overrides, storage)
     if config.own_step is not None:
         raise ConfigError(
@@ -121,10 +133,31 @@ def watch(
             state=file,
         )
         try:
-            hosts = _hosts(config, hosts_from, kept, ray_address, nodes, network)
-            watch_cluster(Watched(config), hosts, kept, rules, doing, running=chosen)
+            hosts, probing = _hosts(config, hosts_from, kept, ray_address, nodes, network, probe_s, doing.on_trouble)
+            with closing(probing) if probing is not None else nullcontext():
+                watch_cluster(Watched(config), hosts, kept, rules, doing, running=chosen, probing=probing)
         except KeyboardInterrupt:
             raise typer.Exit(PREEMPTED if is_preempted() else INTERRUPTED) from None
+
+
+def _probe_s(probe: str, hosts_from: str, network: Path | None) -> float:
+    """Return the time between two probes [s].
+
+    Raises:
+        ConfigError: The text is no time, or there is nothing to probe.
+    """
+    if hosts_from not in SYSTEMS:
+        raise ConfigError(
+            "is for ray and slurm: a trace has no hosts that can be reached",
+            key="--probe",
+            value=probe,
+            nearest="add rows to the trace when links slow down",
+        )
+    if network is not None:
+        raise ConfigError(
+            "and --network both tell how fast links are", key="--probe", value=probe, nearest="leave one of them out"
+        )
+    return number("--probe", probe, above_zero=True)
 
 
 def _parse(config: StudyConfig, text: str | None) -> ParallelConfig | None:
@@ -135,11 +168,19 @@ def _parse(config: StudyConfig, text: str | None) -> ParallelConfig | None:
 
 
 def _hosts(
-    config: StudyConfig, hosts_from: str, kept: Kept, ray_address: str | None, nodes: str | None, network: Path | None
-) -> AbstractHosts:
-    """Return what knows the hosts."""
+    config: StudyConfig,
+    hosts_from: str,
+    kept: Kept,
+    ray_address: str | None,
+    nodes: str | None,
+    network: Path | None,
+    probe_s: float | None,
+    on_trouble: Callable[[str], None],
+) -> tuple[AbstractHosts, Probing | None]:
+    """Return what knows the hosts, and what measures their links."""
     from hardware.dynamics import Trace
     from tuner.watch.hosts import FileHosts, NodeHosts, read_growing
+    from tuner.watch.probing import Probing
 
     cluster = config.setting.cluster
     if hosts_from not in SYSTEMS:
@@ -151,19 +192,33 @@ def _hosts(
                 value=hosts_from,
                 nearest=did_you_mean(hosts_from, SYSTEMS),
             )
-        return FileHosts(file, cluster)
+        return FileHosts(file, cluster), None
     if network is not None:
         read_growing(network, cluster)  # a mistake should be told at once
-    from tuner.watch.systems import nodes_of_ray, nodes_of_slurm
+    from tuner.watch.systems import job_to_probe, nodes_of_ray, nodes_of_slurm
 
+    prober: AbstractProber | None = None
     if hosts_from == "ray":
         from trials.ray_members import RayMembers
 
         members = RayMembers(ray_address or os.environ.get("RAY_ADDRESS") or "auto")
         look = partial(nodes_of_ray, members, cluster)
+        if probe_s is not None:
+            from trials.ray_probe import RayProber
+
+            prober = RayProber(members.ray)
     else:
         look = partial(nodes_of_slurm, nodes, cluster)
-    return NodeHosts(
+        if probe_s is not None:
+            from trials.command.slurm.prober import SlurmProber
+
+            prober = SlurmProber(job_to_probe(os.environ))
+    probing = (
+        None
+        if prober is None or probe_s is None
+        else Probing(prober, every_s=probe_s, links=kept.links, on_trouble=on_trouble)
+    )
+    hosts = NodeHosts(
         look,
         cluster,
         began_s=kept.began_s,
@@ -171,7 +226,9 @@ def _hosts(
         seats=kept.seats,
         events=kept.trace.events,
         network=(lambda: Trace(events=())) if network is None else partial(read_growing, network, cluster),
+        probe=None if probing is None else probing.look,
     )
+    return hosts, probing
 
 
 def _tell(answer: Answer, hook: str | None, *, as_json: bool) -> str:

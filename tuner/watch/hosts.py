@@ -6,10 +6,11 @@ was last written. For nodes it is the time since the watch began.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -129,6 +130,13 @@ class Seat:
     is_lost: bool = True
 
 
+Shares = Mapping[str | tuple[int, ...], float]
+"""Shares of links, named as in `LinkEvent`."""
+
+Probe = Callable[[Sequence[Seat], bool], Shares]
+"""Function that measures how fast the links of hosts are, as `NodeHosts` calls it."""
+
+
 class NodeHosts(AbstractHosts):
     """Hosts that are the nodes of a batch system.
 
@@ -144,6 +152,8 @@ class NodeHosts(AbstractHosts):
         events: Events that an earlier process has seen.
         network: Function that returns a trace whose last shares are those of the links now; it raises ConfigError if
             it cannot be read. Its times and its hosts do not count.
+        probe: Function that is given the places, and whether it may measure now, which takes seconds. It returns the
+            shares of links that it has measured.
         clock: Seconds since the epoch.
 
     Attributes:
@@ -161,10 +171,11 @@ class NodeHosts(AbstractHosts):
         seats: Sequence[Seat] = (),
         events: Sequence[HostEvent | LinkEvent] = (),
         network: Callable[[], Trace] = lambda: Trace(events=()),
+        probe: Probe | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._nodes, self._cluster, self._began_s, self._clock = nodes, cluster, began_s, clock
-        self._source, self._network = source, network
+        self._source, self._network, self._probe = source, network, probe
         self._needs = tuple(group.devices_per_host for group in cluster.groups for _ in range(group.hosts))
         self.seats = tuple(seats) or tuple(Seat() for _ in self._needs)
         self.events = list(events)
@@ -172,9 +183,6 @@ class NodeHosts(AbstractHosts):
     def look(self) -> Look:
         """Ask for the nodes, give each host its node, and note what has changed."""
         nodes, network = self._nodes(), self._network()
-        now_s = self._clock() - self._began_s
-        # a clock that was set back must not let a host change twice at once
-        now_s = max(now_s, self.events[-1].time_s + TICK_S if self.events else 0.0)
         self.seats = take_seats(self.seats, self._needs, nodes)
         lost = {host for host, seat in enumerate(self.seats) if seat.is_lost}
         if len(lost) == len(self.seats):
@@ -184,9 +192,14 @@ class NodeHosts(AbstractHosts):
                 value=self._source,
                 nearest="the cluster of the study says how many devices a host has",
             )
-        before = lost_hosts(Trace(events=tuple(self.events)), now_s)
-        self.events += [HostEvent(time_s=now_s, host=host, is_lost=host in lost) for host in sorted(lost ^ {*before})]
+        before = {*lost_hosts(Trace(events=tuple(self.events)), math.inf)}
         shares, known = _shares(network.events), _shares(self.events)
+        if self._probe is not None:  # the loss of a host should be answered first
+            shares = {**shares, **self._probe(self.seats, lost == before)}
+        now_s = self._clock() - self._began_s
+        # a clock that was set back must not let a host change twice at once
+        now_s = max(now_s, self.events[-1].time_s + TICK_S if self.events else 0.0)
+        self.events += [HostEvent(time_s=now_s, host=host, is_lost=host in lost) for host in sorted(lost ^ before)]
         self.events += [
             LinkEvent(time_s=now_s, link=link, share=shares.get(link, 1.0))
             for link in {**known, **shares}

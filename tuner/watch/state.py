@@ -17,11 +17,12 @@ from hardware.dynamics import Trace
 from hardware.io.config_file import read_text
 from hardware.io.errors import ConfigError
 from hardware.io.output_file import write_output
-from hardware.trace_file import format_trace, parse_trace
+from hardware.trace_file import LEAST_SHARE, format_trace, parse_trace
 from tuner.replan.cluster_states import Figures, Setup
 from tuner.study_file.config import StudyConfig
 from tuner.terminal.console import config_in_words
 from tuner.watch.hosts import Seat
+from tuner.watch.link_shares import Links, LinkShare, PairRates
 from tuner.watch.policy import Standing
 
 VERSION = 1
@@ -39,6 +40,7 @@ class Kept:
         told: Last answer in short, so that it is not given twice.
         seats: Nodes of the hosts; empty for a file.
         trace: Events that were seen; empty for a file, which has them itself.
+        links: What a probe has measured of links; empty without one.
     """
 
     source: str
@@ -48,6 +50,7 @@ class Kept:
     told: str = ""
     seats: tuple[Seat, ...] = ()
     trace: Trace = field(default_factory=lambda: Trace(events=()))
+    links: Links = field(default_factory=Links)
 
 
 def write_state(file: Path, config: StudyConfig, kept: Kept) -> None:
@@ -68,6 +71,10 @@ def write_state(file: Path, config: StudyConfig, kept: Kept) -> None:
         "told": kept.told,
         "seats": [asdict(seat) for seat in kept.seats],
         "trace": format_trace(kept.trace),
+        "links": {
+            "pairs": [asdict(one) for one in kept.links.pairs],
+            "shares": [asdict(one) for one in kept.links.shares],
+        },
     }
     write_output(file, json.dumps(told, indent=2, allow_nan=False) + "\n", option="--state")
 
@@ -192,7 +199,40 @@ def _kept_of(file: Path, config: StudyConfig, told: Mapping[str, Any]) -> Kept:
             for seat in told["seats"]
         ),
         trace=parse_trace(str(told["trace"]), config.setting.cluster, place=str(file)),
+        # states from before there was a probe have none
+        links=_links_of(told["links"]) if "links" in told else Links(),
     )
+
+
+def _links_of(told: Mapping[str, Any]) -> Links:
+    return Links(
+        pairs=tuple(
+            PairRates(
+                sender=str(one["sender"]),
+                receiver=str(one["receiver"]),
+                reference_bytes_per_s=_finite(one["reference_bytes_per_s"]),
+                recent_bytes_per_s=tuple(map(_positive, one["recent_bytes_per_s"])),
+            )
+            for one in told["pairs"]
+        ),
+        shares=tuple(
+            LinkShare(link=_link_of(one["link"]), share=_share(one["share"]), found=tuple(map(_share, one["found"])))
+            for one in told["shares"]
+        ),
+    )
+
+
+def _link_of(value: Any) -> tuple[str, ...]:
+    link = _texts(value)
+    if len(link) not in (1, 2) or list(link) != sorted({*link}):
+        raise ValueError(f"{value!r} is no link")
+    return link
+
+
+def _share(value: Any) -> float:
+    if not LEAST_SHARE <= _finite(value) <= 1:
+        raise ValueError(f"{value!r} is no share")
+    return float(value)
 
 
 def _finite(value: Any) -> float:

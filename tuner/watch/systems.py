@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
@@ -53,3 +53,19 @@ def nodes_of_slurm(names: str | None, cluster: Cluster) -> Sequence[Node]:
         for node in nodes
         if node.is_up
     ]
+
+
+def job_to_probe(environment: Mapping[str, str]) -> str:
+    """Return the number of the Slurm job in whose nodes a probe runs: the job of this process.
+
+    Raises:
+        ConfigError: This process runs in no job.
+    """
+    job = environment.get("SLURM_JOB_ID", "")
+    if not job.isdigit():
+        raise ConfigError(
+            "needs the job whose nodes it measures, and this watch runs in none",
+            key="--probe",
+            nearest="start the watch in the training's batch script, or set SLURM_JOB_ID to the job's number",
+        )
+    return job

@@ -14,6 +14,7 @@ from tuner.replan.present import Present, Watched
 from tuner.watch.answer import Answer, Seen, answer_of
 from tuner.watch.hosts import AbstractHosts, Look, NodeHosts
 from tuner.watch.policy import Decision, Rules, Standing, changed, decide, keep_accounts, next_look_s
+from tuner.watch.probing import Probing
 from tuner.watch.state import Kept, write_state
 
 MOST_BESIDES = 8
@@ -49,6 +50,7 @@ def watch_cluster(
     doing: Doing,
     *,
     running: ParallelConfig | None = None,
+    probing: Probing | None = None,
     clock: Callable[[], float] = time.time,
 ) -> None:
     """Watch a cluster until the process is ended, or for one answer.
@@ -60,12 +62,13 @@ def watch_cluster(
         rules: Rules of the decisions.
         doing: What to do with the answers.
         running: Configuration that runs now, in place of the kept one; None takes that, or the study's best.
+        probing: Probe that the hosts use, whose measurements are kept in the state; None for no probe.
         clock: Seconds since the epoch.
 
     Raises:
         ConfigError: The cluster cannot be seen at the first look, no configuration works, or `running` cannot run.
     """
-    watch = _Watch(watched, hosts, kept, rules, doing, clock)
+    watch = _Watch(watched, hosts, kept, rules, doing, probing, clock)
     watch.begin(running)
     while not doing.once:
         doing.sleep(watch.pause_s())
@@ -76,10 +79,17 @@ class _Watch:
     """Watch between two looks."""
 
     def __init__(
-        self, watched: Watched, hosts: AbstractHosts, kept: Kept, rules: Rules, doing: Doing, clock: Callable[[], float]
+        self,
+        watched: Watched,
+        hosts: AbstractHosts,
+        kept: Kept,
+        rules: Rules,
+        doing: Doing,
+        probing: Probing | None,
+        clock: Callable[[], float],
     ) -> None:
         self._watched, self._hosts, self._kept, self._rules = watched, hosts, kept, rules
-        self._doing, self._clock = doing, clock
+        self._doing, self._probing, self._clock = doing, probing, clock
         self._look: Look | None = None
         self._present: Present | None = None
         self._due_in_s = float("inf")
@@ -177,6 +187,8 @@ class _Watch:
     def _keep(self) -> None:
         if isinstance(self._hosts, NodeHosts):
             self._kept = replace(self._kept, seats=self._hosts.seats, trace=Trace(events=tuple(self._hosts.events)))
+        if self._probing is not None:
+            self._kept = replace(self._kept, links=self._probing.links)
         write_state(self._doing.state, self._watched.config, self._kept)
 
 

@@ -1,6 +1,11 @@
 """`meshtune watch` on real raylets, of which one is killed and another joins."""
 
+import json
+import os
+import signal
+
 from benchmarks.support.ray_nodes import RayNodes
+from tests.support.paced_hosts import PacedHosts
 from tests.support.studies.watch_process import ROOT, watching
 
 STUDY = f"""
@@ -32,3 +37,48 @@ def test_a_raylet_is_killed_and_another_joins(tmp_path):
     assert lost["best"]["names"] == ["127.0.0.3", "127.0.0.5"]
     assert back["events"] == []
     assert back["best"]["names"] == ["127.0.0.3", "127.0.0.7", "127.0.0.5"]
+
+
+FAST_BYTES_PER_S, SLOW_BYTES_PER_S = 20_000_000, 2_000_000
+
+
+def test_a_link_slows_down_and_recovers(tmp_path):
+    """A host that really sends at a tenth of its rate is named with its share, by a watch that goes on with what a
+    killed one has measured; when it sends as before, its link is back; a host that hangs is told, and changes nothing.
+    """
+    (tmp_path / "study.yaml").write_text(STUDY, encoding="utf-8")
+    paced = PacedHosts(tmp_path, ("a", "b", "c"), FAST_BYTES_PER_S)
+    state = tmp_path / "watched.watch.json"
+    with RayNodes(0) as nodes:
+        driver = dict(nodes.environment)
+        for name in ("a", "b", "c"):
+            nodes.environment = {**driver, **paced.environment, "PACED_HOST": name}
+            nodes.add(2)
+        options = ("--hosts-from", "ray", "--ray-address", nodes.address, "--probe", "0.1")
+        with watching(tmp_path, *options, environment=driver) as watch:
+            watch.wait_for("stay", 0)
+            watch.wait_for_state(lambda kept: measured_pairs(kept) == 6, state)
+        paced.set_pace("b", SLOW_BYTES_PER_S)
+        with watching(tmp_path, *options, environment=driver) as watch:
+            slow = watch.wait_for_event("h1 has 0.")
+            paced.set_pace("b", FAST_BYTES_PER_S)
+            back = watch.wait_for_event("h1 has 1 of")
+            actors = [process for process, command in nodes.on_node(2).items() if "_ProbeHost" in command]
+            for process in actors:
+                os.kill(process, signal.SIGSTOP)
+            watch.wait_for_trouble("the links of 127.0.0.4 cannot be probed: gave no answer within")
+            later = watch.answers()[watch.answers().index(back) + 1 :]
+
+    kept = json.loads(state.read_text(encoding="utf-8"))
+    references = [pair["reference_bytes_per_s"] for pair in kept["links"]["pairs"]]
+    share = float(slow["events"][0].split()[2])
+    assert len(actors) == 1
+    assert [answer["events"] for answer in later if answer["events"]] == []
+    assert len(slow["events"]) == len(back["events"]) == 1
+    assert 0.05 < share < 0.4
+    assert max(references) < 2 * FAST_BYTES_PER_S
+
+
+def measured_pairs(kept):
+    """The number of pairs with a reference in a watch's state."""
+    return sum(pair["reference_bytes_per_s"] > 0 for pair in kept["links"]["pairs"])

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,14 @@ class Watch:
     """
 
     def __init__(self, folder: Path, *options: str, environment: Mapping[str, str] | None = None) -> None:
+        surroundings = {**(os.environ if environment is None else environment)}
+        paths = filter(None, (str(ROOT), surroundings.get("PYTHONPATH")))
         self.out, self.err = folder / "answers.jsonl", folder / "trouble.txt"
         with self.out.open("ab") as out, self.err.open("ab") as err:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tuner", "watch", "study.yaml", "--json", "--every", "0.2", *options],
                 cwd=folder,
-                env={**(os.environ if environment is None else environment), "PYTHONPATH": str(ROOT)},
+                env={**surroundings, "PYTHONPATH": os.pathsep.join(paths)},
                 stdout=out,
                 stderr=err,
             )
@@ -48,6 +50,33 @@ class Watch:
         found = self.answers()[at]
         assert found["decision"] == decision, found
         return found
+
+    def wait_for_event(self, begin: str) -> dict[str, Any]:
+        """Wait for an answer with an event that begins so, and return the first one."""
+        deadline_s = time.monotonic() + LIMIT_S
+        while True:
+            for answer in self.answers():
+                if any(event.startswith(begin) for event in answer["events"]):
+                    return answer
+            assert self.process.poll() is None, self.err.read_text(encoding="utf-8")
+            assert time.monotonic() < deadline_s, (self.answers(), self.err.read_text(encoding="utf-8"))
+            time.sleep(0.1)
+
+    def wait_for_state(self, is_enough: Callable[[dict[str, Any]], bool], file: Path) -> None:
+        """Wait until the state that it keeps is enough."""
+        deadline_s = time.monotonic() + LIMIT_S
+        while not (file.exists() and is_enough(json.loads(file.read_text(encoding="utf-8")))):
+            assert self.process.poll() is None, self.err.read_text(encoding="utf-8")
+            assert time.monotonic() < deadline_s, (file.read_text(encoding="utf-8"), self.err.read_text("utf-8"))
+            time.sleep(0.1)
+
+    def wait_for_trouble(self, text: str) -> None:
+        """Wait until it has written this to standard error."""
+        deadline_s = time.monotonic() + LIMIT_S
+        while text not in (told := self.err.read_text(encoding="utf-8")):
+            assert self.process.poll() is None, told
+            assert time.monotonic() < deadline_s, told
+            time.sleep(0.1)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ GONE = frozenset(
 )
 """States, and flags behind them, of nodes on which no job should run. An administrator drains a node to take it out."""
 
-_FIELD = re.compile(r"(?:^| )(NodeName|State|Gres|CPUTot|Reason)=(\S*)")
+_FIELD = re.compile(r"(?:^| )(NodeName|NodeAddr|State|Gres|CPUTot|Reason)=(\S*)")
 _GPUS = re.compile(r"gpu(?::[^:(]+)?:([0-9]{1,6})")
 
 
@@ -33,12 +33,14 @@ class SlurmNode:
         state: State with its flags, such as IDLE+DRAIN.
         cpus: Number of cores.
         gpus: Number of GPUs; None if the cluster does not count them.
+        address: Address at which Slurm reaches the node.
     """
 
     name: str
     state: str
     cpus: int
     gpus: int | None
+    address: str = ""
 
     @property
     def is_up(self) -> bool:
@@ -81,6 +83,7 @@ def read_nodes(text: str) -> tuple[SlurmNode, ...]:
                     state=fields["State"],
                     cpus=int(cpus) if cpus.isdigit() else 0,
                     gpus=sum(gres) if gres else None,
+                    address=fields.get("NodeAddr", fields["NodeName"]),
                 )
             )
     if not found:
