@@ -26,6 +26,7 @@ from tuner.storage.opening import find_study, open_store, reading
 from tuner.storage.record import MEANING
 from tuner.study_file.config import StudyConfig, load_study
 from tuner.watch.hosts import Seat
+from tuner.watch.link_shares import Links, LinkShare, PairRates
 from tuner.watch.policy import Standing
 from tuner.watch.state import Kept, read_state, write_state
 
@@ -151,7 +152,10 @@ def _watch() -> bytes:
         standing = Standing(running=setup, since_s=7.0, at_s=8.0, figures=figures, lost_steps={setup: 2.5})
         seats = tuple(Seat(node=f"n{host}", is_lost=False) for host in hosts)
         slow = Trace(events=(LinkEvent(time_s=1.0, link="inter", share=0.5),))
-        write_state(file, config, Kept(source="slurm", began_s=1e9, standing=standing, seats=seats, trace=slow))
+        pair = PairRates(sender="n0", receiver="n1", reference_bytes_per_s=1e9, recent_bytes_per_s=(9e8,))
+        links = Links(pairs=(pair,), shares=(LinkShare(link=("n0", "n1"), share=0.5, found=(0.25,)),))
+        kept = Kept(source="slurm", began_s=1e9, standing=standing, seats=seats, trace=slow, links=links)
+        write_state(file, config, kept)
         return file.read_bytes()
 
 

@@ -57,7 +57,7 @@ def test_a_link_slows_down_and_recovers(tmp_path):
         options = ("--hosts-from", "ray", "--ray-address", nodes.address, "--probe", "0.1")
         with watching(tmp_path, *options, environment=driver) as watch:
             watch.wait_for("stay", 0)
-            watch.wait_for_state(lambda kept: measured_pairs(kept) == 6, state)
+            watch.wait_for_references(6, state)
         paced.set_pace("b", SLOW_BYTES_PER_S)
         with watching(tmp_path, *options, environment=driver) as watch:
             slow = watch.wait_for_event("h1 has 0.")
@@ -77,8 +77,3 @@ def test_a_link_slows_down_and_recovers(tmp_path):
     assert len(slow["events"]) == len(back["events"]) == 1
     assert 0.05 < share < 0.4
     assert max(references) < 2 * FAST_BYTES_PER_S
-
-
-def measured_pairs(kept):
-    """The number of pairs with a reference in a watch's state."""
-    return sum(pair["reference_bytes_per_s"] > 0 for pair in kept["links"]["pairs"])

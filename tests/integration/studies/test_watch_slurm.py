@@ -3,6 +3,7 @@
 import pytest
 
 from tests.support.own_slurm import own_slurm
+from tests.support.paced_hosts import PacedHosts
 from tests.support.studies.watch_process import ROOT, watching
 from trials.command.slurm.nodes import read_nodes, slurm_nodes
 from trials.command.slurm.queue import QueueError
@@ -42,6 +43,29 @@ def test_a_node_goes_down_and_comes_back(tmp_path):
     assert back["best"]["names"] == ["node0", "node1", "node2"]
     assert fewer["forced"]
     assert fewer["best"]["names"] == ["node0", "node2"]
+
+
+def test_a_link_slows_down_and_recovers(tmp_path):
+    """In a job of two nodes, one of which really sends at a tenth of its rate, the path between them is named with its
+    share, and as whole when it is; a node that the job lacks is told and not guessed.
+    """
+    (tmp_path / "study.yaml").write_text(STUDY.replace("hosts: 3", "hosts: 2"), encoding="utf-8")
+    with own_slurm(num_nodes=3) as cluster:
+        paced = PacedHosts(tmp_path, cluster.nodes, 20_000_000)
+        job = cluster.submit("--nodes=2", "--nodelist=node[0-1]", "--wrap=sleep 600")
+        options = ("--hosts-from", "slurm", "--settle", "1e9", "--probe", "0.1", "--nodes")
+        environment = {**cluster.environment, **paced.environment, "SLURM_JOB_ID": job}
+        with watching(tmp_path, *options, "node[0-1]", environment=environment) as watch:
+            watch.wait_for_references(2, tmp_path / "watched.watch.json")
+            paced.set_pace("node1", 2_000_000)
+            slow = watch.wait_for_event("h0-h1 has 0.")
+            paced.set_pace("node1", 20_000_000)
+            back = watch.wait_for_event("h0-h1 has 1 of")
+        with watching(tmp_path, *options, "node[1-2]", environment=environment) as watch:
+            watch.wait_for_trouble("the links of node1, node2 cannot be probed")
+
+    assert len(slow["events"]) == len(back["events"]) == 1
+    assert 0.05 < float(slow["events"][0].split()[2]) < 0.4
 
 
 def test_states_and_gpus_are_read():

@@ -78,6 +78,12 @@ class Watch:
             assert time.monotonic() < deadline_s, told
             time.sleep(0.1)
 
+    def wait_for_references(self, count: int, state: Path) -> None:
+        """Wait until its probe has a reference for this number of pairs of hosts."""
+        self.wait_for_state(
+            lambda kept: sum(pair["reference_bytes_per_s"] > 0 for pair in kept["links"]["pairs"]) == count, state
+        )
+
 
 @contextmanager
 def watching(folder: Path, *options: str, environment: Mapping[str, str] | None = None) -> Iterator[Watch]:

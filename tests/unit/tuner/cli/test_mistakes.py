@@ -59,6 +59,10 @@ watch STUDY --hosts-from slrum -> --hosts-from = 'slrum' | did you mean 'slurm'?
 watch STUDY --hosts-from no.csv -> no.csv | no such file
 watch STUDY --hosts-from no.csv --network no.csv -> --network = 'no.csv' | is for ray and slurm
 watch STUDY --hosts-from slurm --network no.csv -> no.csv | no such file
+watch STUDY --hosts-from no.csv --probe 60 -> --probe = '60' | is for ray and slurm
+watch STUDY --hosts-from slurm --network no.csv --probe 60 -> --probe = '60' | both tell how fast links are
+watch STUDY --hosts-from ray --probe often -> --probe = 'often' | above 0
+watch STUDY --hosts-from slurm --probe 60 -> --probe | this watch runs in none
 watch STUDY --hosts-from no.csv --settle soon -> --settle = 'soon' | at least 0
 watch STUDY --hosts-from no.csv --horizon 0 -> --horizon = '0' | above 0
 watch STUDY --hosts-from FOLDER/events.csv --config tp=4 -> --config | cannot run on the 1 hosts

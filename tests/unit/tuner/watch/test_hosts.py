@@ -162,3 +162,23 @@ def test_a_monitor_tells_how_fast_links_are(tmp_path):
     assert list(first.trace.events) == slow[:1]
     assert list(second.trace.events) == slow
     assert list(third.trace.events) == [*slow, LinkEvent(time_s=120.0, link=(1,), share=1.0)]
+
+
+def test_a_probe_tells_how_fast_links_are():
+    """The shares of a probe are events from when it finds them; a lost host is answered before it measures again."""
+    sights, clock = iter([NAMES[:3], NAMES[:3], NAMES[:2], NAMES[:2]]), iter((100.0, 110.0, 120.0, 130.0))
+    shares, asked = iter([{}, {(1,): 0.5}, {(1,): 0.5}, {}]), []
+
+    def probe(seats, may_measure):
+        asked.append(([seat.node for seat in seats], may_measure))
+        return next(shares)
+
+    hosts = NodeHosts(
+        lambda: nodes(next(sights)), CLUSTER, began_s=0.0, source="ray", probe=probe, clock=lambda: next(clock)
+    )
+    looks = [hosts.look() for _ in range(4)]
+    slow, lost = LinkEvent(time_s=110.0, link=(1,), share=0.5), HostEvent(time_s=120.0, host=2, is_lost=True)
+
+    assert [len(look.trace.events) for look in looks] == [0, 1, 2, 3]
+    assert looks[3].trace.events == (slow, lost, LinkEvent(time_s=130.0, link=(1,), share=1.0))
+    assert asked == [([*NAMES[:3]], may_measure) for may_measure in (True, True, False, True)]

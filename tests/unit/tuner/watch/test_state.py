@@ -12,6 +12,7 @@ from tests.support.studies.broken_studies import study
 from tuner.replan.cluster_states import Figures, Setup
 from tuner.study_file.config import load_study
 from tuner.watch.hosts import Seat
+from tuner.watch.link_shares import Links, LinkShare, PairRates
 from tuner.watch.policy import Standing
 from tuner.watch.state import Kept, locked, read_state, write_state
 
@@ -40,6 +41,10 @@ def kept(config):
         told="stay",
         seats=(Seat(node="n1", identity="x", losses=2, is_lost=False), Seat()),
         trace=Trace(events=(HostEvent(time_s=1 / 3, host=1, is_lost=True),)),
+        links=Links(
+            pairs=(PairRates(sender="n1", receiver="n2", reference_bytes_per_s=1e9 / 3, recent_bytes_per_s=(2.5e8,)),),
+            shares=(LinkShare(link=("n1", "n2"), share=1 / 3), LinkShare(link=("n1",), found=(0.1,))),
+        ),
     )
 
 
@@ -66,6 +71,14 @@ def test_the_state_is_read_as_it_was_written(tmp_path, config, kept):
         lambda told: told["running"]["setup"].update(hosts=[1, 2]),
         lambda told: told["running"]["setup"].update(config="tp=0"),
         lambda told: told["running"]["figures"].update(step_time_s=0),
+        lambda told: told.update(links=[]),
+        lambda told: told["links"]["pairs"][0].update(reference_bytes_per_s=-1.0),
+        lambda told: told["links"]["pairs"][0].update(recent_bytes_per_s=[0.0]),
+        lambda told: told["links"]["shares"][0].update(share=1.5),
+        lambda told: told["links"]["shares"][0].update(share=0.0),
+        lambda told: told["links"]["shares"][0].update(link=["n2", "n1"]),
+        lambda told: told["links"]["shares"][0].update(link=[]),
+        lambda told: told["links"]["shares"][1].update(found=["slow"]),
         lambda told: told.update(trace="time_s,link,share\n1,h7,lost\n"),
     ],
 )
@@ -79,6 +92,17 @@ def test_a_broken_state_is_refused(tmp_path, config, kept, change):
 
     with pytest.raises(ConfigError, match=r"is no state of a watch.*state\.json|state\.json.*is no state of a watch"):
         read_state(file, config)
+
+
+def test_a_state_from_before_there_was_a_probe_is_read(tmp_path, config, kept):
+    """A state without links is that of a watch that has measured none."""
+    file = tmp_path / "state.json"
+    write_state(file, config, kept)
+    told = json.loads(file.read_text(encoding="utf-8"))
+    del told["links"]
+    file.write_text(json.dumps(told), encoding="utf-8")
+
+    assert read_state(file, config) == replace(kept, links=Links())
 
 
 def test_the_state_of_another_study_is_refused(tmp_path, config, kept):
