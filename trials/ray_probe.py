@@ -131,7 +131,7 @@ class RayProber(AbstractProber):
             try:
                 answers[name] = self._ray.get(reference)
             except self._ray.exceptions.RayError as error:
-                troubles[name] = first_line(error)
+                troubles[name] = first_line(getattr(error, "cause", None) or error)  # what the actor itself has raised
         return answers, late
 
     def _end(self, identity: str) -> None:
