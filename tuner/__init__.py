@@ -5,7 +5,7 @@ sampler that chooses the trials.
 
 Python users import from here; docs/python.md shows how:
 
-    from tuner import ThompsonSampler, load_study, make_sampler, predict, rank, run_study
+    from tuner import ThompsonSampler, load_study, make_sampler, place_models, predict, rank, run_study
     from tuner import parallelize_as, pin_layouts, plan_jax, plan_torch
 
 Each name is loaded, with its libraries, when it is first used. `import tuner` alone loads nothing.
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers and editors; nothing is loaded at import time
     from tuner.answers.predictions import predict, rank
+    from tuner.place.placing import place_models
     from tuner.planners.jax_pinned import pin_layouts
     from tuner.planners.jax_plans import plan_jax
     from tuner.planners.torch_plans import plan_torch
@@ -33,6 +34,7 @@ __all__ = [
     "make_sampler",
     "parallelize_as",
     "pin_layouts",
+    "place_models",
     "plan_jax",
     "plan_torch",
     "predict",
@@ -48,6 +50,7 @@ _MODULES = {
     "plan_torch": "planners",
     "parallelize_as": "planners",
     "pin_layouts": "planners",
+    "place_models": "place.placing",
     "predict": "answers.predictions",
     "rank": "answers.predictions",
     "run_study": "run.loop",

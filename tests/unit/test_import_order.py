@@ -116,7 +116,7 @@ ROOMS: dict[str, set[str]] = {
         ),
         *("tuner.terminal", "tuner.watch", "tuner.report", "tuner.dashboard"),
     },
-    "tuner": {"tuner.search", "tuner.study_file", "tuner.answers", "tuner.run", "tuner.cli"},
+    "tuner": {"tuner.search", "tuner.study_file", "tuner.answers", "tuner.place", "tuner.run", "tuner.cli"},
 }
 
 # The paths in which a library may be imported.

@@ -50,23 +50,21 @@ def place(
         check_out(trace, "--trace")
 
     from hardware.io.output_file import write_output
-    from tuner.place.answer import answer_json, check_answer
-    from tuner.place.answer import place as search
-    from tuner.place.exports.registry import export_placement, launchable_by
-    from tuner.place.placement_file import read_placement
+    from tuner.place.placing import place_file, placed_json
     from tuner.place.timeline import chrome_trace
 
-    workload = read_placement(file)
-    if export is not None:
-        workload = launchable_by(workload, export)
-    answer = search(workload, time_s=limit_s, gap=share, on_progress=lambda line: typer.echo(line, err=True))
-    check_answer(answer)
+    answer, exported = place_file(
+        file,
+        time_s=limit_s,
+        gap=share,
+        framework=export,
+        option="--export",
+        on_progress=lambda line: typer.echo(line, err=True),
+    )
     if trace is not None and answer.state is not None:
         write_output(trace, chrome_trace(answer.problem, answer.state) + "\n")
-    exported = export_placement(answer.problem, answer.state, export) if export and answer.state is not None else None
     if as_json:
-        told = {"export": {"lines": exported.lines, "notes": exported.notes}} if exported else {}
-        print_json(answer_json(answer) | told)
+        print_json(placed_json(answer, exported))
     elif exported is not None:
         for line in (*exported.lines, *(f"# {note}" for note in exported.notes)):
             typer.echo(printable(line))

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 import tuner
 from hardware.io.errors import ConfigError
 from tests.support.documented import ROOT, blocks_of
+from tests.support.settings.placements import PLACEMENTS
 from tuner.cli.main import app
 from tuner.run.studies import make_sampler
 from tuner.search.sampler import ThompsonSampler
@@ -69,6 +70,38 @@ def test_rank_and_predict_return_what_the_commands_print(file):
     found = [tuner.predict(file, wanted), tuner.predict(load_study(file), {"pp": 2, "tp": 4, "dp": 1})]
     assert found[0] == found[1]
     assert json.loads(json.dumps(found[0])) == printed("predict", "--config", wanted)
+
+
+def test_place_models_returns_what_the_command_prints():
+    """The plain result has the keys of the command's JSON, with the framework's arguments, and is no worse than its
+    baselines; what runs on a clock aside, both are the same placement.
+    """
+    file = PLACEMENTS / "ppo-7b-16.yaml"
+    told = CliRunner().invoke(
+        app, ["place", str(file), "--time-limit", "2", "--gap", "0.5", "--export", "verl", "--json"]
+    )
+    printed = json.loads(told.stdout)
+    found = tuner.place_models(str(file), time_limit_s=2, gap=0.5, framework="verl")
+
+    assert json.loads(json.dumps(found)).keys() == printed.keys()
+    assert found["gap"] <= 0.5
+    assert [module["name"] for module in found["modules"]] == [module["name"] for module in printed["modules"]]
+    assert all(found["step_time_s"] <= one["step_time_s"] for one in found["baselines"] if one["step_time_s"])
+    assert any(line.startswith("trainer.nnodes=") for line in found["export"]["lines"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"time_limit_s": 0}, "time_limit_s = 0: must be a number above 0"),
+        ({"gap": float("nan")}, "gap = nan: must be a number of at least 0"),
+        ({"framework": "ver1"}, "framework = 'ver1': is no framework of placements"),
+    ],
+)
+def test_a_wrong_argument_of_place_models_is_named(arguments, message):
+    """An argument that can't work is one message with its name and its rule."""
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        tuner.place_models(PLACEMENTS / "ppo-7b-16.yaml", **arguments)
 
 
 def test_what_cannot_be_launched_is_refused(file):

@@ -13,21 +13,26 @@ from tuner.place.workload import Workload
 EXPORTERS = {"verl": (launchable_by_verl, export_to_verl), "openrlhf": (launchable_by_openrlhf, export_to_openrlhf)}
 
 
-def launchable_by(workload: Workload, framework: str) -> Workload:
+def launchable_by(workload: Workload, framework: str, *, option: str = "--export") -> Workload:
     """Return a workload that only has the placements that a framework can launch.
+
+    Args:
+        workload: Modules and their cluster.
+        framework: Name of the framework.
+        option: Option or argument that names the framework, for messages.
 
     Raises:
         ConfigError: There is no such framework, or the workload is no RL post-training.
     """
     if framework not in EXPORTERS:
         nearest = did_you_mean(framework, EXPORTERS)
-        raise ConfigError("is no framework of placements", key="--export", value=framework, nearest=nearest)
+        raise ConfigError("is no framework of placements", key=option, value=framework, nearest=nearest)
     if not roles_of(workload):
         raise ConfigError(
             "needs a module that trains and sends its weights to one that generates",
-            key="--export",
+            key=option,
             value=framework,
-            nearest="--json prints every placement",
+            nearest="leave it out to search every placement",
         )
     return EXPORTERS[framework][0](workload)
 
