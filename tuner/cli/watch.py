@@ -114,6 +114,7 @@ def watch(
 
     from tuner.replan.present import Watched
     from tuner.replan.replanning import Assumptions
+    from tuner.run.driver import interrupts_held
     from tuner.watch.policy import Rules
     from tuner.watch.state import Kept, locked, read_state
     from tuner.watch.watching import Doing, watch_cluster
@@ -133,7 +134,10 @@ def watch(
             state=file,
         )
         try:
-            hosts, probing = _hosts(config, hosts_from, kept, ray_address, nodes, network, probe_s, doing.on_trouble)
+            with interrupts_held():  # joining Ray replaces the handler of SIGTERM
+                hosts, probing = _hosts(
+                    config, hosts_from, kept, ray_address, nodes, network, probe_s, doing.on_trouble
+                )
             with closing(probing) if probing is not None else nullcontext():
                 watch_cluster(Watched(config), hosts, kept, rules, doing, running=chosen, probing=probing)
         except KeyboardInterrupt:

@@ -6,7 +6,7 @@ import signal
 
 from benchmarks.support.ray_nodes import RayNodes
 from tests.support.paced_hosts import PacedHosts
-from tests.support.studies.watch_process import ROOT, watching
+from tests.support.studies.watch_process import LIMIT_S, ROOT, watching
 
 STUDY = f"""
 name: watched
@@ -44,7 +44,8 @@ FAST_BYTES_PER_S, SLOW_BYTES_PER_S = 20_000_000, 2_000_000
 
 def test_a_link_slows_down_and_recovers(tmp_path):
     """A host that really sends at a tenth of its rate is named with its share, by a watch that goes on with what a
-    killed one has measured; when it sends as before, its link is back; a host that hangs is told, and changes nothing.
+    killed one has measured; when it sends as before, its link is back. A host that hangs is told and changes nothing,
+    and the watch ends in order when it is told to.
     """
     (tmp_path / "study.yaml").write_text(STUDY, encoding="utf-8")
     paced = PacedHosts(tmp_path, ("a", "b", "c"), FAST_BYTES_PER_S)
@@ -68,10 +69,13 @@ def test_a_link_slows_down_and_recovers(tmp_path):
                 os.kill(process, signal.SIGSTOP)
             watch.wait_for_trouble("the links of 127.0.0.4 cannot be probed: gave no answer within")
             later = watch.answers()[watch.answers().index(back) + 1 :]
+            watch.process.send_signal(signal.SIGTERM)
+            status = watch.process.wait(LIMIT_S)
 
     kept = json.loads(state.read_text(encoding="utf-8"))
     references = [pair["reference_bytes_per_s"] for pair in kept["links"]["pairs"]]
     share = float(slow["events"][0].split()[2])
+    assert status == 75
     assert len(actors) == 1
     assert [answer["events"] for answer in later if answer["events"]] == []
     assert len(slow["events"]) == len(back["events"]) == 1
