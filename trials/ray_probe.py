@@ -66,7 +66,7 @@ class RayProber(AbstractProber):
             known = [pair for pair in pairs if not troubles.keys() & {*pair}]
             for pair, arrived in self._run_round(known, nodes, troubles).items():
                 if arrived.rate_bytes_per_s is not None:
-                    rates[pair] = arrived.rate_bytes_per_s
+                    rates[pair] = max(rates.get(pair, 0.0), arrived.rate_bytes_per_s)
                 else:
                     troubles.setdefault(name_pair(pair), arrived.trouble)
         for name, identity in nodes.items():

@@ -15,7 +15,7 @@ class Measured:
     """Result of one probe of a cluster.
 
     Attributes:
-        rates_bytes_per_s: Rate at which bytes arrived, of each pair that was measured [bytes/s].
+        rates_bytes_per_s: Highest rate at which bytes arrived in a round, of each pair that was measured [bytes/s].
         troubles: Reason for each host that does not answer, and for each pair whose receiver cannot be reached, by the
             name of the host or `sender -> receiver`.
     """
@@ -34,7 +34,7 @@ class AbstractProber(ABC):
         It raises nothing for a host that fails: what cannot be measured is a trouble of the result.
 
         Args:
-            rounds: Pairs of each round, which have no host in common.
+            rounds: Pairs of each round, which have no host in common. A pair may be in several rounds.
             nodes: Identity of each host, as the batch system knows it, by the host's name.
         """
 

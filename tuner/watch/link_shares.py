@@ -19,8 +19,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from hardware.trace_file import LEAST_SHARE
+from trials.link_probe.contract import HostPair
 
-HostPair = tuple[str, str]
 NamedLink = tuple[str, ...]
 """Name of a node, for its NICs, or the names of two in ascending order, for the path between them."""
 

@@ -13,6 +13,11 @@ from tuner.watch.link_shares import Links, Steps, learn, shares_of_hosts
 PAIRS_PER_HOST = 8
 """Number of pairs for each host whose rates are kept. A ring has two; others were neighbours while hosts were lost."""
 
+TRANSFERS = 3
+"""Number of transfers of each pair in a probe, of which the fastest counts: traffic of the training makes transfers
+slower and nothing makes them faster. The training has to meet all of them to be taken for a slow link.
+"""
+
 
 class Probing:
     """Probe of the hosts that a watch sees.
@@ -60,7 +65,9 @@ class Probing:
         pairs = pairs_of_ring([seat.node for seat in seats], self.links.slow_pairs)
         if not pairs:
             return
-        measured = self._prober.measure(disjoint_rounds(pairs), {seat.node: seat.identity for seat in seats})
+        measured = self._prober.measure(
+            TRANSFERS * disjoint_rounds(pairs), {seat.node: seat.identity for seat in seats}
+        )
         for what, why in sorted(measured.troubles.items()):
             if what not in self._told:
                 self._on_trouble(f"the links of {what} cannot be probed: {why}")

@@ -97,7 +97,7 @@ def _run_round(
             if sent["sent"] or arrived["rate"] is None:
                 troubles[name_pair((sender, receiver))] = str(sent["sent"] or arrived["trouble"])
             else:
-                rates[sender, receiver] = float(arrived["rate"])
+                rates[sender, receiver] = max(rates.get((sender, receiver), 0.0), float(arrived["rate"]))
 
 
 class _Step:
