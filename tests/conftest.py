@@ -26,6 +26,7 @@ LONG = (
     "tests/integration/studies/test_password.py",
     "tests/integration/ray/test_ray_executor.py",
     "tests/integration/ray/test_placement.py",
+    "tests/integration/ray/test_watch_ray.py",
     "tests/unit/tuner/run/test_proxy_study.py",
     "tests/integration/benchmarks/test_referee.py",
     "tests/integration/benchmarks/test_rank_faults.py",

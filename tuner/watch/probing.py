@@ -28,6 +28,7 @@ class Probing:
         links: What an earlier process has measured.
         on_trouble: Function that is told once that a host or pair cannot be measured.
         steps: Rule against noise.
+        transfers: Number of transfers of each pair in a probe.
         clock: Seconds that never go back.
 
     Attributes:
@@ -42,10 +43,11 @@ class Probing:
         links: Links,
         on_trouble: Callable[[str], None],
         steps: Steps | None = None,
+        transfers: int = TRANSFERS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._prober, self._every_s, self._on_trouble, self._clock = prober, every_s, on_trouble, clock
-        self._steps = steps or Steps()
+        self._steps, self._transfers = steps or Steps(), transfers
         self._due_s = -float("inf")
         self._told: dict[str, str] = {}
         self.links = links
@@ -66,7 +68,7 @@ class Probing:
         if not pairs:
             return
         measured = self._prober.measure(
-            TRANSFERS * disjoint_rounds(pairs), {seat.node: seat.identity for seat in seats}
+            self._transfers * disjoint_rounds(pairs), {seat.node: seat.identity for seat in seats}
         )
         for what, why in sorted(measured.troubles.items()):
             if what not in self._told:
