@@ -595,7 +595,7 @@ class _Fabric:
         return np.asarray((self.nic_cost[kind] * np.where(_IS_PER_BYTE, share[:, None], 1.0)).max(axis=0, initial=0.0))
 
 
-class _LinkForm(DocumentedModel):
+class LinkForm(DocumentedModel):
     """A link."""
 
     kind: str
@@ -658,13 +658,13 @@ class _GroupForm(DocumentedModel):
     Default: the catalog's
     """
 
-    intra_links: list[_LinkForm] | None = Field(default=None, min_length=1)
+    intra_links: list[LinkForm] | None = Field(default=None, min_length=1)
     """Parallel links of one device to the others of its host.
 
     Default: the catalog's
     """
 
-    nic_links: list[_LinkForm] | None = Field(default=None, min_length=1)
+    nic_links: list[LinkForm] | None = Field(default=None, min_length=1)
     """Parallel links of one device to other hosts: its own share of the host's network.
 
     Default: the catalog's
@@ -700,7 +700,7 @@ class _GroupsForm(DocumentedModel):
     groups: list[_GroupForm] = Field(min_length=1)
     """Groups of equal hosts, in the order of the ranks."""
 
-    inter_group_links: list[_LinkForm] = Field(default_factory=list)
+    inter_group_links: list[LinkForm] = Field(default_factory=list)
     """Parallel links of one device to hosts of other groups, on top of the NICs of both.
 
     Default: none, so that the NICs alone decide

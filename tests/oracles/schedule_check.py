@@ -47,7 +47,7 @@ def _possible_s(workload: Workload, run: Run) -> Iterator[float]:
     else:
         for split in workload.splits:
             if (split.op, split.parts) == (run.ops[0], len(set(run.devices))):
-                yield max(split.part_s[device] for device in run.devices) + split.gather_s
+                yield max(split.part_s[device] for device in run.devices) + split.gathering_s(run.devices)
 
 
 def _routes(workload: Workload, schedule: Schedule) -> Iterator[str]:

@@ -92,7 +92,7 @@ def _jobs(workload: Workload, ops: tuple[int, ...]) -> Iterator[_Job]:
         if ops == (split.op,):
             for where in itertools.permutations(devices, split.parts):
                 part_s = [split.part_s[device] for device in where]
-                time_s = max(part_s) + split.gather_s
+                time_s = max(part_s) + split.gathering_s(where)
                 yield _Job(ops=ops, devices=where, hold_s=(time_s, *part_s[1:]), time_s=time_s)
 
 

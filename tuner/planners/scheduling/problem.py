@@ -53,13 +53,18 @@ class Split:
         op: Number of the operator.
         parts: Number of equal parts, each on a device of its own; at least two.
         part_s: Time of one part on each device [D].
-        gather_s: Time of sending out the inputs and gathering the results at home, after the longest part [s].
+        gather_s: Time of sending inputs from each home to each other device and gathering its results, after the
+            longest part [D, D]; all other devices do so at once.
     """
 
     op: int
     parts: int
     part_s: tuple[float, ...]
-    gather_s: float
+    gather_s: tuple[tuple[float, ...], ...]
+
+    def gathering_s(self, devices: tuple[int, ...]) -> float:
+        """Return the time of gathering at the first of some devices [s]."""
+        return max(self.gather_s[devices[0]][device] for device in devices[1:])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +123,10 @@ class Workload:
         assert (self.edges[:, 0] < self.edges[:, 1]).all(), "operators stand after their predecessors"
         assert (np.diff(self.model_of[self.edges], axis=1) == 0).all(), "models exchange no data"
         assert all(2 <= split.parts <= num_devices for split in self.splits), "each part has a device of its own"
+        assert all(
+            {len(split.part_s), len(split.gather_s), *map(len, split.gather_s)} == {num_devices}
+            for split in self.splits
+        ), "a part takes its time on each device, and gathering its own from each to each"
 
     @property
     def num_ops(self) -> int:

@@ -124,7 +124,8 @@ def with_run(
                 devices = (home, *others)
                 if prefixes_kept(devices, untouched, tables.device_class):
                     part_s = tuple(split.part_s[device] for device in devices)
-                    yield from _run(state, workload, tables, (op,), devices, part_s, split.gather_s, start_s)
+                    gather_s = split.gathering_s(devices)
+                    yield from _run(state, workload, tables, (op,), devices, part_s, gather_s, start_s)
         # A fused run needs the inputs of both operators.
         for fusion in tables.fusions[op]:
             both = (op, fusion.second)

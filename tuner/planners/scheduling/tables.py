@@ -123,7 +123,9 @@ def _least_exec_s(workload: Workload) -> FloatArray:
             # The home and the quickest other devices run the parts.
             others = sorted(time for device, time in enumerate(split.part_s) if device != home)
             longest_s = max(split.part_s[home], others[split.parts - 2])
-            least[split.op, home] = min(least[split.op, home], longest_s + split.gather_s)
+            # gathering takes at least as long as from the nearest ones
+            near = sorted(time for device, time in enumerate(split.gather_s[home]) if device != home)
+            least[split.op, home] = min(least[split.op, home], longest_s + near[split.parts - 2])
     for fusion in workload.fusions:
         # The second operator's share is what the first one leaves of the fused time.
         both = np.array(fusion.exec_s)
@@ -202,6 +204,11 @@ def _are_twins(workload: Workload, one: int, other: int) -> bool:
     if any((table[:, one] != table[:, other]).any() for table in tables):
         return False
     exchange = {one: other, other: one}
+    places = [exchange.get(device, device) for device in range(workload.num_devices)]
+    for split in workload.splits:
+        gather_s = np.array(split.gather_s)
+        if (gather_s[np.ix_(places, places)] != gather_s).any():
+            return False
     links = [(link.source, link.target, _kind(workload, at)) for at, link in enumerate(workload.links)]
     exchanged = [(exchange.get(source, source), exchange.get(target, target), kind) for source, target, kind in links]
     return sorted(links) == sorted(exchanged)

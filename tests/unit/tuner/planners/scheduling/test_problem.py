@@ -159,7 +159,7 @@ def test_the_heavier_model_goes_first():
 @pytest.mark.parametrize(("gather_s", "devices", "cost_s"), [(0.5, 2, 2.5), (2.5, 1, 4.0)])
 def test_an_operator_is_split_when_that_pays(gather_s, devices, cost_s):
     """Two halves on two devices beat the whole if gathering them takes little, and not if it takes long."""
-    split = Split(op=0, parts=2, part_s=(2.0, 2.0), gather_s=gather_s)
+    split = Split(op=0, parts=2, part_s=(2.0, 2.0), gather_s=((0.0, gather_s), (gather_s, 0.0)))
 
     best = best_of(workload([[4.0, 4.0]], splits=(split,)))
 
