@@ -24,7 +24,6 @@ import numpy as np
 
 from benchmarks.support.timing import answer, count_at_least, publish, tell
 from hardware.link import Link
-from tests.oracles.schedule_milp import schedule_by_milp
 from tests.oracles.stage_milp import plan_stages_by_milp
 from tuner.planners.engine.branch_and_bound import branch_and_bound
 from tuner.planners.engine.outcome import Limits, Outcome
@@ -33,6 +32,7 @@ from tuner.planners.pipeline.stage_bounds import MOST_CAPS
 from tuner.planners.pipeline.stage_search import StagesProblem
 from tuner.planners.pipeline.stages import Pipeline
 from tuner.planners.scheduling.problem import DeviceLink, Workload
+from tuner.planners.scheduling.program import schedule_by_milp
 from tuner.planners.scheduling.search import SchedulingProblem
 
 GIB = 2.0**30

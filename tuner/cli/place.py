@@ -1,4 +1,4 @@
-"""Command `meshtune place`: place several models on one cluster."""
+"""Command `meshtune place`: place several models on one cluster, as whole modules or as operators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from tuner.cli.options import FOUND_NOTHING, AsJson, check_out, number
+from hardware.io.errors import ConfigError
+from tuner.cli.options import FOUND_NOTHING, AsJson, check_out, number, whole_number
+from tuner.cli.place_operators import place_graphs
 from tuner.terminal.console import print_json, print_table, printable
 
 if TYPE_CHECKING:  # this loads numpy
@@ -19,7 +21,9 @@ NO_PLACEMENT = "No placement was found in which all modules fit together; allow 
 
 
 def place(
-    file: Annotated[Path, Argument(metavar="FILE", help="Placement file (YAML): a cluster, modules and their flow.")],
+    file: Annotated[
+        Path, Argument(metavar="FILE", help="Placement file (YAML): a cluster, and modules with their flow or graphs.")
+    ],
     time_limit: Annotated[
         str,
         Option("--time-limit", metavar="SECONDS", help="Longest time of the search; the best so far is the answer."),
@@ -38,16 +42,32 @@ def place(
             help="Search only placements that this RL framework can launch, and print its arguments.",
         ),
     ] = None,
+    workers: Annotated[
+        str, Option("--workers", metavar="N", help="Processes that search the schedule of operators together.")
+    ] = "1",
     as_json: AsJson = False,
 ) -> None:
     """Place several models on one cluster: the devices of each, its layout, and when it runs.
 
     For RL post-training (actor, rollout, critic, reward, reference) and multimodal training (encoders and a language
-    model). Step times are predicted; the answer stands beside those of usual placements.
+    model). Step times are predicted; the answer stands beside those of usual placements. A file with `graphs` describes
+    models as operators instead: the device of each, and the links over which data travel.
     """
     limit_s, share = number("--time-limit", time_limit, above_zero=True), number("--gap", gap)
     if trace is not None:
         check_out(trace, "--trace")
+
+    from hardware.io.config_file import read_mapping
+
+    num_workers = whole_number("--workers", workers, 1)
+    mapping = read_mapping(file)
+    if "graphs" in mapping:
+        if export is not None:
+            raise ConfigError("is for files of modules; no framework runs operators so", key="--export", value=export)
+        place_graphs(mapping, file, time_s=limit_s, gap=share, workers=num_workers, trace=trace, as_json=as_json)
+        return
+    if num_workers > 1:
+        raise ConfigError("is for files of operators; modules are placed by one", key="--workers", value=workers)
 
     from hardware.io.output_file import write_output
     from tuner.place.placing import place_file, placed_json

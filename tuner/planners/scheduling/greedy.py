@@ -19,7 +19,7 @@ from tuner.planners.scheduling.tables import ScheduleTables
 BEAM = 6
 """Number of partial schedules that are kept."""
 
-_NONE_SPARED: frozenset[int] = frozenset()
+NONE_SPARED: frozenset[int] = frozenset()
 """Value of `untouched` with which every device is tried."""
 
 
@@ -53,14 +53,14 @@ def _placements(state: ScheduleState, workload: Workload, tables: ScheduleTables
             continue
         homes = range(workload.num_devices) if state.home[op] == NOWHERE else (state.home[op],)
         for home in homes:
-            supplied = _send_inputs(state, workload, tables, op, home)
+            supplied = send_inputs(state, workload, tables, op, home)
             if supplied is not None:
-                for child in with_run(supplied, workload, tables, op, _NONE_SPARED):
+                for child in with_run(supplied, workload, tables, op, NONE_SPARED):
                     if child.home[op] == home:
                         yield child._replace(last_s=0.0)
 
 
-def _send_inputs(
+def send_inputs(
     state: ScheduleState, workload: Workload, tables: ScheduleTables, op: int, home: int
 ) -> ScheduleState | None:
     """Send all inputs of an operator to a device, each over the way of earliest arrival; None if that is impossible."""
@@ -68,7 +68,7 @@ def _send_inputs(
     for edge, producer in sorted(tables.before[op], key=lambda pair: state.end_s[pair[1]]):
         if state.home[producer] == home or state.sent[edge]:
             continue
-        ways = (sent for sent in with_transfer(state, workload, tables, edge, _NONE_SPARED) if sent.home[op] == home)
+        ways = (sent for sent in with_transfer(state, workload, tables, edge, NONE_SPARED) if sent.home[op] == home)
         first = min(ways, key=lambda sent: sent.events[-1].end_s, default=None)
         if first is None:
             return None

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -159,33 +160,38 @@ class Way:
 
 
 def ways_between(workload: Workload) -> dict[tuple[int, int], tuple[Way, ...]]:
+    """Return all ways between each pair of devices of a workload."""
+    return ways_over(workload.links)
+
+
+def ways_over(links: Sequence[DeviceLink]) -> dict[tuple[int, int], tuple[Way, ...]]:
     """Return all ways between each pair of devices: every set of its links with at most one of each exclusive group."""
     # Sets of links are enumerated for each pair of devices; there are few links between two devices.
     between: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for number, link in enumerate(workload.links):
+    for number, link in enumerate(links):
         between[link.source, link.target].append(number)
     return {
         pair: tuple(
-            _way(workload, chosen)
+            _way(links, chosen)
             for size in range(1, len(numbers) + 1)
             for chosen in itertools.combinations(numbers, size)
-            if _work_together(workload, chosen)
+            if _work_together(links, chosen)
         )
         for pair, numbers in between.items()
     }
 
 
-def _work_together(workload: Workload, numbers: tuple[int, ...]) -> bool:
+def _work_together(links: Sequence[DeviceLink], numbers: tuple[int, ...]) -> bool:
     """Return whether no two of the links exclude each other."""
     # Links without a group exclude nobody.
-    groups = [workload.links[number].link.exclusive_group for number in numbers]
+    groups = [links[number].link.exclusive_group for number in numbers]
     named = [group for group in groups if group is not None]
     return len(named) == len(set(named))
 
 
-def _way(workload: Workload, numbers: tuple[int, ...]) -> Way:
+def _way(every: Sequence[DeviceLink], numbers: tuple[int, ...]) -> Way:
     """Return the way over some links."""
-    links = [workload.links[number].link for number in numbers]
+    links = [every[number].link for number in numbers]
     return Way(
         links=numbers,
         bandwidth_bytes_per_s=sum(link.bandwidth_bytes_per_s for link in links),

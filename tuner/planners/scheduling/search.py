@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -32,9 +32,15 @@ class ScheduleNode(NamedTuple):
 class SchedulingProblem(AbstractProblem[ScheduleNode, Schedule]):
     """The scheduling problem of a workload."""
 
-    def __init__(self, workload: Workload) -> None:
-        """Compute the tables of the workload."""
+    def __init__(self, workload: Workload, *, known: Sequence[Schedule] = ()) -> None:
+        """Compute the tables of the workload.
+
+        Args:
+            workload: Workload to schedule.
+            known: Schedules that the first answer must not be worse than.
+        """
         self.workload = workload
+        self._known = tuple(known)
         self._tables = schedule_tables(workload)
 
     def root(self) -> ScheduleNode:
@@ -66,9 +72,12 @@ class SchedulingProblem(AbstractProblem[ScheduleNode, Schedule]):
         return Incumbent(cost=schedule.cost_s(self.workload), solution=schedule)
 
     def greedy(self, node: ScheduleNode) -> Incumbent[Schedule] | None:
-        """Complete the schedule greedily, see `greedy`."""
+        """Complete the schedule greedily, see `greedy`; at the root, compare with the known schedules."""
         state = complete_greedily(node.state, self.workload, self._tables)
-        return None if state is None else self.complete(ScheduleNode(state, node.bound))
+        found = [] if state is None else [self.complete(ScheduleNode(state, node.bound))]
+        if not node.state.events:
+            found += [Incumbent(cost=one.cost_s(self.workload), solution=one) for one in self._known]
+        return min((one for one in found if one), key=lambda one: one.cost, default=None)
 
     def merit(self, node: ScheduleNode) -> Merit:
         """Compare nodes with equal operators done, equal homes that still matter, and equal data awaiting a consumer.

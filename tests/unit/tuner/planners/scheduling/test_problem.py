@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from tests.oracles.schedule_check import violations
 from tests.oracles.schedule_exhaustive import schedule_exhaustively
-from tests.oracles.schedule_milp import schedule_by_milp
 from tests.support.graphs.workloads import changed, link, random_workload, workload
 from tuner.planners.engine.branch_and_bound import branch_and_bound
 from tuner.planners.engine.outcome import Known, Limits
 from tuner.planners.engine.workers import ProcessWorkers
 from tuner.planners.scheduling.problem import Fusion, Run, Schedule, Split, Transfer, ways_between
+from tuner.planners.scheduling.program import schedule_by_milp
 from tuner.planners.scheduling.search import SchedulingProblem
 
 HIGHS_TOLERANCE = 1e-5

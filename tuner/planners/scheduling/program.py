@@ -1,6 +1,6 @@
 """Scheduling problem without splits and fusions as a mixed integer program, solved by HiGHS.
 
-Letters as in `scheduling.problem`; H is a horizon within which everything can be done one after the other. Variables
+Letters as in `problem`; H is a horizon within which everything can be done one after the other. Variables
 and constraints, each with the method that makes it:
 
 - x[v, d] is 1 if operator v runs on device d (`_devices`); s[v] is its start, and its end is s[v] + its time there.
@@ -23,6 +23,15 @@ from numpy.typing import NDArray
 from tuner.planners.engine.mixed_integer import MixedInteger, Terms
 from tuner.planners.engine.outcome import Limits, Outcome
 from tuner.planners.scheduling.problem import Run, Schedule, Transfer, Way, Workload, ways_between
+
+MOST_VARIABLES = 1500
+"""Most choices of a device for an operator and of a way for an edge with which a problem counts as small."""
+
+
+def is_small(workload: Workload) -> bool:
+    """Return whether HiGHS can be expected to solve a workload's program in seconds."""
+    num_ways = sum(map(len, ways_between(workload).values()))
+    return workload.num_ops * workload.num_devices + len(workload.data_bytes) * num_ways <= MOST_VARIABLES
 
 
 def schedule_by_milp(workload: Workload, *, limits: Limits | None = None) -> Outcome[Schedule]:

@@ -1,0 +1,1 @@
+"""Placement of operators: which device runs each operator of several models, when, and over which links data travel."""

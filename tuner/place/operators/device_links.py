@@ -1,0 +1,79 @@
+"""Links between single devices of a cluster: the multi-edges between every two of them.
+
+Source: "Rethinking Dynamic Networks and Heterogeneous Computing with Automatic Parallelization", section 3.1: every
+pair of devices has links of its own, several of which may carry one transfer unless they exclude each other. Two
+devices of a host have one for each of the host's `intra_links`, and devices of different hosts one for each of the NIC
+links that both have, as fast as the slower of the two sides, or of `inter_group_links` between networks.
+
+A link carries one message between two devices at the share of its bandwidth that the cost model gives such a message
+(`hop_efficiency` of its kind), after its latency and the time to start a send.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from hardware.cluster import Cluster
+from hardware.link import Link
+from tuner.planners.scheduling.problem import DeviceLink
+
+Stated = Sequence[tuple[tuple[int, int], Link]]
+"""Links between two numbered devices, in both directions."""
+
+
+def device_links(cluster: Cluster, stated: Stated = ()) -> tuple[DeviceLink, ...]:
+    """Return the links between all devices of a cluster.
+
+    Args:
+        cluster: Cluster, whose devices are numbered in rank order.
+        stated: Links that replace those of the cluster between their devices.
+    """
+    host = cluster.rank_host().tolist()
+    group = np.repeat(range(len(cluster.groups)), [one.num_devices for one in cluster.groups]).tolist()
+    own: dict[frozenset[int], list[Link]] = {}
+    for devices, link in stated:
+        own.setdefault(frozenset(devices), []).append(link)
+    found = []
+    for source, target in itertools.permutations(range(cluster.num_devices), 2):
+        pair = frozenset((source, target))
+        links = own.get(pair) or list(_between(cluster, group[source], group[target], host[source] == host[target]))
+        found += [DeviceLink(source=source, target=target, link=_of_one_message(link)) for link in links]
+    return tuple(found)
+
+
+def _between(cluster: Cluster, source: int, target: int, is_one_host: bool) -> Iterator[Link]:
+    """Yield the cluster's links between a device of one group and a device of another, or of the same."""
+    first, second = cluster.groups[source], cluster.groups[target]
+    if is_one_host:
+        yield from first.intra_links
+        return
+    narrower = [_slower(*both) for both in zip(first.nic_links, second.nic_links, strict=False)]
+    networks = cluster.networks or range(len(cluster.groups))
+    if cluster.inter_group_links and networks[source] != networks[target]:
+        # what leaves a network passes its NICs first
+        most = sum(link.bandwidth_bytes_per_s for link in narrower)
+        for link in cluster.inter_group_links:
+            yield replace(link, bandwidth_bytes_per_s=min(link.bandwidth_bytes_per_s, most))
+        return
+    yield from narrower
+
+
+def _slower(one: Link, other: Link) -> Link:
+    """Return the side that limits what passes both."""
+    return min(one, other, key=lambda link: (1 / link.cost().hop_s_per_byte, -link.latency_s))
+
+
+def _of_one_message(link: Link) -> Link:
+    """Return a link with the bandwidth and latency of one long message between two devices."""
+    cost = link.among(2).cost()
+    return replace(
+        link,
+        mesh_peers=None,
+        sharers=1,
+        bandwidth_bytes_per_s=1 / cost.hop_s_per_byte,
+        latency_s=cost.long_base_s + cost.long_hop_s,
+    )
