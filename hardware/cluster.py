@@ -626,6 +626,7 @@ class LinkForm(DocumentedModel):
     """Devices of a host that share one adapter, of which `bandwidth_gb_per_s` is the part of each."""
 
     def link(self) -> Link:
+        """Return the link in SI units."""
         return Link(
             sharers=self.sharers,
             kind=self.kind,

@@ -171,6 +171,25 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "with `--export`, also": {
             "export": "arguments of the framework (`lines`), and what it cannot express (`notes`)"
         },
+        "for a file of operators instead": {
+            "name": "name of the workload",
+            "devices": "number of devices of the cluster",
+            "known": "knowledge after the search: `optimal` (no schedule costs less), `feasible`, `infeasible` or "
+            "`unknown`",
+            "stop": "reason why the search stopped: `exhausted`, `gap`, `time` or `nodes`",
+            "makespan_s": "predicted time when the last model ends [s]; null without a schedule",
+            "cost_s": "weighted sum of the times when the models end [s]; null without a schedule",
+            "lower_bound_s": "lower bound of that sum for every schedule [s]; null if there is none",
+            "gap": "gap between sum and bound, as a share of the sum",
+            "search_s": "duration of the search, baselines included [s]",
+            "nodes": "number of partial schedules that branch and bound expanded",
+            "graphs": "for each model its name, weight and end [s]",
+            "operators": "for each operator its model, devices (the home first), what it is fused with, start and end "
+            "[s]",
+            "used_bytes": "memory that operators and their data take on each device [bytes]",
+            "timeline": "runs on each device, and transfers with the links that carry them, with start and end [s]",
+            "baselines": "schedules by rule and of HiGHS: name, meaning and weighted sum [s], null if none was found",
+        },
     },
     "replan": {
         "": {

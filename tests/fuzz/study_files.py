@@ -18,6 +18,7 @@ from tests.fuzz.mutation import of_json, of_lines, of_table, of_yaml
 from tests.fuzz.target import Target
 from tests.support.studies.broken_studies import CONFIG_JSON, REPLAY, rows, study
 from tuner.cli.options import number, whole_number
+from tuner.place.operators.graph_file import read_operator_placement
 from tuner.place.placement_file import read_placement
 from tuner.space.enumeration import enumerate_space
 from tuner.storage.history.published import read_published
@@ -122,7 +123,12 @@ def _read_study(data: bytes, folder: Path) -> StudyConfig:
 
 
 def _read_placement(data: bytes, folder: Path) -> None:
-    read_placement(_written(_beside(folder) / "placement.yaml", data))
+    path = _written(_beside(folder) / "placement.yaml", data)
+    mapping = read_mapping(path)
+    if "graphs" in mapping:
+        read_operator_placement(mapping, path)
+    else:
+        read_placement(path)
 
 
 def _read_trace(path: Path) -> None:

@@ -16,10 +16,6 @@ if TYPE_CHECKING:  # this loads numpy
 
     from tuner.place.operators.answer import OperatorAnswer
 
-NO_SCHEDULE = (
-    "No schedule was found in which all operators fit and reach each other; allow more time, memory, links or splits."
-)
-
 
 def place_graphs(
     mapping: Mapping[str, Any],
@@ -61,7 +57,7 @@ def place_graphs(
     elif answer.schedule is not None:
         _print_answer(answer)
     else:
-        typer.echo(NO_SCHEDULE, err=True)
+        typer.echo(f"No schedule fits: {answer.outcome.known.value}.", err=True)
     if answer.schedule is None:
         raise typer.Exit(FOUND_NOTHING)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import graphlib
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,9 @@ from tuner.planners.scheduling.problem import DeviceLink, Fusion, Split, Workloa
 
 MOST_DEVICES = 16
 """Most devices of a cluster; the search tries every operator on each of them."""
+
+MOST_LINKS = 5
+"""Most links between two devices; the search tries every set of them."""
 
 GIB = 2.0**30
 
@@ -92,6 +96,7 @@ def _placement(keys: OperatorPlacementKeys, cluster: Cluster) -> OperatorPlaceme
         links=device_links(cluster, _stated_links(keys, cluster.num_devices)),
         precision=keys.precision,
     )
+    _check_links(site.links)
     names: list[tuple[str, str]] = []
     for graph, own in keys.graphs.items():
         names += [(graph, name) for name in _in_order(graph, own)]
@@ -153,6 +158,14 @@ def _check_sizes(keys: OperatorPlacementKeys, cluster: Cluster) -> None:
     if count > MOST_OPERATORS:
         rule = f"have {count} operators together; at most {MOST_OPERATORS} can be placed"
         raise ConfigError(rule, key="graphs", nearest="take several operators as one")
+
+
+def _check_links(links: tuple[DeviceLink, ...]) -> None:
+    """Check that no two devices have more links than the search can combine."""
+    pair, count = Counter((link.source, link.target) for link in links).most_common(1)[0] if links else ((0, 0), 0)
+    if count > MOST_LINKS:
+        rule = f"devices {pair[0]} and {pair[1]} have {count} links; at most {MOST_LINKS} can be told apart"
+        raise ConfigError(rule, key="links", nearest="add up the bandwidths of those that always work together")
 
 
 def _stated_links(keys: OperatorPlacementKeys, num_devices: int) -> list[tuple[tuple[int, int], Any]]:
