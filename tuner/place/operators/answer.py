@@ -129,7 +129,9 @@ def _baseline(name: str, meaning: str, found: Incumbent[Schedule] | None) -> Bas
 def used_bytes(workload: Workload, schedule: Schedule) -> FloatArray:
     """Return the memory that operators and the data of edges take on each device (equation 6) [D] [bytes]."""
     used, home = np.zeros(workload.num_devices), schedule.devices()
-    memory_of = {(fusion.first, fusion.second): fusion.memory_bytes for fusion in workload.fusions}
+    memory_of: dict[tuple[int, ...], float] = {
+        (fusion.first, fusion.second): fusion.memory_bytes for fusion in workload.fusions
+    }
     for run in schedule.runs:
         own_bytes = memory_of[run.ops] if len(run.ops) > 1 else float(workload.memory_bytes[run.ops[0]])
         used[list(run.devices)] += own_bytes / len(run.devices)
@@ -171,20 +173,18 @@ def answer_json(answer: OperatorAnswer) -> dict[str, Any]:
 
 def operators_json(placement: OperatorPlacement, schedule: Schedule) -> list[dict[str, Any]]:
     """Return each operator of a schedule as an object, in the order of their starts."""
-    rows = []
-    for run in sorted(schedule.runs, key=lambda run: (run.start_s, run.ops)):
-        for op in run.ops:
-            rows.append(
-                {
-                    "graph": placement.graphs[placement.workload.model_of[op]],
-                    "operator": placement.operators[op],
-                    "devices": list(run.devices),
-                    "fused_with": [placement.operators[other] for other in run.ops if other != op],
-                    "start_s": run.start_s,
-                    "end_s": run.end_s,
-                }
-            )
-    return rows
+    return [
+        {
+            "graph": placement.graphs[placement.workload.model_of[op]],
+            "operator": placement.operators[op],
+            "devices": list(run.devices),
+            "fused_with": [placement.operators[other] for other in run.ops if other != op],
+            "start_s": run.start_s,
+            "end_s": run.end_s,
+        }
+        for run in sorted(schedule.runs, key=lambda run: (run.start_s, run.ops))
+        for op in run.ops
+    ]
 
 
 def check_answer(answer: OperatorAnswer) -> None:

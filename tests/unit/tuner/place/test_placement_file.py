@@ -1,6 +1,6 @@
 import pytest
 
-from hardware.io.config_file import parse_yaml
+from hardware.io.config_file import parse_yaml, read_mapping
 from hardware.io.errors import ConfigError
 from tests.support.settings.placements import PLACEMENTS
 from tuner.place.placement_file import read_placement
@@ -19,12 +19,10 @@ flow:
 """
 
 
-MODULES = sorted(
-    path for path in PLACEMENTS.glob("*.yaml") if "modules" in parse_yaml(path.read_text(encoding="utf-8"))
-)
+READY = sorted(path for path in PLACEMENTS.glob("*.yaml") if "modules" in read_mapping(path))
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", READY, ids=lambda path: path.stem)
 def test_ready_files_are_read(path):
     """Each ready file is a workload whose name and devices are those of its name."""
     workload = read_placement(path)

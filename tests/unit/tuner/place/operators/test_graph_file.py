@@ -6,7 +6,7 @@ import pytest
 
 from costmodels.operators.kernel_catalog import kernel_constants
 from hardware.cluster import find_cluster
-from hardware.io.config_file import parse_yaml, read_mapping
+from hardware.io.config_file import read_mapping
 from hardware.io.errors import ConfigError
 from tests.support.settings.placements import PLACEMENTS
 from tuner.place.operators.graph_file import GIB, read_operator_placement
@@ -40,7 +40,7 @@ def read(tmp_path, text):
 
 
 def test_operators_stand_after_their_inputs_with_their_prices(tmp_path):
-    """Operators are ordered by their inputs, and priced by a roofline or by measured seconds; inf where there are none."""
+    """Operators are ordered by their inputs, and priced by a roofline or by measured seconds, else by inf."""
     found = read(tmp_path, FILE)
     workload = found.workload
     op = {name: at for at, name in enumerate(found.operators[:4])}
@@ -139,7 +139,7 @@ def test_too_many_links_are_refused(tmp_path):
 
 def test_ready_files_of_operators_are_read():
     """Each ready file of operators is a workload whose name and devices are those of its name."""
-    paths = [path for path in PLACEMENTS.glob("*.yaml") if "graphs" in parse_yaml(path.read_text(encoding="utf-8"))]
+    paths = [path for path in PLACEMENTS.glob("*.yaml") if "graphs" in read_mapping(path)]
 
     assert paths
     for path in paths:

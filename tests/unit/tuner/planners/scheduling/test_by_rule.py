@@ -52,7 +52,7 @@ def test_heft_gives_its_published_schedule():
 
 @pytest.mark.parametrize("seed", range(40))
 def test_rules_give_schedules_that_the_search_is_no_worse_than(seed):
-    """What a rule finds breaks no limit, and a search that begins with it costs no more even if it is stopped at once."""
+    """What a rule finds breaks no limit, and a search that begins with it costs no more even if stopped at once."""
     of = random_workload(np.random.default_rng(seed), num_ops=5, num_devices=3, num_splits=1, num_fusions=1)
     found = [one for one in (on_one_device(of), by_heft(of)) if one is not None]
     known = [one.solution for one in found]
