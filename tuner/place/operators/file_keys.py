@@ -91,11 +91,33 @@ class FusionKeys(DocumentedModel):
     """
 
 
+class ModelKeys(DocumentedModel):
+    """`model:` of a graph: the forward pass of a model, cut into pieces of equally many layers."""
+
+    name: str
+    """Name in the catalog, or path to a YAML file, to a Hugging Face `config.json`, or to its directory."""
+
+    sequence_length: Annotated[int, Field(ge=1, le=10**7)]
+    """Tokens per sequence."""
+
+    sequences: Annotated[int, Field(ge=1, le=10**6)] = 1
+    """Sequences that pass together."""
+
+    pieces: Annotated[int, Field(ge=1, le=MOST_OPERATORS)]
+    """Number of pieces; each is an operator."""
+
+
 class GraphKeys(DocumentedModel):
     """One of `graphs:`: a model as operators."""
 
-    operators: dict[str, OperatorKeys] = Field(min_length=1, max_length=MOST_OPERATORS)
-    """Operators by their names."""
+    operators: dict[str, OperatorKeys] = Field(default_factory=dict, max_length=MOST_OPERATORS)
+    """Operators by their names. Required unless `model` is given."""
+
+    model: ModelKeys | None = None
+    """Forward pass of a model, in place of `operators`.
+
+    Default: none
+    """
 
     fusions: list[FusionKeys] = Field(default_factory=list, max_length=MOST_OPERATORS)
     """Pairs of operators that may run as one."""

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import graphlib
-import itertools
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hardware.cluster import Cluster, read_described_cluster
-from hardware.device import Device
 from hardware.io.config_file import validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
+from tuner.place.operators.catalog_graph import operators_of_model
 from tuner.place.operators.device_links import device_links
-from tuner.place.operators.file_keys import MOST_OPERATORS, FusionKeys, GraphKeys, OperatorKeys, OperatorPlacementKeys
-from tuner.place.operators.operator_times import measured_s, roofline_s
-from tuner.planners.scheduling.problem import DeviceLink, Fusion, Split, Workload, ways_over
+from tuner.place.operators.file_keys import MOST_OPERATORS, GraphKeys, OperatorPlacementKeys
+from tuner.place.operators.pricing import PricedOperator, Site, priced, priced_fusion
+from tuner.planners.scheduling.problem import DeviceLink, Fusion, Workload
 
 MOST_DEVICES = 16
 """Most devices of a cluster; the search tries every operator on each of them."""
 
 MOST_LINKS = 5
 """Most links between two devices; the search tries every set of them."""
-
-GIB = 2.0**30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -56,21 +52,6 @@ class OperatorPlacement:
     workload: Workload
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Site:
-    """Devices and links on which operators are priced.
-
-    Attributes:
-        devices: Every device [D].
-        links: Links between them.
-        precision: Number format of the arithmetic.
-    """
-
-    devices: tuple[Device, ...]
-    links: tuple[DeviceLink, ...]
-    precision: str
-
-
 def read_operator_placement(mapping: Mapping[str, Any], path: Path) -> OperatorPlacement:
     """Read the scheduling problem that the mapping of a placement file describes.
 
@@ -84,80 +65,96 @@ def read_operator_placement(mapping: Mapping[str, Any], path: Path) -> OperatorP
             cluster = read_described_cluster(keys.cluster, path.parent).cluster
         except ConfigError as error:
             raise (error if error.file else error.under("cluster")) from None
-        return _placement(keys, cluster)
+        return _placement(keys, cluster, path.parent)
     except ConfigError as error:
         raise error.in_file(file) from None
 
 
-def _placement(keys: OperatorPlacementKeys, cluster: Cluster) -> OperatorPlacement:
-    _check_sizes(keys, cluster)
-    site = _Site(
-        devices=tuple(cluster.devices[at] for at in cluster.rank_device_index().tolist()),
+def _placement(keys: OperatorPlacementKeys, cluster: Cluster, base_dir: Path) -> OperatorPlacement:
+    _check_cluster(cluster)
+    devices = tuple(cluster.devices[at] for at in cluster.rank_device_index().tolist())
+    site = Site(
+        devices=devices,
         links=device_links(cluster, _stated_links(keys, cluster.num_devices)),
         precision=keys.precision,
+        capacity_bytes=np.array([device.memory_bytes * (1 - keys.memory_headroom) for device in devices]),
     )
     _check_links(site.links)
-    names: list[tuple[str, str]] = []
-    for graph, own in keys.graphs.items():
-        names += [(graph, name) for name in _in_order(graph, own)]
-    number = {name: at for at, name in enumerate(names)}
-    operators = [keys.graphs[graph].operators[name] for graph, name in names]
+    graphs = {name: _operators(name, own, site, base_dir) for name, own in keys.graphs.items()}
+    operators = [(graph, one) for graph, members in graphs.items() for one in members]
+    if len(operators) > MOST_OPERATORS:
+        rule = f"have {len(operators)} operators together; at most {MOST_OPERATORS} can be placed"
+        raise ConfigError(rule, key="graphs", nearest="take several operators as one")
+    number = {(graph, one.name): at for at, (graph, one) in enumerate(operators)}
     edges = [
-        (number[graph, source], number[graph, name], gib * GIB)
-        for (graph, name), operator in zip(names, operators, strict=True)
-        for source, gib in operator.inputs_gib.items()
+        (number[graph, source], number[graph, one.name], size)
+        for graph, one in operators
+        for source, size in one.inputs
     ]
-    capacity_bytes = np.array([device.memory_bytes * (1 - keys.memory_headroom) for device in site.devices])
-    exec_s, splits, fusions = [], list[Split](), list[Fusion]()
-    for at, ((graph, name), operator) in enumerate(zip(names, operators, strict=True)):
-        try:
-            exec_s.append(_times_s(operator, site))
-            splits += _splits(at, operator, site)
-            _check_memory(operator, capacity_bytes, exec_s[-1])
-        except ConfigError as error:
-            raise error.under(f"graphs.{graph}.operators.{name}") from None
-    for graph, own in keys.graphs.items():
-        for at, fusion in enumerate(own.fusions):
-            try:
-                fusions.append(_fusion(fusion, own, {name: number[graph, name] for name in own.operators}, site))
-            except ConfigError as error:
-                raise error.under(f"graphs.{graph}.fusions.{at}") from None
-    order = {name: at for at, name in enumerate(keys.graphs)}
+    order = {name: at for at, name in enumerate(graphs)}
     workload = Workload(
-        model_of=np.array([order[graph] for graph, _ in names], dtype=np.int64),
+        model_of=np.array([order[graph] for graph, _ in operators], dtype=np.int64),
         weights=np.array([own.weight for own in keys.graphs.values()]),
-        exec_s=np.array(exec_s),
-        memory_bytes=np.array([operator.memory_gib * GIB for operator in operators]),
+        exec_s=np.array([one.exec_s for _, one in operators]),
+        memory_bytes=np.array([one.memory_bytes for _, one in operators]),
         edges=np.array([edge[:2] for edge in edges], dtype=np.int64).reshape(-1, 2),
         data_bytes=np.array([size for _, _, size in edges]),
-        capacity_bytes=capacity_bytes,
+        capacity_bytes=site.capacity_bytes,
         links=site.links,
-        splits=tuple(splits),
-        fusions=tuple(fusions),
+        splits=tuple(replace(split, op=at) for at, (_, one) in enumerate(operators) for split in one.splits),
+        fusions=tuple(_fusions(keys, number, site)),
     )
     return OperatorPlacement(
         name=keys.name,
         cluster=cluster,
         headroom=keys.memory_headroom,
-        graphs=tuple(keys.graphs),
-        operators=tuple(name for _, name in names),
+        graphs=tuple(graphs),
+        operators=tuple(one.name for _, one in operators),
         host_of=tuple(cluster.rank_host().tolist()),
         kind_of=tuple(device.name for device in site.devices),
         workload=workload,
     )
 
 
-def _check_sizes(keys: OperatorPlacementKeys, cluster: Cluster) -> None:
+def _operators(graph: str, own: GraphKeys, site: Site, base_dir: Path) -> tuple[PricedOperator, ...]:
+    """Return the operators of a graph with their prices, each after those whose results it takes."""
+    if own.model is not None:
+        for key in ("operators", "fusions"):
+            if getattr(own, key):
+                rule = "cannot be combined with `model`, which has operators of its own"
+                raise ConfigError(rule, key=f"graphs.{graph}.{key}", nearest="leave out one of the two")
+        try:
+            return operators_of_model(own.model, site, base_dir)
+        except ConfigError as error:
+            raise (error if error.file else error.under(f"graphs.{graph}.model")) from None
+    if not own.operators:
+        raise ConfigError("has neither `operators` nor `model`", key=f"graphs.{graph}")
+    found = []
+    for name in _in_order(graph, own):
+        try:
+            found.append(priced(name, own.operators[name], site))
+        except ConfigError as error:
+            raise error.under(f"graphs.{graph}.operators.{name}") from None
+    return tuple(found)
+
+
+def _fusions(keys: OperatorPlacementKeys, number: Mapping[tuple[str, str], int], site: Site) -> Iterator[Fusion]:
+    """Yield the fusions of all graphs."""
+    for graph, own in keys.graphs.items():
+        for at, fusion in enumerate(own.fusions):
+            try:
+                yield priced_fusion(fusion, own, {name: number[graph, name] for name in own.operators}, site)
+            except ConfigError as error:
+                raise error.under(f"graphs.{graph}.fusions.{at}") from None
+
+
+def _check_cluster(cluster: Cluster) -> None:
     """Check that the problem is not too large, and that nothing of the cluster is ignored."""
     if cluster.num_devices > MOST_DEVICES:
         rule = f"has {cluster.num_devices:,} devices; operators can be placed on at most {MOST_DEVICES}"
         raise ConfigError(rule, key="cluster", nearest="devices_per_host takes some of each host")
     if cluster.switches:
         raise ConfigError("operators are not placed under leaf switches", key="cluster.switch", nearest="leave it out")
-    count = sum(len(own.operators) for own in keys.graphs.values())
-    if count > MOST_OPERATORS:
-        rule = f"have {count} operators together; at most {MOST_OPERATORS} can be placed"
-        raise ConfigError(rule, key="graphs", nearest="take several operators as one")
 
 
 def _check_links(links: tuple[DeviceLink, ...]) -> None:
@@ -198,105 +195,3 @@ def _in_order(graph: str, own: GraphKeys) -> tuple[str, ...]:
     except graphlib.CycleError as error:
         round_ = " -> ".join(error.args[1])
         raise ConfigError(f"operators wait for each other: {round_}", key=f"graphs.{graph}.operators") from None
-
-
-def _times_s(own: OperatorKeys, site: _Site, parts: int = 1) -> tuple[float, ...]:
-    """Return the time of an operator, or of one of equal parts, on every device [D]."""
-    if own.seconds is not None:
-        for key in ("tflop", "moved_gib"):
-            if getattr(own, key) is not None:
-                rule = "is not used where `seconds` are measured"
-                raise ConfigError(rule, key=key, value=getattr(own, key), nearest="leave out one of the two")
-        return measured_s(site.devices, _measured(own.seconds, site), parts)
-    if not own.tflop and not own.moved_gib:
-        nearest = "give `tflop`, `moved_gib` or `seconds`"
-        raise ConfigError("takes no time: it neither computes nor moves data", nearest=nearest)
-    return _rooflines_s(site, (own.tflop or 0.0) / parts, (own.moved_gib or 0.0) / parts)
-
-
-def _rooflines_s(site: _Site, tflop: float, moved_gib: float) -> tuple[float, ...]:
-    return tuple(roofline_s(device, site.precision, tflop * 1e12, moved_gib * GIB) for device in site.devices)
-
-
-def _measured(seconds: Mapping[str, float], site: _Site) -> Mapping[str, float]:
-    """Return measured times by the catalog's names of the devices."""
-    kinds = list(dict.fromkeys(device.name for device in site.devices))
-    for kind in seconds:
-        if kind not in kinds:
-            nearest = did_you_mean(kind, kinds) or f"one of {', '.join(kinds)}"
-            raise ConfigError("is no device of the cluster", key="seconds", value=kind, nearest=nearest)
-    return seconds
-
-
-def _splits(op: int, own: OperatorKeys, site: _Site) -> Iterator[Split]:
-    """Yield the splits of an operator."""
-    seen = set()
-    for at, split in enumerate(own.splits):
-        key = f"splits.{at}.parts"
-        if split.parts > len(site.devices):
-            nearest = f"at most {len(site.devices)}" if len(site.devices) > 1 else "a cluster of several devices"
-            raise ConfigError("are more than there are devices", key=key, value=split.parts, nearest=nearest)
-        if split.parts in seen:
-            raise ConfigError("is a second split into as many parts", key=key, value=split.parts)
-        seen.add(split.parts)
-        gather_s = _exchange_s(site, split.gather_gib * GIB)
-        yield Split(op=op, parts=split.parts, part_s=_times_s(own, site, split.parts), gather_s=gather_s)
-
-
-def _exchange_s(site: _Site, size_bytes: float) -> tuple[tuple[float, ...], ...]:
-    """Return the least time of data between every two devices [D, D]; inf where no link joins them."""
-    number = range(len(site.devices))
-    least = {
-        pair: min(way.transfer_s(size_bytes) for way in ways) if size_bytes else 0.0
-        for pair, ways in ways_over(site.links).items()
-    }
-    return tuple(
-        tuple(0.0 if home == other else least.get((home, other), math.inf) for other in number) for home in number
-    )
-
-
-def _check_memory(own: OperatorKeys, capacity_bytes: np.ndarray, exec_s: tuple[float, ...]) -> None:
-    """Check that an operator alone fits on some device that can run it, unless it may be split."""
-    room_bytes = max(float(size) for size, time_s in zip(capacity_bytes, exec_s, strict=True) if math.isfinite(time_s))
-    parts = max((split.parts for split in own.splits), default=1)
-    if own.memory_gib * GIB / parts > room_bytes:
-        nearest = f"at most {room_bytes / GIB:.4g} are free on a device"
-        raise ConfigError("fits on no device", key="memory_gib", value=own.memory_gib, nearest=nearest)
-
-
-def _fusion(own: FusionKeys, graph: GraphKeys, number: Mapping[str, int], site: _Site) -> Fusion:
-    """Return a fusion of two operators of a graph."""
-    for key in ("first", "second"):
-        name = getattr(own, key)
-        if name not in graph.operators:
-            raise ConfigError("is no operator", key=key, value=name, nearest=did_you_mean(name, list(graph.operators)))
-    first, second = graph.operators[own.first], graph.operators[own.second]
-    if own.first not in second.inputs_gib:
-        raise ConfigError(f"does not take the results of {own.first}", key="second", value=own.second)
-    around = _path_around(graph, own.first, own.second)
-    if around is not None:
-        rule = f"also waits for {own.first} by way of {around}, which could then never run"
-        raise ConfigError(rule, key="second", value=own.second)
-    if own.seconds is not None:
-        if own.moved_gib is not None:
-            rule = "is not used where `seconds` are measured"
-            raise ConfigError(rule, key="moved_gib", value=own.moved_gib, nearest="leave out one of the two")
-        both_s = measured_s(site.devices, _measured(own.seconds, site))
-    elif first.seconds is not None or second.seconds is not None:
-        raise ConfigError("is required, because one of the two operators has measured seconds", key="seconds")
-    else:
-        kept = 2 * second.inputs_gib[own.first]
-        moved_gib = max(0.0, (first.moved_gib or 0.0) + (second.moved_gib or 0.0) - kept)
-        tflop = (first.tflop or 0.0) + (second.tflop or 0.0)
-        both_s = _rooflines_s(site, tflop, moved_gib if own.moved_gib is None else own.moved_gib)
-    memory_gib = first.memory_gib + second.memory_gib if own.memory_gib is None else own.memory_gib
-    return Fusion(first=number[own.first], second=number[own.second], exec_s=both_s, memory_bytes=memory_gib * GIB)
-
-
-def _path_around(graph: GraphKeys, first: str, second: str) -> str | None:
-    """Return an operator between two that take results directly, if a longer path leads through it; else None."""
-    after: set[str] = {first}
-    for name, operator in itertools.chain.from_iterable([graph.operators.items()] * len(graph.operators)):
-        if name != second and after & set(operator.inputs_gib):
-            after.add(name)
-    return next((source for source in graph.operators[second].inputs_gib if source in after - {first}), None)

@@ -6,10 +6,11 @@ import pytest
 
 from costmodels.operators.kernel_catalog import kernel_constants
 from hardware.cluster import find_cluster
+from hardware.device import GIB
 from hardware.io.config_file import read_mapping
 from hardware.io.errors import ConfigError
 from tests.support.settings.placements import PLACEMENTS
-from tuner.place.operators.graph_file import GIB, read_operator_placement
+from tuner.place.operators.graph_file import read_operator_placement
 
 FILE = """
 cluster: {groups: [{name: rtx4090d, devices_per_host: 2}, {name: v100-pcie, devices_per_host: 2}]}
@@ -98,7 +99,7 @@ def test_stated_links_replace_those_of_the_cluster_between_two_devices(tmp_path)
         ("RTX4090D: 0.5", "RTX4090: 0.5", "no device of the cluster; did you mean 'RTX4090D'"),
         ("{seconds: {RTX4090D", "{tflop: 1, seconds: {RTX4090D", "middle.tflop = 1.0: is not used where `seconds`"),
         ("start: {moved_gib: 1}", "start: {memory_gib: 1}", "graphs.two.operators.start: takes no time"),
-        ("memory_gib: 2, inputs", "memory_gib: 70, inputs", "last.memory_gib = 70.0: fits on no device; at most"),
+        ("memory_gib: 2, inputs", "memory_gib: 70, inputs", "last.memory_gib = 70.0: fits on no device: 70 GiB"),
         ("parts: 2", "parts: 5", "splits.0.parts = 5: are more than there are devices; at most 4"),
         ("parts: 2, gather_gib: 0.5}", "parts: 2}, {parts: 2}", "second split into as many parts"),
         ("second: end", "second: ends", "fusions.0.second = 'ends': is no operator; did you mean 'end'"),
