@@ -19,6 +19,7 @@ PAGES: Mapping[Path, Callable[[], Mapping[str, str]]] = {
     DOCS / "commands.md": command_reference,
     DOCS / "study-file.md": key_tables,
     DOCS / "placement.md": placement_tables,
+    DOCS / "operators.md": placement_tables,
 }
 """Function that generates the regions of each page, by name of the region."""
 
