@@ -83,14 +83,20 @@ def _precedence(workload: Workload, schedule: Schedule) -> Iterator[str]:
 
 
 def _one_at_a_time(workload: Workload, schedule: Schedule) -> Iterator[str]:
-    """Yield a sentence for each device, and by equation 7 each link, that does two things at once."""
+    """Yield a sentence for each device, and by equation 7 each link and port, that does two things at once."""
     device_spans = [
         (device, run.start_s, _free_s(workload, run, device)) for run in schedule.runs for device in run.devices
     ]
     link_spans = [
         (link, transfer.start_s, transfer.end_s) for transfer in schedule.transfers for link in transfer.links
     ]
-    for what, spans in (("device", device_spans), ("link", link_spans)):
+    port_spans = [
+        (port, transfer.start_s, transfer.end_s)
+        for transfer in schedule.transfers
+        for link in transfer.links
+        for port in workload.links[link].ports
+    ]
+    for what, spans in (("device", device_spans), ("link", link_spans), ("port", port_spans)):
         for (one, _, end_s), (other, start_s, _) in itertools.pairwise(sorted(spans)):
             if one == other and start_s < end_s - TOLERANCE_S:
                 yield f"{what} {one} does two things at {start_s} s"

@@ -42,7 +42,7 @@ class _Times:
         jobs: Start and end of each job so far.
         sent: Start and end of each transfer so far.
         device_s: Time when each device is free [s].
-        link_s: Time when each link is free [s].
+        link_s: Time when each link and port is free [s].
     """
 
     jobs: dict[int, tuple[float, float]]
@@ -137,9 +137,9 @@ def _schedules(workload: Workload, jobs: tuple[_Job, ...], routes: dict[int, Way
         for edge, way in routes.items():
             giver = job_of[edges[edge][0]]
             if edge not in times.sent and giver in times.jobs:
-                start_s = max([times.jobs[giver][1], *(times.link_s[link] for link in way.links)])
+                start_s = max([times.jobs[giver][1], *(times.link_s[link] for link in way.holds)])
                 end_s = start_s + way.transfer_s(float(workload.data_bytes[edge]))
-                link_s = tuple(end_s if link in way.links else free for link, free in enumerate(times.link_s))
+                link_s = tuple(end_s if link in way.holds else free for link, free in enumerate(times.link_s))
                 yield from orders(
                     _Times(
                         jobs=times.jobs,
@@ -149,7 +149,7 @@ def _schedules(workload: Workload, jobs: tuple[_Job, ...], routes: dict[int, Way
                     )
                 )
 
-    nothing = _Times(jobs={}, sent={}, device_s=(0.0,) * workload.num_devices, link_s=(0.0,) * len(workload.links))
+    nothing = _Times(jobs={}, sent={}, device_s=(0.0,) * workload.num_devices, link_s=(0.0,) * workload.num_held)
     for times in orders(nothing):
         yield Schedule(
             runs=tuple(

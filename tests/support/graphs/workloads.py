@@ -8,12 +8,13 @@ from hardware.link import Link
 from tuner.planners.scheduling.problem import DeviceLink, Fusion, Split, Workload
 
 
-def link(source, target, *, bandwidth=1.0, latency_s=0.0, group=None):
+def link(source, target, *, bandwidth=1.0, latency_s=0.0, group=None, ports=()):
     """Build a link with this bandwidth [bytes/s]."""
     return DeviceLink(
         source=source,
         target=target,
         link=Link(kind="other", bandwidth_bytes_per_s=bandwidth, latency_s=latency_s, exclusive_group=group),
+        ports=ports,
     )
 
 
@@ -41,10 +42,11 @@ def changed(of, **changes):
 def random_workload(rng, *, num_ops, num_devices=2, num_splits=0, num_fusions=0):
     """Draw a workload of one or two models with random dependencies, times, sizes and links.
 
-    In a third of the workloads the devices are alike, and in a third memory is short.
+    In a third of the workloads the devices are alike, in a third memory is short, and in a third all links of a device
+    pass one port that sends and one that receives.
     """
     num_models = int(rng.integers(1, min(2, num_ops) + 1))
-    are_alike, is_tight = rng.random(2) < 1 / 3
+    are_alike, is_tight, has_ports = rng.random(3) < 1 / 3
     model_of = np.sort(np.r_[np.arange(num_models), rng.integers(0, num_models, num_ops - num_models)])
     edges = [
         (u, v)
@@ -60,10 +62,11 @@ def random_workload(rng, *, num_ops, num_devices=2, num_splits=0, num_fusions=0)
     )
     links = []
     for source, target in np.argwhere(~np.eye(num_devices, dtype=bool)).tolist():
-        links.append(link(source, target, bandwidth=4.0, latency_s=0.1, group="one way or the other"))
+        ports = ((source, "out"), (target, "in")) if has_ports else ()
+        links.append(link(source, target, bandwidth=4.0, latency_s=0.1, group="one way or the other", ports=ports))
         if not are_alike:
             group = None if rng.random() < 0.5 else "one way or the other"
-            links.append(link(source, target, bandwidth=2.0, latency_s=0.05, group=group))
+            links.append(link(source, target, bandwidth=2.0, latency_s=0.05, group=group, ports=ports))
     needed = memory_bytes.sum() + 1.5 * data_bytes.sum()
     direct = [(u, v) for u, v in edges if not any((u, w) in edges and _reaches(edges, w, v) for w in range(u + 1, v))]
     return workload(

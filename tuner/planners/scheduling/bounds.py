@@ -41,7 +41,7 @@ class _States(NamedTuple):
         home: Home of each operator, or NOWHERE [N, V].
         end_s: End of each operator, or last arrival of its inputs [N, V].
         device_s: Time when each device is free [N, D].
-        way_s: Time when all links of each way are free [N, W].
+        way_s: Time when all links and ports of each way are free [N, W].
         room_bytes: Free memory of each device [N, D].
         last_s: Start of the last addition [N].
     """
@@ -94,10 +94,10 @@ def _arrays(states: Sequence[ScheduleState], workload: Workload, tables: Schedul
     """Convert states to arrays."""
     count = len(states)
     link_s = np.array([state.link_s for state in states]).reshape(count, -1)
-    # A way is free when the last of its links is.
-    way_s = np.full((count, len(tables.way_links)), -np.inf)
-    for way, links in enumerate(tables.way_links):
-        way_s[:, way] = link_s[:, links[0]] if len(links) == 1 else link_s[:, list(links)].max(axis=1)
+    # A way is free when the last of its links and ports is.
+    way_s = np.full((count, len(tables.way_holds)), -np.inf)
+    for way, held in enumerate(tables.way_holds):
+        way_s[:, way] = link_s[:, held[0]] if len(held) == 1 else link_s[:, list(held)].max(axis=1)
     used = np.array([state.used_bytes for state in states])
     return _States(
         done=np.array([state.done for state in states]),
@@ -155,7 +155,7 @@ def _arrivals_s(states: _States, tables: ScheduleTables, edge: int, producer: in
         return np.asarray((ready_s[:, :, None] + tables.transfer_s[edge]).min(axis=1))
     # over ways as they are free now
     arrivals_s = ready_s.copy()
-    if len(tables.way_links):
+    if len(tables.way_holds):
         begin_s = np.maximum(states.last_s, states.end_s[:, producer])[:, None]
         over_s = np.maximum(begin_s, states.way_s) + tables.each_way_s[edge]
         # Ways that do not begin at the producer's device can't be used.

@@ -5,6 +5,8 @@ Source: "Rethinking Dynamic Networks and Heterogeneous Computing with Automatic 
 
 - A device runs one operator at a time, and a link carries one transfer at a time, at its full rate. The rates on a link
   then never exceed its bandwidth (equation 7).
+- Links may have ports, such as the adapter through which a device sends to all other hosts. All links with one port
+  together carry one transfer at a time.
 - Data of an edge take memory on the device of the producer, and on that of the consumer if it is another one, from
   beginning to end (equation 6 has no notion of time).
 - A transfer uses links that join its two devices. Of one exclusive group it uses one link. It may be split over links
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,6 +31,9 @@ import numpy as np
 
 from hardware.arrays import FloatArray, IntArray
 from hardware.link import Link
+
+Port = tuple[int, str]
+"""Port through which links pass: the device that has it, and its name there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,11 +44,13 @@ class DeviceLink:
         source: Device at which the link begins.
         target: Device at which it ends.
         link: Bandwidth and latency of the link.
+        ports: Ports through which it passes.
     """
 
     source: int
     target: int
     link: Link
+    ports: tuple[Port, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,6 +142,11 @@ class Workload:
         return len(self.model_of)
 
     @property
+    def num_held(self) -> int:
+        """Number of links and ports, which transfers hold."""
+        return len(self.links) + len(ports_of(self.links))
+
+    @property
     def num_devices(self) -> int:
         """Number of devices, D."""
         return len(self.capacity_bytes)
@@ -146,11 +158,13 @@ class Way:
 
     Attributes:
         links: Numbers of the links in `Workload.links`.
+        holds: Numbers of all that the transfer holds: the links, and after all links of the workload the ports.
         bandwidth_bytes_per_s: Bandwidth of all links together.
         latency_s: Largest latency of the links.
     """
 
     links: tuple[int, ...]
+    holds: tuple[int, ...]
     bandwidth_bytes_per_s: float
     latency_s: float
 
@@ -165,14 +179,15 @@ def ways_between(workload: Workload) -> dict[tuple[int, int], tuple[Way, ...]]:
 
 
 def ways_over(links: Sequence[DeviceLink]) -> dict[tuple[int, int], tuple[Way, ...]]:
-    """Return all ways between each pair of devices: every set of its links with at most one of each exclusive group."""
+    """Return all ways between each pair of devices: every set of its links that can work together."""
     # Sets of links are enumerated for each pair of devices; there are few links between two devices.
     between: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, link in enumerate(links):
         between[link.source, link.target].append(number)
+    port_number = {port: len(links) + at for at, port in enumerate(ports_of(links))}
     return {
         pair: tuple(
-            _way(links, chosen)
+            _way(links, chosen, port_number)
             for size in range(1, len(numbers) + 1)
             for chosen in itertools.combinations(numbers, size)
             if _work_together(links, chosen)
@@ -181,19 +196,26 @@ def ways_over(links: Sequence[DeviceLink]) -> dict[tuple[int, int], tuple[Way, .
     }
 
 
+def ports_of(links: Sequence[DeviceLink]) -> tuple[Port, ...]:
+    """Return the ports of all links, each once, in the order in which they are numbered."""
+    return tuple(sorted({port for link in links for port in link.ports}))
+
+
 def _work_together(links: Sequence[DeviceLink], numbers: tuple[int, ...]) -> bool:
-    """Return whether no two of the links exclude each other."""
+    """Return whether no two of the links exclude each other, by their group or because they share a port."""
     # Links without a group exclude nobody.
     groups = [links[number].link.exclusive_group for number in numbers]
     named = [group for group in groups if group is not None]
-    return len(named) == len(set(named))
+    ports = [port for number in numbers for port in links[number].ports]
+    return len(named) == len(set(named)) and len(ports) == len(set(ports))
 
 
-def _way(every: Sequence[DeviceLink], numbers: tuple[int, ...]) -> Way:
+def _way(every: Sequence[DeviceLink], numbers: tuple[int, ...], port_number: Mapping[Port, int]) -> Way:
     """Return the way over some links."""
     links = [every[number].link for number in numbers]
     return Way(
         links=numbers,
+        holds=(*numbers, *(port_number[port] for number in numbers for port in every[number].ports)),
         bandwidth_bytes_per_s=sum(link.bandwidth_bytes_per_s for link in links),
         latency_s=max(link.latency_s for link in links),
     )

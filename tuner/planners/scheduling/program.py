@@ -7,8 +7,8 @@ and constraints, each with the method that makes it:
 - y[e, w] is 1 if way w carries edge e: one way between the two devices if they differ. An edge between devices that no
   way joins is forbidden (`_ways`). s_e[e] is the transfer's start.
 - A transfer follows its producer (equation 5), an operator its transfers (equation 4) (`_precedence`).
-- Of two operators on one device, and of two transfers that hold one link, one follows the other: a variable says which,
-  and constraints with H bind only where both are there (`_one_at_a_time`; equation 7).
+- Of two operators on one device, and of two transfers that hold one link or port, one follows the other: a variable
+  says which, and constraints with H bind only where both are there (`_one_at_a_time`; equation 7).
 - Memory: g[e, d] is at least x of both ends of the edge (`_memory`; equation 6).
 - T[i] is at least the end of each operator of model i; the objective is their weighted sum (equation 3) (`_ends`).
 """
@@ -129,7 +129,7 @@ class _ScheduleProgram:
             both = [[(self.x[one, device], -1.0), (self.x[other, device], -1.0)] for device in range(self.x.shape[1])]
             ends = [[(self.starts[op], 1.0), *self._time(op)] for op in (one, other)]
             self._disjoint(self.starts[one], self.starts[other], ends, both)
-        numbers = range(len(self.workload.links))
+        numbers = range(self.workload.num_held)
         for one, other in itertools.combinations(range(len(self.edges)), 2):
             # a transfer to an operator, and one from it or from a later one, are in order already
             if any(self.reach[self.edges[a][1], self.edges[b][0]] for a, b in ((one, other), (other, one))):
@@ -139,7 +139,7 @@ class _ScheduleProgram:
                     (self.y[edge, at], -1.0)
                     for edge in (one, other)
                     for at, (_, way) in enumerate(self.ways)
-                    if link in way.links
+                    if link in way.holds
                 ]
                 for link in numbers
             ]

@@ -97,7 +97,7 @@ class SchedulingProblem(AbstractProblem[ScheduleNode, Schedule]):
         )
         homes = tuple((op, state.home[op]) for op in waiting + settled)
         times = [*state.device_s, *(state.end_s[op] for op in waiting + settled)]
-        # links that may be exchanged for each other are compared in the order in which they are free
+        # links and ports that may be exchanged for each other are compared in the order in which they are free
         times += [time for _, time in sorted(zip(tables.link_class, state.link_s, strict=True))]
         # Ends of open models matter as well, because a model ends no earlier than its last operator so far.
         times += self._ends_s(state)

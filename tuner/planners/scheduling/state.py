@@ -37,7 +37,7 @@ class ScheduleState(NamedTuple):
         home: Home of each operator, or NOWHERE [V].
         end_s: End of each operator that is done; otherwise the last arrival of data that were sent to it [V].
         device_s: Time when each device is free [D].
-        link_s: Time when each link is free [links].
+        link_s: Time when each link, and then each port, is free [links + ports].
         used_bytes: Memory in use on each device [D].
         last_s: Start of the last addition [s].
         could_s: Earliest start of the last addition, had no addition with a later start come before it [s].
@@ -65,7 +65,7 @@ def empty_state(workload: Workload) -> ScheduleState:
         home=(NOWHERE,) * num_ops,
         end_s=(0.0,) * num_ops,
         device_s=(0.0,) * num_devices,
-        link_s=(0.0,) * len(workload.links),
+        link_s=(0.0,) * workload.num_held,
         used_bytes=(0.0,) * num_devices,
         last_s=0.0,
         could_s=0.0,
@@ -248,7 +248,7 @@ def with_transfer(
         seen: set[tuple[tuple[int, float], ...]] = set()
         for way in tables.ways.get((source, target), ()):
             # Ways over links of one class that are free at the same time lead to the same schedules.
-            alike = tuple(sorted((tables.link_class[link], state.link_s[link]) for link in way.links))
+            alike = tuple(sorted((tables.link_class[link], state.link_s[link]) for link in way.holds))
             if alike not in seen:
                 seen.add(alike)
                 yield _send(state, way, edge, producer, consumer, target, float(workload.data_bytes[edge]))
@@ -258,11 +258,11 @@ def _send(
     state: ScheduleState, way: Way, edge: int, producer: int, consumer: int, target: int, size: float
 ) -> ScheduleState:
     """Return the state with a transfer over a way."""
-    could_s = max(state.end_s[producer], *(state.link_s[link] for link in way.links))
+    could_s = max(state.end_s[producer], *(state.link_s[link] for link in way.holds))
     start_s = max(could_s, state.last_s)
     end_s = start_s + way.transfer_s(size)
     link_s = list(state.link_s)
-    for link in way.links:
+    for link in way.holds:
         link_s[link] = end_s
     sent, homes, ends_s = list(state.sent), list(state.home), list(state.end_s)
     sent[edge], homes[consumer], ends_s[consumer] = True, target, max(ends_s[consumer], end_s)

@@ -22,7 +22,7 @@ class ScheduleTables:
         before: Edge and producer of every input of an operator [V].
         after: Edge and consumer of every output of an operator [V].
         ways: Ways from device to device.
-        way_links: Links of every way; ways to one device stand together [W].
+        way_holds: Links and ports of every way; ways to one device stand together [W].
         way_source: Device from which each way leads [W].
         way_first: First way to each device that has any.
         way_targets: Devices that have ways to them.
@@ -37,14 +37,14 @@ class ScheduleTables:
         least_bytes: Least memory of each operator on its device [V].
         to_end_s: Least time from the end of an operator on a device to the end of all that follows it [V, D].
         device_class: Class of each device; devices of one class may be exchanged for each other [D].
-        link_class: Class of each link; links of one class may be exchanged for each other [links].
+        link_class: Class of each link and port; those of one class may be exchanged for each other [links + ports].
         ops_of: Operators of each model [n].
     """
 
     before: tuple[tuple[tuple[int, int], ...], ...]
     after: tuple[tuple[tuple[int, int], ...], ...]
     ways: dict[tuple[int, int], tuple[Way, ...]]
-    way_links: tuple[tuple[int, ...], ...]
+    way_holds: tuple[tuple[int, ...], ...]
     way_source: IntArray
     way_first: IntArray
     way_targets: IntArray
@@ -82,7 +82,7 @@ def schedule_tables(workload: Workload) -> ScheduleTables:
         before=before,
         after=after,
         ways=ways,
-        way_links=tuple(way.links for _, _, way in every_way),
+        way_holds=tuple(way.holds for _, _, way in every_way),
         way_source=np.array([source for _, source, _ in every_way], dtype=np.int64),
         way_first=np.array([targets.index(target) for target in dict.fromkeys(targets)], dtype=np.int64),
         way_targets=np.array(list(dict.fromkeys(targets)), dtype=np.int64),
@@ -209,8 +209,11 @@ def _are_twins(workload: Workload, one: int, other: int) -> bool:
         gather_s = np.array(split.gather_s)
         if (gather_s[np.ix_(places, places)] != gather_s).any():
             return False
-    links = [(link.source, link.target, _kind(workload, at)) for at, link in enumerate(workload.links)]
-    exchanged = [(exchange.get(source, source), exchange.get(target, target), kind) for source, target, kind in links]
+    links = [(link.source, link.target, link.ports, _kind(workload, at)) for at, link in enumerate(workload.links)]
+    exchanged = [
+        (places[source], places[target], tuple((places[device], name) for device, name in ports), kind)
+        for source, target, ports, kind in links
+    ]
     return sorted(links) == sorted(exchanged)
 
 
@@ -221,9 +224,10 @@ def _kind(workload: Workload, link: int) -> tuple[float, float, str]:
 
 
 def _link_classes(workload: Workload) -> tuple[int, ...]:
-    """Classify links: two are alike if they join the same devices and have the same properties."""
-    kinds = [(link.source, link.target, *_kind(workload, at)) for at, link in enumerate(workload.links)]
-    return tuple(kinds.index(kind) for kind in kinds)
+    """Classify links: two are alike if they join the same devices through the same ports with the same properties."""
+    kinds = [(link.source, link.target, link.ports, *_kind(workload, at)) for at, link in enumerate(workload.links)]
+    ports = range(len(workload.links), workload.num_held)
+    return (*(kinds.index(kind) for kind in kinds), *ports)
 
 
 def prefixes_kept(chosen: tuple[int, ...], untouched: frozenset[int], device_class: tuple[int, ...]) -> bool:

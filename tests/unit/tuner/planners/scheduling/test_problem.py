@@ -146,6 +146,29 @@ def test_transfers_wait_for_their_link():
     assert two_links.cost == pytest.approx(1 + 4 + 1 + 1)
 
 
+@pytest.mark.parametrize(("ports", "end_s"), [(((0, "out"),), 10), (((1, "in"),), 6), ((), 6)])
+def test_links_through_one_port_carry_one_transfer_at_a_time(ports, end_s):
+    """Data for two devices leave one after the other through a port that both links pass, else at once."""
+    of = workload(
+        [[1.0, np.inf, np.inf], [np.inf, 1.0, np.inf], [np.inf, np.inf, 1.0]],
+        [(0, 1), (0, 2)],
+        data_bytes=np.full(2, 4.0),
+        links=(link(0, 1, ports=ports), link(0, 2, ports=ports if ports[:1] == ((0, "out"),) else ())),
+    )
+    best = best_of(of)
+
+    assert best.cost == end_s
+    assert violations(of, best.solution) == []
+
+
+def test_a_way_takes_no_two_links_of_one_port():
+    """Two links that pass one port do not work together, although no group excludes it."""
+    through = ((0, "out"),)
+    of = workload([[1.0, 1.0]], links=(link(0, 1, ports=through), link(0, 1, ports=through), link(0, 1)))
+
+    assert [way.links for way in ways_between(of)[0, 1]] == [(0,), (1,), (2,), (0, 2), (1, 2)]
+
+
 def test_the_heavier_model_goes_first():
     """Of two models that compete for one device the one with more weight per second is complete first."""
     of = workload([[2.0], [2.0]], model_of=np.array([0, 1]), weights=np.array([1.0, 3.0]))
