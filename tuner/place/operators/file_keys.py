@@ -132,6 +132,13 @@ class DeviceLinkKeys(LinkForm):
     devices: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2, max_length=2)]
     """Numbers of the two devices; they are counted host by host, in the order of the cluster."""
 
+    port: str | None = Field(default=None, min_length=1)
+    """Name of an adapter of both devices. All links of a device with this name together send one transfer at a time,
+    and receive one.
+
+    Default: none, the link is a wire of its own
+    """
+
 
 class OperatorPlacementKeys(DocumentedModel):
     """A placement file of operators."""

@@ -14,6 +14,7 @@ import numpy as np
 from hardware.cluster import Cluster, read_described_cluster
 from hardware.io.config_file import validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
+from hardware.link import Link
 from tuner.place.operators.catalog_graph import operators_of_model
 from tuner.place.operators.device_links import device_links
 from tuner.place.operators.file_keys import MOST_OPERATORS, GraphKeys, OperatorPlacementKeys
@@ -165,7 +166,7 @@ def _check_links(links: tuple[DeviceLink, ...]) -> None:
         raise ConfigError(rule, key="links", nearest="add up the bandwidths of those that always work together")
 
 
-def _stated_links(keys: OperatorPlacementKeys, num_devices: int) -> list[tuple[tuple[int, int], Any]]:
+def _stated_links(keys: OperatorPlacementKeys, num_devices: int) -> list[tuple[tuple[int, int], Link, str | None]]:
     """Return the file's links between single devices."""
     found = []
     for at, own in enumerate(keys.links):
@@ -177,7 +178,7 @@ def _stated_links(keys: OperatorPlacementKeys, num_devices: int) -> list[tuple[t
                 raise ConfigError(rule, key=f"links.{at}.devices", value=device, nearest=nearest)
         if first == second:
             raise ConfigError("a link joins two devices", key=f"links.{at}.devices", value=own.devices)
-        found.append(((first, second), own.link()))
+        found.append(((first, second), own.link(), own.port))
     return found
 
 

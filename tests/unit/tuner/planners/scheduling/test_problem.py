@@ -62,7 +62,7 @@ def test_it_finds_what_trying_everything_finds(of):
 @pytest.mark.parametrize("seed", range(8))
 def test_it_finds_what_highs_finds(seed):
     """On workloads too large to try everything, HiGHS proves the same cost, or the same lack of a schedule."""
-    of = random_workload(np.random.default_rng(seed), num_ops=5)
+    of = random_workload(np.random.default_rng(seed), num_ops=5 - seed % 2, num_devices=2 + seed % 2)
 
     ours, theirs = branch_and_bound(SchedulingProblem(of)), schedule_by_milp(of)
 
