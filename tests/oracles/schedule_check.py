@@ -51,8 +51,13 @@ def _possible_s(workload: Workload, run: Run) -> Iterator[float]:
 
 
 def _routes(workload: Workload, schedule: Schedule) -> Iterator[str]:
-    """Yield a sentence for each edge between two devices that lacks a transfer over links that work together."""
+    """Yield a sentence for each edge between two devices that lacks a transfer over links that work together, and for
+    operators that should share a home.
+    """
     home, ways = schedule.devices(), ways_between(workload)
+    for mates in workload.mates:
+        if len({home[op] for op in mates}) > 1:
+            yield f"operators {mates} share a home"
     edges = sorted(transfer.edge for transfer in schedule.transfers)
     crossing = [edge for edge, (u, v) in enumerate(workload.edges.tolist()) if home[u] != home[v]]
     if edges != crossing:

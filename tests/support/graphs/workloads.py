@@ -43,10 +43,10 @@ def random_workload(rng, *, num_ops, num_devices=2, num_splits=0, num_fusions=0)
     """Draw a workload of one or two models with random dependencies, times, sizes and links.
 
     In a third of the workloads the devices are alike, in a third memory is short, and in a third all links of a device
-    pass one port that sends and one that receives.
+    pass one port that sends and one that receives. In another third two operators share a home.
     """
     num_models = int(rng.integers(1, min(2, num_ops) + 1))
-    are_alike, is_tight, has_ports = rng.random(3) < 1 / 3
+    are_alike, is_tight, has_ports, has_mates = rng.random(4) < 1 / 3
     model_of = np.sort(np.r_[np.arange(num_models), rng.integers(0, num_models, num_ops - num_models)])
     edges = [
         (u, v)
@@ -78,6 +78,7 @@ def random_workload(rng, *, num_ops, num_devices=2, num_splits=0, num_fusions=0)
         data_bytes=data_bytes,
         capacity_bytes=needed * rng.uniform(0.4, 0.8, num_devices) if is_tight else np.full(num_devices, needed),
         links=tuple(links),
+        mates=(tuple(sorted(rng.choice(num_ops, 2, replace=False).tolist())),) if has_mates and num_ops > 1 else (),
         splits=tuple(
             Split(
                 op=int(op),

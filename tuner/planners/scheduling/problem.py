@@ -15,6 +15,7 @@ Source: "Rethinking Dynamic Networks and Heterogeneous Computing with Automatic 
 - An operator may be split: equal parts start together on different devices. The first device is its home, takes its
   inputs, and gathers the results. An operator may also be fused with a successor: both are then one operator, and the
   data between them take neither time nor memory.
+- Operators may have to share a home, as a backward pass shares the weights of its forward pass (assumed).
 
 Letters: V operators, D devices, E edges, n models.
 """
@@ -107,6 +108,7 @@ class Workload:
         links: Links between the devices.
         splits: Possible splits of operators.
         fusions: Possible fusions of operators.
+        mates: Sets of operators that share a home; no operator is in two of them.
     """
 
     model_of: IntArray
@@ -119,6 +121,7 @@ class Workload:
     links: tuple[DeviceLink, ...]
     splits: tuple[Split, ...] = ()
     fusions: tuple[Fusion, ...] = ()
+    mates: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         """Check the shapes and the order of the operators."""
@@ -135,6 +138,7 @@ class Workload:
             {len(split.part_s), len(split.gather_s), *map(len, split.gather_s)} == {num_devices}
             for split in self.splits
         ), "a part takes its time on each device, and gathering its own from each to each"
+        assert len({op for one in self.mates for op in one}) == sum(map(len, self.mates)), "sets of mates are disjoint"
 
     @property
     def num_ops(self) -> int:

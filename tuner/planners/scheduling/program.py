@@ -95,9 +95,13 @@ class _ScheduleProgram:
         return [(self.y[edge, at], way.transfer_s(size)) for at, (_, way) in enumerate(self.ways)]
 
     def _devices(self) -> None:
-        """Give each operator one device."""
+        """Give each operator one device, and operators that share a home the same one."""
         for row in self.x:
             self.program.add([(var, 1.0) for var in row], at_least=1.0, at_most=1.0)
+        for first, *others in self.workload.mates:
+            for other, device in itertools.product(others, range(self.x.shape[1])):
+                alike: Terms = [(self.x[first, device], 1.0), (self.x[other, device], -1.0)]
+                self.program.add(alike, at_least=0.0, at_most=0.0)
 
     def _ways(self) -> None:
         """Give each edge between two devices one way."""

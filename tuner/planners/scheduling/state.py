@@ -197,7 +197,9 @@ def _run(
     device_s[home] = end_s
     done, homes, ends_s = list(state.done), list(state.home), list(state.end_s)
     for op in ops:
-        done[op], homes[op], ends_s[op] = True, home, end_s
+        done[op], ends_s[op] = True, end_s
+        for mate in tables.mates[op]:
+            homes[mate] = home
     run = Run(ops=ops, devices=devices, start_s=start_s, end_s=end_s)
     yield state._replace(
         done=tuple(done),
@@ -251,7 +253,11 @@ def with_transfer(
             alike = tuple(sorted((tables.link_class[link], state.link_s[link]) for link in way.holds))
             if alike not in seen:
                 seen.add(alike)
-                yield _send(state, way, edge, producer, consumer, target, float(workload.data_bytes[edge]))
+                sent = _send(state, way, edge, producer, consumer, target, float(workload.data_bytes[edge]))
+                homes = list(sent.home)
+                for mate in tables.mates[consumer]:
+                    homes[mate] = target
+                yield sent._replace(home=tuple(homes))
 
 
 def _send(

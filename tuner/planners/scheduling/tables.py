@@ -39,6 +39,7 @@ class ScheduleTables:
         device_class: Class of each device; devices of one class may be exchanged for each other [D].
         link_class: Class of each link and port; those of one class may be exchanged for each other [links + ports].
         ops_of: Operators of each model [n].
+        mates: Operators that share the home of each operator, itself included [V].
     """
 
     before: tuple[tuple[tuple[int, int], ...], ...]
@@ -60,6 +61,7 @@ class ScheduleTables:
     device_class: tuple[int, ...]
     link_class: tuple[int, ...]
     ops_of: tuple[tuple[int, ...], ...]
+    mates: tuple[tuple[int, ...], ...]
 
 
 def schedule_tables(workload: Workload) -> ScheduleTables:
@@ -99,6 +101,7 @@ def schedule_tables(workload: Workload) -> ScheduleTables:
         to_end_s=_to_end_s(workload, after, transfer_s, least_exec_s),
         device_class=_device_classes(workload),
         link_class=_link_classes(workload),
+        mates=tuple(next((one for one in workload.mates if op in one), (op,)) for op in ops),
         ops_of=tuple(
             tuple(np.flatnonzero(workload.model_of == model).tolist()) for model in range(len(workload.weights))
         ),

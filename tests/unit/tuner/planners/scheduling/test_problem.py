@@ -95,7 +95,7 @@ def test_workers_and_limits_agree_with_one_whole_search():
     """Two processes prove the cost of one, which leaves dominated nodes out; stopped at once, the search has the greedy
     schedule and an honest gap.
     """
-    of = random_workload(np.random.default_rng(3), num_ops=7)
+    of = random_workload(np.random.default_rng(8), num_ops=7)
     whole = branch_and_bound(SchedulingProblem(of))
     with ProcessWorkers(2) as workers:
         together = branch_and_bound(SchedulingProblem(of), workers=workers)
@@ -167,6 +167,18 @@ def test_a_way_takes_no_two_links_of_one_port():
     of = workload([[1.0, 1.0]], links=(link(0, 1, ports=through), link(0, 1, ports=through), link(0, 1)))
 
     assert [way.links for way in ways_between(of)[0, 1]] == [(0,), (1,), (2,), (0, 2), (1, 2)]
+
+
+def test_operators_that_share_a_home_run_on_one_device():
+    """Two operators that would each run on another device run on the one that is better for both together."""
+    of = workload([[1, 5], [4, 1], [1, 9]], [(0, 1)], links=(link(0, 1), link(1, 0)))
+    together = changed(of, mates=((0, 1),))
+    far, near = best_of(of), best_of(together)
+
+    assert far.solution.devices()[1] == 1
+    assert len({near.solution.devices()[op] for op in (0, 1)}) == 1
+    assert near.cost == schedule_exhaustively(together).cost_s(together) > far.cost
+    assert violations(together, far.solution) == ["operators (0, 1) share a home"]
 
 
 def test_the_heavier_model_goes_first():
