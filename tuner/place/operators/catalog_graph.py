@@ -1,10 +1,10 @@
-"""The forward pass of a model of the catalog as a chain of operators: pieces of equally many layers.
+"""A model of the catalog as operators: pieces of equally many layers, and the passes of every micro-batch through them.
 
 Times are those of the cost model's operators of one device (`costmodels/operators`), summed over the layers of a piece.
-The first piece has the embedding, the last one the head. A piece holds its weights, and the activations of two layers.
-
-There is no backward pass: it would need the weights of its piece, and the problem has no operators that must share a
-device. Training is planned as a whole by `meshtune rank`.
+The first piece has the embedding, the last one the head. All passes through a piece run on one device, because they
+share its weights. A piece holds them from beginning to end, in training with gradients and optimizer states. Inference
+keeps the activations of two layers at a time; training those of all layers, for every micro-batch until the end, as the
+problem releases nothing. The optimizer's update is left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from costmodels.operators.layer_operators import Block, Phase, step_operators
 from costmodels.step.memory import layer_activations
 from hardware.arrays import FloatArray
 from hardware.io.errors import ConfigError
-from tuner.place.operators.file_keys import ModelKeys
+from tuner.place.operators.file_keys import MOST_OPERATORS, ModelKeys
 from tuner.place.operators.pricing import PricedOperator, Site, check_room
 
 RUNTIME = "megatron-core"
@@ -54,43 +54,69 @@ def operators_of_model(own: ModelKeys, site: Site, base_dir: Path) -> tuple[Pric
     if own.pieces > job.model.num_layers:
         rule = f"is more than the {job.model.num_layers} layers of the model"
         raise ConfigError(rule, key="pieces", value=own.pieces)
-    found = tuple(_chain(own, job, site))
+    passes = own.pieces * own.micro_batches * (2 if own.job == "train" else 1)
+    if passes > MOST_OPERATORS:
+        rule = f"make {passes} operators; at most {MOST_OPERATORS} can be placed"
+        raise ConfigError(rule, key="pieces", value=own.pieces, nearest="fewer pieces or micro-batches")
+    found = tuple(_passes(own, job, site))
     for piece in found:
         check_room(piece.memory_bytes, site, piece.exec_s, key="pieces", nearest="more pieces, or fewer sequences")
     return found
 
 
-def _chain(own: ModelKeys, job: TrainingJob, site: Site) -> Iterator[PricedOperator]:
+def _passes(own: ModelKeys, job: TrainingJob, site: Site) -> Iterator[PricedOperator]:
+    """Yield the passes of all micro-batches; the first forward pass of a piece holds its weights."""
     runtime = find_runtime(RUNTIME)
     grid = ConfigGrid.from_configs([ParallelConfig(mbs=own.sequences)])
     block_s = _block_seconds(job, site, grid)
-    kept = layer_activations(job, runtime, grid)
+    trains = own.job == "train"
+    states = max(runtime.gradient_bytes, job.element_bytes) + job.optimizer_state_bytes if trains else 0
     message_bytes = float(job.element_bytes * job.sequence_length * own.sequences * job.model.hidden_size)
-    before = ""
-    for at, piece in enumerate(np.array_split(np.arange(job.model.num_layers), own.pieces)):
-        layers: list[int] = piece.tolist()
-        # as in the forward passes of modules: a layer's activations and those that the next one makes of them
-        alive = max(float((kept.moe if job.model.is_moe_layer(layer) else kept.dense)[0]) for layer in layers)
-        name = f"layers {layers[0]}-{layers[-1]}" if len(layers) > 1 else f"layer {layers[0]}"
-        yield PricedOperator(
-            name=name,
-            exec_s=_seconds(job.model, layers, block_s),
-            memory_bytes=job.element_bytes * _parameters(job.model, layers) + 2 * alive,
-            inputs=((before, message_bytes),) if at else (),
-        )
-        before = name
+    pieces = [piece.tolist() for piece in np.array_split(np.arange(job.model.num_layers), own.pieces)]
+    kept = [_kept_bytes(job, layers, grid) for layers in pieces]
+    for batch in range(own.micro_batches):
+        for at, layers in enumerate(pieces):
+            held = _parameters(job.model, layers) * (job.element_bytes + states)
+            working = 0.0 if trains else 2 * max(kept[at])
+            yield PricedOperator(
+                name=_name("forward", batch, layers),
+                exec_s=_seconds(job.model, layers, block_s[Phase.FORWARD]),
+                memory_bytes=held + working if batch == 0 else 0.0,
+                inputs=((_name("forward", batch, pieces[at - 1]), message_bytes),) if at else (),
+                same_device_as=_name("forward", 0, layers) if batch else None,
+            )
+        for at in reversed(range(own.pieces if trains else 0)):
+            forward = _name("forward", batch, pieces[at])
+            after = ((_name("backward", batch, pieces[at + 1]), message_bytes),) if at + 1 < own.pieces else ()
+            yield PricedOperator(
+                name=_name("backward", batch, pieces[at]),
+                exec_s=_seconds(job.model, pieces[at], block_s[Phase.BACKWARD]),
+                memory_bytes=0.0,
+                inputs=(*after, (forward, sum(kept[at]))),
+                same_device_as=forward,
+            )
 
 
-def _block_seconds(job: TrainingJob, site: Site, grid: ConfigGrid) -> dict[Block, FloatArray]:
-    """Return the time of the forward pass of each block on every device [D]."""
+def _name(phase: str, batch: int, layers: list[int]) -> str:
+    """Return the name of a pass: the micro-batch counts from 0, as the layers do."""
+    return f"{phase} {batch}: {layers[0]}-{layers[-1]}" if len(layers) > 1 else f"{phase} {batch}: {layers[0]}"
+
+
+def _kept_bytes(job: TrainingJob, layers: list[int], grid: ConfigGrid) -> list[float]:
+    """Return the activations that each of some layers keeps until its backward pass [bytes]."""
+    kept = layer_activations(job, find_runtime(RUNTIME), grid)
+    return [float((kept.moe if job.model.is_moe_layer(layer) else kept.dense)[0]) for layer in layers]
+
+
+def _block_seconds(job: TrainingJob, site: Site, grid: ConfigGrid) -> dict[Phase, dict[Block, FloatArray]]:
+    """Return the time of each pass of each block on every device [D]."""
     runtime = find_runtime(RUNTIME)
-    found: dict[Block, FloatArray] = {block: np.zeros(len(site.devices)) for block in Block}
+    found: dict[Phase, dict[Block, FloatArray]] = {
+        phase: {block: np.zeros(len(site.devices)) for block in Block} for phase in Phase
+    }
     for operator in step_operators(job, runtime, grid):
-        if operator.phase == Phase.FORWARD:
-            seconds = {
-                device: float(execution_s(operator, device, job, runtime, grid)[0]) for device in set(site.devices)
-            }
-            found[operator.block] += [seconds[device] for device in site.devices]
+        seconds = {device: float(execution_s(operator, device, job, runtime, grid)[0]) for device in set(site.devices)}
+        found[operator.phase][operator.block] += [seconds[device] for device in site.devices]
     return found
 
 

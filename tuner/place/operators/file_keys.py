@@ -56,6 +56,12 @@ class OperatorKeys(DocumentedModel):
     inputs_gib: dict[str, Amount] = Field(default_factory=dict)
     """Operators of this graph whose results it takes, and the size of each [GiB]."""
 
+    same_device_as: str | None = None
+    """Another operator of this graph that runs on the same device, as a backward pass does on that of its weights.
+
+    Default: any device
+    """
+
     splits: list[SplitKeys] = Field(default_factory=list, max_length=4)
     """Ways to run it on several devices at once.
 
@@ -92,7 +98,7 @@ class FusionKeys(DocumentedModel):
 
 
 class ModelKeys(DocumentedModel):
-    """`model:` of a graph: the forward pass of a model, cut into pieces of equally many layers."""
+    """`model:` of a graph: a model cut into pieces of equally many layers."""
 
     name: str
     """Name in the catalog, or path to a YAML file, to a Hugging Face `config.json`, or to its directory."""
@@ -100,11 +106,17 @@ class ModelKeys(DocumentedModel):
     sequence_length: Annotated[int, Field(ge=1, le=10**7)]
     """Tokens per sequence."""
 
+    job: Literal["train", "infer"] = "infer"
+    """`infer` (forward passes) or `train` (forward and backward passes; a piece's passes run on one device)."""
+
     sequences: Annotated[int, Field(ge=1, le=10**6)] = 1
-    """Sequences that pass together."""
+    """Sequences of a micro-batch."""
+
+    micro_batches: Annotated[int, Field(ge=1, le=MOST_OPERATORS)] = 1
+    """Micro-batches that pass one after the other."""
 
     pieces: Annotated[int, Field(ge=1, le=MOST_OPERATORS)]
-    """Number of pieces; each is an operator."""
+    """Number of pieces; each is an operator for every pass of every micro-batch."""
 
 
 class GraphKeys(DocumentedModel):
@@ -114,7 +126,7 @@ class GraphKeys(DocumentedModel):
     """Operators by their names. Required unless `model` is given."""
 
     model: ModelKeys | None = None
-    """Forward pass of a model, in place of `operators`.
+    """Model of the catalog, in place of `operators`.
 
     Default: none
     """

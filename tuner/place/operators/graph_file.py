@@ -104,6 +104,7 @@ def _placement(keys: OperatorPlacementKeys, cluster: Cluster, base_dir: Path) ->
         links=site.links,
         splits=tuple(replace(split, op=at) for at, (_, one) in enumerate(operators) for split in one.splits),
         fusions=tuple(_fusions(keys, number, site)),
+        mates=_mates(operators, number),
     )
     return OperatorPlacement(
         name=keys.name,
@@ -137,6 +138,18 @@ def _operators(graph: str, own: GraphKeys, site: Site, base_dir: Path) -> tuple[
         except ConfigError as error:
             raise error.under(f"graphs.{graph}.operators.{name}") from None
     return tuple(found)
+
+
+def _mates(
+    operators: list[tuple[str, PricedOperator]], number: Mapping[tuple[str, str], int]
+) -> tuple[tuple[int, ...], ...]:
+    """Return the sets of operators that share a device, joined over all that name each other."""
+    set_of = {at: {at} for at in range(len(operators))}
+    for at, (graph, one) in enumerate(operators):
+        if one.same_device_as is not None:
+            joined = set_of[at] | set_of[number[graph, one.same_device_as]]
+            set_of |= dict.fromkeys(joined, joined)
+    return tuple(sorted({tuple(sorted(one)) for one in set_of.values() if len(one) > 1}))
 
 
 def _fusions(keys: OperatorPlacementKeys, number: Mapping[tuple[str, str], int], site: Site) -> Iterator[Fusion]:
@@ -190,6 +203,11 @@ def _in_order(graph: str, own: GraphKeys) -> tuple[str, ...]:
             if source not in own.operators:
                 key = f"graphs.{graph}.operators.{name}.inputs_gib"
                 raise ConfigError("is no operator", key=key, value=source, nearest=did_you_mean(source, names))
+        mate = operator.same_device_as
+        if mate is not None and (mate == name or mate not in own.operators):
+            nearest = did_you_mean(mate, [other for other in names if other != name])
+            key = f"graphs.{graph}.operators.{name}.same_device_as"
+            raise ConfigError("is no other operator", key=key, value=mate, nearest=nearest)
     try:
         waits = {name: tuple(own.operators[name].inputs_gib) for name in names}
         return tuple(graphlib.TopologicalSorter(waits).static_order())

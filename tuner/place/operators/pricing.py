@@ -45,6 +45,7 @@ class PricedOperator:
         memory_bytes: Memory on its device.
         inputs: Operators whose results it takes, with their sizes [bytes].
         splits: Ways to run it on several devices, whose `op` is not yet known.
+        same_device_as: Operator on whose device it runs; None for any.
     """
 
     name: str
@@ -52,6 +53,7 @@ class PricedOperator:
     memory_bytes: float
     inputs: tuple[tuple[str, float], ...]
     splits: tuple[Split, ...] = ()
+    same_device_as: str | None = None
 
 
 def priced(name: str, own: OperatorKeys, site: Site) -> PricedOperator:
@@ -69,6 +71,7 @@ def priced(name: str, own: OperatorKeys, site: Site) -> PricedOperator:
         memory_bytes=own.memory_gib * GIB,
         inputs=tuple((source, gib * GIB) for source, gib in own.inputs_gib.items()),
         splits=splits,
+        same_device_as=own.same_device_as,
     )
 
 

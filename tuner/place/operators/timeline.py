@@ -107,19 +107,22 @@ def letters_of(placement: OperatorPlacement) -> dict[tuple[str, str], str]:
 
 def text_timeline(placement: OperatorPlacement, schedule: Schedule) -> list[str]:
     """Return a schedule as lines of text: a row for each device, a letter for each operator, . where it waits."""
-    letters = letters_of(placement)
-    runs = [event for event in events_of(placement, schedule) if event.kind == "run"]
-    makespan_s = max(event.end_s for event in runs)
+    letters = list(letters_of(placement).values())
+    held = [
+        (device, letters[run.ops[0]], run.start_s, end_s)
+        for run in schedule.runs
+        for device, end_s in zip(run.devices, _ends_s(placement, run), strict=True)
+    ]
+    makespan_s = max(run.end_s for run in schedule.runs)
     names = [device_in_words(placement, device) for device in range(placement.workload.num_devices)]
     width = max(map(len, names))
     lines = []
     for device, name in enumerate(names):
-        own = [event for event in runs if event.devices == (device,)]
+        own = [(letter, start_s, end_s) for of, letter, start_s, end_s in held if of == device]
         row = []
         for column in range(WIDTH):
             at_s = makespan_s * (column + 0.5) / WIDTH
-            here = [event for event in own if event.start_s <= at_s < event.end_s]
-            row.append(letters[here[0].graph, here[0].name.split("+")[0]] if here else ".")
+            row.append(next((letter for letter, start_s, end_s in own if start_s <= at_s < end_s), "."))
         lines.append(f"{name:<{width}} |{''.join(row)}|")
     lines.append(f"{'':<{width}}  0{f'{makespan_s:.4g} s':>{WIDTH - 1}}")
     return lines

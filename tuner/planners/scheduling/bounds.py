@@ -1,19 +1,20 @@
 """Lower bounds of the costs of partial schedules; computed for many at once, which is ten times as fast.
 
-Two lower bounds hold for the end of each model:
+Three lower bounds hold for the end of each model:
 
 - Its critical path. Every operator that has not run starts on a device when that is free and its inputs have come. Each
   input takes the way on which it arrives first, as if nothing else were sent. At least its quickest successors follow
   it.
+- Operators that share a home run one after the other on the device on which all of them together end first.
 - Its load. The remaining work is spread over all devices, each from the time when it is free. With any weights of the
   devices that add up to 1, a second of device d counts as weight d, and an operator takes at least the least of its
   weighted times. All devices together give until T no less than all operators take (the dual of the linear program that
   splits operators at will).
 
-For a set of models the second bound holds together: they can't all be complete before the work of all is done. The
-bound is the least weighted sum of completion times that allows each set its load and each model its path. In it, the
-models end one after the other. It is therefore found by a recursion over sets, in which the last model to end waits for
-the load of the whole set.
+For a set of models the last bound holds together: they can't all be complete before the work of all is done. The
+bound is the least weighted sum of completion times that allows each set its load and each model the other two. In it,
+the models end one after the other. It is therefore found by a recursion over sets, in which the last model to end waits
+for the load of the whole set.
 
 Letters as in `problem`; N states, W ways.
 """
@@ -61,7 +62,7 @@ def cost_bounds_s(states: Sequence[ScheduleState], workload: Workload, tables: S
     if not states:
         return np.zeros(0)
     arrays = _arrays(states, workload, tables)
-    path_s = _path_ends_s(arrays, workload, tables)
+    path_s = np.maximum(_path_ends_s(arrays, workload, tables), _mates_ends_s(arrays, workload, tables))
     # A complete model adds its end to the bound.
     is_complete = np.stack([arrays.done[:, list(ops)].all(axis=1) for ops in tables.ops_of], axis=1)
     settled_s = np.where(is_complete, path_s, 0.0) @ workload.weights
@@ -137,6 +138,26 @@ def _path_ends_s(states: _States, workload: Workload, tables: ScheduleTables) ->
         least_s = np.where(is_done, own_s, (end_s + tables.to_end_s[op]).min(axis=1))
         ends_s[:, model] = np.maximum(ends_s[:, model], least_s)
         ready_s.append(np.where(is_done[:, None], at_home_s, end_s))
+    return ends_s
+
+
+def _mates_ends_s(states: _States, workload: Workload, tables: ScheduleTables) -> FloatArray:
+    """Return the earliest end of each model by operators that share a home, which runs one after the other [N, n]."""
+    ends_s = np.zeros((len(states.last_s), len(tables.ops_of)))
+    free_s = np.maximum(states.device_s, states.last_s[:, None])
+    devices = np.arange(workload.num_devices)
+    for mates in workload.mates:
+        models = set(workload.model_of[list(mates)].tolist())
+        if len(models) > 1:
+            continue  # which of the models ends with the last of them is open
+        end_s = free_s.copy()
+        for op in mates:
+            end_s += np.where(states.done[:, op][:, None], 0.0, tables.least_exec_s[op])
+        home = states.home[:, mates[0]][:, None]
+        end_s[(home != NOWHERE) & (home != devices)] = np.inf
+        is_open = ~states.done[:, list(mates)].all(axis=1)
+        (model,) = models
+        ends_s[:, model] = np.maximum(ends_s[:, model], np.where(is_open, end_s.min(axis=1), 0.0))
     return ends_s
 
 

@@ -21,19 +21,22 @@ def read(tmp_path, **changes):
     return read_operator_placement(mapping, tmp_path / "file.yaml")
 
 
+def tied_table(name):
+    """Return the parameters of a second copy of a tied table, which the last piece needs."""
+    model = find_model(name)
+    return model.embedding_parameters * model.tied_embeddings
+
+
 @pytest.mark.parametrize("name", ["llama-7b", "llama3-8b", "gpt-13b"])
 def test_pieces_add_up_to_the_model(tmp_path, name):
     """However a model is cut, its pieces take the same time together, and hold all of its weights."""
-    coarse, fine = (read(tmp_path, name=name, pieces=pieces).workload for pieces in (4, 7))
+    coarse, fine = (read(tmp_path, name=name, pieces=pieces, sequence_length=1024).workload for pieces in (4, 7))
     short, long = (read(tmp_path, name=name, sequence_length=length).workload for length in (1024, 2048))
-    model = find_model(name)
     # activations grow with the tokens, and weights do not
     weights_bytes = (2 * short.memory_bytes - long.memory_bytes).sum()
 
     assert coarse.exec_s.sum(axis=0) == pytest.approx(fine.exec_s.sum(axis=0))
-    assert weights_bytes == pytest.approx(
-        2 * (model.num_parameters + model.embedding_parameters * model.tied_embeddings)
-    )
+    assert weights_bytes == pytest.approx(2 * (find_model(name).num_parameters + tied_table(name)))
     assert (coarse.exec_s[:, 1] > coarse.exec_s[:, 0]).all()
 
 
@@ -41,10 +44,31 @@ def test_a_chain_hands_on_hidden_states(tmp_path):
     """Each piece takes the hidden states of the one before, in the width of the precision."""
     found = read(tmp_path, sequences=3, pieces=3)
 
-    assert found.operators == ("layers 0-10", "layers 11-21", "layers 22-31")
+    assert found.operators == ("forward 0: 0-10", "forward 0: 11-21", "forward 0: 22-31")
+    assert found.workload.mates == ()
     assert found.workload.edges.tolist() == [[0, 1], [1, 2]]
     assert found.workload.data_bytes.tolist() == [2 * 3 * 1024 * 4096] * 2
     assert np.isfinite(found.workload.exec_s).all()
+
+
+def test_training_passes_forth_and_back_where_its_weights_are(tmp_path):
+    """Each piece's passes share a device and its weights, gradients and states; a backward pass takes what was kept."""
+    found = read(tmp_path, job="train", name="gpt-13b", pieces=20, micro_batches=1).workload
+    small = read(tmp_path, job="train", pieces=8, micro_batches=3)
+    num = {name: at for at, name in enumerate(small.operators)}
+    edges = {
+        tuple(edge): size for edge, size in zip(small.workload.edges.tolist(), small.workload.data_bytes, strict=True)
+    }
+    message_bytes = 2 * 1024 * 4096
+
+    assert found.memory_bytes.sum() == 18 * (find_model("gpt-13b").num_parameters + tied_table("gpt-13b"))
+    assert len(small.operators) == 8 * 3 * 2
+    assert sorted(map(len, small.workload.mates)) == [6] * 8
+    assert edges[num["backward 1: 4-7"], num["backward 1: 0-3"]] == message_bytes
+    assert edges[num["forward 1: 0-3"], num["backward 1: 0-3"]] > 4 * 8 * message_bytes
+    assert (small.workload.memory_bytes > 0).sum() == 8
+    forth, back = (small.workload.exec_s[num[f"{phase} 2: 8-11"], 0] for phase in ("forward", "backward"))
+    assert 1.5 < back / forth < 3
 
 
 @pytest.mark.parametrize(
@@ -54,6 +78,7 @@ def test_a_chain_hands_on_hidden_states(tmp_path):
         ({"pieces": 33}, "graphs.one.model.pieces = 33: is more than the 32 layers"),
         ({"name": "gpt-175b"}, "graphs.one.model.pieces: fits on no device: .* more pieces"),
         ({"pieces": 0}, "graphs.one.model.pieces = 0"),
+        ({"pieces": 16, "job": "train", "micro_batches": 3}, "pieces = 16: make 96 operators; at most 64"),
     ],
 )
 def test_a_model_that_cannot_be_placed_is_named(tmp_path, changes, message):

@@ -111,6 +111,8 @@ def test_stated_links_replace_those_of_the_cluster_between_two_devices(tmp_path)
         ("{name: rtx4090d, devices_per_host: 2}", "{name: rtx4090d, hosts: 3}", "has 26 devices; .* at most 16"),
         ("precision: fp16", "precision: fp8", "has no known peak on V100"),
         ("devices_per_host: 2}]}", "devices_per_host: 2}], switch: {hosts: 1, uplink_gb_per_s: 9}}", "cluster.switch"),
+        ("last: {tflop", "last: {same_device_as: strat, tflop", "last.same_device_as = 'strat': is no other operator"),
+        ("last: {tflop", "last: {same_device_as: last, tflop", "last.same_device_as = 'last': is no other operator"),
         ("weight: 3", "weight: 0", "graphs.one.weight"),
         ("weight: 3", "wight: 3", "did you mean 'weight'"),
     ],
@@ -122,6 +124,16 @@ def test_a_mistake_is_named(tmp_path, old, new, message):
         read(tmp_path, FILE.replace(old, new, 1))
 
     assert found.value.file == str(tmp_path / "placement.yaml")
+
+
+def test_operators_that_name_each_other_share_a_device(tmp_path):
+    """Whoever names whom, all that are joined are one set; operators of other graphs with the same name are none of it."""
+    text = FILE.replace("last: {tflop", "last: {same_device_as: start, tflop")
+    text = text.replace("end: {tflop", "end: {same_device_as: last, tflop")
+    found = read(tmp_path, text)
+
+    assert [[found.operators[op] for op in mates] for mates in found.workload.mates] == [["start", "last", "end"]]
+    assert found.workload.mates == ((0, 2, 3),)
 
 
 def test_too_many_operators_are_refused(tmp_path):
