@@ -127,7 +127,7 @@ def test_a_mistake_is_named(tmp_path, old, new, message):
 
 
 def test_operators_that_name_each_other_share_a_device(tmp_path):
-    """Whoever names whom, all that are joined are one set; operators of other graphs with the same name are none of it."""
+    """Whoever names whom, all that are joined are one set, without operators of other graphs with the same name."""
     text = FILE.replace("last: {tflop", "last: {same_device_as: start, tflop")
     text = text.replace("end: {tflop", "end: {same_device_as: last, tflop")
     found = read(tmp_path, text)
