@@ -4,7 +4,7 @@ Times are those of the cost model's operators of one device (`costmodels/operato
 The first piece has the embedding, the last one the head. All passes through a piece run on one device, because they
 share its weights. A piece holds them from beginning to end, in training with gradients and optimizer states. Inference
 keeps the activations of two layers at a time; training those of all layers, for every micro-batch until the end, as the
-problem releases nothing. The optimizer's update is left out.
+problem releases nothing. The accumulation of gradients and the optimizer's update are left out.
 """
 
 from __future__ import annotations

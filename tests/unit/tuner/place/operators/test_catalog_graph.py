@@ -4,8 +4,14 @@ import numpy as np
 import pytest
 
 from costmodels.job.model_catalog import find_model
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.job.runtime import find_runtime
+from costmodels.job.training_job import TrainingJob
+from costmodels.step.step_time import estimate_step
+from hardware.cluster import cluster_from_mapping
 from hardware.io.errors import ConfigError
 from tuner.place.operators.graph_file import read_operator_placement
+from tuner.space.enumeration import SpaceOptions, setting_for
 
 
 def read(tmp_path, **changes):
@@ -69,6 +75,19 @@ def test_training_passes_forth_and_back_where_its_weights_are(tmp_path):
     assert (small.workload.memory_bytes > 0).sum() == 8
     forth, back = (small.workload.exec_s[num[f"{phase} 2: 8-11"], 0] for phase in ("forward", "backward"))
     assert 1.5 < back / forth < 3
+
+
+def test_pieces_on_one_device_take_the_time_of_a_predicted_step(tmp_path):
+    """All passes of two micro-batches together take what the cost model predicts for the compute of such a step, but for
+    the traffic of its weights' gradients, which does not grow with the tokens.
+    """
+    pieces = read(tmp_path, job="train", sequences=4, pieces=8, micro_batches=2).workload
+    alone = cluster_from_mapping({"name": "v100-pcie", "devices_per_host": 1}, tmp_path)
+    job = TrainingJob(model=find_model("llama-7b"), sequence_length=1024, global_batch_size=8, precision="fp16")
+    setting = setting_for(job, alone, find_runtime("megatron-core"), SpaceOptions())
+    predicted = estimate_step(setting, ConfigGrid.from_configs([ParallelConfig(mbs=4)]))
+
+    assert pieces.exec_s[:, 1].sum() == pytest.approx(float(predicted.breakdown_s["compute"][0]), rel=0.02)
 
 
 @pytest.mark.parametrize(
