@@ -261,18 +261,18 @@ memory_headroom: 0.1
 precision: fp16
 links:
 - {devices: [0, 1], kind: nvlink, bandwidth_gb_per_s: 50, latency_us: 2, exclusive_group: a, mesh_peers: 2, sharers: 2}
-- {devices: [0, 2], kind: pcie, bandwidth_gb_per_s: 16, latency_us: 2, exclusive_group: a, efficiency: 0.5}
+- {devices: [0, 2], kind: pcie, bandwidth_gb_per_s: 16, latency_us: 2, exclusive_group: a, efficiency: 0.5, port: b}
 graphs:
   one:
     weight: 2
     operators:
       a: {tflop: 1, moved_gib: 2, memory_gib: 1, splits: [{parts: 2, gather_gib: 0.5}, {parts: 3}]}
       b: {tflop: 1, inputs_gib: {a: 0.5}}
-      c: {seconds: {RTX4090D: 0.5, V100-PCIe-32: 1}, inputs_gib: {b: 0.5}}
+      c: {seconds: {RTX4090D: 0.5, V100-PCIe-32: 1}, inputs_gib: {b: 0.5}, same_device_as: a}
     fusions:
     - {first: a, second: b, moved_gib: 1, memory_gib: 2}
     - {first: b, second: c, seconds: {RTX4090D: 0.5}}
-  two: {model: {name: ./model.yaml, sequence_length: 128, sequences: 2, pieces: 2}}
+  two: {model: {name: ./model.yaml, job: train, sequence_length: 128, sequences: 2, micro_batches: 2, pieces: 2}}
 """,
     b"""cluster: {file: cluster.yaml}
 modules:

@@ -78,8 +78,9 @@ def test_training_passes_forth_and_back_where_its_weights_are(tmp_path):
 
 
 def test_pieces_on_one_device_take_the_time_of_a_predicted_step(tmp_path):
-    """All passes of two micro-batches together take what the cost model predicts for the compute of such a step, but for
-    the traffic of its weights' gradients, which does not grow with the tokens.
+    """All passes of two micro-batches together take what the cost model predicts for the compute of such a step.
+
+    It also has the traffic of accumulated gradients, which does not grow with the tokens.
     """
     pieces = read(tmp_path, job="train", sequences=4, pieces=8, micro_batches=2).workload
     alone = cluster_from_mapping({"name": "v100-pcie", "devices_per_host": 1}, tmp_path)
