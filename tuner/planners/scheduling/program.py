@@ -28,10 +28,18 @@ MOST_VARIABLES = 1500
 """Most choices of a device for an operator and of a way for an edge with which a problem counts as small."""
 
 
+WIDEST_RANGE = 1e6
+"""Largest ratio of two times with which HiGHS's tolerances still tell them apart."""
+
+
 def is_small(workload: Workload) -> bool:
     """Return whether HiGHS can be expected to solve a workload's program in seconds."""
-    num_ways = sum(map(len, ways_between(workload).values()))
-    return workload.num_ops * workload.num_devices + len(workload.data_bytes) * num_ways <= MOST_VARIABLES
+    ways = [way for of_pair in ways_between(workload).values() for way in of_pair]
+    if workload.num_ops * workload.num_devices + len(workload.data_bytes) * len(ways) > MOST_VARIABLES:
+        return False
+    times_s = workload.exec_s[np.isfinite(workload.exec_s)].tolist()
+    slowest_s = max((way.transfer_s(size) for way in ways for size in workload.data_bytes.tolist()), default=0.0)
+    return bool(max(*times_s, slowest_s) <= WIDEST_RANGE * min(times_s))
 
 
 def schedule_by_milp(workload: Workload, *, limits: Limits | None = None) -> Outcome[Schedule]:
