@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -61,7 +62,7 @@ def place(
 
     num_workers = whole_number("--workers", workers, 1)
     mapping = read_mapping(file)
-    if "graphs" in mapping:
+    if _holds_operators(mapping, file):
         if export is not None:
             raise ConfigError("is for files of modules; no framework runs operators so", key="--export", value=export)
         place_graphs(mapping, file, time_s=limit_s, gap=share, workers=num_workers, trace=trace, as_json=as_json)
@@ -94,6 +95,14 @@ def place(
         typer.echo(NO_PLACEMENT, err=True)
     if answer.state is None:
         raise typer.Exit(FOUND_NOTHING)
+
+
+def _holds_operators(mapping: Mapping[str, Any], file: Path) -> bool:
+    """Return whether a file describes operators rather than modules."""
+    if ("graphs" in mapping) == ("modules" in mapping):
+        rule = "has either `modules`, which are jobs of whole models, or `graphs`, which are operators"
+        raise ConfigError(rule, nearest="this one has " + ("both" if "graphs" in mapping else "none"), file=str(file))
+    return "graphs" in mapping
 
 
 def _print_answer(answer: Answer) -> None:

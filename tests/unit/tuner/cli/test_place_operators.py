@@ -60,6 +60,20 @@ def test_an_option_of_the_other_kind_of_file_is_refused(meshtune, file, options,
     assert message in told.err
 
 
+@pytest.mark.parametrize(("keys", "has"), [("graph: {}", "none"), ("graphs: {}\nmodules: {}", "both")])
+def test_a_file_holds_modules_or_operators(meshtune, tmp_path, keys, has):
+    """A file with neither of the two, or with both, is told of the other by one message."""
+    path = tmp_path / "file.yaml"
+    path.write_text(f"cluster: {{name: v100-pcie}}\n{keys}\n", encoding="utf-8")
+    told = meshtune("place", str(path))
+
+    assert told.status == 2
+    assert (
+        f"has either `modules`, which are jobs of whole models, or `graphs`, which are operators; this one has {has}"
+        in told.err
+    )
+
+
 def test_says_where_nothing_fits(meshtune, tmp_path):
     """Operators that fit one by one but not together end with a sentence and the status of nothing found."""
     text = """
