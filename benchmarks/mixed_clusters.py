@@ -28,7 +28,7 @@ from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.simulator.simulated_step import simulate_step
 from costmodels.step.step_time import estimate_step
-from hardware.cluster import cluster_from_mapping
+from hardware.cluster_file import cluster_from_mapping
 from tuner.space.enumeration import SpaceOptions, build_space, setting_for
 
 SEQUENCE_LENGTH, BATCH_PER_DEVICE = 2048, 4

@@ -27,7 +27,7 @@ from costmodels.sharding.device_mesh import DeviceMesh, mesh_of
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
 from costmodels.sharding.graph import Graph
 from costmodels.sharding.plan import Plan, cost_of
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError
 from tuner.planners.engine.outcome import Limits
 from tuner.planners.planning import PlannerOptions, plan_graph

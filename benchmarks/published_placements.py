@@ -20,7 +20,8 @@ from pathlib import Path
 from costmodels.job.model_catalog import find_model
 from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
-from hardware.cluster import Cluster, cluster_from_mapping
+from hardware.cluster import Cluster
+from hardware.cluster_file import cluster_from_mapping
 from tuner.place.generation import generation_layouts
 from tuner.place.layouts import Layout, layouts_of
 from tuner.place.workload import GENERATE, INFER, TRAIN, Generation, Module

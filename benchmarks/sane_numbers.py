@@ -58,7 +58,8 @@ from costmodels.surrogates.error_terms import step_terms
 from costmodels.surrogates.predicted import predict
 from costmodels.surrogates.uncertainty import step_uncertainty
 from hardware.arrays import FloatArray
-from hardware.cluster import Cluster, cluster_from_mapping, cluster_names, find_cluster
+from hardware.cluster import Cluster
+from hardware.cluster_file import cluster_from_mapping, cluster_names, find_cluster
 from hardware.device import device_names
 from hardware.dynamics import INTER, HostEvent, LinkEvent, Trace, cluster_at
 from hardware.io.errors import ConfigError, did_you_mean

@@ -40,7 +40,7 @@ from costmodels.step.breakdown import BREAKDOWN
 from costmodels.step.memory import MemoryEstimate
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import FloatArray
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError
 from tuner.study_file.config import load_study
 

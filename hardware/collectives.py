@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hardware.arrays import FloatArray, IntArray
-from hardware.cluster import GroupLinks
+from hardware.group_links import GroupLinks
 
 
 def all_reduce_s(message_bytes: ArrayLike, group: GroupLinks) -> FloatArray:

@@ -18,7 +18,8 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from hardware.cluster import Cluster, HostGroup, SlowPair
+from hardware.cluster import Cluster
+from hardware.host_group import HostGroup, SlowPair
 from hardware.link import Link, spelling_key
 
 INTRA = "intra"

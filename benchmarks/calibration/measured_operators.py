@@ -16,8 +16,9 @@ import numpy as np
 from costmodels.operators.kernels import alone_s, collective_s
 from costmodels.operators.layer_operators import COLLECTIVES, Block, Collective, Operator, OpKind, Phase
 from hardware.arrays import FloatArray
-from hardware.cluster import GroupLinks, cluster_from_mapping
+from hardware.cluster_file import cluster_from_mapping
 from hardware.device import find_device
+from hardware.group_links import GroupLinks
 
 OPERATORS = Path(__file__).parents[2] / "configs" / "measured" / "ops"
 FILES = ("kernels.csv", "collectives.csv")

@@ -13,7 +13,7 @@ from typing import Any
 
 from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.job.setting import Setting
-from hardware.cluster import HostGroup
+from hardware.host_group import HostGroup
 
 SYSTEMS: Mapping[str, str] = {"A100-SXM-80": "a100_80g.json", "H100-SXM-80": "h100_80g_nvl8.json"}
 """Calculon's own file for each device that has one."""

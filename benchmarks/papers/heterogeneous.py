@@ -35,7 +35,8 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.job.uneven_work import Assignment
 from costmodels.simulator.simulated_step import simulate_step
-from hardware.cluster import Cluster, HostGroup
+from hardware.cluster import Cluster
+from hardware.host_group import HostGroup
 from hardware.link import Link
 from tuner.answers.candidates import candidates_of
 from tuner.answers.ranked import predicted_ranking

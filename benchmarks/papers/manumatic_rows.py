@@ -19,7 +19,8 @@ from costmodels.sharding.frontends.transformer.model_graph import transformer_gr
 from costmodels.sharding.graph import Graph
 from costmodels.sharding.named_plans import ByName, plan_by_names
 from costmodels.sharding.plan import Plan, cost_of, violations
-from hardware.cluster import Cluster, find_cluster
+from hardware.cluster import Cluster
+from hardware.cluster_file import find_cluster
 from tuner.planners.engine.outcome import Limits
 from tuner.planners.pipeline.stages import Pipeline
 from tuner.planners.sharding.forward_plans import forward_of, with_backward

@@ -31,7 +31,8 @@ from benchmarks.support.timing import answer, count_at_least, publish, tell
 from benchmarks.support.workers import mapper
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.graph import Graph
-from hardware.cluster import Cluster, find_cluster
+from hardware.cluster import Cluster
+from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError, did_you_mean
 
 

@@ -36,7 +36,7 @@ from costmodels.job.training_job import TrainingJob
 from costmodels.simulator.simulated_step import simulate_step
 from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError
 from tests.oracles.stage_exhaustive import plan_stages_exhaustively
 from tests.oracles.stage_milp import plan_stages_by_milp

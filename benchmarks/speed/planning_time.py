@@ -22,7 +22,7 @@ from benchmarks.support.timing import answer, count_at_least, median_s, publish,
 from costmodels.sharding.device_mesh import mesh_of
 from costmodels.sharding.graph import Graph
 from costmodels.sharding.plan import cost_of
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from tuner.planners.sharding.axis_descent import descend
 from tuner.planners.sharding.recursive import recursive_plan, whole
 from tuner.planners.sharding.sharding_terms import ShardingTerms

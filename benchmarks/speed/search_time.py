@@ -36,7 +36,7 @@ from benchmarks.support.timing import answer, count_at_least, publish, tell
 from costmodels.sharding.device_mesh import DeviceMesh, mesh_of
 from costmodels.sharding.graph import Graph
 from costmodels.sharding.plan import cost_of
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from tuner.planners.engine.outcome import Limits, Stop
 from tuner.planners.sharding.axis_descent import descend
 from tuner.planners.sharding.recursive import recursive_plan, whole

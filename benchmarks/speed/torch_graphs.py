@@ -14,7 +14,7 @@ import time
 
 from benchmarks.support.timing import arguments, median_s, publish
 from costmodels.sharding.device_mesh import mesh_of
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from tuner.planners.sharding.recursive import recursive_plan, refine_mesh
 
 

@@ -23,7 +23,7 @@ from costmodels.job.runtime import find_runtime
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.job.uneven_work import Assignment
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from tests.oracles.frameworks import deepspeed, gpt_neox, megatron, mindspeed, nanotron, torchtitan
 from tests.oracles.frameworks.published_rules import Facts, facts_of
 from tuner.export import Export

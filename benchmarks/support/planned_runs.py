@@ -16,7 +16,8 @@ from costmodels.job.proxy_job import with_layers
 from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
 from costmodels.sharding.plan import Plan
-from hardware.cluster import Cluster, read_described_cluster
+from hardware.cluster import Cluster
+from hardware.cluster_file import read_described_cluster
 from hardware.io.errors import ConfigError
 from trials.backend import Observation, Status
 from trials.jax_training.backend import JaxBackend

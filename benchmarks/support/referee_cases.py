@@ -18,7 +18,7 @@ from benchmarks.zoo import FACTORIES, GEMMA_2B, Decoder, Gemma, GraphNetwork, Mi
 from costmodels.sharding.device_mesh import DeviceMesh, mesh_of
 from costmodels.sharding.frontends.jax.graph import graph_of_jax
 from costmodels.sharding.plan import Plan
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError, did_you_mean
 from tuner.planners.planning import PLANNERS, PlannerOptions, plan_graph
 

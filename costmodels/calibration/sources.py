@@ -31,7 +31,8 @@ from costmodels.job.setting import Setting
 from costmodels.job.training_job import PRECISIONS, TrainingJob
 from costmodels.step.memory import MemoryEstimate, MemoryMeaning, WhichStage, estimate_memory
 from hardware.arrays import FloatArray
-from hardware.cluster import Cluster, cluster_from_mapping
+from hardware.cluster import Cluster
+from hardware.cluster_file import cluster_from_mapping
 from hardware.device import find_device, find_devices
 from hardware.io.config_file import StrictModel, read_mapping
 from hardware.io.errors import ConfigError

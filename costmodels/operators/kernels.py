@@ -20,9 +20,9 @@ from costmodels.operators.kernel_catalog import kernel_constants, matmul_table
 from costmodels.operators.layer_operators import Collective, Operator, OpKind, Phase
 from costmodels.operators.matmul import matmul_alone_s
 from hardware.arrays import FloatArray
-from hardware.cluster import GroupLinks
 from hardware.collectives import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s, send_recv_s
 from hardware.device import Device
+from hardware.group_links import GroupLinks
 
 ALIGNMENT = 8
 MISALIGNED_TIME = 2.7

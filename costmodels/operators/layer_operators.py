@@ -22,8 +22,8 @@ from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import NARROW_BYTES, TrainingJob
 from hardware.arrays import FloatArray, IntArray
-from hardware.cluster import GroupLinks
 from hardware.distinct import distinct_rows
+from hardware.group_links import GroupLinks
 
 _MODULES = {
     "core_attn": ("attention.core",),

@@ -38,8 +38,8 @@ from costmodels.step.breakdown import EXPOSED_PARTS
 from costmodels.step.changed_layers import added_s, change_of, compute_ratio, exposed_ratio
 from costmodels.step.communication import issued_collectives, layer_collectives
 from costmodels.step.placement import Groups
-from hardware.cluster import GroupLinks
 from hardware.device import Device
+from hardware.group_links import GroupLinks
 
 INSIDE, BETWEEN, ACROSS = "inside a host", "between hosts", "across switches"
 LINKS = (INSIDE, BETWEEN, ACROSS)

@@ -31,7 +31,7 @@ from costmodels.operators.layer_operators import (
 )
 from costmodels.step.placement import Groups
 from hardware.arrays import FloatArray
-from hardware.cluster import GroupLinks
+from hardware.group_links import GroupLinks
 
 _ISSUED = {"up.all_to_all": 4.0}
 """Number of collectives that the host issues for one collective of this model: queries, keys, values and the output are

@@ -19,9 +19,10 @@ from costmodels.job.training_job import TrainingJob
 from costmodels.operators.layer_operators import BLOCKS, Block, local_kv_size
 from costmodels.step.schedules import StageLayers, assign_layers
 from hardware.arrays import FloatArray, IntArray
-from hardware.cluster import Cluster, GroupLinks
+from hardware.cluster import Cluster
 from hardware.device import Device
 from hardware.distinct import distinct_rows
+from hardware.group_links import GroupLinks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -27,7 +27,7 @@ from costmodels.operators.layer_operators import Collective, OpKind, Phase
 from costmodels.step.communication import exposed_s
 from costmodels.step.placement import Groups, LocalParameters, expert_shards
 from hardware.arrays import FloatArray, IntArray
-from hardware.cluster import GroupLinks
+from hardware.group_links import GroupLinks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

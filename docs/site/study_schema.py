@@ -8,7 +8,7 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from costmodels.job.parallel_config import DEGREES, ENUMERATED_DIMENSIONS
-from hardware.cluster import CLUSTER_FORMS
+from hardware.cluster_file import CLUSTER_FORMS
 from tuner.study_file.study_keys import StudyKeys
 
 _REFERENCE = "#/$defs/{model}"

@@ -11,7 +11,7 @@ from costmodels.job.model_catalog import read_model_file
 from costmodels.job.parallel_config import parse_config
 from costmodels.job.runtime import read_profile
 from costmodels.sharding.device_mesh import mesh_of
-from hardware.cluster import cluster_from_mapping, find_cluster
+from hardware.cluster_file import cluster_from_mapping, find_cluster
 from hardware.io.config_file import read_mapping
 from hardware.trace_file import read_trace
 from tests.fuzz.mutation import of_json, of_lines, of_table, of_yaml

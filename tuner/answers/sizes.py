@@ -10,7 +10,7 @@ import numpy as np
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.step.step_time import estimate_step
-from hardware.cluster import MAX_DEVICES
+from hardware.cluster_file import MAX_DEVICES
 from hardware.io.errors import ConfigError
 from tuner.answers.candidates import tokens_per_s_per_device
 from tuner.answers.planned_candidates import plan_study

@@ -22,6 +22,6 @@ def _complete(module: str, names: str) -> Callable[[str], list[str]]:
 targets = _complete("tuner.export", "EXPORTERS")
 planners = _complete("tuner.planners.planning", "PLANNERS")
 plan_forms = _complete("tuner.plans.plan_export", "PLAN_EXPORTERS")
-clusters = _complete("hardware.cluster", "cluster_names")
+clusters = _complete("hardware.cluster_file", "cluster_names")
 models = _complete("costmodels.job.model_catalog", "model_names")
 runtimes = _complete("costmodels.job.runtime", "runtime_names")

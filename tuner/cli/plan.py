@@ -269,7 +269,7 @@ def _read_function(
 ) -> tuple[Graph, DeviceMesh]:
     from costmodels.sharding.device_mesh import mesh_of
     from costmodels.sharding.frontends.factories import graph_of_factory, graph_of_torch_factory
-    from hardware.cluster import find_cluster
+    from hardware.cluster_file import find_cluster
 
     if mesh is None:
         raise ConfigError("is missing", key="--mesh", nearest="for example --mesh data=2,model=4")

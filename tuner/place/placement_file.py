@@ -10,7 +10,7 @@ from costmodels.job.model_catalog import load_model
 from costmodels.job.model_spec import ModelSpec
 from costmodels.job.runtime import RuntimeProfile, find_runtime, read_profile
 from costmodels.job.training_job import TrainingJob
-from hardware.cluster import read_described_cluster
+from hardware.cluster_file import read_described_cluster
 from hardware.io.config_file import read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
 from tuner.place.file_keys import EdgeKeys, ModuleKeys, PlacementKeys

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from costmodels.job.parallel_config import DIMENSIONS, Value
 from costmodels.job.training_job import PRECISIONS
-from hardware.cluster import cluster_names
+from hardware.cluster_file import cluster_names
 from hardware.io.errors import ConfigError, did_you_mean
 from tuner.imports import Imported
 from tuner.imports.imported import Doubt

@@ -20,7 +20,8 @@ from costmodels.job.parallel_config import DEGREES, DIMENSIONS, ParallelConfig, 
 from costmodels.job.runtime import RuntimeProfile, find_runtime, read_profile
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
-from hardware.cluster import Cluster, read_described_cluster
+from hardware.cluster import Cluster
+from hardware.cluster_file import read_described_cluster
 from hardware.dynamics import Trace, hosts_alone
 from hardware.io.config_file import parse_yaml, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, shown_url

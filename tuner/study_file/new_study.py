@@ -16,7 +16,7 @@ from costmodels.job.model_catalog import find_model, load_model, model_names
 from costmodels.job.model_spec import ModelSpec
 from costmodels.job.parallel_config import DEGREES
 from costmodels.job.runtime import find_runtime, runtime_names
-from hardware.cluster import cluster_from_mapping, cluster_names
+from hardware.cluster_file import cluster_from_mapping, cluster_names
 from hardware.io.config_file import read_text
 from hardware.io.errors import ConfigError, did_you_mean
 from trials.command.log_pattern import StepSize

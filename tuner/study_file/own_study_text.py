@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from hardware.cluster import cluster_from_mapping
+from hardware.cluster_file import cluster_from_mapping
 from hardware.io.errors import ConfigError
 from trials.own_step import World
 from trials.rank_backend import is_cpu_cluster

@@ -20,7 +20,7 @@ from costmodels.sharding.device_mesh import mesh_of
 from costmodels.sharding.frontends.jax.graph import graph_of
 from costmodels.sharding.frontends.jax.program import trace_function
 from costmodels.sharding.plan import NONE, cost_of, violations
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError
 from tests.support.benchmark_runs import json_of
 from tests.support.graphs.wide_step import WIDE

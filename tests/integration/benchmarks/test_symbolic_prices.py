@@ -7,7 +7,7 @@ from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.dims import rule_of
 from costmodels.sharding.graph import CONSTANT, INPUT, GraphBuilder, TensorKind
 from costmodels.sharding.plan import NONE
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from tests.support.graphs.random_graphs import mesh_of
 from tuner.planners.sharding.recursive import ORDERS, _Cut, _Progress, recursive_plan, refine_mesh
 

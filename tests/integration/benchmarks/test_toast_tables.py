@@ -9,7 +9,7 @@ pytest.importorskip("jax", reason="the benchmark plans JAX programs")
 from benchmarks.papers import toast_planners, toast_tables
 from benchmarks.papers.toast_tables import MODELS, Model, mesh_for, over_manual
 from costmodels.sharding.device_mesh import DeviceMesh
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 
 
 @pytest.mark.parametrize(

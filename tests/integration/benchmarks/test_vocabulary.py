@@ -11,7 +11,7 @@ from costmodels.job.training_job import TrainingJob
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
 from costmodels.sharding.plan import NONE
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError
 from tuner.planners.sharding.pins import Pin, resolve_pins
 from tuner.planners.sharding.recursive import ORDERS, recursive_plan, refine_mesh

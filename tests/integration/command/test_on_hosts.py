@@ -33,7 +33,7 @@ import sys
 from pathlib import Path
 
 from costmodels.job.parallel_config import ParallelConfig
-from hardware.cluster import read_described_cluster
+from hardware.cluster_file import read_described_cluster
 from tests.support.programs.small_commands import backend_of
 from trials.command.backend import COMMAND_RANKS
 from trials.ranks.contract import RanksLostError

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
-from hardware.cluster import read_described_cluster
+from hardware.cluster_file import read_described_cluster
 from hardware.io.errors import ConfigError
 from tests.support.own_slurm import own_slurm
 from tests.support.programs.backend_contract import BackendContract

@@ -15,7 +15,7 @@ from costmodels.sharding.exports.jax_specs import jax_specs
 from costmodels.sharding.frontends.jax.graph import graph_of_jax
 from costmodels.sharding.frontends.jax.program import trace_function
 from costmodels.sharding.plan import NONE, Plan, cost_of
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError
 from tests.support.graphs.named_plans import mesh_of
 

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from costmodels.sharding.device_mesh import mesh_of
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError
 from tests.support.benchmark_runs import ROOT, json_of
 from tuner.planners import plan_jax

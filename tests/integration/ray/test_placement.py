@@ -22,7 +22,7 @@ import signal
 import sys
 from pathlib import Path
 
-from hardware.cluster import read_described_cluster
+from hardware.cluster_file import read_described_cluster
 from hardware.io.errors import ConfigError
 from tests.support.programs.small_commands import backend_of
 from trials.ray_executor import RayExecutor

@@ -6,7 +6,7 @@ import pytest
 
 from costmodels.job.runtime import find_runtime
 from costmodels.operators.layer_operators import OpKind
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from tests.support.programs import recorded_ranks, training_ranks
 from tests.support.programs.small_backends import PP
 from trials.torch_training.profiling.rank_recording import Computed, Issued, RankRecording, Waited

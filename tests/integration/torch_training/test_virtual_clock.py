@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodels.operators.layer_operators import OpKind
-from hardware.cluster import Cluster, HostGroup
+from hardware.cluster import Cluster
 from hardware.collectives import all_gather_s, all_reduce_s, send_recv_s
 from hardware.device import find_device
+from hardware.host_group import HostGroup
 from hardware.link import Link
 from trials.torch_training.profiling.rank_recording import Computed, Issued, RankGroup, RankRecording, Waited
 from trials.torch_training.profiling.virtual_clock import virtual_step

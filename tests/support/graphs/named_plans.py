@@ -5,7 +5,7 @@ import numpy as np
 from costmodels.sharding import named_plans
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.plan import cost_of, violations
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 
 
 def mesh_of(**axes):

@@ -23,7 +23,7 @@ from costmodels.sharding.device_mesh import mesh_of
 from costmodels.sharding.frontends.jax.graph import graph_of
 from costmodels.sharding.frontends.jax.program import trace_function
 from costmodels.sharding.plan import cost_of, violations
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from tests.support.graphs.wide_step import WIDE
 
 DATA = {"batch.": (0, -1)}

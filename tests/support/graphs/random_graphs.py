@@ -13,7 +13,8 @@ from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.dims import Factor, FactorKind, Rule
 from costmodels.sharding.graph import CONSTANT, INPUT, STATE, FusionKind, Graph, GraphBuilder, Op, TensorKind
 from costmodels.sharding.plan import NONE, Plan
-from hardware.cluster import Cluster, cluster_from_mapping
+from hardware.cluster import Cluster
+from hardware.cluster_file import cluster_from_mapping
 
 SIZES = (1, 2, 3, 4, 6, 8, 12)
 SHAPES = ((), (8,), (12,), (1, 12), (4, 6), (8, 12), (24, 4), (2, 3, 8))

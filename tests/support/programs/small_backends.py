@@ -4,7 +4,7 @@ from pathlib import Path
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
-from hardware.cluster import read_described_cluster
+from hardware.cluster_file import read_described_cluster
 from tests.support.programs.training_ranks import LLAMA, job_of
 from trials.torch_training.backend import TorchBackend
 

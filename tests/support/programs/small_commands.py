@@ -5,7 +5,7 @@ from pathlib import Path
 
 from costmodels.job.model_catalog import load_model
 from costmodels.job.training_job import TrainingJob
-from hardware.cluster import read_described_cluster
+from hardware.cluster_file import read_described_cluster
 from trials.command.backend import CommandBackend
 from trials.command.log_pattern import find_pattern
 

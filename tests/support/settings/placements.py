@@ -10,7 +10,7 @@ from costmodels.job.model_catalog import find_model
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from tuner.place.answer import place
 from tuner.place.exports.registry import launchable_by
 from tuner.place.layouts import Layout

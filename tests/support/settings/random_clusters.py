@@ -5,9 +5,10 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from hardware.cluster import Cluster, HostGroup, SlowPair
+from hardware.cluster import Cluster
 from hardware.device import find_device
 from hardware.dynamics import INTER, INTRA, HostEvent, LinkEvent, Trace
+from hardware.host_group import HostGroup, SlowPair
 from hardware.link import Link
 
 SHARES = (0.1, 0.3, 0.5, 1.0)

@@ -14,7 +14,8 @@ from costmodels.job.parallel_config import OFFLOAD_MODES, RECOMPUTE_MODES, ZERO_
 from costmodels.job.runtime import RuntimeProfile, find_runtime, runtime_names
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
-from hardware.cluster import Cluster, cluster_from_mapping, find_cluster
+from hardware.cluster import Cluster
+from hardware.cluster_file import cluster_from_mapping, find_cluster
 
 MEGATRON = find_runtime("megatron-core")
 MIXED = cluster_from_mapping({"groups": [{"name": "dgx-a100", "hosts": 1}, {"name": "dgx-h100", "hosts": 1}]}, Path())

@@ -12,7 +12,7 @@ from costmodels.job.parallel_config import DEGREES, DIMENSIONS, FURTHER_DIMENSIO
 from costmodels.job.runtime import find_runtime
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
-from hardware.cluster import cluster_from_mapping
+from hardware.cluster_file import cluster_from_mapping
 from tuner.space.dimensions import divisors
 from tuner.space.enumeration import SpaceOptions, active_rules, setting_for
 

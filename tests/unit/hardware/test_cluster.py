@@ -7,17 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hardware.cluster import (
-    Cluster,
-    GroupLinks,
-    SlowPair,
-    cluster_from_mapping,
-    cluster_names,
-    find_cluster,
-    read_described_cluster,
-)
+from hardware.cluster import Cluster
+from hardware.cluster_file import cluster_from_mapping, cluster_names, find_cluster, read_described_cluster
 from hardware.collectives import send_recv_s
 from hardware.device import find_device
+from hardware.group_links import GroupLinks
+from hardware.host_group import SlowPair
 from hardware.io.errors import ConfigError
 from hardware.link import LinkCost, combine_links, link_kind
 from tests.support.settings.random_clusters import clusters, slowed_clusters

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hardware.cluster import GroupLinks, cluster_from_mapping, cluster_names, find_cluster
+from hardware.cluster_file import cluster_from_mapping, cluster_names, find_cluster
 from hardware.collectives import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s, send_recv_s
+from hardware.group_links import GroupLinks
 from hardware.link import link_kind_names
 
 COLLECTIVES = (all_reduce_s, all_gather_s, reduce_scatter_s, all_to_all_s, send_recv_s)

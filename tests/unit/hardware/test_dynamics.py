@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hardware.cluster import SlowPair, cluster_from_mapping, find_cluster
+from hardware.cluster_file import cluster_from_mapping, find_cluster
 from hardware.dynamics import INTER, INTRA, HostEvent, LinkEvent, Trace, cluster_at, intervals
+from hardware.host_group import SlowPair
 from hardware.link import LinkCost, combine_links
 from tests.support.settings.random_clusters import changing_clusters
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from hardware.cluster import cluster_from_mapping, find_cluster
+from hardware.cluster_file import cluster_from_mapping, find_cluster
 from hardware.dynamics import HostEvent, LinkEvent, intervals
 from hardware.io.errors import ConfigError
 from hardware.trace_file import read_trace

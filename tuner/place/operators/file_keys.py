@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hardware.cluster import LinkForm
+from hardware.cluster_file import LinkForm
 from hardware.io.config_file import DocumentedModel
 
 MOST_OPERATORS = 64

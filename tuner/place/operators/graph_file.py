@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from hardware.cluster import Cluster, read_described_cluster
+from hardware.cluster import Cluster
+from hardware.cluster_file import read_described_cluster
 from hardware.io.config_file import validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
 from hardware.link import Link

@@ -13,7 +13,7 @@ from costmodels.sharding.dims import FactorKind
 from costmodels.sharding.frontends.jax.graph import graph_of_jax
 from costmodels.sharding.graph import CARRY, CONSTANT, INPUT, NEXT, STACK, STATE, UNSTACK, TensorKind
 from costmodels.sharding.plan import NONE, Plan, cost_of, violations
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError
 
 MATRIX = shape_of(4, 4, dtype=jnp.float32)

@@ -16,7 +16,7 @@ from costmodels.sharding.device_mesh import mesh_of
 from costmodels.sharding.frontends.torch.graph import graph_of_torch
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
 from costmodels.sharding.graph import CONSTANT, INPUT, STATE, TensorKind
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError
 from tests.support.graphs.torch_variants import VARIANTS, Varied
 from tuner.planners.planning import PlannerOptions, plan_graph

@@ -3,7 +3,7 @@ import pytest
 from costmodels.job.model_catalog import find_model
 from costmodels.job.proxy_job import Reduction, least_layers, with_layers
 from costmodels.job.training_job import TrainingJob
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b", "deepseek-v3"])

@@ -13,7 +13,7 @@ from costmodels.job.uneven_work import EVEN, Assignment, numbers_in_words, parse
 from costmodels.simulator.simulated_step import simulate_step
 from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError
 from tests.support.settings.random_settings import MIXED, grid_of, job_of, setting_for
 

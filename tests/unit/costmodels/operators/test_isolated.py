@@ -10,7 +10,7 @@ from costmodels.job.training_job import TrainingJob
 from costmodels.operators.isolated import IsolatedCall, is_run_by, isolated_call_s, isolated_operator, isolated_role
 from costmodels.operators.kernels import alone_s, collective_alone_s
 from costmodels.operators.layer_operators import OpKind, Phase, step_operators, unique_shapes
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 
 UNFUSED = replace(find_runtime("megatron-core"), fused_elementwise=False, fused_cross_entropy=False)
 LAYOUTS = (ParallelConfig(pp=1, tp=1, dp=8, mbs=1), ParallelConfig(pp=1, tp=2, dp=2, cp=2, mbs=2))

@@ -16,7 +16,7 @@ from costmodels.sharding.frontends.transformer.model_graph import transformer_gr
 from costmodels.sharding.graph import TensorKind
 from costmodels.sharding.plan import cost_of
 from costmodels.step.breakdown import EXPOSED_PARTS
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from tuner.planners.sharding.hand_made import hand_made, layer_axes
 
 ATTENTION, DENSE, MOE, EMBEDDING, HEAD = map(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from costmodels.operators.layer_operators import OpKind
 from costmodels.sharding.device_mesh import DeviceMesh
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from hardware.collectives import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s
 from tests.support.graphs.random_graphs import meshes
 

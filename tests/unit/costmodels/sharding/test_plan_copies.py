@@ -7,7 +7,7 @@ from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.dims import rule_of
 from costmodels.sharding.graph import INPUT, STATE, GraphBuilder, TensorKind
 from costmodels.sharding.plan import NONE, Plan, cost_of
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 
 MESH = DeviceMesh(names=("axis",), sizes=(8,), cluster=find_cluster("dgx-a100"))
 WEIGHT_BYTES, ROW_BYTES = 64 * 64 * 4, 64 * 4

@@ -10,7 +10,7 @@ from costmodels.job.uneven_work import Assignment
 from costmodels.simulator.leaders import is_worth_simulating, simulated_times_s
 from costmodels.simulator.simulated_step import simulate_step
 from costmodels.step.memory import estimate_memory
-from hardware.cluster import cluster_from_mapping, find_cluster
+from hardware.cluster_file import cluster_from_mapping, find_cluster
 from tests.support.settings.random_settings import grid_of, job_of, setting_for
 
 TWO_KINDS = cluster_from_mapping({"groups": [{"name": "dgx-h100"}, {"name": "dgx-a100"}]}, Path())

@@ -15,7 +15,7 @@ from costmodels.simulator.simulated_step import Role, simulate_step
 from costmodels.step.breakdown import BREAKDOWN
 from costmodels.step.passes import Kind, pass_order
 from costmodels.step.step_time import estimate_step
-from hardware.cluster import cluster_from_mapping, find_cluster
+from hardware.cluster_file import cluster_from_mapping, find_cluster
 from tests.support.settings.pass_times import pass_times
 from tests.support.settings.random_settings import cases, grid_of, job_of, setting_for
 

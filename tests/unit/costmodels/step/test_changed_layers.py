@@ -15,7 +15,7 @@ from costmodels.simulator.simulated_step import simulate_step
 from costmodels.step.block_costs import block_costs
 from costmodels.step.breakdown import EXPOSED_PARTS
 from costmodels.step.step_time import estimate_step
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from tests.support.graphs.layer_changes import at, change_for, random_change
 from tests.support.settings.random_settings import cases, grid_of, job_of, setting_for
 

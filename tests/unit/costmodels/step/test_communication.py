@@ -9,7 +9,7 @@ from costmodels.job.runtime import find_runtime
 from costmodels.operators.layer_operators import Block
 from costmodels.step.communication import Beside, block_communication
 from costmodels.step.placement import place
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from hardware.collectives import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s, send_recv_s
 from tests.support.settings.random_settings import cases, grid_of, job_of
 

@@ -11,7 +11,7 @@ from costmodels.operators.kernels import collective_s
 from costmodels.operators.layer_operators import OpKind, Phase
 from costmodels.step.executions import collective_executions, operator_executions
 from costmodels.step.step_time import estimate_step
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from tests.support.settings.random_settings import cases, grid_of, job_of, setting_for
 
 MEGATRON = find_runtime("megatron-core")

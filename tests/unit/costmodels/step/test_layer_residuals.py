@@ -7,7 +7,7 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.step.layer_residuals import cell_of, fit_residuals, layer_residual
 from costmodels.step.step_time import estimate_step
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from tests.support.settings.random_settings import grid_of, job_of, setting_for
 
 JOB = job_of(sequence_length=4096, batch=64)

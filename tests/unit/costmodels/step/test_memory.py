@@ -13,7 +13,7 @@ from costmodels.step.error_models import MemoryErrorModel
 from costmodels.step.memory import LEAST_CHANCE, MEMORY_PARTS, estimate_memory, layer_activations, stage_memory
 from costmodels.step.placement import local_parameters
 from costmodels.step.schedules import assign_layers
-from hardware.cluster import cluster_from_mapping, find_cluster
+from hardware.cluster_file import cluster_from_mapping, find_cluster
 from tests.support.settings.random_settings import cases, grid_of, job_of, setting_for
 
 MEGATRON = find_runtime("megatron-core")

@@ -13,7 +13,7 @@ from costmodels.simulator.simulated_step import simulate_step
 from costmodels.step.memory import estimate_memory
 from costmodels.step.offload import host_rates
 from costmodels.step.step_time import estimate_step
-from hardware.cluster import cluster_from_mapping, find_cluster
+from hardware.cluster_file import cluster_from_mapping, find_cluster
 from hardware.device import find_device
 from tests.support.settings.random_settings import cases, grid_of, job_of, setting_for
 

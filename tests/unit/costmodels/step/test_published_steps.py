@@ -10,7 +10,7 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
 from costmodels.step.step_time import estimate_step
-from hardware.cluster import cluster_from_mapping
+from hardware.cluster_file import cluster_from_mapping
 from tests.support.settings.random_settings import grid_of, setting_for
 
 # layers, hidden, heads, devices, batch, (tp, pp, dp, vpp, mbs), recompute, sequence parallel, seconds

@@ -12,7 +12,7 @@ from costmodels.operators.layer_operators import step_operators
 from costmodels.step.executions import collective_executions
 from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from hardware.device import find_device
 from tests.support.settings.random_settings import grid_of, job_of, setting_for
 

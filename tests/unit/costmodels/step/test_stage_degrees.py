@@ -17,7 +17,7 @@ from costmodels.step.memory import estimate_memory, stage_memory
 from costmodels.step.plausible_memory import may_fit_under_any
 from costmodels.step.stage_degrees import most_slices, stage_tp_error, stage_variants, widest_variant
 from costmodels.step.step_time import estimate_step
-from hardware.cluster import cluster_from_mapping, find_cluster
+from hardware.cluster_file import cluster_from_mapping, find_cluster
 from tests.support.settings.random_settings import grid_of, job_of, setting_for
 
 MIXED = cluster_from_mapping({"groups": [{"name": "dgx-h100", "hosts": 2}, {"name": "dgx-a100", "hosts": 2}]}, Path())

@@ -12,7 +12,7 @@ from costmodels.step.breakdown import BREAKDOWN
 from costmodels.step.memory import MemoryEstimate
 from costmodels.step.placement import place
 from costmodels.step.step_time import estimate_step, model_flops_utilisation
-from hardware.cluster import cluster_from_mapping, find_cluster
+from hardware.cluster_file import cluster_from_mapping, find_cluster
 from hardware.collectives import all_gather_s, send_recv_s
 from tests.support.settings.random_settings import cases, grid_of, job_of, setting_for
 

@@ -14,7 +14,7 @@ from costmodels.step.executions import collective_executions, operator_execution
 from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
 from costmodels.surrogates.error_terms import step_terms
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from tests.support.settings.random_settings import MIXED, cases, grid_of, job_of, meshes, setting_for
 
 HOST = find_cluster("dgx-h100")

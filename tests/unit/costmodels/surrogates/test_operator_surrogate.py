@@ -19,7 +19,7 @@ from costmodels.surrogates.operator_surrogate import (
     fit_operators,
     timing_variance,
 )
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from tests.support.settings.random_settings import job_of, setting_for
 
 FORWARD, BACKWARD = Phase.FORWARD, Phase.BACKWARD

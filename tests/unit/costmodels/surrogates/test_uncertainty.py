@@ -19,7 +19,7 @@ from costmodels.surrogates.uncertainty import (
     stall_variance,
     step_uncertainty,
 )
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from tests.support.settings.random_settings import grid_of, job_of, setting_for
 
 JOB, HOSTS = job_of(), find_cluster("dgx-h100", hosts=2)

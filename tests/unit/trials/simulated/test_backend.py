@@ -15,7 +15,7 @@ from costmodels.simulator.simulated_step import simulate_step
 from costmodels.simulator.trace import operator_events
 from costmodels.step.step_time import estimate_step
 from costmodels.surrogates.error_terms import step_terms
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError
 from tests.support.programs.backend_contract import RepeatableBackendContract
 from trials.backend import Status

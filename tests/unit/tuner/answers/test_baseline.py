@@ -6,7 +6,7 @@ from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid, Parallel
 from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
 from costmodels.step.memory import estimate_memory
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from tests.support.studies.in_process_executor import run_here as run
 from tuner.answers.baseline import baseline_position
 from tuner.answers.best import best_configuration

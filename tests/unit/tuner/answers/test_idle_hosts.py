@@ -7,7 +7,7 @@ import yaml
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.uneven_work import Assignment
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError
 from tests.support.programs.small_commands import backend_of
 from trials.command.slurm.jobs import SlurmJobs

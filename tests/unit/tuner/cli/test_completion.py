@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from costmodels.job.model_catalog import model_names
-from hardware.cluster import cluster_names
+from hardware.cluster_file import cluster_names
 from tests.support.studies.command_line import environment
 from tuner.export import EXPORTERS
 from tuner.planners.planning import PLANNERS

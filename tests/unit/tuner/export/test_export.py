@@ -13,7 +13,7 @@ from costmodels.job.parallel_config import DEGREES, OFFLOAD_MODES, RECOMPUTE_MOD
 from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
 from costmodels.job.uneven_work import Assignment
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError
 from tuner.export import EXPORTERS, find_exporter
 from tuner.space.enumeration import SpaceOptions, setting_for

@@ -10,7 +10,7 @@ from costmodels.job.parallel_config import FURTHER_DIMENSIONS, ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
 from costmodels.job.uneven_work import Assignment, numbers_in_words
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from tuner.export import find_exporter
 from tuner.imports import IMPORTERS, present_of
 from tuner.space.enumeration import SpaceOptions, enumerate_space, setting_for

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from costmodels.operators.kernel_catalog import kernel_constants
-from hardware.cluster import cluster_from_mapping, find_cluster
+from hardware.cluster_file import cluster_from_mapping, find_cluster
 from tests.support.settings.placements import module
 from tuner.place.generation import HOST_S, Decoder, generation_layouts
 from tuner.place.workload import Generation

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from hardware.cluster import cluster_from_mapping, find_cluster
+from hardware.cluster_file import cluster_from_mapping, find_cluster
 from tests.support.settings.placements import PLACEMENTS, module
 from tuner.place.options import cluster_of, kinds_of, options_of, pools_of
 from tuner.place.placement_file import read_placement

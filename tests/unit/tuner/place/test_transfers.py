@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodels.job.model_catalog import find_model
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from tests.support.settings.placements import LENGTHS, module
 from tuner.place.transfers import (
     broadcast_weights_s,

@@ -14,7 +14,7 @@ from costmodels.sharding.block_figures import block_figures, runs_once
 from costmodels.sharding.graph import TensorKind
 from costmodels.sharding.layouts import local_share
 from costmodels.sharding.plan import violations
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError
 from tuner.planners.engine.outcome import ROUNDING
 from tuner.planners.sharding.pins import Pin

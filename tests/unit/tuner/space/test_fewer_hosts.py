@@ -13,7 +13,7 @@ from costmodels.job.uneven_work import Assignment
 from costmodels.simulator.simulated_step import simulate_step
 from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
-from hardware.cluster import cluster_from_mapping
+from hardware.cluster_file import cluster_from_mapping
 from tests.oracles.host_subsets import best_on, subsets
 from tests.support.settings.random_clusters import slowed_clusters
 from tests.support.settings.random_settings import grid_of, job_of, setting_for

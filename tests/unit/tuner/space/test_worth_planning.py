@@ -7,7 +7,7 @@ import pytest
 
 from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
-from hardware.cluster import cluster_from_mapping, find_cluster
+from hardware.cluster_file import cluster_from_mapping, find_cluster
 from tests.support.settings.random_settings import job_of, setting_for
 from tuner.space.enumeration import SpaceOptions, enumerate_space
 from tuner.space.worth_planning import balanced_s, worth_planning

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError
 from trials.own_step import OwnStep
 from tuner.own_step.setting import OwnSetting

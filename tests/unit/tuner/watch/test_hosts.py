@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.cluster import read_described_cluster
+from hardware.cluster_file import read_described_cluster
 from hardware.dynamics import HostEvent, LinkEvent, Trace, lost_hosts
 from hardware.io.errors import ConfigError
 from hardware.trace_file import format_trace, parse_trace

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodels.job.parallel_config import ParallelConfig
-from hardware.cluster import read_described_cluster
+from hardware.cluster_file import read_described_cluster
 from hardware.dynamics import Interval
 from tuner.replan.cluster_states import Figures, Setup
 from tuner.replan.present import Present

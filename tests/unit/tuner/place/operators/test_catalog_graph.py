@@ -8,7 +8,7 @@ from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
 from costmodels.step.step_time import estimate_step
-from hardware.cluster import cluster_from_mapping
+from hardware.cluster_file import cluster_from_mapping
 from hardware.io.errors import ConfigError
 from tuner.place.operators.graph_file import read_operator_placement
 from tuner.space.enumeration import SpaceOptions, setting_for

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from hardware.link import Link
 from tuner.place.operators.device_links import device_links
 from tuner.planners.scheduling.problem import ports_of, ways_over

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from costmodels.operators.kernel_catalog import kernel_constants
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from hardware.device import GIB
 from hardware.io.config_file import read_mapping
 from hardware.io.errors import ConfigError

@@ -12,7 +12,7 @@ from costmodels.job.uneven_work import Assignment
 from costmodels.step.memory import estimate_memory
 from costmodels.step.stage_degrees import stage_tp_error
 from costmodels.step.step_time import estimate_step
-from hardware.cluster import cluster_from_mapping, find_cluster
+from hardware.cluster_file import cluster_from_mapping, find_cluster
 from tests.support.settings.random_settings import job_of, setting_for
 from tuner.planners.pipeline.stage_degrees import plan_stage_degrees
 from tuner.space.enumeration import SpaceOptions, build_space, enumerate_space, launchable

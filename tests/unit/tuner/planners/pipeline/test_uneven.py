@@ -16,7 +16,7 @@ from costmodels.step.memory import estimate_memory
 from costmodels.step.replicas import ReplicaKind
 from costmodels.step.stage_tables import StageTables, stage_tables
 from costmodels.step.step_time import estimate_step
-from hardware.cluster import cluster_from_mapping, find_cluster
+from hardware.cluster_file import cluster_from_mapping, find_cluster
 from tests.support.settings.random_settings import grid_of, job_of
 from tuner.planners.engine.outcome import Known
 from tuner.planners.pipeline.stage_problem import best_stages

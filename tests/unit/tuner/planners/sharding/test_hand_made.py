@@ -18,7 +18,7 @@ from costmodels.sharding.graph import TensorKind
 from costmodels.sharding.plan import cost_of, violations
 from costmodels.step.communication import layer_collectives, layer_uses
 from costmodels.step.placement import place
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from tuner.planners.sharding.hand_made import hand_made, layer_axes
 
 TOKENS, BYTES = 2048, 2

@@ -8,7 +8,7 @@ from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.dims import Rule, rule_of
 from costmodels.sharding.graph import INPUT, GraphBuilder, TensorKind
 from costmodels.sharding.plan import cost_of, violations
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError
 from tests.support.graphs.random_graphs import mesh_of
 from tests.support.graphs.small_graphs import mlp

@@ -15,7 +15,7 @@ from costmodels.step.error_models import memory_error_of
 from costmodels.step.memory import estimate_memory
 from costmodels.step.placement import place
 from costmodels.step.step_time import estimate_step
-from hardware.cluster import find_cluster
+from hardware.cluster_file import find_cluster
 from tuner.search.proxy.proxy_trials import LIKELY_FIT, MAX_ROUNDS, Proxy, ProxyOptions, proxy_of
 from tuner.space.enumeration import broken_rules
 from tuner.study_file.config import load_study

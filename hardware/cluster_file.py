@@ -1,0 +1,320 @@
+"""Clusters as files and the catalog describe them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from hardware.cluster import Cluster
+from hardware.device import CATALOG, LinkEntry, find_device
+from hardware.host_group import HostGroup
+from hardware.io.config_file import DocumentedModel, SourcedNumber, StrictModel, read_mapping, validate_mapping
+from hardware.io.errors import ConfigError, did_you_mean
+from hardware.link import Link, spelling_key
+
+MAX_DEVICES = 1_000_000
+
+
+class LinkForm(DocumentedModel):
+    """A link."""
+
+    kind: str
+    """Kind of link in the catalog, such as `nvlink`, `pcie` or `infiniband`; sets the efficiency of collectives."""
+
+    bandwidth_gb_per_s: float = Field(gt=0, le=1e6)
+    """Bandwidth per device and direction [GB/s]."""
+
+    latency_us: float = Field(ge=0, le=1e6)
+    """Latency of one message [µs]."""
+
+    exclusive_group: str | None = None
+    """Name of a set of links that cannot carry one transfer together."""
+
+    mesh_peers: int | None = Field(default=None, ge=1)
+    """Number of peers of a full mesh over which the bandwidth is divided by wire.
+
+    Default: none, a switch: any group gets all of it
+    """
+
+    efficiency: float | None = Field(default=None, gt=0, le=1.5)
+    """Share of the bandwidth that collectives reach.
+
+    Default: the kind's
+    """
+
+    sharers: int = Field(default=1, ge=1, le=MAX_DEVICES)
+    """Devices of a host that share one adapter, of which `bandwidth_gb_per_s` is the part of each."""
+
+    def link(self) -> Link:
+        """Return the link in SI units."""
+        return Link(
+            sharers=self.sharers,
+            kind=self.kind,
+            bandwidth_bytes_per_s=self.bandwidth_gb_per_s * 1e9,
+            latency_s=self.latency_us * 1e-6,
+            exclusive_group=self.exclusive_group,
+            mesh_peers=self.mesh_peers,
+            efficiency=self.efficiency,
+        )
+
+
+class _GroupForm(DocumentedModel):
+    """Group of equal hosts, one of `cluster.groups:`."""
+
+    name: str | None = None
+    """A cluster of the catalog; beside `device` only a label."""
+
+    device: str | None = None
+    """A device of the catalog.
+
+    Default: that of `name`
+    """
+
+    hosts: int = Field(default=1, ge=1, le=MAX_DEVICES)
+    """Number of hosts."""
+
+    devices_per_host: int | None = Field(default=None, ge=1, le=MAX_DEVICES)
+    """Devices of each host that the job may use.
+
+    Default: the catalog's
+    """
+
+    intra_links: list[LinkForm] | None = Field(default=None, min_length=1)
+    """Parallel links of one device to the others of its host.
+
+    Default: the catalog's
+    """
+
+    nic_links: list[LinkForm] | None = Field(default=None, min_length=1)
+    """Parallel links of one device to other hosts: its own share of the host's network.
+
+    Default: the catalog's
+    """
+
+
+class _SwitchForm(DocumentedModel):
+    """`cluster.switch:`."""
+
+    hosts: int = Field(ge=1, le=MAX_DEVICES)
+    """Neighbouring hosts under each leaf switch."""
+
+    uplink_gb_per_s: float = Field(gt=0, le=1e9)
+    """Bandwidth that these hosts share to the other switches, per direction [GB/s]."""
+
+
+class _OneGroupForm(_GroupForm):
+    """A cluster of equal hosts."""
+
+    switch: _SwitchForm | None = None
+    """Leaf switches."""
+
+    trace: str | None = None
+    """A CSV file that tells how the cluster changes over time; see [traces](../configs/traces/README.md)."""
+
+
+class _GroupsForm(DocumentedModel):
+    """A cluster of unlike groups of hosts."""
+
+    name: str = "mixed"
+    """Name of the cluster in reports."""
+
+    groups: list[_GroupForm] = Field(min_length=1)
+    """Groups of equal hosts, in the order of the ranks."""
+
+    inter_group_links: list[LinkForm] = Field(default_factory=list)
+    """Parallel links of one device to hosts of other groups, on top of the NICs of both.
+
+    Default: none, so that the NICs alone decide
+    """
+
+    switch: _SwitchForm | None = None
+    """Leaf switches."""
+
+    trace: str | None = None
+    """A CSV file that tells how the cluster changes over time; see [traces](../configs/traces/README.md)."""
+
+
+class _FileForm(DocumentedModel):
+    """A cluster that a file describes."""
+
+    file: str
+    """A YAML file that holds one of the other forms, relative to this one."""
+
+    trace: str | None = None
+    """A CSV file that tells how the cluster changes over time; it wins over a trace that `file` names."""
+
+
+CLUSTER_FORMS: tuple[type[DocumentedModel], ...] = (_OneGroupForm, _GroupsForm, _FileForm)
+"""Forms in which a configuration may describe a cluster."""
+
+
+class _CatalogEntry(StrictModel):
+    device: str
+    description: str
+    devices_per_host: SourcedNumber | None = None
+    intra_links: list[LinkEntry] | None = None
+    nic_links: list[LinkEntry] | None = None
+
+
+class _Catalog(StrictModel):
+    sources: dict[str, str]
+    clusters: dict[str, _CatalogEntry]
+
+
+def cluster_names() -> tuple[str, ...]:
+    """Return the catalog's names of clusters."""
+    return tuple(_catalog().clusters)
+
+
+def find_cluster(name: str, hosts: int = 1) -> Cluster:
+    """Return the catalog's cluster of this name with a number of hosts.
+
+    Raises:
+        ConfigError: no cluster has this name, or there are no hosts.
+    """
+    return cluster_from_mapping({"name": name, "hosts": hosts}, Path())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DescribedCluster:
+    """Cluster as a configuration describes it.
+
+    Attributes:
+        cluster: Nominal cluster, before any event of its trace.
+        trace: Path of the file that tells how it changes over time, for `hardware.trace_file`; None without one.
+    """
+
+    cluster: Cluster
+    trace: Path | None
+
+
+def cluster_from_mapping(mapping: Mapping[str, Any], base_dir: Path, file: str | None = None) -> Cluster:
+    """Return the nominal cluster of `read_described_cluster`, without its trace."""
+    return read_described_cluster(mapping, base_dir, file).cluster
+
+
+def read_described_cluster(mapping: Mapping[str, Any], base_dir: Path, file: str | None = None) -> DescribedCluster:
+    """Read the cluster that a configuration describes.
+
+    It names a cluster of the catalog (`{name: dgx-h100, hosts: 8}`), a device (`{device: H100-SXM-80, hosts: 8}`),
+    unlike groups of both (`{groups: [...], inter_group_links: [...]}`), or a file that holds one of these
+    (`{file: cluster.yaml}`). `devices_per_host`, `intra_links` and `nic_links` replace the catalog's values; beside
+    `device`, `name` is only a label. `switch: {hosts: 4, uplink_gb_per_s: 200}` puts four neighbouring hosts under each
+    leaf switch, whose uplink they share, in each direction. `trace` names a file; one beside `file` wins over one
+    inside that file.
+
+    Args:
+        mapping: Keys and values of the configuration.
+        base_dir: Folder that a relative `file` or `trace` is relative to.
+        file: Name of the file that holds the mapping, for messages.
+
+    Raises:
+        ConfigError: a key or value can't work.
+    """
+    try:
+        if "file" in mapping:
+            outer = validate_mapping(_FileForm, mapping)
+            path = base_dir / outer.file
+            inner = read_mapping(path)
+            if "file" in inner:
+                raise ConfigError("a cluster file can't name another file", key="file", value=inner["file"]).in_file(
+                    str(path)
+                )
+            described = read_described_cluster(inner, path.parent, str(path))
+            return replace(described, trace=_resolve_path(base_dir, outer.trace) or described.trace)
+        if "groups" in mapping:
+            mixed = validate_mapping(_GroupsForm, mapping)
+            cluster = _add_switches(_mixed_cluster(mixed), mixed.switch)
+            return DescribedCluster(cluster=cluster, trace=_resolve_path(base_dir, mixed.trace))
+        form = validate_mapping(_OneGroupForm, mapping)
+        group = _host_group(form)
+        _check_total((group,), key="hosts")
+        cluster = _add_switches(Cluster(name=group.name, groups=(group,)), form.switch)
+        return DescribedCluster(cluster=cluster, trace=_resolve_path(base_dir, form.trace))
+    except ConfigError as error:
+        raise (error.in_file(file) if file else error) from None
+
+
+def _add_switches(cluster: Cluster, form: _SwitchForm | None) -> Cluster:
+    """Put the neighbouring hosts of a cluster under leaf switches."""
+    if form is None:
+        return cluster
+    switches = tuple(host // form.hosts for host in range(cluster.num_hosts))
+    return replace(cluster, switches=switches, uplink_bytes_per_s=form.uplink_gb_per_s * 1e9)
+
+
+def _resolve_path(base_dir: Path, name: str | None) -> Path | None:
+    return None if name is None else base_dir / name
+
+
+def _mixed_cluster(form: _GroupsForm) -> Cluster:
+    groups = []
+    for index, group in enumerate(form.groups):
+        try:
+            groups.append(_host_group(group))
+        except ConfigError as error:
+            raise error.under(f"groups.{index}") from None
+    _check_total(tuple(groups), key="groups")
+    links = tuple(link.link() for link in form.inter_group_links)
+    return Cluster(name=form.name, groups=tuple(groups), inter_group_links=links)
+
+
+def _host_group(form: _GroupForm) -> HostGroup:
+    if form.device is not None:
+        device = find_device(form.device)
+        group = HostGroup(
+            name=form.name or device.name,
+            device=device,
+            hosts=form.hosts,
+            devices_per_host=form.devices_per_host or device.devices_per_host,
+            intra_links=(device.scale_up,),
+            nic_links=(device.scale_out,),
+        )
+    elif form.name is not None:
+        group = _catalog_group(form.name, form.hosts, form.devices_per_host)
+    else:
+        raise ConfigError("needs `name`, `device`, `groups` or `file`", nearest=did_you_mean("", cluster_names()))
+    intra_links = tuple(link.link() for link in form.intra_links or ()) or group.intra_links
+    nic_links = tuple(link.link() for link in form.nic_links or ()) or group.nic_links
+    return replace(group, intra_links=intra_links, nic_links=nic_links)
+
+
+def _catalog_group(name: str, hosts: int, devices_per_host: int | None) -> HostGroup:
+    known = {spelling_key(known): known for known in cluster_names()}.get(spelling_key(name))
+    if known is None:
+        raise ConfigError("is not a known cluster", key="name", value=name, nearest=did_you_mean(name, cluster_names()))
+    entry = _catalog().clusters[known]
+    device = find_device(entry.device)
+    in_host = int(entry.devices_per_host.value) if entry.devices_per_host else device.devices_per_host
+    if devices_per_host is not None and devices_per_host > in_host:
+        raise ConfigError(
+            f"a {known} host has {in_host} devices",
+            key="devices_per_host",
+            value=devices_per_host,
+            nearest=f"use at most {in_host}, or describe the host with `device: {device.name}`",
+        )
+    return HostGroup(
+        name=known,
+        device=device,
+        hosts=hosts,
+        devices_per_host=devices_per_host or in_host,
+        intra_links=tuple(link.link() for link in entry.intra_links or ()) or (device.scale_up,),
+        nic_links=tuple(link.link() for link in entry.nic_links or ()) or (device.scale_out,),
+    )
+
+
+def _check_total(groups: tuple[HostGroup, ...], key: str) -> None:
+    total = sum(group.num_devices for group in groups)
+    if total > MAX_DEVICES:
+        raise ConfigError(f"makes {total} devices; at most {MAX_DEVICES} are supported", key=key)
+
+
+@functools.cache
+def _catalog() -> _Catalog:
+    path = CATALOG / "clusters.yaml"
+    return validate_mapping(_Catalog, read_mapping(path), file=str(path))
