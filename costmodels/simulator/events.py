@@ -14,7 +14,7 @@ Letters: t tasks.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -38,20 +38,31 @@ class Route(NamedTuple):
     uses: Uses = ()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Demand:
+    """What a task takes; tasks that take the same share one object.
+
+    Attributes:
+        routes: Ways to do the task, at least one; the first of equal ones is taken.
+        latency_s: Time after its begin in which the task takes nothing from any link or device [s].
+        devices: Devices that the task keeps at work.
+    """
+
+    routes: tuple[Route, ...]
+    latency_s: float = 0.0
+    devices: tuple[int, ...] = ()
+
+
 @dataclass(kw_only=True, slots=True, eq=False)
 class TaskGraph:
     """Tasks under construction; a task's number is its position.
 
     Attributes:
-        latency_s: Time after its begin in which a task takes nothing from any link or device [s].
-        routes: Routes of each task, at least one; the first of equal ones is taken.
-        devices: Devices that each task keeps at work.
+        demands: What each task takes.
         after: Tasks that each task waits for.
     """
 
-    latency_s: list[float] = field(default_factory=list)
-    routes: list[tuple[Route, ...]] = field(default_factory=list)
-    devices: list[tuple[int, ...]] = field(default_factory=list)
+    demands: list[Demand] = field(default_factory=list)
     after: list[list[int]] = field(default_factory=list)
 
     def add(
@@ -59,18 +70,20 @@ class TaskGraph:
     ) -> int:
         """Add a task that waits for the tasks numbered `after`, ignoring NOTHING, and return its number."""
         assert routes, "every task has a route"
-        self.latency_s.append(latency_s)
-        self.routes.append(routes)
-        self.devices.append(devices)
-        self.after.append([task for task in after if task != NOTHING])
-        return len(self.routes) - 1
+        return self.add_like(Demand(routes, latency_s, devices), [task for task in after if task != NOTHING])
+
+    def add_like(self, demand: Demand, after: list[int]) -> int:
+        """Add a task that takes the same as others and waits for the tasks numbered `after`; return its number."""
+        self.demands.append(demand)
+        self.after.append(after)
+        return len(self.demands) - 1
 
     def wait(self, task: int, other: int) -> None:
         """Make a task wait for one more task."""
         self.after[task].append(other)
 
     def __len__(self) -> int:
-        return len(self.routes)
+        return len(self.demands)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -126,6 +139,18 @@ def run(graph: TaskGraph, capacity: Sequence[float], overlap_efficiency: float) 
     )
 
 
+class _Way:
+    """A route of one demand during a run, with the sets of tasks at work on each of its links and devices."""
+
+    __slots__ = ("devices", "is_free", "places", "uses", "work_s")
+
+    def __init__(self, route: Route, devices: tuple[set[int], ...], resources: Sequence[set[int]]) -> None:
+        self.work_s, self.uses, self.devices = route.work_s, route.uses, devices
+        self.places = (*(resources[resource] for resource, _ in route.uses), *devices)
+        self.is_free = False
+        """Whether nothing can slow the task down."""
+
+
 class _Engine:
     """State of one run: a clock that jumps along a heap of (time, order of pushing, task, version).
 
@@ -134,8 +159,7 @@ class _Engine:
 
     def __init__(self, graph: TaskGraph, capacity: Sequence[float], harm: float) -> None:
         num_tasks = len(graph)
-        self.graph, self.harm = graph, harm
-        self.capacity = dict(enumerate(capacity))
+        self.harm, self.capacity = harm, dict(enumerate(capacity))
         self.start_s = [0.0] * num_tasks
         self.end_s = [np.inf] * num_tasks
         self.waited_for = [NOTHING] * num_tasks
@@ -146,34 +170,48 @@ class _Engine:
         for task, after in enumerate(graph.after):
             for other in after:
                 self.followers[other].append(task)
+        self.latency_s = [demand.latency_s for demand in graph.demands]
+        # Ways of each task, and the one that it takes. Equal demands share their ways.
+        of_demand = self._ways_of({id(demand): demand for demand in graph.demands}, len(capacity))
+        self.ways = [of_demand[id(demand)] for demand in graph.demands]
+        self.way = [ways[0] for ways in self.ways]
+        # Sum of what tasks at work on each link take at their full rates, and the sum from which on they are slowed.
+        self.load = [0.0] * len(capacity)
+        self.most = [amount * (1 + 1e-12) for amount in capacity]
         # State of each task: the work that is left at full rate, its rate, and the time since when it has that rate.
-        self.left_s = [routes[0].work_s for routes in graph.routes]
-        self.uses = [routes[0].uses for routes in graph.routes]
+        self.left_s = [way.work_s for way in self.way]
         self.rate = [0.0] * num_tasks
         self.since_s = [0.0] * num_tasks
         self.version = [0] * num_tasks
         self.is_working = [False] * num_tasks
-        self.is_free = [self._is_free(task) for task in range(num_tasks)]
-        self.on_resource: list[set[int]] = [set() for _ in capacity]
-        num_devices = 1 + max((device for devices in graph.devices for device in devices), default=NOTHING)
-        self.on_device: list[set[int]] = [set() for _ in range(num_devices)]
         # Rates are remembered by the identities of the routes' uses, which are shared by equal messages.
         self.known_rates: dict[tuple[tuple[int, ...], tuple[float, ...]], list[float]] = {}
-        self.known_alone: dict[int, float] = {}
         self.heap: list[tuple[float, int, int, int]] = []
         self.num_pushed = 0
+
+    def _ways_of(self, demands: Mapping[int, Demand], num_resources: int) -> dict[int, tuple[_Way, ...]]:
+        """Return the ways of each demand, by its key."""
+        resources: list[set[int]] = [set() for _ in range(num_resources)]
+        on_device: dict[int, set[int]] = {}
+        found = {}
+        for key, demand in demands.items():
+            devices = tuple(on_device.setdefault(device, set()) for device in demand.devices)
+            found[key] = tuple(_Way(route, devices, resources) for route in demand.routes)
+            found[key][0].is_free = len(demand.routes) == 1 and not found[key][0].places
+        return found
 
     def run(self) -> None:
         """Run all tasks."""
         for task, missing in enumerate(self.missing):
             if not missing:
                 self._begin(task, 0.0)
-        while self.heap:
-            now_s, _, task, version = heapq.heappop(self.heap)
+        heap, version, is_working, way = self.heap, self.version, self.is_working, self.way
+        while heap:
+            now_s, _, task, number = heapq.heappop(heap)
             # The task's rate has changed since this event was pushed.
-            if version != self.version[task]:
+            if number != version[task]:
                 continue
-            if self.is_working[task] or self.is_free[task]:
+            if is_working[task] or way[task].is_free:
                 self._end(task, now_s)
             else:
                 self._work(task, now_s)
@@ -185,15 +223,10 @@ class _Engine:
         self.num_pushed += 1
         heapq.heappush(self.heap, (time_s, self.num_pushed, task, self.version[task]))
 
-    def _is_free(self, task: int) -> bool:
-        """Return whether nothing can slow the task down."""
-        routes = self.graph.routes[task]
-        return not self.graph.devices[task] and len(routes) == 1 and not routes[0].uses
-
     def _begin(self, task: int, now_s: float) -> None:
         self.start_s[task] = now_s
-        latency_s = self.graph.latency_s[task]
-        if self.is_free[task]:
+        latency_s = self.latency_s[task]
+        if self.way[task].is_free:
             self._push(now_s + latency_s + self.left_s[task], task)
         elif latency_s > 0:
             self._push(now_s + latency_s, task)
@@ -203,10 +236,23 @@ class _Engine:
     def _work(self, task: int, now_s: float) -> None:
         """Start the task's work; its latency is over."""
         self.is_working[task] = True
+        if len(self.ways[task]) > 1:
+            self._choose_route(task)
+        way, is_crowded = self.way[task], False
+        for place in way.places:
+            place.add(task)
+        for resource, amount in way.uses:
+            load = self.load[resource] = self.load[resource] + amount
+            if load > self.most[resource]:
+                is_crowded = True
         self.since_s[task] = now_s
-        self._choose_route(task)
-        self._enter(task)
-        self._share(task, now_s)
+        if is_crowded or self._shares_device(way):
+            self._share(task, now_s)
+        else:
+            # Links that are not full, and devices without other tasks, hold back neither this task nor others.
+            self.rate[task] = 1.0
+            self.version[task] += 1
+            self._push(now_s + self.left_s[task], task)
 
     def _end(self, task: int, now_s: float) -> None:
         """End the task, speed up the tasks beside it, and begin those that waited for it last."""
@@ -214,64 +260,59 @@ class _Engine:
         self.version[task] += 1
         if self.is_working[task]:
             self.is_working[task] = False
-            self._leave(task)
-            # Only tasks below their full rate can gain. Each call of _share settles a whole component, so its members
-            # are struck off.
-            slowed = {other for other in self._beside(task) if self.rate[other] < 1.0}
-            while slowed:
-                slowed.difference_update(self._share(slowed.pop(), now_s))
+            self._leave(task, now_s)
+        missing = self.missing
         for follower in self.followers[task]:
-            self.missing[follower] -= 1
-            if not self.missing[follower]:
+            missing[follower] -= 1
+            if not missing[follower]:
                 self.waited_for[follower] = task
                 self._begin(follower, now_s)
 
-    def _enter(self, task: int) -> None:
-        for resource, _ in self.uses[task]:
-            self.on_resource[resource].add(task)
-        for device in self.graph.devices[task]:
-            self.on_device[device].add(task)
+    def _leave(self, task: int, now_s: float) -> None:
+        """Leave the task's links and devices, and speed up the tasks beside it."""
+        way = self.way[task]
+        is_crowded = self._shares_device(way)
+        for place in way.places:
+            place.discard(task)
+        for resource, amount in way.uses:
+            if self.load[resource] > self.most[resource]:
+                is_crowded = True
+            self.load[resource] -= amount
+        if not is_crowded:
+            return
+        # Only tasks below their full rate can gain. Each call of _share settles a whole component, so its members are
+        # struck off.
+        slowed = {other for place in way.places for other in place if self.rate[other] < 1.0}
+        while slowed:
+            slowed.difference_update(self._share(slowed.pop(), now_s))
 
-    def _leave(self, task: int) -> None:
-        for resource, _ in self.uses[task]:
-            self.on_resource[resource].discard(task)
-        for device in self.graph.devices[task]:
-            self.on_device[device].discard(task)
-
-    def _beside(self, task: int) -> set[int]:
-        """Return the other tasks at work on the task's links and devices."""
-        found: set[int] = set()
-        for resource, _ in self.uses[task]:
-            found |= self.on_resource[resource]
-        for device in self.graph.devices[task]:
-            found |= self.on_device[device]
-        found.discard(task)
-        return found
+    def _shares_device(self, way: _Way) -> bool:
+        """Return whether the device of a task at work has other tasks, which slow it down and are slowed down."""
+        return self.harm > 0 and any(len(device) > 1 for device in way.devices)
 
     def _choose_route(self, task: int) -> None:
         """Choose the route on which the task would end first if nothing changed."""
-        routes = self.graph.routes[task]
-        if len(routes) == 1:
-            return
         needs_s = []
-        for route in routes:
+        for way in self.ways[task]:
             # The task is not entered yet: its component is found as if it took this route.
-            self.uses[task] = route.uses
+            self.way[task] = way
             members = self._component(task)
             rate = self._rates(members)[members.index(task)]
-            needs_s.append(route.work_s / rate if rate > 0 else np.inf)
+            needs_s.append(way.work_s / rate if rate > 0 else np.inf)
         self.route[task] = int(np.argmin(needs_s))
-        self.left_s[task], self.uses[task] = routes[self.route[task]]
+        self.way[task] = self.ways[task][self.route[task]]
+        self.left_s[task] = self.way[task].work_s
 
     def _component(self, task: int) -> list[int]:
         """Return the task and all tasks whose rates its own may change."""
         found = {task}
         waiting = [task]
         while waiting:
-            for other in self._beside(waiting.pop()):
-                if other not in found:
-                    found.add(other)
-                    waiting.append(other)
+            for place in self.way[waiting.pop()].places:
+                for other in place:
+                    if other not in found:
+                        found.add(other)
+                        waiting.append(other)
         return sorted(found)
 
     def _rates(self, members: Sequence[int]) -> list[float]:
@@ -279,33 +320,23 @@ class _Engine:
 
         Results are remembered, because the same few constellations return again and again.
         """
+        ways = [self.way[task] for task in members]
         limits = [1.0] * len(members)
         if self.harm:
-            for at, task in enumerate(members):
-                places = [self.on_device[device] for device in self.graph.devices[task]]
-                others = max([len(place) - (task in place) for place in places], default=0)
+            for at, (task, way) in enumerate(zip(members, ways, strict=True)):
+                others = max([len(device) - (task in device) for device in way.devices], default=0)
                 # Each other kernel on the busiest of its devices slows a task down by the harm of one overlap.
                 limits[at] = 1.0 / (1.0 + self.harm * others)
-        uses = [self.uses[task] for task in members]
-        key = (tuple(map(id, uses)), tuple(limits))
-        # `id` suffices as a key, because the graph keeps all routes alive during the run.
+        key = (tuple([id(way.uses) for way in ways]), tuple(limits))
+        # `id` suffices as a key, because the ways keep all uses alive during the run.
         if key not in self.known_rates:
-            self.known_rates[key] = fair_rates(uses, limits, self.capacity)
+            self.known_rates[key] = fair_rates([way.uses for way in ways], limits, self.capacity)
         return self.known_rates[key]
-
-    def _rate_alone(self, task: int) -> float:
-        """Return the rate of a task that has nothing at work beside it."""
-        uses = self.uses[task]
-        key = id(uses)
-        if key not in self.known_alone:
-            self.known_alone[key] = min([1.0, *(self.capacity[place] / amount for place, amount in uses if amount > 0)])
-        return self.known_alone[key]
 
     def _share(self, task: int, now_s: float) -> list[int]:
         """Give new rates to the task and to all tasks of its component, and return these."""
         members = self._component(task)
-        rates = self._rates(members) if len(members) > 1 else [self._rate_alone(task)]
-        for member, rate in zip(members, rates, strict=True):
+        for member, rate in zip(members, self._rates(members), strict=True):
             if rate == self.rate[member] and self.since_s[member] < now_s:
                 continue  # its event stays valid
             # Work done since the last change of the rate is settled before the new rate counts.

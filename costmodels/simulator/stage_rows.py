@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from costmodels.simulator.simulated_step import ALL, Label, Role, Simulation
+from costmodels.simulator.simulated_step import Simulation
+from costmodels.simulator.step_tasks import ALL, Label, Role
 
 
 class Span(NamedTuple):

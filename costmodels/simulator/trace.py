@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from costmodels.simulator.pass_program import Piece, Segment
-from costmodels.simulator.simulated_step import Role, Simulation
+from costmodels.simulator.simulated_step import Simulation
 from costmodels.simulator.stage_work import StageWork
+from costmodels.simulator.step_tasks import Role
 from costmodels.step.passes import Kind
 from hardware.arrays import FloatArray, IntArray
 

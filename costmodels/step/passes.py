@@ -60,11 +60,6 @@ class PassOrder:
     micro_batch: IntArray
     chunk: IntArray
 
-    @property
-    def splits_backward(self) -> bool:
-        """Whether the gradients of the weights have passes of their own."""
-        return bool((self.kind == Kind.WEIGHTS).any())
-
 
 def gpipe(pp: int, vpp: int, num_micro_batches: int) -> PassOrder:
     """Order all forward passes before all backward passes (Huang et al. 2019, section 2.2)."""
@@ -154,6 +149,9 @@ SCHEDULES: Mapping[str, Callable[[int, int, int], PassOrder]] = MappingProxyType
 
 ONE_CHUNK = ("gpipe", "zero-bubble")
 """Schedules that support one chunk per stage only."""
+
+SPLIT_BACKWARD = ("zero-bubble",)
+"""Schedules whose gradients of the weights have passes of their own."""
 
 
 def pass_order(schedule: str, pp: int, vpp: int, num_micro_batches: int) -> PassOrder:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from costmodels.simulator.simulated_step import Role
 from costmodels.simulator.stage_rows import StageRow
+from costmodels.simulator.step_tasks import Role
 from costmodels.step.passes import Kind
 
 _LETTERS = {Kind.FORWARD: "F", Kind.BACKWARD: "B", Kind.WEIGHTS: "W"}

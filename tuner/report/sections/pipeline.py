@@ -9,8 +9,9 @@ from typing import Any
 import plotly.graph_objects as go
 
 from costmodels.job.parallel_config import ParallelConfig
-from costmodels.simulator.simulated_step import Role, Simulation
+from costmodels.simulator.simulated_step import Simulation
 from costmodels.simulator.stage_rows import Span, StageRow, idle_gaps, stage_rows
+from costmodels.simulator.step_tasks import Role
 from costmodels.step.passes import Kind
 from hardware.io.errors import ConfigError
 from tuner.answers.simulation import simulate_candidate

@@ -58,8 +58,9 @@ def test_no_task_is_faster_than_alone_and_none_slower_than_in_a_row(drawn, overl
     graph, capacity = drawn
     timeline = run(graph, capacity, overlap_efficiency)
     needs_s = [
-        latency_s + routes[0].work_s * max([1.0, *(amount / capacity[link] for link, amount in routes[0].uses)])
-        for latency_s, routes in zip(graph.latency_s, graph.routes, strict=True)
+        demand.latency_s + route.work_s * max([1.0, *(amount / capacity[link] for link, amount in route.uses)])
+        for demand in graph.demands
+        for route in demand.routes
     ]
 
     assert (timeline.end_s - timeline.start_s >= np.array(needs_s) * (1 - 1e-9)).all()
@@ -76,7 +77,8 @@ def test_no_link_carries_more_than_its_capacity(drawn, overlap_efficiency):
     for link, most in enumerate(capacity):
         users = [
             (task, amount * route.work_s)
-            for task, (route,) in enumerate(graph.routes)
+            for task, demand in enumerate(graph.demands)
+            for route in demand.routes
             for crossed, amount in route.uses
             if crossed == link
         ]

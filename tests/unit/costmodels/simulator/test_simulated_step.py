@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime, runtime_names
 from costmodels.job.uneven_work import Assignment
-from costmodels.simulator.simulated_step import Role, simulate_step
+from costmodels.simulator.simulated_step import simulate_step
+from costmodels.simulator.step_tasks import Role
 from costmodels.step.breakdown import BREAKDOWN
 from costmodels.step.passes import Kind, pass_order
 from costmodels.step.step_time import estimate_step

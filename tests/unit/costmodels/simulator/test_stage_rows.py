@@ -3,8 +3,9 @@ import pytest
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
-from costmodels.simulator.simulated_step import Role, simulate_step
+from costmodels.simulator.simulated_step import simulate_step
 from costmodels.simulator.stage_rows import idle_gaps, stage_rows
+from costmodels.simulator.step_tasks import Role
 from hardware.cluster_file import find_cluster
 from tests.support.settings.random_settings import job_of, setting_for
 

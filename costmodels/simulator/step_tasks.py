@@ -1,0 +1,438 @@
+"""Tasks of one optimizer step: every pass, transfer and collective, what it waits for and what it takes.
+
+Tasks of one stream wait for each other in the order of the stream. Streams are the passes of a stage, and its
+collectives over weights, which all replicas of the stage have in common.
+
+Letters: t tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.runtime import RuntimeProfile
+from costmodels.simulator.events import NOTHING, Demand, Route, TaskGraph
+from costmodels.simulator.pass_program import ACROSS, BETWEEN, INSIDE, LINKS
+from costmodels.simulator.stage_work import Message, StageWork
+from costmodels.step.passes import Kind, PassOrder
+from hardware.sharing import Uses
+
+ALL = -1
+"""Kind of replicas of tasks that all of them do together."""
+
+OUT, IN = 0, 1
+_DETOUR = "detour"
+
+
+class _Pass(NamedTuple):
+    """First and last task of one pass, and the task that runs on its stage before."""
+
+    begin: int
+    end: int
+    before: int
+
+
+class Role(StrEnum):
+    """Role of a task in a step."""
+
+    PASS = "pass"  # noqa: S105 # of a micro-batch
+    HOP = "hop"
+    GATHER = "gather"
+    REDUCE = "reduce"
+    TIED = "tied"
+    OPTIMIZER = "optimizer"
+    BARRIER = "barrier"
+
+
+class Label(NamedTuple):
+    """Description of a task.
+
+    Attributes:
+        role: Role of the task.
+        replicas: Number of the kind of replicas; ALL for a reduction.
+        stage: Number of the stage that computes or sends.
+        kind: Kind of a pass as a `passes.Kind`; of a hop the kind of the sending pass.
+        micro_batch: Micro-batch of a pass or hop.
+        virtual: Virtual stage of a pass, of a hop's sender, or of the pieces that are gathered or reduced.
+        piece: Position of the piece in its virtual stage if a task is one piece, -1 if it is all of them.
+    """
+
+    role: Role
+    replicas: int
+    stage: int
+    kind: int = -1
+    micro_batch: int = -1
+    virtual: int = -1
+    piece: int = -1
+
+
+class StepTasks:
+    """All tasks of a step, as its runtime orders them.
+
+    Tasks that differ by their micro-batch only share a label and a demand.
+    """
+
+    def __init__(
+        self,
+        runtime: RuntimeProfile,
+        config: ParallelConfig,
+        stages: tuple[tuple[StageWork, ...], ...],
+        orders: Sequence[PassOrder],
+    ) -> None:
+        self.runtime, self.config, self.stages = runtime, config, stages
+        self.graph = TaskGraph()
+        self.like: list[Label] = []
+        """Label of each task but for its micro-batch, shared by tasks that are alike."""
+        self.micro_batch: list[int] = []
+        """Micro-batch of each task; -1 for those that concern all of them."""
+        self.num_kinds, self.pp = len(stages), config.pp
+        self.resources: dict[tuple[str, int, int, int], int] = {}
+        self.ways: dict[tuple[Message, tuple[tuple[int, int, int], ...]], tuple[Route, ...]] = {}
+        """Routes of messages; equal messages share one object."""
+        self.gradients_kind = stages[0][0].gradients_kind
+        self.routes: dict[tuple[int, int, Kind, int, int, float], Route] = {}
+        """Routes of some pieces of one pass; they are alike for all micro-batches."""
+        self.computed: dict[tuple[int, int, int], list[int]] = {}
+        """Tasks of all kinds of replicas that end the gradients of a piece, by stage, chunk and position."""
+        self.shared = [self._shared_links(stage) for stage in range(self.pp)]
+        gathers = [self._add_gathers(stage) for stage in range(self.pp)]
+        for kind, order in enumerate(orders):
+            self._add_hops(kind, self._add_passes(kind, order, gathers))
+        reductions = [self._add_reductions(stage) for stage in range(self.pp)]
+        self._add_closing([*reductions, self._add_tied(reductions)])
+
+    def label(self, task: int) -> Label:
+        """Return the description of a task."""
+        like, micro_batch = self.like[task], self.micro_batch[task]
+        return like._replace(micro_batch=micro_batch) if micro_batch >= 0 else like
+
+    def _add(self, label: Label, *routes: Route, **rest: Any) -> int:
+        self.micro_batch.append(label.micro_batch)
+        self.like.append(label)
+        return self.graph.add(*routes, **rest)
+
+    def _add_like(self, label: Label, micro_batch: int, demand: Demand, after: list[int]) -> int:
+        self.like.append(label)
+        self.micro_batch.append(micro_batch)
+        return self.graph.add_like(demand, after)
+
+    def _device(self, kind: int, stage: int) -> int:
+        return kind * self.pp + stage
+
+    def _resource(self, name: str, first: int, second: int, way: int) -> int:
+        return self.resources.setdefault((name, first, second, way), len(self.resources))
+
+    def _uses(self, ends: Iterable[tuple[int, int, int]], link: str) -> Uses:
+        """Return the shares of its links that a message takes; each end is a kind of replicas, a stage, and a way.
+
+        The devices of a stage send at the same time, and together take all of an adapter that they share.
+        """
+        found: dict[int, float] = {}
+        for kind, stage, way in ends:
+            work = self.stages[kind][stage]
+            if link in (INSIDE, _DETOUR):
+                found[self._resource(link, kind, stage, way)] = 1.0
+                continue
+            # Devices with adapters of their own do not compete. Uplinks of switches are shared by all hosts below.
+            nic = ("adapter", work.host, 0, way) if work.shares_adapter else ("nic", kind, stage, way)
+            found[self._resource(*nic)] = 1.0
+            if link == ACROSS:
+                uplink = self._resource("uplink", work.switch, 0, way)
+                found[uplink] = max(found.get(uplink, 0.0), work.uplink_share)
+        return tuple(found.items())
+
+    def _routes(self, message: Message, ends: Sequence[tuple[int, int, int]]) -> tuple[Route, ...]:
+        """Return the links that a message may take: its own, or inside a host those that they exclude."""
+        key = (message, tuple(ends))
+        if key not in self.ways:
+            seconds = message.seconds - message.latency_s
+            # The excluded links are a second route that takes longer.
+            aside = max(self.stages[kind][stage].detour for kind, stage, _ in ends)
+            routes = [Route(seconds, self._uses(ends, message.link))]
+            if message.link == INSIDE and aside > 0:
+                routes.append(Route(aside * seconds, self._uses(ends, _DETOUR)))
+            self.ways[key] = tuple(routes)
+        return self.ways[key]
+
+    def _add_message(
+        self,
+        label: Label,
+        message: Message,
+        ends: Sequence[tuple[int, int, int]],
+        after: Iterable[int],
+        devices: tuple[int, ...] = (),
+    ) -> int:
+        routes = self._routes(message, ends)
+        return self._add(label, *routes, latency_s=message.latency_s, devices=devices, after=after)
+
+    def _add_collective(self, label: Label, messages: Sequence[Message], after: Iterable[int]) -> int:
+        """Add a collective over weights of a stage by all kinds of replicas; the slowest sets the time."""
+        slowest = max(messages, key=lambda message: message.seconds)
+        ends = [(kind, label.stage, way) for kind in range(self.num_kinds) for way in (OUT, IN)]
+        devices = tuple(self._device(kind, label.stage) for kind in range(self.num_kinds))
+        return self._add_message(label, slowest, ends, after, devices)
+
+    def _shared_links(self, stage: int) -> tuple[str, ...]:
+        """Return the links of a stage on which other traffic may be under way while a pass runs."""
+        found: set[str] = set()
+        for work in self._works_of(stage):
+            beside = [work.forward_hop, work.backward_hop, work.each_gather, work.each_scatter]
+            beside += [work.once_gather] if self.runtime.overlaps_weight_gather else []
+            beside += [work.once_reduce] if self.runtime.overlaps_gradients else []
+            found |= {message.link for message in beside if message.seconds > 0}
+            # Other stages may be on the same adapter or uplink.
+            found |= {BETWEEN} if work.shares_adapter or work.uplink_share else set()
+        return tuple(link for link in LINKS if link in found or (link != INSIDE and found - {INSIDE}))
+
+    def _works_of(self, stage: int) -> list[StageWork]:
+        return [works[stage] for works in self.stages]
+
+    def _add_gathers(self, stage: int) -> dict[tuple[int, int], int]:
+        """Add the gathers of the weights at the step's begin; return the task of each piece, by chunk and position."""
+        works = self._works_of(stage)
+        found: dict[tuple[int, int], int] = {}
+        last = NOTHING
+        if self.runtime.overlaps_weight_gather and max(work.once_gather.seconds for work in works) > 0:
+            # Pieces are gathered in the order in which the forward passes need them, on one stream.
+            for chunk, pieces in enumerate(works[0].chunks):
+                for at in range(len(pieces)):
+                    label = Label(Role.GATHER, ALL, stage, virtual=chunk * self.pp + stage, piece=at)
+                    share = works[0].weight_share[chunk][at]
+                    last = self._add_collective(label, [work.once_gather.scaled(share) for work in works], [last])
+                    found[chunk, at] = last
+        return found
+
+    def _add_passes(
+        self, kind: int, order: PassOrder, gathers: Sequence[Mapping[tuple[int, int], int]]
+    ) -> dict[tuple[int, int, int], _Pass]:
+        """Add all passes of one kind of replicas; return them by kind of pass, virtual stage and micro-batch."""
+        found: dict[tuple[int, int, int], _Pass] = {}
+        for stage in range(self.pp):
+            work = self.stages[kind][stage]
+            last = NOTHING
+            if work.one_layer_s > 0:
+                label = Label(Role.GATHER, kind, stage)
+                last = self._add(label, Route(work.one_layer_s))
+            # Passes of one chunk that are alike, and those whose gradients are still to come.
+            alike: dict[tuple[int, int], tuple[Label, Demand] | None] = {}
+            remaining = dict.fromkeys(range(self.config.vpp), order.num_micro_batches)
+            rows = np.flatnonzero(order.stage == stage)
+            for number, micro_batch, chunk in zip(
+                order.kind[rows].tolist(), order.micro_batch[rows].tolist(), order.chunk[rows].tolist(), strict=True
+            ):
+                # The first forward pass of a chunk waits for its gathered weights. Its last pass with gradients lets
+                # them leave.
+                is_first = number == Kind.FORWARD and (number, chunk) not in alike
+                is_last = False
+                if number == self.gradients_kind:
+                    remaining[chunk] -= 1
+                    is_last = not remaining[chunk]
+                if (number, chunk) not in alike:
+                    alike[number, chunk] = self._whole_pass(kind, stage, Kind(number), chunk)
+                whole, begin, before = alike[number, chunk], len(self.like), last
+                if whole is None or is_last or (is_first and gathers[stage]):
+                    needs = gathers[stage] if is_first else {}
+                    last = self._add_pass(kind, stage, Kind(number), micro_batch, chunk, last, needs, is_last=is_last)
+                else:
+                    last = self._add_like(whole[0], micro_batch, whole[1], [] if last == NOTHING else [last])
+                found[number, chunk * self.pp + stage, micro_batch] = _Pass(begin, last, before)
+        return found
+
+    def _whole_pass(self, kind: int, stage: int, pass_kind: Kind, chunk: int) -> tuple[Label, Demand] | None:
+        """Return the label and the demand of a pass that is one task; None if traffic of weights goes with it."""
+        work = self.stages[kind][stage]
+        if self._sharded_traffic(work, pass_kind):
+            return None
+        pieces = list(work.order(chunk, pass_kind))
+        route = self._pass_route(kind, stage, pass_kind, chunk, pieces, work.begins_s)
+        label = Label(Role.PASS, kind, stage, pass_kind, virtual=chunk * self.pp + stage)
+        return label, Demand((route,), devices=(self._device(kind, stage),))
+
+    def _add_pass(
+        self,
+        kind: int,
+        stage: int,
+        pass_kind: Kind,
+        micro_batch: int,
+        chunk: int,
+        last: int,
+        needs: Mapping[tuple[int, int], int],
+        *,
+        is_last: bool,
+    ) -> int:
+        """Add one pass after the stage's `last` task: one task, or one for each piece whose weights need something.
+
+        Return the task that ends it.
+        """
+        work = self.stages[kind][stage]
+        label = Label(Role.PASS, kind, stage, pass_kind, micro_batch, chunk * self.pp + stage)
+        devices = (self._device(kind, stage),)
+        order = list(work.order(chunk, pass_kind))
+        # A pass is split into pieces only if gathers or reductions concern single pieces.
+        is_whole = not order or (not needs and not (is_last and self._reduces(stage)))
+        begins_s = work.begins_s
+        end = last
+        for pieces in [order] if is_whole else [[at] for at in order]:
+            route = self._pass_route(kind, stage, pass_kind, chunk, pieces, begins_s)
+            begins_s = 0.0
+            own = label if is_whole else label._replace(piece=pieces[0])
+            after = [end, *(needs[chunk, at] for at in pieces if (chunk, at) in needs)]
+            end = self._add(own, route, after=after, devices=devices)
+            if is_last:
+                for at in pieces:
+                    self.computed.setdefault((stage, chunk, at), []).append(end)
+        return self._add_sharded_traffic(kind, stage, pass_kind, chunk, end, devices)
+
+    def _pass_route(
+        self, kind: int, stage: int, pass_kind: Kind, chunk: int, pieces: Sequence[int], begins_s: float
+    ) -> Route:
+        """Return the route of some pieces of one pass; the results are remembered.
+
+        The pass's collectives alternate with kernels many times during other traffic on their links, so the pass takes
+        its mean share of these. At that share both slow down as they do if each collective in turn shares the link.
+        """
+        key = (kind, stage, pass_kind, chunk, pieces[0] if len(pieces) == 1 else -1, begins_s)
+        if key in self.routes:
+            return self.routes[key]
+        work = self.stages[kind][stage]
+        seconds = begins_s + sum(work.piece_s(chunk, at, pass_kind) for at in pieces)
+        uses: dict[int, float] = {}
+        for link in self.shared[stage]:
+            # The pass's mean share of a link is the share of its time in which its own collectives keep it busy.
+            busy_s = sum(work.traffic_s(chunk, at, pass_kind, link) for at in pieces)
+            if busy_s > 0:
+                for resource, amount in self._uses([(kind, stage, OUT), (kind, stage, IN)], link):
+                    uses[resource] = uses.get(resource, 0.0) + amount * busy_s / seconds
+        self.routes[key] = Route(seconds, tuple(uses.items()))
+        return self.routes[key]
+
+    def _add_sharded_traffic(
+        self, kind: int, stage: int, pass_kind: Kind, chunk: int, end: int, devices: tuple[int, ...]
+    ) -> int:
+        """Add the traffic that ZeRO sends with every pass, beside it or after it; return the task that ends both."""
+        work = self.stages[kind][stage]
+        if not self._sharded_traffic(work, pass_kind):
+            return end
+        # A chunk's message is its share of the stage's weights.
+        share = sum(work.weight_share[chunk])
+        message = work.each_gather.scaled(share)
+        if pass_kind == self.gradients_kind:
+            after = work.each_scatter.scaled(share)
+            seconds, latency_s = message.seconds + after.seconds, message.latency_s + after.latency_s
+            message = replace(message, seconds=seconds, latency_s=latency_s)
+        ends = [(kind, stage, way) for way in (OUT, IN)]
+        label = Label(Role.GATHER, kind, stage, virtual=chunk * self.pp + stage)
+        if not self.runtime.overlaps_weight_gather:
+            return self._add_message(label, message, ends, [end], devices)
+        # Beside the pass, the message waits for the same tasks as the pass does. A barrier ends when both have ended.
+        beside = self._add_message(label, message, ends, list(self.graph.after[end]), devices)
+        return self._add(Label(Role.BARRIER, kind, stage), Route(0.0), after=[end, beside])
+
+    def _sharded_traffic(self, work: StageWork, pass_kind: Kind) -> bool:
+        """Return whether ZeRO sends weights or gradients with every pass of a kind."""
+        scatters = pass_kind == self.gradients_kind and work.each_scatter.seconds > 0
+        return work.each_gather.seconds > 0 or scatters
+
+    def _reduces(self, stage: int) -> bool:
+        """Return whether gradients leave piece by piece beside the last backward pass."""
+        return self.runtime.overlaps_gradients and self.stages[0][stage].once_reduce.seconds > 0
+
+    def _add_hops(self, kind: int, passes: Mapping[tuple[int, int, int], _Pass]) -> None:
+        """Add the messages between stages; every pass of another stage waits for its message.
+
+        If messages do not run beside compute, they set out when the receiver is free for them.
+        """
+        num_virtual = self.pp * self.config.vpp
+        if num_virtual == 1:
+            return
+        # without chunks a stage has nothing to do until its message has come
+        waits = not self.runtime.overlaps_p2p or self.config.vpp == 1
+        hops: dict[tuple[int, int], tuple[Label, Demand]] = {}
+        wait = self.graph.wait
+        for (number, virtual, micro_batch), (begin, _, before) in passes.items():
+            if number == Kind.WEIGHTS:
+                wait(begin, passes[Kind.BACKWARD, virtual, micro_batch].end)
+                continue
+            # The first virtual stage receives nothing forward. The last one begins its backward pass after its own
+            # forward pass.
+            sender = virtual - 1 if number == Kind.FORWARD else virtual + 1
+            if sender < 0:
+                continue
+            if sender == num_virtual:
+                wait(begin, passes[Kind.FORWARD, virtual, micro_batch].end)
+                continue
+            sent = passes[number, sender, micro_batch].end
+            if self.pp == 1:
+                wait(begin, sent)
+                continue
+            if (number, sender) not in hops:
+                hops[number, sender] = self._hop(kind, number, sender, virtual)
+            after = [sent, before] if waits and before != NOTHING else [sent]
+            wait(begin, self._add_like(hops[number, sender][0], micro_batch, hops[number, sender][1], after))
+
+    def _hop(self, kind: int, number: int, sender: int, virtual: int) -> tuple[Label, Demand]:
+        """Return the label and the demand of the message from one virtual stage to another, by the kind of pass."""
+        stage, to = sender % self.pp, virtual % self.pp
+        work = self.stages[kind][stage]
+        message = work.forward_hop if number == Kind.FORWARD else work.backward_hop
+        routes = self._routes(message, ((kind, stage, OUT), (kind, to, IN)))
+        return Label(Role.HOP, kind, stage, number, virtual=sender), Demand(routes, message.latency_s)
+
+    def _add_reductions(self, stage: int) -> list[int]:
+        """Add the reduction of a stage's gradients and a sharding plan's traffic; return the tasks that end it."""
+        ends, works = self._add_reduction(stage), self._works_of(stage)
+        if not max(work.once_more.seconds for work in works) > 0:
+            return ends
+        return [self._add_collective(Label(Role.REDUCE, ALL, stage), [work.once_more for work in works], ends)]
+
+    def _add_reduction(self, stage: int) -> list[int]:
+        """Add the reduction of a stage's gradients, piece by piece if it overlaps; return the tasks that end it."""
+        works = self._works_of(stage)
+        # Pieces in the order in which their gradients are ready.
+        ready = [(key, tasks) for key, tasks in self.computed.items() if key[0] == stage]
+        passes = [task for _, tasks in ready for task in tasks]
+        if not max(work.once_reduce.seconds for work in works) > 0:
+            return passes
+        if not self._reduces(stage):
+            return [self._add_collective(Label(Role.REDUCE, ALL, stage), [work.once_reduce for work in works], passes)]
+        last = NOTHING
+        for (_, chunk, at), tasks in ready:
+            label = Label(Role.REDUCE, ALL, stage, virtual=chunk * self.pp + stage, piece=at)
+            share = works[0].weight_share[chunk][at]
+            last = self._add_collective(label, [work.once_reduce.scaled(share) for work in works], [last, *tasks])
+        return [last, *passes]
+
+    def _add_tied(self, reductions: Sequence[list[int]]) -> list[int]:
+        """Add the exchange of the gradients of a tied table, of which the first and the last stage have copies.
+
+        It waits for all other gradients of both stages. The stages in between reduce theirs meanwhile.
+        """
+        first, last = self._works_of(0), self._works_of(self.pp - 1)
+        if self.pp == 1 or not max(work.once_tied.seconds for work in first) > 0:
+            return []
+        after = [*reductions[0], *reductions[-1]]
+        label = Label(Role.TIED, ALL, self.pp - 1)
+        slowest = max((work.once_tied for work in (*first, *last)), key=lambda message: message.seconds)
+        ends = [(kind, stage, way) for kind in range(self.num_kinds) for stage in (0, self.pp - 1) for way in (OUT, IN)]
+        return [self._add_message(label, slowest, ends, after)]
+
+    def _add_closing(self, reductions: Sequence[list[int]]) -> None:
+        """Add the optimizer's steps, which wait for all gradients' norm, and the gathers that no pass waits for."""
+        # Gradient clipping needs the norm of all gradients, so no stage may step before the last one has reduced.
+        reduced = [task for tasks in reductions for task in tasks]
+        norm = self._add(Label(Role.BARRIER, ALL, 0), Route(0.0), after=reduced)
+        for stage in range(self.pp):
+            works = self._works_of(stage)
+            # A runtime that does not overlap the gather gathers all weights right after the optimizer's step.
+            stepped = [
+                self._add(Label(Role.OPTIMIZER, kind, stage), Route(work.optimizer_s), after=[norm])
+                for kind, work in enumerate(works)
+            ]
+            if not self.runtime.overlaps_weight_gather and max(work.once_gather.seconds for work in works) > 0:
+                self._add_collective(Label(Role.GATHER, ALL, stage), [work.once_gather for work in works], stepped)
