@@ -7,14 +7,14 @@ step of many micro-batches two short ones are simulated, and the rest is what th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
-from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.setting import Setting
 from costmodels.operators.kernels import CollectiveTime, KernelTime, collective_s, kernel_s
-from costmodels.simulator.simulated_step import simulate_step
+from costmodels.simulator.simulated_step import PricedStep, price_step
+from costmodels.simulator.steady_state import repetition_s
 from costmodels.step.memory import MemoryEstimate
 from costmodels.step.schedules import of_round
 from hardware.arrays import FloatArray, IntArray
@@ -56,31 +56,39 @@ def simulated_times_s(
     """
     found = np.empty(len(at))
     for number, position in enumerate(at.tolist()):
-        own = memory.take(np.array([position]))
-
-        def step_s(setting: Setting, config: ParallelConfig, own: MemoryEstimate = own) -> float:
-            simulation = simulate_step(
-                setting, config, kernel_time=kernel_time, collective_time=collective_time, memory=own
-            )
-            return simulation.step_time_s
-
-        found[number] = _quick_step_s(setting, grid.config(position), step_s)
+        step = price_step(setting, grid.config(position), kernel_time=kernel_time, collective_time=collective_time)
+        makespan_s = _makespan_s(step)
+        overhead_s = step.overhead_s(makespan_s, memory.take(np.array([position])))
+        found[number] = (makespan_s + overhead_s) * step.unexplained
         on_done(number + 1)
     return found
 
 
-def _quick_step_s(
-    setting: Setting, config: ParallelConfig, step_s: Callable[[Setting, ParallelConfig], float]
-) -> float:
-    """Return a step's time, from two short steps if these have fewer micro-batches together."""
-    job, replicas = setting.job, config.dp * config.mbs
-    micro_batches = job.global_batch_size // replicas
-    size = config.pp if config.vpp == 1 else int(of_round(np.array(micro_batches), config.pp))
+def _makespan_s(step: PricedStep) -> float:
+    """Return the time of a step's tasks, from one or two short steps if these suffice [s]."""
+    config, numbers = step.config, [kind.micro_batches for kind in step.replicas]
+    whole, num_kinds = numbers[0], len(numbers)
+    size = config.pp if config.vpp == 1 else int(of_round(np.array(whole), config.pp))
     short, longer = (rounds * size for rounds in SHORT_ROUNDS)
-    if config.assignment.micro_batches or short + longer >= micro_batches:
-        return step_s(setting, config)
-    times_s = [
-        step_s(replace(setting, job=replace(job, global_batch_size=number * replicas)), config)
-        for number in (short, longer)
-    ]
-    return times_s[1] + (times_s[1] - times_s[0]) / (longer - short) * (micro_batches - longer)
+    is_long = not config.assignment.micro_batches and short + longer < whole
+
+    def run_s(number: int) -> float:
+        return step.run(step.orders([number] * num_kinds))[1].makespan_s
+
+    if config.vpp == 1:
+        # Nearly all pipelines without chunks repeat themselves, micro-batch by micro-batch, from the second round on.
+        least, each, is_tried = max(2 * size, 3), 1, num_kinds == 1
+    else:
+        # Every other pipeline with chunks repeats itself by the third round; a try must not cost more than it saves.
+        least, each, is_tried = short, size, num_kinds == 1 and is_long
+    known_s = {}
+    if is_tried and whole > least:
+        tasks, timeline = step.run(step.orders([least]))
+        each_s = repetition_s(tasks, timeline, each)
+        if each_s is not None:
+            return timeline.makespan_s + each_s / each * (whole - least)
+        known_s[least] = timeline.makespan_s
+    if not is_long:
+        return step.run(step.orders(numbers))[1].makespan_s
+    short_s, longer_s = (known_s[number] if number in known_s else run_s(number) for number in (short, longer))
+    return longer_s + (longer_s - short_s) / (longer - short) * (whole - longer)
