@@ -59,28 +59,42 @@ class TaskGraph:
 
     Attributes:
         demands: What each task takes.
-        after: Tasks that each task waits for.
+        waiting: Task of each wait.
+        awaited: Task that it waits for.
     """
 
     demands: list[Demand] = field(default_factory=list)
-    after: list[list[int]] = field(default_factory=list)
+    waiting: list[int] = field(default_factory=list)
+    awaited: list[int] = field(default_factory=list)
 
     def add(
         self, *routes: Route, after: Iterable[int] = (), latency_s: float = 0.0, devices: tuple[int, ...] = ()
     ) -> int:
         """Add a task that waits for the tasks numbered `after`, ignoring NOTHING, and return its number."""
         assert routes, "every task has a route"
-        return self.add_like(Demand(routes, latency_s, devices), [task for task in after if task != NOTHING])
-
-    def add_like(self, demand: Demand, after: list[int]) -> int:
-        """Add a task that takes the same as others and waits for the tasks numbered `after`; return its number."""
-        self.demands.append(demand)
-        self.after.append(after)
-        return len(self.demands) - 1
+        task = len(self.demands)
+        self.demands.append(Demand(routes, latency_s, devices))
+        for other in after:
+            if other != NOTHING:
+                self.wait(task, other)
+        return task
 
     def wait(self, task: int, other: int) -> None:
         """Make a task wait for one more task."""
-        self.after[task].append(other)
+        self.waiting.append(task)
+        self.awaited.append(other)
+
+    def add_all(self, demands: Iterable[Demand]) -> IntArray:
+        """Add tasks that wait for nothing yet; return their numbers [t]."""
+        first = len(self.demands)
+        self.demands.extend(demands)
+        return np.arange(first, len(self.demands))
+
+    def wait_all(self, tasks: IntArray, others: IntArray) -> None:
+        """Make each of some tasks [t] wait for one more task, unless it is NOTHING."""
+        kept = others != NOTHING
+        self.waiting.extend(tasks[kept].tolist())
+        self.awaited.extend(others[kept].tolist())
 
     def __len__(self) -> int:
         return len(self.demands)
@@ -164,12 +178,11 @@ class _Engine:
         self.end_s = [np.inf] * num_tasks
         self.waited_for = [NOTHING] * num_tasks
         self.route = [0] * num_tasks
-        self.missing = [len(after) for after in graph.after]
-        # The reverse of `after`: tasks that may begin when a task ends.
-        self.followers: list[list[int]] = [[] for _ in range(num_tasks)]
-        for task, after in enumerate(graph.after):
-            for other in after:
-                self.followers[other].append(task)
+        waiting, awaited = np.array(graph.waiting, dtype=np.int64), np.array(graph.awaited, dtype=np.int64)
+        self.missing = np.bincount(waiting, minlength=num_tasks).tolist()
+        # Tasks that may begin when a task ends: those from its first one up to the first one of the next task.
+        self.followers = waiting[np.lexsort((waiting, awaited))].tolist()
+        self.first_follower = [0, *np.cumsum(np.bincount(awaited, minlength=num_tasks)).tolist()]
         self.latency_s = [demand.latency_s for demand in graph.demands]
         # Ways of each task, and the one that it takes. Equal demands share their ways.
         of_demand = self._ways_of({id(demand): demand for demand in graph.demands}, len(capacity))
@@ -261,8 +274,8 @@ class _Engine:
         if self.is_working[task]:
             self.is_working[task] = False
             self._leave(task, now_s)
-        missing = self.missing
-        for follower in self.followers[task]:
+        missing, first = self.missing, self.first_follower
+        for follower in self.followers[first[task] : first[task + 1]]:
             missing[follower] -= 1
             if not missing[follower]:
                 self.waited_for[follower] = task

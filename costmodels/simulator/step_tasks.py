@@ -21,6 +21,7 @@ from costmodels.simulator.events import NOTHING, Demand, Route, TaskGraph
 from costmodels.simulator.pass_program import ACROSS, BETWEEN, INSIDE, LINKS
 from costmodels.simulator.stage_work import Message, StageWork
 from costmodels.step.passes import Kind, PassOrder
+from hardware.arrays import IntArray
 from hardware.sharing import Uses
 
 ALL = -1
@@ -30,12 +31,12 @@ OUT, IN = 0, 1
 _DETOUR = "detour"
 
 
-class _Pass(NamedTuple):
-    """First and last task of one pass, and the task that runs on its stage before."""
+class _PassTasks(NamedTuple):
+    """First and last task of each pass [n], and the task that runs on its stage before."""
 
-    begin: int
-    end: int
-    before: int
+    begin: IntArray
+    end: IntArray
+    before: IntArray
 
 
 class Role(StrEnum):
@@ -103,7 +104,7 @@ class StepTasks:
         self.shared = [self._shared_links(stage) for stage in range(self.pp)]
         gathers = [self._add_gathers(stage) for stage in range(self.pp)]
         for kind, order in enumerate(orders):
-            self._add_hops(kind, self._add_passes(kind, order, gathers))
+            self._add_hops(kind, order, self._add_passes(kind, order, gathers))
         reductions = [self._add_reductions(stage) for stage in range(self.pp)]
         self._add_closing([*reductions, self._add_tied(reductions)])
 
@@ -117,10 +118,11 @@ class StepTasks:
         self.like.append(label)
         return self.graph.add(*routes, **rest)
 
-    def _add_like(self, label: Label, micro_batch: int, demand: Demand, after: list[int]) -> int:
-        self.like.append(label)
-        self.micro_batch.append(micro_batch)
-        return self.graph.add_like(demand, after)
+    def _add_alike(self, alike: Sequence[tuple[Label, Demand]], micro_batches: IntArray) -> IntArray:
+        """Add tasks that wait for nothing yet, from what they have in common with others; return their numbers."""
+        self.like.extend([label for label, _ in alike])
+        self.micro_batch.extend(micro_batches.tolist())
+        return self.graph.add_all([demand for _, demand in alike])
 
     def _device(self, kind: int, stage: int) -> int:
         return kind * self.pp + stage
@@ -208,77 +210,75 @@ class StepTasks:
                     found[chunk, at] = last
         return found
 
-    def _add_passes(
-        self, kind: int, order: PassOrder, gathers: Sequence[Mapping[tuple[int, int], int]]
-    ) -> dict[tuple[int, int, int], _Pass]:
-        """Add all passes of one kind of replicas; return them by kind of pass, virtual stage and micro-batch."""
-        found: dict[tuple[int, int, int], _Pass] = {}
+    def _add_passes(self, kind: int, order: PassOrder, gathers: Sequence[Mapping[tuple[int, int], int]]) -> _PassTasks:
+        """Add all passes of one kind of replicas, stage by stage."""
+        tasks = _PassTasks(*(np.full(len(order.stage), NOTHING) for _ in range(3)))
         for stage in range(self.pp):
             work = self.stages[kind][stage]
             last = NOTHING
             if work.one_layer_s > 0:
                 label = Label(Role.GATHER, kind, stage)
                 last = self._add(label, Route(work.one_layer_s))
-            # Passes of one chunk that are alike, and those whose gradients are still to come.
-            alike: dict[tuple[int, int], tuple[Label, Demand] | None] = {}
-            remaining = dict.fromkeys(range(self.config.vpp), order.num_micro_batches)
             rows = np.flatnonzero(order.stage == stage)
-            for number, micro_batch, chunk in zip(
-                order.kind[rows].tolist(), order.micro_batch[rows].tolist(), order.chunk[rows].tolist(), strict=True
-            ):
-                # The first forward pass of a chunk waits for its gathered weights. Its last pass with gradients lets
-                # them leave.
-                is_first = number == Kind.FORWARD and (number, chunk) not in alike
-                is_last = False
-                if number == self.gradients_kind:
-                    remaining[chunk] -= 1
-                    is_last = not remaining[chunk]
-                if (number, chunk) not in alike:
-                    alike[number, chunk] = self._whole_pass(kind, stage, Kind(number), chunk)
-                whole, begin, before = alike[number, chunk], len(self.like), last
-                if whole is None or is_last or (is_first and gathers[stage]):
-                    needs = gathers[stage] if is_first else {}
-                    last = self._add_pass(kind, stage, Kind(number), micro_batch, chunk, last, needs, is_last=is_last)
-                else:
-                    last = self._add_like(whole[0], micro_batch, whole[1], [] if last == NOTHING else [last])
-                found[number, chunk * self.pp + stage, micro_batch] = _Pass(begin, last, before)
-        return found
+            code = order.kind[rows] * self.config.vpp + order.chunk[rows]
+            codes, first = np.unique(code, return_index=True)
+            of_code = codes // self.config.vpp
+            # The first forward pass of a chunk waits for its gathered weights. Its last pass with gradients lets them
+            # leave.
+            is_first, is_last = (np.zeros(len(rows), dtype=np.bool_) for _ in range(2))
+            is_first[first[of_code == Kind.FORWARD]] = bool(gathers[stage])
+            is_last[len(rows) - 1 - np.unique(code[::-1], return_index=True)[1][of_code == self.gradients_kind]] = True
+            is_apart = is_first | is_last
+            for number in set(of_code.tolist()):
+                if self._sharded_traffic(work, Kind(number)):
+                    is_apart |= order.kind[rows] == number
+            done = 0
+            for at in [*np.flatnonzero(is_apart).tolist(), len(rows)]:
+                last = self._add_whole_passes(kind, order, rows[done:at], last, tasks)
+                if at < len(rows):
+                    row, done = rows[at], at + 1
+                    tasks.begin[row], tasks.before[row] = len(self.graph), last
+                    needs = gathers[stage] if is_first[at] else {}
+                    last = self._add_pass(kind, order, int(row), last, needs, is_last=bool(is_last[at]))
+                    tasks.end[row] = last
+        return tasks
 
-    def _whole_pass(self, kind: int, stage: int, pass_kind: Kind, chunk: int) -> tuple[Label, Demand] | None:
-        """Return the label and the demand of a pass that is one task; None if traffic of weights goes with it."""
-        work = self.stages[kind][stage]
-        if self._sharded_traffic(work, pass_kind):
-            return None
-        pieces = list(work.order(chunk, pass_kind))
-        route = self._pass_route(kind, stage, pass_kind, chunk, pieces, work.begins_s)
-        label = Label(Role.PASS, kind, stage, pass_kind, virtual=chunk * self.pp + stage)
-        return label, Demand((route,), devices=(self._device(kind, stage),))
+    def _add_whole_passes(self, kind: int, order: PassOrder, rows: IntArray, last: int, tasks: _PassTasks) -> int:
+        """Add passes of one stage that are one task each, after its `last` task; return the task that ends them."""
+        if not len(rows):
+            return last
+        stage = int(order.stage[rows[0]])
+        work, devices = self.stages[kind][stage], (self._device(kind, stage),)
+        alike: dict[tuple[int, int], tuple[Label, Demand]] = {}
+        passes = list(zip(order.kind[rows].tolist(), order.chunk[rows].tolist(), strict=True))
+        for number, chunk in dict.fromkeys(passes):
+            pieces = list(work.order(chunk, Kind(number)))
+            route = self._pass_route(kind, stage, Kind(number), chunk, pieces, work.begins_s)
+            label = Label(Role.PASS, kind, stage, Kind(number), virtual=chunk * self.pp + stage)
+            alike[number, chunk] = label, Demand((route,), devices=devices)
+        added = self._add_alike([alike[one] for one in passes], order.micro_batch[rows])
+        before = np.concatenate([[last], added[:-1]])
+        self.graph.wait_all(added, before)
+        tasks.begin[rows], tasks.end[rows], tasks.before[rows] = added, added, before
+        return int(added[-1])
 
     def _add_pass(
-        self,
-        kind: int,
-        stage: int,
-        pass_kind: Kind,
-        micro_batch: int,
-        chunk: int,
-        last: int,
-        needs: Mapping[tuple[int, int], int],
-        *,
-        is_last: bool,
+        self, kind: int, order: PassOrder, row: int, last: int, needs: Mapping[tuple[int, int], int], *, is_last: bool
     ) -> int:
         """Add one pass after the stage's `last` task: one task, or one for each piece whose weights need something.
 
         Return the task that ends it.
         """
+        stage, pass_kind, chunk = int(order.stage[row]), Kind(int(order.kind[row])), int(order.chunk[row])
         work = self.stages[kind][stage]
-        label = Label(Role.PASS, kind, stage, pass_kind, micro_batch, chunk * self.pp + stage)
+        label = Label(Role.PASS, kind, stage, pass_kind, int(order.micro_batch[row]), chunk * self.pp + stage)
         devices = (self._device(kind, stage),)
-        order = list(work.order(chunk, pass_kind))
+        positions = list(work.order(chunk, pass_kind))
         # A pass is split into pieces only if gathers or reductions concern single pieces.
-        is_whole = not order or (not needs and not (is_last and self._reduces(stage)))
+        is_whole = not positions or (not needs and not (is_last and self._reduces(stage)))
         begins_s = work.begins_s
-        end = last
-        for pieces in [order] if is_whole else [[at] for at in order]:
+        end, after = last, [last]
+        for pieces in [positions] if is_whole else [[at] for at in positions]:
             route = self._pass_route(kind, stage, pass_kind, chunk, pieces, begins_s)
             begins_s = 0.0
             own = label if is_whole else label._replace(piece=pieces[0])
@@ -287,7 +287,7 @@ class StepTasks:
             if is_last:
                 for at in pieces:
                     self.computed.setdefault((stage, chunk, at), []).append(end)
-        return self._add_sharded_traffic(kind, stage, pass_kind, chunk, end, devices)
+        return self._add_sharded_traffic(label, end, after, devices)
 
     def _pass_route(
         self, kind: int, stage: int, pass_kind: Kind, chunk: int, pieces: Sequence[int], begins_s: float
@@ -312,27 +312,35 @@ class StepTasks:
         self.routes[key] = Route(seconds, tuple(uses.items()))
         return self.routes[key]
 
-    def _add_sharded_traffic(
-        self, kind: int, stage: int, pass_kind: Kind, chunk: int, end: int, devices: tuple[int, ...]
-    ) -> int:
-        """Add the traffic that ZeRO sends with every pass, beside it or after it; return the task that ends both."""
-        work = self.stages[kind][stage]
+    def _add_sharded_traffic(self, of: Label, end: int, after: Sequence[int], devices: tuple[int, ...]) -> int:
+        """Add the traffic that ZeRO sends with every pass, beside it or after it; return the task that ends both.
+
+        Args:
+            of: Label of the pass.
+            end: Task that ends it.
+            after: Tasks that this task waits for in its stage.
+            devices: Devices of the stage.
+        """
+        work, pass_kind, ends = (
+            self.stages[of.replicas][of.stage],
+            Kind(of.kind),
+            [(of.replicas, of.stage, way) for way in (OUT, IN)],
+        )
         if not self._sharded_traffic(work, pass_kind):
             return end
         # A chunk's message is its share of the stage's weights.
-        share = sum(work.weight_share[chunk])
+        share = sum(work.weight_share[of.virtual // self.pp])
         message = work.each_gather.scaled(share)
         if pass_kind == self.gradients_kind:
-            after = work.each_scatter.scaled(share)
-            seconds, latency_s = message.seconds + after.seconds, message.latency_s + after.latency_s
+            scatter = work.each_scatter.scaled(share)
+            seconds, latency_s = message.seconds + scatter.seconds, message.latency_s + scatter.latency_s
             message = replace(message, seconds=seconds, latency_s=latency_s)
-        ends = [(kind, stage, way) for way in (OUT, IN)]
-        label = Label(Role.GATHER, kind, stage, virtual=chunk * self.pp + stage)
+        label = Label(Role.GATHER, of.replicas, of.stage, virtual=of.virtual)
         if not self.runtime.overlaps_weight_gather:
             return self._add_message(label, message, ends, [end], devices)
         # Beside the pass, the message waits for the same tasks as the pass does. A barrier ends when both have ended.
-        beside = self._add_message(label, message, ends, list(self.graph.after[end]), devices)
-        return self._add(Label(Role.BARRIER, kind, stage), Route(0.0), after=[end, beside])
+        beside = self._add_message(label, message, ends, after, devices)
+        return self._add(Label(Role.BARRIER, of.replicas, of.stage), Route(0.0), after=[end, beside])
 
     def _sharded_traffic(self, work: StageWork, pass_kind: Kind) -> bool:
         """Return whether ZeRO sends weights or gradients with every pass of a kind."""
@@ -343,7 +351,7 @@ class StepTasks:
         """Return whether gradients leave piece by piece beside the last backward pass."""
         return self.runtime.overlaps_gradients and self.stages[0][stage].once_reduce.seconds > 0
 
-    def _add_hops(self, kind: int, passes: Mapping[tuple[int, int, int], _Pass]) -> None:
+    def _add_hops(self, kind: int, order: PassOrder, passes: _PassTasks) -> None:
         """Add the messages between stages; every pass of another stage waits for its message.
 
         If messages do not run beside compute, they set out when the receiver is free for them.
@@ -351,36 +359,34 @@ class StepTasks:
         num_virtual = self.pp * self.config.vpp
         if num_virtual == 1:
             return
+        virtual = order.chunk * self.pp + order.stage
+        row_of = np.zeros((len(Kind), num_virtual, order.num_micro_batches), dtype=np.int64)
+        row_of[order.kind, virtual, order.micro_batch] = np.arange(len(virtual))
+        # The first virtual stage receives nothing forward. The last one begins its backward pass after its own forward
+        # pass, and gradients of weights follow those of inputs.
+        sender = np.where(order.kind == Kind.FORWARD, virtual - 1, virtual + 1)
+        sender = np.where(order.kind == Kind.WEIGHTS, virtual, sender)
+        is_turn = sender == num_virtual
+        sender = np.where(is_turn, virtual, sender)
+        of_kind = np.select([is_turn, order.kind == Kind.WEIGHTS], [Kind.FORWARD, Kind.BACKWARD], order.kind)
+        sent = np.where(sender >= 0, passes.end[row_of[of_kind, sender, order.micro_batch]], NOTHING)
+        is_hop = (sender >= 0) & (sender != virtual) & (self.pp > 1)
+        self.graph.wait_all(passes.begin[~is_hop], sent[~is_hop])
+        hops = list(zip(order.kind[is_hop].tolist(), sender[is_hop].tolist(), strict=True))
+        alike = {(number, virtual): self._hop(kind, number, virtual) for number, virtual in dict.fromkeys(hops)}
+        added = self._add_alike([alike[one] for one in hops], order.micro_batch[is_hop])
+        self.graph.wait_all(added, sent[is_hop])
+        self.graph.wait_all(passes.begin[is_hop], added)
         # without chunks a stage has nothing to do until its message has come
-        waits = not self.runtime.overlaps_p2p or self.config.vpp == 1
-        hops: dict[tuple[int, int], tuple[Label, Demand]] = {}
-        wait = self.graph.wait
-        for (number, virtual, micro_batch), (begin, _, before) in passes.items():
-            if number == Kind.WEIGHTS:
-                wait(begin, passes[Kind.BACKWARD, virtual, micro_batch].end)
-                continue
-            # The first virtual stage receives nothing forward. The last one begins its backward pass after its own
-            # forward pass.
-            sender = virtual - 1 if number == Kind.FORWARD else virtual + 1
-            if sender < 0:
-                continue
-            if sender == num_virtual:
-                wait(begin, passes[Kind.FORWARD, virtual, micro_batch].end)
-                continue
-            sent = passes[number, sender, micro_batch].end
-            if self.pp == 1:
-                wait(begin, sent)
-                continue
-            if (number, sender) not in hops:
-                hops[number, sender] = self._hop(kind, number, sender, virtual)
-            after = [sent, before] if waits and before != NOTHING else [sent]
-            wait(begin, self._add_like(hops[number, sender][0], micro_batch, hops[number, sender][1], after))
+        if not self.runtime.overlaps_p2p or self.config.vpp == 1:
+            self.graph.wait_all(added, passes.before[is_hop])
 
-    def _hop(self, kind: int, number: int, sender: int, virtual: int) -> tuple[Label, Demand]:
-        """Return the label and the demand of the message from one virtual stage to another, by the kind of pass."""
-        stage, to = sender % self.pp, virtual % self.pp
-        work = self.stages[kind][stage]
-        message = work.forward_hop if number == Kind.FORWARD else work.backward_hop
+    def _hop(self, kind: int, number: int, sender: int) -> tuple[Label, Demand]:
+        """Return the label and the demand of the messages from one virtual stage, by the kind of pass."""
+        work, stage = self.stages[kind][sender % self.pp], sender % self.pp
+        is_forward = number == Kind.FORWARD
+        to = (sender + (1 if is_forward else -1)) % self.pp
+        message = work.forward_hop if is_forward else work.backward_hop
         routes = self._routes(message, ((kind, stage, OUT), (kind, to, IN)))
         return Label(Role.HOP, kind, stage, number, virtual=sender), Demand(routes, message.latency_s)
 

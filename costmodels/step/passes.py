@@ -92,28 +92,28 @@ def one_forward_one_backward(pp: int, vpp: int, num_micro_batches: int) -> PassO
     total = num_micro_batches * vpp
     of_round = num_micro_batches // num_rounds
 
-    def at(kind: Kind, number: int) -> Pass:
-        """Return the pass of one kind that a stage runs as its `number`-th."""
-        if vpp == 1:
-            return Pass(kind, number, 0)
-        # Each round goes through all chunks; backward passes take the chunks in the opposite order.
-        rounds, within = divmod(number, of_round * vpp)
-        chunk, member = divmod(within, of_round)
-        return Pass(kind, rounds * of_round + member, chunk if kind == Kind.FORWARD else vpp - 1 - chunk)
-
-    def of_stage(stage: int) -> Iterator[Pass]:
-        behind = pp - stage - 1
+    kinds, numbers = [], []
+    for behind in range(pp - 1, -1, -1):
         # Warm-up fills the stages behind; with chunks it covers both ways and all chunks but the last.
         warm_up = min(total, behind if vpp == 1 else 2 * behind + (vpp - 1) * of_round)
-        for number in range(warm_up):
-            yield at(Kind.FORWARD, number)
-        for number in range(total - warm_up):
-            yield at(Kind.FORWARD, warm_up + number)
-            yield at(Kind.BACKWARD, number)
-        for number in range(total - warm_up, total):
-            yield at(Kind.BACKWARD, number)
-
-    return _order(pp, vpp, num_micro_batches, of_stage)
+        turns = np.arange(total - warm_up)
+        kinds += [np.full(warm_up, Kind.FORWARD), np.tile([Kind.FORWARD, Kind.BACKWARD], len(turns))]
+        numbers += [np.arange(warm_up), np.stack([warm_up + turns, turns], axis=1).ravel()]
+        kinds.append(np.full(warm_up, Kind.BACKWARD))
+        numbers.append(np.arange(len(turns), total))
+    # Each round goes through all chunks; backward passes take the chunks in the opposite order.
+    kind = np.concatenate(kinds)
+    rounds, within = np.divmod(np.concatenate(numbers), of_round * vpp)
+    chunk, member = np.divmod(within, of_round)
+    return PassOrder(
+        pp=pp,
+        vpp=vpp,
+        num_micro_batches=num_micro_batches,
+        stage=np.repeat(np.arange(pp), 2 * total),
+        kind=kind,
+        micro_batch=rounds * of_round + member,
+        chunk=np.where(kind == Kind.FORWARD, chunk, vpp - 1 - chunk),
+    )
 
 
 def zero_bubble(pp: int, vpp: int, num_micro_batches: int) -> PassOrder:

@@ -43,7 +43,8 @@ def test_tasks_begin_when_the_last_that_they_wait_for_ends(drawn, overlap_effici
     timeline = run(graph, capacity, overlap_efficiency)
     path = timeline.critical_path()
 
-    for task, after in enumerate(graph.after):
+    for task in range(len(graph)):
+        after = [other for waiting, other in zip(graph.waiting, graph.awaited, strict=True) if waiting == task]
         latest_s = max((timeline.end_s[other] for other in after), default=0.0)
         assert timeline.start_s[task] == latest_s
         assert (timeline.waited_for[task] == NOTHING) == (not after)

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.uneven_work import Assignment
@@ -35,14 +37,37 @@ def test_a_long_step_is_put_together_from_short_ones(config):
 
 
 def test_a_short_step_is_simulated_whole():
-    """Few micro-batches are simulated as they are, and the progress is told."""
-    config, told = ParallelConfig(pp=2, tp=8), []
+    """Few micro-batches through chunks are simulated as they are, and the progress is told."""
+    config, told = ParallelConfig(pp=2, tp=4, dp=2, vpp=2), []
     setting, grid = setting_for(job_of(batch=8), TWO_KINDS), grid_of(config)
     memory = estimate_memory(setting, grid)
 
     (found,) = simulated_times_s(setting, grid, np.array([0]), memory=memory, on_done=told.append)
-    assert found == simulate_step(setting, config, memory=memory).step_time_s
+    assert found == pytest.approx(simulate_step(setting, config, memory=memory).step_time_s, rel=1e-12)
     assert told == [1]
+
+
+@given(
+    pp=st.sampled_from([1, 2, 4, 8]),
+    tp=st.sampled_from([1, 2]),
+    micro_batches=st.integers(4, 64),
+    layers=st.lists(st.integers(1, 9), min_size=8, max_size=8),
+)
+@settings(max_examples=30, deadline=None)
+def test_up_to_eight_rounds_without_chunks_take_the_time_of_the_whole_step(pp, tp, micro_batches, layers):
+    """To a billionth, whether the pipeline repeats itself or not, and whether rounds are whole or not."""
+    assume(micro_batches <= 8 * pp)
+    cut = tuple(layers[:pp])
+    config = ParallelConfig(
+        pp=pp, tp=tp, dp=16 // (pp * tp), sequence_parallel=tp > 1, assignment=Assignment(layers=cut)
+    )
+    job = job_of(batch=micro_batches * config.dp, num_layers=sum(cut))
+    setting, grid = setting_for(job, find_cluster("v100-pcie", hosts=2)), grid_of(config)
+    memory = estimate_memory(setting, grid)
+    whole_s = simulate_step(setting, config, memory=memory).step_time_s
+
+    (found,) = simulated_times_s(setting, grid, np.array([0]), memory=memory)
+    assert found == pytest.approx(whole_s, rel=1e-9)
 
 
 def test_unlike_hosts_and_shared_adapters_are_worth_it():
