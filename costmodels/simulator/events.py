@@ -14,6 +14,7 @@ Letters: t tasks.
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -154,15 +155,25 @@ def run(graph: TaskGraph, capacity: Sequence[float], overlap_efficiency: float) 
 
 
 class _Way:
-    """A route of one demand during a run, with the sets of tasks at work on each of its links and devices."""
+    """A route of one demand during a run, with the sets of tasks at work on each of its links and devices.
 
-    __slots__ = ("devices", "is_free", "places", "uses", "work_s")
+    Attributes:
+        work_s: Duration at the full rate, without the latency [s].
+        uses: Shares of the links that the task takes at that rate.
+        number: Number of these uses; equal ones have equal numbers.
+        devices: Tasks at work on each device, if tasks on one device slow each other down.
+        places: Tasks at work on each link and device.
+        is_free: Whether nothing can slow the task down.
+    """
 
-    def __init__(self, route: Route, devices: tuple[set[int], ...], resources: Sequence[set[int]]) -> None:
-        self.work_s, self.uses, self.devices = route.work_s, route.uses, devices
+    __slots__ = ("devices", "is_free", "number", "places", "uses", "work_s")
+
+    def __init__(
+        self, route: Route, number: int, devices: tuple[set[int], ...], resources: Sequence[set[int]], *, is_only: bool
+    ) -> None:
+        self.work_s, self.uses, self.number, self.devices = route.work_s, route.uses, number, devices
         self.places = (*(resources[resource] for resource, _ in route.uses), *devices)
-        self.is_free = False
-        """Whether nothing can slow the task down."""
+        self.is_free = is_only and not self.places
 
 
 class _Engine:
@@ -197,7 +208,7 @@ class _Engine:
         self.since_s = [0.0] * num_tasks
         self.version = [0] * num_tasks
         self.is_working = [False] * num_tasks
-        # Rates are remembered by the identities of the routes' uses, which are shared by equal messages.
+        # Rates are remembered by the numbers of the ways' uses.
         self.known_rates: dict[tuple[tuple[int, ...], tuple[float, ...]], list[float]] = {}
         self.heap: list[tuple[float, int, int, int]] = []
         self.num_pushed = 0
@@ -205,12 +216,21 @@ class _Engine:
     def _ways_of(self, demands: Mapping[int, Demand], num_resources: int) -> dict[int, tuple[_Way, ...]]:
         """Return the ways of each demand, by its key."""
         resources: list[set[int]] = [set() for _ in range(num_resources)]
-        on_device: dict[int, set[int]] = {}
+        on_device: defaultdict[int, set[int]] = defaultdict(set)
+        numbers: dict[Uses, int] = {}
         found = {}
         for key, demand in demands.items():
-            devices = tuple(on_device.setdefault(device, set()) for device in demand.devices)
-            found[key] = tuple(_Way(route, devices, resources) for route in demand.routes)
-            found[key][0].is_free = len(demand.routes) == 1 and not found[key][0].places
+            devices = tuple(on_device[device] for device in demand.devices) if self.harm else ()
+            found[key] = tuple(
+                _Way(
+                    route,
+                    numbers.setdefault(route.uses, len(numbers)),
+                    devices,
+                    resources,
+                    is_only=len(demand.routes) == 1,
+                )
+                for route in demand.routes
+            )
         return found
 
     def run(self) -> None:
@@ -251,15 +271,18 @@ class _Engine:
         self.is_working[task] = True
         if len(self.ways[task]) > 1:
             self._choose_route(task)
-        way, is_crowded = self.way[task], False
+        way, load, is_crowded = self.way[task], self.load, False
         for place in way.places:
             place.add(task)
         for resource, amount in way.uses:
-            load = self.load[resource] = self.load[resource] + amount
-            if load > self.most[resource]:
+            load[resource] += amount
+            if load[resource] > self.most[resource]:
+                is_crowded = True
+        for device in way.devices:
+            if len(device) > 1:
                 is_crowded = True
         self.since_s[task] = now_s
-        if is_crowded or self._shares_device(way):
+        if is_crowded:
             self._share(task, now_s)
         else:
             # Links that are not full, and devices without other tasks, hold back neither this task nor others.
@@ -283,14 +306,16 @@ class _Engine:
 
     def _leave(self, task: int, now_s: float) -> None:
         """Leave the task's links and devices, and speed up the tasks beside it."""
-        way = self.way[task]
-        is_crowded = self._shares_device(way)
+        way, load, is_crowded = self.way[task], self.load, False
+        for device in way.devices:
+            if len(device) > 1:
+                is_crowded = True
         for place in way.places:
             place.discard(task)
         for resource, amount in way.uses:
-            if self.load[resource] > self.most[resource]:
+            if load[resource] > self.most[resource]:
                 is_crowded = True
-            self.load[resource] -= amount
+            load[resource] -= amount
         if not is_crowded:
             return
         # Only tasks below their full rate can gain. Each call of _share settles a whole component, so its members are
@@ -298,10 +323,6 @@ class _Engine:
         slowed = {other for place in way.places for other in place if self.rate[other] < 1.0}
         while slowed:
             slowed.difference_update(self._share(slowed.pop(), now_s))
-
-    def _shares_device(self, way: _Way) -> bool:
-        """Return whether the device of a task at work has other tasks, which slow it down and are slowed down."""
-        return self.harm > 0 and any(len(device) > 1 for device in way.devices)
 
     def _choose_route(self, task: int) -> None:
         """Choose the route on which the task would end first if nothing changed."""
@@ -334,14 +355,14 @@ class _Engine:
         Results are remembered, because the same few constellations return again and again.
         """
         ways = [self.way[task] for task in members]
-        limits = [1.0] * len(members)
-        if self.harm:
-            for at, (task, way) in enumerate(zip(members, ways, strict=True)):
-                others = max([len(device) - (task in device) for device in way.devices], default=0)
-                # Each other kernel on the busiest of its devices slows a task down by the harm of one overlap.
-                limits[at] = 1.0 / (1.0 + self.harm * others)
-        key = (tuple([id(way.uses) for way in ways]), tuple(limits))
-        # `id` suffices as a key, because the ways keep all uses alive during the run.
+        limits = []
+        for task, way in zip(members, ways, strict=True):
+            others = 0
+            for device in way.devices:
+                others = max(others, len(device) - (task in device))
+            # Each other kernel on the busiest of its devices slows a task down by the harm of one overlap.
+            limits.append(1.0 / (1.0 + self.harm * others))
+        key = (tuple([way.number for way in ways]), tuple(limits))
         if key not in self.known_rates:
             self.known_rates[key] = fair_rates([way.uses for way in ways], limits, self.capacity)
         return self.known_rates[key]
