@@ -14,6 +14,7 @@ from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.setting import Setting
 from costmodels.operators.kernels import CollectiveTime, KernelTime, collective_s, kernel_s
 from costmodels.simulator.simulated_step import PricedStep, price_step
+from costmodels.simulator.stage_work import price_operators
 from costmodels.simulator.steady_state import repetition_s
 from costmodels.step.memory import MemoryEstimate
 from costmodels.step.schedules import of_round
@@ -55,10 +56,12 @@ def simulated_times_s(
         on_done: Function that is told how many configurations are done.
     """
     found = np.empty(len(at))
-    for number, position in enumerate(at.tolist()):
-        step = price_step(setting, grid.config(position), kernel_time=kernel_time, collective_time=collective_time)
+    configs = [grid.config(position) for position in at.tolist()]
+    prices = price_operators(setting, configs, kernel_time)
+    for number, config in enumerate(configs):
+        step = price_step(setting, config, prices=prices, collective_time=collective_time)
         makespan_s = _makespan_s(step)
-        overhead_s = step.overhead_s(makespan_s, memory.take(np.array([position])))
+        overhead_s = step.overhead_s(makespan_s, memory.take(at[[number]]))
         found[number] = (makespan_s + overhead_s) * step.unexplained
         on_done(number + 1)
     return found

@@ -25,18 +25,12 @@ from enum import StrEnum
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
-from costmodels.operators.kernels import (
-    CollectiveTime,
-    KernelTime,
-    collective_latency_s,
-    collective_s,
-    execution_s,
-    kernel_s,
-)
-from costmodels.operators.layer_operators import Block, OpKind, Phase, is_core, recomputed_share, step_operators
+from costmodels.operators.kernels import CollectiveTime, collective_latency_s, collective_s
+from costmodels.operators.layer_operators import Block, OpKind, Phase, is_core
+from costmodels.simulator.operator_prices import OperatorPrices
 from costmodels.step.breakdown import EXPOSED_PARTS
 from costmodels.step.changed_layers import added_s, change_of, compute_ratio, exposed_ratio
-from costmodels.step.communication import issued_collectives, layer_collectives
+from costmodels.step.communication import layer_collectives
 from costmodels.step.placement import Groups
 from hardware.device import Device
 from hardware.group_links import GroupLinks
@@ -109,7 +103,7 @@ def piece_programs(
     groups: Groups,
     device: Device,
     *,
-    kernel_time: KernelTime = kernel_s,
+    prices: OperatorPrices,
     collective_time: CollectiveTime = collective_s,
 ) -> dict[tuple[Piece, Phase], Program]:
     """Return the program of every piece in each pass; recomputed operators run in the backward pass.
@@ -120,10 +114,10 @@ def piece_programs(
         config: Configuration of the pass.
         groups: Groups of the configuration, one entry each.
         device: Device that runs the programs.
-        kernel_time: Model of a kernel's time.
+        prices: Prices of the configuration's operators.
         collective_time: Model of a collective's time.
     """
-    builder = _Builder(job, runtime, config, groups, device, kernel_time, collective_time)
+    builder = _Builder(job, runtime, config, groups, device, prices, collective_time)
     programs = {(Piece.EMBEDDING, phase): builder.embedding(phase) for phase in Phase}
     programs |= {(Piece.HEAD, phase): builder.head(phase) for phase in Phase}
     programs |= {(Piece.DENSE_LAYER, phase): builder.layer(Block.DENSE_MLP, phase) for phase in Phase}
@@ -135,17 +129,9 @@ def piece_programs(
     }
 
 
-def piece_launches(
-    job: TrainingJob, runtime: RuntimeProfile, config: ParallelConfig
-) -> dict[Piece, tuple[float, float]]:
+def piece_launches(prices: OperatorPrices, config: ParallelConfig) -> dict[Piece, tuple[float, float]]:
     """Count the kernels and collectives that the host launches for one micro-batch of each piece, in both passes."""
-    grid = ConfigGrid.from_configs([config])
-    # A recomputed kernel is launched twice.
-    kernels = dict.fromkeys(Block, 0.0)
-    for op in step_operators(job, runtime, grid):
-        kernels[op.block] += 1.0 + float(recomputed_share(job, runtime, op, grid)[0])
-    issued = issued_collectives(job, runtime, grid)
-    each = {block: (kernels[block], float(issued[block][0])) for block in Block}
+    each = prices.launches(config)
     attention = each[Block.ATTENTION]
     # A layer is its attention block and one MLP block.
     layers = {
@@ -165,7 +151,7 @@ class _Builder:
         config: ParallelConfig,
         groups: Groups,
         device: Device,
-        kernel_time: KernelTime,
+        prices: OperatorPrices,
         collective_time: CollectiveTime,
     ) -> None:
         self.job, self.runtime, self.config = job, runtime, config
@@ -173,18 +159,12 @@ class _Builder:
         # A sharding plan scales the kernels and collectives of its shapes, and adds collectives of its own.
         self.change = change_of(runtime.layer_changes, grid)
         self.links = {part: link_between(getattr(groups, part)) for part in EXPOSED_PARTS}
-        self.operators = step_operators(job, runtime, grid)
+        self.operators = prices.operators(config)
         self.core_names = frozenset(op.name for op in self.operators if is_core(op))
-        shares = {op.name: float(recomputed_share(job, runtime, op, grid)[0]) for op in self.operators}
-        self.recomputed = {name: share for name, share in shares.items() if share > 0}
+        self.recomputed = prices.recomputed(config)
+        seconds = prices.seconds(config, device)
         self.kernels = {
-            op.name: Work(
-                name=op.name,
-                kind=op.kind,
-                part="compute",
-                seconds=float(execution_s(op, device, job, runtime, grid, kernel_time)[0]),
-            )
-            for op in self.operators
+            op.name: Work(name=op.name, kind=op.kind, part="compute", seconds=seconds[op.name]) for op in self.operators
         }
         self.collectives = {
             site: Work(

@@ -24,7 +24,8 @@ from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.operators.kernels import CollectiveTime, KernelTime, collective_s, kernel_s
 from costmodels.simulator.events import Timeline, run
-from costmodels.simulator.stage_work import StageWork, stage_works
+from costmodels.simulator.operator_prices import OperatorPrices
+from costmodels.simulator.stage_work import StageWork, price_operators, stage_works
 from costmodels.simulator.step_tasks import Label, Role, StepTasks
 from costmodels.step.breakdown import BREAKDOWN
 from costmodels.step.layer_residuals import layer_residual
@@ -105,11 +106,19 @@ def price_step(
     setting: Setting,
     config: ParallelConfig,
     *,
+    prices: OperatorPrices,
     schedule: str = "1f1b",
-    kernel_time: KernelTime = kernel_s,
     collective_time: CollectiveTime = collective_s,
 ) -> PricedStep:
-    """Compute the work of all stages of a configuration; the arguments are those of `simulate_step`."""
+    """Compute the work of all stages of a configuration.
+
+    Args:
+        setting: Job, cluster and runtime. The configuration's dp*mbs divides the job's global batch.
+        config: Configuration to simulate; it occupies all devices of the cluster.
+        prices: Prices of its operators, as `price_operators` returns them.
+        schedule: One of `passes.SCHEDULES`.
+        collective_time: Model of a collective's time.
+    """
     setting = replace(setting, cluster=setting.cluster.reordered(config.assignment.hosts))
     # Replicas may get unequal numbers of micro-batches; each kind has an order of its own.
     even = setting.job.global_batch_size // (config.dp * config.mbs)
@@ -122,7 +131,7 @@ def price_step(
         config,
         kinds,
         splits_backward=schedule in SPLIT_BACKWARD,
-        kernel_time=kernel_time,
+        prices=prices,
         collective_time=collective_time,
     )
     return PricedStep(setting=setting, config=config, schedule=schedule, replicas=kinds, stages=stages)
@@ -150,7 +159,8 @@ def simulate_step(
     Raises:
         ValueError: the schedule does not support these degrees.
     """
-    step = price_step(setting, config, schedule=schedule, kernel_time=kernel_time, collective_time=collective_time)
+    prices = price_operators(setting, [config], kernel_time)
+    step = price_step(setting, config, prices=prices, schedule=schedule, collective_time=collective_time)
     orders = step.orders([kind.micro_batches for kind in step.replicas])
     tasks, timeline = step.run(orders)
     breakdown = _breakdown(timeline, tasks, step.stages, orders)

@@ -10,7 +10,7 @@ Letters: p stages, v virtual stages.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,8 +20,9 @@ from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
-from costmodels.operators.kernels import CollectiveTime, KernelTime, collective_latency_s
+from costmodels.operators.kernels import CollectiveTime, KernelTime, collective_latency_s, kernel_s
 from costmodels.operators.layer_operators import BLOCKS, Block, Collective, Phase
+from costmodels.simulator.operator_prices import OperatorPrices
 from costmodels.simulator.pass_program import (
     INSIDE,
     Piece,
@@ -186,7 +187,7 @@ def stage_works(
     kinds: tuple[ReplicaKind, ...],
     *,
     splits_backward: bool,
-    kernel_time: KernelTime,
+    prices: OperatorPrices,
     collective_time: CollectiveTime,
 ) -> tuple[tuple[StageWork, ...], ...]:
     """Compute the work of every stage in every kind of replicas [k][p].
@@ -195,7 +196,7 @@ def stage_works(
     those of the replicas with the largest.
     """
     builders = [
-        _Builder(setting, variant, splits_backward, kernel_time, collective_time)
+        _Builder(setting, variant, splits_backward, prices, collective_time)
         for variant in stage_variants(config).values()
     ]
     number, degrees = variants_of_stages(config), config.assignment.stage_tp or (config.tp,) * config.pp
@@ -212,6 +213,25 @@ def stage_works(
         return replace(work, forward_hop=work.forward_hop.sliced(ahead), backward_hop=work.backward_hop.sliced(back))
 
     return tuple(tuple(work_of(kind, stage) for stage in range(config.pp)) for kind in kinds)
+
+
+def price_operators(
+    setting: Setting, configs: Iterable[ParallelConfig], kernel_time: KernelTime = kernel_s
+) -> OperatorPrices:
+    """Price the operators of all stages of some configurations."""
+    variants = [
+        own
+        for config in configs
+        for variant in stage_variants(config).values()
+        for own in _recompute_variants(variant).values()
+    ]
+    return OperatorPrices(setting.job, setting.runtime, variants, kernel_time)
+
+
+def _recompute_variants(config: ParallelConfig) -> dict[bool, ParallelConfig]:
+    """Return the configuration as it is and, if some layers are recomputed in full, with full recomputation."""
+    full = {True: replace(config, recompute="full")} if any(config.assignment.recomputed) else {}
+    return {False: config} | full
 
 
 def virtual_stages(
@@ -245,23 +265,20 @@ class _Builder:
         setting: Setting,
         config: ParallelConfig,
         splits_backward: bool,
-        kernel_time: KernelTime,
+        prices: OperatorPrices,
         collective_time: CollectiveTime,
     ) -> None:
         cluster = setting.cluster
         self.job, self.cluster, self.runtime, self.config = setting.job, cluster, setting.runtime, config
         self.splits_backward = splits_backward
-        self.kernel_time, self.collective_time = kernel_time, collective_time
+        self.prices, self.collective_time = prices, collective_time
         self.grid = ConfigGrid.from_configs([config])
         # Ranks in Megatron's order: pp slowest, then dp, then the ranks of one replica of a stage.
         self.cells = np.arange(cluster.num_devices).reshape(config.pp, config.dp, -1)
         self.shares_adapters = any(link.sharers > 1 for group in cluster.groups for link in group.nic_links)
         self.group_ends = np.cumsum([group.hosts for group in cluster.groups])
         self.virtual = virtual_stages(setting.job, setting.runtime, config)
-        self.has_recomputed = any(again for pieces in self.virtual for _, again in pieces)
-        self.launches = {
-            again: piece_launches(setting.job, setting.runtime, own) for again, own in self._recompute_variants()
-        }
+        self.launches = {again: piece_launches(prices, own) for again, own in _recompute_variants(config).items()}
         self.found: dict[tuple[object, ...], StageWork] = {}
         self.programs: dict[tuple[object, ...], tuple[Groups, int, _Programs]] = {}
 
@@ -282,11 +299,6 @@ class _Builder:
         host = self._host(kind, stage)
         switch = self.cluster.switches[host] if self.cluster.switches else 0
         return replace(self.found[key], host=host, switch=switch)
-
-    def _recompute_variants(self) -> tuple[tuple[bool, ParallelConfig], ...]:
-        """Return the configuration as it is and, if some layers are recomputed in full, with full recomputation."""
-        full = ((True, replace(self.config, recompute="full")),) if self.has_recomputed else ()
-        return ((False, self.config), *full)
 
     def _place_key(self, kind: ReplicaKind, stage: int) -> tuple[object, ...]:
         """Return a key that is equal for places where a replica of a stage has equal devices and links."""
@@ -331,14 +343,14 @@ class _Builder:
     def _programs_on(self, device: int, groups: Groups) -> _Programs:
         """Return the programs of all pieces on one device, by kind of pass."""
         found: dict[tuple[Piece, bool, Kind], Program] = {}
-        for again, config in self._recompute_variants():
+        for again, config in _recompute_variants(self.config).items():
             programs = piece_programs(
                 self.job,
                 self.runtime,
                 config,
                 groups,
                 self.cluster.devices[device],
-                kernel_time=self.kernel_time,
+                prices=self.prices,
                 collective_time=self.collective_time,
             )
             for (piece, phase), program in programs.items():

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.operators.kernels import collective_s, kernel_s
 from costmodels.operators.layer_operators import BLOCKS, Block, OpKind, Phase
+from costmodels.simulator.operator_prices import OperatorPrices
 from costmodels.simulator.pass_program import Piece, Segment, Work, piece_launches, piece_programs
 from costmodels.step.block_costs import block_times
 from costmodels.step.communication import issued_collectives, layer_collectives, layer_uses
@@ -26,8 +27,9 @@ def programs_of(case):
     """The programs of a case's first configuration on its first kind of device, with its grid of one."""
     grid = ConfigGrid.from_configs([case.grid.config(0)])
     groups = place(case.cluster, grid)
-    device = case.cluster.devices[0]
-    return grid, groups, piece_programs(case.job, case.runtime, case.grid.config(0), groups, device)
+    config, device = case.grid.config(0), case.cluster.devices[0]
+    prices = OperatorPrices(case.job, case.runtime, [config])
+    return grid, groups, piece_programs(case.job, case.runtime, config, groups, device, prices=prices)
 
 
 @given(cases(max_configs=1))
@@ -46,7 +48,9 @@ def test_a_program_has_the_closed_forms_kernels(case):
         sums = times.forward if phase == Phase.FORWARD else times.backward
         expected = sum(sums[BLOCKS.index(block), 0] for block in BLOCKS_OF[piece])
         assert sum(segment.kernels_s for segment in program) == pytest.approx(expected)
-    for piece, (kernels, collectives) in piece_launches(case.job, case.runtime, case.grid.config(0)).items():
+    config = case.grid.config(0)
+    prices = OperatorPrices(case.job, case.runtime, [config])
+    for piece, (kernels, collectives) in piece_launches(prices, config).items():
         assert kernels == sum(times.launches[BLOCKS.index(block), 0] for block in BLOCKS_OF[piece])
         assert collectives == sum(issued[block][0] for block in BLOCKS_OF[piece])
     names = [work.name for segment in programs[Piece.DENSE_LAYER, Phase.BACKWARD] for work in segment.kernels]

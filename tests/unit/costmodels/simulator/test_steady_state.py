@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.uneven_work import Assignment
 from costmodels.simulator.simulated_step import price_step
+from costmodels.simulator.stage_work import price_operators
 from costmodels.simulator.steady_state import repetition_s
 from hardware.cluster import cluster_from_mapping, find_cluster
 from tests.support.settings.random_settings import job_of, setting_for
@@ -23,7 +24,8 @@ def priced(cluster, pp, tp, vpp, layers=()):
     dp = cluster.num_devices // (pp * tp)
     assignment = Assignment(layers=layers)
     config = ParallelConfig(pp=pp, tp=tp, dp=dp, vpp=vpp, sequence_parallel=tp > 1, assignment=assignment)
-    return price_step(setting_for(job, cluster), config)
+    setting = setting_for(job, cluster)
+    return price_step(setting, config, prices=price_operators(setting, [config]))
 
 
 def repetition(step, micro_batches):
