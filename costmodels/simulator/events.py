@@ -177,9 +177,9 @@ class _Way:
 
 
 class _Engine:
-    """State of one run: a clock that jumps along a heap of (time, order of pushing, task, version).
+    """State of one run: a clock that jumps along a heap of events, each a time, the event's number, and a task.
 
-    A task whose rate changes gets a new version; events of older versions are void.
+    A task's next event is the one pushed last; a change of its rate makes the others void.
     """
 
     def __init__(self, graph: TaskGraph, capacity: Sequence[float], harm: float) -> None:
@@ -206,11 +206,11 @@ class _Engine:
         self.left_s = [way.work_s for way in self.way]
         self.rate = [0.0] * num_tasks
         self.since_s = [0.0] * num_tasks
-        self.version = [0] * num_tasks
+        self.event = [0] * num_tasks
         self.is_working = [False] * num_tasks
         # Rates are remembered by the numbers of the ways' uses.
         self.known_rates: dict[tuple[tuple[int, ...], tuple[float, ...]], list[float]] = {}
-        self.heap: list[tuple[float, int, int, int]] = []
+        self.heap: list[tuple[float, int, int]] = []
         self.num_pushed = 0
 
     def _ways_of(self, demands: Mapping[int, Demand], num_resources: int) -> dict[int, tuple[_Way, ...]]:
@@ -238,11 +238,10 @@ class _Engine:
         for task, missing in enumerate(self.missing):
             if not missing:
                 self._begin(task, 0.0)
-        heap, version, is_working, way = self.heap, self.version, self.is_working, self.way
+        heap, event, is_working, way = self.heap, self.event, self.is_working, self.way
         while heap:
-            now_s, _, task, number = heapq.heappop(heap)
-            # The task's rate has changed since this event was pushed.
-            if number != version[task]:
+            now_s, number, task = heapq.heappop(heap)
+            if number != event[task]:
                 continue
             if is_working[task] or way[task].is_free:
                 self._end(task, now_s)
@@ -254,7 +253,8 @@ class _Engine:
 
     def _push(self, time_s: float, task: int) -> None:
         self.num_pushed += 1
-        heapq.heappush(self.heap, (time_s, self.num_pushed, task, self.version[task]))
+        self.event[task] = self.num_pushed
+        heapq.heappush(self.heap, (time_s, self.num_pushed, task))
 
     def _begin(self, task: int, now_s: float) -> None:
         self.start_s[task] = now_s
@@ -287,13 +287,11 @@ class _Engine:
         else:
             # Links that are not full, and devices without other tasks, hold back neither this task nor others.
             self.rate[task] = 1.0
-            self.version[task] += 1
             self._push(now_s + self.left_s[task], task)
 
     def _end(self, task: int, now_s: float) -> None:
         """End the task, speed up the tasks beside it, and begin those that waited for it last."""
         self.end_s[task] = now_s
-        self.version[task] += 1
         if self.is_working[task]:
             self.is_working[task] = False
             self._leave(task, now_s)
@@ -377,7 +375,8 @@ class _Engine:
             self.left_s[member] = max(self.left_s[member] - self.rate[member] * (now_s - self.since_s[member]), 0.0)
             self.since_s[member] = now_s
             self.rate[member] = rate
-            self.version[member] += 1
             if rate > 0:
                 self._push(now_s + self.left_s[member] / rate, member)
+            else:
+                self.event[member] = NOTHING
         return members

@@ -1,7 +1,8 @@
 """Simulated step times of several configurations, quickly enough to check the leaders of a ranking.
 
-A long step repeats itself: once the pipeline is full, each further micro-batch takes as long as the one before. Of a
-step of many micro-batches two short ones are simulated, and the rest is what the longer one takes more.
+Once a pipeline is full, most repeat themselves exactly (steady_state.py): a short step and the time of one repetition
+give the time of the whole step. Where one does not, few micro-batches are simulated whole. Of many, two short steps are
+simulated, and the rest is what the longer one takes more.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from costmodels.job.parallel_config import ConfigGrid
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.operators.kernels import CollectiveTime, KernelTime, collective_s, kernel_s
 from costmodels.simulator.simulated_step import PricedStep, price_step
@@ -22,7 +23,7 @@ from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import Cluster
 
 LEADERS = 30
-"""Number of leaders of a ranking that are worth simulating: it takes a second or two."""
+"""Number of leaders of a ranking that are worth simulating: it takes about half a second, a second at most."""
 
 SHORT_ROUNDS = (3, 5)
 """Rounds of micro-batches of the two short steps. Filling and emptying the pipeline take less than two rounds each."""
@@ -74,24 +75,31 @@ def _makespan_s(step: PricedStep) -> float:
     size = config.pp if config.vpp == 1 else int(of_round(np.array(whole), config.pp))
     short, longer = (rounds * size for rounds in SHORT_ROUNDS)
     is_long = not config.assignment.micro_batches and short + longer < whole
-
-    def run_s(number: int) -> float:
-        return step.run(step.orders([number] * num_kinds))[1].makespan_s
-
-    if config.vpp == 1:
-        # Nearly all pipelines without chunks repeat themselves, micro-batch by micro-batch, from the second round on.
-        least, each, is_tried = max(2 * size, 3), 1, num_kinds == 1
-    else:
-        # Every other pipeline with chunks repeats itself by the third round; a try must not cost more than it saves.
-        least, each, is_tried = short, size, num_kinds == 1 and is_long
-    known_s = {}
-    if is_tried and whole > least:
+    known_s: dict[int, float] = {}
+    least, repeats = _first_try(config, whole, size, is_long=is_long)
+    if num_kinds == 1 and least < whole:
         tasks, timeline = step.run(step.orders([least]))
-        each_s = repetition_s(tasks, timeline, each)
+        each_s = repetition_s(tasks, timeline, repeats)
         if each_s is not None:
-            return timeline.makespan_s + each_s / each * (whole - least)
+            return timeline.makespan_s + each_s / repeats * (whole - least)
         known_s[least] = timeline.makespan_s
     if not is_long:
         return step.run(step.orders(numbers))[1].makespan_s
-    short_s, longer_s = (known_s[number] if number in known_s else run_s(number) for number in (short, longer))
-    return longer_s + (longer_s - short_s) / (longer - short) * (whole - longer)
+    for number in (short, longer):
+        if number not in known_s:
+            known_s[number] = step.run(step.orders([number] * num_kinds))[1].makespan_s
+    return known_s[longer] + (known_s[longer] - known_s[short]) / (longer - short) * (whole - longer)
+
+
+def _first_try(config: ParallelConfig, whole: int, size: int, *, is_long: bool) -> tuple[int, int]:
+    """Return the micro-batches of the step that may repeat itself, and those of one repetition.
+
+    As many micro-batches as the whole step has mean that a try would cost more than it saves. Of the leaders of
+    benchmarks/two_fidelities, 94% of those without chunks repeat themselves in their second round, after every
+    micro-batch. With chunks 45% do in the third round, and 58% in the fourth, after every round.
+    """
+    if config.vpp == 1:
+        return max(2 * size, 3), 1
+    if is_long:
+        return SHORT_ROUNDS[0] * size, size
+    return (4 * size if whole == 8 * size else whole), size

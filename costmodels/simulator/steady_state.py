@@ -20,8 +20,11 @@ from costmodels.simulator.step_tasks import Label, Role, StepTasks
 from costmodels.step.passes import Kind
 from hardware.arrays import FloatArray, IntArray
 
-_ROUNDING = 1e-10
+_ROUNDING = 1e-11
 """Largest difference between equal times, as a share of one repetition."""
+_AMPLIFIED = 1e-7
+"""Largest difference that may have grown from rounding, as a share of one repetition. Transfers that share links can
+amplify differences from one to the next; such a pipeline repeats itself roughly, but not exactly."""
 
 
 def repetition_s(tasks: StepTasks, timeline: Timeline, size: int) -> float | None:
@@ -36,7 +39,7 @@ def repetition_s(tasks: StepTasks, timeline: Timeline, size: int) -> float | Non
     # The two moments: the end of the first stage's last forward pass, and that of the one `size` micro-batches before.
     first_s, second_s = times.end_s[times.last_forward, [-1 - size, -1]].tolist()
     lasts_s = second_s - first_s
-    near_s = _ROUNDING * lasts_s
+    near_s, amplified_s = _ROUNDING * lasts_s, _AMPLIFIED * lasts_s
     if not 0 < lasts_s < np.inf:
         return None
     # What is left of a task at a moment follows from what ran beside it since its begin.
@@ -48,8 +51,11 @@ def repetition_s(tasks: StepTasks, timeline: Timeline, size: int) -> float | Non
     starts_s = times.start_s[:, :-size], times.start_s[:, size:] - lasts_s
     ends_s = times.end_s[:, :-size], times.end_s[:, size:] - lasts_s
     counts = (np.minimum(*starts_s) < first_s - near_s) & (np.maximum(*ends_s) > since_s + near_s)
+    lately = (ends_s[0] > first_s - lasts_s) & (ends_s[0] < first_s)
+    differ_s = np.abs(ends_s[0][lately] - ends_s[1][lately])
     is_alike = (
-        (np.abs(starts_s[0][counts] - starts_s[1][counts]) <= near_s).all()
+        not ((differ_s > near_s) & (differ_s < amplified_s)).any()
+        and (np.abs(starts_s[0][counts] - starts_s[1][counts]) <= near_s).all()
         and (np.abs(np.minimum(ends_s[0], first_s) - np.minimum(ends_s[1], first_s))[counts] <= near_s).all()
         and (times.route[:, :-size] == times.route[:, size:])[counts].all()
         # Micro-batches without a counterpart have ended, or have not begun.
