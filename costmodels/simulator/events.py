@@ -337,14 +337,12 @@ class _Engine:
 
     def _component(self, task: int) -> list[int]:
         """Return the task and all tasks whose rates its own may change."""
-        found = {task}
-        waiting = [task]
+        found, waiting = {task}, [task]
         while waiting:
             for place in self.way[waiting.pop()].places:
-                for other in place:
-                    if other not in found:
-                        found.add(other)
-                        waiting.append(other)
+                if not place <= found:
+                    waiting += place - found
+                    found |= place
         return sorted(found)
 
     def _rates(self, members: Sequence[int]) -> list[float]:
@@ -353,17 +351,22 @@ class _Engine:
         Results are remembered, because the same few constellations return again and again.
         """
         ways = [self.way[task] for task in members]
-        limits = []
-        for task, way in zip(members, ways, strict=True):
-            others = 0
-            for device in way.devices:
-                others = max(others, len(device) - (task in device))
-            # Each other kernel on the busiest of its devices slows a task down by the harm of one overlap.
-            limits.append(1.0 / (1.0 + self.harm * others))
-        key = (tuple([way.number for way in ways]), tuple(limits))
+        limits = self._limits(members, ways)
+        key = (tuple([way.number for way in ways]), limits)
         if key not in self.known_rates:
             self.known_rates[key] = fair_rates([way.uses for way in ways], limits, self.capacity)
         return self.known_rates[key]
+
+    def _limits(self, members: Sequence[int], ways: Sequence[_Way]) -> tuple[float, ...]:
+        """Return the largest rates of tasks, to which others on their devices slow them down."""
+        limits = [1.0] * len(members)
+        for at, way in enumerate(ways):
+            for device in way.devices:
+                others = len(device) - (members[at] in device)
+                if others:
+                    # Each other kernel on the busiest of its devices slows a task down by the harm of one overlap.
+                    limits[at] = min(limits[at], 1.0 / (1.0 + self.harm * others))
+        return tuple(limits)
 
     def _share(self, task: int, now_s: float) -> list[int]:
         """Give new rates to the task and to all tasks of its component, and return these."""

@@ -90,6 +90,7 @@ class StageWork:
         chunks: Pieces of each of its virtual stages, and whether each is recomputed in full.
         programs: Program of each piece in each kind of pass, plain and with its layer recomputed in full.
         program_s: Time of each program on the device [s].
+        busy_s: Time for which each program keeps each link busy if nothing else uses it [s]; links are keyed by name.
         overlap_efficiency: Overlap efficiency of the runtime.
         stretch: Ratio of a pass's whole time to its time on the device; the rest is waiting for the host's launches.
         accumulation_s: Further time to add up the gradients of each piece of each chunk [s].
@@ -118,6 +119,7 @@ class StageWork:
     chunks: tuple[tuple[tuple[Piece, bool], ...], ...]
     programs: Mapping[tuple[Piece, bool, Kind], Program]
     program_s: Mapping[tuple[Piece, bool, Kind], float]
+    busy_s: Mapping[tuple[Piece, bool, Kind], Mapping[str, float]]
     overlap_efficiency: float
     stretch: float
     accumulation_s: tuple[tuple[float, ...], ...]
@@ -157,8 +159,7 @@ class StageWork:
     def traffic_s(self, chunk: int, at: int, kind: Kind, link: str) -> float:
         """Return the time for which a piece's collectives keep a link busy in a pass if nothing else uses it [s]."""
         piece, again = self.chunks[chunk][at]
-        segments = self.programs[piece, again, kind]
-        return sum(work.seconds for segment in segments for work in segment.traffic if work.link == link)
+        return self.busy_s[piece, again, kind].get(link, 0.0)
 
     def parts_s(self) -> dict[str, float]:
         """Return the time of one micro-batch's passes by part: kernels, exposed collectives, and the host [s]."""
@@ -400,6 +401,7 @@ class _Builder:
             chunks=chunks,
             programs=programs,
             program_s={key: sum(s.duration_s(overlap) for s in program) for key, program in programs.items()},
+            busy_s={key: _busy_s(program) for key, program in programs.items()},
             overlap_efficiency=overlap,
             stretch=1.0,
             accumulation_s=_by_chunk(accumulation, chunks),
@@ -491,6 +493,15 @@ class _Builder:
 def _blocks_of(piece: Piece) -> list[float]:
     """Return 1 for each block that the piece contains, and 0 for the others [len(BLOCKS)]."""
     return [float(block in _BLOCKS_OF[piece]) for block in BLOCKS]
+
+
+def _busy_s(program: Program) -> dict[str, float]:
+    """Return the time for which a program keeps each link busy if nothing else uses it [s]."""
+    found: dict[str, float] = {}
+    for segment in program:
+        for work in segment.traffic:
+            found[work.link] = found.get(work.link, 0.0) + work.seconds
+    return found
 
 
 def _by_chunk(values: FloatArray, chunks: tuple[tuple[tuple[Piece, bool], ...], ...]) -> tuple[tuple[float, ...], ...]:

@@ -97,8 +97,8 @@ class StepTasks:
         self.ways: dict[tuple[Message, tuple[tuple[int, int, int], ...]], tuple[Route, ...]] = {}
         """Routes of messages; equal messages share one object."""
         self.gradients_kind = stages[0][0].gradients_kind
-        self.routes: dict[tuple[int, int, Kind, int, int, float], Route] = {}
-        """Routes of some pieces of one pass; they are alike for all micro-batches."""
+        self.whole_passes: dict[tuple[int, int, int, int], tuple[Label, Demand]] = {}
+        """What passes of one kind through a chunk have in common."""
         self.computed: dict[tuple[int, int, int], list[int]] = {}
         """Tasks of all kinds of replicas that end the gradients of a piece, by stage, chunk and position."""
         self.shared = [self._shared_links(stage) for stage in range(self.pp)]
@@ -248,19 +248,23 @@ class StepTasks:
         if not len(rows):
             return last
         stage = int(order.stage[rows[0]])
-        work, devices = self.stages[kind][stage], (self._device(kind, stage),)
-        alike: dict[tuple[int, int], tuple[Label, Demand]] = {}
         passes = list(zip(order.kind[rows].tolist(), order.chunk[rows].tolist(), strict=True))
-        for number, chunk in dict.fromkeys(passes):
-            pieces = list(work.order(chunk, Kind(number)))
-            route = self._pass_route(kind, stage, Kind(number), chunk, pieces, work.begins_s)
-            label = Label(Role.PASS, kind, stage, Kind(number), virtual=chunk * self.pp + stage)
-            alike[number, chunk] = label, Demand((route,), devices=devices)
+        alike = {one: self._whole_pass(kind, stage, *one) for one in dict.fromkeys(passes)}
         added = self._add_alike([alike[one] for one in passes], order.micro_batch[rows])
         before = np.concatenate([[last], added[:-1]])
         self.graph.wait_all(added, before)
         tasks.begin[rows], tasks.end[rows], tasks.before[rows] = added, added, before
         return int(added[-1])
+
+    def _whole_pass(self, kind: int, stage: int, number: int, chunk: int) -> tuple[Label, Demand]:
+        """Return the label and the demand of all passes of one kind through a chunk that are one task each."""
+        key = (kind, stage, number, chunk)
+        if key not in self.whole_passes:
+            work, pass_kind = self.stages[kind][stage], Kind(number)
+            route = self._pass_route(kind, stage, pass_kind, chunk, work.order(chunk, pass_kind), work.begins_s)
+            label = Label(Role.PASS, kind, stage, pass_kind, virtual=chunk * self.pp + stage)
+            self.whole_passes[key] = label, Demand((route,), devices=(self._device(kind, stage),))
+        return self.whole_passes[key]
 
     def _add_pass(
         self, kind: int, order: PassOrder, row: int, last: int, needs: Mapping[tuple[int, int], int], *, is_last: bool
@@ -292,14 +296,11 @@ class StepTasks:
     def _pass_route(
         self, kind: int, stage: int, pass_kind: Kind, chunk: int, pieces: Sequence[int], begins_s: float
     ) -> Route:
-        """Return the route of some pieces of one pass; the results are remembered.
+        """Return the route of some pieces of one pass.
 
         The pass's collectives alternate with kernels many times during other traffic on their links, so the pass takes
         its mean share of these. At that share both slow down as they do if each collective in turn shares the link.
         """
-        key = (kind, stage, pass_kind, chunk, pieces[0] if len(pieces) == 1 else -1, begins_s)
-        if key in self.routes:
-            return self.routes[key]
         work = self.stages[kind][stage]
         seconds = begins_s + sum(work.piece_s(chunk, at, pass_kind) for at in pieces)
         uses: dict[int, float] = {}
@@ -309,8 +310,7 @@ class StepTasks:
             if busy_s > 0:
                 for resource, amount in self._uses([(kind, stage, OUT), (kind, stage, IN)], link):
                     uses[resource] = uses.get(resource, 0.0) + amount * busy_s / seconds
-        self.routes[key] = Route(seconds, tuple(uses.items()))
-        return self.routes[key]
+        return Route(seconds, tuple(uses.items()))
 
     def _add_sharded_traffic(self, of: Label, end: int, after: Sequence[int], devices: tuple[int, ...]) -> int:
         """Add the traffic that ZeRO sends with every pass, beside it or after it; return the task that ends both.
