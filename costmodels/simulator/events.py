@@ -73,8 +73,12 @@ class TaskGraph:
     ) -> int:
         """Add a task that waits for the tasks numbered `after`, ignoring NOTHING, and return its number."""
         assert routes, "every task has a route"
+        return self.add_like(Demand(routes, latency_s, devices), after)
+
+    def add_like(self, demand: Demand, after: Iterable[int] = ()) -> int:
+        """Add a task that takes what others take too, and waits for the tasks numbered `after`, ignoring NOTHING."""
         task = len(self.demands)
-        self.demands.append(Demand(routes, latency_s, devices))
+        self.demands.append(demand)
         for other in after:
             if other != NOTHING:
                 self.wait(task, other)

@@ -70,7 +70,7 @@ class Message:
 
     def scaled(self, share: float) -> Message:
         """Return a message that takes a share of the duration and the latency."""
-        return replace(self, seconds=share * self.seconds, latency_s=share * self.latency_s)
+        return Message(seconds=share * self.seconds, latency_s=share * self.latency_s, link=self.link)
 
     def sliced(self, slices: int) -> Message:
         """Return a message that is sent in several slices, one after the other."""

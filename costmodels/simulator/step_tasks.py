@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,8 @@ ALL = -1
 
 OUT, IN = 0, 1
 _DETOUR = "detour"
+_NOTHING = Demand((Route(0.0),))
+"""Demand of tasks that only wait for others."""
 
 
 class _PassTasks(NamedTuple):
@@ -94,11 +96,11 @@ class StepTasks:
         """Micro-batch of each task; -1 for those that concern all of them."""
         self.num_kinds, self.pp = len(stages), config.pp
         self.resources: dict[tuple[str, int, int, int], int] = {}
-        self.ways: dict[tuple[Message, tuple[tuple[int, int, int], ...]], tuple[Route, ...]] = {}
-        """Routes of messages; equal messages share one object."""
+        self.messages: dict[tuple[object, ...], Demand] = {}
+        """Demands of messages; equal messages share one object."""
+        self.passes: dict[tuple[object, ...], Demand] = {}
+        """Demands of passes of a stage; passes of equal pieces share one object."""
         self.gradients_kind = stages[0][0].gradients_kind
-        self.whole_passes: dict[tuple[int, int, int, int], tuple[Label, Demand]] = {}
-        """What passes of one kind through a chunk have in common."""
         self.computed: dict[tuple[int, int, int], list[int]] = {}
         """Tasks of all kinds of replicas that end the gradients of a piece, by stage, chunk and position."""
         self.shared = [self._shared_links(stage) for stage in range(self.pp)]
@@ -113,10 +115,10 @@ class StepTasks:
         like, micro_batch = self.like[task], self.micro_batch[task]
         return like._replace(micro_batch=micro_batch) if micro_batch >= 0 else like
 
-    def _add(self, label: Label, *routes: Route, **rest: Any) -> int:
+    def _add(self, label: Label, demand: Demand, after: Iterable[int]) -> int:
         self.micro_batch.append(label.micro_batch)
         self.like.append(label)
-        return self.graph.add(*routes, **rest)
+        return self.graph.add_like(demand, after)
 
     def _add_alike(self, alike: Sequence[tuple[Label, Demand]], micro_batches: IntArray) -> IntArray:
         """Add tasks that wait for nothing yet, from what they have in common with others; return their numbers."""
@@ -149,36 +151,27 @@ class StepTasks:
                 found[uplink] = max(found.get(uplink, 0.0), work.uplink_share)
         return tuple(found.items())
 
-    def _routes(self, message: Message, ends: Sequence[tuple[int, int, int]]) -> tuple[Route, ...]:
-        """Return the links that a message may take: its own, or inside a host those that they exclude."""
-        key = (message, tuple(ends))
-        if key not in self.ways:
+    def _message(
+        self, message: Message, ends: tuple[tuple[int, int, int], ...], devices: tuple[int, ...] = ()
+    ) -> Demand:
+        """Return what a message takes: its own links, or inside a host those that they exclude."""
+        key = (message, ends, devices)
+        if key not in self.messages:
             seconds = message.seconds - message.latency_s
             # The excluded links are a second route that takes longer.
             aside = max(self.stages[kind][stage].detour for kind, stage, _ in ends)
             routes = [Route(seconds, self._uses(ends, message.link))]
             if message.link == INSIDE and aside > 0:
                 routes.append(Route(aside * seconds, self._uses(ends, _DETOUR)))
-            self.ways[key] = tuple(routes)
-        return self.ways[key]
-
-    def _add_message(
-        self,
-        label: Label,
-        message: Message,
-        ends: Sequence[tuple[int, int, int]],
-        after: Iterable[int],
-        devices: tuple[int, ...] = (),
-    ) -> int:
-        routes = self._routes(message, ends)
-        return self._add(label, *routes, latency_s=message.latency_s, devices=devices, after=after)
+            self.messages[key] = Demand(tuple(routes), message.latency_s, devices)
+        return self.messages[key]
 
     def _add_collective(self, label: Label, messages: Sequence[Message], after: Iterable[int]) -> int:
         """Add a collective over weights of a stage by all kinds of replicas; the slowest sets the time."""
         slowest = max(messages, key=lambda message: message.seconds)
-        ends = [(kind, label.stage, way) for kind in range(self.num_kinds) for way in (OUT, IN)]
+        ends = tuple((kind, label.stage, way) for kind in range(self.num_kinds) for way in (OUT, IN))
         devices = tuple(self._device(kind, label.stage) for kind in range(self.num_kinds))
-        return self._add_message(label, slowest, ends, after, devices)
+        return self._add(label, self._message(slowest, ends, devices), after)
 
     def _shared_links(self, stage: int) -> tuple[str, ...]:
         """Return the links of a stage on which other traffic may be under way while a pass runs."""
@@ -218,7 +211,7 @@ class StepTasks:
             last = NOTHING
             if work.one_layer_s > 0:
                 label = Label(Role.GATHER, kind, stage)
-                last = self._add(label, Route(work.one_layer_s))
+                last = self._add(label, Demand((Route(work.one_layer_s),)), [])
             rows = np.flatnonzero(order.stage == stage)
             code = order.kind[rows] * self.config.vpp + order.chunk[rows]
             codes, first = np.unique(code, return_index=True)
@@ -249,22 +242,16 @@ class StepTasks:
             return last
         stage = int(order.stage[rows[0]])
         passes = list(zip(order.kind[rows].tolist(), order.chunk[rows].tolist(), strict=True))
-        alike = {one: self._whole_pass(kind, stage, *one) for one in dict.fromkeys(passes)}
+        alike = {}
+        for number, chunk in dict.fromkeys(passes):
+            pieces = self.stages[kind][stage].order(chunk, Kind(number))
+            label = Label(Role.PASS, kind, stage, Kind(number), virtual=chunk * self.pp + stage)
+            alike[number, chunk] = label, self._pass(label, pieces, begins=True)
         added = self._add_alike([alike[one] for one in passes], order.micro_batch[rows])
         before = np.concatenate([[last], added[:-1]])
         self.graph.wait_all(added, before)
         tasks.begin[rows], tasks.end[rows], tasks.before[rows] = added, added, before
         return int(added[-1])
-
-    def _whole_pass(self, kind: int, stage: int, number: int, chunk: int) -> tuple[Label, Demand]:
-        """Return the label and the demand of all passes of one kind through a chunk that are one task each."""
-        key = (kind, stage, number, chunk)
-        if key not in self.whole_passes:
-            work, pass_kind = self.stages[kind][stage], Kind(number)
-            route = self._pass_route(kind, stage, pass_kind, chunk, work.order(chunk, pass_kind), work.begins_s)
-            label = Label(Role.PASS, kind, stage, pass_kind, virtual=chunk * self.pp + stage)
-            self.whole_passes[key] = label, Demand((route,), devices=(self._device(kind, stage),))
-        return self.whole_passes[key]
 
     def _add_pass(
         self, kind: int, order: PassOrder, row: int, last: int, needs: Mapping[tuple[int, int], int], *, is_last: bool
@@ -274,58 +261,53 @@ class StepTasks:
         Return the task that ends it.
         """
         stage, pass_kind, chunk = int(order.stage[row]), Kind(int(order.kind[row])), int(order.chunk[row])
-        work = self.stages[kind][stage]
         label = Label(Role.PASS, kind, stage, pass_kind, int(order.micro_batch[row]), chunk * self.pp + stage)
-        devices = (self._device(kind, stage),)
-        positions = list(work.order(chunk, pass_kind))
+        positions = list(self.stages[kind][stage].order(chunk, pass_kind))
         # A pass is split into pieces only if gathers or reductions concern single pieces.
         is_whole = not positions or (not needs and not (is_last and self._reduces(stage)))
-        begins_s = work.begins_s
         end, after = last, [last]
         for pieces in [positions] if is_whole else [[at] for at in positions]:
-            route = self._pass_route(kind, stage, pass_kind, chunk, pieces, begins_s)
-            begins_s = 0.0
+            demand = self._pass(label, pieces, begins=pieces[:1] == positions[:1])
             own = label if is_whole else label._replace(piece=pieces[0])
             after = [end, *(needs[chunk, at] for at in pieces if (chunk, at) in needs)]
-            end = self._add(own, route, after=after, devices=devices)
+            end = self._add(own, demand, after)
             if is_last:
                 for at in pieces:
                     self.computed.setdefault((stage, chunk, at), []).append(end)
-        return self._add_sharded_traffic(label, end, after, devices)
+        return self._add_sharded_traffic(label, end, after)
 
-    def _pass_route(
-        self, kind: int, stage: int, pass_kind: Kind, chunk: int, pieces: Sequence[int], begins_s: float
-    ) -> Route:
-        """Return the route of some pieces of one pass.
+    def _pass(self, label: Label, pieces: Sequence[int], *, begins: bool) -> Demand:
+        """Return what some pieces of one pass take, and the wait for its message's begin if they begin the pass.
 
         The pass's collectives alternate with kernels many times during other traffic on their links, so the pass takes
         its mean share of these. At that share both slow down as they do if each collective in turn shares the link.
         """
+        kind, stage, pass_kind, chunk = label.replicas, label.stage, Kind(label.kind), label.virtual // self.pp
         work = self.stages[kind][stage]
-        seconds = begins_s + sum(work.piece_s(chunk, at, pass_kind) for at in pieces)
-        uses: dict[int, float] = {}
-        for link in self.shared[stage]:
-            # The pass's mean share of a link is the share of its time in which its own collectives keep it busy.
-            busy_s = sum(work.traffic_s(chunk, at, pass_kind, link) for at in pieces)
-            if busy_s > 0:
-                for resource, amount in self._uses([(kind, stage, OUT), (kind, stage, IN)], link):
-                    uses[resource] = uses.get(resource, 0.0) + amount * busy_s / seconds
-        return Route(seconds, tuple(uses.items()))
+        content = tuple([(work.chunks[chunk][at], work.accumulation_s[chunk][at]) for at in pieces])
+        key = (kind, stage, pass_kind, content, begins)
+        if key not in self.passes:
+            seconds = work.begins_s * begins + sum(work.piece_s(chunk, at, pass_kind) for at in pieces)
+            uses: dict[int, float] = {}
+            for link in self.shared[stage]:
+                # The pass's mean share of a link is the share of its time in which its own collectives keep it busy.
+                busy_s = sum(work.traffic_s(chunk, at, pass_kind, link) for at in pieces)
+                if busy_s > 0:
+                    for resource, amount in self._uses([(kind, stage, OUT), (kind, stage, IN)], link):
+                        uses[resource] = uses.get(resource, 0.0) + amount * busy_s / seconds
+            route = Route(seconds, tuple(uses.items()))
+            self.passes[key] = Demand((route,), devices=(self._device(kind, stage),))
+        return self.passes[key]
 
-    def _add_sharded_traffic(self, of: Label, end: int, after: Sequence[int], devices: tuple[int, ...]) -> int:
+    def _add_sharded_traffic(self, of: Label, end: int, after: Sequence[int]) -> int:
         """Add the traffic that ZeRO sends with every pass, beside it or after it; return the task that ends both.
 
         Args:
             of: Label of the pass.
             end: Task that ends it.
             after: Tasks that this task waits for in its stage.
-            devices: Devices of the stage.
         """
-        work, pass_kind, ends = (
-            self.stages[of.replicas][of.stage],
-            Kind(of.kind),
-            [(of.replicas, of.stage, way) for way in (OUT, IN)],
-        )
+        work, pass_kind = self.stages[of.replicas][of.stage], Kind(of.kind)
         if not self._sharded_traffic(work, pass_kind):
             return end
         # A chunk's message is its share of the stage's weights.
@@ -336,11 +318,13 @@ class StepTasks:
             seconds, latency_s = message.seconds + scatter.seconds, message.latency_s + scatter.latency_s
             message = replace(message, seconds=seconds, latency_s=latency_s)
         label = Label(Role.GATHER, of.replicas, of.stage, virtual=of.virtual)
+        ends = tuple((of.replicas, of.stage, way) for way in (OUT, IN))
+        demand = self._message(message, ends, (self._device(of.replicas, of.stage),))
         if not self.runtime.overlaps_weight_gather:
-            return self._add_message(label, message, ends, [end], devices)
+            return self._add(label, demand, [end])
         # Beside the pass, the message waits for the same tasks as the pass does. A barrier ends when both have ended.
-        beside = self._add_message(label, message, ends, after, devices)
-        return self._add(Label(Role.BARRIER, of.replicas, of.stage), Route(0.0), after=[end, beside])
+        beside = self._add(label, demand, after)
+        return self._add(Label(Role.BARRIER, of.replicas, of.stage), _NOTHING, [end, beside])
 
     def _sharded_traffic(self, work: StageWork, pass_kind: Kind) -> bool:
         """Return whether ZeRO sends weights or gradients with every pass of a kind."""
@@ -387,8 +371,8 @@ class StepTasks:
         is_forward = number == Kind.FORWARD
         to = (sender + (1 if is_forward else -1)) % self.pp
         message = work.forward_hop if is_forward else work.backward_hop
-        routes = self._routes(message, ((kind, stage, OUT), (kind, to, IN)))
-        return Label(Role.HOP, kind, stage, number, virtual=sender), Demand(routes, message.latency_s)
+        demand = self._message(message, ((kind, stage, OUT), (kind, to, IN)))
+        return Label(Role.HOP, kind, stage, number, virtual=sender), demand
 
     def _add_reductions(self, stage: int) -> list[int]:
         """Add the reduction of a stage's gradients and a sharding plan's traffic; return the tasks that end it."""
@@ -425,19 +409,20 @@ class StepTasks:
         after = [*reductions[0], *reductions[-1]]
         label = Label(Role.TIED, ALL, self.pp - 1)
         slowest = max((work.once_tied for work in (*first, *last)), key=lambda message: message.seconds)
-        ends = [(kind, stage, way) for kind in range(self.num_kinds) for stage in (0, self.pp - 1) for way in (OUT, IN)]
-        return [self._add_message(label, slowest, ends, after)]
+        stages, ways = (0, self.pp - 1), (OUT, IN)
+        ends = tuple((kind, stage, way) for kind in range(self.num_kinds) for stage in stages for way in ways)
+        return [self._add(label, self._message(slowest, ends), after)]
 
     def _add_closing(self, reductions: Sequence[list[int]]) -> None:
         """Add the optimizer's steps, which wait for all gradients' norm, and the gathers that no pass waits for."""
         # Gradient clipping needs the norm of all gradients, so no stage may step before the last one has reduced.
         reduced = [task for tasks in reductions for task in tasks]
-        norm = self._add(Label(Role.BARRIER, ALL, 0), Route(0.0), after=reduced)
+        norm = self._add(Label(Role.BARRIER, ALL, 0), _NOTHING, reduced)
         for stage in range(self.pp):
             works = self._works_of(stage)
             # A runtime that does not overlap the gather gathers all weights right after the optimizer's step.
             stepped = [
-                self._add(Label(Role.OPTIMIZER, kind, stage), Route(work.optimizer_s), after=[norm])
+                self._add(Label(Role.OPTIMIZER, kind, stage), Demand((Route(work.optimizer_s),)), [norm])
                 for kind, work in enumerate(works)
             ]
             if not self.runtime.overlaps_weight_gather and max(work.once_gather.seconds for work in works) > 0:
