@@ -15,7 +15,7 @@ from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.operators.kernels import CollectiveTime, KernelTime, collective_s, kernel_s
 from costmodels.simulator.simulated_step import PricedStep, price_step
-from costmodels.simulator.stage_work import price_operators
+from costmodels.simulator.stage_prices import price_operators
 from costmodels.simulator.steady_state import repetition_s
 from costmodels.step.memory import MemoryEstimate
 from costmodels.step.schedules import of_round

@@ -25,7 +25,8 @@ from costmodels.job.setting import Setting
 from costmodels.operators.kernels import CollectiveTime, KernelTime, collective_s, kernel_s
 from costmodels.simulator.events import Timeline, run
 from costmodels.simulator.operator_prices import OperatorPrices
-from costmodels.simulator.stage_work import StageWork, price_operators, stage_works
+from costmodels.simulator.stage_prices import price_operators, stage_works
+from costmodels.simulator.stage_work import StageWork
 from costmodels.simulator.step_tasks import Label, Role, StepTasks
 from costmodels.step.breakdown import BREAKDOWN
 from costmodels.step.layer_residuals import layer_residual

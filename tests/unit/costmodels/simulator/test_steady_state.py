@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.uneven_work import Assignment
 from costmodels.simulator.simulated_step import price_step
-from costmodels.simulator.stage_work import price_operators
+from costmodels.simulator.stage_prices import price_operators
 from costmodels.simulator.steady_state import repetition_s
 from hardware.cluster import cluster_from_mapping, find_cluster
 from tests.support.settings.random_settings import job_of, setting_for

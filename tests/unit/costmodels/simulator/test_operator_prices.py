@@ -1,0 +1,33 @@
+"""Prices of operators: configurations that are priced together, and one by one."""
+
+import pytest
+from hypothesis import given, settings
+
+from costmodels.operators.kernels import execution_s
+from costmodels.operators.layer_operators import recomputed_share, step_operators
+from costmodels.simulator.operator_prices import OperatorPrices
+from costmodels.step.communication import issued_collectives
+from tests.support.settings.random_settings import cases, grid_of
+
+
+@given(cases())
+@settings(max_examples=40, deadline=None)
+def test_prices_are_those_of_each_configuration_alone(case):
+    """Whatever is priced with it: operators, their times on each device, what runs again, and what is launched."""
+    configs = [case.grid.config(at) for at in range(len(case.grid))]
+    prices = OperatorPrices(case.job, case.runtime, configs)
+
+    for config in configs:
+        grid = grid_of(config)
+        operators = step_operators(case.job, case.runtime, grid)
+        again = {op.name: float(recomputed_share(case.job, case.runtime, op, grid)[0]) for op in operators}
+        launches = {block: number[0] for block, number in issued_collectives(case.job, case.runtime, grid).items()}
+
+        assert [op.name for op in prices.operators(config)] == [op.name for op in operators]
+        assert prices.recomputed(config) == pytest.approx({name: share for name, share in again.items() if share})
+        for block, (kernels, collectives) in prices.launches(config).items():
+            assert kernels == pytest.approx(sum(1 + again[op.name] for op in operators if op.block == block))
+            assert collectives == launches[block]
+        for device in case.cluster.devices:
+            seconds = {op.name: execution_s(op, device, case.job, case.runtime, grid)[0] for op in operators}
+            assert prices.seconds(config, device) == pytest.approx(seconds, rel=1e-12)
