@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -128,6 +128,24 @@ def virtual_stages(
 _Programs = Mapping[tuple[Piece, bool, Kind], Program]
 
 
+class _Place(NamedTuple):
+    """Prices that all stages in places of one kind have in common.
+
+    Attributes:
+        groups: Groups of the stage's ranks.
+        device: Number of its slowest device.
+        programs: Programs of all pieces on that device, by kind of pass.
+        program_s: Time of each program [s].
+        busy_s: Time for which each program keeps each link busy [s].
+    """
+
+    groups: Groups
+    device: int
+    programs: _Programs
+    program_s: Mapping[tuple[Piece, bool, Kind], float]
+    busy_s: Mapping[tuple[Piece, bool, Kind], Mapping[str, float]]
+
+
 class _Builder:
     """Builder of the work of stages; equal stages are computed once."""
 
@@ -151,19 +169,27 @@ class _Builder:
         self.virtual = virtual_stages(setting.job, setting.runtime, config)
         self.launches = {again: piece_launches(prices, own) for again, own in _recompute_variants(config).items()}
         self.found: dict[tuple[object, ...], StageWork] = {}
-        self.programs: dict[tuple[object, ...], tuple[Groups, int, _Programs]] = {}
+        self.places: dict[tuple[object, ...], _Place] = {}
+        self.hops: dict[tuple[object, ...], Message] = {}
 
     def stage(self, kind: ReplicaKind, stage: int) -> StageWork:
         """Return the work of one stage in one kind of replicas."""
-        # Programs depend on the place alone; the work of a stage depends on its pieces and hops as well.
+        # Programs depend on the place alone, and a hop on its links too; the work of a stage depends on its pieces as
+        # well.
         where = self._place_key(kind, stage)
         chunks = self.virtual[stage :: self.config.pp]
         hops = tuple(self._hop_key(kind, stage, to) for to in (stage + 1, stage - 1))
         key = (where, chunks, hops)
         if key not in self.found:
-            if where not in self.programs:
-                self.programs[where] = self._price(kind, stage)
-            self.found[key] = self._work(kind, stage, chunks, *self.programs[where])
+            if where not in self.places:
+                self.places[where] = self._price(kind, stage)
+            place, own = self.places[where], stage if self.shares_adapters or self.cluster.switches else None
+            for to, hop, phase in zip((stage + 1, stage - 1), hops, Phase, strict=True):
+                # Where adapters or switches are shared, the whole stages at both ends count.
+                if (where, hop, phase, own) not in self.hops:
+                    self.hops[where, hop, phase, own] = self._hop(kind, stage, to, phase, place.groups)
+            forward, backward = (self.hops[where, hop, phase, own] for hop, phase in zip(hops, Phase, strict=True))
+            self.found[key] = self._work(kind, stage, chunks, place, forward, backward)
         # If adapters or switches are shared, otherwise equal stages differ by their hosts.
         if not (self.shares_adapters or self.cluster.switches):
             return self.found[key]
@@ -198,18 +224,17 @@ class _Builder:
         pairs = tells_hosts and (hosts[ends[0]].tobytes(), hosts[ends[1]].tobytes())
         return (bool((hosts[ends[0]] != hosts[ends[1]]).any()), *(host_kinds[end].tobytes() for end in ends), pairs)
 
-    def _price(self, kind: ReplicaKind, stage: int) -> tuple[Groups, int, _Programs]:
-        """Return the groups of a stage, the number of its slowest device, and its programs on that device."""
+    def _price(self, kind: ReplicaKind, stage: int) -> _Place:
+        """Price the programs of a stage on its slowest device."""
         groups = place_replica(self.cluster, self.grid, stage, kind.first)
-        priced = [(number, self._programs_on(number, groups)) for number in kind.devices[stage]]
-        overlap = self.runtime.overlap_efficiency
-
-        def total_s(programs: _Programs) -> float:
-            return sum(segment.duration_s(overlap) for program in programs.values() for segment in program)
-
+        overlap, priced = self.runtime.overlap_efficiency, []
+        for number in kind.devices[stage]:
+            programs = self._programs_on(number, groups)
+            program_s = {key: sum(one.duration_s(overlap) for one in program) for key, program in programs.items()}
+            busy_s = {key: _busy_s(program) for key, program in programs.items()}
+            priced.append(_Place(groups, number, programs, program_s, busy_s))
         # The slowest kind of device sets the pace of a stage.
-        number, programs = max(priced, key=lambda one: total_s(one[1]))
-        return groups, number, programs
+        return max(priced, key=lambda place: sum(place.program_s.values()))
 
     def _programs_on(self, device: int, groups: Groups) -> _Programs:
         """Return the programs of all pieces on one device, by kind of pass."""
@@ -240,12 +265,12 @@ class _Builder:
         kind: ReplicaKind,
         stage: int,
         chunks: tuple[tuple[tuple[Piece, bool], ...], ...],
-        groups: Groups,
-        device: int,
-        programs: _Programs,
+        place: _Place,
+        forward_hop: Message,
+        backward_hop: Message,
     ) -> StageWork:
         job, runtime, grid = self.job, self.runtime, self.grid
-        overlap = runtime.overlap_efficiency
+        groups, device = place.groups, place.device
         pieces = [piece for chunk in chunks for piece, _ in chunk]
         # Parameters are counted twice: for the whole stage, which gives its traffic, and for each piece, which gives
         # its share of the stage's accumulation and messages.
@@ -269,15 +294,15 @@ class _Builder:
         work = StageWork(
             device=self.cluster.devices[device].name,
             chunks=chunks,
-            programs=programs,
-            program_s={key: sum(s.duration_s(overlap) for s in program) for key, program in programs.items()},
-            busy_s={key: _busy_s(program) for key, program in programs.items()},
-            overlap_efficiency=overlap,
+            programs=place.programs,
+            program_s=place.program_s,
+            busy_s=place.busy_s,
+            overlap_efficiency=runtime.overlap_efficiency,
             stretch=1.0,
             accumulation_s=_by_chunk(accumulation, chunks),
             begins_s=self._begins_s(groups),
-            forward_hop=self._hop(kind, stage, stage + 1, Phase.FORWARD, groups),
-            backward_hop=self._hop(kind, stage, stage - 1, Phase.BACKWARD, groups),
+            forward_hop=forward_hop,
+            backward_hop=backward_hop,
             each_gather=gather(float(traffic.each_gather[0, 0])),
             each_scatter=reduce(float(traffic.each_scatter[0, 0])),
             once_gather=gather(float(traffic.once_gather[0, 0])),
