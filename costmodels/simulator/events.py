@@ -212,7 +212,9 @@ class _Engine:
         self.since_s = [0.0] * num_tasks
         self.event = [0] * num_tasks
         self.is_working = [False] * num_tasks
-        # Rates are remembered by the numbers of the ways' uses.
+        # Number of devices with several tasks at work.
+        self.num_crowded = 0
+        # Rates are remembered by the numbers of the ways' uses, and by the limits where devices are crowded.
         self.known_rates: dict[tuple[tuple[int, ...], tuple[float, ...]], list[float]] = {}
         self.heap: list[tuple[float, int, int]] = []
         self.num_pushed = 0
@@ -275,16 +277,7 @@ class _Engine:
         self.is_working[task] = True
         if len(self.ways[task]) > 1:
             self._choose_route(task)
-        way, load, is_crowded = self.way[task], self.load, False
-        for place in way.places:
-            place.add(task)
-        for resource, amount in way.uses:
-            load[resource] += amount
-            if load[resource] > self.most[resource]:
-                is_crowded = True
-        for device in way.devices:
-            if len(device) > 1:
-                is_crowded = True
+        is_crowded = self._enter(task)
         self.since_s[task] = now_s
         if is_crowded:
             self._share(task, now_s)
@@ -298,7 +291,8 @@ class _Engine:
         self.end_s[task] = now_s
         if self.is_working[task]:
             self.is_working[task] = False
-            self._leave(task, now_s)
+            if self._leave(task):
+                self._speed_up(task, now_s)
         missing, first = self.missing, self.first_follower
         for follower in self.followers[first[task] : first[task + 1]]:
             missing[follower] -= 1
@@ -306,23 +300,41 @@ class _Engine:
                 self.waited_for[follower] = task
                 self._begin(follower, now_s)
 
-    def _leave(self, task: int, now_s: float) -> None:
-        """Leave the task's links and devices, and speed up the tasks beside it."""
+    def _enter(self, task: int) -> bool:
+        """Enter the task's links and devices; return whether it shares any with tasks that it slows down."""
+        way, load, is_crowded = self.way[task], self.load, False
+        for place in way.places:
+            place.add(task)
+        for resource, amount in way.uses:
+            load[resource] += amount
+            if load[resource] > self.most[resource]:
+                is_crowded = True
+        for device in way.devices:
+            if len(device) > 1:
+                is_crowded = True
+                self.num_crowded += len(device) == 2
+        return is_crowded
+
+    def _leave(self, task: int) -> bool:
+        """Leave the task's links and devices; return whether it shared any with tasks that it slowed down."""
         way, load, is_crowded = self.way[task], self.load, False
         for device in way.devices:
             if len(device) > 1:
                 is_crowded = True
+                self.num_crowded -= len(device) == 2
         for place in way.places:
             place.discard(task)
         for resource, amount in way.uses:
             if load[resource] > self.most[resource]:
                 is_crowded = True
             load[resource] -= amount
-        if not is_crowded:
-            return
+        return is_crowded
+
+    def _speed_up(self, task: int, now_s: float) -> None:
+        """Speed up the tasks that were beside a task."""
         # Only tasks below their full rate can gain. Each call of _share settles a whole component, so its members are
         # struck off.
-        slowed = {other for place in way.places for other in place if self.rate[other] < 1.0}
+        slowed = {other for place in self.way[task].places for other in place if self.rate[other] < 1.0}
         while slowed:
             slowed.difference_update(self._share(slowed.pop(), now_s))
 
@@ -330,11 +342,12 @@ class _Engine:
         """Choose the route on which the task would end first if nothing changed."""
         needs_s = []
         for way in self.ways[task]:
-            # The task is not entered yet: its component is found as if it took this route.
             self.way[task] = way
+            self._enter(task)
             members = self._component(task)
             rate = self._rates(members)[members.index(task)]
             needs_s.append(way.work_s / rate if rate > 0 else np.inf)
+            self._leave(task)
         self.route[task] = int(np.argmin(needs_s))
         self.way[task] = self.ways[task][self.route[task]]
         self.left_s[task] = self.way[task].work_s
@@ -355,22 +368,17 @@ class _Engine:
         Results are remembered, because the same few constellations return again and again.
         """
         ways = [self.way[task] for task in members]
-        limits = self._limits(members, ways)
-        key = (tuple([way.number for way in ways]), limits)
-        if key not in self.known_rates:
-            self.known_rates[key] = fair_rates([way.uses for way in ways], limits, self.capacity)
-        return self.known_rates[key]
+        numbers = tuple([way.number for way in ways])
+        limits = tuple(map(self._limit, ways)) if self.num_crowded else ()
+        if (numbers, limits) not in self.known_rates:
+            uses = [way.uses for way in ways]
+            self.known_rates[numbers, limits] = fair_rates(uses, limits or [1.0] * len(ways), self.capacity)
+        return self.known_rates[numbers, limits]
 
-    def _limits(self, members: Sequence[int], ways: Sequence[_Way]) -> tuple[float, ...]:
-        """Return the largest rates of tasks, to which others on their devices slow them down."""
-        limits = [1.0] * len(members)
-        for at, way in enumerate(ways):
-            for device in way.devices:
-                others = len(device) - (members[at] in device)
-                if others:
-                    # Each other kernel on the busiest of its devices slows a task down by the harm of one overlap.
-                    limits[at] = min(limits[at], 1.0 / (1.0 + self.harm * others))
-        return tuple(limits)
+    def _limit(self, way: _Way) -> float:
+        """Return the rate to which others on its devices slow a task down."""
+        # Each other kernel on the busiest of its devices slows it down by the harm of one overlap.
+        return 1.0 / (1.0 + self.harm * max([len(device) - 1 for device in way.devices], default=0))
 
     def _share(self, task: int, now_s: float) -> list[int]:
         """Give new rates to the task and to all tasks of its component, and return these."""
