@@ -6,12 +6,13 @@ Letters in shapes: n ranks.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from hardware.algorithms import LINKS
 from hardware.arrays import FloatArray, IntArray
-from hardware.group_links import WorstLinks, distinct_links
+from hardware.group_links import GroupLinks, WorstLinks, distinct_links, stack_links
 from hardware.host_group import HostGroup, SlowPair
 from hardware.link import Link, LinkCost, combine_links
 
@@ -59,6 +60,7 @@ class Fabric:
         self.found: dict[tuple[int, int], WorstLinks] = {}
         self.in_stages: dict[tuple[int, int, int], tuple[list[WorstLinks], list[int]]] = {}
         self.between_stages: dict[int, tuple[list[WorstLinks], IntArray]] = {}
+        self.among: dict[tuple[object, ...], GroupLinks] = {}
 
     def _slow_pairs(self, pairs: tuple[SlowPair, ...]) -> tuple[IntArray, FloatArray]:
         """Return both hosts of every slow pair [2, pair], and the cost between them [pair, field of LinkCost]."""
@@ -80,10 +82,15 @@ class Fabric:
             self.found[stride, size] = self._worst_links(hosts, alike)
         return self.found[stride, size]
 
-    def links_among(self, ranks: IntArray, at_work: IntArray) -> WorstLinks:
-        """Return sizes and costs of given groups [groups, size], while only some ranks communicate."""
+    def links_among(self, entries: Sequence[IntArray], at_work: IntArray) -> GroupLinks:
+        """Return the links of `Cluster.links_among`."""
         busy = np.bincount(self.rank_host[at_work], minlength=len(self.host_group))
-        return self._worst_links(np.sort(self.rank_host[ranks], axis=1), 1, busy)
+        hosts = [np.sort(self.rank_host[ranks], axis=1) for ranks in entries]
+        key = (busy.tobytes(), *((one.shape, one.tobytes()) for one in hosts))
+        if key not in self.among:
+            found = [self._worst_links(one, 1, busy) for one in hosts]
+            self.among[key] = stack_links(found, np.arange(len(found)))
+        return self.among[key]
 
     def uplink_share(self, ranks: IntArray) -> float:
         """Return the share of `Cluster.uplink_share`."""

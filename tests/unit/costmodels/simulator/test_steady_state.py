@@ -11,7 +11,7 @@ from costmodels.job.uneven_work import Assignment
 from costmodels.simulator.simulated_step import price_step
 from costmodels.simulator.stage_prices import price_operators
 from costmodels.simulator.steady_state import repetition_s
-from hardware.cluster import cluster_from_mapping, find_cluster
+from hardware.cluster_file import cluster_from_mapping, find_cluster
 from tests.support.settings.random_settings import job_of, setting_for
 
 TWO_KINDS = cluster_from_mapping({"groups": [{"name": "dgx-h100"}, {"name": "dgx-a100"}]}, Path())
