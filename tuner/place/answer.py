@@ -10,11 +10,11 @@ from typing import Any
 
 from costmodels.job.parallel_config import DEGREES
 from hardware.io.errors import ConfigError
-from tuner.place.baselines import Baseline, baselines_of, coarse_placement
-from tuner.place.problem import PlacementProblem, placement_problem
-from tuner.place.program import solve_program
-from tuner.place.search import PlacementSearch, improve, search_placements
-from tuner.place.state import State, finish_s, options_chosen
+from tuner.place.search.baselines import Baseline, baselines_of, coarse_placement
+from tuner.place.search.branch_and_bound import PlacementSearch, improve, search_placements
+from tuner.place.search.problem import PlacementProblem, placement_problem
+from tuner.place.search.program import solve_program
+from tuner.place.search.state import State, finish_s, options_chosen
 from tuner.place.timeline import at_work_s, devices_in_words, events_of, makes_tokens
 from tuner.place.workload import Workload
 from tuner.planners.engine.outcome import Known, Limits, Outcome, gap_of

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.place.problem import PlacementProblem
-from tuner.place.state import State, options_chosen
+from tuner.place.search.problem import PlacementProblem
+from tuner.place.search.state import State, options_chosen
 from tuner.place.workload import EMBEDDINGS, GENERATE, WEIGHTS
 
 WIDTH = 60

@@ -16,7 +16,7 @@ from tuner.place.exports.registry import launchable_by
 from tuner.place.layouts import Layout
 from tuner.place.options import Option, Pool, kinds_of
 from tuner.place.placement_file import read_placement
-from tuner.place.problem import problem_of
+from tuner.place.search.problem import problem_of
 from tuner.place.workload import EMBEDDINGS, WEIGHTS, Edge, Generation, Module, Workload
 
 LENGTHS = Generation(

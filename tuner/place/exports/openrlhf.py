@@ -10,7 +10,7 @@ import itertools
 from dataclasses import replace
 
 from tuner.place.exports.roles import Export, Role
-from tuner.place.problem import PlacementProblem
+from tuner.place.search.problem import PlacementProblem
 from tuner.place.workload import Workload
 
 

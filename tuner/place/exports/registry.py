@@ -6,8 +6,8 @@ from hardware.io.errors import ConfigError, did_you_mean
 from tuner.place.exports.openrlhf import export_to_openrlhf, launchable_by_openrlhf
 from tuner.place.exports.roles import Export, placed_roles, roles_of
 from tuner.place.exports.verl import export_to_verl, launchable_by_verl
-from tuner.place.problem import PlacementProblem
-from tuner.place.state import State
+from tuner.place.search.problem import PlacementProblem
+from tuner.place.search.state import State
 from tuner.place.workload import Workload
 
 EXPORTERS = {"verl": (launchable_by_verl, export_to_verl), "openrlhf": (launchable_by_openrlhf, export_to_openrlhf)}

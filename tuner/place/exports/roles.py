@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from costmodels.job.parallel_config import ParallelConfig
 from tuner.place.options import Option
-from tuner.place.problem import PlacementProblem
-from tuner.place.state import State, bits_of, options_chosen
+from tuner.place.search.problem import PlacementProblem
+from tuner.place.search.state import State, bits_of, options_chosen
 from tuner.place.workload import GENERATE, TRAIN, WEIGHTS, Generation, Workload
 
 

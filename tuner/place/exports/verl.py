@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tuner.place.exports.roles import Export, Role, roles_of
-from tuner.place.problem import PlacementProblem
+from tuner.place.search.problem import PlacementProblem
 from tuner.place.workload import Workload
 
 

@@ -5,13 +5,13 @@ import pytest
 
 from tests.oracles.placement_exhaustive import best_step_s
 from tests.support.settings.placements import drawn_problem, module, option
-from tuner.place.baselines import baselines_of
-from tuner.place.bounds import Bounds
 from tuner.place.options import Pool, kinds_of
-from tuner.place.problem import problem_of
-from tuner.place.program import solve_program
-from tuner.place.search import improve, search_placements
-from tuner.place.state import bonds_of, empty_state, finish_s, options_chosen
+from tuner.place.search.baselines import baselines_of
+from tuner.place.search.bounds import Bounds
+from tuner.place.search.branch_and_bound import improve, search_placements
+from tuner.place.search.problem import problem_of
+from tuner.place.search.program import solve_program
+from tuner.place.search.state import bonds_of, empty_state, finish_s, options_chosen
 from tuner.place.workload import EMBEDDINGS, Edge, Workload
 from tuner.planners.engine.outcome import Known, Limits
 

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from tests.support.settings.placements import placed_rl
-from tuner.place.state import finish_s
+from tuner.place.search.state import finish_s
 from tuner.place.timeline import at_work_s, chrome_trace, devices_in_words, events_of, text_timeline
 
 

@@ -18,8 +18,8 @@ from collections import Counter
 from typing import NamedTuple
 
 from tuner.place.options import WHOLE, SetKind
-from tuner.place.problem import PlacementProblem
-from tuner.place.state import NOT_YET, Bonds, State, bits_of, finish_s, options_chosen
+from tuner.place.search.problem import PlacementProblem
+from tuner.place.search.state import NOT_YET, Bonds, State, bits_of, finish_s, options_chosen
 
 PRECISION = 5e-4
 """Relative width at which bisection ends."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from tuner.place.options import WHOLE, Option, SetKind
-from tuner.place.problem import PlacementProblem
+from tuner.place.search.problem import PlacementProblem
 from tuner.place.workload import WEIGHTS
 
 Value = TypeVar("Value")

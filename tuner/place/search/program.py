@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.place.options import WHOLE, SetKind
-from tuner.place.problem import PlacementProblem
-from tuner.place.state import State, bits_of, finish_s, scheduled
+from tuner.place.search.problem import PlacementProblem
+from tuner.place.search.state import State, bits_of, finish_s, scheduled
 from tuner.planners.engine.mixed_integer import MixedInteger, Terms
 from tuner.planners.engine.outcome import Limits, Outcome
 

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from tuner.place.bounds import Bounds
-from tuner.place.problem import PlacementProblem
-from tuner.place.state import NOT_YET, Bonds, State, bonds_of, empty_state, finish_s, next_states, options_chosen
+from tuner.place.search.bounds import Bounds
+from tuner.place.search.problem import PlacementProblem
+from tuner.place.search.state import NOT_YET, Bonds, State, bonds_of, empty_state, finish_s, next_states, options_chosen
 from tuner.planners.engine.branch_and_bound import AbstractProblem, branch_and_bound
 from tuner.planners.engine.frontier import Merit
 from tuner.planners.engine.outcome import Incumbent, Limits, Outcome

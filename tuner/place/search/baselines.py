@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuner.place.problem import PlacementProblem
-from tuner.place.search import search_placements
-from tuner.place.state import State, bonds_of, finish_s
+from tuner.place.search.branch_and_bound import search_placements
+from tuner.place.search.problem import PlacementProblem
+from tuner.place.search.state import State, bonds_of, finish_s
 from tuner.place.workload import EMBEDDINGS, GENERATE
 from tuner.planners.engine.outcome import Known, Limits
 
