@@ -5,7 +5,7 @@ Letters: d kinds of devices, u unique shape rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -113,6 +113,8 @@ class BlockCosts:
     Attributes:
         compute: Time of the forward and the backward pass on each kind of device [s], [d, 2, len(BLOCKS), u].
         exposed: Exposed time of EXPOSED_PARTS beside the compute of each kind of device [s], [d, 4, len(BLOCKS), u].
+        hidden: Further time of the collectives of tp and ep, beside compute [s], [d, 4, len(BLOCKS), u]; the ring's is
+            not counted.
         host: Time to launch the operators [s], and the number of collectives, [2, len(BLOCKS), u].
         once_s: Time of weight collectives that a sharding plan adds to Megatron's plan once per step [s], [len(BLOCKS),
             u]; see layer_change.py.
@@ -120,6 +122,7 @@ class BlockCosts:
 
     compute: FloatArray
     exposed: FloatArray
+    hidden: FloatArray
     host: FloatArray
     once_s: FloatArray
 
@@ -165,7 +168,8 @@ def block_costs(
     issued = [found[0].collectives[block] for block in BLOCKS]
     costs = BlockCosts(
         compute=np.array([(t.forward, t.backward) for t in times]),
-        exposed=np.array([_exposed_parts(communication) for communication in found]),
+        exposed=np.array([_exposed_parts(communication, shapes) for communication in found]),
+        hidden=np.array([_by_part(communication.hidden, shapes) for communication in found]),
         host=np.array([times[0].launches * runtime.launch_s, issued]),
         once_s=np.zeros((len(BLOCKS), len(shapes))),
     )
@@ -210,13 +214,18 @@ def _beside(times: BlockTimes) -> Beside:
     )
 
 
-def _exposed_parts(found: BlockCommunication) -> list[list[FloatArray]]:
+def _exposed_parts(found: BlockCommunication, shapes: ConfigGrid) -> list[list[FloatArray]]:
     """Arrange the exposed communication of blocks by EXPOSED_PARTS [4, len(BLOCKS), u]."""
-    by_block: dict[str, dict[Block, FloatArray]] = {
+    by_part: dict[str, dict[Block, FloatArray]] = {
         "tp": found.tp,
         "cp": {Block.ATTENTION: found.cp},
         "up": {Block.ATTENTION: found.up},
         "ep": {Block.MOE_MLP: found.ep},
     }
-    none = np.zeros_like(found.cp)
-    return [[by_block[part].get(block, none) for block in BLOCKS] for part in EXPOSED_PARTS]
+    return _by_part(by_part, shapes)
+
+
+def _by_part(by_part: Mapping[str, Mapping[Block, FloatArray]], shapes: ConfigGrid) -> list[list[FloatArray]]:
+    """Arrange times of blocks by EXPOSED_PARTS [4, len(BLOCKS), u]; those that are not given are 0."""
+    none = np.zeros(len(shapes))
+    return [[by_part.get(part, {}).get(block, none) for block in BLOCKS] for part in EXPOSED_PARTS]

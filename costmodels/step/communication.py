@@ -64,6 +64,7 @@ class BlockCommunication:
         cp: Time of ring attention per attention block [n].
         up: Time of Ulysses exchanges per attention block [n].
         ep: Time of expert parallelism per MoE block [n].
+        hidden: Further time of the collectives, beside compute, by dimension and block, each [n].
         collectives: Number of collectives that the host issues per block, each [n].
     """
 
@@ -71,6 +72,7 @@ class BlockCommunication:
     cp: FloatArray
     up: FloatArray
     ep: FloatArray
+    hidden: dict[str, dict[Block, FloatArray]]
     collectives: dict[Block, FloatArray]
 
 
@@ -208,36 +210,41 @@ def block_communication(
     gathers_again = grid.sequence_parallel & runtime.gathers_inputs_again
     backward = per_pass + np.where(gathers_again, alone_s["tp.all_gather"], 0.0)
 
+    tensor_s = forward_passes * per_pass + backward
+
     # A runtime hides all traffic beside the products, or only the backward traffic beside weight gradients, or nothing.
-    def tensor_s(block: Block) -> FloatArray:
+    def exposed_tensor_s(block: Block) -> FloatArray:
         if runtime.overlaps_tensor:
-            return exposed_s(runtime, forward_passes * per_pass + backward, beside.products[block])
+            return exposed_s(runtime, tensor_s, beside.products[block])
         if runtime.overlaps_tensor_gradients:
             exposed = exposed_s(runtime, backward, beside.weight_gradients[block])
             return np.asarray(forward_passes * per_pass + exposed)
-        return np.asarray(forward_passes * per_pass + backward)
+        return np.asarray(tensor_s)
 
     tp = {
-        Block.ATTENTION: tensor_s(Block.ATTENTION),
-        Block.DENSE_MLP: tensor_s(Block.DENSE_MLP),
+        Block.ATTENTION: exposed_tensor_s(Block.ATTENTION),
+        Block.DENSE_MLP: exposed_tensor_s(Block.DENSE_MLP),
         Block.MOE_MLP: np.zeros(len(grid)),
         Block.EMBEDDING: per_pass,
         Block.HEAD: per_pass + 3 * alone_s["tp.softmax"],  # the head gathers its input and scatters that gradient
     }
+    hidden = {"tp": {block: tensor_s - tp[block] for block in (Block.ATTENTION, Block.DENSE_MLP)}}
     ep = np.zeros(len(grid))
     if job.model.is_moe:
         # Experts gather and scatter in every pass; shared experts communicate like a dense MLP in addition.
         experts = alone_s["expert_tp.all_gather"] + alone_s["expert_tp.reduce_scatter"]
         shared = per_pass if job.model.shared_expert_ffn_size else 0.0
         tp[Block.MOE_MLP] = passes * (experts + shared)
-        ep = passes * 2 * alone_s["ep.all_to_all"]
+        ep = exchanged_s = passes * 2 * alone_s["ep.all_to_all"]
         if runtime.overlaps_experts:
             ep = exposed_s(runtime, ep, beside.products[Block.MOE_MLP] + beside.products[Block.ATTENTION])
+        hidden["ep"] = {Block.MOE_MLP: exchanged_s - ep}
     return BlockCommunication(
         tp=tp,
         cp=_ring_s(runtime, grid, alone_s, beside.attention_core, core_passes),
         up=np.asarray(core_passes * alone_s["up.all_to_all"]),
         ep=ep,
+        hidden=hidden,
         collectives=issued_collectives(job, runtime, grid),
     )
 

@@ -23,7 +23,7 @@ from costmodels.step.schedules import of_round
 from costmodels.step.timed_order import TimedOrder, timed_order
 from hardware.arrays import FloatArray
 
-ROUNDS = 5
+ROUNDS = 6
 """Rounds of micro-batches that are timed: filling and emptying the pipeline take less than two rounds each."""
 _NEIGHBOURS = 3
 """Number of messages before and after each on its link with which it may share the link."""
@@ -102,9 +102,9 @@ def pipeline_time_s(
         run.time(_RELAXED * run.delays_s())
     done_s = run.done_s()
     if timed < num_micro_batches:
-        # The first stage's forward passes of the last two rounds show how long a round takes.
-        last, before = (order.forward_of_first[timed - back * size] for back in (1, 2))
-        done_s = done_s + (run.begin_s[last] - run.begin_s[before]) * ((num_micro_batches - timed) / size)
+        # The first stage's forward passes of the last rounds show how long a round takes; unlike ones may alternate.
+        last, before = (order.forward_of_first[timed - back * size] for back in (1, 3))
+        done_s = done_s + (run.begin_s[last] - run.begin_s[before]) * ((num_micro_batches - timed) / (2 * size))
     reduced_s = done_s.max(axis=0)
     with_tied_s = np.maximum(reduced_s, np.maximum(done_s[0], done_s[-1]) + times.beside.tied_s)
     return reduced_s, with_tied_s - reduced_s

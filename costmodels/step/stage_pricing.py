@@ -131,8 +131,12 @@ class StagePricing:
         forward_s = pass_s - backward_s
         parts["dp"] = self.traffic.take(row).per_micro_batch_s(runtime, forward_s, backward_s)
         leaves_host = self.weights_leave_host.take(row, axis=1)
+        # Hidden collectives use the links too; of several kinds of devices, the longest counts.
+        is_on = stages.has_device.T[:, None, :, None]
+        hidden = dict(zip(EXPOSED_PARTS, np.where(is_on, stages.total(costs.hidden), 0.0).max(axis=0), strict=True))
         same_link_s = sum_of(
-            np.where(own[row] == leaves_host, parts[part], 0.0) for part, own in self.layers_leave_host.items()
+            np.where(own[row] == leaves_host, parts[part] + hidden[part], 0.0)
+            for part, own in self.layers_leave_host.items()
         )
         return StageTimes(
             parts_s=parts,
