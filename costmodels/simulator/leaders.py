@@ -25,7 +25,7 @@ from hardware.cluster import Cluster
 LEADERS = 30
 """Number of leaders of a ranking that are worth simulating: it takes 0.2 to 1.1 s on one busy core."""
 
-SHORT_ROUNDS = (3, 5)
+SHORT_ROUNDS = (5, 7)
 """Rounds of micro-batches of the two short steps. Filling and emptying the pipeline take less than two rounds each."""
 
 
@@ -102,4 +102,4 @@ def _first_try(config: ParallelConfig, whole: int, size: int, *, is_long: bool) 
         return max(2 * size, 3), 1
     if is_long:
         return SHORT_ROUNDS[0] * size, size
-    return (4 * size if whole == 8 * size else whole), size
+    return (4 * size if whole >= 8 * size else whole), size
