@@ -23,7 +23,7 @@ from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import Cluster
 
 LEADERS = 30
-"""Number of leaders of a ranking that are worth simulating: it takes 0.2 to 1.1 s on one busy core."""
+"""Number of leaders of a ranking that are worth simulating: it takes 0.2 to 1.4 s on one busy core."""
 
 SHORT_ROUNDS = (5, 7)
 """Rounds of micro-batches of the two short steps. Filling and emptying the pipeline take less than two rounds each."""
