@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from hardware.device import CATALOG, LinkEntry, find_device
 from hardware.host_group import HostGroup
 from hardware.io.config_file import DocumentedModel, SourcedNumber, StrictModel, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
-from hardware.link import Link, spelling_key
+from hardware.link import Link, is_misspelt_kind, link_spellings, spelling_key
 
 MAX_DEVICES = 1_000_000
 
@@ -51,7 +51,14 @@ class LinkForm(DocumentedModel):
     """Devices of a host that share one adapter, of which `bandwidth_gb_per_s` is the part of each."""
 
     def link(self) -> Link:
-        """Return the link in SI units."""
+        """Return the link in SI units.
+
+        Raises:
+            ConfigError: its kind is spelled almost like one of the catalog.
+        """
+        if is_misspelt_kind(self.kind):
+            nearest = f"{did_you_mean(self.kind, link_spellings())}; a kind of your own needs another name"
+            raise ConfigError("is almost a kind of link that is known", key="kind", value=self.kind, nearest=nearest)
         return Link(
             sharers=self.sharers,
             kind=self.kind,
@@ -260,8 +267,19 @@ def _mixed_cluster(form: _GroupsForm) -> Cluster:
         except ConfigError as error:
             raise error.under(f"groups.{index}") from None
     _check_total(tuple(groups), key="groups")
-    links = tuple(link.link() for link in form.inter_group_links)
+    links = _links(form.inter_group_links, "inter_group_links")
     return Cluster(name=form.name, groups=tuple(groups), inter_group_links=links)
+
+
+def _links(forms: Sequence[LinkForm] | None, key: str) -> tuple[Link, ...]:
+    """Return the links that a key lists."""
+    found = []
+    for index, form in enumerate(forms or ()):
+        try:
+            found.append(form.link())
+        except ConfigError as error:
+            raise error.under(f"{key}.{index}") from None
+    return tuple(found)
 
 
 def _host_group(form: _GroupForm) -> HostGroup:
@@ -279,8 +297,8 @@ def _host_group(form: _GroupForm) -> HostGroup:
         group = _catalog_group(form.name, form.hosts, form.devices_per_host)
     else:
         raise ConfigError("needs `name`, `device`, `groups` or `file`", nearest=did_you_mean("", cluster_names()))
-    intra_links = tuple(link.link() for link in form.intra_links or ()) or group.intra_links
-    nic_links = tuple(link.link() for link in form.nic_links or ()) or group.nic_links
+    intra_links = _links(form.intra_links, "intra_links") or group.intra_links
+    nic_links = _links(form.nic_links, "nic_links") or group.nic_links
     return replace(group, intra_links=intra_links, nic_links=nic_links)
 
 

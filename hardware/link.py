@@ -8,6 +8,7 @@ link and stands in `catalog/links.yaml`.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import re
 from dataclasses import dataclass, replace
@@ -274,6 +275,17 @@ def link_kind_names() -> tuple[str, ...]:
 def link_spellings() -> tuple[str, ...]:
     """Return the names and aliases of the catalog's kinds of links, in its order."""
     return tuple(text for name, entry in _catalog().kinds.items() for text in (name, *entry.aliases))
+
+
+def is_misspelt_kind(name: str) -> bool:
+    """Return whether a kind of link is not in the catalog, but spelled almost like one that is.
+
+    Numbers are left aside: a generation that the catalog lacks (`nvlink7`) is no mistake.
+    """
+    key = spelling_key(name)
+    letters = re.sub(r"\d", "", key)
+    known = {re.sub(r"\d", "", one) for one in _kinds()}
+    return key not in _kinds() and letters not in known and bool(difflib.get_close_matches(letters, known, 1, 0.85))
 
 
 @functools.cache

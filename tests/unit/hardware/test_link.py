@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.link import Link, combine_links, link_kind, link_kind_names
+from hardware.link import Link, combine_links, is_misspelt_kind, link_kind, link_kind_names, link_spellings
 
 
 def link(bandwidth, *, latency_s=1e-6, exclusive_group=None, mesh_peers=None, kind="test", efficiency=None):
@@ -98,3 +98,17 @@ def test_a_wider_link_costs_no_more(one, times, members):
 
     assert all(w <= n * (1 + 1e-12) for w, n in zip(wider.cost(members), narrow.cost(members), strict=True))
     assert wider.cost(members)[:4] == narrow.cost(members)[:4]
+
+
+@pytest.mark.parametrize("kind", ["infinband", "InfiniBnd", "nvlnk", "etherent", "slingshott", "neuron-lnk"])
+def test_misspelt_kinds_are_found(kind):
+    """A slip of a letter in a kind of link is no kind of one's own."""
+    assert is_misspelt_kind(kind)
+
+
+@pytest.mark.parametrize(
+    "kind", [*link_spellings(), "nvlink7", "PCIe-7", "my fabric", "photonic", "x", "NV Link 4", "ua"]
+)
+def test_other_kinds_are_ones_own(kind):
+    """Known spellings, later generations, and names of one's own are no slips."""
+    assert not is_misspelt_kind(kind)

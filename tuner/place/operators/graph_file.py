@@ -192,7 +192,10 @@ def _stated_links(keys: OperatorPlacementKeys, num_devices: int) -> list[tuple[t
                 raise ConfigError(rule, key=f"links.{at}.devices", value=device, nearest=nearest)
         if first == second:
             raise ConfigError("a link joins two devices", key=f"links.{at}.devices", value=own.devices)
-        found.append(((first, second), own.link(), own.port))
+        try:
+            found.append(((first, second), own.link(), own.port))
+        except ConfigError as error:
+            raise error.under(f"links.{at}") from None
     return found
 
 
