@@ -94,7 +94,8 @@ class Cluster:
 
     def rank_device_index(self) -> IntArray:
         """Return the index in `devices` of every rank's device, [n]."""
-        index = [self.devices.index(group.device) for group in self.groups]
+        devices = self.devices
+        index = [devices.index(group.device) for group in self.groups]
         return np.repeat(index, [group.num_devices for group in self.groups])
 
     @property

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodels.step.timed_order import TimedOrder
-from hardware.arrays import FloatArray
+from hardware.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -46,6 +46,10 @@ class BesidePasses:
     first_layer_s: FloatArray
     after_s: FloatArray
     tied_s: FloatArray
+
+    def take(self, index: IntArray) -> Self:
+        """Select the configurations at the positions `index`."""
+        return replace(self, **{f.name: getattr(self, f.name).take(index, axis=-1) for f in fields(self)})
 
     def none(self) -> Self:
         """Return the same with traffic that takes no time."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from costmodels.step.beside_passes import BesidePasses, WeightStreams
 from costmodels.step.schedules import of_round
 from costmodels.step.timed_order import TimedOrder, timed_order
-from hardware.arrays import FloatArray
+from hardware.arrays import FloatArray, IntArray
 
 ROUNDS = 6
 """Rounds of micro-batches that are timed: filling and emptying the pipeline take less than two rounds each."""
@@ -55,6 +55,13 @@ class ChunkTimes:
     hop_leaves_host: NDArray[np.bool_]
     begin_s: FloatArray
     beside: BesidePasses
+
+    def take(self, index: IntArray) -> Self:
+        """Select the configurations at the positions `index`."""
+        names = ("forward_s", "backward_s", "hop_s", "hop_leaves_host", "begin_s")
+        return replace(
+            self, beside=self.beside.take(index), **{name: getattr(self, name).take(index, axis=-1) for name in names}
+        )
 
     def silent(self) -> Self:
         """Return the same passes with messages that take no time."""
@@ -97,14 +104,14 @@ def pipeline_time_s(
     order = timed_order(pp, vpp, timed)
     run = _Run(order, times, overlaps_messages=overlaps_messages)
     run.time(None)
+    done_s, round_s = run.done_s(), run.round_s(timed, size)
     passes_s = (times.forward_s + times.backward_s).mean(axis=0)
-    if overlaps_messages and (times.hop_s > _NOTICEABLE * passes_s).any():
-        run.time(_RELAXED * run.delays_s())
-    done_s = run.done_s()
-    if timed < num_micro_batches:
-        # The first stage's forward passes of the last rounds show how long a round takes; unlike ones may alternate.
-        last, before = (order.forward_of_first[timed - back * size] for back in (1, 3))
-        done_s = done_s + (run.begin_s[last] - run.begin_s[before]) * ((num_micro_batches - timed) / (2 * size))
+    noticed = np.flatnonzero((times.hop_s > _NOTICEABLE * passes_s).any(axis=0))
+    if overlaps_messages and len(noticed):
+        delayed = run.take(noticed)
+        delayed.time(_RELAXED * delayed.delays_s())
+        done_s[:, noticed], round_s[noticed] = delayed.done_s(), delayed.round_s(timed, size)
+    done_s += round_s * ((num_micro_batches - timed) / size)
     reduced_s = done_s.max(axis=0)
     with_tied_s = np.maximum(reduced_s, np.maximum(done_s[0], done_s[-1]) + times.beside.tied_s)
     return reduced_s, with_tied_s - reduced_s
@@ -115,6 +122,7 @@ class _Run:
 
     def __init__(self, order: TimedOrder, times: ChunkTimes, *, overlaps_messages: bool) -> None:
         self.order, self.times, self.overlaps_messages = order, times, overlaps_messages
+        self.streams = WeightStreams(times.beside, order)
         self.number, width = len(order.stage), times.forward_s.shape[1]
         # Rows behind those of the passes: one per stage for the time before its first pass, and one for no pass.
         rows = self.number + order.pp + 1
@@ -133,7 +141,7 @@ class _Run:
         order, times = self.order, self.times
         begin_s, end_s, left_s, pass_s = self.begin_s, self.end_s, self.left_s, self.pass_s
         end_s[self.number : self.number + order.pp] = times.beside.first_layer_s
-        streams = WeightStreams(times.beside, order)
+        self.streams = streams = WeightStreams(times.beside, order)
         if self.overlaps_messages:
             pass_s = pass_s + times.begin_s
         for first, last in order.levels:
@@ -155,7 +163,24 @@ class _Run:
                 before = np.maximum(left_s[order.sent_before[at]], left_s[order.sent_back[at]] * self.shares_link[at])
                 sends = order.sends[at]
                 left_s[at] = np.where(sends, np.maximum(end_s[at], before) + self.sent_s[at], end_s[at])
-        self.streams = streams
+
+    def take(self, index: IntArray) -> _Run:
+        """Return the run of the configurations at the positions `index`, as far as it is timed."""
+        found = _Run(self.order, self.times.take(index), overlaps_messages=self.overlaps_messages)
+        found.begin_s, found.end_s, found.left_s = (
+            array.take(index, axis=-1) for array in (self.begin_s, self.end_s, self.left_s)
+        )
+        return found
+
+    def round_s(self, timed: int, size: int) -> FloatArray:
+        """Return how long a round of `size` micro-batches takes at the end of `timed` ones [s], [k]; 0 in short steps.
+
+        The first stage's forward passes of the last rounds show it; unlike ones may alternate.
+        """
+        if timed < 3 * size:
+            return np.zeros(self.begin_s.shape[1])
+        last, before = (self.order.forward_of_first[timed - back * size] for back in (1, 3))
+        return np.asarray((self.begin_s[last] - self.begin_s[before]) / 2)
 
     def done_s(self) -> FloatArray:
         """Return when each stage has reduced its gradients [s], [p, k]."""
@@ -201,16 +226,21 @@ def _overlap_s(
         is_sent: Whether the pass has a message [n].
         looks_back: Whether messages before delay it too; otherwise those behind it alone.
     """
-    found = np.zeros_like(from_s)
     at = order.by_stage[is_sent[order.by_stage]]
     stage = order.stage[at]
     begin, end, crosses = from_s[at], to_s[at], leaves_host[at]
+    in_order = np.zeros_like(begin)
     for distance in range(1, _NEIGHBOURS + 1):
         earlier, later = slice(None, -distance), slice(distance, None)
-        both = (stage[earlier] == stage[later])[:, None] & (crosses[earlier] == crosses[later])
-        together = np.minimum(end[earlier], end[later]) - np.maximum(begin[earlier], begin[later])
-        together = np.where(both, np.maximum(together, 0.0), 0.0)
-        found[at[earlier]] += together
+        together = np.minimum(end[earlier], end[later])
+        together -= np.maximum(begin[earlier], begin[later])
+        both = crosses[earlier] == crosses[later]
+        both &= (stage[earlier] == stage[later])[:, None]
+        both &= together > 0
+        together *= both
+        in_order[earlier] += together
         if looks_back:
-            found[at[later]] += together
+            in_order[later] += together
+    found = np.zeros_like(from_s)
+    found[at] = in_order
     return found

@@ -531,5 +531,6 @@ def stage_devices(cluster: Cluster, pp: int) -> NDArray[np.bool_]:
     last = np.arange(1, pp + 1)[:, None] * (cluster.num_devices // pp)
     first = last - cluster.num_devices // pp
     on_group = (first < ends) & (last > np.concatenate([[0], ends[:-1]]))
-    is_device = np.array([[group.device == device for device in cluster.devices] for group in cluster.groups])
+    devices = cluster.devices
+    is_device = np.array([[group.device == device for device in devices] for group in cluster.groups])
     return np.asarray(on_group @ is_device)
