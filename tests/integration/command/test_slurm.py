@@ -148,7 +148,7 @@ def test_a_lost_node_is_an_incident(slurm, jobs_of):
 
 def test_slurms_time_limit_is_a_timeout(slurm, jobs_of):
     """A job that Slurm cuts off has its steps, its limit, and the status of a trial that took too long."""
-    trial = Running(slurm, jobs_of("forever", steps=1000, sbatch=("--time=1",)))
+    trial = Running(slurm, jobs_of("forever", steps=10_000, sbatch=("--time=1",)))
     slurm.ask("scontrol", "update", f"JobId={trial.job()}", "EndTime=now+2")
 
     found = trial.end()
