@@ -28,8 +28,10 @@ ROUNDS = 6
 _NEIGHBOURS = 3
 """Number of messages before and after each on its link with which it may share the link."""
 _RELAXED = 0.5
-"""Share of the delays by shared links that is applied. A delayed message meets fewer others than it did undelayed; the
-half of all delays is closer to the simulator than all of them, or than iterating (benchmarks/two_fidelities.py)."""
+"""Share of the delays by shared links that is applied: a delayed message meets fewer others than it did undelayed.
+
+Set by hand; all of the delays, or iterating, came no closer to the simulator (benchmarks/two_fidelities.py).
+"""
 
 _NOTICEABLE = 0.01
 """Share of a chunk's passes that a message takes from which on delays by shared links are looked for."""
@@ -122,7 +124,6 @@ class _Run:
 
     def __init__(self, order: TimedOrder, times: ChunkTimes, *, overlaps_messages: bool) -> None:
         self.order, self.times, self.overlaps_messages = order, times, overlaps_messages
-        self.streams = WeightStreams(times.beside, order)
         self.number, width = len(order.stage), times.forward_s.shape[1]
         # Rows behind those of the passes: one per stage for the time before its first pass, and one for no pass.
         rows = self.number + order.pp + 1

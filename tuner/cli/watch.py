@@ -181,7 +181,7 @@ def _hosts(
     probe_s: float | None,
     on_trouble: Callable[[str], None],
 ) -> tuple[AbstractHosts, Probing | None]:
-    """Return what knows the hosts, and what measures their links."""
+    """Return the source of the cluster's states, and the probe of its links if one is asked for."""
     from hardware.dynamics import Trace
     from tuner.watch.hosts import FileHosts, NodeHosts, read_growing
     from tuner.watch.probing import Probing

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from tuner.place.search.problem import PlacementProblem
 from tuner.place.search.state import State, options_chosen
+from tuner.place.trace_rows import process_rows
 from tuner.place.workload import EMBEDDINGS, GENERATE, WEIGHTS
 
 WIDTH = 60
@@ -158,12 +158,8 @@ def chrome_trace(problem: PlacementProblem, state: State) -> str:
 
     Source: Google, Trace Event Format, complete events ("ph": "X") and metadata events ("ph": "M").
     """
-    rows: list[dict[str, Any]] = []
+    rows = process_rows(problem.host_of_cell, "between modules")
     network = max(problem.host_of_cell) + 1
-    for host in dict.fromkeys(problem.host_of_cell):
-        rows.append({"ph": "M", "name": "process_name", "pid": host, "args": {"name": f"host {host}"}})
-        rows.append({"ph": "M", "name": "process_sort_index", "pid": host, "args": {"sort_index": host}})
-    rows.append({"ph": "M", "name": "process_name", "pid": network, "args": {"name": "between modules"}})
     first = {host: problem.host_of_cell.index(host) for host in problem.host_of_cell}
     for cell, host in enumerate(problem.host_of_cell):
         size = problem.pools[problem.pool_of_cell[cell]].devices

@@ -10,7 +10,7 @@ def test_shaped_adapters_are_named(answered, monkeypatch):
     """A host with a tenth of its bandwidth, and one that receives at a quarter, are named alone and with their shares,
     and are whole again when they are restored; traffic in a fifth of the time is taken for no slow link.
     """
-    if lacks := missing():
+    if lacks := missing():  # only root may make networks; the probes on Ray and on Slurm are tested without
         pytest.skip(f"needs {lacks}")
     monkeypatch.setattr(probed_links, "BUSY", (0.2,))
     told = answered(probed_links, "--probes", "3")

@@ -1,1 +1,1 @@
-"""Placement of operators: which device runs each operator of several models, when, and over which links data travel."""
+"""Place single operators of several models on devices and links. Begin with `graph_file.py`."""

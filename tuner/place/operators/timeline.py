@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.place.operators.graph_file import OperatorPlacement
+from tuner.place.trace_rows import process_rows
 from tuner.planners.scheduling.problem import Run, Schedule
 
 WIDTH = 60
@@ -136,12 +137,8 @@ def chrome_trace(placement: OperatorPlacement, schedule: Schedule) -> str:
 
     Source: Google, Trace Event Format, complete events ("ph": "X") and metadata events ("ph": "M").
     """
-    rows: list[dict[str, Any]] = []
+    rows = process_rows(placement.host_of, "links")
     network = max(placement.host_of) + 1
-    for host in dict.fromkeys(placement.host_of):
-        rows.append({"ph": "M", "name": "process_name", "pid": host, "args": {"name": f"host {host}"}})
-        rows.append({"ph": "M", "name": "process_sort_index", "pid": host, "args": {"sort_index": host}})
-    rows.append({"ph": "M", "name": "process_name", "pid": network, "args": {"name": "links"}})
     for device, (host, kind) in enumerate(zip(placement.host_of, placement.kind_of, strict=True)):
         title = f"device {device} ({kind})"
         rows.append({"ph": "M", "name": "thread_name", "pid": host, "tid": device, "args": {"name": title}})
