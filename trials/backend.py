@@ -308,6 +308,11 @@ class AbstractBackend(ABC):
         return False
 
     @property
+    def takes_knobs(self) -> bool:
+        """Whether trials can set the knobs of a study, settings beside the layout; see trials/knobs/."""
+        return False
+
+    @property
     def wants_hosts_alone(self) -> bool:
         """Whether a second trial on the same hosts would slow a trial down, because both share adapters and buses."""
         return False

@@ -20,6 +20,7 @@ from costmodels.job.setting import Setting
 from hardware.io.config_file import DocumentedModel
 from trials.backend import AbstractBackend
 from trials.framework_flags import FlagExporter
+from trials.knobs.knob import Knob
 from trials.own_step import OwnStepPlans, World
 from trials.step_planner import StepPlanner
 
@@ -60,6 +61,7 @@ class StudyParts:
         step_planner: Planner of whole training steps, for backends that run sharding plans.
         own_step: Plans of the user's own step, in place of a job of the catalog; None in all other studies. The setting
             of such a study has a cluster alone.
+        knobs: Knobs of the study.
     """
 
     name: str
@@ -70,6 +72,7 @@ class StudyParts:
     flag_exporters: Mapping[str, FlagExporter]
     step_planner: StepPlanner
     own_step: OwnStepPlans | None = None
+    knobs: tuple[Knob, ...] = ()
 
 
 class AbstractTrialKeys(DocumentedModel, ABC):

@@ -31,6 +31,8 @@ MAX_DEGREE = 999_999_999
 """Largest degree, far above what any cluster has; products of two still fit an array's integers."""
 
 Value = int | str | bool
+KnobValue = int | float | str | bool | None
+"""Value of a knob; None stands for a flag, variable or key that is absent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,6 +173,7 @@ class ParallelConfig(FurtherValues):
         mbs: Micro-batch size in sequences per data parallel rank.
         sequence_parallel: As in FurtherValues, never None.
         assignment: Uneven layers, micro-batches and hosts; a text is parsed.
+        knobs: Names and values of knobs, settings beside the layout that no cost model knows; see trials/knobs/.
     """
 
     pp: int = 1
@@ -183,6 +186,7 @@ class ParallelConfig(FurtherValues):
     mbs: int = 1
     sequence_parallel: bool = True
     assignment: Assignment = EVEN
+    knobs: tuple[tuple[str, KnobValue], ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse values that no study could mean."""
@@ -202,13 +206,25 @@ class ParallelConfig(FurtherValues):
         return self.pp * self.tp * self.dp * self.cp * self.up
 
     def values(self, dimensions: Iterable[str] = DEGREES) -> dict[str, Value]:
-        """Return the values of the named dimensions, in their order; an assignment as text."""
-        return {name: str(self.assignment) if name == "assignment" else getattr(self, name) for name in dimensions}
+        """Return the values of the named dimensions and knobs, in their order; an assignment as text.
+
+        Knobs of which the configuration has no value are left out.
+        """
+        found = {name: getattr(self, name) for name in dimensions if name in _VALUES}
+        if "assignment" in found:
+            found["assignment"] = str(self.assignment)
+        if self.knobs:
+            knobs = dict(self.knobs)
+            found = {name: found.get(name, knobs.get(name)) for name in dimensions if name in found or name in knobs}
+        return found
 
     def __str__(self) -> str:
         """Print the form that `--config` takes, degrees of 1 included."""
         degrees = ",".join(f"{name}={getattr(self, name)}" for name in DEGREES)
         return f"{degrees},{self.assignment}" if self.assignment else degrees
+
+
+_VALUES = frozenset(field.name for field in fields(ParallelConfig)) - {"knobs"}
 
 
 def parse_config(text: str, defaults: Mapping[str, Value], *, option: str = "--config") -> ParallelConfig:

@@ -79,11 +79,12 @@ class CrashSurrogate:
 
     def draw(self, num_draws: int, rng: np.random.Generator) -> NDArray[np.bool_]:
         """Draw jointly whether each candidate crashes because of a broken kind [M, n]."""
+        return _find_broken(self.kinds.holds, self.draw_broken(num_draws, rng))
+
+    def draw_broken(self, num_draws: int, rng: np.random.Generator) -> IntArray:
+        """Draw the kinds that are broken, as their positions; -1 for none [M, 2]."""
         counts = allot_draws(self.probabilities, num_draws, rng)
-        drawn = self.broken[np.repeat(np.arange(len(counts)), counts)][rng.permutation(num_draws)]
-        # the position -1 means no kind: it selects the extra last column, which no candidate has
-        holds = np.concatenate([self.kinds.holds, np.zeros((len(self.kinds.holds), 1), dtype=np.bool_)], axis=1)
-        return np.asarray((holds[:, drawn[:, 0]] | holds[:, drawn[:, 1]]).T)
+        return np.asarray(self.broken[np.repeat(np.arange(len(counts)), counts)][rng.permutation(num_draws)])
 
     def broken_probability(self) -> Mapping[str, float]:
         """Return the probability of each kind to be broken, the largest first."""
@@ -122,5 +123,6 @@ def crash_surrogate(kinds: Kinds, ran: IntArray, crashed: IntArray, misfit_proba
 
 def _find_broken(holds: NDArray[np.bool_], broken: IntArray) -> NDArray[np.bool_]:
     """Return whether each of m candidates, with kinds [m, k], is of a broken kind under each hypothesis [h, m]."""
+    # the position -1 means no kind: it selects the extra last column, which no candidate has
     padded = np.concatenate([holds, np.zeros((len(holds), 1), dtype=np.bool_)], axis=1)
     return np.asarray((padded[:, broken[:, 0]] | padded[:, broken[:, 1]]).T)

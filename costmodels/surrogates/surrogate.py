@@ -369,6 +369,18 @@ class Fitted:
         mean, deviation = self.process.mean_and_deviation(self.hypothesis.points.take(at))
         return self.hypothesis.log_predicted[at] + mean, np.sqrt(deviation**2 + self._own_variance[at])
 
+    def without_trials(self, seen: Seen) -> tuple[FloatArray, FloatArray]:
+        """Return mean [t] and covariance [t, t] of the log quantity of measured candidates, had no trial run.
+
+        The hyperparameters are those that the trials taught, and earlier runs still count. Measurement errors are not
+        in the covariance; independent residuals are.
+        """
+        num_past = len(self.process.values) - len(seen.measured) - len(seen.bounded)
+        past = self.process.take(len(seen.measured) + np.arange(num_past))
+        mean, covariance = past.mean_and_covariance(self.hypothesis.points.take(seen.measured))
+        residual = self._own_variance[seen.measured] + self.surprise
+        return self.hypothesis.log_predicted[seen.measured] + mean, covariance + np.diag(residual)
+
     def expected(self, seen: Seen, same_as: IntArray) -> FloatArray:
         """Return the mean of the log quantity [n]; see `Surrogate.expected`."""
         mean, _ = self.mean_and_deviation(np.arange(len(self.hypothesis.log_predicted)))
@@ -419,6 +431,10 @@ class Surrogate:
                 rows = order[end - count : end]
                 drawn[rows] = fitted.draw(self.seen, int(count), rng, None if other is None else other[rows])
         return drawn
+
+    def without_trials(self) -> tuple[FloatArray, FloatArray]:
+        """Return mean and covariance of measured candidates under the most probable hypothesis, had no trial run."""
+        return self.fitted[int(np.argmax(self.probabilities))].without_trials(self.seen)
 
     def mean_and_deviation(self, at: IntArray) -> tuple[FloatArray, FloatArray]:
         """Return mean and standard deviation of the log quantity at candidates `at` as if unmeasured, each [m]."""

@@ -22,14 +22,17 @@ from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
 from trials.backend import HostNeeds, Observation, OnStart, OnStep, Status
 from trials.command.host_program import HostPlan, UserCommand
+from trials.command.knob_files import TrialFile
 from trials.command.log_pattern import StepSize
 from trials.command.log_watch import Wanted, watch_log
-from trials.command.placeholders import hosts_of, names_in, values_of
+from trials.command.placeholders import KNOBS, hosts_of, names_in, values_of
 from trials.command.slurm.job_program import JobPlan
 from trials.command.slurm.jobs import SlurmJobs, job_plan
 from trials.command.slurm.queue import cancel_named, check_programs
 from trials.command.trace_program import add_traces
 from trials.framework_flags import Flags, WriteFlags
+from trials.knobs.knob import Knob, knob_environment, knob_file_keys, knob_words, today_of, without_knob_flags
+from trials.knobs.places import text_of
 from trials.rank_backend import AbstractRankBackend, is_cpu_cluster
 from trials.ranks.contract import AbstractRanks, RankSetup
 from trials.ray_job import check_outlives_job
@@ -57,6 +60,8 @@ class CommandBackend(UserCommand, AbstractRankBackend):
         warmup_steps: Number of step times in the log that are dropped.
         steps: Number of step times that are measured after those.
         hang_limit_s: Silence of the command that means a hang [s].
+        knobs: Knobs of the study.
+        files: Files that each trial gets a copy of.
     """
 
     job: TrainingJob
@@ -67,6 +72,13 @@ class CommandBackend(UserCommand, AbstractRankBackend):
     warmup_steps: int = 2
     steps: int = 5
     hang_limit_s: float = 600.0
+    knobs: tuple[Knob, ...] = ()
+    files: tuple[TrialFile, ...] = ()
+
+    @property
+    def takes_knobs(self) -> bool:
+        """Whether trials can set knobs: a command has flags, variables and files."""
+        return True
 
     @property
     def hosts(self) -> tuple[HostNeeds, ...]:
@@ -178,13 +190,22 @@ class CommandBackend(UserCommand, AbstractRankBackend):
         flags = self.flags(config) if self.flags is not None else Flags()
         values = values_of(
             job, self.cluster, config, trial_number=trial_number, warmup_steps=self.warmup_steps, steps=self.steps
-        )
+        ) | {name: text_of(value) for name, value in (today_of(self.knobs) | dict(config.knobs)).items()}
+        variables = [
+            (name, None if value is None else text_of(value)) for name, value in knob_environment(self.knobs, config)
+        ]
+        keys = knob_file_keys(self.knobs, config)
+        # the flags of knobs replace those of the framework, unless the command has a place for them
+        takes_knobs = f"{{{KNOBS}}}" in self.arguments
+        words = without_knob_flags(flags.arguments, self.knobs, config)
         samples = job.global_batch_size
         command = {part.name: getattr(self, part.name) for part in fields(UserCommand)}
         return HostPlan(
-            **command | {"environment": (*flags.environment, *self.environment)},
+            **command | {"environment": (*flags.environment, *self.environment, *variables)},
             values=tuple(values.items()),
-            flags=flags.arguments,
+            flags=tuple(words if takes_knobs else [*words, *knob_words(self.knobs, config)]),
+            knobs=tuple(knob_words(self.knobs, config)),
+            files=tuple((file.name, file.file_name, file.with_values(keys.get(file.name, {}))) for file in self.files),
             step=StepSize(samples=samples, tokens=samples * job.sequence_length, devices=config.num_devices),
             log_name=f"trial-{trial_number:04}",
         )

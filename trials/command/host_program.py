@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trials.backend import Status
+from trials.command.knob_files import write_files
 from trials.command.log_pattern import LogPattern, StepSize
 from trials.command.log_reader import READ_BYTES, LogReader, SlowLineError
-from trials.command.placeholders import fill_all, fill_text, without_wildcards
+from trials.command.placeholders import FLAGS, KNOBS, fill_all, fill_text, without_wildcards
 from trials.command.process_tree import start_supervised
 from trials.ranks.messages import Place
 
@@ -50,12 +51,16 @@ class HostPlan(UserCommand):
     Attributes:
         values: Names and values of the placeholders, except for those that only a host knows.
         flags: Arguments that take the place of `{flags}`.
+        knobs: Arguments that take the place of `{knobs}`.
+        files: Files of which the trial gets a copy: the placeholder of its path, its name, and its text.
         step: Size of a step, which converts rates to times.
         log_name: Beginning of the log's file name.
     """
 
     values: tuple[tuple[str, str], ...]
     flags: tuple[str, ...]
+    knobs: tuple[str, ...] = ()
+    files: tuple[tuple[str, str, str], ...] = ()
     step: StepSize
     log_name: str
 
@@ -92,9 +97,13 @@ def run_host(place: Place, plan: HostPlan) -> None:
     }
     if plan.profile is not None:
         values["profile"] = str(plan.profile_root / without_wildcards(fill_text(plan.profile, values)))
-    arguments = fill_all(plan.arguments, values, plan.flags)
-    command = start_supervised(arguments, _environment(plan, values), plan.directory)
-    with LogReader(place.tell, plan.pattern, plan.step, plan.kept_log(place.rank)) as reader:
+    with (
+        write_files(plan.files, values) as paths,
+        LogReader(place.tell, plan.pattern, plan.step, plan.kept_log(place.rank)) as reader,
+    ):
+        values |= paths
+        arguments = fill_all(plan.arguments, values, {FLAGS: plan.flags, KNOBS: plan.knobs})
+        command = start_supervised(arguments, _environment(plan, values), plan.directory)
         try:
             while read := os.read(command.output, READ_BYTES):
                 reader.feed(read)
@@ -102,7 +111,7 @@ def run_host(place: Place, plan: HostPlan) -> None:
         except SlowLineError as error:
             place.tell(Ended(code=1, trouble=str(error)))
             return
-    place.tell(Ended(code=command.wait()))
+        place.tell(Ended(code=command.wait()))
 
 
 def _environment(plan: HostPlan, values: Mapping[str, str]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -14,10 +14,12 @@ from pydantic import Field
 from hardware.io.config_file import DocumentedModel
 from hardware.io.errors import ConfigError, did_you_mean
 from trials.command.backend import CommandBackend, Launch
+from trials.command.knob_files import TrialFile, read_trial_file
 from trials.command.log_pattern import LogPattern, find_pattern
-from trials.command.placeholders import FLAGS, PROFILE, check_text, names_in, without_wildcards
+from trials.command.placeholders import FLAGS, KNOBS, PLACEHOLDERS, PROFILE, check_text, names_in, without_wildcards
 from trials.command.slurm.jobs import SlurmJobs, check_options, study_prefix
 from trials.framework_flags import FlagExporter, WriteFlags
+from trials.knobs.knob import Knob
 from trials.time_limit import TimeLimit
 from trials.trial_keys import AbstractTrialKeys, StudyParts
 
@@ -74,6 +76,11 @@ class CommandKeys(AbstractTrialKeys):
     with `launch: slurm`.
     """
 
+    files: dict[str, str] = Field(default_factory=dict)
+    """JSON, YAML and TOML files by names of your choice, relative to the study file. Each trial gets a copy in which
+    [knobs](knobs.md) have their values; `{NAME}` is its path.
+    """
+
     warmup_steps: Annotated[int, Field(ge=0, le=1000)] = 2
     """Number of step times in the log that are dropped."""
 
@@ -111,9 +118,10 @@ class CommandKeys(AbstractTrialKeys):
         Raises:
             ConfigError: The command, its environment, its log or its profile is not described consistently.
         """
+        names = (*(knob.name for knob in study.knobs), *self.files)
         for number, argument in enumerate(self.command):
             with _errors_under(f"trial.command.{number}"):
-                check_text(argument, flags=True)
+                check_text(argument, flags=True, knobs=names)
         for name, text in self.environment.items():
             if not name or "=" in name:
                 raise ConfigError(
@@ -123,8 +131,10 @@ class CommandKeys(AbstractTrialKeys):
                     nearest=f"{name.partition('=')[0] or 'NAME'}: VALUE",
                 )
             with _errors_under(f"trial.environment.{name}"):
-                check_text(text or "", flags=False)
+                check_text(text or "", flags=False, knobs=names)
         _check_profile(self)
+        files = _read_files(self, study)
+        _check_knobs(self, study.knobs, files)
         groups = study.setting.cluster.groups
         if len(groups) > 1 and self.launch != "once":
             raise ConfigError(
@@ -148,13 +158,20 @@ class CommandKeys(AbstractTrialKeys):
             warmup_steps=self.warmup_steps,
             steps=self.steps,
             hang_limit_s=self.hang_limit_s,
+            knobs=study.knobs,
+            files=files,
             logs=logs,
             profile=self.profile,
             profile_root=base_dir.absolute(),
         )
 
     def files_read(self) -> Iterator[tuple[str, str]]:
-        """Yield the folder of the profiles: the part of their path before the first placeholder or wildcard."""
+        """Yield the files that trials get copies of, and the folder of the profiles.
+
+        That is the part of their path before the first placeholder or wildcard.
+        """
+        for name, path in self.files.items():
+            yield f"trial.files.{name}", path
         if self.profile is not None:
             yield "trial.profile", without_wildcards(self.profile.partition("{")[0])
 
@@ -173,6 +190,54 @@ class CommandKeys(AbstractTrialKeys):
             for name, text in self.environment.items()
         }
         return AbstractTrialKeys.meaning(self) | {"environment": digests}
+
+
+def _read_files(keys: CommandKeys, study: StudyParts) -> tuple[TrialFile, ...]:
+    """Read the files that each trial gets a copy of."""
+    knobs = {knob.name for knob in study.knobs}
+    found = []
+    for name, path in keys.files.items():
+        with _errors_under(f"trial.files.{name}"):
+            if not name.isidentifier() or name in PLACEHOLDERS or name in (FLAGS, KNOBS) or name in knobs:
+                raise ConfigError("stands for something else, or is no name", value=name, nearest=f"{name}_file")
+            if not any(
+                name in names_in(text) for text in [*keys.command, *(t or "" for t in keys.environment.values())]
+            ):
+                raise ConfigError("is used nowhere", nearest=f"{{{name}}} in trial.command")
+            found.append(read_trial_file(name, study.base_dir / path))
+    return tuple(found)
+
+
+def _check_knobs(keys: CommandKeys, knobs: Sequence[Knob], files: Sequence[TrialFile]) -> None:
+    """Check that the value of each knob reaches the command."""
+    texts = [*keys.command, *(text or "" for text in keys.environment.values())]
+    used = {name for text in texts for name in names_in(text)}
+    known = {file.name: file for file in files}
+    for number, knob in enumerate(knobs):
+        place, key = knob.place, f"space.knobs.{number}"
+        if place.takes_flags and keys.flags is None and f"{{{KNOBS}}}" not in keys.command:
+            raise ConfigError(
+                "has a flag, but no argument of the command takes it",
+                key=f"{key}.flag",
+                value=knob.name,
+                nearest=f'the argument "{{{KNOBS}}}" in trial.command',
+            )
+        if place.file and place.file not in known:
+            nearest = did_you_mean(place.file, known) if known else f"trial.files: {{{place.file}: PATH}}"
+            raise ConfigError("is no file of trial.files", key=f"{key}.file", value=place.file, nearest=nearest)
+        if place.file:
+            for value in knob.values:
+                with _errors_under(key):
+                    known[place.file].with_values({place.key: value})
+        if place.environment and place.environment in keys.environment:
+            raise ConfigError("is set by trial.environment too", key=f"{key}.environment", value=place.environment)
+        if not (place.takes_flags or place.file or place.environment or knob.name in used):
+            raise ConfigError(
+                "goes nowhere",
+                key=key,
+                value=knob.name,
+                nearest=f"flag, environment, file and key, or the placeholder {{{knob.name}}} in trial.command",
+            )
 
 
 def _check_profile(keys: CommandKeys) -> None:

@@ -1,7 +1,7 @@
 """Placeholders such as `{tp}` in the arguments and the environment of a command, and their values.
 
 An argument with a placeholder stays one argument whatever the value holds, because no shell reads it. `{{` and `}}` are
-braces. Only `{flags}` is an argument by itself, and becomes as many arguments as there are flags.
+braces. Only `{flags}` and `{knobs}` are arguments by themselves, and become as many arguments as there are flags.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from hardware.io.errors import ConfigError, did_you_mean
 
 FLAGS = "flags"
 """Placeholder of the flags of a framework, one argument each."""
+
+KNOBS = "knobs"
+"""Placeholder of the flags of a study's knobs, one argument each."""
 
 PROFILE = "profile"
 """Placeholder of the path of traces, if the study names one."""
@@ -45,23 +48,30 @@ PLACEHOLDERS = (*OF_CONFIG, *ON_HOST)
 """Names of all placeholders except `flags`."""
 
 
-def check_text(text: str, *, flags: bool) -> None:
-    """Check that all placeholders of an argument are known; with `flags` it may be `{flags}`.
+def check_text(text: str, *, flags: bool, knobs: Sequence[str] = ()) -> None:
+    """Check that all placeholders of an argument are known; with `flags` it may be `{flags}` or `{knobs}`.
+
+    Args:
+        text: Argument, variable or path.
+        flags: Whether it may be a placeholder of several arguments.
+        knobs: Names of the study's knobs and files, which are placeholders too.
 
     Raises:
         ConfigError: A placeholder is unknown, or a brace has no partner.
     """
-    if text == f"{{{FLAGS}}}" and flags:
+    several = {
+        FLAGS: f'"{{{FLAGS}}}" in the command, and trial.flags: megatron',
+        KNOBS: f'"{{{KNOBS}}}" in the command',
+    }
+    if flags and text in (f"{{{name}}}" for name in several):
         return
     for name in names_in(text):
-        if name == FLAGS:
+        if name in several:
             raise ConfigError(
-                "must be an argument of its own, because it expands to several",
-                value=text,
-                nearest=f'"{{{FLAGS}}}" in the command, and trial.flags: megatron',
+                "must be an argument of its own, because it expands to several", value=text, nearest=several[name]
             )
-        if name not in PLACEHOLDERS:
-            known = (*PLACEHOLDERS, FLAGS) if flags else PLACEHOLDERS
+        if name not in PLACEHOLDERS and name not in knobs:
+            known = (*PLACEHOLDERS, *knobs, *(several if flags else ()))
             raise ConfigError(f"has no value for {{{name}}}", value=text, nearest=did_you_mean(name, known))
 
 
@@ -101,12 +111,13 @@ def fill_text(text: str, values: Mapping[str, str]) -> str:
     return "".join(literal + ("" if name is None else values[name]) for literal, name, _, _ in fields)
 
 
-def fill_all(arguments: Sequence[str], values: Mapping[str, str], flags: Sequence[str]) -> list[str]:
-    """Replace the placeholders of all arguments, and `{flags}` by the flags."""
+def fill_all(arguments: Sequence[str], values: Mapping[str, str], several: Mapping[str, Sequence[str]]) -> list[str]:
+    """Replace the placeholders of all arguments, and those of several, such as `{flags}`, by their words."""
     found: list[str] = []
     for argument in arguments:
-        if argument == f"{{{FLAGS}}}":
-            found += flags
+        words = several.get(argument[1:-1]) if argument.startswith("{") and argument.endswith("}") else None
+        if words is not None:
+            found += words
         else:
             found.append(fill_text(argument, values))
     return found

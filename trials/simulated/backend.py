@@ -58,6 +58,8 @@ from trials.backend import (
     ignore_start,
     ignore_step,
 )
+from trials.knobs.knob import Knob, active_knobs
+from trials.simulated.knob_world import KnobEffects, hidden_effects
 
 Fidelity = Literal["step_time", "simulator"]
 """Model that computes a step from its operators and collectives: the closed form, or the event simulator."""
@@ -88,6 +90,7 @@ class SimulatedBackend(AbstractBackend):
         operator_error: Standard deviation of the log error of operators, of collectives and of ERRING_PARTS.
         num_steps: Number of steps that a trial measures.
         seconds_per_trial: Wall time that each trial takes [s], to rehearse a sweep at its real pace; 0 answers at once.
+        knobs: Knobs of the study, which have hidden effects too.
     """
 
     job: TrainingJob
@@ -99,6 +102,7 @@ class SimulatedBackend(AbstractBackend):
     operator_error: float = 0.3
     num_steps: int = 5
     seconds_per_trial: float = 0.0
+    knobs: tuple[Knob, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that every field is in its range."""
@@ -127,6 +131,11 @@ class SimulatedBackend(AbstractBackend):
     def origin(self) -> Origin:
         """Origin of the step times: synthetic."""
         return "synthetic"
+
+    @property
+    def takes_knobs(self) -> bool:
+        """Whether trials can set knobs: the world has effects of them."""
+        return True
 
     @property
     def leaves_hosts_idle(self) -> bool:
@@ -164,7 +173,9 @@ class SimulatedBackend(AbstractBackend):
         """
         grid = ConfigGrid.from_configs([config])
         memory = self.hidden_memory(grid)
-        needed, capacity = float(memory.needed_bytes[0]), float(memory.capacity_bytes[0])
+        of_knobs = self.hidden_knobs(config)
+        more = float(np.exp(of_knobs.memory[0]))
+        needed, capacity = more * float(memory.needed_bytes[0]), float(memory.capacity_bytes[0])
         if needed > capacity:
             time.sleep(self.seconds_per_trial)
             return Observation(
@@ -178,15 +189,17 @@ class SimulatedBackend(AbstractBackend):
             return Observation(status=Status.CRASHED, reason=refusal, origin="synthetic")
         # even work adds nothing to the seed, so that worlds keep the noise that they had before work could be uneven
         dimensions = FURTHER_DIMENSIONS if config.assignment else ENUMERATED_DIMENSIONS
-        rng = np.random.default_rng([self.seed, code_of(repr(config.values(DEGREES + dimensions)))])
-        steps = self.hidden_step(grid).step_time_s[0] * np.exp(self.noise * rng.standard_normal(self.num_steps))
+        identity = repr(config.values(DEGREES + dimensions)) + (repr(config.knobs) if config.knobs else "")
+        rng = np.random.default_rng([self.seed, code_of(identity)])
+        step_time_s = self.hidden_step(grid).step_time_s[0] * np.exp(of_knobs.step[0])
+        steps = step_time_s * np.exp(self.noise * rng.standard_normal(self.num_steps))
         for step_time_s in steps.tolist():
             time.sleep(self.seconds_per_trial / self.num_steps)
             on_step(step_time_s)
         return Observation(
             status=Status.OK,
             step_times_s=tuple(steps.tolist()),
-            peak_memory_bytes=round(min(float(memory.peak_bytes[0]), capacity)),
+            peak_memory_bytes=round(min(more * float(memory.peak_bytes[0]), capacity)),
             operator_samples=self._operator_samples(grid, rng),
             origin="synthetic",
         )
@@ -208,6 +221,11 @@ class SimulatedBackend(AbstractBackend):
             for part, seconds in believed.breakdown_s.items()
         }
         return StepEstimate(step_time_s=np.sum(list(parts.values()), axis=0), breakdown_s=parts)
+
+    def hidden_knobs(self, config: ParallelConfig) -> KnobEffects:
+        """Return what the knobs of a configuration do in this world, for judging a tuner that never sees it."""
+        degrees = _log2(ConfigGrid.from_configs([config]).matrix(DEGREES))
+        return hidden_effects(active_knobs(self.knobs, config), degrees, self.seed)
 
     def _find_refusal(self, config: ParallelConfig) -> str:
         """Return why the simulator finds no order of passes; empty if it finds one, or if it is not used."""

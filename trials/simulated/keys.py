@@ -67,4 +67,6 @@ class SimulatedKeys(AbstractTrialKeys):
             errors = self.model_dump(exclude={"backend", "time_limit", "proxy", "fidelity"})
             return OwnSimulatedBackend(steps=study.own_step, cluster=study.setting.cluster, **errors)
         setting, world = study.setting, self.model_dump(exclude={"backend", "time_limit", "proxy"})
-        return SimulatedBackend(job=setting.job, cluster=setting.cluster, runtime=setting.runtime, **world)
+        return SimulatedBackend(
+            job=setting.job, cluster=setting.cluster, runtime=setting.runtime, knobs=study.knobs, **world
+        )

@@ -93,4 +93,5 @@ def gains(reference: Reference | None, gain: float | None) -> dict[str, float | 
 
 
 def _make_reference(config: StudyConfig, role: Role, chosen: ParallelConfig) -> Reference:
-    return Reference(role=role, config=chosen, values=chosen.values(config.dimensions))
+    complete = config.with_knobs(chosen)
+    return Reference(role=role, config=complete, values=complete.values(config.dimensions))

@@ -260,7 +260,7 @@ def run_study(
             stop_reason=stop_reason,
             fails_alike=tuple(run.fails_alike),
             p_star=float(run.study.user_attrs.get(P_STAR, 0.0)),
-            num_candidates=len(candidates.space.grid),
+            num_candidates=sampler.choices.num_candidates,
             warnings=(*candidates.space.warnings, *past.warnings, *_warn_of_wide(sampler.proxies)),
             reference=run.reference,
             hosts=tuple(run.hosts) if stop_reason is StopReason.HOSTS else (),
@@ -524,13 +524,13 @@ class _Run:
     def _as_task(self, number: int, position: int, proxy: Proxy | None) -> Asked:
         if proxy is not None:
             return number, proxy.config, proxy.reduction
-        return number, self.candidates.space.grid.config(position), None
+        return number, self.sampler.choices.config(position), None
 
     def _describe(self, position: int, proxy: Proxy | None) -> dict[str, Any]:
         """Return the attributes of a trial: its proxy, and the prediction of its candidate."""
         estimate, memory = self.candidates.estimate, self.candidates.space.memory
-        prediction = prediction_json(self.config, estimate, memory, position)
-        chosen = self.candidates.space.grid.config(position)
+        prediction = prediction_json(self.config, estimate, memory, self.sampler.choices.layout_of(position))
+        chosen = self.sampler.choices.config(position)
         attributes: dict[str, Any] = {PREDICTION: prediction | plan_of(self.config, chosen)}
         if proxy is not None:
             attributes[PROXY] = proxy.as_json()
@@ -564,7 +564,8 @@ class _Run:
         """Return the constraint of a trial at full size; None for proxies, whose peak is that of a smaller job."""
         if position is None or proxy is not None or observation is None:
             return None
-        return memory_excess(observation, float(self.candidates.space.memory.capacity_bytes[position]))
+        layout = self.sampler.choices.layout_of(position)
+        return memory_excess(observation, float(self.candidates.space.memory.capacity_bytes[layout]))
 
     def _keep_run(self, number: int, observation: Observation) -> None:
         """Keep the run of a trial for later studies too."""
@@ -576,7 +577,9 @@ class _Run:
     ) -> None:
         if position is None or self.config.own_step is not None:  # later studies learn from models of the catalog only
             return
-        setting, config = self.config.setting, self.candidates.space.grid.config(position)
+        setting, config = self.config.setting, self.sampler.choices.config(position)
+        if config.knobs != self.config.with_knobs(replace(config, knobs=())).knobs:
+            return  # other studies learn from layouts with today's knobs
         if proxy is not None:
             setting, config = proxy.setting(setting), proxy.config
         keep_run(store, self.study.study_name, number, setting, config, observation)
@@ -654,17 +657,17 @@ class _Run:
 
     def opening(self, todo: Sequence[Asked]) -> Opening:
         """Return the trial that comes first: the first one of `todo`, or else the sampler's choice."""
-        grid, observations = self.candidates.space.grid, self.trials.observations()
+        choices, observations = self.sampler.choices, self.trials.observations()
         if todo:
             live = self.live[todo[0][0]]
             assert live.position is not None, "only trials with a candidate run again"
             position, why, proxy = live.position, Why.LEFT_OVER, live.proxy
         else:
             position = self.sampler.choose(observations)
-            why = reason_for(position, grid.values(position), self.sampler, observations, self.reference)
+            why = reason_for(position, choices.values(position), self.sampler, observations, self.reference)
             proxy = self.sampler.proxy_for(observations, position)
-        predicted_s = float(self.candidates.estimate.step_time_s[position])
-        return Opening(values=grid.values(position), why=why, predicted_s=predicted_s, is_proxy=proxy is not None)
+        predicted_s = float(self.candidates.estimate.step_time_s[choices.layout_of(position)])
+        return Opening(values=choices.values(position), why=why, predicted_s=predicted_s, is_proxy=proxy is not None)
 
     def progress(
         self,

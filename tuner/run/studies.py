@@ -17,6 +17,7 @@ from hardware.io.errors import ConfigError, quote_value
 from tuner.answers.candidates import Candidates, candidates_of
 from tuner.answers.first_posterior import first_posterior
 from tuner.answers.reference import reference_among
+from tuner.answers.searched_knobs import searched_knobs
 from tuner.run.driver import DRIVER, is_held
 from tuner.search.acquisition import ACQUISITION_FUNCTIONS
 from tuner.search.observations import excused_trials
@@ -55,6 +56,7 @@ def make_sampler(
     return ThompsonSampler(
         grid,
         first_posterior(config, grid, past, on_progress=on_note),
+        knobs=searched_knobs(config, candidates),
         acquisition=ACQUISITION_FUNCTIONS[config.search.acquisition],
         draws=config.search.draws,
         confidence=config.search.confidence,

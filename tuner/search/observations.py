@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -100,6 +100,8 @@ class Observations:
         proxies: Observations of proxy jobs, each once, in the order of their first trials.
         proxies_pending: Candidates of proxies that have not finished; these are among `pending`.
         num_proxies: Number of trials of proxies so far, finished or not; these are among `num_decisions`.
+        memory_shifts: Log factor by which the knobs of a candidate's trials changed its needed memory, where that is
+            known only as a bound; none without knobs.
     """
 
     measured: IntArray
@@ -119,6 +121,7 @@ class Observations:
     proxies: tuple[ProxyObservations, ...] = ()
     proxies_pending: frozenset[int] = frozenset()
     num_proxies: int = 0
+    memory_shifts: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def num_at_full_size(self) -> int:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from optuna import Study
 from optuna.trial import FrozenTrial
 
-from costmodels.job.parallel_config import ConfigGrid, Value
+from costmodels.job.parallel_config import Value
 from hardware.arrays import IntArray
 
 P_STAR = "p_star"
@@ -99,19 +99,21 @@ class Moment:
         return math.fsum(share.probability for share in self.shares if share.tried) + self.rest_tried
 
 
-def shares(fastest: IntArray, grid: ConfigGrid, explored: Collection[int]) -> tuple[Share, ...]:
-    """Return the candidates that the draws name, the most probable first; equals stand in the order of the grid.
+def shares(
+    fastest: IntArray, values_of: Callable[[int], dict[str, Any]], explored: Collection[int]
+) -> tuple[Share, ...]:
+    """Return the candidates that the draws name, the most probable first; equals stand in the order of positions.
 
     Args:
         fastest: Position of each draw's fastest candidate [M].
-        grid: Grid of the candidates.
+        values_of: Function that returns the values that identify the candidate at a position.
         explored: Positions of candidates that were tried.
     """
-    # a stable sort keeps equals in the order of the grid
+    # a stable sort keeps equals in the order of their positions
     positions, counts = np.unique(fastest, return_counts=True)
     return tuple(
         Share(
-            config=grid.values(int(positions[at])),
+            config=values_of(int(positions[at])),
             probability=int(counts[at]) / len(fastest),
             tried=int(positions[at]) in explored,
         )

@@ -137,7 +137,7 @@ class Posterior:
                 drawn[crashes, candidate] = np.inf
             return drawn[:, : len(self.predicted)]
         # steps and failures are drawn independently, given the subset of observations that the surrogates learn from
-        told = self._select_subset(observations)
+        told = self.select_subset(observations)
         drawn = self.draw_steps(observations, told, num_draws, rng)
         fails = self._draw_failures(told, num_draws, rng)
         # the outcome of a trial is certain, whatever the surrogates draw
@@ -147,7 +147,13 @@ class Posterior:
         return drawn
 
     def draw_steps(
-        self, observations: Observations, told: Observations, num_draws: int, rng: np.random.Generator
+        self,
+        observations: Observations,
+        told: Observations,
+        num_draws: int,
+        rng: np.random.Generator,
+        *,
+        offsets: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
         """Return joint draws of the log step time, as if every candidate could run [M, n].
 
@@ -156,8 +162,12 @@ class Posterior:
             told: Observations that the surrogates learn from.
             num_draws: Number M of draws.
             rng: Source of the draws.
+            offsets: Drawn log factors that the measured steps of each candidate contain and its step does not [M, n];
+                zero for candidates that were not measured.
         """
         steps, beside = self._fit_steps(told, num_draws, rng)
+        if offsets is not None:
+            beside = [offsets if other is None else other + offsets for other in beside]
         drawn = steps.draw(num_draws, rng, beside=beside)
         if told is not observations:  # draw measured candidates outside the subset from their own measurements
             rest = ~np.isin(observations.measured, told.measured)
@@ -167,9 +177,29 @@ class Posterior:
         limited = np.array(list(observations.limits_s), dtype=np.int64)
         if len(limited):
             drawn[:, limited] = np.maximum(drawn[:, limited], np.log(list(observations.limits_s.values())))
+        if offsets is not None:
+            drawn -= offsets
         return drawn
 
-    def _select_subset(self, observations: Observations) -> Observations:
+    def draw_needed(self, told: Observations, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32] | None:
+        """Return joint draws of the log needed memory, in bytes [M, n]; None if memory was not predicted."""
+        memory = self._fit_memory(told)
+        return None if memory is None else memory.draw(num_draws, rng)
+
+    def steps_without_trials(self, told: Observations) -> tuple[FloatArray, FloatArray]:
+        """Return mean [t] and covariance [t, t] of the log step times of measured candidates, had no trial run.
+
+        Residuals of their own are in the covariance, measurement errors are not.
+        """
+        return self._fit_steps(told, FEWEST_DRAWS, np.random.default_rng(0))[0].without_trials()
+
+    def memory_without_trials(self, told: Observations) -> tuple[FloatArray, FloatArray] | None:
+        """Return the same of the log needed memory of candidates with a measured peak; None if it is not predicted."""
+        memory = self._fit_memory(told)
+        return None if memory is None else memory.without_trials()
+
+    def select_subset(self, observations: Observations) -> Observations:
+        """Return the observations that the surrogates learn from; the same object where there are few."""
         return select_subset(observations, self.steps[0].points.features)
 
     def expected(self, observations: Observations, same_as: IntArray) -> Expected:
@@ -190,7 +220,7 @@ class Posterior:
                 log_needed=found.log_needed[:count],
                 is_broken=found.is_broken[:count],
             )
-        told = self._select_subset(observations)
+        told = self.select_subset(observations)
         # row of each candidate among the observations of the subset; -1 where it has none
         place = np.full(count, -1, dtype=np.int64)
         place[told.measured] = np.arange(len(told.measured))
@@ -257,12 +287,12 @@ class Posterior:
         """Draw which candidates do not fit or crash [M, n]."""
         log_capacity = np.log(self.predicted.capacity_bytes)
         fails = np.zeros((num_draws, len(self.predicted)), dtype=np.bool_)
-        memory = self._fit_memory(observations)
-        if memory is not None:
+        needed = self.draw_needed(observations, num_draws, rng)
+        if needed is not None:
             # a candidate does not fit in a draw if the drawn need exceeds the capacity
-            fails |= memory.draw(num_draws, rng) > log_capacity.astype(np.float32)
+            fails |= needed > log_capacity.astype(np.float32)
         if observations.crashed:
-            fails |= self._fit_crashes(observations, memory).draw(num_draws, rng)
+            fails |= self._fit_crashes(observations, self._fit_memory(observations)).draw(num_draws, rng)
         return fails
 
     def _fit_memory(self, observations: Observations) -> Surrogate | None:
@@ -275,6 +305,7 @@ class Posterior:
             observations.measured.tobytes(),
             observations.misfits,
             observations.crashed,
+            tuple(observations.memory_shifts.items()),
         )
         found = self.memory_fit.get(key)
         if found is None:
@@ -295,23 +326,29 @@ class Posterior:
             np.array(sorted(which), dtype=np.int64) for which in (observations.misfits, observations.crashed)
         )
         bounded = np.concatenate([ran, misfits, crashed])
+        # the bound holds for the needed memory with the knobs of the trial
+        shifts = np.array([observations.memory_shifts.get(position, 0.0) for position in bounded.tolist()])
         sizes = [len(ran), len(misfits), len(crashed)]
         return Seen(
             measured=peaks,
             log_value=np.log(predicted.needed_bytes[peaks] * ratio),
             variance=np.full(len(peaks), PEAK_VARIANCE),
             bounded=bounded,
-            log_edge=np.log(predicted.capacity_bytes[bounded]),
+            log_edge=np.log(predicted.capacity_bytes[bounded]) - shifts,
             side=np.repeat([-1.0, 1.0, 1.0], sizes),
             mishap=np.repeat([MISHAP, MISHAP, FOREIGN_CRASH], sizes),
         )
 
     def misfit_probability(self, observations: Observations, crashed: int) -> float:
         """Return the probability that a crashed candidate ran out of memory unnoticed, if no kind of it is broken."""
-        memory = self._fit_memory(self._select_subset(observations))
+        memory = self._fit_memory(self.select_subset(observations))
         misfit = float(self._explain_by_memory(np.array([crashed]), memory)[0])
         # Bayes: without a broken kind, the cause is lack of memory or a fault of the candidate's own
         return misfit / (misfit + (1 - misfit) * OWN_CRASH)
+
+    def explained_by_memory(self, told: Observations, positions: IntArray) -> FloatArray:
+        """Return the probability that each of the given candidates does not fit in memory [m]."""
+        return self._explain_by_memory(positions, self._fit_memory(told))
 
     def _explain_by_memory(self, positions: IntArray, memory: Surrogate | None) -> FloatArray:
         """Return the probability that each of the given candidates does not fit in memory."""
@@ -332,7 +369,7 @@ class Posterior:
             return wider.conclusions(seen)
         conclusions = []
         log_capacity = np.log(self.predicted.capacity_bytes)
-        told = self._select_subset(observations)
+        told = self.select_subset(observations)
         memory = self._fit_memory(told) if observations.misfits or told.crashed else None
         if memory is not None and observations.misfits:
             before = after(self.memory, NOTHING_SEEN)

@@ -46,9 +46,12 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig, Value
 from hardware.arrays import IntArray
 from tuner.search.acquisition import AbstractAcquisition, ExpectedLoss
+from tuner.search.choices import AbstractChoices, LayoutChoices
 from tuner.search.failures import LEARNED
+from tuner.search.knobs.knob_choices import KnobChoices
+from tuner.search.knobs.knob_space import KnobSpace
 from tuner.search.observations import Ending, ObservationLog, Observations
-from tuner.search.parameters import ASSIGNMENT, distribution_of, named_values, parameter_of, params_of
+from tuner.search.parameters import ASSIGNMENT, parameter_of, params_of
 from tuner.search.population import ENDED, P_STAR, POPULATION, POPULATION_AT_START, Population, as_json, shares
 from tuner.search.posterior import Posterior
 from tuner.search.proxy.extrapolation import EXTRAPOLATED, Extrapolated
@@ -90,6 +93,7 @@ class ThompsonSampler(BaseSampler):
     Args:
         candidates: Configurations to choose from [n].
         posterior: Posterior of the candidates, before any trial of the study; see posterior.py.
+        knobs: Knobs that are searched beside the candidates; None without any. See knobs/knob_space.py.
         acquisition: Acquisition function that chooses among the draws.
         draws: Number M of joint draws per decision.
         confidence: Confidence eta; a study may end once p_star exceeds it.
@@ -109,6 +113,7 @@ class ThompsonSampler(BaseSampler):
         candidates: ConfigGrid,
         posterior: Posterior,
         *,
+        knobs: KnobSpace | None = None,
         acquisition: AbstractAcquisition | None = None,
         draws: int = 100,
         confidence: float = 0.95,
@@ -126,8 +131,9 @@ class ThompsonSampler(BaseSampler):
                 f"`posterior` must be that of the {len(candidates)} candidates, but got one of "
                 f"{len(posterior.predicted)}."
             )
-        self._candidates = candidates
-        self._posterior = posterior
+        self._choices: AbstractChoices = (
+            LayoutChoices(candidates, posterior) if knobs is None else KnobChoices(candidates, posterior, knobs)
+        )
         self._acquisition = acquisition or ExpectedLoss()
         self._draws = draws
         self._tolerance = tolerance
@@ -135,22 +141,20 @@ class ThompsonSampler(BaseSampler):
         self._stop_when_confident = stop_when_confident
         self._proxies = proxies
         self._stop_rule = StopRule(
-            num_candidates=len(candidates), confidence=confidence, tolerance=tolerance, repeats=repeats, proxies=proxies
+            num_candidates=self._choices.num_candidates,
+            confidence=confidence,
+            tolerance=tolerance,
+            repeats=repeats,
+            proxies=proxies,
         )
-        dimensions = candidates.dimensions
-        # a trial names its candidate by parameters, so positions are looked up by their values
-        self._positions = {
-            tuple(params_of(dict(zip(dimensions, key, strict=True))).values()): at
-            for key, at in candidates.positions().items()
-        }
-        # dimensions in which all candidates agree need not be suggested
-        columns = zip(dimensions, zip(*self._positions, strict=True), strict=True)
-        self._constants = {name: values[0] for name, values in columns if len(set(values)) == 1}
-        self._first = None if first is None else self.position_of(first.values(dimensions))
+        self._first = (
+            None
+            if first is None
+            else self.position_of(params_of(first.values(candidates.dimensions)) | dict(first.knobs))
+        )
         if first is not None and self._first is None:
             raise ValueError(f"`first` must be a candidate, but got {first}.")
         self._independent = RandomSampler(seed=seed)
-        self._search_space = {name: distribution_of(name, candidates) for name in dimensions}
         self._log = ObservationLog(self.position_of)
         self._latest: _Drawn | None = None
         self._conclusions: tuple[_Drawn, list[dict[str, Any]]] | None = None
@@ -169,7 +173,12 @@ class ThompsonSampler(BaseSampler):
     @property
     def candidates(self) -> ConfigGrid:
         """Configurations that the sampler chooses from."""
-        return self._candidates
+        return self._choices.layouts
+
+    @property
+    def choices(self) -> AbstractChoices:
+        """Candidates by their positions."""
+        return self._choices
 
     @property
     def proxies(self) -> ProxyPlan | None:
@@ -179,7 +188,7 @@ class ThompsonSampler(BaseSampler):
     @property
     def search_space(self) -> dict[str, BaseDistribution]:
         """Optuna distributions of a trial's parameters: one per dimension that identifies a candidate."""
-        return dict(self._search_space)
+        return dict(self._choices.search_space)
 
     def suggest(self, trial: Trial) -> ParallelConfig:
         """Return the configuration of `trial`; its parameters are the candidate's dimensions under their own names."""
@@ -203,21 +212,14 @@ class ThompsonSampler(BaseSampler):
         position = self.position_of(params)
         if position is None:
             raise ValueError(f"`params` must name a candidate, but got {params}.")
-        return self._candidates.config(position)
+        return self._choices.config(position)
 
     def position_of(self, params: Mapping[str, Any]) -> int | None:
         """Return the position of the candidate that a trial's parameters name; None if they name none.
 
         Dimensions in which all candidates agree may be missing.
         """
-        dimensions = self._candidates.dimensions
-        named = named_values(params, dimensions) if any(name in params for name in dimensions) else None
-        if named is None:
-            return None
-        complete = {**self._constants, **named}
-        if len(complete) < len(dimensions):
-            return None
-        return self._positions.get(tuple(params_of({name: complete[name] for name in dimensions}).values()))
+        return self._choices.position_of(params)
 
     # What Optuna calls
 
@@ -254,7 +256,7 @@ class ThompsonSampler(BaseSampler):
         """Return the next candidate's values of the dimensions in `search_space`."""
         if not search_space:
             return {}
-        params = params_of(self._candidates.values(self._candidate_for(study, trial)))
+        params = params_of(self._choices.values(self._candidate_for(study, trial)))
         return {name: params[name] for name in search_space}
 
     def sample_independent(
@@ -265,9 +267,9 @@ class ThompsonSampler(BaseSampler):
         Raises:
             ValueError: The distribution does not hold the candidate's value.
         """
-        if param_name not in self._search_space:
+        if param_name not in self._choices.search_space:
             return self._independent.sample_independent(study, trial, param_name, param_distribution)
-        params = params_of(self._candidates.values(self._candidate_for(study, trial)))
+        params = params_of(self._choices.values(self._candidate_for(study, trial)))
         return parameter_of(param_name, params[param_name], param_distribution)
 
     def reseed_rng(self) -> None:
@@ -331,7 +333,7 @@ class ThompsonSampler(BaseSampler):
         return self._log.observations(others, ending, chosen)
 
     def _describe_population(self, observations: Observations) -> dict[str, Any]:
-        return as_json(shares(self.population(observations).fastest, self._candidates, observations.explored))
+        return as_json(shares(self.population(observations).fastest, self._choices.values, observations.explored))
 
     # What it decides
 
@@ -380,9 +382,7 @@ class ThompsonSampler(BaseSampler):
         self.population(observations)
         assert self._latest is not None, "a population was drawn"
         if self._conclusions is None or self._conclusions[0] is not self._latest:
-            conclusions = [
-                conclusion.as_json() for conclusion in self._posterior.conclusions(self._latest.observations)
-            ]
+            conclusions = [conclusion.as_json() for conclusion in self._choices.conclusions(self._latest.observations)]
             self._conclusions = self._latest, conclusions
         return self._conclusions[1]
 
@@ -390,7 +390,7 @@ class ThompsonSampler(BaseSampler):
         self, observations: Observations, num_draws: int, rng: np.random.Generator
     ) -> tuple[NDArray[np.float32], IntArray]:
         """Draw joint log step times [num_draws, n], and name the fastest candidate of each draw in which one runs."""
-        drawn = self._posterior.draw(observations, num_draws, rng)
+        drawn = self._choices.draw(observations, num_draws, rng)
         # the head start keeps draws from naming a candidate that is faster by less than the tolerance
         drawn[:, sorted(observations.explored)] -= np.float32(np.log1p(self._tolerance))
         fastest = np.argmin(drawn, axis=1).astype(np.int64)
@@ -448,17 +448,18 @@ class ThompsonSampler(BaseSampler):
 
     def _acquire(self, observations: Observations, but: Collection[int]) -> int:
         """Return the choice of the acquisition function, which is none of `but` while another is left."""
-        closed = np.zeros(len(self._candidates), dtype=np.bool_)
-        closed[sorted(but)] = True
+        drawn = self.population(observations).log_step_s
+        closed = np.zeros(drawn.shape[1], dtype=np.bool_)
+        closed[[position for position in but if position < len(closed)]] = True
         if closed.all():  # the fastest ones are measured again
             closed[sorted(observations.explored)] = False
         # before any result there is nothing that a draw could explore around
         acquisition = self._acquisition if observations.num_decisions else ExpectedLoss()
         return acquisition.choose(
-            self.population(observations).log_step_s,
+            drawn,
             closed=closed,
             best_s=observations.best_s,
-            trial_s=self._posterior.predicted.step_time_s,
+            trial_s=self._choices.trial_s()[: len(closed)],
             rng=np.random.default_rng([self._seed, 1, observations.num_decisions]),
         )
 
@@ -476,7 +477,7 @@ class ThompsonSampler(BaseSampler):
         # a settled candidate's proxy could tell nothing new, whether or not the candidate itself is closed
         closed = set(observations.closed)
         closed.update(fastest[plan.is_settled(observations, fastest)].tolist())
-        while len(closed) < len(self._candidates):
+        while len(closed) < len(self._choices):
             position = self._acquire(observations, closed)
             if not plan.is_settled(observations, np.array([position]))[0]:
                 return position
@@ -505,7 +506,7 @@ class ThompsonSampler(BaseSampler):
         # draws in which it cannot run say nothing of its step time
         drawn = self.population(observations).log_step_s[:, position]
         return Extrapolated(
-            config=self._candidates.values(position),
+            config=self._choices.values(position),
             step_time_s=float(np.exp(np.median(drawn[np.isfinite(drawn)]))),
             trials=len(timed),
             devices=max(proxy.config.num_devices for proxy in timed),

@@ -27,6 +27,7 @@ from hardware.io.config_file import parse_yaml, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, shown_url
 from hardware.trace_file import read_trace
 from trials.backend import AbstractBackend, Observation, Status
+from trials.knobs.knob import Knob, today_of
 from trials.trial_keys import AbstractTrialKeys, StudyParts
 from tuner.own_step.plans import OwnStepPlans
 from tuner.own_step.predictions import DEFAULTS, space_of
@@ -36,6 +37,7 @@ from tuner.search.proxy.proxy_trials import ProxyOptions
 from tuner.space.enumeration import Space, SpaceOptions, build_space, setting_for
 from tuner.study_file.exported_flags import flag_exporters
 from tuner.study_file.key_errors import under
+from tuner.study_file.knob_keys import build_knobs
 from tuner.study_file.meaning import describe_own_trials, describe_trials
 from tuner.study_file.paths import StudyPaths
 from tuner.study_file.proxy_keys import proxy_options
@@ -110,6 +112,7 @@ class StudyConfig:
         notes: Sentences on files that are read outside the study's folder and the working directory, and on servers
             that are not given a password.
         own_step: Plans of the user's own step, which is trained in place of a model of the catalog; else None.
+        knobs: Knobs that are searched beside the layout.
         kin: Names of studies in the same storage whose runs are history too: those of the same job on more or fewer
             of the hosts.
     """
@@ -133,6 +136,7 @@ class StudyConfig:
     notes: tuple[str, ...] = ()
     current_observation: Observation | None = None
     own_step: OwnStepPlans | None = None
+    knobs: tuple[Knob, ...] = ()
     kin: tuple[str, ...] = ()
 
     @property
@@ -154,14 +158,27 @@ class StudyConfig:
 
     @property
     def dimensions(self) -> tuple[str, ...]:
-        """Names of the dimensions that identify a candidate: the eight degrees and the opened dimensions."""
-        return DEGREES + self.options.opened
+        """Names of what identifies a candidate: the eight degrees, the opened dimensions, and the knobs."""
+        return (*DEGREES, *self.options.opened, *(knob.name for knob in self.knobs))
+
+    def with_knobs(self, chosen: ParallelConfig) -> ParallelConfig:
+        """Return a configuration with a value of every knob, today's where it has none."""
+        return replace(chosen, knobs=tuple((today_of(self.knobs) | dict(chosen.knobs)).items()))
 
     def config_of(self, values: Mapping[str, Value]) -> ParallelConfig:
         """Return the configuration with a candidate's values.
 
         All other dimensions are fixed by the job or, if the backend measures certain configurations only, by those.
         """
+        names = {knob.name for knob in self.knobs}
+        if names:
+            knobs = tuple((name, value) for name, value in values.items() if name in names)
+            values = {name: value for name, value in values.items() if name not in names}
+            return self.with_knobs(replace(self._layout_of(values), knobs=knobs))
+        return self._layout_of(values)
+
+    def _layout_of(self, values: Mapping[str, Value]) -> ParallelConfig:
+        """Return the layout with a candidate's values of the dimensions."""
         grid = self.backend.candidates(self.options.opened)
         if grid is not None:
             position = grid.positions().get(tuple(values[name] for name in grid.dimensions))
@@ -252,6 +269,7 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
     own = keys.model if isinstance(keys.model, OwnModelKeys) else None
     subject = _of_catalog(keys, cluster, base_dir) if own is None else own_subject(keys, own, cluster, base_dir)
     setting, options, group = subject.setting, subject.options, subject.measured
+    knobs = build_knobs(keys.space.knobs)
     chosen = LayerPlanning() if own else _planning(keys.planner)
     parts = StudyParts(
         name=keys.name,
@@ -262,8 +280,10 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
         flag_exporters=subject.flag_exporters,
         step_planner=LayeredStepPlanner(planning=chosen),
         own_step=subject.own_step,
+        knobs=knobs,
     )
     backend = keys.trial.build(parts)
+    _check_knobs(keys, knobs, backend)
     current = own_current(keys) if own else find_current(keys, setting, options)
     if own is None:
         options = runnable_options(keys.space, options, backend, current, cluster)
@@ -279,7 +299,7 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
         options=options,
         planning=planning,
         search=_search(keys.search, backend),
-        current=current,
+        current=current and replace(current, knobs=tuple(today_of(knobs).items())),
         backend=backend,
         proxy=proxy_options(keys.trial, setting, backend, keys.search.max_trials),
         time_limit_s=keys.trial.time_limit,
@@ -287,12 +307,26 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
         history=tuple(keys.history),
         meaning=describe_own_trials(cluster, describe_own(subject.own_step), keys.trial, backend)
         if subject.own_step
-        else describe_trials(setting, options, planning, keys.trial, backend),
+        else describe_trials(setting, options, planning, keys.trial, backend, knobs),
         measured=group,
         current_observation=_current_observation(keys, backend),
         notes=paths.read_elsewhere(_files_read(keys, described.trace, base_dir)),
         own_step=subject.own_step,
+        knobs=knobs,
     )
+
+
+def _check_knobs(keys: StudyKeys, knobs: Sequence[Knob], backend: AbstractBackend) -> None:
+    """Check that the study's trials can set knobs, and run each at full size."""
+    if knobs and not backend.takes_knobs:
+        raise ConfigError(
+            "need trials that can set them",
+            key="space.knobs",
+            value=[knob.name for knob in knobs],
+            nearest="trial.backend: command, or simulated",
+        )
+    if knobs and keys.trial.proxy is not None:
+        raise ConfigError("cannot be searched by smaller jobs", key="space.knobs", nearest="leave trial.proxy out")
 
 
 def _of_catalog(keys: StudyKeys, cluster: Cluster, base_dir: Path) -> Subject:

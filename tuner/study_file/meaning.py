@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,13 +10,20 @@ from costmodels.job.parallel_config import HAND
 from costmodels.job.setting import Setting
 from hardware.cluster import Cluster
 from trials.backend import AbstractBackend
+from trials.knobs.knob import Knob
 from trials.trial_keys import AbstractTrialKeys
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.space.enumeration import SpaceOptions
+from tuner.study_file.knob_keys import describe_knobs
 
 
 def describe_trials(
-    setting: Setting, options: SpaceOptions, planning: LayerPlanning, trial: AbstractTrialKeys, backend: AbstractBackend
+    setting: Setting,
+    options: SpaceOptions,
+    planning: LayerPlanning,
+    trial: AbstractTrialKeys,
+    backend: AbstractBackend,
+    knobs: Sequence[Knob],
 ) -> dict[str, Any]:
     """Return the resolved values under the study file's keys that give a trial its meaning, as JSON."""
     job, runtime = asdict(setting.job), asdict(setting.runtime)
@@ -31,7 +38,7 @@ def describe_trials(
         "cluster": _describe_cluster(setting.cluster),
         "job": job,
         "runtime": runtime,
-        "space": {"opened": list(options.opened)},
+        "space": {"opened": list(options.opened)} | ({"knobs": describe_knobs(knobs)} if knobs else {}),
         "trial": trial.meaning() | backend.describe(),
         **_describe_planner(planning),
     }

@@ -17,6 +17,7 @@ from trials.registry import DEFAULT_TRIAL, TrialKeys
 from trials.trial_keys import PositiveInt
 from tuner.plans.layer_planning import PlannerChoice
 from tuner.study_file.dimension_keys import JOB_CHOICES, JOB_NUMBERS, SPACE_LISTS, declare_keys
+from tuner.study_file.knob_keys import KnobKeys
 
 DEFAULT_STORAGE = "sqlite:///meshtune.db"
 
@@ -74,6 +75,12 @@ class SpaceKeys(DocumentedModel):
     """
 
     declare_keys(vars(), SPACE_LISTS)
+
+    knobs: list[KnobKeys] = Field(default_factory=list)
+    """[Knobs](knobs.md): settings beside the layout, such as flags and environment variables, that are searched too.
+
+    Default: none
+    """
 
     assignment: list[Literal["layers", "recomputed", "micro_batches", "stage_tp", "hosts", "idle_hosts"]] | None = None
     """Work that may be uneven: `layers` and `recomputed` layers of each virtual stage, `micro_batches` of each replica,

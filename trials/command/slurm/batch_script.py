@@ -8,15 +8,22 @@ Sources: the manual pages of sbatch and srun of Slurm 24.05.
 
 from __future__ import annotations
 
+import base64
 import shlex
 import string
 from collections.abc import Mapping, Sequence
 
 from trials.command.host_program import HostPlan
-from trials.command.placeholders import FLAGS, PROFILE, without_wildcards
+from trials.command.placeholders import FLAGS, KNOBS, PROFILE, without_wildcards
 
 _HOST_RANK = "@meshtune-host-rank@"
 """Stands for the host's rank in the value of a variable, until a host replaces it by its own."""
+
+_FOLDER = "MESHTUNE_FILES"
+"""Variable with the folder of a trial's copies of files, on each host."""
+
+_FILES = "@meshtune-files@"
+"""Stands for that folder in the value of a variable, until a host replaces it by its own."""
 
 _CARRIER = "MESHTUNE_VALUE_OF_"
 """Beginning of the names under which values of variables travel to the hosts."""
@@ -40,7 +47,9 @@ def batch_script(plan: HostPlan, *, num_hosts: int, srun: Sequence[str]) -> str:
         srun: Further options of srun.
     """
     # values of variables may be secrets, which belong into no command line: hosts find them under other names
-    carried = _values(plan, _HOST_RANK)
+    carried = _values(plan, _HOST_RANK) | {
+        name: shlex.quote(f"{_FILES}/{name}/{file_name}") for name, file_name, _ in plan.files
+    }
     exports, settings = [], []
     for name, text in plan.environment:
         if text is None:
@@ -48,18 +57,38 @@ def batch_script(plan: HostPlan, *, num_hosts: int, srun: Sequence[str]) -> str:
         else:
             exports.append(f"export {_CARRIER}{name}={_word(text, carried)}")
             settings.append(f'export {name}="${{{_CARRIER}{name}//{_HOST_RANK}/$SLURM_NODEID}}"')
+            if plan.files:
+                settings.append(f'export {name}="${{{name}//{_FILES}/${_FOLDER}}}"')
     values = _values(plan, '"$SLURM_NODEID"')
-    flags = [shlex.quote(flag) for flag in plan.flags]
+    several = {f"{{{FLAGS}}}": plan.flags, f"{{{KNOBS}}}": plan.knobs}
     words: list[str] = []
     for argument in plan.arguments:
-        words += flags if argument == f"{{{FLAGS}}}" else [_word(argument, values)]
-    on_host = "\n".join((*settings, f"exec {' '.join(words)}"))
+        words += map(shlex.quote, several[argument]) if argument in several else [_word(argument, values)]
+    command = " ".join(words)
+    # a command with files of its own ends before the shell, which removes them
+    on_host = "\n".join((*_write_files(plan), *settings, command if plan.files else f"exec {command}"))
     # one task that may use all cores of its host: the command starts the processes of its devices itself
     launch = (
         *("srun", f"--nodes={num_hosts}", f"--ntasks={num_hosts}", "--ntasks-per-node=1"),
         *("--cpu-bind=none", "--kill-on-bad-exit=1", *srun, "bash", "-c", on_host),
     )
     return "\n".join((_HEAD, *exports, f"exec {shlex.join(launch)}", ""))
+
+
+def _write_files(plan: HostPlan) -> list[str]:
+    """Return the lines of a shell that write the copies of a trial's files into a folder that ends with the shell."""
+    if not plan.files:
+        return []
+    lines = [f"{_FOLDER}=$(mktemp -d)", f"trap 'rm -rf \"${_FOLDER}\"' EXIT"]
+    for name, file_name, text in plan.files:
+        encoded = base64.b64encode(text.encode()).decode()
+        lines += [f'mkdir "${_FOLDER}/{name}"', f"printf %s {encoded} | base64 -d > {_file_path(name, file_name)}"]
+    return lines
+
+
+def _file_path(name: str, file_name: str) -> str:
+    """Return the path of a copy as a word of a shell on its host."""
+    return f'"${_FOLDER}/{name}/"{shlex.quote(file_name)}'
 
 
 def _values(plan: HostPlan, host_rank: str) -> dict[str, str]:
@@ -69,6 +98,7 @@ def _values(plan: HostPlan, host_rank: str) -> dict[str, str]:
         "master_address": '"$MESHTUNE_MASTER_ADDRESS"',
         "master_port": '"$MESHTUNE_MASTER_PORT"',
     }
+    values |= {name: _file_path(name, file_name) for name, file_name, _ in plan.files}
     if plan.profile is None:
         return values
     return values | {PROFILE: _word(str(plan.profile_root / without_wildcards(plan.profile)), values)}

@@ -27,8 +27,8 @@ def test_an_argument_stays_one_argument():
 
 def test_flags_become_arguments():
     """`{flags}` alone stands for as many arguments as there are flags, also for none."""
-    assert fill_all(["run", "{flags}", "end"], VALUES, ("--tp", "2")) == ["run", "--tp", "2", "end"]
-    assert fill_all(["run", "{flags}"], VALUES, ()) == ["run"]
+    assert fill_all(["run", "{flags}", "end"], VALUES, {"flags": ("--tp", "2")}) == ["run", "--tp", "2", "end"]
+    assert fill_all(["run", "{flags}"], VALUES, {"flags": ()}) == ["run"]
 
 
 @pytest.mark.parametrize(

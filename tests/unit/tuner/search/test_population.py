@@ -38,16 +38,16 @@ def test_a_probability_is_the_share_of_the_draws_that_name_a_candidate():
     """Ten draws name three candidates: their frequencies are their probabilities, the largest first, and equals in the
     order of the grid.
     """
-    found = shares(np.array([4, 2, 4, 4, 0, 4, 2, 4, 4, 2]), grid_of(6), explored={2, 3})
+    found = shares(np.array([4, 2, 4, 4, 0, 4, 2, 4, 4, 2]), grid_of(6).values, explored={2, 3})
 
     assert [(share.config["dp"], share.config["recompute"], share.probability, share.tried) for share in found] == [
         (3, "none", 0.6, False),
         (2, "none", 0.3, True),
         (1, "none", 0.1, False),
     ]
-    equals = shares(np.array([5, 1, 3]), grid_of(6), ())
+    equals = shares(np.array([5, 1, 3]), grid_of(6).values, ())
     assert [share.config["dp"] for share in equals] == [1, 2, 3]
-    assert equals == shares(np.array([3, 5, 1]), grid_of(6), ())
+    assert equals == shares(np.array([3, 5, 1]), grid_of(6).values, ())
 
 
 def test_p_star_is_the_sum_over_the_tried():
@@ -55,7 +55,7 @@ def test_p_star_is_the_sum_over_the_tried():
     rng = np.random.default_rng(0)
     fastest, explored = rng.integers(0, 200, 100), set(range(0, 200, 3))
 
-    moment = from_json(7, as_json(shares(fastest, grid_of(200), explored)))
+    moment = from_json(7, as_json(shares(fastest, grid_of(200).values, explored)))
 
     assert moment.rest_tried > 0
     assert moment.rest_untried > 0
@@ -66,7 +66,7 @@ def test_p_star_is_the_sum_over_the_tried():
 
 def test_what_is_stored_is_read_back():
     """Through JSON, the kept shares are those that were computed, the dimensions' types included."""
-    found = shares(np.array([4, 2, 4, 5]), grid_of(6), explored={2})
+    found = shares(np.array([4, 2, 4, 5]), grid_of(6).values, explored={2})
 
     moment = from_json(None, json.loads(json.dumps(as_json(found))))
 
@@ -75,7 +75,7 @@ def test_what_is_stored_is_read_back():
 
 def test_a_population_is_small_enough_for_an_attribute():
     """However many candidates 10,000 draws name, no more than the 30 most probable are kept, in under 3 kB."""
-    found = shares(np.random.default_rng(1).integers(0, 5000, 10_000), grid_of(5000), explored=set(range(2500)))
+    found = shares(np.random.default_rng(1).integers(0, 5000, 10_000), grid_of(5000).values, explored=set(range(2500)))
 
     stored = as_json(found)
 
@@ -91,7 +91,7 @@ def test_moments_stand_in_the_order_of_the_ends():
     """
     kept = optuna.create_study()
     trials = [kept.ask() for _ in range(5)]
-    stored = as_json(shares(np.array([0, 1]), grid_of(2), ()))
+    stored = as_json(shares(np.array([0, 1]), grid_of(2).values, ()))
     kept.set_user_attr(POPULATION_AT_START, stored)
     kept.set_user_attr(f"{POPULATION}:0", stored)  # as earlier versions kept it
     for number in (1, 2, 4):
@@ -105,7 +105,7 @@ def test_moments_stand_in_the_order_of_the_ends():
 
 def test_the_lines_name_the_leaders_and_sum_up_the_rest():
     """A terminal gets the most probable candidates, which of them are untried, and what all others have together."""
-    found = shares(np.array([5] * 4 + [3] * 3 + [1] * 2 + [0]), grid_of(6), explored={5})
+    found = shares(np.array([5] * 4 + [3] * 3 + [1] * 2 + [0]), grid_of(6).values, explored={5})
 
     lines = in_lines(from_json(4, as_json(found)), "after 5 trials", lambda values: f"dp={values['dp']}", top=2)
 
@@ -128,7 +128,7 @@ def test_status_shows_the_newest_population(tmp_path, meshtune):
     sampler = make_sampler(config, candidates)
     opened = open_study(config, sampler)
     grid = candidates.space.grid
-    found = shares(np.array([0] * 3 + [1]), grid, explored={0})
+    found = shares(np.array([0] * 3 + [1]), grid.values, explored={0})
     opened.set_user_attr(POPULATION_AT_START, as_json(found[1:]))
     opened.add_trial(
         create_trial(

@@ -1,0 +1,95 @@
+"""Places that a knob's value goes to: flags, an environment variable, a key of a file.
+
+Beside its place, the value of each knob is a placeholder of the command under the knob's own name.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from costmodels.job.parallel_config import KnobValue
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Places of one knob.
+
+    Attributes:
+        flag: Flag that takes the value; of a knob of true and false, the flag stands alone where it is true.
+        flags: Words of the command for each value, by the value's text, in place of `flag`.
+        environment: Environment variable that takes the value; null removes the variable.
+        file: Name of the file of `trial.files` whose key takes the value.
+        key: Key in that file, such as `zero_optimization.reduce_bucket_size`.
+    """
+
+    flag: str = ""
+    flags: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    environment: str = ""
+    file: str = ""
+    key: str = ""
+
+    @property
+    def takes_flags(self) -> bool:
+        """Whether the value goes to words of the command."""
+        return bool(self.flag or self.flags)
+
+    @property
+    def flag_names(self) -> frozenset[str]:
+        """Flags that the knob sets, which no other part of the command may set."""
+        named = {word.partition("=")[0] for _, words in self.flags for word in words if word.startswith("-")}
+        return frozenset(named | ({self.flag.partition("=")[0]} if self.flag else set()))
+
+    def words(self, value: KnobValue) -> tuple[str, ...]:
+        """Return the words of the command for a value; none where the knob has no flag or the value is absent."""
+        if self.flags:
+            return dict(self.flags).get(text_of(value), ())
+        if not self.flag or value is None or value is False:
+            return ()
+        if value is True:
+            return (self.flag,)
+        return (f"{self.flag}{text_of(value)}",) if self.flag.endswith("=") else (self.flag, text_of(value))
+
+
+NOWHERE = Place()
+"""Place of a knob whose value goes to placeholders of the command only."""
+
+
+def text_of(value: KnobValue) -> str:
+    """Return a value as commands and variables spell it: true and false in lower case, whole floats without a dot."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None:
+        return ""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    return str(value)
+
+
+def without_flags(arguments: Sequence[str], names: frozenset[str]) -> list[str]:
+    """Return arguments without the flags of these names and the values that follow them.
+
+    A value is a word after a flag that is no flag itself; a negative number is a value.
+    """
+    found: list[str] = []
+    is_dropped = False
+    for argument in arguments:
+        if _is_flag(argument):
+            is_dropped = argument.partition("=")[0] in names
+        if not is_dropped:
+            found.append(argument)
+    return found
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and not word.lstrip("-").replace(".", "", 1).isdigit()
+
+
+def split_words(texts: Mapping[str, str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return the words of each text, split as a shell does.
+
+    Raises:
+        ValueError: A quote has no partner.
+    """
+    return tuple((value, tuple(shlex.split(text))) for value, text in texts.items())
