@@ -14,4 +14,4 @@ def searched_knobs(config: StudyConfig, candidates: Candidates) -> KnobSpace | N
         return None
     estimate = candidates.estimate
     shares = {part: estimate.breakdown_s[part] / estimate.step_time_s for part in BREAKDOWN}
-    return knob_space(config.knobs, candidates.space.grid, candidates.features, shares)
+    return knob_space(config.knobs, candidates.space.grid, candidates.features, shares, estimate.step_time_s)
