@@ -11,7 +11,7 @@ Rows: `layouts` searches the layouts alone, with today's knobs, for the best of 
 searches both where no knob does anything: what it takes longer than `layouts`, knobs that do nothing have cost. The
 other rows are optimizers that know no prediction (benchmarks/support/knob_peers.py).
 
-The best pair is found by enumerating, for the 60 fastest layouts, all values of the knobs that do something.
+The best pair is found by enumerating, for the 200 fastest layouts, all values of the knobs that do something.
 """
 
 from __future__ import annotations

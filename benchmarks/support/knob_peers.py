@@ -1,8 +1,8 @@
 """General-purpose optimizers on pairs of a layout and knobs.
 
 A layout is a point of the box of `points.py`, and the knobs are parameters of their own: categories, or levels of
-ordered values. A proposal whose layout is none, or whose pair was tried before, becomes that of the nearest layout, with
-the values that are proposed for the knobs. Failures are reported as in `peers.py`. Peers know no prediction.
+ordered values. A proposal whose layout is none, or whose pair was tried before, becomes that of the nearest layout,
+with the values that are proposed for the knobs. Failures are reported as in `peers.py`. Peers know no prediction.
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ class OptunaKnobPeer(AbstractKnobPeer):
 
 
 class BoTorchKnobPeer(AbstractKnobPeer):
-    """BoTorch's default Gaussian process with log expected improvement, over random pairs and the best ones' neighbours.
+    """BoTorch's default Gaussian process with log expected improvement.
+
+    It is scored over random pairs and the neighbours of the best ones.
 
     Dimensions and ordered knobs are coordinates from 0 to 1, other knobs are one-hot.
     """

@@ -55,7 +55,7 @@ KNOBS = build_knobs(
 )
 """Eight knobs of the kinds that frameworks have: flags, a size, variables of NCCL and CUDA, choices."""
 
-ENUMERATED = 60
+ENUMERATED = 200
 """Layouts of a world among which its best pair is looked for, the fastest that may fit."""
 
 

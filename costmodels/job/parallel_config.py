@@ -210,12 +210,13 @@ class ParallelConfig(FurtherValues):
 
         Knobs of which the configuration has no value are left out.
         """
-        found = {name: getattr(self, name) for name in dimensions if name in _VALUES}
-        if "assignment" in found:
-            found["assignment"] = str(self.assignment)
-        if self.knobs:
-            knobs = dict(self.knobs)
-            found = {name: found.get(name, knobs.get(name)) for name in dimensions if name in found or name in knobs}
+        knobs = dict(self.knobs)
+        found: dict[str, Value] = {}
+        for name in dimensions:
+            if name in knobs:
+                found[name] = knobs[name]  # type: ignore[assignment] # a knob's value may be a float or None too
+            elif name in _VALUES:
+                found[name] = str(self.assignment) if name == "assignment" else getattr(self, name)
         return found
 
     def __str__(self) -> str:

@@ -68,8 +68,8 @@ class ReportData:
 
     @property
     def dimensions(self) -> tuple[str, ...]:
-        """Dimensions that identify a candidate: the eight degrees and the opened dimensions."""
-        return self.candidates.space.grid.dimensions
+        """Names of what identifies a candidate: the eight degrees, the opened dimensions, and the knobs."""
+        return (*self.candidates.space.grid.dimensions, *(knob.name for knob in self.config.knobs))
 
     @property
     def finished(self) -> tuple[TrialRecord, ...]:

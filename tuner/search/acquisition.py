@@ -42,12 +42,14 @@ class Outlook:
         allowed: Candidates to choose from [n]; there is at least one, and each runs in some draw.
         best_s: Fastest measured step time [s]; None while nothing has been measured.
         trial_s: Expected time of a trial of each candidate [n], or anything proportional to it.
+        layout: Layout of each candidate, where several have the same with other knobs [n]; None where each is its own.
     """
 
     log_step_s: LogDraws
     allowed: NDArray[np.bool_]
     best_s: float | None
     trial_s: FloatArray
+    layout: IntArray | None = None
 
     def fastest_allowed(self) -> IntArray:
         """Return the fastest allowed candidate of each draw in which one of them runs [at most M]."""
@@ -70,6 +72,7 @@ class AbstractAcquisition(ABC):
         best_s: float | None,
         trial_s: FloatArray,
         rng: np.random.Generator,
+        layout: IntArray | None = None,
     ) -> int:
         """Return the position of the next candidate; equal arguments and an equal state of `rng` give the same one.
 
@@ -79,12 +82,13 @@ class AbstractAcquisition(ABC):
             best_s: Fastest measured step time [s]; None while nothing has been measured.
             trial_s: Expected time of a trial of each candidate [n], or anything proportional to it.
             rng: Source of chance; consumed.
+            layout: Layout of each candidate [n]; None where each is its own.
         """
         allowed = ~closed if not closed.all() else np.ones_like(closed)
         runs_somewhere = allowed & np.isfinite(log_step_s).any(axis=0)
         if not runs_somewhere.any():  # every draw says that nothing which is left can run, and a draw may err
             return int(rng.choice(np.flatnonzero(allowed)))
-        outlook = Outlook(log_step_s=log_step_s, allowed=runs_somewhere, best_s=best_s, trial_s=trial_s)
+        outlook = Outlook(log_step_s=log_step_s, allowed=runs_somewhere, best_s=best_s, trial_s=trial_s, layout=layout)
         return self._choose(outlook, rng)
 
     @abstractmethod
@@ -119,6 +123,9 @@ class ExpectedLoss(AbstractAcquisition):
 
     It is the expected improvement of the logarithm (Jones et al. 1998) over joint draws in place of a normal
     distribution, in batches as in Ginsbourger et al. 2010.
+
+    Where candidates share a layout, a trial of one teaches what the others' knobs do. So the layout is chosen first, by
+    the gain of its best knobs in each draw, and then the knobs that gain most on average.
     """
 
     def _choose(self, outlook: Outlook, rng: np.random.Generator) -> int:
@@ -129,9 +136,23 @@ class ExpectedLoss(AbstractAcquisition):
         at_worst = np.where(np.isfinite(fastest), fastest + np.float32(np.log(UNMEASURED)), -np.inf)
         incumbent = np.where(np.isfinite(tried), tried, at_worst)
         # the draw's fastest step is the same whatever is tried, so the least loss is the largest gain
-        gain = np.maximum(incumbent[:, None] - drawn, 0.0).mean(axis=0)
+        gains = np.maximum(incumbent[:, None] - drawn, 0.0)
+        if outlook.layout is not None:
+            return self._choose_pair(np.where(outlook.allowed, gains, 0.0), outlook, outlook.layout, rng)
+        gain = gains.mean(axis=0)
         best = int(np.argmax(np.where(outlook.allowed, gain, -1.0)))
         return best if gain[best] > 0 else UnexploredDraws()._choose(outlook, rng)
+
+    def _choose_pair(self, gains: FloatArray, outlook: Outlook, layout: IntArray, rng: np.random.Generator) -> int:
+        """Return the choice among candidates that share layouts, from their gains in each draw [M, n]."""
+        layouts, inverse = np.unique(layout, return_inverse=True)
+        by_layout = np.zeros((len(layouts), len(gains)))
+        np.maximum.at(by_layout, inverse, gains.T)
+        gain = by_layout.mean(axis=1)
+        best = int(np.argmax(gain))
+        if gain[best] <= 0:
+            return UnexploredDraws()._choose(outlook, rng)
+        return int(np.argmax(np.where(inverse == best, gains.mean(axis=0), -1.0)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

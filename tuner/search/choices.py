@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig, Value
-from hardware.arrays import FloatArray
+from hardware.arrays import FloatArray, IntArray
 from tuner.search.failures import FailureConclusion
 from tuner.search.observations import Observations
 from tuner.search.parameters import distribution_of, named_values, params_of
@@ -62,6 +62,10 @@ class AbstractChoices(ABC):
     @abstractmethod
     def trial_s(self) -> FloatArray:
         """Return the expected time of a trial of each candidate [n], or anything proportional to it."""
+
+    @abstractmethod
+    def shared_layouts(self, count: int) -> IntArray | None:
+        """Return the layout of each of the first candidates [count]; None where each has its own."""
 
     @abstractmethod
     def conclusions(self, observations: Observations) -> tuple[FailureConclusion, ...]:
@@ -138,6 +142,9 @@ class LayoutChoices(AbstractChoices):
     def trial_s(self) -> FloatArray:
         """Return the predicted step times [n]."""
         return self._posterior.predicted.step_time_s
+
+    def shared_layouts(self, count: int) -> None:  # the contract's
+        """Return None: each candidate is a layout of its own."""
 
     def conclusions(self, observations: Observations) -> tuple[FailureConclusion, ...]:
         """Return conclusions from the failures of the trials, as sentences."""

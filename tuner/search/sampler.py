@@ -460,6 +460,7 @@ class ThompsonSampler(BaseSampler):
             closed=closed,
             best_s=observations.best_s,
             trial_s=self._choices.trial_s()[: len(closed)],
+            layout=self._choices.shared_layouts(len(closed)),
             rng=np.random.default_rng([self._seed, 1, observations.num_decisions]),
         )
 

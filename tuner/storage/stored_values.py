@@ -26,11 +26,11 @@ from tuner.search.proxy.proxy_trials import PROXY
 from tuner.storage.record import BASELINE, HISTORY, MEANING, ORIGIN, PREDICTION, SPENT_S, STOP_REASON
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+Value = int | bool | str | Finite | None
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
-Value = int | bool | str
 
 
 class _Form(BaseModel):
@@ -80,7 +80,7 @@ class _Prediction(_Form):
 
 class _Population(_Form):
     dimensions: list[str]
-    shares: list[list[Value | Finite]]
+    shares: list[list[Value]]
     rest_tried: Finite
     rest_untried: Finite
 

@@ -105,7 +105,7 @@ def worth_showing(data: ReportData) -> list[Shown]:
         add(data.reference.role, data.reference.config)
     for rank, position in enumerate(data.best_predicted(NUM_BEST)):
         if rank == 0 or len(found) < NUM_BEST:
-            add(_PREDICTED[rank], data.candidates.space.grid.config(position))
+            add(_PREDICTED[rank], data.config.with_knobs(data.candidates.space.grid.config(position)))
     return [
         Shown(
             roles=tuple(roles),

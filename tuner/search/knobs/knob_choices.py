@@ -54,13 +54,13 @@ class KnobChoices(AbstractChoices):
         }
         self.num_candidates = space.num_pairs
         self.space = space
-        self._posterior = KnobPosterior(layouts=posterior, space=space)
+        self.posterior = KnobPosterior(layouts=posterior, space=space)
         self._positions = LayoutPositions(layouts)
-        self._table = PairTable(len(space.knobs))
+        self.table = PairTable(len(space.knobs))
 
     def __len__(self) -> int:
         """Return the number of pairs that were tried or named so far."""
-        return len(self._table)
+        return len(self.table)
 
     def position_of(self, params: Mapping[str, Any]) -> int | None:
         """Return the number of the pair that a trial's parameters name; None if they name none.
@@ -72,38 +72,42 @@ class KnobChoices(AbstractChoices):
         codes = self.space.codes_of({name: params[name] for name in params if name in names})
         if layout is None or codes is None:
             return None
-        return self._table.number_of((layout, self.space.canonical(layout, codes)))
+        return self.table.number_of((layout, self.space.canonical(layout, codes)))
 
     def layout_of(self, position: int) -> int:
         """Return the position of a pair's layout in the grid."""
-        return int(self._table.layouts[position])
+        return int(self.table.layouts[position])
 
     def config(self, position: int) -> ParallelConfig:
         """Return the layout of a pair with the values of its knobs."""
-        knobs = self.space.values_of(self._table.codes[position])
+        knobs = self.space.values_of(self.table.codes[position])
         return replace(self.layouts.config(self.layout_of(position)), knobs=tuple(knobs.items()))
 
     def values(self, position: int) -> dict[str, Any]:
         """Return the identifying dimensions of a pair's layout and the values of its knobs."""
-        return self.layouts.values(self.layout_of(position)) | self.space.values_of(self._table.codes[position])
+        return self.layouts.values(self.layout_of(position)) | self.space.values_of(self.table.codes[position])
 
     def trial_s(self) -> FloatArray:
         """Return the predicted step times of the pairs' layouts [p]."""
-        return np.asarray(self._posterior.layouts.predicted.step_time_s[self._table.layouts])
+        return np.asarray(self.posterior.layouts.predicted.step_time_s[self.table.layouts])
+
+    def shared_layouts(self, count: int) -> IntArray:
+        """Return the layout of each of the first pairs [count]."""
+        return self.table.layouts[:count]
 
     def conclusions(self, observations: Observations) -> tuple[FailureConclusion, ...]:
         """Return conclusions from the failures of the layouts, as sentences."""
-        return self._posterior.layouts.conclusions(self._posterior.told_of_layouts(observations, self._table))
+        return self.posterior.layouts.conclusions(self.posterior.told_of_layouts(observations, self.table))
 
     def draw(self, observations: Observations, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32]:
         """Return joint draws of the log step time of the pairs [M, p]; infinite where one cannot run.
 
         Pairs that earlier decisions named and this one does not are infinite too.
         """
-        drawn = self._posterior.draw(observations, self._table, num_draws, rng)
+        drawn = self.posterior.draw(observations, self.table, num_draws, rng)
         tried = sorted(observations.closed)
-        named = sorted({self._table.number_of(pair) for pair in self._name_pairs(drawn, observations)} - set(tried))
-        found = np.full((num_draws, len(self._table)), np.inf, dtype=np.float32)
+        named = sorted({self.table.number_of(pair) for pair in self._name_pairs(drawn, observations)} - set(tried))
+        found = np.full((num_draws, len(self.table)), np.inf, dtype=np.float32)
         rows = np.array([*tried, *named], dtype=np.int64)
         found[:, rows] = self._draw_pairs(drawn, rows)
         # a measured pair has its own step time, whatever the sum of effects says
@@ -116,7 +120,7 @@ class KnobChoices(AbstractChoices):
 
     def _draw_pairs(self, drawn: PairDraws, rows: IntArray) -> FloatArray:
         """Return the draws of the log step time of some pairs [M, p]; infinite where one cannot run."""
-        layouts, codes = self._table.layouts[rows], self._table.codes[rows]
+        layouts, codes = self.table.layouts[rows], self.table.codes[rows]
         is_set = self.space.is_set(layouts, codes)
         found = drawn.log_step_s[:, layouts] + drawn.effects.of_pairs(layouts, codes, is_set)
         runs = drawn.layout_runs[:, layouts].copy()
@@ -131,7 +135,7 @@ class KnobChoices(AbstractChoices):
 
     @property
     def _log_capacity(self) -> FloatArray:
-        return np.log(self._posterior.layouts.predicted.capacity_bytes)
+        return np.log(self.posterior.layouts.predicted.capacity_bytes)
 
     def _name_pairs(self, drawn: PairDraws, observations: Observations) -> list[tuple[int, tuple[int, ...]]]:
         """Return the fastest pairs of each draw, and the best layouts with the knobs that are best on average."""
@@ -140,7 +144,7 @@ class KnobChoices(AbstractChoices):
         total = np.take_along_axis(drawn.log_step_s, layouts, axis=1) + cost
         # the layouts of the draws' fastest pairs, with today's knobs and with those that are best on average
         first = layouts[np.arange(len(layouts)), total.argmin(axis=1)]
-        leaders = np.unique(np.concatenate([first, self._table.layouts[observations.measured]]))
+        leaders = np.unique(np.concatenate([first, self.table.layouts[observations.measured]]))
         order = np.argsort(total, axis=1, kind="stable")[:, :NAMED_PER_DRAW]
         named = [
             (int(layouts[draw, at]), tuple(codes[draw, at].tolist()))

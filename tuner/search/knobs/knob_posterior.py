@@ -160,47 +160,52 @@ class KnobPosterior:
         predicted = self.layouts.predicted
         needed = np.log(predicted.needed_bytes[tried.layouts] * peaks / predicted.peak_bytes[tried.layouts])
         variance = np.full(len(at), PEAK_VARIANCE)
-        misfits = np.array(sorted(observations.misfits), dtype=np.int64)
-        every = self._tried(table, np.concatenate([at, misfits]))
+        # pairs that ran out of memory need more than there is, those that ran without a known peak need less
+        ran = sorted(set(observations.measured.tolist()) - set(observations.peaks_bytes))
+        bounded = np.array([*sorted(observations.misfits), *ran], dtype=np.int64)
+        sides = np.repeat([1.0, -1.0], [len(observations.misfits), len(ran)])
+        every = self._tried(table, np.concatenate([at, bounded]))
         told = self._of_layouts(
             observations, table, np.zeros(len(observations.measured)), _mean_peaks(tried.layouts, peaks), {}
         )
         found = self.layouts.memory_without_trials(told, every.layouts)
         assert found is not None, "memory is predicted"
         before, covariance = found
-        rows = np.arange(len(at))
-        log_capacity = np.log(predicted.capacity_bytes)
-        # one misfit after the other becomes a measurement that has the same mean and deviation as the bound leaves
-        for number in range(len(misfits) + 1):
-            is_last = number == len(misfits)
-            effects = draw_effects(
+
+        def draw(rows: IntArray, needed: FloatArray, variance: FloatArray, count: int) -> KnobDraws:
+            return draw_effects(
                 self.space.memory,
                 every.layouts[rows],
                 every.codes[rows],
                 every.is_set[rows],
                 needed - before[rows],
                 covariance[np.ix_(rows, rows)] + np.diag(variance),
-                num_draws if is_last else FEW_DRAWS,
+                count,
                 rng,
             )
-            if is_last:
-                break
-            row = len(at) + number
-            of_knobs = effects.of_pairs(every.layouts[[row]], every.codes[[row]], every.is_set[[row]])[:, 0]
-            mean, deviation = _given(before, covariance, rows, row, needed, variance, effects, every)
-            value, extra = _as_measurement(
-                mean + float(of_knobs.mean()),
-                float(np.hypot(deviation, of_knobs.std())),
-                float(log_capacity[every.layouts[row]]),
-            )
-            if np.isfinite(extra):
-                rows, needed, variance = np.append(rows, row), np.append(needed, value), np.append(variance, extra)
-        mean = effects.of_pairs(tried.layouts, tried.codes, tried.is_set).mean(axis=0)
-        bounded = np.array(sorted(observations.impossible | observations.explored), dtype=np.int64)
+
+        rows = np.arange(len(at))
+        if len(bounded):
+            # each bound becomes a measurement that leaves the same mean and deviation, given the measured peaks
+            effects = draw(rows, needed, variance, FEW_DRAWS)
+            of_every = effects.of_pairs(every.layouts, every.codes, every.is_set)
+            gain = np.linalg.solve(covariance[np.ix_(rows, rows)] + np.diag(variance), covariance[rows])  # [t, m]
+            mean = before + gain.T @ (needed - of_every.mean(axis=0)[rows] - before[rows]) + of_every.mean(axis=0)
+            left = np.diag(covariance) - (covariance[:, rows] * gain.T).sum(axis=1)
+            deviation = np.sqrt(np.maximum(left, 1e-12) + of_every.var(axis=0))
+            log_capacity = np.log(predicted.capacity_bytes[every.layouts])
+            behind = np.arange(len(at), len(every.layouts))
+            values, extra = _as_measurements(sides * mean[behind], deviation[behind], sides * log_capacity[behind])
+            tells = np.isfinite(extra)
+            rows = np.append(rows, behind[tells])
+            needed = np.append(needed, (sides * values)[tells])
+            variance = np.append(variance, extra[tells])
+        effects = draw(rows, needed, variance, num_draws)
+        of_peaks = effects.of_pairs(tried.layouts, tried.codes, tried.is_set).mean(axis=0)
         others = self._tried(table, bounded)
         of_bounded = effects.of_pairs(others.layouts, others.codes, others.is_set).mean(axis=0)
         shifts = dict(zip(bounded.tolist(), of_bounded.tolist(), strict=True))
-        return shifts, _mean_peaks(tried.layouts, peaks * np.exp(-mean)), effects
+        return shifts, _mean_peaks(tried.layouts, peaks * np.exp(-of_peaks)), effects
 
     def _draw_crashes(
         self, observations: Observations, table: PairTable, told: Observations, num_draws: int, rng: np.random.Generator
@@ -293,51 +298,21 @@ class KnobPosterior:
         )
 
 
-def _given(
-    before: FloatArray,
-    covariance: FloatArray,
-    rows: IntArray,
-    row: int,
-    needed: FloatArray,
-    variance: FloatArray,
-    effects: KnobDraws,
-    tried: _Tried,
-) -> tuple[float, float]:
-    """Return mean and deviation of the log need of one pair's layout, given the measured pairs.
+def _as_measurements(mean: FloatArray, deviation: FloatArray, edge: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return values and variances of measurements that tell as much of normal quantities as that they exceed edges [b].
 
-    Args:
-        before: Mean of the log need of the layout of every pair, had no trial run [m].
-        covariance: Covariance of the same [m, m].
-        rows: Pairs that were measured, or count as such [t].
-        row: Pair that is asked for.
-        needed: Log need of the measured pairs [t].
-        variance: Variance of the errors of these measurements [t].
-        effects: Draws of the effects of knobs.
-        tried: Every pair [m].
-    """
-    if not len(rows):
-        return float(before[row]), float(np.sqrt(covariance[row, row]))
-    of_knobs = effects.of_pairs(tried.layouts[rows], tried.codes[rows], tried.is_set[rows]).mean(axis=0)
-    between = covariance[row, rows]
-    gain = np.linalg.solve(covariance[np.ix_(rows, rows)] + np.diag(variance), between)
-    left = float(covariance[row, row] - gain @ between)
-    return float(before[row] + gain @ (needed - of_knobs - before[rows])), float(np.sqrt(max(left, 1e-12)))
-
-
-def _as_measurement(mean: float, deviation: float, edge: float) -> tuple[float, float]:
-    """Return value and variance of a measurement that tells as much of a normal quantity as that it exceeds an edge.
-
-    The mean and variance after it are those of the truncated normal distribution (assumed density filtering, Minka
-    2001, section 3). A bound that tells nothing has an infinite variance.
+    Mean and variance after each are those of the truncated normal distribution (assumed density filtering, Minka 2001,
+    section 3). A bound that tells nothing has an infinite variance.
     """
     place = (edge - mean) / deviation
-    ratio = float(np.exp(-0.5 * place**2 - 0.5 * np.log(2 * np.pi) - log_ndtr(-place)))
+    ratio = np.exp(-0.5 * place**2 - 0.5 * np.log(2 * np.pi) - log_ndtr(-place))
     after_mean = mean + deviation * ratio
-    after_variance = deviation**2 * max(1 + place * ratio - ratio**2, 1e-6)
+    after_variance = deviation**2 * np.maximum(1 + place * ratio - ratio**2, 1e-6)
     precision = 1 / after_variance - 1 / deviation**2
-    if precision <= 1e-9:
-        return after_mean, float("inf")
-    return (after_mean / after_variance - mean / deviation**2) / precision, 1 / precision
+    tells = precision > 1e-9 / deviation**2
+    safe = np.where(tells, precision, 1.0)
+    values = np.where(tells, (after_mean / after_variance - mean / deviation**2) / safe, after_mean)
+    return values, np.where(tells, 1 / safe, np.inf)
 
 
 def _weights(variance: FloatArray, layouts: IntArray) -> FloatArray:
