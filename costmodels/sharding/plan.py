@@ -5,7 +5,8 @@ writes its results and needs its operands. If both ends of an edge differ, a col
 operators want a tensor in one layout, it is moved there once and kept until the last of them has run. States are an
 exception: their copies are not kept from the forward to the backward pass, so a parameter that is sharded to save
 memory is gathered once in each pass. A partial sum is added up once. This is a reduce-scatter if all readers want the
-same dim sharded; otherwise it is an all-reduce, after which a slice is free.
+same dim sharded and the dim can be cut into so many equal parts; otherwise it is an all-reduce, after which a slice is
+free.
 
 Compute time follows the roofline model, with the traffic that remains where a compiler fuses operators (`fusion.py`).
 Collectives run one after the other and never overlap with compute, so that plans are compared by everything they send;
@@ -15,6 +16,7 @@ objective).
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -127,8 +129,10 @@ class Plan:
     @cached_property
     def _settled(self) -> tuple[Layout, ...]:
         return tuple(
-            reduce_partial_sums(self.written(*self.graph.maker[tensor]), list(self.targets(tensor)))
-            for tensor in range(len(self.graph.tensors))
+            reduce_partial_sums(
+                self.written(*self.graph.maker[tensor]), list(self.targets(tensor)), array.shape, self.mesh.sizes
+            )
+            for tensor, array in enumerate(self.graph.tensors)
         )
 
 
@@ -193,19 +197,35 @@ def _replace_none(dim: int | None, otherwise: int) -> int:
     return otherwise if dim is None else dim
 
 
-def reduce_partial_sums(written: Layout, targets: Sequence[Layout]) -> Layout:
+def reduce_partial_sums(
+    written: Layout, targets: Sequence[Layout], shape: Sequence[int], sizes: Sequence[int]
+) -> Layout:
     """Return a layout without partial sums.
 
-    An axis with partial sums gets the dim that all readers want sharded by it (a reduce-scatter). If they disagree, the
-    result is replicated (an all-reduce).
+    An axis with partial sums gets the dim that all readers want sharded by it (a reduce-scatter). If they disagree, or
+    if the axes that shard the dim already leave no part that this axis can cut evenly, the result is replicated (an
+    all-reduce). Axes with partial sums take their dims in the order of the mesh.
+
+    Args:
+        written: Layout in which the tensor is written.
+        targets: Layouts in which it is read.
+        shape: Shape of the whole tensor.
+        sizes: Number of devices along each axis.
     """
-    found = list(written)
+    found = [REPLICATED if dim == PARTIAL else dim for dim in written]
     for axis, dim in enumerate(written):
         if dim == PARTIAL:
             # Only if all readers agree on this axis can a reduce-scatter serve all of them.
             wanted = {target[axis] for target in targets}
-            found[axis] = wanted.pop() if len(wanted) == 1 else REPLICATED
+            target = wanted.pop() if len(wanted) == 1 else REPLICATED
+            found[axis] = target if can_cut(found, axis, target, shape, sizes) else REPLICATED
     return tuple(found)
+
+
+def can_cut(layout: Sequence[int], axis: int, dim: int, shape: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Return whether an axis can cut a dim into equal parts beside the other axes of a layout that cut it."""
+    ways = math.prod(size for other, size in enumerate(sizes) if other == axis or layout[other] == dim)
+    return dim >= 0 and shape[dim] % ways == 0
 
 
 def cost_of(plan: Plan) -> PlanCost:

@@ -87,12 +87,7 @@ class Digits:
 
 
 def digits_of(plan: Plan) -> Digits:
-    """Return the digits of a plan.
-
-    Raises:
-        ValueError: The plan scatters partial sums into more parts than a dim has.
-    """
-    _check_scattered(plan)
+    """Return the digits of a plan."""
     groups = _Groups(plan)
     above: dict[Cut, int] = {}
     for component in groups.components():
@@ -106,14 +101,6 @@ def overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
     """Return whether two digits of a dim overlap, each given by the equal parts above it and its size."""
     (low, low_size), (high, _) = sorted([one, other])
     return high % (low * low_size) != 0
-
-
-def _check_scattered(plan: Plan) -> None:
-    for tensor, array in enumerate(plan.graph.tensors):
-        for _, dim, axes in _combinations(plan.graph, tensor, plan.layout(tensor)):
-            ways = math.prod(plan.mesh.sizes[axis] for axis in axes)
-            if array.shape[dim] % ways:
-                raise ValueError(f"the plan scatters dim {dim} of {array.name}, of {array.shape[dim]}, in {ways} parts")
 
 
 def _sizes_before(axis: int, layout: Layout, sizes: Sequence[int]) -> Iterable[int]:

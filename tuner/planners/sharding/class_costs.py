@@ -256,6 +256,7 @@ class ClassCosts:
                 slot,
                 kind,
                 graph.tensors[tensor].num_bytes,
+                graph.tensors[tensor].shape,
                 graph.sums[tensor],
                 tuple(
                     (
@@ -282,7 +283,7 @@ class ClassCosts:
         """Return the function that charges a tensor's moves and memory, as `costmodels.sharding.plan` counts them."""
         graph, sizes = self.graph, self.mesh.sizes
         maker, slot = graph.maker[tensor]
-        uses, num_bytes = graph.uses[tensor], graph.tensors[tensor].num_bytes
+        uses, num_bytes, shape = graph.uses[tensor], graph.tensors[tensor].num_bytes, graph.tensors[tensor].shape
         made_by, own = graph.ops[maker], self._classes[maker]
         is_constant, is_state = made_by.primitive == CONSTANT, made_by.primitive == STATE
         turn, times = graph.first_backward, graph.sums[tensor]
@@ -290,7 +291,7 @@ class ClassCosts:
         def charge(rows: dict[int, Row]) -> _Charge:
             written = written_layout(made_by.rule, slot, rows[own])
             wanted = [wanted_layout(graph.ops[use.op].rule, use.operand, rows[self._classes[use.op]]) for use in uses]
-            lies = reduce_partial_sums(written, () if is_constant else list(dict.fromkeys(wanted)))
+            lies = reduce_partial_sums(written, () if is_constant else list(dict.fromkeys(wanted)), shape, sizes)
             seconds = times * self._move_s[written, lies, num_bytes]
             # Readers of one layout share a copy, but a state is gathered again in the backward pass.
             readers: dict[tuple[Layout, bool], list[int]] = defaultdict(list)

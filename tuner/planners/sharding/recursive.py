@@ -34,8 +34,8 @@ import numpy as np
 from costmodels.operators.layer_operators import OpKind
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.graph import CONSTANT, Graph, Op
-from costmodels.sharding.layouts import PARTIAL, REPLICATED
-from costmodels.sharding.plan import NONE, Plan, reduce_partial_sums
+from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout
+from costmodels.sharding.plan import NONE, Plan, reduce_partial_sums, wanted_layout, written_layout
 
 Order = Literal["price", "weight", "topological", "reverse"]
 """Order of D-Rec's visits."""
@@ -276,13 +276,22 @@ class _Progress:
                         parts[slot] /= level.ways
         # A device holds a smaller part of a tensor only where the tensor lies cut once its partial sums are added up.
         for tensor, (maker, slot) in enumerate(self.graph.maker):
-            targets = [
-                (_state(self.graph.ops[use.op].rule.operand_dims[use.operand], chosen[use.op], REPLICATED),)
-                for use in self.graph.uses[tensor]
-            ]
             written = _state(self.graph.ops[maker].rule.result_dims[slot], chosen[maker], PARTIAL)
-            if reduce_partial_sums((written,), targets)[0] >= 0:
+            if (self._layout(tensor)[level.axis] if written == PARTIAL else written) >= 0:
                 self.held_bytes[tensor] /= level.ways
+
+    def _layout(self, tensor: int) -> Layout:
+        """Return the layout of a tensor after the levels so far."""
+        (maker, slot), ops = self.graph.maker[tensor], self.graph.ops
+        return reduce_partial_sums(
+            written_layout(ops[maker].rule, slot, self.served[maker].tolist()),
+            [
+                wanted_layout(ops[use.op].rule, use.operand, self.served[use.op].tolist())
+                for use in self.graph.uses[tensor]
+            ],
+            self.graph.tensors[tensor].shape,
+            self.mesh.sizes,
+        )
 
 
 def _state(dims: Sequence[int | None], factor: int, otherwise: int) -> int:

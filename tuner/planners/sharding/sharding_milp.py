@@ -9,7 +9,7 @@ each with the method that makes it:
   is read in a. For every use, the sum over w follows its maker's choices, the sum over a its reader's choices, and (w,
   l) is the same for all uses (`_flows`). Only x is integer; e follows from it.
 - Partial sums go to a dim if all uses want it: pairs of l and a that contradict this are left out. They are added up
-  everywhere only if the uses want different dims (`_sums`).
+  everywhere only if the uses want different dims, or a dim that the axis can't cut evenly (`_sums`).
 - y[t, l, a] is at least each e of a pass with l and a, so that a move for several uses is paid once (`_moves`). Where
   their operators run a different number of times, the first one pays: y is then per use, less the e of earlier uses.
 - live[o] is the memory at operator o, and at most the limit (`_memory`). It holds every tensor with its partial sums
@@ -35,6 +35,7 @@ from costmodels.sharding.plan import (
     MoveTimes,
     Plan,
     Roofline,
+    can_cut,
     cost_of,
     lifetimes,
     reduce_partial_sums,
@@ -208,9 +209,10 @@ class _ShardingProgram:
         ]
         if is_constant and self.memory_bytes is None:
             return
-        states, flows = self._flows(written, wanted, is_constant=is_constant)
+        shape = self.graph.tensors[tensor].shape
+        states, flows = self._flows(written, wanted, shape, is_constant=is_constant)
         if not is_constant:
-            self._sums(states, wanted)
+            self._sums(states, wanted, shape)
             times = self.graph.sums[tensor]
             for state in states:
                 # Adding up partial sums is the move from the written layout to where the tensor lies.
@@ -231,21 +233,28 @@ class _ShardingProgram:
         return found
 
     def _flows(
-        self, written: dict[Layout, Terms], wanted: Sequence[dict[Layout, Terms]], *, is_constant: bool
+        self,
+        written: dict[Layout, Terms],
+        wanted: Sequence[dict[Layout, Terms]],
+        shape: Sequence[int],
+        *,
+        is_constant: bool,
     ) -> tuple[list[_State], list[list[_Flow]]]:
         """Add the variables e of each use, and return them with the states that follow from them."""
+        sizes = self.mesh.sizes
         if not wanted:
             return [
-                _State(written=each, lies=reduce_partial_sums(each, []), is_so=terms) for each, terms in written.items()
+                _State(written=each, lies=reduce_partial_sums(each, [], shape, sizes), is_so=terms)
+                for each, terms in written.items()
             ], []
-        pairs = [(each, lies) for each in written for lies in _possible_layouts(each, wanted)]
+        pairs = [(each, lies) for each in written for lies in _possible_layouts(each, wanted, shape, sizes)]
         flows: list[list[_Flow]] = []
         for targets in wanted:
             found = [
                 (each, lies, target)
                 for each, lies in pairs
                 for target in targets
-                if is_constant or _agree(each, lies, target, is_alone=len(wanted) == 1)
+                if is_constant or _agree(each, lies, target, shape, sizes, is_alone=len(wanted) == 1)
             ]
             variables = self.program.variables((len(found),), upper=1.0).tolist()
             flows.append(
@@ -269,8 +278,8 @@ class _ShardingProgram:
             minus = [(var, -factor) for var, factor in others.get(key, [])]
             self.program.add([*some.get(key, []), *minus], at_least=0.0, at_most=0.0)
 
-    def _sums(self, states: Sequence[_State], wanted: Sequence[dict[Layout, Terms]]) -> None:
-        """Forbid that partial sums are added up everywhere while all uses want the same dim.
+    def _sums(self, states: Sequence[_State], wanted: Sequence[dict[Layout, Terms]], shape: Sequence[int]) -> None:
+        """Forbid that partial sums are added up everywhere while all uses want the same dim, and it can be cut evenly.
 
         With a single use, its flows already exclude that.
         """
@@ -278,14 +287,15 @@ class _ShardingProgram:
             return
         for axis in range(len(self.mesh.sizes)):
             everywhere = [
-                term
-                for state in states
-                if state.written[axis] == PARTIAL and state.lies[axis] == REPLICATED
-                for term in state.is_so
+                state for state in states if state.written[axis] == PARTIAL and state.lies[axis] == REPLICATED
             ]
-            if not everywhere:
-                continue
-            for dim in _common(wanted, axis):
+            for dim in _common(wanted, axis) if everywhere else ():
+                for_no_reason = [
+                    term
+                    for state in everywhere
+                    if _is_open(state.written, state.lies, axis, dim, shape, self.mesh.sizes)
+                    for term in state.is_so
+                ]
                 # Uses that want another dim on this axis permit that the sums are added up everywhere.
                 others = [
                     (var, -factor)
@@ -294,7 +304,7 @@ class _ShardingProgram:
                     if target[axis] != dim
                     for var, factor in terms
                 ]
-                self.program.add([*everywhere, *others], at_most=0.0)
+                self.program.add([*for_no_reason, *others], at_most=0.0)
 
     def _moves(self, tensor: int, flows: Sequence[Sequence[_Flow]]) -> None:
         """Charge each move once for all its uses in a pass, as often as the first of them runs."""
@@ -426,10 +436,27 @@ class _ShardingProgram:
             self.program.add([(var, -1.0), *before, *changes], at_least=0.0, at_most=0.0)
 
 
-def _possible_layouts(written: Layout, wanted: Sequence[dict[Layout, Terms]]) -> Iterator[Layout]:
+def _possible_layouts(
+    written: Layout, wanted: Sequence[dict[Layout, Terms]], shape: Sequence[int], sizes: Sequence[int]
+) -> Iterator[Layout]:
     """Yield the layouts that partial sums may end in: each axis on a dim that every use may want, or on none."""
     ways = [(REPLICATED, *_common(wanted, axis)) if dim == PARTIAL else (dim,) for axis, dim in enumerate(written)]
-    return itertools.product(*ways)
+    for lies in itertools.product(*ways):
+        if all(
+            old != PARTIAL or dim == REPLICATED or _is_open(written, lies, axis, dim, shape, sizes)
+            for axis, (old, dim) in enumerate(zip(written, lies, strict=True))
+        ):
+            yield lies
+
+
+def _is_open(written: Layout, lies: Layout, axis: int, dim: int, shape: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Return whether an axis with partial sums can cut a dim evenly once the axes before it have their dims."""
+    # Later axes with partial sums take what is left.
+    before = [
+        new if other < axis or old != PARTIAL else REPLICATED
+        for other, (old, new) in enumerate(zip(written, lies, strict=True))
+    ]
+    return can_cut(before, axis, dim, shape, sizes)
 
 
 def _common(wanted: Sequence[dict[Layout, Terms]], axis: int) -> list[int]:
@@ -438,11 +465,15 @@ def _common(wanted: Sequence[dict[Layout, Terms]], axis: int) -> list[int]:
     return sorted(dims - {REPLICATED})
 
 
-def _agree(written: Layout, lies: Layout, wanted: Layout, *, is_alone: bool) -> bool:
+def _agree(
+    written: Layout, lies: Layout, wanted: Layout, shape: Sequence[int], sizes: Sequence[int], *, is_alone: bool
+) -> bool:
     """Return whether partial sums can lie so while a use, possibly the only one, wants the tensor in another layout."""
     return all(
-        old != PARTIAL or new == target or (new == REPLICATED and not is_alone)
-        for old, new, target in zip(written, lies, wanted, strict=True)
+        old != PARTIAL
+        or new == target
+        or (new == REPLICATED and not (is_alone and _is_open(written, lies, axis, target, shape, sizes)))
+        for axis, (old, new, target) in enumerate(zip(written, lies, wanted, strict=True))
     )
 
 

@@ -58,7 +58,7 @@ class _Kind:
 
     Attributes:
         num_bytes: Size of the whole tensor [bytes].
-        rank: Number of the tensor's dims.
+        shape: Shape of the whole tensor.
         times: Number of times that its partial sums are added up in a step.
         reads: Number of reads by each use, 0 for a constant; and whether the use reads a state in the backward pass,
             which gathers it again.
@@ -70,7 +70,7 @@ class _Kind:
     """
 
     num_bytes: float
-    rank: int
+    shape: tuple[int, ...]
     times: int
     reads: tuple[tuple[int, bool], ...]
     price: TensorPrice | None = None
@@ -304,7 +304,7 @@ class ShardingTerms:
         is_sent = maker.primitive != CONSTANT  # every reader of a constant can make it
         return _Kind(
             num_bytes=array.num_bytes,
-            rank=len(array.shape),
+            shape=array.shape,
             times=graph.sums[tensor],
             reads=tuple(
                 (use.times if is_sent else 0, is_state and turn is not None and use.op >= turn)
@@ -352,7 +352,10 @@ class ShardingTerms:
             return digits.reshape(*(len(own) if at == place else 1 for at in range(num_places)), num_axes)
 
         written, *wanted = (lay_out(place, own) for place, own in zip(places, layouts, strict=True))
-        tables = [self._moved_and_held(kind, written, lies, wanted) for lies in _where_it_lies(kind, written, wanted)]
+        sizes = self.mesh.sizes
+        tables = [
+            self._moved_and_held(kind, written, lies, wanted) for lies in _where_it_lies(kind, written, wanted, sizes)
+        ]
         return kind.share * np.asarray(np.minimum.reduce(tables), dtype=np.float64)
 
     def _moved_and_held(self, kind: _Kind, written: Any, lies: Any, wanted: Sequence[Any]) -> Table:
@@ -377,8 +380,9 @@ class ShardingTerms:
         """Compute the time of moves between layouts, for arrays of layouts [..., axes] that broadcast [s]."""
         # Encode each pair of layouts as one integer, so that each distinct pair is priced once. A digit is the dim plus
         # two, because REPLICATED is -1 and PARTIAL is -2.
-        radix = (kind.rank + 2) ** np.arange(len(self.mesh.sizes))
-        many = (kind.rank + 2) ** len(self.mesh.sizes)
+        digits = len(kind.shape) + 2
+        radix = digits ** np.arange(len(self.mesh.sizes))
+        many = digits ** len(self.mesh.sizes)
         pairs = ((before + 2) * radix).sum(axis=-1) * many + ((after + 2) * radix).sum(axis=-1)
         _, first, inverse = np.unique(pairs, return_index=True, return_inverse=True)
         # Only one representative of each distinct pair goes through Python.
@@ -390,7 +394,7 @@ class ShardingTerms:
         return found
 
 
-def _where_it_lies(kind: _Kind, written: Any, wanted: Sequence[Any]) -> list[Any]:
+def _where_it_lies(kind: _Kind, written: Any, wanted: Sequence[Any], sizes: Sequence[int]) -> list[Any]:
     """Return the layouts [..., axes] that a tensor may have once its partial sums are added up.
 
     There is one, that of `reduce_partial_sums`, unless there are readers outside the table (`kind.is_least`). Then each
@@ -408,11 +412,30 @@ def _where_it_lies(kind: _Kind, written: Any, wanted: Sequence[Any]) -> list[Any
         for other in wanted[1:]:
             is_one = is_one & (other == wanted[0])
         agreed = np.where(is_one, wanted[0], REPLICATED)
-    found = [np.where(is_partial, agreed, written)]
-    if kind.is_least:
-        for axis in np.flatnonzero(is_partial.any(axis=tuple(range(written.ndim - 1)))):
-            is_open = is_partial & (np.arange(written.shape[-1]) == axis)
-            found += [np.where(is_open, REPLICATED, lies) for lies in found]
+    lies = np.where(is_partial, agreed, written)
+    partial = np.flatnonzero(is_partial.any(axis=tuple(range(written.ndim - 1)))).tolist()
+    if not kind.is_least:
+        return [_cut_evenly(lies, is_partial, partial, kind.shape, sizes)]
+    found = [lies]
+    for axis in partial:
+        is_open = is_partial & (np.arange(written.shape[-1]) == axis)
+        found += [np.where(is_open, REPLICATED, lies) for lies in found]
+    return found
+
+
+def _cut_evenly(lies: Any, is_partial: Any, partial: Sequence[int], shape: Sequence[int], sizes: Sequence[int]) -> Any:
+    """Replicate what axes with partial sums can't cut evenly, in the order of the mesh, for layouts [..., axes]."""
+    if all(size % math.prod(sizes) == 0 for size in shape):
+        return lies
+    found = np.where(is_partial, REPLICATED, lies)
+    for axis in partial:
+        dim = lies[..., axis]
+        ways: Any = sizes[axis]
+        for other, size in enumerate(sizes):
+            ways = ways * np.where((found[..., other] == dim) & (other != axis), size, 1)
+        # A layout without a dim for this axis (REPLICATED) reads the 1 at the end, which its ways divide or not.
+        is_even = np.array([*shape, 1])[dim] % ways == 0
+        found[..., axis] = np.where(is_even, dim, found[..., axis])
     return found
 
 

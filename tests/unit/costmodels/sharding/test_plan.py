@@ -1,5 +1,7 @@
 """What a step costs with a plan: well-known plans of a small MLP to the byte, and memory by counting what is alive."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -204,7 +206,60 @@ def test_a_move_runs_as_often_as_the_first_who_needs_it():
 )
 def test_partial_sums_settle_where_all_want_them(written, targets, expected):
     """Along each axis they are scattered to the dim that all want, and added up everywhere if not all want the same."""
-    assert reduce_partial_sums(written, targets) == expected
+    assert reduce_partial_sums(written, targets, (8, 6), (2,) * len(written)) == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "targets", "expected"),
+    [
+        # 6 elements among 6 devices and 2: no axis can cut what the other one has cut already
+        ((0, P), [(R, 0)], (0, R)),
+        ((P, 0), [(0, R)], (R, 0)),
+        ((P, P), [(0, R), (R, 0)], (R, R)),
+        ((0, P), [(R, 1)], (0, 1)),
+    ],
+)
+def test_partial_sums_settle_in_equal_parts(written, targets, expected):
+    """An axis whose sums all want along a dim that it can't cut evenly beside another axis adds them up everywhere."""
+    assert reduce_partial_sums(written, targets, (6, 6), (6, 2)) == expected
+
+
+def test_the_first_axes_scatter_their_sums():
+    """Of three axes that cut 12 rows into too many parts together, those that come first in the mesh cut them."""
+    targets = [(0, 0, 0)]
+
+    assert reduce_partial_sums((P, P, P), targets, (12,), (3, 2, 4)) == (0, 0, R)
+    assert reduce_partial_sums((0, P, P), targets, (12,), (4, 2, 3)) == (0, R, 0)
+
+
+@given(plan=plans())
+@settings(max_examples=200, deadline=None)
+def test_every_tensor_lies_in_equal_parts(plan):
+    """Whatever a plan serves, no tensor lies, and no copy does, in parts that its dims don't divide into."""
+    for tensor, array in enumerate(plan.graph.tensors):
+        for layout in (plan.layout(tensor), *(copy.layout for copy in plan.copies(tensor))):
+            for dim, size in enumerate(array.shape):
+                cuts = [ways for cut, ways in zip(layout, plan.mesh.sizes, strict=True) if cut == dim]
+                assert size % math.prod(cuts) == 0
+
+
+def test_sums_of_six_among_twelve_are_added_up():
+    """Six rows on six devices by two: sums along the two are an all-reduce of what a device holds, no scatter."""
+    graph = GraphBuilder(name="six")
+    source = graph.source(INPUT, "x", (6, 4), 4, TensorKind.DATA, ("a", "c"))
+    rules = (rule_of("a c -> a", {"a": 6, "c": 4}), rule_of("a -> a", {"a": 6}))
+    sums = graph.tensor("sums", (6,), 4, TensorKind.ACTIVATION)
+    read = graph.tensor("read", (6,), 4, TensorKind.ACTIVATION)
+    graph.op("sum", "any", (source,), (sums,), rules[0])
+    graph.op("read", "any", (sums,), (read,), rules[1])
+    plan = plan_of(graph.done(), mesh_of(6, 2), [[0, 1], [0, 1], [NONE, 0]])
+
+    assert not violations(plan)
+    assert plan.layout(sums) == (0, R)
+    assert [each[1:] for each in sent(plan) if each[0] == "sums"] == [
+        (OpKind.ALL_REDUCE, (1,), 4.0),
+        (OpKind.ALL_GATHER, (0,), 12.0),
+    ]
 
 
 def test_dims_name_their_axes():

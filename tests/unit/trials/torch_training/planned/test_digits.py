@@ -1,12 +1,14 @@
 """Which indices of a dim a device holds: parts are whole, alike at every operator, and inside of each other."""
 
 import itertools
+import math
 from functools import cache
 
 import numpy as np
 import pytest
 
 from costmodels.sharding.exports.relayouts import relayouts
+from costmodels.sharding.layouts import PARTIAL, REPLICATED
 from costmodels.sharding.plan import NONE
 from tests.support.programs.sharded_steps import GPT, LLAMA, MIXTRAL, ONE_KEY, by_chance, of_planner, of_study, wide
 from trials.torch_training.planned.digits import digits_of, overlap
@@ -94,12 +96,20 @@ def test_some_plans_have_no_digits_for_all_layouts():
     assert cuts & found.above.keys()
 
 
-def test_more_parts_than_a_dim_has_are_refused():
-    """A plan whose partial sums are scattered over eight devices along four heads cannot be laid out."""
+def test_sums_are_not_scattered_into_more_parts_than_a_dim_has():
+    """Where two axes cut four heads and all readers want a third to do so too, the sums of that axis are added up."""
     plan = by_chance(LLAMA, 22)
+    names = [array.name for array in plan.graph.tensors]
+    keys = names.index("layers.0.attention.core.gradient.keys")
+    written, lies = plan.written(*plan.graph.maker[keys]), plan.layout(keys)
+    (axis,) = [axis for axis, dim in enumerate(written) if dim == PARTIAL]
 
-    with pytest.raises(ValueError, match=r"scatters dim 2 of layers.0.attention.core.gradient.keys, of 4, in 8 parts"):
-        digits_of(plan)
+    assert {target[axis] for target in plan.targets(keys)} == {2}
+    assert lies[axis] == REPLICATED
+    assert plan.graph.tensors[keys].shape[2] == math.prod(
+        size for size, dim in zip(plan.mesh.sizes, lies, strict=True) if dim == 2
+    )
+    digits_of(plan)
 
 
 @pytest.mark.parametrize(
