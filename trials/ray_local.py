@@ -39,11 +39,11 @@ _QUIET_ENVIRONMENT = {
 }
 
 
-_MARK = uuid.uuid4().hex
-"""Mark in the environment of all of Ray's processes that this process starts."""
+NUM_KEEPERS = 2
+"""Keepers of one Ray: whoever kills one of them with the driver leaves another."""
 
 _KEEPERS: list[subprocess.Popen[bytes]] = []
-"""Keeper of the Ray that this process has started, if it has."""
+"""Keepers of the Ray that this process has started, if it has."""
 
 
 def import_ray() -> Any:
@@ -60,13 +60,14 @@ def start_local_ray(num_cpus: int) -> bool:
     Raises:
         ConfigError: Ray does not start.
     """
-    with _environment(_LOCAL_ENVIRONMENT | {"PYTHONPATH": _python_path(), MARK: _MARK}), warnings.catch_warnings():
+    mark = uuid.uuid4().hex  # a later Ray of this process is another one
+    with _environment(_LOCAL_ENVIRONMENT | {"PYTHONPATH": _python_path(), MARK: mark}), warnings.catch_warnings():
         # a process that has traced JAX warns of forks; Ray's children run another program at once
         warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
         ray = import_ray()
         if ray.is_initialized():
             return False
-        _start_keeper(str(Path(ray.__file__).parent))
+        _start_keepers(mark, str(Path(ray.__file__).parent))
         try:
             ray.init(
                 address="local",
@@ -93,25 +94,32 @@ def start_local_ray(num_cpus: int) -> bool:
 def stop_local_ray(ray: Any) -> None:
     """End the Ray that `start_local_ray` has started."""
     ray.shutdown()
-    while _KEEPERS:
-        keeper = _KEEPERS.pop()
+    keepers, _KEEPERS[:] = _KEEPERS[:], []
+    for keeper in keepers:
         assert keeper.stdin is not None, "a keeper has a pipe"
         with contextlib.suppress(OSError):  # somebody has killed it
             keeper.stdin.write(DISMISSED)
             keeper.stdin.close()
+    for keeper in keepers:
         with contextlib.suppress(subprocess.TimeoutExpired):
             keeper.wait(timeout=GRACE_S)
 
 
-def _start_keeper(folder: str) -> None:
-    """Start the keeper of Ray, which is installed in `folder`; it ends after this process, whose pipe closes then."""
+def _start_keepers(mark: str, folder: str) -> None:
+    """Start the keepers of Ray, which is installed in `folder`; they end after this process."""
     if sys.platform != "linux":  # where processes tell their environment
         return
-    command = [sys.executable, "-I", "-S", str(Path(ray_keeper.__file__)), _MARK, folder]
-    keeper = subprocess.Popen(  # noqa: S603 # our own module
-        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    _KEEPERS.append(keeper)
+    command = [sys.executable, "-I", "-S", str(Path(ray_keeper.__file__)), mark, folder, str(os.getpid())]
+    for _ in range(NUM_KEEPERS):
+        keeper = subprocess.Popen(  # noqa: S603 # our own module
+            command,
+            env={name: value for name, value in os.environ.items() if name != MARK},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        _KEEPERS.append(keeper)
 
 
 @contextlib.contextmanager

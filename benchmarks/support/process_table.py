@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -43,6 +44,24 @@ def marked_processes(mark: str) -> dict[int, str]:
                 found[int(entry.name)] = _command(int(entry.name)).decode(errors="replace").replace("\0", " ").strip()
         except OSError:  # it has just ended, or is not ours
             continue
+    return found
+
+
+def session_processes(driver: int) -> dict[int, str]:
+    """Return the command lines of Ray's processes with open files of a session that a driver began, by process id.
+
+    Ray's agents write their titles over their environments, and with them over any mark.
+    """
+    of_driver = re.compile(rf"/session_[0-9_-]+_{driver}/")
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (command := _command(int(entry.name))).startswith(b"ray::"):
+            try:
+                links = [str(link.readlink()) for link in (entry / "fd").iterdir()]
+            except OSError:  # it has just ended, or closed one meanwhile
+                continue
+            if any(map(of_driver.search, links)):
+                found[int(entry.name)] = command.decode(errors="replace").replace("\0", " ").strip()
     return found
 
 

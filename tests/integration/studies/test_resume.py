@@ -32,10 +32,6 @@ WRITES_OF_A_LIFE = 13
 """Commits: enough to settle what an earlier driver left and to ask for a trial, and too few for two."""
 
 
-LASTING = "agent"
-"""In the names of Ray's helpers, which outlive a killed driver where its keeper misses them."""
-
-
 def trials_in(storage, name="replayed"):
     """Every trial of the study, as somebody who opens the database from outside reads it."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -224,7 +220,7 @@ def wait_until(holds):
 
 def assert_all_end(driver):
     """What a killed driver had started ends by itself, while the next one is at work already."""
-    assert not driver.processes_after(75, besides=LASTING)
+    assert not driver.processes_after(10)
 
 
 def test_killed_twice_it_completes(tmp_path, short):

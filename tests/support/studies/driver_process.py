@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.support.process_table import marked_processes
+from benchmarks.support.process_table import marked_processes, session_processes
 
 ROOT = Path(__file__).resolve().parents[3]
 STUDY = ROOT / "configs" / "studies" / "ultrascale-llama-8b-128.yaml"
@@ -86,11 +86,11 @@ class DriverProcess:
         found.pop(self.process.pid, None)
         return found
 
-    def processes_after(self, limit_s: float, *, besides: str | None = None) -> list[str]:
-        """Return the command lines of processes that live after `limit_s`, except those that contain `besides`."""
+    def processes_after(self, limit_s: float) -> list[str]:
+        """Return the command lines of processes that live after `limit_s`."""
         deadline_s = time.monotonic() + limit_s
         while True:
-            left = [c for c in self.processes().values() if besides is None or besides not in c.lower()]
+            left = [*(self.processes() | session_processes(self.process.pid)).values()]
             if not left or time.monotonic() >= deadline_s:
                 return left
             time.sleep(0.2)
