@@ -153,6 +153,10 @@ class SimulatedSlots:
         """Mark a trial to end as pruned."""
         self._stopped[trial_number] = reason
 
+    def cancel(self, trial_number: int, reason: str, /) -> None:
+        """Fail, because the study has no budget of time."""
+        raise AssertionError(f"cancelled trial {trial_number}: {reason}")
+
     def poll(self, _timeout_s: float, /) -> list[tuple[int, Observation]]:
         """Report the first steps of a random trial, or at the next call its observation."""
         if self.reported:
@@ -366,9 +370,8 @@ def _write_trial(
                 for step, step_s in enumerate(observation.step_times_s[:FIRST_STEPS], start=1)
             ],
         )
-    prediction = prediction_json(
-        config.setting, candidates.estimate, candidates.space.memory, position, config.options.memory_headroom
-    ) | plan_of(config, grid.config(position))
+    prediction = prediction_json(config, candidates.estimate, candidates.space.memory, position)
+    prediction |= plan_of(config, grid.config(position))
     attributes = {PREDICTION: prediction, STATUS: observation.status.value, OBSERVATION: observation.as_json()}
     connection.execute(
         insert(models.TrialUserAttributeModel),

@@ -188,6 +188,10 @@ class EndingTrials:
         """Fail, because trials with equal step times must not be stopped."""
         raise AssertionError(f"stopped trial {trial_number} of equals: {reason}")
 
+    def cancel(self, trial_number: int, reason: str, /) -> None:
+        """Fail, because the study has no budget of time."""
+        raise AssertionError(f"cancelled trial {trial_number}: {reason}")
+
     def poll(self, _timeout_s: float, /) -> list[tuple[int, Observation]]:
         """Report the first steps of the submitted trial, or its observation at the second call."""
         number = self._waiting
@@ -208,14 +212,15 @@ def cost_of_a_run(config: StudyConfig, at: int, trials: int) -> Stopwatch:
         _fill(config, at)
     stopwatch = Stopwatch()
     executor = EndingTrials(stopwatch)
-    with stopwatch.on(), _draw_at_random():
+    with stopwatch.on(), drawn_at_random():
         result = run_study(config, on_progress=lambda _: None, executor=executor, clock=lambda: executor.now_s)
     assert sum(record.finished for record in result.records) == at + trials
     return stopwatch
 
 
 @contextmanager
-def _draw_at_random() -> Iterator[None]:
+def drawn_at_random() -> Iterator[None]:
+    """Let random numbers take the place of draws inside the block."""
     ordinary = Posterior.draw
 
     def draw(
@@ -232,7 +237,7 @@ def _draw_at_random() -> Iterator[None]:
 
 def _fill(config: StudyConfig, at: int) -> None:
     """Fill a study up to `at` trials: the first five are run, the others are copies of the last of these."""
-    with _draw_at_random():
+    with drawn_at_random():
         run_study(_with(config, 5), on_progress=lambda _: None, executor=EndingTrials(Stopwatch()))
     store, grid = open_store(config.storage), candidates_of(config).space.grid
     study = optuna.load_study(study_name=config.name, storage=store.storage)

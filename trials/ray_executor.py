@@ -251,6 +251,18 @@ class RayExecutor:
                 self._replace(place)
                 self._end(trial, self._observe(trial, Status.PRUNED, reason, expected_steps=expected_steps))
 
+    def cancel(self, trial_number: int, reason: str) -> None:
+        """End a trial at once with its worker, as `cancelled`, whether it runs or waits; `poll` returns it.
+
+        A trial that has ended meanwhile, or is not here, is left as it is.
+        """
+        for place in self._places:
+            trial = place.trial
+            if trial is not None and trial.number == trial_number and not self._is_there(trial.result):
+                self._read_rest()
+                self._replace(place)
+                self._end(trial, self._observe(trial, Status.CANCELLED, reason))
+
     def poll(self, timeout_s: float) -> list[tuple[int, Observation]]:
         """Return the trials that have ended; none if nothing is pending.
 

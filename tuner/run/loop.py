@@ -26,7 +26,7 @@ from trials.backend import Observation, Status
 from trials.ray_executor import RayExecutor
 from tuner.answers.candidates import Candidates, candidates_of, plan_of, prediction_json
 from tuner.answers.comparison import Comparison, comparison_of
-from tuner.answers.device_time import device_time_of
+from tuner.answers.device_time import HOUR_S, device_time_of
 from tuner.answers.planned_candidates import as_stored, plan_layers
 from tuner.answers.reference import Reference, keep_baseline, reference_among, reference_of
 from tuner.run.alike_failures import alike_failures
@@ -53,6 +53,9 @@ from tuner.storage.store import AbstractStore
 from tuner.study_file.config import StudyConfig
 
 POLL_S = 1.0
+
+CAPS = (StopReason.MINUTES, StopReason.DEVICE_HOURS)
+"""Budgets that end what runs, too."""
 
 Asked = tuple[int, ParallelConfig, Reduction | None]
 """Trial that is to run: its number and its candidate, or a proxy's configuration and the smaller job."""
@@ -86,6 +89,9 @@ class Executor(Protocol):
 
     def stop(self, trial_number: int, reason: str, /) -> None:
         """End a running trial as pruned; `poll` returns it."""
+
+    def cancel(self, trial_number: int, reason: str, /) -> None:
+        """End a trial that runs or waits as cancelled; `poll` returns it."""
 
     def poll(self, timeout_s: float, /) -> list[tuple[int, Observation]]:
         """Return the trials that have ended, waiting up to `timeout_s` for the first end or measured step."""
@@ -127,6 +133,8 @@ class Progress:
         p_star: Latest p_star.
         seconds_left: Rest of the budget of time [s]; None without one.
         device_hours_left: Rest of the budget of device-hours; None without one.
+        device_hours: Device-hours of all trials that have ended.
+        by_status: Number of the trials that have ended, by their status.
         note: Sentence to print once, or empty.
     """
 
@@ -143,6 +151,8 @@ class Progress:
     p_star: float = 0.0
     seconds_left: float | None = None
     device_hours_left: float | None = None
+    device_hours: float = 0.0
+    by_status: Mapping[str, int] = field(default_factory=dict)
     note: str = ""
 
 
@@ -235,7 +245,12 @@ def run_study(
             study.set_user_attr(OWN_PLANS, config.own_step.as_json())
         held = claim(store, config.name, now_s=wall_clock(), on_note=tell)
         # past Optuna's cache, which would keep all that was ever read
-        trials = OwnTrials(store.storage.get_all_trials(study._study_id, deepcopy=False), config.dimensions, sampler)
+        trials = OwnTrials(
+            store.storage.get_all_trials(study._study_id, deepcopy=False),
+            config.dimensions,
+            sampler,
+            lambda record: device_time_of(config, [record]).device_s,
+        )
         run = _Run(
             config=config,
             candidates=candidates,
@@ -296,7 +311,7 @@ def _drive(
             todo = run.adopt()
             run.count_measured()
         reason = run.reason_to_stop(clock() - started_s)
-        if reason is not None and not todo:
+        if not (todo := run.keep(todo, reason)) and reason is not None:
             stop_reason = reason
             return stop_reason
         with run.held.together():
@@ -314,6 +329,7 @@ def _drive(
                         run.study.set_user_attr(SPENT_S, clock() - started_s)
                 moves = run.hosts_changed(running, elapsed_s := clock() - started_s)
                 reason = StopReason.HOSTS if moves else run.reason_to_stop(elapsed_s)
+                todo = run.keep(todo, reason)
                 while running.num_free_slots and not moves and (todo or reason is None):
                     with interrupts_held():
                         asked = run.again(todo.pop(0)) if todo else run.ask()
@@ -328,9 +344,8 @@ def _drive(
                 with interrupts_held():
                     for number, observation in ended:
                         run.record(number, observation)
-                    records = run.trials.records_of(number for number, _ in ended)
-                    for number, reason_against in run.hopeless(running.reported).items():
-                        running.stop(number, reason_against)
+                    run.end_early(running, clock() - started_s)
+                records = run.trials.records_of(number for number, _ in ended)
                 on_progress(run.progress(clock() - started_s, ended=records, queued=running.queued))
     except KeyboardInterrupt:
         stop_reason = StopReason.INTERRUPTED
@@ -383,6 +398,8 @@ class _Run:
             knows it.
         fails_alike: Numbers of the trials that failed alike up to the last one that this driver recorded, if that shows
             that the command fails whatever the layout.
+        since_s: Moments at which trials that run were first seen to run [s since the start of the study].
+        caps: Budget that trials in flight have used up, if they have.
     """
 
     config: StudyConfig
@@ -400,6 +417,8 @@ class _Run:
     live: dict[int, _Live] = field(default_factory=dict)
     ended: list[tuple[int, Observation]] = field(default_factory=list)
     fails_alike: list[int] = field(default_factory=list)
+    since_s: dict[int, float] = field(default_factory=dict)
+    caps: list[StopReason] = field(default_factory=list)
 
     def adopt(self) -> list[Asked]:
         """Settle the trials that an earlier driver left running; return those that must run again."""
@@ -639,10 +658,54 @@ class _Run:
             self.store.storage.set_trial_state_values(trial._trial_id, state, values)
         self.trials.end(number, state, values, self.study.user_attrs[P_STAR])
 
+    def keep(self, todo: list[Asked], reason: StopReason | None) -> list[Asked]:
+        """Return the trials that are to run again: none once a budget is spent, which cancels them."""
+        if reason is None or reason not in CAPS:
+            return todo
+        origin = self.config.backend.origin
+        with interrupts_held():
+            for number, _, _ in todo:
+                self.record(number, Observation(status=Status.CANCELLED, reason=reason.sentence, origin=origin))
+        return []
+
+    def end_early(self, running: Executor, elapsed_s: float) -> None:
+        """End running trials that are clearly slower than the best, and all of them once a budget is spent."""
+        for number, reason in self.hopeless(running.reported).items():
+            running.stop(number, reason)
+        for number, reason in self.beyond_budget(running, elapsed_s).items():
+            running.cancel(number, reason)
+
+    def beyond_budget(self, running: Executor, elapsed_s: float) -> dict[int, str]:
+        """Return the trials in flight to end, with the reason, by number: all of them once a budget is used up."""
+        pending, waiting = running.pending, frozenset(running.queued)
+        for number in self.since_s.keys() - set(pending):
+            del self.since_s[number]
+        for number in pending:
+            if number not in waiting:
+                self.since_s.setdefault(number, elapsed_s)
+        hours_left = self._device_hours_left()
+        if hours_left is not None and self._in_flight_device_s(running, elapsed_s) >= hours_left * HOUR_S:
+            self.caps[:] = [StopReason.DEVICE_HOURS]
+        if self._seconds_left(elapsed_s) == 0:
+            self.caps[:] = [StopReason.MINUTES]
+        return dict.fromkeys(pending, self.caps[0].sentence) if self.caps else {}
+
+    def _in_flight_device_s(self, running: Executor, elapsed_s: float) -> float:
+        """Return the device time of the trials that run [device s]; those without devices count their steps."""
+        full_size, device_s = self.config.setting.cluster.num_devices, 0.0
+        for number, since_s in self.since_s.items():
+            proxy = self.live[number].proxy
+            devices = proxy.config.num_devices if proxy else full_size
+            own_s = elapsed_s - since_s if self.config.backend.trains else sum(running.reported.get(number, ()))
+            device_s += devices * own_s
+        return device_s
+
     def reason_to_stop(self, elapsed_s: float) -> StopReason | None:
         """Return the reason to ask for no further trial, or None; confidence waits for the trials in flight."""
         if self.fails_alike:
             return StopReason.FAILS_ALIKE
+        if self.caps:
+            return self.caps[0]
         budgets = Budgets(
             max_trials=self.config.search.max_trials,
             seconds_left=self._seconds_left(elapsed_s),
@@ -689,20 +752,25 @@ class _Run:
             budget=self.config.search.max_trials,
             best=self.trials.best,
             ended=ended,
-            compared=comparison_of(self.reference, self.trials.records) if ended else None,
+            compared=self._compared() if ended else None,
             layouts=tuple(values_of(trial) for trial in running),
             opening=opening,
             extrapolated=extrapolated_of(attributes),
             p_star=float(attributes.get(P_STAR, 0.0)),
             seconds_left=self._seconds_left(elapsed_s),
             device_hours_left=self._device_hours_left(),
+            device_hours=self.trials.device_s / HOUR_S,
+            by_status=dict(self.trials.by_status),
             note=note,
         )
+
+    def _compared(self) -> Comparison | None:
+        values = None if self.reference is None else self.reference.values
+        return comparison_of(self.reference, self.trials.records_to_compare(values))
 
     def _device_hours_left(self) -> float | None:
         """Return the rest of the budget of device-hours, after all runs of the study; None without a budget."""
         budget = self.config.search.budget_device_hours
         if budget is None:
             return None
-        spent = device_time_of(self.config, self.trials.records)
-        return max(budget - spent.device_hours, 0.0)
+        return max(budget - self.trials.device_s / HOUR_S, 0.0)

@@ -8,7 +8,8 @@ and populations (population.py) stay in the storage, so that the driver's memory
 from __future__ import annotations
 
 import copy
-from collections.abc import Container, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from tuner.search.parameters import PLAN
 from tuner.search.population import P_STAR
 from tuner.search.pruning import best_among
 from tuner.search.sampler import ThompsonSampler
+from tuner.search.standing import Standing
 from tuner.storage.record import TrialRecord, best_record, record_of
 
 
@@ -30,24 +32,41 @@ class OwnTrials:
         trials: All trials of the study.
         dimensions: Dimensions that a trial's parameters must hold to name a candidate.
         sampler: Sampler that reads their observations.
+        device_s_of: Function that returns the device time of a record of a trial that has ended [device s].
 
     Attributes:
+        standing: The trials as the sampler reads them.
+        device_s: Device time of all trials that have ended [device s].
+        by_status: Number of trials that have ended, by the status of their records.
         best: Best record of the study; see `record.best_record`.
         best_trial: Best completed trial; see `pruning.best_among`.
     """
 
-    def __init__(self, trials: Sequence[FrozenTrial], dimensions: Sequence[str], sampler: ThompsonSampler) -> None:
+    def __init__(
+        self,
+        trials: Sequence[FrozenTrial],
+        dimensions: Sequence[str],
+        sampler: ThompsonSampler,
+        device_s_of: Callable[[TrialRecord], float],
+    ) -> None:
         self._dimensions = frozenset(dimensions) - {PLAN}  # without it the plan is that by hand
         self._has_plans = PLAN in dimensions
         self._sampler = sampler
         self._known = {trial.number: _copy_trial(trial) for trial in sorted(trials, key=lambda trial: trial.number)}
         self._running = {number: trial for number, trial in self._known.items() if not trial.state.is_finished()}
+        self.standing = Standing(
+            ended=[trial for trial in self._known.values() if trial.state.is_finished()], running=self._running
+        )
         self._records: dict[int, TrialRecord] = {}
+        self._first: list[TrialRecord] = []  # of the trial with the smallest number
+        self._of_params: dict[frozenset[tuple[str, Any]], list[TrialRecord]] = defaultdict(list)
+        self._device_s_of = device_s_of
+        self.device_s = 0.0
+        self.by_status: Counter[str] = Counter()
         self._observations: Observations | None = None
         self.observations()
         for number in self._known.keys() - self._running.keys():
             self._remember(number)
-        self._records = dict(sorted(self._records.items()))
         completed = [record for record in self._records.values() if record.step_time_s is not None]
         self._completed = {tuple(record.params.values()) for record in completed}
         self.best = best_record(completed)
@@ -60,9 +79,9 @@ class OwnTrials:
     def observations(self, *, but: int | None = None) -> Observations:
         """Return the observations of all trials except the trial `but`."""
         if but is not None:
-            return self._sampler.observations([trial for number, trial in self._known.items() if number != but])
+            return self._sampler.observations_of(self.standing, but=but)
         if self._observations is None:
-            self._observations = self._sampler.observations(list(self._known.values()))
+            self._observations = self._sampler.observations_of(self.standing)
         return self._observations
 
     @property
@@ -78,12 +97,23 @@ class OwnTrials:
     @property
     def records(self) -> list[TrialRecord]:
         """Records of trials with a candidate, by number; without predictions, operator times and dates."""
-        running = {
-            trial.number: _shorten(trial, has_plans=self._has_plans)
-            for trial in self._running.values()
-            if self.has_candidate(trial)
-        }
-        return [record for _, record in sorted({**self._records, **running}.items())]
+        return sorted((*self._records.values(), *self._running_records()), key=_number_of)
+
+    def records_to_compare(self, params: Mapping[str, Any] | None) -> list[TrialRecord]:
+        """Return the records of a candidate, by number; without one, those of the candidate that was tried first."""
+        running = self._running_records()
+        if params is None:
+            first = min((*self._first[:1], *running), key=_number_of, default=None)
+            if first is None:
+                return []
+            params = first.params
+        alike = (record for record in running if record.params == params)
+        return sorted((*self._of_params.get(frozenset(params.items()), ()), *alike), key=_number_of)
+
+    def _running_records(self) -> list[TrialRecord]:
+        return [
+            _shorten(trial, has_plans=self._has_plans) for trial in self._running.values() if self.has_candidate(trial)
+        ]
 
     def records_of(self, numbers: Iterable[int]) -> tuple[TrialRecord, ...]:
         """Return the records of ended trials, in the order of `numbers`; trials without a candidate have none."""
@@ -109,6 +139,7 @@ class OwnTrials:
         trial = self._running.pop(number)
         trial.values, trial.state = values, state
         trial.user_attrs[P_STAR] = p_star
+        self.standing.ended.append(trial)
         self._observations = None
         self.observations()  # read it before its attributes are dropped
         if state == TrialState.COMPLETE:
@@ -130,6 +161,11 @@ class OwnTrials:
         trial.user_attrs = {}
         if record is not None:
             self._records[number] = record
+            self._of_params[frozenset(record.params.items())].append(record)
+            if not self._first or number < self._first[0].number:
+                self._first[:] = [record]
+            self.device_s += self._device_s_of(record)
+            self.by_status[record.status.value if record.status else ""] += 1
         return record
 
     def has_candidate(self, trial: FrozenTrial) -> bool:
@@ -154,6 +190,11 @@ class DrivenStudy(Study):
         self._own_attributes = dict(study.user_attrs)
 
     @property
+    def standing(self) -> Standing:
+        """All trials of the study, for a sampler that reads new ones only."""
+        return self._own_trials.standing
+
+    @property
     def user_attrs(self) -> dict[str, Any]:
         """Attributes of the study, as read once and as written since."""
         return dict(self._own_attributes)
@@ -171,6 +212,10 @@ class DrivenStudy(Study):
         """Return the trials of the study, or those in some states."""
         trials = [trial for trial in self._own_trials.all if states is None or trial.state in states]
         return copy.deepcopy(trials) if deepcopy else trials
+
+
+def _number_of(record: TrialRecord) -> int:
+    return record.number
 
 
 def _copy_trial(trial: FrozenTrial) -> FrozenTrial:

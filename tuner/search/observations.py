@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
+from bisect import bisect_left, insort
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from trials.backend import Observation, OperatorSample, Status
 from tuner.search.constraints import exceeds_memory
 from tuner.search.parameters import named_values, params_of
 from tuner.search.proxy.proxy_trials import PROXY, Proxy
+from tuner.search.standing import Standing
 
 STATUS = "status"
 """Trial attribute with the Status of the observation, where a trial did not simply complete."""
@@ -159,7 +161,7 @@ class Observations:
 
 
 class ObservationLog:
-    """Reader of the trials of one study, which parses each ended trial only once.
+    """Reader of the trials of one study, which parses and counts each ended trial only once.
 
     Args:
         position_of: Function that returns the candidate named by a trial's parameters, or None.
@@ -168,6 +170,9 @@ class ObservationLog:
     def __init__(self, position_of: Callable[[Mapping[str, Any]], int | None]) -> None:
         self._position_of = position_of
         self._parsed: dict[int, tuple[FrozenTrial, _Entry | None]] = {}
+        self._tally = _Tally()
+        self._standing: Standing | None = None
+        self._num_read = 0
         self._latest: tuple[list[_Entry], Observations] | None = None
 
     def observations(
@@ -183,13 +188,60 @@ class ObservationLog:
             finishing: One trial whose end the storage does not hold yet.
             chosen: Candidates of running trials, by number, whose parameters may not be stored yet.
         """
+        self._standing = None
+        entries = self._parse_all(trials, finishing, chosen)
+        known, ended = self._tally.entries, [entry for entry in entries if entry.status]
+        if not known.keys() <= {entry.number for entry in ended}:  # fewer trials than before, or another study's
+            self._tally, self._latest = _Tally(), None
+        return self._observe(entries)
+
+    def observations_of(
+        self,
+        standing: Standing,
+        *,
+        but: int | None = None,
+        finishing: Ending | None = None,
+        chosen: Mapping[int, int] = MappingProxyType({}),
+    ) -> Observations:
+        """Return the observations of the candidates in all trials of a study, of which only new ones are read.
+
+        Args:
+            standing: Trials of the study.
+            but: Number of a running trial to leave out.
+            finishing: One trial whose end is not among the trials yet.
+            chosen: Candidates of running trials, as above.
+        """
+        running = [trial for number, trial in standing.running.items() if number != but]
+        if self._standing is standing and not any(trial.number in self._tally.entries for trial in running):
+            found = self._observe(self._parse_all([*standing.ended[self._num_read :], *running], finishing, chosen))
+        else:
+            found = self.observations([*standing.ended, *running], finishing, chosen)
+        self._standing, self._num_read = standing, len(standing.ended)
+        return found
+
+    def _parse_all(
+        self, trials: Sequence[FrozenTrial], finishing: Ending | None, chosen: Mapping[int, int]
+    ) -> list[_Entry]:
         entries = [self._parse_trial(trial, chosen) for trial in trials]
         if finishing is not None:
             entries.append(_parse_trial(finishing, self._position_of))
-        own = sorted((entry for entry in entries if entry is not None), key=lambda entry: entry.number)
-        # several hooks may ask before anything changes; comparing is cheap, as most entries are the same objects
-        if self._latest is None or self._latest[0] != own:
-            self._latest = own, _combine(own)
+        return [entry for entry in entries if entry is not None]
+
+    def _observe(self, entries: Sequence[_Entry]) -> Observations:
+        """Return the observations of these trials and of those counted before; of these, all that run are given."""
+        known = self._tally.entries
+        ended = sorted((entry for entry in entries if entry.status), key=_number_of)
+        running = sorted((entry for entry in entries if entry.status is None), key=_number_of)
+        fresh = [entry for entry in ended if known.get(entry.number) is not entry]
+        if any(entry.number in known and not entry.is_like(known[entry.number]) for entry in fresh):
+            fresh = sorted((known | {entry.number: entry for entry in fresh}).values(), key=_number_of)
+            self._tally = _Tally()
+        new = [entry for entry in fresh if entry.number not in self._tally.entries]
+        for entry in new:
+            self._tally.add(entry)
+        # several hooks may ask before anything changes
+        if self._latest is None or new or self._latest[0] != running:
+            self._latest = running, self._tally.observations(running)
         return self._latest[1]
 
     def _parse_trial(self, trial: FrozenTrial, chosen: Mapping[int, int]) -> _Entry | None:
@@ -251,7 +303,7 @@ def _combine(own: list[_Entry]) -> Observations:
     explored = frozenset(entry.position for entry in whole if entry.status in EXPLORING)
     misfits = frozenset(entry.position for entry in whole if entry.status is Status.OUT_OF_MEMORY) - explored
     crashed = frozenset(entry.position for entry in whole if entry.status is Status.CRASHED) - explored - misfits
-    limits_s = _bound_cut_trials((entry.position, entry) for entry in whole)
+    limits_s = _bound_cut_trials(((entry.position, entry) for entry in whole), _usual_startup_s(whole))
     return Observations(
         measured=np.array(list(seen), dtype=np.int64),
         log_step_s=np.array([log_step_s for log_step_s, _ in steps]),
@@ -313,6 +365,125 @@ class _Entry:
     samples: tuple[OperatorSample, ...] = ()
     proxy: Proxy | None = None
     fails_alike: tuple[int, ...] = ()
+
+    def is_like(self, other: _Entry) -> bool:
+        """Return whether both are the same trial, of which one may have lost its operator times."""
+        return replace(self, samples=()) == replace(other, samples=())
+
+
+class _Tally:
+    """Figures of the ended trials of a study. One more trial changes its own share of them and leaves the rest alone.
+
+    What `observations` returns is what `_combine` makes of the same trials.
+
+    Attributes:
+        entries: Ended trials, by number.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[int, _Entry] = {}
+        self._excuses = False
+        self._smaller: list[_Entry] = []  # proxies, in the order of their numbers, as all lists of trials here
+        self._num_trials: Counter[int] = Counter()
+        self._of_status: dict[Status, set[int]] = defaultdict(set)
+        self._explored: set[int] = set()
+        self._seen: dict[int, list[_Entry]] = {}
+        self._firsts: list[int] = []  # number of the first trial of each measured candidate, in order
+        self._measured = np.zeros(0, dtype=np.int64)
+        self._steps = np.zeros((2, 0))
+        self._num_completed = np.zeros(0, dtype=np.int64)
+        self._completed_s: dict[int, float] = {}
+        self._startups_s: list[float] = []
+        self._cut: list[_Entry] = []
+        self._peaks_bytes: dict[int, int] = {}
+        self._peak_of: dict[int, int] = {}
+        self._sampled: list[_Entry] = []
+
+    def add(self, entry: _Entry) -> None:
+        """Add a trial that has ended."""
+        self.entries[entry.number] = entry
+        self._excuses = self._excuses or bool(entry.fails_alike)
+        if entry.samples:
+            insort(self._sampled, entry, key=_number_of)
+            if len(self._sampled) > MOST_SAMPLED:  # times in the middle are dropped, to free their memory
+                self._sampled.pop(MOST_SAMPLED // 2).samples = ()
+        if entry.proxy is not None:
+            insort(self._smaller, entry, key=_number_of)
+            return
+        assert entry.status is not None, "a trial that has ended has a status"
+        at = entry.position
+        self._num_trials[at] += 1
+        self._of_status[entry.status].add(at)
+        if entry.status in EXPLORING:
+            self._explored.add(at)
+        if entry.log_step_s is not None:
+            self._measure(entry)
+        if entry.startup_s is not None:
+            insort(self._startups_s, entry.startup_s)
+        if entry.cut:
+            insort(self._cut, entry, key=_number_of)
+        if entry.peak_bytes and self._peak_of.get(at, -1) < entry.number:
+            self._peak_of[at], self._peaks_bytes[at] = entry.number, entry.peak_bytes
+
+    def _measure(self, entry: _Entry) -> None:
+        """Add the step time of a trial to that of its candidate, which stands where its first trial does."""
+        own = self._seen.setdefault(entry.position, [])
+        if own:
+            row = bisect_left(self._firsts, own[0].number)
+            del self._firsts[row]
+            self._measured, self._num_completed = (
+                np.delete(each, row) for each in (self._measured, self._num_completed)
+            )
+            self._steps = np.delete(self._steps, row, axis=1)
+        insort(own, entry, key=_number_of)
+        times_s = [each.value_s for each in own if each.value_s is not None]
+        if times_s:
+            self._completed_s[entry.position] = of_trials(times_s)
+        row = bisect_left(self._firsts, own[0].number)
+        self._firsts.insert(row, own[0].number)
+        self._measured = np.insert(self._measured, row, entry.position)
+        self._num_completed = np.insert(self._num_completed, row, len(times_s))
+        self._steps = np.insert(self._steps, row, _average_trials(own), axis=1)
+
+    def observations(self, running: list[_Entry]) -> Observations:
+        """Return the observations of the ended trials and of these, which have not ended."""
+        if self._excuses:  # some trials count as if they had not been
+            return _combine([*self.entries.values(), *running])
+        smaller = sorted((*self._smaller, *(each for each in running if each.proxy)), key=_number_of)
+        explored = frozenset(self._explored)
+        misfits = frozenset(self._of_status[Status.OUT_OF_MEMORY]) - explored
+        limits_s = _bound_cut_trials(((each.position, each) for each in self._cut), _middle(self._startups_s))
+        num_trials = self._num_trials.copy()
+        num_trials.update(each.position for each in running if each.proxy is None)
+        return Observations(
+            measured=self._measured,
+            log_step_s=self._steps[0],
+            variance=self._steps[1],
+            num_completed=self._num_completed,
+            num_trials=num_trials,
+            best_s=min(self._completed_s.values(), default=None),
+            limits_s={position: limit_s for position, limit_s in limits_s.items() if position not in self._seen},
+            peaks_bytes=self._peaks_bytes.copy(),
+            explored=explored,
+            misfits=misfits,
+            crashed=frozenset(self._of_status[Status.CRASHED]) - explored - misfits,
+            pending=frozenset(each.position for each in running),
+            samples=tuple(sample for each in self._sampled for sample in each.samples),
+            num_decisions=len(self.entries) + len(running),
+            proxies=_gather_proxies(smaller),
+            proxies_pending=frozenset(each.position for each in running if each.proxy),
+            num_proxies=len(smaller),
+        )
+
+
+def _number_of(entry: _Entry) -> int:
+    return entry.number
+
+
+def _middle(values: Sequence[float]) -> float | None:
+    """Return the median of sorted values; None without any."""
+    half = len(values) // 2
+    return (values[half] + values[~half]) / 2 if values else None
 
 
 def of_trials(times_s: Sequence[float]) -> float:
@@ -397,7 +568,7 @@ def _average_trials(entries: Sequence[_Entry]) -> tuple[float, float]:
 
 def _gather_proxies(entries: Sequence[_Entry]) -> tuple[ProxyObservations, ...]:
     """Return the observations of proxies, without those that say nothing about their candidate."""
-    limits_s = _bound_cut_trials((entry.proxy, entry) for entry in entries)
+    limits_s = _bound_cut_trials(((entry.proxy, entry) for entry in entries), _usual_startup_s(entries))
     telling: dict[Proxy, list[_Entry]] = {}
     for entry in entries:
         if entry.proxy and entry.status in (*EXPLORING, Status.OUT_OF_MEMORY, Status.CRASHED):
@@ -422,14 +593,16 @@ def _gather_proxies(entries: Sequence[_Entry]) -> tuple[ProxyObservations, ...]:
     return tuple(found)
 
 
-def _bound_cut_trials(trials: Iterable[tuple[T, _Entry]]) -> dict[T, float]:
-    """Return lower bounds of the step times of trials that were cut off, if other trials' start-up times are known."""
-    kept = list(trials)
+def _usual_startup_s(entries: Iterable[_Entry]) -> float | None:
+    """Return the median of the start-up times of trials [s]; None if none is known."""
+    return _middle(sorted(entry.startup_s for entry in entries if entry.startup_s is not None))
+
+
+def _bound_cut_trials(trials: Iterable[tuple[T, _Entry]], startup_s: float | None) -> dict[T, float]:
+    """Return lower bounds of the step times of trials that were cut off, if the usual start-up time is known."""
     # the time limit covers start-up and one step, so it bounds the step once the usual start-up time is subtracted
-    known = [entry.startup_s for _, entry in kept if entry.startup_s is not None]
-    startup_s = statistics.median(known) if known else None
     limits_s: dict[T, float] = {}
-    for what, entry in kept:
+    for what, entry in trials:
         limit_s = entry.cut.censored_above_s(startup_s) if entry.cut and startup_s is not None else None
         if limit_s is not None:
             limits_s[what] = max(limit_s, limits_s.get(what, 0.0))

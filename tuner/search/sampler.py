@@ -57,6 +57,7 @@ from tuner.search.posterior import Posterior
 from tuner.search.proxy.extrapolation import EXTRAPOLATED, Extrapolated
 from tuner.search.proxy.proxy_plan import ProxyPlan
 from tuner.search.proxy.proxy_trials import Proxy
+from tuner.search.standing import KnowsStanding, Standing
 from tuner.search.stopping import NO_BUDGETS, Budgets, StopDecision, StopRule, decide
 from tuner.search.subset import MAX_OBSERVATIONS
 
@@ -293,9 +294,11 @@ class ThompsonSampler(BaseSampler):
             if (extrapolated := self._extrapolate(observations)) is not None:
                 found[EXTRAPOLATED] = extrapolated.as_json()
             stops = self._stop_when_confident and self.decide(observations).reason is not None
-        num_ended = sum(
-            each.state.is_finished() for each in study.get_trials(deepcopy=False) if each.number != trial.number
-        )
+        if isinstance(study, KnowsStanding):
+            num_ended = len(study.standing.ended)
+        else:
+            others = (each for each in study.get_trials(deepcopy=False) if each.number != trial.number)
+            num_ended = sum(each.state.is_finished() for each in others)
         # written after all is computed: no lock of a database is held in the meantime
         for key, value in {ENDED: num_ended, P_STAR: p_star, POPULATION: population}.items():
             study._storage.set_trial_user_attr(trial._trial_id, key, value)
@@ -328,8 +331,10 @@ class ThompsonSampler(BaseSampler):
             trial: Trial that is left out as the storage holds it.
             ending: The same trial with its state and values, which the storage does not hold yet.
         """
-        others = [each for each in study.get_trials(deepcopy=False) if each.number != trial.number]
         chosen = {number: position for (name, number), position in self._chosen.items() if name == study.study_name}
+        if isinstance(study, KnowsStanding):
+            return self._log.observations_of(study.standing, but=trial.number, finishing=ending, chosen=chosen)
+        others = [each for each in study.get_trials(deepcopy=False) if each.number != trial.number]
         return self._log.observations(others, ending, chosen)
 
     def _describe_population(self, observations: Observations) -> dict[str, Any]:
@@ -340,6 +345,10 @@ class ThompsonSampler(BaseSampler):
     def observations(self, trials: Sequence[FrozenTrial]) -> Observations:
         """Return the observations of `trials`, which are all trials of a study or some."""
         return self._log.observations(trials)
+
+    def observations_of(self, standing: Standing, *, but: int | None = None) -> Observations:
+        """Return the observations of all trials of a study but one, of which only new ones are read."""
+        return self._log.observations_of(standing, but=but)
 
     def population(self, observations: Observations) -> Population:
         """Return M joint draws of all step times and the fastest candidate of each.
@@ -522,4 +531,8 @@ def _is_recent(before: Observations, now: Observations) -> bool:
 
 def _p_star(fastest: IntArray, explored: Collection[int]) -> float:
     """Return the share of the draws that name an explored candidate (FlexParallel equation 6)."""
-    return float(np.isin(fastest, sorted(explored)).mean()) if len(fastest) else 0.0
+    # one look-up for each candidate that draws name: explored ones may be many
+    named, counts = np.unique(fastest, return_counts=True)
+    return float(sum(count for at, count in zip(named.tolist(), counts.tolist(), strict=True) if at in explored)) / max(
+        len(fastest), 1
+    )

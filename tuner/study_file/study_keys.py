@@ -155,12 +155,14 @@ class SearchKeys(DocumentedModel):
     """Largest number of trials."""
 
     max_minutes: Annotated[float, Field(gt=0)] | None = None
-    """Largest wall time of all runs of the study together [min]. No further trial starts after it; running ones end."""
+    """Largest wall time of all runs of the study together [min]. Trials that run then are ended as cancelled: that says
+    nothing about their configurations.
+    """
 
     budget_device_hours: Annotated[float, Field(gt=0)] | None = None
-    """Budget of device-hours for all runs of the study together, start-up included. No further trial starts once ended
-    trials have used it up. Running trials still end, and exceed the budget. A simulated or replayed trial counts the
-    time that its measured steps would have taken.
+    """Budget of device-hours for all runs of the study together, start-up included. Once ended and running trials have
+    used it up, the running ones are ended as cancelled, which says nothing about their configurations. A simulated or
+    replayed trial counts the time that its measured steps would have taken.
     """
 
     parallel_trials: Annotated[int, Field(ge=1, le=1024)] = 1

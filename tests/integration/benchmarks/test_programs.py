@@ -49,6 +49,7 @@ SMALL = {
     "published_placements": (("--rows", 1), {}),
     "speed.command_line": (("--help_repeats", 1, "--repeats", 1), {"COMMANDS": lambda commands: commands[:1]}),
     "speed.jax_graphs": (("--repeats", 1), {"benchmarks.zoo.FACTORIES": only("gemma_small")}),
+    "speed.late_trials": (("--at", 5, "--trials", 2), {"STUDY": on_one_host}),
     "speed.predictions": (("--repeats", 1), {"NAMES": lambda _: ("llama-7b-8",)}),
     "speed.sampler": (("--repeats", 1, "--sizes", 1), {}),
     "speed.space": (

@@ -7,7 +7,7 @@ from types import TracebackType
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
-from trials.backend import AbstractBackend, Observation
+from trials.backend import AbstractBackend, Observation, Status
 from tuner.run.loop import RunResult, run_study
 from tuner.study_file.config import StudyConfig
 
@@ -22,6 +22,7 @@ class InProcessExecutor:
         entered: Number of times the context was entered.
         seen: All measured trials, in order.
         reductions: Proxy job of each trial that ran one.
+        cancelled: Cancelled trials, which the next poll returns.
     """
 
     backend: AbstractBackend
@@ -31,6 +32,7 @@ class InProcessExecutor:
     slots_note: str = ""
     waiting: list[tuple[int, ParallelConfig]] = field(default_factory=list)
     reductions: dict[int, Reduction] = field(default_factory=dict)
+    cancelled: list[tuple[int, Observation]] = field(default_factory=list)
 
     def __enter__(self) -> InProcessExecutor:
         self.entered += 1
@@ -61,10 +63,17 @@ class InProcessExecutor:
         """Fail, because the loop must not stop a trial without reports."""
         raise AssertionError(f"stopped trial {trial_number}, which has reported nothing")
 
+    def cancel(self, trial_number: int, reason: str, /) -> None:
+        """End a pending trial as cancelled."""
+        if trial_number in dict(self.waiting):
+            self.waiting = [each for each in self.waiting if each[0] != trial_number]
+            cancelled = Observation(status=Status.CANCELLED, reason=reason, origin=self.backend.origin)
+            self.cancelled.append((trial_number, cancelled))
+
     @property
     def pending(self) -> tuple[int, ...]:
         """Numbers of the trials that have not been measured."""
-        return tuple(number for number, _ in self.waiting)
+        return tuple(number for number, _ in (*self.waiting, *self.cancelled))
 
     def submit(self, trial_number: int, config: ParallelConfig, reduction: Reduction | None = None, /) -> None:
         """Queue a trial."""
@@ -76,8 +85,9 @@ class InProcessExecutor:
 
     def poll(self, _timeout_s: float, /) -> list[tuple[int, Observation]]:
         """Measure the oldest pending trial, and return its result."""
-        if not self.waiting:
-            return []
+        if self.cancelled or not self.waiting:
+            ended, self.cancelled = self.cancelled, []
+            return ended
         number, config = self.waiting.pop(0)
         self.seen.append((number, config))
         return [(number, self.backend_of(number).measure(config, trial_number=number))]

@@ -30,6 +30,11 @@ class SteppingExecutor(InProcessExecutor):
         """Step times that each running trial has reported so far [s], by its number."""
         return {number: found.step_times_s[:done] for number, (found, done) in self.running.items()}
 
+    def cancel(self, trial_number: int, reason: str, /) -> None:
+        """End a trial as cancelled."""
+        if trial_number in self.running:
+            self._end(trial_number, Observation(status=Status.CANCELLED, reason=reason))
+
     def stop(self, trial_number: int, reason: str, /) -> None:
         """Stop a trial, and keep its reported steps as a pruned observation."""
         found, _ = self.running[trial_number]

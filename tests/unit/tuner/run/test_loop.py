@@ -61,8 +61,30 @@ def begun(study, after_one_trial, tmp_path):
     return study
 
 
+class Endless:
+    """Trials of very many steps of a second each."""
+
+    origin = "synthetic"
+
+    def measure(self, _config, **_):
+        """As the executor calls it."""
+        return Observation(status=Status.OK, step_times_s=(1.0,) * 10_000, origin="synthetic")
+
+
+class Dying:
+    """The driver dies with its first trial."""
+
+    origin = "synthetic"
+
+    def measure(self, _config, **_):
+        """As the executor calls it."""
+        raise RuntimeError("dies")
+
+
 class Scripted:
     """Ends each candidate's attempts as the script says, and well once the script is over."""
+
+    origin = "synthetic"
 
     def __init__(self, script=()):
         self.script = script
@@ -302,12 +324,53 @@ def test_budget_of_device_hours_counts_every_run(study):
     assert (executor.entered, idle.entered) == (1, 0)
 
 
-def test_trials_in_flight_end_when_device_hours_are_spent(study):
-    """Trials that run when the budget is spent come to their end, and are kept."""
-    result, _ = run(study(f"search.budget_device_hours={1 / 3600}"), Scripted(), slots=3)
+def test_trials_in_flight_are_cancelled_when_device_hours_are_spent(study):
+    """Trials that run when the budget is spent are ended, which says nothing about their configurations."""
+    result, executor = run(study(f"search.budget_device_hours={1 / 3600}"), Scripted(), slots=3)
+    again, _ = run(study("search.max_trials=20"), Scripted())
 
     assert result.stop_reason == "budget_device_hours"
-    assert [record.finished for record in result.records] == [True] * 3
+    assert [record.status for record in result.records] == [Status.OK, Status.CANCELLED, Status.CANCELLED]
+    assert result.records[1].observation.reason == "the budget of device-hours is spent"
+    assert len(executor.seen) == 1
+    retried = [record.params for record in again.records[3:]]
+    assert all(record.params in retried for record in result.records[1:])
+
+
+def test_a_trial_that_outlasts_the_budget_of_time_is_cancelled(study):
+    """A trial that would run for ever is ended with the minutes, and a resumed study does not start it again."""
+    executor = SteppingExecutor(Endless(), 1)
+    config = study("search.max_minutes=3.5")
+    first = run_study(config, on_progress=lambda _: None, executor=executor, clock=ticking())
+    again, idle = run(study("search.max_minutes=3.5"), Scripted(), clock=ticking())
+
+    assert first.stop_reason == again.stop_reason == "max_minutes"
+    assert [record.status for record in first.records] == [Status.CANCELLED]
+    assert idle.entered == 0
+
+
+def test_a_trial_that_outlasts_the_budget_of_devices_is_cancelled(study):
+    """The steps that a running trial has measured count as device-hours before it ends: 8 devices, a second each."""
+    executor = SteppingExecutor(Endless(), 1)
+    config = study(f"search.budget_device_hours={40 / 3600}")
+    first = run_study(config, on_progress=lambda _: None, executor=executor)
+
+    assert first.stop_reason == "budget_device_hours"
+    assert [record.status for record in first.records] == [Status.CANCELLED]
+
+
+def test_a_trial_left_over_is_cancelled_when_the_budget_is_spent(study):
+    """A trial of a driver that died is not started again once the budget is spent; it is recorded as cancelled."""
+    config = study("search.max_minutes=3.5")
+    with pytest.raises(RuntimeError, match="dies"):
+        run(config, Dying(), clock=ticking())
+    with closing(sqlite3.connect(config.storage.removeprefix("sqlite:///"))) as database, database:
+        database.execute("UPDATE study_user_attributes SET value_json = '9999.0' WHERE key = ?", (SPENT_S,))
+    result, executor = run(study("search.max_minutes=3.5"), Scripted(), clock=ticking())
+
+    assert result.stop_reason == "max_minutes"
+    assert [record.status for record in result.records] == [Status.CANCELLED]
+    assert executor.entered == 0
 
 
 @pytest.mark.slow
