@@ -26,6 +26,9 @@ from trials.ray_keeper import DISMISSED, GRACE_S, MARK
 OBJECT_STORE_BYTES = 100_000_000
 """Size of Ray's object store [bytes]. Trials exchange a few kilobytes, and Ray would reserve 30% of the memory."""
 
+OWN_SESSION = "meshtune"
+"""File in the folder of a session that tells that this program has begun it."""
+
 _LOCAL_ENVIRONMENT = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "3",  # some of Ray's agents outlive a killed driver by this
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the only switch that keeps every socket on 127.0.0.1
@@ -88,6 +91,8 @@ def start_local_ray(num_cpus: int) -> bool:
         except BaseException:  # an interrupt, too, leaves no process behind
             stop_local_ray(ray)
             raise
+    with contextlib.suppress(OSError):  # it serves `meshtune doctor` alone
+        (Path(ray._private.worker._global_node.get_session_dir_path()) / OWN_SESSION).touch()
     return True
 
 

@@ -293,6 +293,20 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "fewer_hosts": "what ran while hosts were lost: study, hosts, number of trials and best of each",
         }
     },
+    "doctor": {
+        "": {
+            "study_name": "name of the study; null without one",
+            "storage": "storage of the study, without the password; null without a study",
+            "findings": "what is wrong: `what` (`storage`, `claim`, `trials` or `processes`), `found` and `advice`",
+        }
+    },
+    "backup": {
+        "": {
+            "study_name": "name of the study",
+            "storage": "storage of the study, without the password",
+            "backup": "URL of the copy, for `--storage`",
+        }
+    },
     "dashboard": {
         "": {
             "url": "URL of the dashboard, printed as soon as it listens",

@@ -12,7 +12,7 @@ from pathlib import Path
 from hardware.io.errors import ConfigError
 
 
-def check_place(out: Path) -> None:
+def check_place(out: Path, option: str = "--out") -> None:
     """Check that a file can be written there, before the work for it begins.
 
     Raises:
@@ -20,7 +20,7 @@ def check_place(out: Path) -> None:
     """
     if out.is_dir() or not out.parent.is_dir():
         rule = "is a directory, not a file" if out.is_dir() else "is in a directory that does not exist"
-        raise ConfigError(rule, key="--out", value=str(out))
+        raise ConfigError(rule, key=option, value=str(out))
 
 
 def write_output(out: Path, content: str | bytes, *, option: str = "--out") -> None:

@@ -22,6 +22,7 @@ import typer
 from typer import Option
 
 from hardware.io.errors import ConfigError, shown_url
+from hardware.io.output_file import check_place
 from tuner.cli import calibrate as cli_calibrate
 from tuner.cli import completion as cli_completion
 from tuner.cli import dashboard as cli_dashboard
@@ -32,6 +33,7 @@ from tuner.cli import plan as cli_plan
 from tuner.cli import predictions as cli_predictions
 from tuner.cli import replan as cli_replan
 from tuner.cli import trials as cli_trials
+from tuner.cli import upkeep as cli_upkeep
 from tuner.cli import watch as cli_watch
 from tuner.cli.options import (
     FOUND_NOTHING,
@@ -73,7 +75,7 @@ from tuner.terminal.console import (
 from tuner.terminal.streams import lossy_streams
 
 if TYPE_CHECKING:  # these load numpy, Optuna and Ray
-    from tuner.run.loop import RunResult
+    from tuner.run.loop import Progress, RunResult
     from tuner.storage.record import TrialRecord
     from tuner.study_file.config import StudyConfig
 
@@ -226,12 +228,23 @@ def run(
         str | None,
         Option(metavar="ADDRESS", help="Address of an existing Ray cluster; takes precedence over RAY_ADDRESS."),
     ] = None,
+    log_format: Annotated[
+        str, Option(metavar="FORMAT", help="Form of the progress on stderr: text, or json with one object per event.")
+    ] = "text",
+    metrics: Annotated[
+        Path | None, Option(metavar="FILE", help="File for Prometheus metrics, kept up to date while the study runs.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Tune: try promising configurations until confident that no other is faster, then print the best.
 
     Running the same command again continues an interrupted study.
     """
+    if log_format not in ("text", "json"):
+        raise ConfigError("is no format", key="--log-format", value=log_format, nearest="text or json")
+    if metrics is not None:
+        check_out(metrics, "--metrics")
+        check_place(metrics, "--metrics")
     changes = list(overrides or [])
     changes += [f"search.max_trials={whole_number('--trials', trials, 1)}"] if trials is not None else []
     changes += [f"search.seed={whole_number('--seed', seed, 0)}"] if seed is not None else []
@@ -240,20 +253,35 @@ def run(
     # Import after reading the study: loading Optuna takes seconds, and mistakes should be told at once.
     from tuner.run.following import run_following
     from tuner.study_file.config import load_study
+    from tuner.terminal.event_log import EventLog
     from tuner.terminal.failing_command import failing_command_lines
+    from tuner.terminal.metrics_file import MetricsFile
     from tuner.terminal.progress import ProgressLine
 
     os.environ.pop("MESHTUNE_STORAGE", None)  # the processes of trials would inherit it
-    with ProgressLine(config) as line, ending_signals(line.show_interrupt) as is_preempted:
+    events = EventLog(config) if log_format == "json" else None
+    shown = MetricsFile(metrics, config.name, lambda trouble: warn([trouble])) if metrics is not None else None
+
+    def show(progress: Progress) -> None:
+        line.show(progress)
+        if shown is not None:
+            shown.show(progress)
+
+    with events or ProgressLine(config) as line, ending_signals(line.show_interrupt) as is_preempted:
         followed = run_following(
             config,
             lambda hosts: with_plans(load_study(study, overrides=changes, storage=storage, hosts=hosts), runs=True),
-            on_progress=line.show,
+            on_progress=show,
             ray_address=ray_address,
         )
     config, result = followed.config, followed.result
-    warn(result.warnings)
     payload = {**_run_payload(config, result), "hosts": list(followed.hosts)}
+    if events is None:
+        warn(result.warnings)
+    else:
+        for warning in result.warnings:
+            events.tell("warning", warning=warning)
+        events.tell("end", stop_reason=payload["stop_reason"], best=payload["best"], step_time_s=payload["step_time_s"])
     if result.fails_alike:
         typer.echo("\n".join(failing_command_lines(result)), err=True)
     if as_json:
@@ -388,6 +416,8 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
 
 
 app.command(short_help="Print the table of a study's trials.")(cli_trials.trials)
+app.command(short_help="Look for damage and for what dead drivers have left.")(cli_upkeep.doctor)
+app.command(short_help="Copy a study's storage, while it runs or afterwards.")(cli_upkeep.backup)
 app.command(short_help="Show a study in the browser, while it runs or afterwards.")(cli_dashboard.dashboard)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.support.process_table import below
 from trials.ray_keeper import MARK, ray_processes, session_of
+from trials.ray_leftovers import left_processes
 
 ROOT = Path(__file__).resolve().parents[3]
 LIMIT_S = 10.0
@@ -92,7 +93,7 @@ def kill(driver, *names):
     ids=" ".join,
 )
 def test_nothing_lives_long_after_its_driver(order):
-    """Whichever of driver, keeper, GCS, raylet and workers are killed, ten seconds later no process of them is left."""
+    """Whichever of driver, keeper, GCS, raylet and workers are killed, after ten seconds no process of them is left."""
     with driver_with_ray() as driver:
         started = {each: start_of(each) for each in below(driver.pid)}
         commands = {each: command_of(each) for each in started}
@@ -102,6 +103,24 @@ def test_nothing_lives_long_after_its_driver(order):
         while left := {commands[each] for each, start in started.items() if start_of(each) == start}:
             assert time.monotonic() < deadline_s, left
             time.sleep(0.1)
+
+
+def test_what_nobody_has_ended_is_told():
+    """Where both keepers are killed with the driver, its agents are told with their session, a living Ray is not."""
+    with driver_with_ray() as other, driver_with_ray() as driver:
+        agents = {each for each in below(driver.pid) if "Agent" in command_of(each)}
+        kept = {*below(other.pid)}
+        kill(driver, "ray_keeper")
+        kill(driver, "ray_keeper")
+        kill(driver, "gcs_server", "driver")
+        time.sleep(3.0)
+        found = left_processes()
+        for process in found:
+            os.kill(process.pid, signal.SIGKILL)
+
+    assert agents <= {process.pid for process in found}
+    assert not kept & {process.pid for process in found}
+    assert {process.session.rpartition("_")[2] for process in found} == {str(driver.pid)}
 
 
 def test_another_drivers_ray_is_left_alone():

@@ -1,0 +1,182 @@
+"""Commands for those who keep studies running: what is wrong, copies, metrics, and events for programs."""
+
+import json
+import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tuner.run.driver import DRIVER
+
+
+def opened(storage):
+    """The SQLite database of a URL."""
+    return closing(sqlite3.connect(storage.removeprefix("sqlite:///")))
+
+
+def test_a_finished_study_is_well(finished, meshtune):
+    """`doctor` finds nothing in a study that has ended, and says so with status 0."""
+    path, storage, _ = finished
+
+    done, told = (meshtune("doctor", path, "--storage", storage, *more) for more in ((), ("--json",)))
+
+    assert (done.status, done.out) == (0, "Nothing is wrong.\n")
+    assert (told.status, told.json["findings"]) == (0, [])
+
+
+def copied(finished, tmp_path):
+    """A copy of the finished study's database, whose URL it returns."""
+    _, storage, _ = finished
+    with opened(storage) as source, closing(sqlite3.connect(tmp_path / "copy.db")) as target:
+        source.backup(target)
+    return f"sqlite:///{tmp_path / 'copy.db'}"
+
+
+def test_a_claim_and_trials_of_a_dead_driver_are_told(finished, meshtune, tmp_path):
+    """A claim of a host that is silent, and its running trials, are told with what to do; the exit status is 1."""
+    path, storage = finished[0], copied(finished, tmp_path)
+    claim = {"host": "gone", "pid": 7, "pid_namespace": "", "started": "", "renewed_s": 0.0}
+    with opened(storage) as database, database:
+        database.execute("DELETE FROM study_user_attributes WHERE key = ?", (DRIVER,))
+        database.execute(
+            "INSERT INTO study_user_attributes (study_id, key, value_json) SELECT study_id, ?, ? FROM studies",
+            (DRIVER, json.dumps(claim)),
+        )
+        database.execute("UPDATE trials SET state = 'RUNNING' WHERE number IN (1, 2)")
+
+    done = meshtune("doctor", path, "--storage", storage, "--json")
+
+    assert done.status == 1
+    assert [finding["what"] for finding in done.json["findings"]] == ["claim", "trials"]
+    assert "process 7 on gone" in done.json["findings"][0]["found"]
+    assert "2 trials are left running without a driver: 1, 2" in done.json["findings"][1]["found"]
+    assert all("run the study again" in finding["advice"] for finding in done.json["findings"])
+
+
+@pytest.mark.parametrize("damage", ["page", "text", "missing"])
+def test_a_damaged_storage_is_told(finished, meshtune, tmp_path, damage):
+    """A database with a broken page, a file that is no database and a file that is not there are told, and kept."""
+    path, storage = finished[0], copied(finished, tmp_path)
+    file = tmp_path / "copy.db"
+    data = bytearray(file.read_bytes())
+    if damage == "page":
+        data[4096 * 8 : 4096 * 9] = b"\xff" * 4096
+        file.write_bytes(data)
+    elif damage == "text":
+        file.write_text("no database " * 1000)
+    else:
+        file.unlink()
+    before = file.read_bytes() if file.exists() else b""
+
+    done = meshtune("doctor", path, "--storage", storage, "--json")
+
+    assert done.status == 1
+    (finding,) = done.json["findings"]
+    assert finding["what"] == "storage"
+    assert "meshtune backup" in finding["advice"]
+    assert (file.read_bytes() if file.exists() else b"") == before
+
+
+def test_a_backup_continues(finished, meshtune, tmp_path):
+    """`backup` writes a database that holds the study, whole, and `status` of it is that of the study."""
+    path, storage, run = finished
+
+    done = meshtune("backup", path, str(tmp_path / "kept.db"), "--storage", storage, "--json")
+    again = meshtune("backup", path, str(tmp_path / "kept.db"), "--storage", storage)
+    told = meshtune("status", path, "--storage", done.json["backup"], "--json")
+
+    assert done.status == 0, done.err
+    assert (told.json["trials"], told.json["p_star"]) == (run.json["trials"], run.json["p_star"])
+    assert again.status == 2
+    assert f"TARGET = '{tmp_path / 'kept.db'}': exists already" in again.err
+    assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".")] == []
+
+
+def test_a_server_is_copied_by_its_own_program(finished, meshtune):
+    """Of PostgreSQL `backup` makes no copy, and names pg_dump."""
+    done = meshtune("backup", finished[0], "kept.db", "--storage", "postgresql://nobody@nowhere/study")
+
+    assert done.status == 2
+    assert "pg_dump" in done.err
+    assert not Path("kept.db").exists()
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_a_journal_is_copied_up_to_its_last_entry(simulated, meshtune, tmp_path):
+    """A journal's copy lacks a torn end, which `doctor` tells of in the journal, and continues the study."""
+    storage = f"journal:///{tmp_path / 'study.log'}"
+    meshtune("run", simulated, "--storage", storage, "--trials", "2")
+    with (tmp_path / "study.log").open("a", encoding="utf-8") as journal:
+        journal.write('{"op_code": 4, "wor')
+
+    sick = meshtune("doctor", simulated, "--storage", storage)
+    done = meshtune("backup", simulated, str(tmp_path / "kept.log"), "--storage", storage, "--json")
+    told = meshtune("status", simulated, "--storage", done.json["backup"], "--json")
+
+    assert (sick.status, done.status) == (1, 0)
+    assert "is torn" in sick.out
+    assert told.json["trials"] == 2
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_events_are_objects(simulated, meshtune, tmp_path):
+    """`run --log-format json` writes one JSON object a line on stderr for each event: first trial, ends, state, end."""
+    storage = f"sqlite:///{tmp_path / 'study.db'}"
+
+    done = meshtune("run", simulated, "--storage", storage, "--trials", "3", "--log-format", "json", "--json")
+    wrong = meshtune("run", simulated, "--storage", storage, "--log-format", "yaml")
+
+    events = [json.loads(line) for line in done.err.splitlines()]
+    kinds = [event["event"] for event in events]
+    assert done.status == 0
+    assert kinds.count("trial") == 3
+    assert kinds[-1] == "end"
+    assert {"opening", "state"} < {*kinds}
+    assert all(event["study"] == "small" and event["time_s"] > 1.6e9 for event in events)
+    assert [event["trial"] for event in events if event["event"] == "trial"] == [0, 1, 2]
+    assert events[-1]["step_time_s"] == done.json["step_time_s"]
+    assert [event["trials"] for event in events if event["event"] == "state"][-1] == 3
+    assert wrong.status == 2
+    assert "--log-format = 'yaml': is no format; text or json" in wrong.err
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_metrics_are_those_of_the_run(simulated, meshtune, tmp_path):
+    """`run --metrics` leaves a file in Prometheus' format: every sample has a type, and values are the run's."""
+    file = tmp_path / "study.prom"
+    options = ("--storage", f"sqlite:///{tmp_path / 'study.db'}", "--trials", "3", "--metrics", str(file))
+
+    done = meshtune("run", simulated, *options, "--json")
+
+    lines = file.read_text().splitlines()
+    typed = {line.split()[2] for line in lines if line.startswith("# TYPE")}
+    samples = {}
+    for line in lines:
+        if not line.startswith("#"):
+            name, labels, value = re.fullmatch(r"(\w+)\{([^}]*)\} (\S+)", line).groups()
+            assert name in typed
+            samples[name, labels] = float(value)
+    study = 'study="small"'
+    assert done.status == 0
+    counts = {labels: value for (name, labels), value in samples.items() if name == "meshtune_trials"}
+    assert sum(counts.values()) == 3
+    assert samples["meshtune_best_step_time_seconds", study] == done.json["step_time_s"]
+    assert samples["meshtune_confidence", study] == done.json["p_star"]
+    assert samples["meshtune_device_hours_total", study] == pytest.approx(done.json["device_hours"])
+    assert samples["meshtune_heartbeat_timestamp_seconds", study] > 1.6e9
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_metrics_that_cannot_be_written_end_no_run(simulated, meshtune, tmp_path):
+    """A folder that vanishes, here a full device, costs the metrics but no trial, and is told once."""
+    storage = f"sqlite:///{tmp_path / 'study.db'}"
+
+    done = meshtune("run", simulated, "--storage", storage, "--trials", "3", "--metrics", "/dev/full", "--json")
+    wrong = meshtune("run", simulated, "--storage", storage, "--metrics", str(tmp_path / "none" / "file"))
+
+    assert (done.status, done.json["trials"]) == (0, 3)
+    assert done.err.count("--metrics") == 1
+    assert wrong.status == 2
+    assert "--metrics" in wrong.err
