@@ -4,7 +4,8 @@
 
 The study is that of benchmarks.load on SQLite. Its first trials are written at once; the next ones end at once, and
 random numbers replace the draws of the surrogate. What is left is what each trial costs the driver: asking, recording,
-deciding and the storage. The table has the median of its CPU time per trial [ms], and the share of it in the storage.
+deciding and the storage. The table has the median of its CPU time per trial [ms], the share of it in the storage, and
+the memory of this process at the end [MiB].
 It must not grow with the trials that have ended: Optuna's own count of a study's trials is all that does.
 """
 
@@ -19,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load import STUDY, seed
+from benchmarks.load import STUDY, rss_mib, seed
 from benchmarks.storage_cost import EndingTrials, Stopwatch, drawn_at_random
 from benchmarks.support.timing import answer, count_at_least, publish, tell
 from tuner.run.loop import run_study
@@ -57,6 +58,7 @@ def cost_of_late_trials(at: int, trials: int, folder: Path) -> dict[str, Any]:
         "ended": at,
         "cpu_ms": 1e3 * statistics.median(taken_s),
         "storage_cpu_ms": 1e3 * statistics.median(stored_s),
+        "rss_mib": rss_mib(),
     }
 
 

@@ -110,7 +110,22 @@ def _kill_of_ray(program: str, scene: Scene, _pick: int) -> bool:
     return bool(found) and send(found[0], signal.SIGKILL)
 
 
+def _kill_keeper(scene: Scene, pick: int) -> bool:
+    """Kills one of the processes that end Ray's if the driver is killed."""
+    keepers = sorted(number for number, command in scene.processes().items() if "ray_keeper.py" in command)
+    return bool(keepers) and send(keepers[pick % len(keepers)], signal.SIGKILL)
+
+
 # The driver
+
+
+def _kill_with_ray(scene: Scene, pick: int) -> bool:
+    """Kills Ray's server, a keeper, a worker at work and the driver, at once and in this order."""
+    if not _kill_of_ray("gcs_server", scene, pick):
+        return False
+    _kill_keeper(scene, pick)
+    _kill_worker(scene, pick)
+    return _signal_driver(signal.SIGKILL, scene, pick)
 
 
 def _signal_driver(number: signal.Signals, scene: Scene, pick: int) -> bool:  # noqa: ARG001 # the contract's
@@ -167,6 +182,14 @@ FAULTS: dict[str, Fault] = {
         ),
         Fault(name="kill raylet", strike=partial(_kill_of_ray, "raylet/raylet"), **OF_OWN_RAY),
         Fault(name="kill gcs", strike=partial(_kill_of_ray, "gcs_server"), **OF_OWN_RAY),
+        Fault(name="kill keeper", suits=lambda _storage, _trials, ray: ray == "local", strike=_kill_keeper),
+        Fault(
+            name="kill driver and its Ray",
+            suits=lambda _storage, _trials, ray: ray == "local",
+            strike=_kill_with_ray,
+            statuses=frozenset({-signal.SIGKILL, RAY_ENDED_IT}),
+            ends_driver=True,
+        ),
         Fault(
             name="kill driver",
             strike=partial(_signal_driver, signal.SIGKILL),

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.support.process_table import marked_processes
+from benchmarks.support.process_table import marked_processes, session_processes
 
 LISTENS = "0A"
 """The state of a listening socket in /proc/net/tcp."""
@@ -45,12 +45,16 @@ class Held:
 NOTHING_HELD = Held()
 
 
-def held_now(mark: str) -> Held:
-    """What the whole machine holds; of processes, those with this mark."""
+def held_now(mark: str, drivers: Sequence[int] = ()) -> Held:
+    """What the whole machine holds; of processes, those with this mark, and Ray's of these drivers.
+
+    Ray's agents write their titles over their environments, and perhaps over the mark.
+    """
     segments = {f"sysv:{fields[1]}" for fields in _table("/proc/sysvipc/shm")}
+    found = marked_processes(mark).keys() | {number for driver in drivers for number in session_processes(driver)}
     shared = Path("/dev/shm")  # noqa: S108 # where Linux keeps shared memory
     return Held(
-        processes=frozenset((process, _start(process)) for process in marked_processes(mark)),
+        processes=frozenset((process, _start(process)) for process in found),
         segments=frozenset(segments | {entry.name for entry in shared.iterdir()}),
         ports=frozenset(_listening()),
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.support.postgresql_server import PostgresqlServer
-from benchmarks.support.process_table import marked_processes
+from benchmarks.support.process_table import marked_processes, session_processes
 from benchmarks.support.timing import tell
 from tests.chaos.disk import why_no_disk
 from tests.chaos.faults import FAULTS, FILL_DISK
@@ -33,8 +33,8 @@ EARLY = 0.3
 VICTIM_LIMIT_S = 20.0
 """How long a fault waits for something to hit while trials run."""
 
-GONE_LIMIT_S = 90.0
-"""How long what a killed driver had started may take to go: Ray's agents may outlive it by up to a minute."""
+GONE_LIMIT_S = 15.0
+"""How long what a killed driver had started may take to go: ten seconds, and more where other rounds take the CPU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,7 +148,7 @@ class Stage:
         seconds = time.monotonic() - begin_s
 
         def judged() -> Played:
-            after = _left(scene.mark)
+            after = _left(scene.mark, scene.drivers)
             whole = replace(study, used=watch.stop(), after=after)
             return Played(
                 round=which,
@@ -211,12 +211,13 @@ def _finish(scene: Scene) -> None:
     scene.note_end()
 
 
-def _left(mark: str) -> Held:
+def _left(mark: str, drivers: Sequence[int]) -> Held:
     """What is held once the marked processes have gone, or have had the time to; then they are killed."""
     deadline_s = time.monotonic() + GONE_LIMIT_S
-    while (held := held_now(mark)).processes and time.monotonic() < deadline_s:
+    while (held := held_now(mark, drivers)).processes and time.monotonic() < deadline_s:
         time.sleep(0.5)
-    for process, command in marked_processes(mark).items():
+    left = marked_processes(mark) | {pid: told for driver in drivers for pid, told in session_processes(driver).items()}
+    for process, command in left.items():
         tell(f"left: {command}")
         send(process, signal.SIGKILL)
     return held

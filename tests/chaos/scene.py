@@ -44,6 +44,7 @@ class Scene:
         ends: Of the drivers so far.
         moments: What the storage held after each fault.
         answer: What the last driver that ended well printed.
+        drivers: The numbers of their processes.
     """
 
     def __init__(self, which: Round, folder: Path, server: PostgresqlServer | None) -> None:
@@ -57,6 +58,7 @@ class Scene:
         self.ends: list[End] = []
         self.moments: list[Stored] = []
         self.answer: dict[str, Any] | None = None
+        self.drivers: list[int] = []
         self._faults: list[str] = []
         self._allowed: set[int] = set()
         own = self.disk.folder if self.disk is not None else folder
@@ -110,6 +112,7 @@ class Scene:
         self.driver = DriverProcess(
             self.storage, *self.round.overrides, study=self.study, environment=self._environment
         )
+        self.drivers.append(self.driver.process.pid)
 
     def excuse(self, fault: str, statuses: frozenset[int]) -> None:
         """Notes a fault that the present driver was hit by, and what it may end with."""
