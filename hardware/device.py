@@ -120,6 +120,7 @@ class _DeviceEntry(StrictModel):
     fp32_tflops: SourcedNumber | None = None
     memory_gib: SourcedNumber
     memory_bandwidth_gb_per_s: SourcedNumber
+    power_w: SourcedNumber | None = None
     num_sms: SourcedNumber | None = None
     devices_per_host: SourcedNumber
     scale_up: LinkEntry
@@ -142,7 +143,9 @@ class _DeviceEntry(StrictModel):
             devices_per_host=int(self.devices_per_host.value),
             num_sms=int(self.num_sms.value) if self.num_sms else None,
             sources=tuple(
-                (field, f"{source_texts[number.source]} ({number.confidence})") for field, number in _numbers(self)
+                (field, f"{source_texts[number.source]} ({number.confidence})")
+                for field, number in _numbers(self)
+                if field != "power_w"  # no field of a device, so that stored studies keep their meaning
             ),
         )
 
@@ -192,6 +195,12 @@ def find_devices(text: str) -> tuple[tuple[int, Device], ...]:
             raise ConfigError(rule, key="device", value=text, nearest=nearest)
         pairs.append((int(match[1]), find_device(match[2])))
     return tuple(pairs)
+
+
+def power_limit_w(device: Device) -> float | None:
+    """Return the power limit of a device's board [W]; None where the catalog has no figure."""
+    entry = _catalog().devices.get(device.name)
+    return entry.power_w.value if entry and entry.power_w else None
 
 
 def device_names() -> tuple[str, ...]:

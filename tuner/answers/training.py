@@ -120,9 +120,7 @@ def estimate_training(config: StudyConfig, tokens: float, sizes: Sequence[int] =
         trainings.append(_training(config, best.reference.role, best.reference.config, best, measured_s, steps))
     known_s = None if best.source == "predicted" else best.step_time_s
     trainings.append(_training(config, "best", best.config, best, known_s, steps))
-    correction = 1.0
-    if best.source == "measured" and config.measured is None:
-        correction = best.step_time_s / float(predict_candidate(config, best.config)["step_time_s"])
+    correction = _correction(config, best)
     found = best_by_size(config, sizes)
     spent = device_time_of(config, records)
     return TrainingEstimate(
@@ -146,6 +144,18 @@ def estimate_training(config: StudyConfig, tokens: float, sizes: Sequence[int] =
         tuning_device_hours=spent.device_hours,
         takes_devices=spent.is_spent,
     )
+
+
+def measured_correction(config: StudyConfig) -> float:
+    """Return the ratio of the best configuration's measured step time to its predicted one; 1 without a measurement."""
+    best = best_known(config, find_study(config.storage, config.name))
+    return 1.0 if best is None else _correction(config, best)
+
+
+def _correction(config: StudyConfig, best: Best) -> float:
+    if best.source != "measured" or config.measured is not None:
+        return 1.0
+    return best.step_time_s / float(predict_candidate(config, best.config)["step_time_s"])
 
 
 def _training(

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Option
 
-from hardware.io.errors import ConfigError
+from tuner.cli.costs import parse_tokens
 from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, StudyFile, load, with_plans
 from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, print_table
 
 if TYPE_CHECKING:  # these load numpy
     from tuner.answers.training import Training, TrainingEstimate
     from tuner.study_file.config import StudyConfig
-
-_SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
 def estimate(
@@ -36,7 +33,7 @@ def estimate(
     from tuner.answers.sizes import parse_sizes
     from tuner.answers.training import estimate_training
 
-    count = _parse_tokens(tokens)
+    count = parse_tokens(tokens)
     config = load(study, overrides, storage)
     found = estimate_training(with_plans(config), count, () if hosts is None else parse_sizes(config, hosts))
     if as_json:
@@ -47,21 +44,6 @@ def estimate(
         if not as_json:
             typer.echo(NOTHING_WORKS, err=True)
         raise typer.Exit(FOUND_NOTHING)
-
-
-def _parse_tokens(text: str) -> float:
-    """Parse a number of tokens such as 1e12, 300B or 15T."""
-    suffix = text[-1:].upper()
-    digits, scale = (text[:-1], _SUFFIXES[suffix]) if suffix in _SUFFIXES else (text, 1.0)
-    try:
-        count = scale * float(digits)
-    except ValueError:
-        count = math.nan
-    if not (math.isfinite(count) and count >= 1):
-        raise ConfigError(
-            "must be a number of tokens", key="--tokens", value=text, nearest="for example 1e12, 300B or 15T"
-        )
-    return count
 
 
 def _as_json(config: StudyConfig, found: TrainingEstimate | None) -> dict[str, object]:

@@ -9,6 +9,7 @@ import typer
 from typer import Option
 
 from hardware.io.errors import ConfigError
+from tuner.cli.costs import parse_share, rank_costs, with_prices
 from tuner.cli.options import (
     FOUND_NOTHING,
     AsJson,
@@ -207,13 +208,48 @@ def rank(
     top: Annotated[str | None, Option(metavar="K", help="Number of configurations to print; 10 by default.")] = None,
     hosts: Annotated[
         str | None,
-        Option(metavar="2,4,8,...", help="Print the best configuration for each of these numbers of hosts instead."),
+        Option(
+            metavar="2,4,8,...",
+            help="Print the best configuration for each of these numbers of hosts instead; 4..64 stands for both ends and "
+            "the powers of two between.",
+        ),
     ] = None,
+    tokens: Annotated[
+        str | None,
+        Option(
+            metavar="N",
+            help="Compare days, cost and energy of a whole training on so many tokens (1e12, 300B, 15T) for each size of "
+            "each cluster instead.",
+        ),
+    ] = None,
+    clusters: Annotated[
+        str | None,
+        Option(
+            metavar="NAME,...",
+            help="Clusters of the catalog, or devices, to compare with --tokens; by default the study's own.",
+        ),
+    ] = None,
+    prices: Annotated[
+        Path | None, Option(metavar="FILE", help="Prices of device-hours (YAML); replaces the study's cost.prices.")
+    ] = None,
+    max_days: Annotated[str | None, Option(metavar="DAYS", help="Longest training; replaces limits.max_days.")] = None,
+    max_cost: Annotated[
+        str | None, Option(metavar="AMOUNT", help="Highest cost of the training; replaces limits.max_cost.")
+    ] = None,
+    free_memory: Annotated[
+        str | None,
+        Option(metavar="SHARE", help="Share of memory that must stay free, as 8%; replaces space.memory_headroom."),
+    ] = None,
+    out: Annotated[Path | None, Option(metavar="FILE", help="HTML page to draw the comparison of clusters on.")] = None,
     storage: Storage = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the fastest configurations by the cost model, corrected by the study's trials; no trial is run."""
+    """Print the fastest configurations by the cost model, corrected by the study's trials; no trial is run.
+
+    With --tokens, print which clusters and sizes train the model when, for how much, and which of them no other beats in
+    both.
+    """
     from tuner.answers.candidates import candidates_of
     from tuner.answers.idle_hosts import idle_hosts_of_first
     from tuner.answers.predictions import rank_candidates
@@ -224,7 +260,25 @@ def rank(
         raise ConfigError(
             "cannot be combined with --hosts, which prints one configuration per size", key="--top", value=top
         )
-    config = load(study, overrides, storage)
+    changes = list(overrides or [])
+    if free_memory is not None:
+        changes.append(f"space.memory_headroom={parse_share('--free-memory', free_memory)}")
+    config = with_prices(load(study, changes, storage), prices)
+    if any(value is not None for value in (tokens, clusters, prices, max_days, max_cost, out)):
+        if top is not None:
+            rule = "cannot be combined with a comparison of clusters, which prints one configuration per size"
+            raise ConfigError(rule, key="--top", value=top)
+        rank_costs(
+            config,
+            clusters=clusters,
+            hosts=hosts,
+            tokens=tokens,
+            max_days=max_days,
+            max_cost=max_cost,
+            out=out,
+            as_json=as_json,
+        )
+        return
     if hosts is not None:
         _rank_sizes(config, hosts, as_json)
         return

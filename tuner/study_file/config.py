@@ -25,6 +25,7 @@ from hardware.cluster_file import read_described_cluster
 from hardware.dynamics import Trace, hosts_alone
 from hardware.io.config_file import parse_yaml, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, shown_url
+from hardware.price_file import Prices
 from hardware.trace_file import read_trace
 from trials.backend import AbstractBackend, Observation, Status
 from trials.knobs.knob import Knob, today_of
@@ -35,6 +36,7 @@ from tuner.plans.layer_planning import AUTO_PLANNER, LayerPlanning
 from tuner.plans.step_planner import LayeredStepPlanner
 from tuner.search.proxy.proxy_trials import ProxyOptions
 from tuner.space.enumeration import Space, SpaceOptions, build_space, setting_for
+from tuner.study_file.cost_keys import Limits, build_prices
 from tuner.study_file.exported_flags import flag_exporters
 from tuner.study_file.key_errors import under
 from tuner.study_file.knob_keys import build_knobs
@@ -113,6 +115,8 @@ class StudyConfig:
             that are not given a password.
         own_step: Plans of the user's own step, which is trained in place of a model of the catalog; else None.
         knobs: Knobs that are searched beside the layout.
+        prices: Prices of device-hours; None if the study names none.
+        limits: Limits of the whole training.
         kin: Names of studies in the same storage whose runs are history too: those of the same job on more or fewer
             of the hosts.
     """
@@ -137,6 +141,8 @@ class StudyConfig:
     current_observation: Observation | None = None
     own_step: OwnStepPlans | None = None
     knobs: tuple[Knob, ...] = ()
+    prices: Prices | None = None
+    limits: Limits = Limits()
     kin: tuple[str, ...] = ()
 
     @property
@@ -313,6 +319,8 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
         notes=paths.read_elsewhere(_files_read(keys, described.trace, base_dir)),
         own_step=subject.own_step,
         knobs=knobs,
+        prices=under("cost", lambda: build_prices(keys.cost, base_dir)),
+        limits=Limits(**keys.limits.model_dump()),
     )
 
 
@@ -371,6 +379,7 @@ def _files_read(keys: StudyKeys, trace: Path | None, base_dir: Path) -> Iterator
         ("model", keys.model if isinstance(keys.model, str) else None),
         ("runtime", keys.runtime),
         ("cluster.file", keys.cluster.get("file")),
+        ("cost.prices", keys.cost.prices),
     ]
     named += keys.trial.files_read()
     for number, entry in enumerate(keys.history):

@@ -16,6 +16,7 @@ from hardware.io.config_file import DocumentedModel
 from trials.registry import DEFAULT_TRIAL, TrialKeys
 from trials.trial_keys import PositiveInt
 from tuner.plans.layer_planning import PlannerChoice
+from tuner.study_file.cost_keys import CostKeys, LimitsKeys
 from tuner.study_file.dimension_keys import JOB_CHOICES, JOB_NUMBERS, SPACE_LISTS, declare_keys
 from tuner.study_file.knob_keys import KnobKeys
 
@@ -294,6 +295,18 @@ class StudyKeys(DocumentedModel):
     """Options of the search, and conditions under which it ends.
 
     Default: those of its keys
+    """
+
+    cost: CostKeys = CostKeys()
+    """Prices of device-hours, which `meshtune rank --tokens` and `meshtune estimate` multiply; see [costs](costs.md).
+
+    Default: no prices
+    """
+
+    limits: LimitsKeys = LimitsKeys()
+    """Limits of the whole training: a deadline and a budget. Memory that must stay free is `space.memory_headroom`.
+
+    Default: none
     """
 
     current: dict[str, Any] | None = None

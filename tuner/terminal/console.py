@@ -64,11 +64,15 @@ def warn(warnings: Sequence[str]) -> None:
         say(f"note: {printable(warning)}", err=True)
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table with columns aligned to the right."""
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[int] = ()) -> None:
+    """Print a table with columns aligned to the right, and those at the positions `left` to the left."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     for cells in (header, *rows):
-        typer.echo("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
+        padded = [
+            cell.ljust(width) if at in left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        typer.echo("  ".join(padded).rstrip() if left else "  ".join(padded))
 
 
 def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]) -> None:

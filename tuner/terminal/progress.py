@@ -121,6 +121,20 @@ class PlanningLine(_Line):
             self._say(f"planned {done} of {count} layer shapes")
 
 
+class SizesLine(_Line):
+    """Progress of predicting sizes of clusters: their number; without a terminal a line for each minute."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
+        self._task = self._bar.add_task("predicting sizes", total=None, state="")
+
+    def show(self, done: int, count: int) -> None:
+        """Show that `done` of `count` sizes are predicted."""
+        self._bar.update(self._task, completed=done, total=count)
+        if self._is_silent():
+            self._say(f"predicted {done} of {count} sizes")
+
+
 class ProgressLine(_Line):
     """Progress of a run: its first trial, a line for each ended trial, and below them the state of the run.
 

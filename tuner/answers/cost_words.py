@@ -1,0 +1,57 @@
+"""Words for what a training takes, shared by the terminal and the page."""
+
+from __future__ import annotations
+
+from tuner.answers.costs import DAY_S, MAX_COST, MAX_DAYS, CostComparison, Offer
+
+
+def money(amount: float) -> str:
+    """Format an amount with three digits or, above a thousand, whole units."""
+    return f"{amount:,.0f}" if amount >= 1000 else f"{amount:.3g}"
+
+
+def days(seconds: float) -> str:
+    """Format a time in days with three digits."""
+    found = seconds / DAY_S
+    return f"{found:,.0f}" if found >= 1000 else f"{found:#.3g}".rstrip(".")
+
+
+def offer_in_words(offer: Offer, found: CostComparison) -> str:
+    """Return cluster, size, time and cost of an offer."""
+    hosts = "1 host" if offer.size.hosts == 1 else f"{offer.size.hosts:,} hosts"
+    told = f"{offer.cluster.name}, {hosts}: {days(offer.seconds)} days"
+    if offer.cost is not None and found.prices is not None:
+        told += f", {money(offer.cost)} {found.prices.currency}"
+    return told
+
+
+def broken_in_words(offer: Offer, found: CostComparison) -> str:
+    """Return which limits an offer breaks, and by how much."""
+    limits, parts = found.limits, []
+    if MAX_DAYS in offer.breaks and limits.max_days is not None:
+        parts.append(f"{offer.days / limits.max_days - 1:.0%} more than {limits.max_days:g} days")
+    if MAX_COST in offer.breaks and limits.max_cost is not None and found.prices is not None:
+        allowed = f"{money(limits.max_cost)} {found.prices.currency}"
+        parts.append(
+            "has no price" if offer.cost is None else f"{offer.cost / limits.max_cost - 1:.0%} more than {allowed}"
+        )
+    return " and ".join(parts)
+
+
+def limits_in_words(found: CostComparison) -> str:
+    """Return the limits of a training."""
+    limits, parts = found.limits, []
+    if limits.max_days is not None:
+        parts.append(f"at most {limits.max_days:g} days")
+    if limits.max_cost is not None and found.prices is not None:
+        parts.append(f"at most {money(limits.max_cost)} {found.prices.currency}")
+    return " and ".join(parts)
+
+
+def prices_in_words(found: CostComparison) -> str:
+    """Return currency, date and source of the prices, and which clusters have none."""
+    if found.prices is None:
+        return "no prices are given (--prices FILE)"
+    missing = dict.fromkeys(offer.cluster.name for offer in found.offers if offer.fits and offer.cost is None)
+    without = f"; no price of {', '.join(missing)}" if missing else ""
+    return f"costs in {found.prices.currency} by {found.prices.origin}{without}"

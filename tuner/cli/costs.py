@@ -1,0 +1,218 @@
+"""The part of `meshtune rank` that compares clusters and sizes by time, cost and energy of a whole training."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from hardware.io.errors import ConfigError
+from tuner.cli.options import FOUND_NOTHING, check_out, number
+from tuner.terminal.console import hosts_in_words, in_words, print_json, print_table, say
+
+if TYPE_CHECKING:  # these load numpy
+    from tuner.answers.costs import CostComparison, Offer
+    from tuner.study_file.config import StudyConfig
+
+_SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+
+
+def parse_tokens(text: str) -> float:
+    """Parse a number of tokens such as 1e12, 300B or 15T."""
+    suffix = text[-1:].upper()
+    digits, scale = (text[:-1], _SUFFIXES[suffix]) if suffix in _SUFFIXES else (text, 1.0)
+    try:
+        count = scale * float(digits)
+    except ValueError:
+        count = math.nan
+    if not (math.isfinite(count) and count >= 1):
+        raise ConfigError(
+            "must be a number of tokens", key="--tokens", value=text, nearest="for example 1e12, 300B or 15T"
+        )
+    return count
+
+
+def parse_share(option: str, text: str) -> float:
+    """Parse a share such as 8% or 0.08 that an option holds."""
+    share = math.nan
+    try:
+        share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        pass
+    if not 0 <= share < 1:
+        raise ConfigError("must be a share from 0% to below 100%", key=option, value=text, nearest="for example 8%")
+    return share
+
+
+def with_prices(config: StudyConfig, prices: Path | None) -> StudyConfig:
+    """Return the study with the prices of a file that `--prices` names, in place of its own."""
+    if prices is None:
+        return config
+    from hardware.price_file import read_prices
+
+    return replace(config, prices=read_prices(prices))
+
+
+def rank_costs(
+    config: StudyConfig,
+    *,
+    clusters: str | None,
+    hosts: str | None,
+    tokens: str | None,
+    max_days: str | None,
+    max_cost: str | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Print, and draw, what a whole training takes on each size of each cluster.
+
+    Raises:
+        ConfigError: An option cannot work.
+    """
+    from tuner.answers.costs import compare_costs
+    from tuner.answers.sizes import parse_clusters, parse_sizes
+    from tuner.terminal.progress import SizesLine
+
+    if out is not None:
+        check_out(out)
+    stated = config.limits
+    count = stated.tokens if tokens is None else parse_tokens(tokens)
+    if count is None:
+        raise ConfigError(
+            "is needed to compare what a whole training takes", key="--tokens", nearest="for example --tokens 1e12"
+        )
+    limits = replace(
+        stated,
+        tokens=count,
+        max_days=stated.max_days if max_days is None else number("--max-days", max_days, above_zero=True),
+        max_cost=stated.max_cost if max_cost is None else number("--max-cost", max_cost, above_zero=True),
+    )
+    if limits.max_cost is not None and config.prices is None:
+        raise ConfigError(
+            "needs prices",
+            key="--max-cost" if max_cost is not None else "limits.max_cost",
+            value=limits.max_cost,
+            nearest="give --prices FILE, or cost.price_per_device_hour in the study",
+        )
+    found_clusters = () if clusters is None else parse_clusters(clusters)
+    sizes = parse_sizes(config, hosts or str(config.setting.cluster.num_hosts), found_clusters)
+    with SizesLine() as line:
+        found = compare_costs(
+            config, count, sizes, found_clusters, prices=config.prices, limits=limits, on_size=line.show
+        )
+    if out is not None:
+        from tuner.report.costs_page import write_costs_page
+
+        write_costs_page(config, found, out)
+    if as_json:
+        print_json(_as_json(config, found) | ({"written": str(out)} if out is not None else {}))
+    else:
+        _print(config, found)
+        if out is not None:
+            typer.echo(f"wrote {out}", err=True)
+    if not found.within:
+        raise typer.Exit(FOUND_NOTHING)
+
+
+def _as_json(config: StudyConfig, found: CostComparison) -> dict[str, Any]:
+    dimensions = _dimensions(config, found)
+
+    def place(offer: Offer | None) -> int | None:
+        return None if offer is None else found.offers.index(offer)
+
+    prices = found.prices
+    return {
+        "tokens": found.tokens,
+        "steps": found.steps,
+        "prices": prices and {"currency": prices.currency, "date": prices.date or None, "file": prices.file or None},
+        "limits": {"max_days": found.limits.max_days, "max_cost": found.limits.max_cost},
+        "front": "cost" if found.has_cost else "energy",
+        "offers": [offer.as_json(dimensions) for offer in found.offers],
+        "fastest": place(found.fastest),
+        "cheapest": place(found.cheapest),
+        "nearest_miss": place(found.nearest_miss),
+        "correction": found.correction,
+    }
+
+
+def _dimensions(config: StudyConfig, found: CostComparison) -> tuple[str, ...]:
+    """Return the dimensions that tell the configurations apart, the plan if one has another than that by hand."""
+    from costmodels.job.parallel_config import HAND
+
+    has_plans = any(offer.size.config is not None and offer.size.config.plan != HAND for offer in found.offers)
+    return (*config.dimensions, "plan") if has_plans and "plan" not in config.dimensions else config.dimensions
+
+
+def _print(config: StudyConfig, found: CostComparison) -> None:
+    from tuner.answers.cost_words import broken_in_words, limits_in_words, offer_in_words, prices_in_words
+
+    per_step = config.setting.job.tokens_per_step
+    say(f"{found.tokens:.4g} tokens are {found.steps:,} steps of {per_step:,} tokens; {prices_in_words(found)}.")
+    header = ["", "cluster", "hosts", "devices", "step [s]", "days", "95%"]
+    header += ["cost", "95%"] if found.has_cost else []
+    header += ["MWh", "front", "configuration"]
+    dimensions = _dimensions(config, found)
+    print_table(
+        header, [_row(offer, found, dimensions) for offer in found.offers if offer.fits], left=(1, len(header) - 1)
+    )
+    for offer in found.offers:
+        if not offer.fits:
+            say(f"{offer.cluster.name}, {hosts_in_words(offer.size.hosts)}: {offer.size.reason}")
+    say(
+        f"* no other is both faster and {'cheaper' if found.has_cost else 'of less energy'}; `front` is the probability "
+        "of that"
+    )
+    for offer in found.offers:
+        if offer.breaks:
+            near = (
+                ""
+                if offer.nearest is None
+                else f"; nearest within: {offer_in_words(found.offers[offer.nearest], found)}"
+            )
+            say(f"! {offer_in_words(offer, found)}: {broken_in_words(offer, found)}{near}")
+    if found.limits.are_set:
+        say(f"Limits: {limits_in_words(found)}.")
+    fastest, cheapest, miss = found.fastest, found.cheapest, found.nearest_miss
+    if fastest is not None:
+        say(f"Fastest: {offer_in_words(fastest, found)}{_chance(fastest, found)}")
+    if cheapest is not None:
+        say(
+            f"{'Cheapest' if found.has_cost else 'Least energy'}: {offer_in_words(cheapest, found)}{_chance(cheapest, found)}"
+        )
+    if miss is not None:
+        say(f"Nothing keeps the limits; nearest: {offer_in_words(miss, found)}{_chance(miss, found)}")
+
+
+def _chance(offer: Offer, found: CostComparison) -> str:
+    """Return the probability that an offer keeps the limits, in words."""
+    return f"; keeps the limits with probability {offer.chance_within:.0%}" if found.limits.are_set else ""
+
+
+def _row(offer: Offer, found: CostComparison, dimensions: tuple[str, ...]) -> list[str]:
+    from tuner.answers.cost_words import days, money
+    from tuner.answers.costs import KWH_J
+
+    assert offer.size.config is not None, "the table lists what fits"
+    values = {name: value for name, value in offer.size.config.values(dimensions).items() if value != 1}
+    low, high = offer.seconds_range
+    cost = []
+    if found.has_cost:
+        cost = ["-", "-"]
+        if offer.cost is not None and offer.cost_range is not None:
+            cost = [money(offer.cost), " to ".join(map(money, offer.cost_range))]
+    return [
+        "*" if offer.on_front else "!" if offer.breaks else "",
+        offer.cluster.name,
+        str(offer.size.hosts),
+        f"{offer.size.devices:,}",
+        f"{offer.size.step_time_s:.4g}",
+        days(offer.seconds),
+        f"{days(low)} to {days(high)}",
+        *cost,
+        "-" if offer.energy_j is None else f"{offer.energy_j / KWH_J / 1e3:,.3g}",
+        f"{offer.front_chance:.0%}",
+        in_words(values) or "all degrees 1",
+    ]

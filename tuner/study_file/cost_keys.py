@@ -1,0 +1,96 @@
+"""Keys on what a training costs and may cost: prices of device-hours, and limits of the whole training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from hardware.io.config_file import DocumentedModel
+from hardware.io.errors import ConfigError
+from hardware.price_file import HIGHEST_PRICE, Prices, read_prices
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class CostKeys(DocumentedModel):
+    """`cost:`."""
+
+    prices: str | None = None
+    """A YAML file of prices of device-hours, relative to this one; see [costs](costs.md#prices).
+
+    Default: none; one of the two keys gives costs
+    """
+
+    price_per_device_hour: Annotated[float, Field(gt=0, le=HIGHEST_PRICE, allow_inf_nan=False)] | None = None
+    """Price of every device for one hour.
+
+    Default: none; one of the two keys gives costs
+    """
+
+    currency: Annotated[str, Field(min_length=1, max_length=12)] = "USD"
+    """Currency of `price_per_device_hour`, as it is printed."""
+
+
+class LimitsKeys(DocumentedModel):
+    """`limits:`."""
+
+    tokens: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    """Number of tokens of the whole training, to which the other limits belong.
+
+    Default: none; `--tokens` gives it
+    """
+
+    max_days: Positive | None = None
+    """Longest time of the whole training [days].
+
+    Default: no limit
+    """
+
+    max_cost: Positive | None = None
+    """Highest cost of the whole training, in the currency of the prices.
+
+    Default: no limit
+    """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Limits of a whole training; None stands for no limit.
+
+    Attributes:
+        tokens: Number of tokens of the training; None where nobody has said.
+        max_days: Longest time [days].
+        max_cost: Highest cost, in the currency of the prices.
+    """
+
+    tokens: float | None = None
+    max_days: float | None = None
+    max_cost: float | None = None
+
+    @property
+    def are_set(self) -> bool:
+        """Whether time or cost is limited."""
+        return self.max_days is not None or self.max_cost is not None
+
+
+def build_prices(keys: CostKeys, base_dir: Path) -> Prices | None:
+    """Return the prices that a study names; None without any.
+
+    Raises:
+        ConfigError: Two sources of prices are named, or the file cannot be read.
+    """
+    if keys.prices is not None and keys.price_per_device_hour is not None:
+        raise ConfigError(
+            "cannot stand beside prices, which has a price of each device",
+            key="price_per_device_hour",
+            value=keys.price_per_device_hour,
+            nearest="keep one of the two",
+        )
+    if keys.prices is not None:
+        return read_prices(base_dir / keys.prices)
+    if keys.price_per_device_hour is not None:
+        return Prices(currency=keys.currency, of_all=keys.price_per_device_hour)
+    return None
