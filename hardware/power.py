@@ -1,8 +1,8 @@
 """Electrical power of hosts in training: what devices draw while they compute, wait and idle, and the rest of a host.
 
-A device at work is taken to draw its board's power limit, and less while it waits for other devices. The rest of a host
-(processors, memory, network adapters, fans, power supplies) is a share of its devices' limits. Cooling and losses of the
-building are not counted: multiply by the site's power usage effectiveness.
+A device at work is taken to draw its board's power limit, and less while it waits for other devices. The rest of a
+host (processors, memory, network adapters, fans, power supplies) is a share of its devices' limits. Cooling and losses
+of the building are not counted: multiply by the site's power usage effectiveness.
 
 Sources: Latif et al., Empirical Measurements of AI Training Power Demand on a GPU-Accelerated Node (arXiv 2412.08602)
 measured at most 8.4 kW on a host of eight H100 of 700 W, which is REST_OF_HOST. Newkirk et al. (arXiv 2506.14551) find

@@ -1,8 +1,8 @@
 """Time, cost and energy of a whole training on several clusters and sizes, with limits and a Pareto front.
 
-A training takes its number of steps times the predicted step time. Its cost is that time on all devices of the cluster at
-the price of a device-hour, and its energy that time at the mean power of the hosts (hardware/power.py). Restarts,
-evaluation and checkpoints are not counted. Price and power are taken as exact: the intervals are those of the step time.
+A training takes its number of steps times the predicted step time. Its cost is that time on all devices of the cluster
+at the price of a device-hour, and its energy that time at the mean power of the hosts (hardware/power.py). Restarts,
+evaluation and checkpoints are not counted. Price and power are taken as exact: intervals are those of the step time.
 
 Letters: n offers, M draws.
 """
@@ -10,22 +10,22 @@ Letters: n offers, M draws.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from costmodels.surrogates.joint_errors import draw_log_errors
+from costmodels.surrogates.joint_errors import ErrorSources, draw_log_errors, error_sources
 from costmodels.surrogates.uncertainty import WIDE
 from hardware.arrays import FloatArray
 from hardware.cluster import Cluster
 from hardware.price_file import Prices
 from tuner.answers.device_time import HOUR_S
 from tuner.answers.pareto import front_chances, pareto_front
-from tuner.answers.sizes import OnSize, Size, best_by_size, ignore_size
+from tuner.answers.sizes import Size, best_by_size
 from tuner.study_file.config import StudyConfig
-from tuner.study_file.cost_keys import Limits
+from tuner.study_file.cost_keys import NO_LIMITS, Limits
 from tuner.study_file.storage_url import storage_file
 
 DAY_S = 86_400.0
@@ -33,8 +33,15 @@ KWH_J = 3.6e6
 NUM_DRAWS = 1_000
 """Number of joint draws, which give chances to about a percent."""
 
+OnSize = Callable[[int, int], None]
+"""Function that is told how many sizes are predicted, and how many there are."""
+
 MAX_DAYS, MAX_COST = "max_days", "max_cost"
 """Names of limits, as in `Offer.breaks`."""
+
+
+def ignore_size(_done: int, _count: int) -> None:
+    """Do nothing, for callers who do not follow the progress."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +59,7 @@ class Offer:
         front_chance: Share of the draws in which it is on the front of all offers.
         breaks: Names of the limits that it breaks.
         chance_within: Share of the draws in which it keeps all limits.
-        nearest: Position of the offer within the limits that is most like this one; None for one within them.
+        nearest: Position of the offer on the front that is nearest to this one; None for one within the limits.
     """
 
     size: Size
@@ -165,7 +172,7 @@ def compare_costs(
     clusters: Sequence[Cluster],
     *,
     prices: Prices | None = None,
-    limits: Limits = Limits(),  # noqa: B008 # frozen
+    limits: Limits = NO_LIMITS,
     on_size: OnSize = ignore_size,
 ) -> CostComparison:
     """Compare what a training takes on each size of each cluster.
@@ -185,11 +192,15 @@ def compare_costs(
     steps = math.ceil(tokens / config.setting.job.tokens_per_step)
     correction = _measured_correction(config)
     own = _hosts_of(config.setting.cluster)
-    offers = []
-    for size in best_by_size(config, hosts, clusters, on_size=on_size):
+    offers: list[Offer] = []
+    sources: list[ErrorSources] = []
+    count = len(hosts) * max(len(clusters), 1)
+    on_size(0, count)
+    for size in best_by_size(config, hosts, clusters):
         if size.config is None:
             offers.append(Offer(size=size))
             continue
+        sources.append(error_sources(size.setting, size.config))
         if _hosts_of(size.setting.cluster) == own:
             size = replace(  # noqa: PLW2901 # the corrected size stands for the predicted one
                 size,
@@ -206,11 +217,12 @@ def compare_costs(
                 energy_j=None if size.power_w is None else size.power_w * seconds,
             )
         )
+        on_size(len(offers), count)
     has_cost = any(offer.cost is not None for offer in offers)
     return CostComparison(
         tokens=tokens,
         steps=steps,
-        offers=tuple(_with_nearest(_with_chances(offers, limits, has_cost))),
+        offers=tuple(_with_nearest(_with_chances(offers, sources, limits, has_cost))),
         limits=limits,
         prices=prices,
         has_cost=has_cost,
@@ -218,14 +230,22 @@ def compare_costs(
     )
 
 
-def _with_chances(offers: Sequence[Offer], limits: Limits, has_cost: bool) -> list[Offer]:
-    """Return the offers with their intervals, chances, broken limits, and whether they are on the front."""
+def _with_chances(
+    offers: Sequence[Offer], sources: Sequence[ErrorSources], limits: Limits, has_cost: bool
+) -> list[Offer]:
+    """Return the offers with their intervals, chances, broken limits, and whether they are on the front.
+
+    Args:
+        offers: Offers.
+        sources: What the error of each offer that fits depends on.
+        limits: Limits of the training.
+        has_cost: Whether the front is that of time and cost.
+    """
     at = [position for position, offer in enumerate(offers) if offer.fits]
     fitting = [offers[position] for position in at]
-    predictions = [(offer.size.setting, offer.size.config) for offer in fitting if offer.size.config is not None]
-    if not predictions:
+    if not fitting:
         return list(offers)
-    factors = np.exp(draw_log_errors(predictions, NUM_DRAWS, np.random.default_rng(0)))  # [M, n]
+    factors = np.exp(draw_log_errors(sources, NUM_DRAWS, np.random.default_rng(0)))  # [M, n]
     low, high = np.quantile(factors, [0.5 - WIDE / 2, 0.5 + WIDE / 2], axis=0)
     values = np.array([_values(offer, has_cost) for offer in fitting])  # [n, 2]
     chances = front_chances(values * factors[:, :, None])
@@ -248,8 +268,8 @@ def _with_chances(offers: Sequence[Offer], limits: Limits, has_cost: bool) -> li
 
 
 def _with_nearest(offers: Sequence[Offer]) -> list[Offer]:
-    """Return the offers, each that breaks a limit with the one within them that is nearest in time and cost."""
-    within = [position for position, offer in enumerate(offers) if offer.fits and not offer.breaks]
+    """Return the offers, each that breaks a limit with the one of the front that is nearest in time and cost."""
+    within = [position for position, offer in enumerate(offers) if offer.on_front]
     return [
         replace(offer, nearest=min(within, key=lambda position, offer=offer: _distance(offer, offers[position])))  # type: ignore[misc] # mypy takes the default for a parameter of the key
         if offer.breaks and within

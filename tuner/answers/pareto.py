@@ -19,7 +19,7 @@ def pareto_front(values: FloatArray) -> NDArray[np.bool_]:
     Args:
         values: Values of the entries, of which smaller ones are better [n, k].
     """
-    is_finite = np.isfinite(values).all(axis=1)
+    is_finite = np.asarray(np.isfinite(values).all(axis=1))
     at_most = (values[:, None] <= values[None]).all(axis=2)  # [n, n]: the first is nowhere worse than the second
     smaller = (values[:, None] < values[None]).any(axis=2)
     is_beaten = (at_most & smaller & is_finite[:, None]).any(axis=0)

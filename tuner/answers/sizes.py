@@ -1,9 +1,9 @@
-"""Best prediction for each size of a cluster, and on other clusters: how far a job scales, and how few hosts hold it."""
+"""Best prediction for each size of a cluster, or of others: how far a job scales, and how few hosts hold it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,6 @@ from tuner.answers.candidates import tokens_per_s_per_device
 from tuner.answers.planned_candidates import plan_study
 from tuner.space.enumeration import Space, build_space
 from tuner.study_file.config import StudyConfig
-
-OnSize = Callable[[int, int], None]
-"""Function that is told how many sizes are predicted, and how many there are."""
-
-
-def ignore_size(_done: int, _count: int) -> None:
-    """Do nothing, for callers who do not follow the progress."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,27 +149,21 @@ def _find_hosts(name: str) -> Cluster:
     return cluster_from_mapping({"device": device.name, "hosts": 1}, Path())
 
 
-def best_by_size(
-    config: StudyConfig, sizes: Sequence[int], clusters: Sequence[Cluster] = (), *, on_size: OnSize = ignore_size
-) -> list[Size]:
-    """Return the best prediction on each number of hosts, with everything else as the study says.
+def best_by_size(config: StudyConfig, sizes: Sequence[int], clusters: Sequence[Cluster] = ()) -> Iterator[Size]:
+    """Yield the best prediction on each number of hosts, with everything else as the study says.
 
     Args:
         config: Study.
         sizes: Numbers of hosts.
-        clusters: Clusters of equal hosts on which to predict each size; empty for the study's own.
-        on_size: Function that is told the progress.
+        clusters: Clusters of equal hosts, on each of which every size is predicted; empty for the study's own.
 
     Raises:
         ConfigError: A size has too many configurations to predict.
     """
-    wanted = [each.with_hosts(hosts) for each in clusters or (config.setting.cluster,) for hosts in sizes]
-    found = []
-    for done, cluster in enumerate(wanted):
-        on_size(done, len(wanted))
-        found.append(_predict_best(_study_on(config, cluster), cluster))
-    on_size(len(wanted), len(wanted))
-    return found
+    for each in clusters or (config.setting.cluster,):
+        for hosts in sizes:
+            cluster = each.with_hosts(hosts)
+            yield _predict_best(_study_on(config, cluster), cluster)
 
 
 def _study_on(config: StudyConfig, cluster: Cluster) -> StudyConfig:

@@ -121,7 +121,7 @@ def estimate_training(config: StudyConfig, tokens: float, sizes: Sequence[int] =
     known_s = None if best.source == "predicted" else best.step_time_s
     trainings.append(_training(config, "best", best.config, best, known_s, steps))
     correction = _correction(config, best)
-    found = best_by_size(config, sizes)
+    found = list(best_by_size(config, sizes))
     spent = device_time_of(config, records)
     return TrainingEstimate(
         tokens=tokens,

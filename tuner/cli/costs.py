@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -38,10 +39,8 @@ def parse_tokens(text: str) -> float:
 def parse_share(option: str, text: str) -> float:
     """Parse a share such as 8% or 0.08 that an option holds."""
     share = math.nan
-    try:
+    with contextlib.suppress(ValueError):
         share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
-    except ValueError:
-        pass
     if not 0 <= share < 1:
         raise ConfigError("must be a share from 0% to below 100%", key=option, value=text, nearest="for example 8%")
     return share
@@ -153,7 +152,7 @@ def _print(config: StudyConfig, found: CostComparison) -> None:
     say(f"{found.tokens:.4g} tokens are {found.steps:,} steps of {per_step:,} tokens; {prices_in_words(found)}.")
     header = ["", "cluster", "hosts", "devices", "step [s]", "days", "95%"]
     header += ["cost", "95%"] if found.has_cost else []
-    header += ["MWh", "front", "configuration"]
+    header += ["MWh", "fits", "front", "configuration"]
     dimensions = _dimensions(config, found)
     print_table(
         header, [_row(offer, found, dimensions) for offer in found.offers if offer.fits], left=(1, len(header) - 1)
@@ -162,8 +161,8 @@ def _print(config: StudyConfig, found: CostComparison) -> None:
         if not offer.fits:
             say(f"{offer.cluster.name}, {hosts_in_words(offer.size.hosts)}: {offer.size.reason}")
     say(
-        f"* no other is both faster and {'cheaper' if found.has_cost else 'of less energy'}; `front` is the probability "
-        "of that"
+        f"* on the front: no other is both faster and {'cheaper' if found.has_cost else 'of less energy'}. `front` and "
+        "`fits` are probabilities, of being there and of fitting in memory."
     )
     for offer in found.offers:
         if offer.breaks:
@@ -175,15 +174,14 @@ def _print(config: StudyConfig, found: CostComparison) -> None:
             say(f"! {offer_in_words(offer, found)}: {broken_in_words(offer, found)}{near}")
     if found.limits.are_set:
         say(f"Limits: {limits_in_words(found)}.")
-    fastest, cheapest, miss = found.fastest, found.cheapest, found.nearest_miss
-    if fastest is not None:
-        say(f"Fastest: {offer_in_words(fastest, found)}{_chance(fastest, found)}")
-    if cheapest is not None:
-        say(
-            f"{'Cheapest' if found.has_cost else 'Least energy'}: {offer_in_words(cheapest, found)}{_chance(cheapest, found)}"
-        )
-    if miss is not None:
-        say(f"Nothing keeps the limits; nearest: {offer_in_words(miss, found)}{_chance(miss, found)}")
+    named = {
+        "Fastest": found.fastest,
+        "Cheapest" if found.has_cost else "Least energy": found.cheapest,
+        "Nothing keeps the limits; nearest": found.nearest_miss,
+    }
+    for name, one in named.items():
+        if one is not None:
+            say(f"{name}: {offer_in_words(one, found)}{_chance(one, found)}")
 
 
 def _chance(offer: Offer, found: CostComparison) -> str:
@@ -213,6 +211,7 @@ def _row(offer: Offer, found: CostComparison, dimensions: tuple[str, ...]) -> li
         f"{days(low)} to {days(high)}",
         *cost,
         "-" if offer.energy_j is None else f"{offer.energy_j / KWH_J / 1e3:,.3g}",
+        f"{offer.size.fit_probability:.0%}",
         f"{offer.front_chance:.0%}",
         in_words(values) or "all degrees 1",
     ]

@@ -210,16 +210,16 @@ def rank(
         str | None,
         Option(
             metavar="2,4,8,...",
-            help="Print the best configuration for each of these numbers of hosts instead; 4..64 stands for both ends and "
-            "the powers of two between.",
+            help="Print the best configuration for each of these numbers of hosts instead; 4..64 stands for both ends "
+            "and the powers of two between.",
         ),
     ] = None,
     tokens: Annotated[
         str | None,
         Option(
             metavar="N",
-            help="Compare days, cost and energy of a whole training on so many tokens (1e12, 300B, 15T) for each size of "
-            "each cluster instead.",
+            help="Compare days, cost and energy of a whole training on so many tokens (1e12, 300B, 15T) for each size "
+            "of each cluster instead.",
         ),
     ] = None,
     clusters: Annotated[
@@ -247,14 +247,9 @@ def rank(
 ) -> None:
     """Print the fastest configurations by the cost model, corrected by the study's trials; no trial is run.
 
-    With --tokens, print which clusters and sizes train the model when, for how much, and which of them no other beats in
-    both.
+    With --tokens, print which clusters and sizes train the model when and for how much, and which of them no other
+    beats in both.
     """
-    from tuner.answers.candidates import candidates_of
-    from tuner.answers.idle_hosts import idle_hosts_of_first
-    from tuner.answers.predictions import rank_candidates
-    from tuner.answers.ranked import place_of_current, row_of
-
     num_rows = 10 if top is None else whole_number("--top", top, 1)
     if hosts is not None and top is not None:
         raise ConfigError(
@@ -282,6 +277,15 @@ def rank(
     if hosts is not None:
         _rank_sizes(config, hosts, as_json)
         return
+    _rank_configs(config, num_rows, as_json)
+
+
+def _rank_configs(config: StudyConfig, num_rows: int, as_json: bool) -> None:
+    from tuner.answers.candidates import candidates_of
+    from tuner.answers.idle_hosts import idle_hosts_of_first
+    from tuner.answers.predictions import rank_candidates
+    from tuner.answers.ranked import place_of_current, row_of
+
     config = with_plans(config)
     candidates = candidates_of(config)
     warn(candidates.space.warnings)
@@ -357,7 +361,7 @@ def _rank_sizes(config: StudyConfig, text: str, as_json: bool) -> None:
     from costmodels.job.parallel_config import HAND
     from tuner.answers.sizes import best_by_size, parse_sizes
 
-    sizes = best_by_size(config, parse_sizes(config, text))
+    sizes = list(best_by_size(config, parse_sizes(config, text)))
     dimensions = config.dimensions
     if any(size.config is not None and size.config.plan != HAND for size in sizes):
         dimensions += ("plan",)

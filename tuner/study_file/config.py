@@ -36,7 +36,7 @@ from tuner.plans.layer_planning import AUTO_PLANNER, LayerPlanning
 from tuner.plans.step_planner import LayeredStepPlanner
 from tuner.search.proxy.proxy_trials import ProxyOptions
 from tuner.space.enumeration import Space, SpaceOptions, build_space, setting_for
-from tuner.study_file.cost_keys import Limits, build_prices
+from tuner.study_file.cost_keys import NO_LIMITS, Limits, build_prices
 from tuner.study_file.exported_flags import flag_exporters
 from tuner.study_file.key_errors import under
 from tuner.study_file.knob_keys import build_knobs
@@ -142,7 +142,7 @@ class StudyConfig:
     own_step: OwnStepPlans | None = None
     knobs: tuple[Knob, ...] = ()
     prices: Prices | None = None
-    limits: Limits = Limits()
+    limits: Limits = NO_LIMITS
     kin: tuple[str, ...] = ()
 
     @property

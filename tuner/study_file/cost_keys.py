@@ -76,6 +76,10 @@ class Limits:
         return self.max_days is not None or self.max_cost is not None
 
 
+NO_LIMITS = Limits()
+"""Limits of a training that may take and cost anything."""
+
+
 def build_prices(keys: CostKeys, base_dir: Path) -> Prices | None:
     """Return the prices that a study names; None without any.
 
