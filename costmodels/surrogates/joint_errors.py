@@ -9,6 +9,7 @@ Letters: n predictions, c constants, M draws.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.step.error_models import error_models
 from costmodels.step.memory import estimate_memory
-from costmodels.surrogates.uncertainty import constant_effects
+from costmodels.surrogates.uncertainty import WIDE, constant_effects, half_width
 from hardware.arrays import FloatArray
 from hardware.cluster import Cluster
 
@@ -34,6 +35,15 @@ class ErrorSources:
 
     setting: Setting
     effects: Mapping[str, float]
+
+    @property
+    def log_error_95(self) -> float:
+        """Half-width of the 95% interval of the log of true over predicted step time, as `step_uncertainty` has it."""
+        effect = math.sqrt(sum(each**2 for each in self.effects.values()))
+        if self.setting.runtime.knows_cluster:
+            return half_width(None, WIDE) * max(self.setting.runtime.step_error, effect)
+        model = error_models().step
+        return half_width(model.freedom, WIDE) * float(model.scale(np.array(effect)))
 
 
 def error_sources(setting: Setting, config: ParallelConfig) -> ErrorSources:

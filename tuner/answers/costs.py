@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from costmodels.surrogates.joint_errors import ErrorSources, draw_log_errors, error_sources
-from costmodels.surrogates.uncertainty import WIDE
+from costmodels.surrogates.uncertainty import likely_range
 from hardware.arrays import FloatArray
 from hardware.cluster import Cluster
 from hardware.price_file import Prices
@@ -246,12 +246,12 @@ def _with_chances(
     if not fitting:
         return list(offers)
     factors = np.exp(draw_log_errors(sources, NUM_DRAWS, np.random.default_rng(0)))  # [M, n]
-    low, high = np.quantile(factors, [0.5 - WIDE / 2, 0.5 + WIDE / 2], axis=0)
     values = np.array([_values(offer, has_cost) for offer in fitting])  # [n, 2]
     chances = front_chances(values * factors[:, :, None])
     found = list(offers)
     for place, (position, offer) in enumerate(zip(at, fitting, strict=True)):
-        factor, ends = factors[:, place], (float(low[place]), float(high[place]))
+        factor = factors[:, place]
+        ends = likely_range(1.0, sources[place].log_error_95)
         found[position] = replace(
             offer,
             seconds_range=(offer.seconds * ends[0], offer.seconds * ends[1]),

@@ -1,4 +1,4 @@
-"""Time and device-hours of a whole training: with the current configuration, the best one, and on other cluster sizes.
+"""Time, device-hours and cost of a whole training: with the current configuration, the best, and on other sizes.
 
 A step consumes global batch size x sequence length tokens. The time of a training is its number of steps times the step
 time; restarts, evaluation and checkpoints are not counted.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from costmodels.job.parallel_config import ParallelConfig
+from hardware.cluster import Cluster
 from tuner.answers.best import Best, best_known
 from tuner.answers.candidates import predict_candidate, predict_with_errors
 from tuner.answers.device_time import HOUR_S, device_time_of
@@ -33,6 +34,7 @@ class Training:
         step_time_s: Step time [s].
         range_s: Step time that the 95% interval of a prediction begins and ends with [s]; None otherwise.
         steps: Number of steps.
+        per_hour: Price of all devices for one hour; None without a price.
     """
 
     label: str
@@ -42,6 +44,7 @@ class Training:
     step_time_s: float
     range_s: tuple[float, float] | None
     steps: int
+    per_hour: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -52,6 +55,11 @@ class Training:
     def device_hours(self) -> float:
         """Time of all steps on all devices [h]."""
         return self.devices * self.seconds / HOUR_S
+
+    @property
+    def cost(self) -> float | None:
+        """Cost of all steps; None without a price."""
+        return None if self.per_hour is None else self.per_hour * self.seconds / HOUR_S
 
     def as_json(self, dimensions: Sequence[str]) -> dict[str, Any]:
         """Return the training as an object."""
@@ -64,6 +72,7 @@ class Training:
             "seconds": self.seconds,
             "seconds_range": None if self.range_s is None else [self.steps * step_s for step_s in self.range_s],
             "device_hours": self.device_hours,
+            "cost": self.cost,
         }
 
 
@@ -135,6 +144,7 @@ def estimate_training(config: StudyConfig, tokens: float, sizes: Sequence[int] =
                 step_time_s=correction * size.step_time_s,
                 range_s=None,
                 steps=steps,
+                per_hour=_price_per_hour(config, size.setting.cluster),
             )
             for size in found
             if size.config is not None
@@ -175,4 +185,9 @@ def _training(
         step_time_s=step_time_s,
         range_s=range_s,
         steps=steps,
+        per_hour=_price_per_hour(config, config.setting.cluster),
     )
+
+
+def _price_per_hour(config: StudyConfig, cluster: Cluster) -> float | None:
+    return None if config.prices is None else config.prices.per_hour(cluster)

@@ -1,13 +1,14 @@
-"""Command `meshtune estimate`: days and device-hours of a whole training."""
+"""Command `meshtune estimate`: days, device-hours and cost of a whole training."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Option
 
-from tuner.cli.costs import parse_tokens
+from tuner.cli.costs import parse_tokens, with_prices
 from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, StudyFile, load, with_plans
 from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, print_table
 
@@ -22,11 +23,14 @@ def estimate(
     hosts: Annotated[
         str | None, Option(metavar="2,4,8,...", help="Predict the training on these numbers of hosts too.")
     ] = None,
+    prices: Annotated[
+        Path | None, Option(metavar="FILE", help="Prices of device-hours (YAML); replaces the study's cost.prices.")
+    ] = None,
     storage: Storage = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the days and device-hours of a whole training, today and with the best configuration.
+    """Print the days, device-hours and cost of a whole training, today and with the best configuration.
 
     Step times are measured where the study has tried a configuration, and predicted otherwise.
     """
@@ -34,7 +38,7 @@ def estimate(
     from tuner.answers.training import estimate_training
 
     count = parse_tokens(tokens)
-    config = load(study, overrides, storage)
+    config = with_prices(load(study, overrides, storage), prices)
     found = estimate_training(with_plans(config), count, () if hosts is None else parse_sizes(config, hosts))
     if as_json:
         print_json(_as_json(config, found))
@@ -66,9 +70,7 @@ def _print(found: TrainingEstimate, config: StudyConfig) -> None:
     steps = found.trainings[0].steps
     per_step = config.setting.job.tokens_per_step
     typer.echo(f"{found.tokens:.4g} tokens are {steps:,} steps of {per_step:,} tokens.")
-    print_table(
-        ["", "devices", "step [s]", "source", "time", "device-hours"], [_row(training) for training in found.trainings]
-    )
+    print_table(["", *_columns(config)], [_row(training, config) for training in found.trainings])
     for training in found.trainings:
         typer.echo(f"{training.label}: {in_words(training.config.values(config.dimensions))}")
         if training.range_s is not None:
@@ -84,14 +86,19 @@ def _print(found: TrainingEstimate, config: StudyConfig) -> None:
         corrected = f" times {found.correction:.3g}, as the best was measured" if found.correction != 1.0 else ""
         typer.echo(f"\nBest prediction on other numbers of hosts{corrected}:")
         if found.sizes:
-            print_table(
-                ["hosts", "devices", "step [s]", "source", "time", "device-hours"], [_row(size) for size in found.sizes]
-            )
+            print_table(["hosts", *_columns(config)], [_row(size, config) for size in found.sizes])
         for count, reason in found.reasons:
             typer.echo(f"{count} hosts: {reason}")
 
 
-def _row(training: Training) -> list[str]:
+def _columns(config: StudyConfig) -> list[str]:
+    """Return the heads of a table of trainings behind their labels."""
+    cost = [] if config.prices is None else [f"cost [{config.prices.currency}]"]
+    return ["devices", "step [s]", "source", "time", "device-hours", *cost]
+
+
+def _row(training: Training, config: StudyConfig) -> list[str]:
+    from tuner.answers.cost_words import money
     from tuner.answers.device_time import HOUR_S, duration, hours
 
     return [
@@ -101,4 +108,5 @@ def _row(training: Training) -> list[str]:
         training.source,
         duration(training.seconds),
         hours(training.device_hours * HOUR_S),
+        *([] if config.prices is None else ["-" if training.cost is None else money(training.cost)]),
     ]

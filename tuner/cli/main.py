@@ -467,7 +467,7 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
         print_answer(config, config.own_step, found.config)
 
 
-app.command(short_help="Print the days and device-hours of a whole training.")(cli_estimate.estimate)
+app.command(short_help="Print the days, device-hours and cost of a whole training.")(cli_estimate.estimate)
 
 
 @app.command()
