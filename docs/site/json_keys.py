@@ -127,6 +127,22 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "sizes": "for each number of hosts the best configuration with its figures, or why there is none",
             "smallest_that_fits": "smallest number of hosts with a configuration that fits; null without one",
         },
+        "with `--tokens` instead": {
+            "tokens": "number of tokens of the training",
+            "steps": "number of its steps",
+            "prices": "`currency`, `date` and `file` of the prices; null without prices",
+            "limits": "`max_days` and `max_cost`; null where there is no such limit",
+            "front": "what the front weighs against time: `cost`, or `energy` where nothing has a price",
+            "offers": "for each size of each cluster: `cluster`, the keys of `sizes`, `days` and `cost` with their 95% "
+            "ranges, `device_hours`, `energy_kwh`, `fit_probability`, `on_front`, `front_chance` (probability of being "
+            "on the front of all), `breaks` (limits that it breaks), `chance_within` (probability of keeping them) and "
+            "`nearest` (position of the nearest offer on the front, for one that breaks a limit)",
+            "fastest": "position of the fastest offer within the limits; null without one",
+            "cheapest": "position of the cheapest one, or of the one of least energy",
+            "nearest_miss": "position of the offer that exceeds the limits least, if none keeps them; else null",
+            "correction": "ratio of measured to predicted step time that offers of the study's own cluster contain",
+        },
+        "with `--out`, also": {"written": "page that was written"},
     },
     "plan": {
         "": {
@@ -335,7 +351,8 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "": {
             "tokens": "number of tokens of the training",
             "trainings": "training today (`current` or `baseline`) and with the best configuration: `devices`, "
-            "`config`, `source` of the step time, `step_time_s`, `seconds` with its 95% range, `device_hours`",
+            "`config`, `source` of the step time, `step_time_s`, `seconds` with its 95% range, `device_hours` and, "
+            "with prices, `cost`",
             "sizes": "training on each number of hosts of `--hosts`",
             "sizes_without": "numbers of hosts on which nothing fits, with the reason",
             "correction": "ratio of measured to predicted step time by which step times of `sizes` are multiplied",

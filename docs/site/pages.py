@@ -8,6 +8,7 @@ from pathlib import Path
 
 from docs.site.commands import command_reference
 from docs.site.placement_file import operator_tables, placement_tables
+from docs.site.price_file import price_tables
 from docs.site.regions import filled
 from docs.site.study_file import key_tables
 from docs.site.study_schema import plain_schema
@@ -20,6 +21,7 @@ PAGES: Mapping[Path, Callable[[], Mapping[str, str]]] = {
     DOCS / "study-file.md": key_tables,
     DOCS / "placement.md": placement_tables,
     DOCS / "operators.md": operator_tables,
+    DOCS / "costs.md": price_tables,
 }
 """Function that generates the regions of each page, by name of the region."""
 
