@@ -6,7 +6,7 @@ import numpy as np
 
 from tuner.answers.candidates import Candidates
 from tuner.answers.first_posterior import first_posterior
-from tuner.answers.ranked import Ranked
+from tuner.answers.ranked import Ranked, by_objective
 from tuner.search.observations import observations_on
 from tuner.search.prior import OnProgress
 from tuner.storage.history import past_of
@@ -45,7 +45,7 @@ def learned_ranking(config: StudyConfig, candidates: Candidates, *, on_progress:
     is_measured[completed] = True
     # the peak errs by the same factor as the memory that is needed
     peak_bytes = memory.peak_bytes * np.exp(expected.log_needed) / posterior.predicted.needed_bytes
-    return Ranked(
+    ranked = Ranked(
         order=np.lexsort((step_time_s, ~fits)),
         step_time_s=step_time_s,
         peak_bytes=peak_bytes,
@@ -54,3 +54,4 @@ def learned_ranking(config: StudyConfig, candidates: Candidates, *, on_progress:
         is_simulated=np.zeros(len(grid), dtype=np.bool_),
         num_trials=observations.num_ended,
     )
+    return by_objective(config, candidates, ranked)

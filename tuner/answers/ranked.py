@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from costmodels.simulator.leaders import LEADERS, is_worth_simulating, simulated_times_s
 from hardware.arrays import FloatArray, IntArray
 from tuner.answers.candidates import Candidates, ranking, throughput_of
+from tuner.answers.objective import rate_of
+from tuner.search.objectives import COST, ENERGY
 from tuner.study_file.config import StudyConfig
 
 OnProgress = Callable[[str], None]
@@ -33,6 +35,7 @@ class Ranked:
         is_measured: Whether a trial of the candidate has completed [n].
         is_simulated: Whether the step time is that of the event simulator [n].
         num_trials: Number of trials that taught; 0 where the candidates are ranked by the predictions.
+        value: Value that the study minimizes in place of the step time, by which the order is [n]; None for step times.
     """
 
     order: IntArray
@@ -42,6 +45,7 @@ class Ranked:
     is_measured: NDArray[np.bool_]
     is_simulated: NDArray[np.bool_]
     num_trials: int
+    value: FloatArray | None = None
 
 
 def predicted_ranking(
@@ -65,7 +69,7 @@ def predicted_ranking(
         step_time_s[leaders] = simulated_times_s(config.setting, candidates.space.grid, leaders, memory=memory)
         is_simulated[leaders] = True
         order[: len(leaders)] = leaders[np.argsort(step_time_s[leaders], kind="stable")]
-    return Ranked(
+    ranked = Ranked(
         order=order,
         step_time_s=step_time_s,
         peak_bytes=np.asarray(memory.peak_bytes, dtype=np.float64),
@@ -74,10 +78,25 @@ def predicted_ranking(
         is_simulated=is_simulated,
         num_trials=0,
     )
+    return by_objective(config, candidates, ranked)
+
+
+def by_objective(config: StudyConfig, candidates: Candidates, ranked: Ranked) -> Ranked:
+    """Return a ranking in the order of the study's one value; of two values the step time orders.
+
+    Raises:
+        ConfigError: A device has no price or no known power.
+    """
+    if config.objective not in ((COST,), (ENERGY,)):
+        return ranked
+    value = ranked.step_time_s * rate_of(config.objective[0], config, candidates.space.grid, candidates.estimate)
+    # equal values stay in the order of the step times
+    place = np.argsort(ranked.order)
+    return replace(ranked, order=np.lexsort((place, value, ~ranked.fits)), value=value)
 
 
 def row_of(config: StudyConfig, candidates: Candidates, ranked: Ranked, place: int) -> dict[str, Any]:
-    """Return the candidate at a place of the ranking, from 0, as plain values."""
+    """Return the candidate at a place of the ranking, from 0, as plain values, with that of the study's objective."""
     # plain Python numbers, so that rows are JSON as they are
     position = int(ranked.order[place])
     step_time_s = float(ranked.step_time_s[position])
@@ -90,6 +109,7 @@ def row_of(config: StudyConfig, candidates: Candidates, ranked: Ranked, place: i
         "fits": bool(ranked.fits[position]),
         "tokens_per_s_per_device": throughput_of(config, step_time_s),
         "source": source,
+        **({} if ranked.value is None else {config.objective[0]: float(ranked.value[position])}),
     }
 
 

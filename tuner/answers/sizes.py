@@ -21,6 +21,7 @@ from hardware.device import device_names, find_device
 from hardware.io.errors import ConfigError, did_you_mean
 from tuner.answers.candidates import tokens_per_s_per_device
 from tuner.answers.planned_candidates import plan_study
+from tuner.search.objectives import ENERGY
 from tuner.space.enumeration import Space, build_space
 from tuner.study_file.config import StudyConfig
 
@@ -33,7 +34,8 @@ class Size:
         setting: Setting of the prediction: the study's job on this cluster.
         hosts: Number of hosts.
         devices: Number of devices of all hosts.
-        config: Configuration with the shortest predicted step; None if none fits.
+        config: Configuration with the shortest predicted step, or of least energy if the study minimizes that; None if
+            none fits.
         step_time_s: Predicted step time of it [s]; inf without one.
         tokens_per_s_per_device: Predicted throughput of one device; 0 without one.
         peak_memory_bytes: Predicted peak of memory [bytes]; 0 without one.
@@ -201,10 +203,14 @@ def _predict_best(config: StudyConfig, cluster: Cluster) -> Size:
         space = build_space(setting, planned.options, current=current)
         fitting = np.flatnonzero(space.memory.fits(config.options.memory_headroom))
     estimate = estimate_step(setting, space.grid, memory=space.memory)
-    # the space may hold configurations that do not fit, such as the current one
-    best = int(fitting[np.argmin(estimate.step_time_s[fitting])])
-    step_time_s = float(estimate.step_time_s[best])
     power_w = mean_power_w(cluster, space.grid, estimate)
+    # on like hosts the fastest is also the cheapest, but not always that of least energy
+    value = estimate.step_time_s
+    if config.objective == (ENERGY,) and power_w is not None:
+        value = value * power_w
+    # the space may hold configurations that do not fit, such as the current one
+    best = int(fitting[np.argmin(value[fitting])])
+    step_time_s = float(estimate.step_time_s[best])
     chance = space.memory.probability_of_fit(config.options.memory_headroom, memory_error_of(setting.runtime))
     return Size(
         setting=setting,

@@ -297,6 +297,7 @@ def run(
 def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
     from tuner.answers.candidates import throughput_of
     from tuner.answers.device_time import device_time_json
+    from tuner.answers.measured_front import front_json, measured_front
     from tuner.answers.reference import gain_over, gains
 
     best, extrapolated = result.best, result.extrapolated
@@ -310,6 +311,7 @@ def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
         "source": "predicted" if extrapolated else config.backend.origin,
         "clock": config.backend.clock,
         "extrapolated": extrapolated is not None,
+        "front": front_json(config, measured_front(config, result.records)),
         **_counts(result.records),
         **device_time_json(config, result.reference, result.records, step_time_s),
         "candidates": result.num_candidates,

@@ -283,6 +283,7 @@ def rank(
 def _rank_configs(config: StudyConfig, num_rows: int, as_json: bool) -> None:
     from tuner.answers.candidates import candidates_of
     from tuner.answers.idle_hosts import idle_hosts_of_first
+    from tuner.answers.objective import labels_of
     from tuner.answers.predictions import rank_candidates
     from tuner.answers.ranked import place_of_current, row_of
 
@@ -316,8 +317,14 @@ def _rank_configs(config: StudyConfig, num_rows: int, as_json: bool) -> None:
         shows_tokens = own is None
         mesh = ("dp", "tp", "mbs") if own is not None and own.mbs else ("dp", "tp")
         dimensions = grid.dimensions if shows_tokens else (*mesh, *config.options.opened)
+        pairs = zip(labels_of(config), config.objective, strict=True)
+        value_heads = dict(pairs) if ranked.value is not None else {}
         print_table(
-            ["rank", *dimensions, "step [s]", "memory [GiB]", *(["tokens/s/device"] if shows_tokens else [])],
+            [
+                *("rank", *dimensions, "step [s]", "memory [GiB]"),
+                *(["tokens/s/device"] if shows_tokens else []),
+                *value_heads,
+            ],
             [
                 [
                     f"{'>' if current is not None and place == current + 1 else ''}{place}",
@@ -325,6 +332,7 @@ def _rank_configs(config: StudyConfig, num_rows: int, as_json: bool) -> None:
                     f"{row['step_time_s']:.4g}" + _measured_mark(row, ranked.num_trials),
                     f"{row['peak_memory_bytes'] / 2**30:.{1 if shows_tokens else 3}f}" + ("" if row["fits"] else "!"),
                     *([f"{row['tokens_per_s_per_device']:,.0f}"] if shows_tokens else []),
+                    *(f"{row[name]:.4g}" for name in value_heads.values()),
                 ]
                 for place, row in shown.items()
             ],

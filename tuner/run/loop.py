@@ -644,11 +644,12 @@ class _Run:
         return self.reports.hopeless(running, known, self.trials.best_trial, self.held.together)
 
     def _tell(self, number: int, observation: Observation) -> None:
-        """End a trial for Optuna; its value is a step time at full size, which a proxy does not measure."""
+        """End a trial for Optuna; its values are those of a step at full size, which a proxy does not measure."""
         live = self.live.pop(number)
         state, values = TrialState.FAIL, None
         if observation.step_time_s is not None and live.proxy is None:
-            state, values = TrialState.COMPLETE, [observation.step_time_s]
+            assert live.position is not None, "only a trial with a candidate completes"
+            state, values = TrialState.COMPLETE, self.sampler.values_of(live.position, observation)
         elif observation.status == Status.PRUNED or observation.step_time_s is not None:
             # a pruned trial's value is what it reported last, as Optuna has it
             state, values = TrialState.PRUNED, reported_steps(self.trials[number])[-1:] or None

@@ -16,6 +16,7 @@ from optuna.storages import BaseStorage
 from hardware.io.errors import ConfigError, quote_value
 from tuner.answers.candidates import Candidates, candidates_of
 from tuner.answers.first_posterior import first_posterior
+from tuner.answers.objective import objective_of
 from tuner.answers.reference import reference_among
 from tuner.answers.searched_knobs import searched_knobs
 from tuner.run.driver import DRIVER, is_held
@@ -75,6 +76,7 @@ def make_sampler(
         ),
         repeats=config.search.repeats,
         stop_when_confident=stop_when_confident,
+        objective=objective_of(config, candidates),
     )
 
 
@@ -96,7 +98,7 @@ def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: BaseStora
             storage=open_store(config.storage).storage if storage is None else storage,
             sampler=sampler,
             pruner=make_pruner(config) if config.search.prune else NopPruner(),
-            direction="minimize",
+            directions=["minimize"] * len(config.objective),
             load_if_exists=True,
         )
         check_values(study)
@@ -110,7 +112,7 @@ def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: BaseStora
     elif stored is None and not trials:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
-            study.set_metric_names(["step time [s]"])  # what the dashboard writes beside its axes
+            study.set_metric_names(sampler.metric_names)  # what the dashboard writes beside its axes
         study.set_user_attr(ORIGIN, config.backend.origin)
         # last: with it the study is complete
         study.set_user_attr(MEANING, json.loads(json.dumps(config.meaning)))

@@ -49,6 +49,9 @@ hyperparameters are learned from the first trials; each later one adds less than
 T = TypeVar("T")
 """Anything that was cut off: a candidate, or a proxy."""
 
+StepTimeOf = Callable[[int, Sequence[float]], float]
+"""Function that returns the step time of the candidate at a position with such values of its trial [s]."""
+
 Ending = tuple[FrozenTrial, TrialState, Sequence[float] | None]
 """Trial with its state and values, which its storage may not hold yet."""
 
@@ -165,10 +168,15 @@ class ObservationLog:
 
     Args:
         position_of: Function that returns the candidate named by a trial's parameters, or None.
+        step_time_of: Function that returns the step time of a candidate with such values of its trial [s]; None where
+            the first value is the step time.
     """
 
-    def __init__(self, position_of: Callable[[Mapping[str, Any]], int | None]) -> None:
+    def __init__(
+        self, position_of: Callable[[Mapping[str, Any]], int | None], step_time_of: StepTimeOf | None = None
+    ) -> None:
         self._position_of = position_of
+        self._step_time_of = step_time_of
         self._parsed: dict[int, tuple[FrozenTrial, _Entry | None]] = {}
         self._tally = _Tally()
         self._standing: Standing | None = None
@@ -224,7 +232,7 @@ class ObservationLog:
     ) -> list[_Entry]:
         entries = [self._parse_trial(trial, chosen) for trial in trials]
         if finishing is not None:
-            entries.append(_parse_trial(finishing, self._position_of))
+            entries.append(_parse_trial(finishing, self._position_of, self._step_time_of))
         return [entry for entry in entries if entry is not None]
 
     def _observe(self, entries: Sequence[_Entry]) -> Observations:
@@ -248,7 +256,7 @@ class ObservationLog:
         known = self._parsed.get(trial.number)
         if known is not None and known[0] is trial:
             return known[1]
-        entry = _parse_trial((trial, trial.state, trial.values), self._position_of)
+        entry = _parse_trial((trial, trial.state, trial.values), self._position_of, self._step_time_of)
         if entry is None and trial.state == TrialState.RUNNING and trial.number in chosen:
             return _Entry(number=trial.number, position=chosen[trial.number])
         if trial.state.is_finished():
@@ -500,6 +508,15 @@ def observation_of(trial: FrozenTrial) -> Observation | None:
     return stored if stored is None or isinstance(stored, Observation) else Observation.from_json(stored)
 
 
+def step_time_in(observation: Observation | None, values: Sequence[float]) -> float:
+    """Return the step time of a completed trial [s]: what was observed or, in a user's own loop, the trial's value.
+
+    Where a study minimizes something else, the values are those of its objective.
+    """
+    observed = None if observation is None else observation.step_time_s
+    return values[0] if observed is None else observed
+
+
 def status_without_value(trial: FrozenTrial, state: TrialState) -> Status:
     """Return the status of a trial that gave no step time.
 
@@ -510,19 +527,22 @@ def status_without_value(trial: FrozenTrial, state: TrialState) -> Status:
     return Status(trial.user_attrs.get(STATUS, Status.PRUNED if state == TrialState.PRUNED else Status.CRASHED))
 
 
-def _parse_trial(ending: Ending, position_of: Callable[[Mapping[str, Any]], int | None]) -> _Entry | None:
+def _parse_trial(
+    ending: Ending, position_of: Callable[[Mapping[str, Any]], int | None], step_time_of: StepTimeOf | None = None
+) -> _Entry | None:
     """Return the parsed trial; None if its parameters name no candidate."""
     trial, state, values = ending
     position = position_of(trial.params)
     if position is None:
         return None
     status, value_s = None, None  # while the trial runs
+    observation = observation_of(trial) if state.is_finished() else None
     # a user's own Optuna loop may return infinity for a failed trial
     if state == TrialState.COMPLETE and values and values[0] < math.inf and not exceeds_memory(trial):
-        status, value_s = Status.OK, values[0]
+        told = [step_time_of(position, values)] if step_time_of else values
+        status, value_s = Status.OK, step_time_in(observation, told)
     elif state.is_finished():
         status = status_without_value(trial, state)
-    observation = observation_of(trial) if status else None
     proxy = trial.user_attrs.get(PROXY)
     steps_s = _measured_steps(trial, status, observation)
     log_step_s = math.log(statistics.median(steps_s)) if steps_s else None

@@ -119,7 +119,7 @@ def reported_steps(trial: FrozenTrial) -> list[float]:
 
 def best_among(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
     """Return the completed trial with the smallest value; None before the first."""
-    completed = [trial for trial in trials if trial.state == TrialState.COMPLETE and trial.value is not None]
+    completed = [trial for trial in trials if trial.state == TrialState.COMPLETE and len(trial.values or ()) == 1]
     return min(completed, key=lambda trial: (trial.value, trial.number), default=None)
 
 

@@ -45,11 +45,13 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig, Value
 from hardware.arrays import IntArray
+from trials.backend import Observation
 from tuner.search.acquisition import AbstractAcquisition, ExpectedLoss
 from tuner.search.choices import AbstractChoices, LayoutChoices
 from tuner.search.failures import LEARNED
 from tuner.search.knobs.knob_choices import KnobChoices
 from tuner.search.knobs.knob_space import KnobSpace
+from tuner.search.objectives import Objective
 from tuner.search.observations import Ending, ObservationLog, Observations
 from tuner.search.parameters import ASSIGNMENT, parameter_of, params_of
 from tuner.search.population import ENDED, P_STAR, POPULATION, POPULATION_AT_START, Population, as_json, shares
@@ -107,6 +109,8 @@ class ThompsonSampler(BaseSampler):
             that runs proxies asks `proxy_for`, and keeps the answer as the trial's attribute `proxy`.
         repeats: Number of further trials of each of the fastest candidates, where their step times are too close to
             tell apart and nothing else is left to try; see replication.py.
+        objective: Values that the study minimizes in place of the step time; see objectives.py. With two of them the
+            study is one of Optuna's multi-objective studies, and each draw names a candidate of the front.
     """
 
     def __init__(
@@ -124,6 +128,7 @@ class ThompsonSampler(BaseSampler):
         stop_when_confident: bool = False,
         proxies: ProxyPlan | None = None,
         repeats: int = 0,
+        objective: Objective | None = None,
     ) -> None:
         if not len(candidates):
             raise ValueError("`candidates` must hold at least one configuration, but got none.")
@@ -141,6 +146,7 @@ class ThompsonSampler(BaseSampler):
         self._seed = seed
         self._stop_when_confident = stop_when_confident
         self._proxies = proxies
+        self._objective = objective
         self._stop_rule = StopRule(
             num_candidates=self._choices.num_candidates,
             confidence=confidence,
@@ -156,7 +162,7 @@ class ThompsonSampler(BaseSampler):
         if first is not None and self._first is None:
             raise ValueError(f"`first` must be a candidate, but got {first}.")
         self._independent = RandomSampler(seed=seed)
-        self._log = ObservationLog(self.position_of)
+        self._log = ObservationLog(self.position_of, self._step_time_of if objective else None)
         self._latest: _Drawn | None = None
         self._conclusions: tuple[_Drawn, list[dict[str, Any]]] | None = None
         self._chosen: dict[tuple[str, int], int] = {}
@@ -185,6 +191,23 @@ class ThompsonSampler(BaseSampler):
     def proxies(self) -> ProxyPlan | None:
         """Plan of the trials that run a proxy job in place of their candidate."""
         return self._proxies
+
+    @property
+    def metric_names(self) -> list[str]:
+        """Names of the values that the study minimizes, with their units."""
+        return self._objective.labels if self._objective else ["step time [s]"]
+
+    def values_of(self, position: int, observation: Observation) -> list[float]:
+        """Return the values of a completed trial of a candidate at full size."""
+        assert observation.step_time_s is not None, "the trial completed"
+        if self._objective is None:
+            return [observation.step_time_s]
+        return self._objective.measured(self._choices.layout_of(position), observation)
+
+    def _step_time_of(self, position: int, values: Sequence[float]) -> float:
+        """Return the step time of a candidate with such values of its trial [s]."""
+        assert self._objective is not None, "without an objective the value is the step time"
+        return self._objective.step_time_s(self._choices.layout_of(position), values)
 
     @property
     def search_space(self) -> dict[str, BaseDistribution]:
@@ -228,13 +251,15 @@ class ThompsonSampler(BaseSampler):
         """Refuse a study of another kind before its objective is called, and keep the population before any trial.
 
         Raises:
-            ValueError: The study does not minimize one value.
+            ValueError: The study does not minimize one value, or as many as the objective has.
         """
-        if study.directions != [StudyDirection.MINIMIZE]:
+        names = self.metric_names
+        if study.directions != [StudyDirection.MINIMIZE] * len(names):
             study._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)  # it would stay running
             asked = ", ".join(direction.name.lower() for direction in study.directions)
             raise ValueError(
-                f"ThompsonSampler must minimize one value, the step time, but the study's directions are: {asked}."
+                f"ThompsonSampler must minimize {'one value' if len(names) == 1 else 'two values'}, "
+                f"the {' and the '.join(names)}, but the study's directions are: {asked}."
             )
         if POPULATION_AT_START in study.user_attrs:
             return
@@ -400,6 +425,9 @@ class ThompsonSampler(BaseSampler):
     ) -> tuple[NDArray[np.float32], IntArray]:
         """Draw joint log step times [num_draws, n], and name the fastest candidate of each draw in which one runs."""
         drawn = self._choices.draw(observations, num_draws, rng)
+        if self._objective is not None:
+            layouts = self._choices.shared_layouts(drawn.shape[1])
+            drawn = self._objective.scalarized(drawn, observations.peaks_bytes, rng, layouts=layouts)
         # the head start keeps draws from naming a candidate that is faster by less than the tolerance
         drawn[:, sorted(observations.explored)] -= np.float32(np.log1p(self._tolerance))
         fastest = np.argmin(drawn, axis=1).astype(np.int64)

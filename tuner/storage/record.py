@@ -33,7 +33,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from costmodels.job.parallel_config import DEGREES, HAND, Value
 from trials.backend import Observation, Status
-from tuner.search.observations import observation_of, of_trials, status_without_value
+from tuner.search.observations import observation_of, of_trials, status_without_value, step_time_in
 from tuner.search.parameters import PLAN, values_of
 from tuner.search.population import P_STAR, end_order
 from tuner.search.proxy.proxy_trials import PROXY, Proxy
@@ -71,6 +71,7 @@ class TrialRecord:
         end_order: Key that sorts trials by when they ended.
         started_at: Date at which it was asked for.
         ended_at: Date at which it was told.
+        values: Values that the study minimizes, where it completed: the step time [s], or those of its objective.
     """
 
     number: int
@@ -86,6 +87,13 @@ class TrialRecord:
     end_order: tuple[int, float, int]
     started_at: datetime | None
     ended_at: datetime | None
+    values: tuple[float, ...] = ()
+
+    @property
+    def merit(self) -> float:
+        """Number by which completed trials are ordered: the one value of the study or, of two, the step time."""
+        assert self.step_time_s is not None, "the trial completed"
+        return self.values[0] if len(self.values) == 1 else self.step_time_s
 
     @property
     def is_proxy(self) -> bool:
@@ -132,17 +140,19 @@ def record_of(trial: FrozenTrial, p_star: float | None = None, *, has_plans: boo
     params = values_of(trial)
     if has_plans:
         params = {**params, PLAN: params.get(PLAN, HAND)}
-    finished = trial.state.is_finished()
+    finished, observation = trial.state.is_finished(), observation_of(trial)
+    is_complete = trial.state == TrialState.COMPLETE and bool(trial.values)
     status = Status.OK if trial.state == TrialState.COMPLETE else status_without_value(trial, trial.state)
     return TrialRecord(
         number=trial.number,
         params=params,
         finished=finished,
         status=status if finished else None,
-        step_time_s=trial.values[0] if trial.state == TrialState.COMPLETE and trial.values else None,
+        step_time_s=step_time_in(observation, trial.values) if is_complete else None,
+        values=tuple(trial.values) if is_complete else (),
         predicted_s=prediction.get("step_time_s"),
         prediction=prediction,
-        observation=observation_of(trial),
+        observation=observation,
         proxy=Proxy.from_json(proxy) if proxy else None,
         p_star=trial.user_attrs.get(P_STAR, p_star),
         end_order=end_order(trial),
@@ -152,16 +162,18 @@ def record_of(trial: FrozenTrial, p_star: float | None = None, *, has_plans: boo
 
 
 def best_record(records: Sequence[TrialRecord]) -> TrialRecord | None:
-    """Return the first completed trial of the fastest candidate, with the step time of all its trials.
+    """Return the first completed trial of the best candidate, the fastest one, with the step time of all its trials.
+
+    The best is that of the study's objective, where it has one of its own.
 
     Of equals the earliest is returned; None without a completed trial.
     """
-    return min(_candidates(records), key=lambda record: (record.step_time_s, record.number), default=None)
+    return min(_candidates(records), key=lambda record: (record.merit, record.number), default=None)
 
 
 def fastest(records: Sequence[TrialRecord], count: int) -> list[TrialRecord]:
-    """Return the first completed trial of each of the `count` fastest candidates, the fastest first."""
-    return sorted(_candidates(records), key=lambda record: (record.step_time_s or 0.0, record.number))[:count]
+    """Return the first completed trial of each of the `count` best candidates, the best first; see `best_record`."""
+    return sorted(_candidates(records), key=lambda record: (record.merit, record.number))[:count]
 
 
 def repeated_trials(records: Sequence[TrialRecord]) -> list[TrialRecord]:
@@ -176,7 +188,11 @@ def _candidates(records: Sequence[TrialRecord]) -> list[TrialRecord]:
         if record.step_time_s is not None:
             completed.setdefault(tuple(record.params.values()), []).append(record)
     return [
-        replace(same[0], step_time_s=of_trials([each.step_time_s for each in same if each.step_time_s is not None]))
+        replace(
+            same[0],
+            step_time_s=of_trials([each.step_time_s for each in same if each.step_time_s is not None]),
+            values=tuple(of_trials(of_all) for of_all in zip(*(each.values for each in same), strict=True)),
+        )
         for same in completed.values()
     ]
 

@@ -34,6 +34,7 @@ from tuner.own_step.plans import OwnStepPlans
 from tuner.own_step.predictions import DEFAULTS, space_of
 from tuner.plans.layer_planning import AUTO_PLANNER, LayerPlanning
 from tuner.plans.step_planner import LayeredStepPlanner
+from tuner.search.objectives import MEMORY, STEP_TIME
 from tuner.search.proxy.proxy_trials import ProxyOptions
 from tuner.space.enumeration import Space, SpaceOptions, build_space, setting_for
 from tuner.study_file.cost_keys import NO_LIMITS, Limits, build_prices
@@ -117,6 +118,8 @@ class StudyConfig:
         knobs: Knobs that are searched beside the layout.
         prices: Prices of device-hours; None if the study names none.
         limits: Limits of the whole training.
+        objective: Names of the one value or two that the study minimizes; see tuner/search/objectives.py.
+        pays_idle_hosts: Whether hosts that a layout leaves idle cost money and power.
         kin: Names of studies in the same storage whose runs are history too: those of the same job on more or fewer
             of the hosts.
     """
@@ -143,6 +146,8 @@ class StudyConfig:
     knobs: tuple[Knob, ...] = ()
     prices: Prices | None = None
     limits: Limits = NO_LIMITS
+    objective: tuple[str, ...] = (STEP_TIME,)
+    pays_idle_hosts: bool = True
     kin: tuple[str, ...] = ()
 
     @property
@@ -294,6 +299,7 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
     if own is None:
         options = runnable_options(keys.space, options, backend, current, cluster)
     planning = _resolved_planning(chosen, keys.planner, backend, subject.runtime) if subject.runtime else chosen
+    objective = _objective(keys)
     check_storage(storage)
     check_history(keys.history, base_dir, storage)
     _check_written(keys.trial, storage, paths)
@@ -304,7 +310,7 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
         trace=under("cluster.trace", lambda: read_trace(described.trace, cluster)) if described.trace else None,
         options=options,
         planning=planning,
-        search=_search(keys.search, backend),
+        search=_search(keys.search, backend, objective),
         current=current and replace(current, knobs=tuple(today_of(knobs).items())),
         backend=backend,
         proxy=proxy_options(keys.trial, setting, backend, keys.search.max_trials),
@@ -313,7 +319,8 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
         history=tuple(keys.history),
         meaning=describe_own_trials(cluster, describe_own(subject.own_step), keys.trial, backend)
         if subject.own_step
-        else describe_trials(setting, options, planning, keys.trial, backend, knobs),
+        else describe_trials(setting, options, planning, keys.trial, backend, knobs)
+        | _describe_objective(objective, keys),
         measured=group,
         current_observation=_current_observation(keys, backend),
         notes=paths.read_elsewhere(_files_read(keys, described.trace, base_dir)),
@@ -321,6 +328,8 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
         knobs=knobs,
         prices=under("cost", lambda: build_prices(keys.cost, base_dir)),
         limits=Limits(**keys.limits.model_dump()),
+        objective=objective,
+        pays_idle_hosts=keys.cost.idle_hosts == "paid",
     )
 
 
@@ -463,15 +472,60 @@ def _current_observation(keys: StudyKeys, backend: AbstractBackend) -> Observati
     )
 
 
-def _search(keys: SearchKeys, backend: AbstractBackend) -> SearchOptions:
+def _objective(keys: StudyKeys) -> tuple[str, ...]:
+    """Return the names of what the study minimizes.
+
+    Raises:
+        ConfigError: The values cannot be searched, or the study asks for what only step times allow.
+    """
+    names = (keys.objective,) if isinstance(keys.objective, str) else tuple(keys.objective)
+    if names == (STEP_TIME,):
+        return names
+    if len(set(names)) < len(names) or set(names) == {MEMORY}:
+        raise ConfigError(
+            "must be one of step_time, cost_per_token and energy_per_token, or two different values",
+            key="objective",
+            value=keys.objective,
+            nearest="for example [step_time, memory]",
+        )
+    if isinstance(keys.model, OwnModelKeys):
+        rule = "needs a model of the catalog or a file, because a step of your own has no known tokens"
+        raise ConfigError(rule, key="objective", value=keys.objective, nearest="step_time")
+    if getattr(keys.trial, "proxy", None) is not None:
+        raise ConfigError(
+            "cannot have proxy jobs", key="objective", value=keys.objective, nearest="leave trial.proxy out"
+        )
+    for key, usual in (("acquisition", ("expected_loss", "draws", "thompson", "ucb")), ("repeats", (None, 0))):
+        value = getattr(keys.search, key)
+        if value not in usual:
+            raise ConfigError(
+                "weighs step times, which this study does not minimize alone",
+                key=f"search.{key}",
+                value=value,
+                nearest=f"leave search.{key} out",
+            )
+    return names
+
+
+def _describe_objective(objective: tuple[str, ...], keys: StudyKeys) -> dict[str, Any]:
+    """Return what gives the values of trials their meaning, beside that of trials whose value is the step time."""
+    if objective == (STEP_TIME,):
+        return {}
+    return {"objective": list(objective), "cost": keys.cost.model_dump()}
+
+
+def _search(keys: SearchKeys, backend: AbstractBackend, objective: tuple[str, ...]) -> SearchOptions:
     """Return the options of the search, with defaults that depend on the backend.
+
+    Trials are stopped early by their step times, and measured again by them, so only a study of step times does either.
 
     If trials train for real, the fastest configurations are measured again, because replication costs less than a wrong
     answer. A baseline is tried first, unless the study has a current configuration.
     """
     repeats = keys.repeats if keys.repeats is not None else USUAL_REPEATS if backend.trains else 0
     baseline = backend.trains if keys.baseline is None else keys.baseline
-    return SearchOptions(**keys.model_dump(exclude={"repeats", "baseline"}), repeats=repeats, baseline=baseline)
+    options = SearchOptions(**keys.model_dump(exclude={"repeats", "baseline"}), repeats=repeats, baseline=baseline)
+    return options if objective == (STEP_TIME,) else replace(options, prune=False, repeats=0)
 
 
 def _runtime(name: str, base_dir: Path) -> RuntimeProfile:

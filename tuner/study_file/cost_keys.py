@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -32,6 +32,11 @@ class CostKeys(DocumentedModel):
 
     currency: Annotated[str, Field(min_length=1, max_length=12)] = "USD"
     """Currency of `price_per_device_hour`, as it is printed."""
+
+    idle_hosts: Literal["paid", "released"] = "paid"
+    """Whether hosts that a layout leaves idle are paid for and stay powered on (`paid`), or are given back and cost
+    nothing (`released`).
+    """
 
 
 class LimitsKeys(DocumentedModel):

@@ -210,6 +210,9 @@ class SearchKeys(DocumentedModel):
     """
 
 
+ObjectiveName = Literal["step_time", "cost_per_token", "energy_per_token", "memory"]
+
+
 class MeasuredKeys(DocumentedModel):
     """`measured:`."""
 
@@ -295,6 +298,11 @@ class StudyKeys(DocumentedModel):
     """Options of the search, and conditions under which it ends.
 
     Default: those of its keys
+    """
+
+    objective: ObjectiveName | Annotated[list[ObjectiveName], Field(min_length=1, max_length=2)] = "step_time"
+    """What the study minimizes: `step_time`, `cost_per_token` or `energy_per_token`, or two of these and `memory`, as
+    `[step_time, memory]`, of which it searches the Pareto front; see [costs](costs.md#what-a-study-minimizes).
     """
 
     cost: CostKeys = CostKeys()

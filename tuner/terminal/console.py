@@ -124,6 +124,7 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
         reference_s = result.reference.step_time_s(result.records)
         if reference_s is not None:
             say(f"  {gain_in_words(result.reference, reference_s, best_s)}")
+    _print_front(config, result)
     if config.measured is not None:
         fastest_s = min(run.step_time_s for run in config.measured.runs if run.step_time_s is not None)
         behind = best_s / fastest_s - 1
@@ -132,6 +133,25 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
         slower = f"{behind:.1%} slower than the fastest of {among} ({fastest_s:.4g} s)"
         say(f"  {slower if behind > 0 else f'the fastest of {among}'}, found with {needed} trials")
     _print_use(config, config.config_of(result.best.params))
+
+
+def _print_front(config: StudyConfig, result: RunResult) -> None:
+    """Print the value that a study minimizes or, of two, the trials that no other beats in both."""
+    from tuner.answers.measured_front import measured_front
+    from tuner.answers.objective import labels_of
+    from tuner.search.objectives import STEP_TIME
+
+    if config.objective == (STEP_TIME,) or result.best is None:
+        return
+    if len(config.objective) == 1:
+        say(f"  {labels_of(config)[0]}: {result.best.values[0]:.4g}")
+        return
+    front = measured_front(config, result.records)
+    say(f"No other trial is better in both values than these {len(front)}; the best is the first:")
+    rows = [
+        [*(f"{value:.4g}" for value in record.values), str(record.number), in_words(record.params)] for record in front
+    ]
+    print_table([*labels_of(config), "trial", "configuration"], rows, left=(len(config.objective) + 1,))
 
 
 def _print_use(config: StudyConfig, chosen: ParallelConfig) -> None:
