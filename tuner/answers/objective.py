@@ -8,7 +8,6 @@ from costmodels.job.parallel_config import ConfigGrid
 from costmodels.step.energy import mean_power_w
 from costmodels.step.step_time import StepEstimate
 from hardware.arrays import FloatArray
-from hardware.io.errors import ConfigError
 from tuner.answers.candidates import Candidates
 from tuner.answers.device_time import HOUR_S
 from tuner.search.objectives import COST, ENERGY, GIB, MEMORY, STEP_TIME, MinimizedValue, Objective, label_of
@@ -19,11 +18,7 @@ TOKENS_PRICED = 1e6
 
 
 def objective_of(config: StudyConfig, candidates: Candidates) -> Objective | None:
-    """Return what a study minimizes; None for the step time alone.
-
-    Raises:
-        ConfigError: A device has no price or no known power.
-    """
+    """Return what a study minimizes; None for the step time alone."""
     if config.objective == (STEP_TIME,):
         return None
     pairs = zip(config.objective, labels_of(config), strict=True)
@@ -47,38 +42,24 @@ def _value(name: str, label: str, config: StudyConfig, candidates: Candidates) -
 
 
 def rate_of(name: str, config: StudyConfig, grid: ConfigGrid, estimate: StepEstimate) -> FloatArray:
-    """Return the cost of a million tokens, or the energy of one, per second of each candidate's step [n].
-
-    Raises:
-        ConfigError: A device has no price or no known power.
-    """
+    """Return the cost of a million tokens, or the energy of one, per second of each candidate's step [n]."""
     tokens = config.setting.job.tokens_per_step
     if name == COST:
         return _price_per_hour(config, grid) / HOUR_S * TOKENS_PRICED / tokens
     assert name == ENERGY, "the step time and memory have no rate"
     cluster = config.setting.cluster
     power_w = mean_power_w(cluster, grid, estimate, counts_idle=config.pays_idle_hosts)
-    if power_w is None:
-        rule = f"needs the power limit of every device, and the catalog has none of {cluster.device_names}"
-        raise ConfigError(rule, file=config.file, key="objective", value=name)
+    assert power_w is not None, "a study of energy knows the power of every device"
     return power_w / tokens
 
 
 def _price_per_hour(config: StudyConfig, grid: ConfigGrid) -> FloatArray:
     """Return the price of the hosts that each candidate pays for, for one hour [n]."""
     cluster, prices = config.setting.cluster, config.prices
+    assert prices is not None, "a study of costs has prices"
     found = np.zeros(len(grid))
     for hosts, at in grid.by_host_order():
-        price = (
-            None if prices is None else prices.per_hour(cluster if config.pays_idle_hosts else cluster.reordered(hosts))
-        )
-        if price is None:
-            raise ConfigError(
-                "needs a price of every device of the cluster",
-                file=config.file,
-                key="objective",
-                value=COST,
-                nearest="cost: {prices: FILE}, or cost: {price_per_device_hour: 2.5}",
-            )
+        price = prices.per_hour(cluster if config.pays_idle_hosts else cluster.reordered(hosts))
+        assert price is not None, "a study of costs has a price of every device"
         found[at] = price
     return found

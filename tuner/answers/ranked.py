@@ -82,11 +82,7 @@ def predicted_ranking(
 
 
 def by_objective(config: StudyConfig, candidates: Candidates, ranked: Ranked) -> Ranked:
-    """Return a ranking in the order of the study's one value; of two values the step time orders.
-
-    Raises:
-        ConfigError: A device has no price or no known power.
-    """
+    """Return a ranking in the order of the study's one value; of two values the step time orders."""
     if config.objective not in ((COST,), (ENERGY,)):
         return ranked
     value = ranked.step_time_s * rate_of(config.objective[0], config, candidates.space.grid, candidates.estimate)

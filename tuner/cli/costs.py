@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hardware.io.errors import ConfigError
-from tuner.cli.options import FOUND_NOTHING, check_out, number
+from tuner.cli.options import FOUND_NOTHING, check_out, load, number
 from tuner.terminal.console import hosts_in_words, in_words, print_json, print_table, say
 
 if TYPE_CHECKING:  # these load numpy
@@ -46,13 +47,13 @@ def parse_share(option: str, text: str) -> float:
     return share
 
 
-def with_prices(config: StudyConfig, prices: Path | None) -> StudyConfig:
-    """Return the study with the prices of a file that `--prices` names, in place of its own."""
+def load_with_prices(study: Path, overrides: list[str], storage: str | None, prices: Path | None) -> StudyConfig:
+    """Load a study file, with the prices of a file that `--prices` names in place of its own."""
     if prices is None:
-        return config
-    from hardware.price_file import read_prices
-
-    return replace(config, prices=read_prices(prices))
+        return load(study, overrides, storage)
+    named = [f"cost.prices={json.dumps(str(prices.absolute()))}", "cost.price_per_device_hour=null"]
+    config = load(study, [*overrides, *named], storage)
+    return replace(config, prices=config.prices and replace(config.prices, file=str(prices)))
 
 
 def rank_costs(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from tuner.cli.costs import parse_tokens, with_prices
-from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, StudyFile, load, with_plans
+from tuner.cli.costs import load_with_prices, parse_tokens
+from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, StudyFile, with_plans
 from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, print_table
 
 if TYPE_CHECKING:  # these load numpy
@@ -38,7 +38,7 @@ def estimate(
     from tuner.answers.training import estimate_training
 
     count = parse_tokens(tokens)
-    config = with_prices(load(study, overrides, storage), prices)
+    config = load_with_prices(study, list(overrides or []), storage, prices)
     found = estimate_training(with_plans(config), count, () if hosts is None else parse_sizes(config, hosts))
     if as_json:
         print_json(_as_json(config, found))

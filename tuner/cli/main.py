@@ -405,7 +405,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     if best is not None:
         say(f"Best: {in_words(best.params)}")
         source = config.backend.source_in_words
-        say(f"  {best.step_time_s:.4g} s per step ({source}); {confidence_in_words(payload['p_star'])}")
+        say(f"  {best.step_time_s:.4g} s per step ({source}); {confidence_in_words(config, payload['p_star'])}")
         if reference is not None and reference_s and best.step_time_s:
             say(f"  {gain_in_words(reference, reference_s, best.step_time_s)}")
     elif extrapolated is not None:

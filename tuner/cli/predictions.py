@@ -9,7 +9,7 @@ import typer
 from typer import Option
 
 from hardware.io.errors import ConfigError
-from tuner.cli.costs import parse_share, rank_costs, with_prices
+from tuner.cli.costs import load_with_prices, parse_share, rank_costs
 from tuner.cli.options import (
     FOUND_NOTHING,
     AsJson,
@@ -258,7 +258,7 @@ def rank(
     changes = list(overrides or [])
     if free_memory is not None:
         changes.append(f"space.memory_headroom={parse_share('--free-memory', free_memory)}")
-    config = with_prices(load(study, changes, storage), prices)
+    config = load_with_prices(study, changes, storage, prices)
     if any(value is not None for value in (tokens, clusters, prices, max_days, max_cost, out)):
         if top is not None:
             rule = "cannot be combined with a comparison of clusters, which prints one configuration per size"

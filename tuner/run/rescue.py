@@ -20,6 +20,7 @@ from tuner.run.endings import StorageLostError
 from tuner.search.observations import OBSERVATION, STATUS
 from tuner.storage.history import make_tables
 from tuner.storage.opening import UnusableStorageError, open_store, storage_errors
+from tuner.storage.record import MEANING
 from tuner.storage.sql_store import SqlStore
 from tuner.storage.store import AbstractStore
 from tuner.study_file.storage_url import storage_file
@@ -102,7 +103,8 @@ def _complete(study: Remembered, store: AbstractStore) -> None:
 def _write_remembered(study: Remembered, store: AbstractStore) -> None:
     """Write a study from its driver's memory, which lacks operator times and populations."""
     make_tables(store)
-    made = optuna.create_study(study_name=study.name, storage=store.storage, direction="minimize")
+    minimized = study.attributes.get(MEANING, {}).get("objective", {}).get("values", [None])
+    made = optuna.create_study(study_name=study.name, storage=store.storage, directions=["minimize"] * len(minimized))
     for trial in study.trials:
         made.add_trial(_whole(trial, study))
     for number, observation in study.observations.items():

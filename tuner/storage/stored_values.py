@@ -218,7 +218,9 @@ def _check(attributes: Mapping[str, Any], forms: Mapping[str, TypeAdapter[Any]],
 def _check_value(trial: FrozenTrial) -> None:
     """Check that a completed trial has a step time, and measured steps."""
     where = f"trial {trial.number}"
-    if trial.state == TrialState.COMPLETE and not (trial.values and 0 < trial.values[0] < float("inf")):
+    if trial.state == TrialState.COMPLETE and not (
+        trial.values and all(0 < value < float("inf") for value in trial.values)
+    ):
         raise _of_other_form(where, "value", trial.values, "a completed trial's is its step time in seconds")
     observation = trial.user_attrs.get(OBSERVATION)
     if observation and observation["status"] == Status.OK and not observation["step_times_s"]:

@@ -22,6 +22,7 @@ from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
 from hardware.cluster_file import read_described_cluster
+from hardware.device import power_limit_w
 from hardware.dynamics import Trace, hosts_alone
 from hardware.io.config_file import parse_yaml, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, shown_url
@@ -34,10 +35,10 @@ from tuner.own_step.plans import OwnStepPlans
 from tuner.own_step.predictions import DEFAULTS, space_of
 from tuner.plans.layer_planning import AUTO_PLANNER, LayerPlanning
 from tuner.plans.step_planner import LayeredStepPlanner
-from tuner.search.objectives import MEMORY, STEP_TIME
+from tuner.search.objectives import COST, ENERGY, MEMORY, STEP_TIME
 from tuner.search.proxy.proxy_trials import ProxyOptions
 from tuner.space.enumeration import Space, SpaceOptions, build_space, setting_for
-from tuner.study_file.cost_keys import NO_LIMITS, Limits, build_prices
+from tuner.study_file.cost_keys import NO_LIMITS, CostKeys, Limits, build_prices
 from tuner.study_file.exported_flags import flag_exporters
 from tuner.study_file.key_errors import under
 from tuner.study_file.knob_keys import build_knobs
@@ -299,7 +300,7 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
     if own is None:
         options = runnable_options(keys.space, options, backend, current, cluster)
     planning = _resolved_planning(chosen, keys.planner, backend, subject.runtime) if subject.runtime else chosen
-    objective = _objective(keys)
+    objective, prices = _objective(keys), under("cost", lambda: build_prices(keys.cost, base_dir))
     check_storage(storage)
     check_history(keys.history, base_dir, storage)
     _check_written(keys.trial, storage, paths)
@@ -320,13 +321,13 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
         meaning=describe_own_trials(cluster, describe_own(subject.own_step), keys.trial, backend)
         if subject.own_step
         else describe_trials(setting, options, planning, keys.trial, backend, knobs)
-        | _describe_objective(objective, keys),
+        | _describe_objective(objective, setting, prices, keys.cost),
         measured=group,
         current_observation=_current_observation(keys, backend),
         notes=paths.read_elsewhere(_files_read(keys, described.trace, base_dir)),
         own_step=subject.own_step,
         knobs=knobs,
-        prices=under("cost", lambda: build_prices(keys.cost, base_dir)),
+        prices=prices,
         limits=Limits(**keys.limits.model_dump()),
         objective=objective,
         pays_idle_hosts=keys.cost.idle_hosts == "paid",
@@ -507,11 +508,33 @@ def _objective(keys: StudyKeys) -> tuple[str, ...]:
     return names
 
 
-def _describe_objective(objective: tuple[str, ...], keys: StudyKeys) -> dict[str, Any]:
-    """Return what gives the values of trials their meaning, beside that of trials whose value is the step time."""
+def _describe_objective(
+    objective: tuple[str, ...], setting: Setting, prices: Prices | None, keys: CostKeys
+) -> dict[str, Any]:
+    """Return what gives the values of trials their meaning, beside that of trials whose value is the step time.
+
+    Raises:
+        ConfigError: The study minimizes a cost or energy, and a device has no price or no known power.
+    """
     if objective == (STEP_TIME,):
         return {}
-    return {"objective": list(objective), "cost": keys.cost.model_dump()}
+    told: dict[str, Any] = {"values": list(objective), "idle_hosts": keys.idle_hosts}
+    unknown = [device.name for device in setting.cluster.devices if power_limit_w(device) is None]
+    if ENERGY in objective and unknown:
+        rule = f"needs the power limit of every device, and the catalog has none of {' and '.join(unknown)}"
+        raise ConfigError(rule, key="objective", value=ENERGY)
+    if COST in objective:
+        groups = setting.cluster.groups
+        per_hour = [None if prices is None else prices.per_device_hour(group) for group in groups]
+        if prices is None or None in per_hour:
+            raise ConfigError(
+                "needs a price of every device of the cluster",
+                key="objective",
+                value=COST,
+                nearest="cost: {prices: FILE}, or cost: {price_per_device_hour: 2.5}",
+            )
+        told |= {"currency": prices.currency, "per_device_hour": per_hour}
+    return {"objective": told}
 
 
 def _search(keys: SearchKeys, backend: AbstractBackend, objective: tuple[str, ...]) -> SearchOptions:

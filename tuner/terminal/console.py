@@ -84,7 +84,7 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
         return
     tried = len({tuple(record.params.values()) for record in result.records if record.finished})
     trials = f" in {payload['trials']:,} trials" if payload["trials"] > tried else ""
-    sure = f"; {confidence_in_words(payload['p_star'])}" if result.best is not None else ""
+    sure = f"; {confidence_in_words(config, payload['p_star'])}" if result.best is not None else ""
     say(
         f"Stopped: {result.stop_reason.sentence}. Tried {tried:,} of {payload['candidates']:,} "
         f"candidates{trials}, {payload['failed']:,} failed{sure}."
@@ -344,9 +344,10 @@ def throughput_in_words(tokens_per_s: float | None) -> str:
     return "" if tokens_per_s is None else f", {tokens_per_s:,.0f} tokens/s per device"
 
 
-def confidence_in_words(p_star: float) -> str:
-    """Describe `p_star`: the share of posterior draws in which no untried candidate is fastest."""
-    return f"confidence {p_star:.2f} that no untried configuration is faster"
+def confidence_in_words(config: StudyConfig, p_star: float) -> str:
+    """Describe `p_star`: the share of posterior draws in which no untried candidate is the best."""
+    better = "faster" if config.objective == ("step_time",) else "better"
+    return f"confidence {p_star:.2f} that no untried configuration is {better}"
 
 
 def pruned_in_words(pruned: int, saved_s: float) -> str:
