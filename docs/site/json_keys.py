@@ -48,6 +48,8 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "source": _SOURCE,
             "clock": _CLOCK,
             "extrapolated": "whether the best is inferred from proxy jobs only",
+            "front": "trials that no other beats in both values of the study, by number, with `config` and values; empty "
+            "for a study of one value",
             **_COUNTS,
             "candidates": "number of configurations in the search space",
             "p_star": "confidence that no untried configuration is faster, from 0 to 1",
@@ -117,7 +119,8 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "configs": (
                 "configurations with their dimensions, `step_time_s`, `peak_memory_bytes`, `fits`, "
                 "`tokens_per_s_per_device` and `source`: `measured` or `synthetic` if a trial has completed, `learned` "
-                "from other trials, `simulated` for the leaders where hosts or links are unlike, or `predicted`"
+                "from other trials, `simulated` for the leaders where hosts or links are unlike, or `predicted`; and "
+                "`cost_per_token` or `energy_per_token`, if the study minimizes it"
             ),
             "current": "the current configuration with the same figures and its `rank`; null without one",
             "taught_by_trials": "number of candidates whose trials correct the step times; 0 for predictions",
