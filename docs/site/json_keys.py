@@ -48,8 +48,8 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "source": _SOURCE,
             "clock": _CLOCK,
             "extrapolated": "whether the best is inferred from proxy jobs only",
-            "front": "trials that no other beats in both values of the study: `trial`, `config` and the values; empty for a "
-            "study of one value",
+            "front": "trials that no other beats in both values of the study: `trial`, `config` and the values; empty "
+            "for a study of one value",
             **_COUNTS,
             "candidates": "number of configurations in the search space",
             "p_star": "confidence that no untried configuration is faster, from 0 to 1",

@@ -58,6 +58,7 @@ SMALL = {
     ),
     "speed.torch_graphs": (("--repeats", 1), {"benchmarks.zoo.torch_modules.FACTORIES": only("llama_small")}),
     "two_fidelities": (("--studies", "8b-slow-nic", "--top", 4), {}),
+    "two_values": (("--groups", 1, "--seeds", 1, "--trials", 5, "--workers", 1), {}),
     "watched_day": (("--days", 0, "--trials", 2, "--restart", 120), {}),
     "storage_cost": (("--at", 0, "--trials", 2, "--storages", "sqlite"), {"STUDY": on_one_host}),
 }
