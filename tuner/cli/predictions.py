@@ -238,7 +238,7 @@ def rank(
     ] = None,
     free_memory: Annotated[
         str | None,
-        Option(metavar="SHARE", help="Share of memory that must stay free, as 8%; replaces space.memory_headroom."),
+        Option(metavar="SHARE", help="Share of memory that must stay free, as 8%; replaces limits.free_memory."),
     ] = None,
     out: Annotated[Path | None, Option(metavar="FILE", help="HTML page to draw the comparison of clusters on.")] = None,
     storage: Storage = None,
@@ -257,7 +257,7 @@ def rank(
         )
     changes = list(overrides or [])
     if free_memory is not None:
-        changes.append(f"space.memory_headroom={parse_share('--free-memory', free_memory)}")
+        changes.append(f"limits.free_memory={parse_share('--free-memory', free_memory)}")
     config = load_with_prices(study, changes, storage, prices)
     if any(value is not None for value in (tokens, clusters, prices, max_days, max_cost, out)):
         if top is not None:

@@ -31,6 +31,7 @@ from tuner.answers.planned_candidates import as_stored, plan_layers
 from tuner.answers.reference import Reference, keep_baseline, reference_among, reference_of
 from tuner.run.alike_failures import alike_failures
 from tuner.run.driver import Claim, claim, interrupts_held
+from tuner.run.memory_limit import hold_to_limit
 from tuner.run.opening import Opening, Why, reason_for
 from tuner.run.own_trials import DrivenStudy, OwnTrials
 from tuner.run.rescue import Remembered, rescued
@@ -561,20 +562,23 @@ class _Run:
         """Keep the observation, then end the trial: a driver that dies in between has lost nothing."""
         live = self.live[number]
         trial_id = live.trial_id
-        storage, status = self.store.storage, observation.status.value
+        storage, ran = self.store.storage, observation  # later studies learn from what ran, whatever this one allows
+        if live.position is not None and live.proxy is None:
+            capacity_bytes = float(self.candidates.space.memory.capacity_bytes[live.position])
+            observation = hold_to_limit(observation, capacity_bytes, self.config.limits.free_memory)
         excess = self._memory_excess(live.position, live.proxy, observation)
         self.ended.append((number, replace(observation, operator_samples=(), log_tail="")))
         self.fails_alike[:] = alike_failures(self.ended)
         excuses = {FAILS_ALIKE: list(self.fails_alike)} if self.fails_alike else {}
         with self.held.together():
-            storage.set_trial_user_attr(trial_id, STATUS, status)
+            storage.set_trial_user_attr(trial_id, STATUS, observation.status.value)
             storage.set_trial_user_attr(trial_id, OBSERVATION, observation.as_json())
             for key, value in excuses.items():
                 storage.set_trial_user_attr(trial_id, key, value)
             if excess is not None:
                 storage.set_trial_system_attr(trial_id, MEMORY_ATTRIBUTE, excess)
-            self._keep_run(number, observation)
-        self.trials[number].user_attrs.update({STATUS: status, OBSERVATION: observation, **excuses})
+            self._keep_run(number, ran)
+        self.trials[number].user_attrs.update({STATUS: observation.status.value, OBSERVATION: observation, **excuses})
         self._tell(number, observation)
 
     def _memory_excess(

@@ -20,6 +20,7 @@ from tuner.answers.objective import objective_of
 from tuner.answers.reference import reference_among
 from tuner.answers.searched_knobs import searched_knobs
 from tuner.run.driver import DRIVER, is_held
+from tuner.run.memory_limit import with_room
 from tuner.search.acquisition import ACQUISITION_FUNCTIONS
 from tuner.search.observations import excused_trials
 from tuner.search.prior import OnProgress, ignore_progress
@@ -56,7 +57,7 @@ def make_sampler(
     reference = reference_among(config, candidates)
     return ThompsonSampler(
         grid,
-        first_posterior(config, grid, past, on_progress=on_note),
+        with_room(first_posterior(config, grid, past, on_progress=on_note), config.limits.free_memory),
         knobs=searched_knobs(config, candidates),
         acquisition=ACQUISITION_FUNCTIONS[config.search.acquisition],
         draws=config.search.draws,

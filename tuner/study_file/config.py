@@ -297,6 +297,8 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
     backend = keys.trial.build(parts)
     _check_knobs(keys, knobs, backend)
     current = own_current(keys) if own else find_current(keys, setting, options)
+    if keys.limits.free_memory is not None:
+        options = replace(options, memory_headroom=keys.limits.free_memory)
     if own is None:
         options = runnable_options(keys.space, options, backend, current, cluster)
     planning = _resolved_planning(chosen, keys.planner, backend, subject.runtime) if subject.runtime else chosen

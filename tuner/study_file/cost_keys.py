@@ -60,6 +60,13 @@ class LimitsKeys(DocumentedModel):
     Default: no limit
     """
 
+    free_memory: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Share of each device's memory that must stay free, by prediction and by measurement: 0.08 is 8%. It replaces
+    `space.memory_headroom`, and a trial whose measured peak leaves less counts as out of memory.
+
+    Default: `space.memory_headroom` holds for predictions, and what ran has fitted
+    """
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
@@ -69,11 +76,13 @@ class Limits:
         tokens: Number of tokens of the training; None where nobody has said.
         max_days: Longest time [days].
         max_cost: Highest cost, in the currency of the prices.
+        free_memory: Share of each device's memory that must stay free.
     """
 
     tokens: float | None = None
     max_days: float | None = None
     max_cost: float | None = None
+    free_memory: float | None = None
 
     @property
     def are_set(self) -> bool:
