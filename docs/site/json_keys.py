@@ -355,7 +355,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "tokens": "number of tokens of the training",
             "trainings": "training today (`current` or `baseline`) and with the best configuration: `devices`, "
             "`config`, `source` of the step time, `step_time_s`, `seconds` with its 95% range, `device_hours` and, "
-            "with prices, `cost`",
+            "with prices, `cost`; `breaks` names the study's limits that it breaks",
             "sizes": "training on each number of hosts of `--hosts`",
             "sizes_without": "numbers of hosts on which nothing fits, with the reason",
             "correction": "ratio of measured to predicted step time by which step times of `sizes` are multiplied",

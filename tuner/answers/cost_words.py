@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tuner.answers.costs import DAY_S, MAX_COST, MAX_DAYS, CostComparison, Offer
+from tuner.answers.costs import CostComparison, Offer
+from tuner.answers.device_time import DAY_S
+from tuner.study_file.cost_keys import MAX_COST, MAX_DAYS
 
 
 def money(amount: float) -> str:

@@ -21,23 +21,19 @@ from costmodels.surrogates.uncertainty import likely_range
 from hardware.arrays import FloatArray
 from hardware.cluster import Cluster
 from hardware.price_file import Prices
-from tuner.answers.device_time import HOUR_S
+from tuner.answers.device_time import DAY_S, HOUR_S
 from tuner.answers.pareto import front_chances, pareto_front
 from tuner.answers.sizes import Size, best_by_size
 from tuner.study_file.config import StudyConfig
 from tuner.study_file.cost_keys import NO_LIMITS, Limits
 from tuner.study_file.storage_url import storage_file
 
-DAY_S = 86_400.0
 KWH_J = 3.6e6
 NUM_DRAWS = 1_000
 """Number of joint draws, which give chances to about a percent."""
 
 OnSize = Callable[[int, int], None]
 """Function that is told how many sizes are predicted, and how many there are."""
-
-MAX_DAYS, MAX_COST = "max_days", "max_cost"
-"""Names of limits, as in `Offer.breaks`."""
 
 
 def ignore_size(_done: int, _count: int) -> None:
@@ -256,7 +252,7 @@ def _with_chances(
             offer,
             seconds_range=(offer.seconds * ends[0], offer.seconds * ends[1]),
             cost_range=None if offer.cost is None else (offer.cost * ends[0], offer.cost * ends[1]),
-            breaks=_broken(offer, limits),
+            breaks=limits.broken_by(offer.days, offer.cost),
             chance_within=float(np.mean(_keeps(offer, limits, factor))),
             front_chance=float(chances[place]),
         )
@@ -293,13 +289,6 @@ def _values(offer: Offer, has_cost: bool) -> tuple[float, float]:
     """Return time and cost, or time and energy; inf where it is not known."""
     second = _second(offer, has_cost)
     return offer.seconds, math.inf if second is None else second
-
-
-def _broken(offer: Offer, limits: Limits) -> tuple[str, ...]:
-    """Return the limits that an offer breaks; one without a price may cost anything."""
-    too_long = limits.max_days is not None and offer.days > limits.max_days
-    too_dear = limits.max_cost is not None and (offer.cost is None or offer.cost > limits.max_cost)
-    return (MAX_DAYS,) * too_long + (MAX_COST,) * too_dear
 
 
 def _keeps(offer: Offer, limits: Limits, factor: FloatArray) -> Any:

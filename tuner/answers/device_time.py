@@ -21,7 +21,7 @@ from tuner.answers.reference import Reference
 from tuner.storage.record import TrialRecord
 from tuner.study_file.config import StudyConfig
 
-HOUR_S = 3600.0
+HOUR_S, DAY_S = 3600.0, 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,7 +142,7 @@ def hours(device_s: float) -> str:
 
 def duration(seconds: float) -> str:
     """Return a time in the unit that people plan by."""
-    for unit_s, unit in ((86400.0, "days"), (HOUR_S, "hours"), (60.0, "min")):
+    for unit_s, unit in ((DAY_S, "days"), (HOUR_S, "hours"), (60.0, "min")):
         if seconds >= 2 * unit_s:
             return f"{seconds / unit_s:,.1f} {unit}"
     return f"{seconds:.3g} s"

@@ -15,11 +15,12 @@ from costmodels.job.parallel_config import ParallelConfig
 from hardware.cluster import Cluster
 from tuner.answers.best import Best, best_known
 from tuner.answers.candidates import predict_candidate, predict_with_errors
-from tuner.answers.device_time import HOUR_S, device_time_of
+from tuner.answers.device_time import DAY_S, HOUR_S, device_time_of
 from tuner.answers.sizes import best_by_size
 from tuner.storage.opening import find_study
 from tuner.storage.record import read_records
 from tuner.study_file.config import StudyConfig
+from tuner.study_file.cost_keys import NO_LIMITS, Limits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +36,7 @@ class Training:
         range_s: Step time that the 95% interval of a prediction begins and ends with [s]; None otherwise.
         steps: Number of steps.
         per_hour: Price of all devices for one hour; None without a price.
+        limits: Limits of the training.
     """
 
     label: str
@@ -45,6 +47,7 @@ class Training:
     range_s: tuple[float, float] | None
     steps: int
     per_hour: float | None = None
+    limits: Limits = NO_LIMITS
 
     @property
     def seconds(self) -> float:
@@ -61,6 +64,11 @@ class Training:
         """Cost of all steps; None without a price."""
         return None if self.per_hour is None else self.per_hour * self.seconds / HOUR_S
 
+    @property
+    def breaks(self) -> tuple[str, ...]:
+        """Names of the study's limits that it breaks."""
+        return self.limits.broken_by(self.seconds / DAY_S, self.cost)
+
     def as_json(self, dimensions: Sequence[str]) -> dict[str, Any]:
         """Return the training as an object."""
         return {
@@ -73,6 +81,7 @@ class Training:
             "seconds_range": None if self.range_s is None else [self.steps * step_s for step_s in self.range_s],
             "device_hours": self.device_hours,
             "cost": self.cost,
+            "breaks": list(self.breaks),
         }
 
 
@@ -145,6 +154,7 @@ def estimate_training(config: StudyConfig, tokens: float, sizes: Sequence[int] =
                 range_s=None,
                 steps=steps,
                 per_hour=_price_per_hour(config, size.setting.cluster),
+                limits=config.limits,
             )
             for size in found
             if size.config is not None
@@ -186,6 +196,7 @@ def _training(
         range_s=range_s,
         steps=steps,
         per_hour=_price_per_hour(config, config.setting.cluster),
+        limits=config.limits,
     )
 
 

@@ -37,6 +37,19 @@ def parse_tokens(text: str) -> float:
     return count
 
 
+def tokens_of(config: StudyConfig, text: str | None) -> float:
+    """Return the number of tokens of a training: that of `--tokens`, or else of the study.
+
+    Raises:
+        ConfigError: There is none, or the option holds no number.
+    """
+    count = config.limits.tokens if text is None else parse_tokens(text)
+    if count is None:
+        rule = "is needed to tell what a whole training takes"
+        raise ConfigError(rule, key="--tokens", nearest="for example --tokens 1e12, or limits.tokens in the study")
+    return count
+
+
 def parse_share(option: str, text: str) -> float:
     """Parse a share such as 8% or 0.08 that an option holds."""
     share = math.nan
@@ -79,11 +92,7 @@ def rank_costs(
     if out is not None:
         check_out(out)
     stated = config.limits
-    count = stated.tokens if tokens is None else parse_tokens(tokens)
-    if count is None:
-        raise ConfigError(
-            "is needed to compare what a whole training takes", key="--tokens", nearest="for example --tokens 1e12"
-        )
+    count = tokens_of(config, tokens)
     limits = replace(
         stated,
         tokens=count,

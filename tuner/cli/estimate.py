@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from tuner.cli.costs import load_with_prices, parse_tokens
+from tuner.cli.costs import load_with_prices, tokens_of
 from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, StudyFile, with_plans
 from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, print_table
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:  # these load numpy
 
 def estimate(
     study: StudyFile,
-    tokens: Annotated[str, Option(metavar="N", help="Tokens to train on, for example 1e12, 300B or 15T.")],
+    tokens: Annotated[
+        str | None,
+        Option(metavar="N", help="Tokens to train on, for example 1e12, 300B or 15T; by default limits.tokens."),
+    ] = None,
     hosts: Annotated[
         str | None, Option(metavar="2,4,8,...", help="Predict the training on these numbers of hosts too.")
     ] = None,
@@ -37,8 +40,8 @@ def estimate(
     from tuner.answers.sizes import parse_sizes
     from tuner.answers.training import estimate_training
 
-    count = parse_tokens(tokens)
     config = load_with_prices(study, list(overrides or []), storage, prices)
+    count = tokens_of(config, tokens)
     found = estimate_training(with_plans(config), count, () if hosts is None else parse_sizes(config, hosts))
     if as_json:
         print_json(_as_json(config, found))
@@ -94,7 +97,8 @@ def _print(found: TrainingEstimate, config: StudyConfig) -> None:
 def _columns(config: StudyConfig) -> list[str]:
     """Return the heads of a table of trainings behind their labels."""
     cost = [] if config.prices is None else [f"cost [{config.prices.currency}]"]
-    return ["devices", "step [s]", "source", "time", "device-hours", *cost]
+    limits = ["breaks"] if config.limits.are_set else []
+    return ["devices", "step [s]", "source", "time", "device-hours", *cost, *limits]
 
 
 def _row(training: Training, config: StudyConfig) -> list[str]:
@@ -109,4 +113,5 @@ def _row(training: Training, config: StudyConfig) -> list[str]:
         duration(training.seconds),
         hours(training.device_hours * HOUR_S),
         *([] if config.prices is None else ["-" if training.cost is None else money(training.cost)]),
+        *([", ".join(training.breaks) or "none"] if config.limits.are_set else []),
     ]

@@ -12,6 +12,9 @@ from hardware.io.config_file import DocumentedModel
 from hardware.io.errors import ConfigError
 from hardware.price_file import HIGHEST_PRICE, Prices, read_prices
 
+MAX_DAYS, MAX_COST = "max_days", "max_cost"
+"""Names of limits."""
+
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -88,6 +91,12 @@ class Limits:
     def are_set(self) -> bool:
         """Whether time or cost is limited."""
         return self.max_days is not None or self.max_cost is not None
+
+    def broken_by(self, days: float, cost: float | None) -> tuple[str, ...]:
+        """Return the names of the limits that a training breaks; one without a price may cost anything."""
+        too_long = self.max_days is not None and days > self.max_days
+        too_dear = self.max_cost is not None and (cost is None or cost > self.max_cost)
+        return (MAX_DAYS,) * too_long + (MAX_COST,) * too_dear
 
 
 NO_LIMITS = Limits()

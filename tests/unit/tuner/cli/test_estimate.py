@@ -1,5 +1,6 @@
 import pytest
 
+from tests.support.studies.broken_studies import study
 from tests.support.studies.command_line import assert_users_mistake
 
 
@@ -55,3 +56,19 @@ def test_nothing_fits(meshtune, hopeless):
     done = meshtune("estimate", hopeless, "--tokens", "1e9", "--json")
 
     assert (done.status, done.json["trainings"]) == (1, [])
+
+
+def test_an_estimate_is_held_to_the_studys_limits(meshtune, tmp_path):
+    """With limits in the study its tokens need no option, costs follow from its price, and broken limits are named."""
+    path = tmp_path / "study.yaml"
+    limits = "{tokens: 1e9, max_days: 1000, max_cost: 0.01}"
+    path.write_text(study(current="{tp: 8}", cost="{price_per_device_hour: 2}", limits=limits), encoding="utf-8")
+
+    told, shown = meshtune("estimate", path, "--json"), meshtune("estimate", path)
+
+    assert told.json["tokens"] == 1e9
+    for training in told.json["trainings"]:
+        assert training["cost"] == pytest.approx(2 * training["device_hours"])
+        assert training["breaks"] == ["max_cost"]
+    assert "cost [USD]" in shown.out
+    assert shown.out.count("max_cost") == len(told.json["trainings"])
