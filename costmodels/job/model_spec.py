@@ -262,7 +262,7 @@ class ModelSpec:
         tables = self.embedding_parameters + self.position_parameters + self.head_parameters
         return tables + dense + moe + self.final_norm_parameters
 
-    def model_flops_per_token(self, sequence_length: int) -> int:
+    def model_flops_per_token(self, sequence_length: float) -> float:
         """Return the model FLOPs of one token's forward and backward pass, 6 N + 12 L h s, as `mfu` counts them.
 
         N are the active parameters without the embedding tables but with the output head, also where it is tied.

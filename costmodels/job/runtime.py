@@ -178,6 +178,8 @@ class RuntimeProfile:
         scatters_p2p: Whether a tp rank sends only its share of the activations to the next stage, which gathers them,
             also without sequence parallelism, and likewise their gradients back; "activations" excludes gradients.
         sends_mask: Whether an attention mask in 16 bits travels with the activations of each micro-batch.
+        splits_documents: Whether context parallelism splits every sequence of a packed row over its ranks; otherwise it
+            splits the row.
         captured_graph: Whether the device replays a whole captured or compiled step: no launch waits for the host.
         matmul_efficiency: Speed of matrix products inside a training step over their speed alone (see kernels.py).
         grouped_matmul_efficiency: Speed of the experts' grouped products inside a step over their speed alone.
@@ -250,6 +252,7 @@ class RuntimeProfile:
     overlaps_p2p: bool
     deduplicates_tokens: bool
     scatters_p2p: bool | Literal["activations"]
+    splits_documents: bool
     captured_graph: bool
     sends_mask: bool
     stalled_hosts: int
@@ -414,6 +417,7 @@ class ProfileFile(StrictModel):
     flash2_attention: bool = False
     selective_products: bool = False
     captured_graph: bool = False
+    splits_documents: bool = False
     stalled_hosts: Annotated[int, Field(ge=0)] = 0
     memory: _Memory
     memory_fitted_on: list[str] = Field(default_factory=list)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from costmodels.job.model_spec import ModelSpec, check_count
 from costmodels.job.parallel_config import DIMENSIONS, FurtherValues, Value
+from costmodels.job.sequences import Sequences, pack_rows
+from hardware.arrays import FloatArray, IntArray
 from hardware.io.errors import ConfigError, did_you_mean
 
 PRECISIONS = ("bf16", "fp16", "nvfp4", "fp8", "tf32", "fp32")
@@ -33,6 +35,8 @@ class TrainingJob(FurtherValues):
         recompute_modules: Modules that `selective` recomputation repeats, by Megatron-Core's names (RECOMPUTE_MODULES).
         shared_master_weights: Whether the bf16 weights are the upper half of their fp32 copies, which then have no
             memory of their own (MindSpeed --reuse-fp32-param).
+        sequences: Histogram of the lengths of sequences, and how they fill micro-batches; None where every sequence has
+            `sequence_length` tokens.
     """
 
     model: ModelSpec
@@ -42,6 +46,7 @@ class TrainingJob(FurtherValues):
     optimizer: str = "adam"
     recompute_modules: tuple[str, ...] = ("core_attn",)
     shared_master_weights: bool = False
+    sequences: Sequences | None = None
 
     def __post_init__(self) -> None:
         """Refuse sizes and names that no runtime knows."""
@@ -57,6 +62,12 @@ class TrainingJob(FurtherValues):
                 raise ConfigError(rule, key="recompute_modules", value=module, nearest=nearest)
         if self.shared_master_weights and self.precision not in ("bf16", "fp8"):
             raise ConfigError("must be bf16 or fp8 with shared_master_weights", key="precision", value=self.precision)
+        if self.sequences is not None and self.sequences.longest > self.sequence_length:
+            raise ConfigError(
+                f"has a sequence of {self.sequences.longest} tokens, more than sequence_length={self.sequence_length}",
+                key="sequences",
+                nearest=f"sequence_length of at least {self.sequences.longest}, or lengths cut to {self.sequence_length}",
+            )
         for dimension, value in self.fixed_values(sequence_parallel=True).items():
             DIMENSIONS[dimension].check(value)
 
@@ -76,8 +87,56 @@ class TrainingJob(FurtherValues):
 
     @property
     def tokens_per_step(self) -> int:
-        """Number of tokens of one optimizer step."""
-        return self.sequence_length * self.global_batch_size
+        """Number of tokens of one optimizer step, without padding."""
+        return round(self.sequence_length * self.global_batch_size * self.filled_share)
+
+    @property
+    def filled_share(self) -> float:
+        """Mean share of a row of `sequence_length` tokens that is no padding."""
+        if self.sequences is None:
+            return 1.0
+        if not self.sequences.is_packed:
+            return self.sequences.mean_length / self.sequence_length
+        return float(pack_rows(self.sequences, self.sequence_length).tokens.mean() / self.sequence_length)
+
+    @property
+    def sequences_per_step(self) -> float:
+        """Mean number of sequences of one optimizer step."""
+        if self.sequences is None:
+            return self.global_batch_size
+        return self.sequence_length * self.global_batch_size * self.filled_share / self.sequences.mean_length
+
+    @property
+    def model_flops_per_step(self) -> float:
+        """Model FLOPs of one optimizer step, those of padding not counted; see `ModelSpec.model_flops_per_token`."""
+        length = self.sequence_length if self.sequences is None else self.sequences.attended_length
+        return self.tokens_per_step * self.model.model_flops_per_token(length)
+
+    def row_tokens(self, mbs: IntArray) -> FloatArray | int:
+        """Return the mean tokens of a row of micro-batches of so many rows, padding included [n]."""
+        if self.sequences is None or self.sequences.is_packed:
+            return self.sequence_length
+        return self.sequences.mean_longest(mbs)
+
+    def attended_length(self, mbs: IntArray) -> FloatArray | float:
+        """Return the length of sequences for which the attention of a micro-batch is priced [n].
+
+        It is the mean, over the tokens of micro-batches of so many rows, of the length of the sequence in which they
+        stand.
+        """
+        if self.sequences is None:
+            return self.sequence_length
+        if self.sequences.is_packed:
+            return self.sequences.attended_length
+        return self.sequences.mean_longest(mbs, power=2) / self.sequences.mean_longest(mbs)
+
+    @property
+    def largest(self) -> TrainingJob:
+        """Job whose micro-batches are all as large as the largest of this one, which decides on memory."""
+        if self.sequences is None:
+            return self
+        length = self.sequence_length if self.sequences.is_packed else self.sequences.longest
+        return replace(self, sequences=None, sequence_length=length)
 
     @property
     def element_bytes(self) -> int:

@@ -175,7 +175,7 @@ def unique_tokens(job: TrainingJob, shapes: ConfigGrid) -> tuple[ConfigGrid, Int
 
 def local_tokens(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
     """Return T, the tokens of one micro-batch on one rank [n]."""
-    return grid.mbs * job.sequence_length / (grid.cp * grid.up)
+    return grid.mbs * job.row_tokens(grid.mbs) / (grid.cp * grid.up)
 
 
 def residual_tokens(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
@@ -415,34 +415,46 @@ class _Builder:
     def _flash_core(self) -> list[Operator]:
         """Return flash attention under a causal mask, whose work the cp ranks share evenly.
 
+        Sequences of varying length are priced as so many equal ones, each of the length in which a mean token stands.
+        That keeps the number of tokens, the sum of the squares of the lengths, and the time of every row's start and
+        end; only the last rows to run are those of a mean sequence (assumed).
+
         The forward pass has two products of 2*s*s*size, halved by the mask; the backward pass has five instead of two
         (Dao 2023, FlashAttention-2, section 4.1).
         """
-        shapes, length = self.shapes, self.job.sequence_length
+        shapes, length = self.shapes, self.job.attended_length(self.shapes.mbs)
+        batch = shapes.mbs * self._sequences_per_row(length)
         head_dim, both_sizes = self.model.head_dim, self.model.head_dim + self.model.value_head_dim
         local_heads, queries = self.heads / shapes.up, length / shapes.cp
         # two products over queries and keys, each of 2 flop per element of its sum, halved by the mask
-        flop = 2 * shapes.mbs * local_heads * queries * length * both_sizes / 2
+        flop = 2 * batch * local_heads * queries * length * both_sizes / 2
         # queries and results of all heads; keys and values of as many heads as the model has for them
         keys_values = self.kv_size / shapes.up * both_sizes / self.model.value_head_dim
-        moved_bytes = self.element_bytes * (shapes.mbs * queries * (local_heads * both_sizes + keys_values))
-        shape = (shapes.mbs, local_heads, queries, length, head_dim)
+        moved_bytes = self.element_bytes * (batch * queries * (local_heads * both_sizes + keys_values))
+        shape = (batch, local_heads, queries, length, head_dim)
         name, kind = "attention.core", OpKind.ATTENTION
         return [
             _operator(name, kind, Phase.FORWARD, self.wide, shape, moved_bytes, flop),
             _operator(f"{name}.gradient", kind, Phase.BACKWARD, self.wide, shape, 2.5 * moved_bytes, 2.5 * flop),
         ]
 
+    def _sequences_per_row(self, length: FloatArray | float) -> FloatArray | float:
+        """Return how many sequences of a length make up the tokens of a row that attention works on [u]."""
+        filled = self.job.filled_share if self.job.sequences is not None and self.job.sequences.is_packed else 1.0
+        return self.job.row_tokens(self.shapes.mbs) * filled / length
+
     def _unfused_core(self) -> list[Operator]:
         """Return attention whose scores pass through memory: two products of the whole square and a masked softmax.
+
+        Packed sequences attend to their own tokens by the mask alone, so that whole rows are computed.
 
         The softmax output has 2abs^2 bytes, and its dropout as many again (Korthikanti et al. 2022, section 4.1). The
         fused softmax reads the scores and writes the probabilities (Megatron-LM fused_kernels), and so does dropout.
         """
-        shapes, length = self.shapes, self.job.sequence_length
+        shapes, length = self.shapes, self.job.row_tokens(self.shapes.mbs)
         rows = shapes.mbs * (self.heads / shapes.up) * (length / shapes.cp)
         scores = rows * length
-        operators = self._batched("attention.core.scores", rows, float(self.model.head_dim), float(length))
+        operators = self._batched("attention.core.scores", rows, self.model.head_dim, length)
         # the fused kernel wants four score matrices at a time; in PyTorch's own operators scores are scaled, cast,
         # masked and normalised in fp32 one after the other (Megatron-LM model/fused_softmax.py, is_kernel_available)
         is_fused = self.runtime.fused_elementwise & ((shapes.mbs * (self.heads / shapes.up)) % 4 == 0)
@@ -450,9 +462,7 @@ class _Builder:
         operators += self._elementwise("attention.core.softmax", scores, 2 + slow, 3 + slow, is_fused=True)
         if self.runtime.attention_dropout:  # reads and writes the probabilities, and a mask of one byte
             operators += self._elementwise("attention.core.dropout", scores, 2.5, 2.5, is_fused=True)
-        return operators + self._batched(
-            "attention.core.context", rows, float(length), float(self.model.value_head_dim)
-        )
+        return operators + self._batched("attention.core.context", rows, length, self.model.value_head_dim)
 
     def _merge_of_ring(self) -> list[Operator]:
         """Return the merging of the ring's partial results; it moves no bytes in rows whose cp is 1.
@@ -462,7 +472,7 @@ class _Builder:
         ranks share evenly, half of these steps concern half of the queries, or half of the keys.
         """
         shapes = self.shapes
-        positions = shapes.mbs * self.job.sequence_length / shapes.cp / shapes.up * 0.75 * (shapes.cp - 1)
+        positions = shapes.mbs * self.job.row_tokens(shapes.mbs) / shapes.cp / shapes.up * 0.75 * (shapes.cp - 1)
         results = positions * self.heads * self.model.value_head_dim
         gradients = positions * (self.heads * self.model.head_dim + 2 * self.kv_size)
         # forward the accumulator is read and written; backward the sum and its term are read, and the sum is written
@@ -473,10 +483,13 @@ class _Builder:
             _operator(f"{name}.gradient", kind, Phase.BACKWARD, precision, (gradients,), backward_bytes),
         ]
 
-    def _batched(self, name: str, rows: FloatArray, k: float, n: float) -> list[Operator]:
+    def _batched(
+        self, name: str, rows: FloatArray, k: FloatArray | float, n: FloatArray | float
+    ) -> list[Operator]:
         """Return a batched product [rows, k] @ [k, n] whose right side differs per head, and its two gradients."""
-        # the right side is shared by the queries of a head, so that it has rows / sequence_length copies
-        moved_bytes = (rows * k + rows * n + rows * k * n / self.job.sequence_length) * self.element_bytes
+        # the right side is shared by the queries of a head, so that it has as many copies as there are sequences
+        copies = rows * k * n / self.job.row_tokens(self.shapes.mbs)
+        moved_bytes = (rows * k + rows * n + copies) * self.element_bytes
         return [
             _operator(role, OpKind.MATMUL, phase, self.wide, sizes, moved_bytes, 2.0 * rows * k * n)
             for role, phase, sizes in (

@@ -112,6 +112,7 @@ class BlockCosts:
 
     Attributes:
         compute: Time of the forward and the backward pass on each kind of device [s], [d, 2, len(BLOCKS), u].
+        core: Part of both passes that the attention core takes [s], [d, 1, len(BLOCKS), u].
         exposed: Exposed time of EXPOSED_PARTS beside the compute of each kind of device [s], [d, 4, len(BLOCKS), u].
         hidden: Further time of the collectives of tp and ep, beside compute [s], [d, 4, len(BLOCKS), u]; the ring's is
             not counted.
@@ -121,6 +122,7 @@ class BlockCosts:
     """
 
     compute: FloatArray
+    core: FloatArray
     exposed: FloatArray
     hidden: FloatArray
     host: FloatArray
@@ -168,6 +170,7 @@ def block_costs(
     issued = [found[0].collectives[block] for block in BLOCKS]
     costs = BlockCosts(
         compute=np.array([(t.forward, t.backward) for t in times]),
+        core=np.array([(t.attention_core,) for t in times]),
         exposed=np.array([_exposed_parts(communication, shapes) for communication in found]),
         hidden=np.array([_by_part(communication.hidden, shapes) for communication in found]),
         host=np.array([times[0].launches * runtime.launch_s, issued]),

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-BREAKDOWN = ("compute", "tp", "cp", "up", "ep", "dp", "pp", "host", "bubble", "optimizer", "overhead")
+BREAKDOWN = ("compute", "tp", "cp", "up", "ep", "dp", "pp", "host", "bubble", "imbalance", "optimizer", "overhead")
 EXPOSED_PARTS = ("tp", "cp", "up", "ep")
 """Parts that the collectives inside the layers expose."""

@@ -686,7 +686,11 @@ class Passes:
 
     @classmethod
     def of(cls, job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid, *, has_recomputed: bool) -> Passes:
-        """Compute the memory of shape rows [u]; `has_recomputed` says whether some layers are always recomputed."""
+        """Compute the memory of shape rows [u], which the largest micro-batches of the job need.
+
+        `has_recomputed` says whether some layers are always recomputed.
+        """
+        job = job.largest
         layers = layer_activations(job, runtime, shapes)
         full = np.full(len(shapes), RECOMPUTE_MODES.index("full"))
         again = layer_activations(job, runtime, replace(shapes, recompute=full)) if has_recomputed else layers

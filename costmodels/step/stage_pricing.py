@@ -23,6 +23,7 @@ from costmodels.step.offload import HostRates, host_rates, optimizer_step_s
 from costmodels.step.placement import Groups, Pipeline, local_parameters, place_stages
 from costmodels.step.schedules import idle_time_s, of_round
 from costmodels.step.transfers import Hops
+from costmodels.step.unequal_micro_batches import Excess
 from costmodels.step.weight_passes import accumulation_s
 from costmodels.step.weight_traffic import OuterPasses, WeightTraffic, weight_traffic
 from hardware.arrays import FloatArray, IntArray
@@ -34,6 +35,7 @@ class StageTimes:
 
     Attributes:
         parts_s: Parts of one micro-batch by BREAKDOWN [s], each [c, k].
+        core_s: Part of its compute that the attention core takes [s], [c, k].
         forward_s: Time of its forward pass without traffic of weights [s], [c, k].
         backward_s: Time of its backward pass without traffic of weights [s], [c, k].
         traffic: Collectives over weights [c, k].
@@ -47,6 +49,7 @@ class StageTimes:
     """
 
     parts_s: dict[str, FloatArray]
+    core_s: FloatArray
     forward_s: FloatArray
     backward_s: FloatArray
     traffic: WeightTraffic
@@ -60,7 +63,7 @@ class StageTimes:
 
     def take(self, index: IntArray) -> StageTimes:
         """Select the configurations at the positions `index`."""
-        arrays = ("forward_s", "backward_s", "optimizer_s", "embedding", "layer", "weights_leave_host", "link_use")
+        arrays = ("core_s", "forward_s", "backward_s", "optimizer_s", "embedding", "layer", "weights_leave_host", "link_use")
         return replace(
             self,
             parts_s={part: seconds.take(index, axis=1) for part, seconds in self.parts_s.items()},
@@ -140,6 +143,7 @@ class StagePricing:
         )
         return StageTimes(
             parts_s=parts,
+            core_s=np.where(is_on, stages.total(costs.core), 0.0).max(axis=0)[0],
             forward_s=forward_s,
             backward_s=backward_s,
             traffic=self.traffic.take(row).changed(stages.total(costs.once_s)),
@@ -165,6 +169,7 @@ def step_parts_s(
     vpp: IntArray,
     num_micro_batches: IntArray,
     hops: Hops,
+    excess: Excess | None,
     *,
     is_timed: NDArray[np.bool_],
 ) -> dict[str, FloatArray]:
@@ -176,6 +181,7 @@ def step_parts_s(
         vpp: Chunks per stage [k].
         num_micro_batches: Number of micro-batches of each configuration [k].
         hops: Messages between the stages of each configuration.
+        excess: Time beyond that of equal micro-batches, if they are unequal [k].
         is_timed: Whether each pipeline is timed pass by pass, which gives its bubble and its waits for messages and for
             weights beside passes: its bubble is then minus the work that the other parts count [k].
     """
@@ -202,6 +208,11 @@ def step_parts_s(
     reduced_s, tied_s = times.traffic.per_step_s(runtime, outer, times.before)
     parts["dp"] = parts["dp"] + np.where(is_timed, times.traffic.after_step_s(runtime), reduced_s)
     parts["optimizer"] = times.optimizer_s.max(axis=0)
+    if excess is not None:
+        # the host launches as much for a short micro-batch as for a long one
+        core_s = times.core_s[stage, everyone]
+        rest_s = sum_of(times.parts_s[part][stage, everyone] for part in ("compute", *EXPOSED_PARTS)) - core_s
+        parts["imbalance"] = excess.core * core_s + excess.rest * rest_s
     if is_timed.all():
         return parts | {"pp": np.zeros(len(vpp)), "bubble": -num_micro_batches * stage_s[stage, everyone]}
     silent = (np.zeros((pp - 1, len(vpp))),) * 2

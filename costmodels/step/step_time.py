@@ -26,6 +26,7 @@ from costmodels.step.replicas import ReplicaRows, even_rows, replica_rows
 from costmodels.step.stage_degrees import has_unlike_stages
 from costmodels.step.stage_pricing import StagePricing, step_parts_s, sum_of
 from costmodels.step.transfers import hops_of
+from costmodels.step.unequal_micro_batches import excess_of
 from costmodels.step.unlike_degrees import unlike_parts_s
 from costmodels.step.unlike_stages import UnlikePasses, timed_parts_s, unlike_passes
 from hardware.arrays import FloatArray
@@ -111,6 +112,7 @@ def _parts_s(
     of_each = groups.take(layouts.weights_of)
     hops = hops_of(setting, grid, of_each, collective_time)
     num_micro_batches = rows.num_micro_batches
+    excess = excess_of(setting.job, setting.runtime, grid)
     breakdown = {part: np.zeros(len(grid)) for part in BREAKDOWN}
     unlike: list[UnlikePasses] = []
     # Pipelines with unlike stages or links are timed pass by pass.
@@ -123,7 +125,8 @@ def _parts_s(
         own, vpp, own_hops = costs.take(shape_of[at]), grid.vpp[at], hops.take(at)
         times = pricing.times(own, vpp)
         is_timed = np.broadcast_to(pipeline.pp > 1, len(at)) & is_unlike[at]
-        parts = step_parts_s(setting.runtime, times, vpp, num_micro_batches[at], own_hops, is_timed=is_timed)
+        own_excess = None if excess is None else excess.take(at)
+        parts = step_parts_s(setting.runtime, times, vpp, num_micro_batches[at], own_hops, own_excess, is_timed=is_timed)
         for part, seconds in parts.items():
             breakdown[part][at] = seconds
         if is_timed.any():
@@ -155,9 +158,9 @@ def _parts_s(
 def model_flops_utilisation(job: TrainingJob, cluster: Cluster, step_time_s: FloatArray) -> FloatArray:
     """Compute MFU [n]: model FLOPs of a step over the FLOPs that all devices could do in its time.
 
-    Recomputed work does not count.
+    Recomputed work and padding do not count.
     """
-    flop = job.tokens_per_step * job.model.model_flops_per_token(job.sequence_length)
+    flop = job.model_flops_per_step
     peak = sum(
         group.hosts * group.devices_per_host * group.device.peak_flop_per_s(job.precision) for group in cluster.groups
     )

@@ -26,6 +26,7 @@ class TimedOrder:
         levels: First position of each level, and the one behind its last.
         stage: Stage of each pass [n].
         virtual: Virtual stage of each pass [n].
+        micro_batch: Micro-batch of each pass [n].
         previous: Position of the pass before on the same stage [n].
         sender: Position of the pass whose result each pass needs [n].
         duration: Row of the pass among the forward passes [v] and the backward passes [v] of all virtual stages [n].
@@ -46,6 +47,7 @@ class TimedOrder:
     levels: tuple[tuple[int, int], ...]
     stage: IntArray
     virtual: IntArray
+    micro_batch: IntArray
     previous: IntArray
     sender: IntArray
     duration: IntArray
@@ -106,6 +108,7 @@ def timed_order(pp: int, vpp: int, num_micro_batches: int) -> TimedOrder:
         levels=tuple(zip([0, *ends[:-1]], ends, strict=True)),
         stage=order.stage[in_order],
         virtual=virtual[in_order],
+        micro_batch=order.micro_batch[in_order],
         previous=moved[previous][in_order],
         sender=moved[sender][in_order],
         duration=np.where(order.kind == Kind.FORWARD, virtual, num_virtual + virtual)[in_order],

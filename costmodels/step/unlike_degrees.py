@@ -25,6 +25,7 @@ from costmodels.step.placement import pipelines, place
 from costmodels.step.stage_degrees import by_stage, most_slices, stage_variants, traffic_by_stage, variants_of_stages
 from costmodels.step.stage_pricing import StagePricing, StageTimes, step_parts_s, sum_of
 from costmodels.step.transfers import hops_of, transfer_collectives
+from costmodels.step.unequal_micro_batches import excess_of
 from costmodels.step.unlike_stages import UnlikePasses, beside_passes, passes_of, timed_parts_s
 from hardware.arrays import FloatArray
 
@@ -44,6 +45,7 @@ def unlike_parts_s(
     costs = shape_costs(setting, shapes, prices, has_recomputed=grid.has_recomputed)
     log_residual = layer_residual(runtime.residuals, setting.cluster.device_names, job, shapes)
     num_micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
+    excess = excess_of(job, runtime, grid)
     groups = place(setting.cluster, grid)
     hops = hops_of(setting, grid, groups, prices[1])
     # Each slice beyond the first costs every message between unlike stages a latency.
@@ -63,7 +65,9 @@ def unlike_parts_s(
         )
         at = np.array([number])
         micro_batches, own_hops = num_micro_batches[at], hops.take(at)
-        parts = step_parts_s(runtime, times, grid.vpp[at], micro_batches, own_hops, is_timed=np.ones(1, dtype=np.bool_))
+        own_excess = None if excess is None else excess.take(at)
+        is_timed = np.ones(1, dtype=np.bool_)
+        parts = step_parts_s(runtime, times, grid.vpp[at], micro_batches, own_hops, own_excess, is_timed=is_timed)
         for part, seconds in parts.items():
             breakdown[part][number] = seconds[0]
         layers = pipelines(setting, ConfigGrid.from_configs([config])).each[0].stages.apart().held(Block.ATTENTION)
@@ -95,6 +99,7 @@ def _times_by_stage(every: Sequence[StageTimes], variant_of: tuple[int, ...]) ->
 
     return StageTimes(
         parts_s={part: chosen([one.parts_s[part] for one in every]) for part in of_first.parts_s},
+        core_s=chosen([one.core_s for one in every]),
         forward_s=chosen([one.forward_s for one in every]),
         backward_s=chosen([one.backward_s for one in every]),
         traffic=traffic_by_stage([one.traffic for one in every], variant_of),

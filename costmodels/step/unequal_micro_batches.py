@@ -1,0 +1,239 @@
+"""Time that a step waits because its micro-batches are unequal, in micro-batches of mean work.
+
+Sequences of varying length make micro-batches whose attention differs although their tokens do not, and padded ones
+differ in tokens too (WLB-LLM, Wang et al. 2025, arXiv 2503.17924, sections 2 and 3). Replicas then wait for the one with
+the most work, stages of a pipeline for the stage with the longest micro-batch, and ranks that share the tokens of a row
+for the one whose part attends to the most.
+
+All of it is taken from one sample of steps with a fixed seed. Formulas for the largest of several sums exist, but none
+for a pipeline whose passes differ. And since every configuration deals out the same rows, two of them differ by how
+they group rows, and not by chance.
+
+A step's time is the larger the more its micro-batches differ. It grows in proportion to the share of its work that
+differs, but for an interleaved pipeline. So steps are timed in which VARYING of the work differs, a usual share.
+
+Letters: n configurations, s steps, b rows of a step, d replicas that wait at the end of the step alone, m micro-batches
+of a replica, k pipelines.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from costmodels.job.parallel_config import ConfigGrid
+from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.sequences import PackedRows, Sequences, pack_rows, sample_lengths
+from costmodels.job.training_job import TrainingJob
+from costmodels.step.pipeline_time import ROUNDS
+from costmodels.step.schedules import of_round
+from costmodels.step.timed_order import timed_order
+from hardware.arrays import FloatArray, IntArray
+from hardware.distinct import distinct_rows
+
+VARYING = 0.3
+"""Share of a micro-batch's work that differs in the pipelines that are timed."""
+_SAMPLED_ROWS = 2**16
+_STEPS = (16, 256)
+"""Least and largest number of sampled steps; between them, all steps together have _SAMPLED_ROWS rows."""
+_PIPELINES = 128
+"""Number of pipelines that are timed."""
+_SEED = 20250324
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Excess:
+    """Time of a step beyond that of equal micro-batches, in micro-batches of mean work.
+
+    Attributes:
+        core: Time by which unequal attention makes the step longer, over the attention core's time [n].
+        rest: Time by which unequal numbers of tokens make it longer, over the time of all else that grows with tokens
+            [n].
+    """
+
+    core: FloatArray
+    rest: FloatArray
+
+    def take(self, index: IntArray) -> Excess:
+        """Select the configurations at the positions `index`."""
+        return Excess(core=self.core[index], rest=self.rest[index])
+
+
+def excess_of(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> Excess | None:
+    """Estimate by how much unequal micro-batches make the step of every configuration longer; None if all are equal."""
+    sequences = job.sequences
+    if sequences is None or len(sequences.lengths) == 1:
+        return None
+    if sequences.is_packed and not runtime.fused_attention:
+        return None  # scores of whole rows are computed, and masked afterwards
+    together = ranks_in_step(grid)
+    parts = np.ones(len(grid), dtype=np.int64)
+    if sequences.is_packed and not runtime.splits_documents:
+        parts = grid.cp
+    first, row = distinct_rows([grid.pp, grid.vpp, grid.dp, grid.mbs, together, parts])
+    core, rest = np.zeros(len(first)), np.zeros(len(first))
+    for number, at in enumerate(first.tolist()):
+        dealt = (int(grid.dp[at]), int(grid.mbs[at]), int(together[at]))
+        pipeline = (int(grid.pp[at]), int(grid.vpp[at]))
+        core[number] = _excess(*pipeline, _dealt_work(job, sequences, *dealt, parts=int(parts[at]), power=2))
+        if not sequences.is_packed:
+            rest[number] = _excess(*pipeline, _dealt_work(job, sequences, *dealt, parts=1, power=1))
+    return Excess(core=core[row], rest=rest[row])
+
+
+def ranks_in_step(grid: ConfigGrid) -> IntArray:
+    """Return the number of replicas that wait for each other in every micro-batch [n].
+
+    ZeRO 3 gathers the weights of each layer from all replicas that share them, and experts get their tokens from all
+    ranks of their group. All other replicas meet once a step.
+    """
+    shared = np.where(grid.zero_stage == 3, grid.dp // grid.copies, 1)
+    # ranks of an expert group beyond those of one replica
+    of_experts = grid.ep * grid.expert_tensor // (grid.tp * grid.cp * grid.up)
+    return np.gcd(grid.dp, np.maximum(shared, of_experts))
+
+
+def _excess(pp: int, vpp: int, work: FloatArray) -> float:
+    """Return the mean time of steps beyond that of equal micro-batches.
+
+    Args:
+        pp: Number of stages.
+        vpp: Chunks per stage.
+        work: Work of each micro-batch over the mean [s, d, m].
+    """
+    number = work.shape[-1]
+    sums = work.sum(axis=-1)
+    waits = float((sums.max(axis=1) - number).mean())
+    if pp == 1:
+        return max(waits, 0.0)
+    # Without chunks micro-batches are of no round, and any number of them is timed like rounds of pp.
+    size = pp if vpp == 1 else int(of_round(np.array(number), pp))
+    rounds = number // size
+    timed = number if vpp == 1 and rounds < ROUNDS else min(rounds, ROUNDS) * size
+    half = timed // size // 2 * size
+    pipelines = work.reshape(-1, number)[:_PIPELINES]
+    own, late = pipelines[:, :timed].sum(axis=1) - timed, _lateness(pp, vpp, pipelines[:, :timed])
+    # The time grows with the sum of the work, and by more than the work itself where stages wait for each other.
+    spread = ((own - own.mean()) ** 2).mean()
+    growth = float(((late - late.mean()) * (own - own.mean())).mean() / spread) if spread > 0 else 1.0
+    mean = float((late - growth * own).mean())
+    if number > timed:
+        # further micro-batches wait as much as those of the later half of the timed ones
+        before = 0.0
+        if half:
+            before = float((_lateness(pp, vpp, pipelines[:, :half]) - growth * (pipelines[:, :half].sum(axis=1) - half)).mean())
+        mean += (mean - before) / (timed - half) * (number - timed)
+    return max(mean + growth * waits, 0.0)
+
+
+def _lateness(pp: int, vpp: int, work: FloatArray) -> FloatArray:
+    """Return by how much longer pipelines take than with equal micro-batches, over VARYING [k].
+
+    Stages are alike, and a backward pass takes twice as long as a forward pass.
+
+    Args:
+        pp: Number of stages.
+        vpp: Chunks per stage.
+        work: Work of each micro-batch over the mean [k, m].
+    """
+    order = timed_order(pp, vpp, work.shape[1])
+    is_forward = order.duration < pp * vpp
+    share_s = np.where(is_forward, 1 / 3, 2 / 3) / vpp
+    lasts = (1.0 - VARYING) + VARYING * np.concatenate([work, np.ones((1, work.shape[1]))])
+    pass_s = share_s[:, None] * lasts.T[order.micro_batch]
+    end_s = np.zeros((len(order.stage) + pp + 1, len(lasts)))
+    for first, last in order.levels:
+        at = slice(first, last)
+        end_s[at] = np.maximum(end_s[order.previous[at]], end_s[order.sender[at]]) + pass_s[at]
+    whole_s = end_s.max(axis=0)
+    return np.asarray((whole_s[:-1] - whole_s[-1]) / VARYING)
+
+
+def _dealt_work(
+    job: TrainingJob, sequences: Sequences, dp: int, mbs: int, together: int, *, parts: int, power: int
+) -> FloatArray:
+    """Return the work of micro-batches in sampled steps, over the mean [s, dp / together, m].
+
+    Args:
+        job: Training job.
+        sequences: Its sequences.
+        dp: Number of replicas.
+        mbs: Rows of a micro-batch.
+        together: Replicas that wait for each other in every micro-batch.
+        parts: Ranks that share a row by its tokens, and not each of its sequences.
+        power: 2 for attention; 1 for what grows with tokens, of padded sequences.
+    """
+    number = job.global_batch_size // (dp * mbs)
+    if sequences.is_packed:
+        of_rows = _row_work(sequences, job.sequence_length, parts)
+    else:
+        of_rows = sample_lengths(sequences).astype(np.float64)[:, None]
+    work = of_rows[_steps(len(of_rows), dp * mbs * number)]
+    work = (_balance(work, dp, mbs) if sequences.order == "balanced" else work).reshape(-1, dp, number, mbs, parts)
+    if sequences.is_packed:
+        work = work / work.sum(axis=-1).mean() * parts
+        work = work.mean(axis=3).max(axis=-1)
+    else:
+        work = work.max(axis=3)[..., 0] ** power
+        work = work / work.mean()
+    return np.asarray(work.reshape(len(work), dp // together, together, number).max(axis=2))
+
+
+def _balance(work: FloatArray, dp: int, mbs: int) -> FloatArray:
+    """Deal the rows of each step so that micro-batches get alike sums, and so do replicas [s, b, parts].
+
+    Sorted rows are dealt to and fro: to the micro-batches first, which are then dealt to the replicas.
+    """
+    num_steps, rows, parts = work.shape
+    in_order = np.argsort(-work.sum(axis=-1), axis=1, kind="stable")
+    dealt = np.take_along_axis(work, in_order[..., None], axis=1).reshape(num_steps, mbs, -1, parts)
+    dealt[:, 1::2] = dealt[:, 1::2, ::-1].copy()
+    # neighbours among the micro-batches run at the same time on all replicas
+    dealt = dealt.reshape(num_steps, mbs, -1, dp, parts)
+    dealt[:, :, 1::2] = dealt[:, :, 1::2, ::-1].copy()
+    return np.asarray(dealt.transpose(0, 3, 2, 1, 4).reshape(num_steps, rows, parts))
+
+
+@lru_cache(maxsize=64)
+def _steps(available: int, rows: int) -> IntArray:
+    """Draw the rows of sampled steps out of so many available ones [s, b]; none comes twice before all have come."""
+    number = int(np.clip(_SAMPLED_ROWS // rows, *_STEPS))
+    rng = np.random.default_rng(_SEED)
+    every = [rng.permutation(available) for _ in range(math.ceil(number * rows / available))]
+    return np.concatenate(every)[: number * rows].reshape(number, rows)
+
+
+@lru_cache(maxsize=64)
+def _row_work(sequences: Sequences, row_tokens: int, parts: int) -> FloatArray:
+    """Return the attention of sampled rows, as the ranks share it that hold parts of them [r, parts].
+
+    A rank of ring attention holds two chunks of a row that lie at equal distances from its ends, which balances a row
+    of one sequence under a causal mask (Megatron-LM, megatron/core/utils.py, get_batch_on_this_cp_rank).
+    """
+    packed = pack_rows(sequences, row_tokens)
+    if parts == 1:
+        return packed.squares[:, None]
+    bounds = np.arange(2 * parts + 1) * row_tokens / (2 * parts)
+    before = _work_before(packed, row_tokens, bounds)
+    of_chunks = np.diff(before, axis=1)
+    return np.asarray(of_chunks[:, :parts] + of_chunks[:, : parts - 1 : -1])
+
+
+def _work_before(packed: PackedRows, row_tokens: int, bounds: FloatArray) -> FloatArray:
+    """Return the attention of the tokens of each row that stand before each bound [r, bounds].
+
+    The first x tokens of a sequence attend to x^2 / 2 keys; the factor is left out, as in `squares`.
+    """
+    length = packed.length.astype(np.float64)
+    first = np.searchsorted(packed.row, np.arange(len(packed.tokens)))
+    # positions count the tokens of all rows before, and so do the sums of squares
+    ends = np.cumsum(length)
+    squares = np.concatenate([[0.0], np.cumsum(length**2)])
+    begin_of_row = (ends - length)[first]
+    position = np.minimum(begin_of_row[:, None] + bounds, (begin_of_row + packed.tokens)[:, None])
+    at = np.minimum(np.searchsorted(ends, position, side="right"), len(ends) - 1)
+    inside = position - (ends - length)[at]
+    return np.asarray(squares[at] + inside**2 - squares[first][:, None])
