@@ -24,8 +24,8 @@ LAYOUTS = ("packed", "padded")
 ORDERS = ("shuffled", "balanced")
 """Orders in which rows come: at random, or dealt so that replicas get alike ones."""
 
-MOST_LENGTHS = 100_000
-"""Number of distinct lengths that a histogram may have."""
+MOST_LENGTHS = 1024
+"""Number of distinct lengths that a histogram has; lengths of data are put together in bins if there are more."""
 
 _DRAWN = 2**17
 """Sequences that are drawn to fill rows."""
@@ -112,8 +112,20 @@ class Sequences:
         return np.asarray(chances @ np.array(self.lengths, dtype=np.float64) ** power)
 
 
+def check_longest(sequences: Sequences, row_tokens: int) -> None:
+    """Refuse sequences that do not fit in a row."""
+    if sequences.longest > row_tokens:
+        raise ConfigError(
+            f"has a sequence of {sequences.longest} tokens, more than sequence_length={row_tokens}",
+            key="sequences.lengths",
+            nearest=f"a sequence_length of at least {sequences.longest}, or lengths cut to {row_tokens}",
+        )
+
+
 def histogram(lengths: IntArray, counts: FloatArray, *, layout: str, order: str) -> Sequences:
     """Build the histogram of lengths with their counts, in any order; equal lengths are added up.
+
+    More than MOST_LENGTHS of them are put together in as many bins of equal ratio, each with its mean as length.
 
     Raises:
         ConfigError: they are no histogram.
@@ -122,11 +134,14 @@ def histogram(lengths: IntArray, counts: FloatArray, *, layout: str, order: str)
         raise ConfigError("must be numbers of at least 0, and not all of them 0", key="counts")
     distinct, row = np.unique(lengths, return_inverse=True)
     total = np.bincount(row, weights=counts)
-    distinct, total = distinct[total > 0], total[total > 0]
-    shares = total / total.sum()
-    return Sequences(
-        lengths=tuple(distinct.tolist()), shares=tuple(shares.tolist()), layout=layout, order=order
-    )
+    if len(distinct) > MOST_LENGTHS:
+        width = np.log(distinct[-1] / distinct[0]) / MOST_LENGTHS
+        binned = np.minimum(np.log(distinct / distinct[0]) / width, MOST_LENGTHS - 1).astype(np.int64)
+        of_bin = np.bincount(binned, weights=total)
+        means = np.bincount(binned, weights=total * distinct)[of_bin > 0] / of_bin[of_bin > 0]
+        return histogram(np.rint(means).astype(np.int64), of_bin[of_bin > 0], layout=layout, order=order)
+    distinct, shares = distinct[total > 0], total[total > 0] / total.sum()
+    return Sequences(lengths=tuple(distinct.tolist()), shares=tuple(shares.tolist()), layout=layout, order=order)
 
 
 def sample_lengths(sequences: Sequences) -> IntArray:

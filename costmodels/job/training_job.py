@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from costmodels.job.model_spec import ModelSpec, check_count
 from costmodels.job.parallel_config import DIMENSIONS, FurtherValues, Value
-from costmodels.job.sequences import Sequences, pack_rows
+from costmodels.job.sequences import Sequences, check_longest, pack_rows
 from hardware.arrays import FloatArray, IntArray
 from hardware.io.errors import ConfigError, did_you_mean
 
@@ -62,12 +62,8 @@ class TrainingJob(FurtherValues):
                 raise ConfigError(rule, key="recompute_modules", value=module, nearest=nearest)
         if self.shared_master_weights and self.precision not in ("bf16", "fp8"):
             raise ConfigError("must be bf16 or fp8 with shared_master_weights", key="precision", value=self.precision)
-        if self.sequences is not None and self.sequences.longest > self.sequence_length:
-            raise ConfigError(
-                f"has a sequence of {self.sequences.longest} tokens, more than sequence_length={self.sequence_length}",
-                key="sequences",
-                nearest=f"sequence_length of at least {self.sequences.longest}, or lengths cut to {self.sequence_length}",
-            )
+        if self.sequences is not None:
+            check_longest(self.sequences, self.sequence_length)
         for dimension, value in self.fixed_values(sequence_parallel=True).items():
             DIMENSIONS[dimension].check(value)
 

@@ -18,6 +18,7 @@ from costmodels.calibration.sources import MeasuredSetting, source_of
 from costmodels.job.model_catalog import load_model
 from costmodels.job.parallel_config import DEGREES, DIMENSIONS, ParallelConfig, Value
 from costmodels.job.runtime import RuntimeProfile, find_runtime, read_profile
+from costmodels.job.sequences import check_longest
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
@@ -45,6 +46,7 @@ from tuner.study_file.knob_keys import build_knobs
 from tuner.study_file.meaning import describe_own_trials, describe_trials
 from tuner.study_file.paths import StudyPaths
 from tuner.study_file.proxy_keys import proxy_options
+from tuner.study_file.sequence_keys import read_sequences, rows_of_step
 from tuner.study_file.space_options import (
     build_options,
     check_absent_dimensions,
@@ -63,7 +65,7 @@ from tuner.study_file.storage_url import (
     storage_place,
     without_environments_password,
 )
-from tuner.study_file.study_keys import LONGEST_NAME, OwnModelKeys, PlannerKeys, SearchKeys, StudyKeys
+from tuner.study_file.study_keys import LONGEST_NAME, JobKeys, OwnModelKeys, PlannerKeys, SearchKeys, StudyKeys
 from tuner.study_file.subject import Subject, describe_own, own_current, own_subject
 
 USUAL_REPEATS = 2
@@ -589,7 +591,25 @@ def _job(keys: StudyKeys, base_dir: Path, group: MeasuredGroup | None, runtime: 
         sharded = [stage for stage in runtime.zero_stages if stage]
         values["zero_stage"] = 1 if 1 in sharded else min(sharded, default=0)
     values["recompute_modules"] = tuple(values["recompute_modules"])
+    of_job = keys.job
+    under("job", lambda: _set_batch(values, of_job, base_dir))
     return under("job", lambda: TrainingJob(model=model, **values))  # type: ignore[no-any-return] # _under returns what the lambda does
+
+
+def _set_batch(values: dict[str, Any], keys: JobKeys, base_dir: Path) -> None:
+    """Replace the keys of sequences and of the batch among the job's values by what they mean."""
+    given, tokens = keys.sequences, values.pop("global_batch_tokens")
+    sequences = None if given is None else under("sequences", lambda: read_sequences(given, base_dir))
+    values["sequences"] = sequences
+    if sequences is not None:
+        check_longest(sequences, keys.sequence_length)
+    values["global_batch_size"] = rows_of_step(
+        keys.global_batch_size,
+        tokens=tokens,
+        per_step=None if given is None else given.per_step,
+        sequence_length=keys.sequence_length,
+        sequences=sequences,
+    )
 
 
 def _apply_override(mapping: dict[str, Any], override: str) -> None:

@@ -33,6 +33,9 @@ def describe_trials(
     del job["plan"]  # each trial says which it has
     if job["offload"] == "none":
         del job["offload"]  # as in studies from before there was the key
+    if setting.job.sequences is None:
+        del job["sequences"]
+        del runtime["splits_documents"]  # it changes nothing where sequences fill their rows
     return {
         "model": model,
         "cluster": _describe_cluster(setting.cluster),

@@ -19,6 +19,7 @@ from tuner.plans.layer_planning import PlannerChoice
 from tuner.study_file.cost_keys import CostKeys, LimitsKeys
 from tuner.study_file.dimension_keys import JOB_CHOICES, JOB_NUMBERS, SPACE_LISTS, declare_keys
 from tuner.study_file.knob_keys import KnobKeys
+from tuner.study_file.sequence_keys import SequenceKeys
 
 DEFAULT_STORAGE = "sqlite:///meshtune.db"
 
@@ -29,10 +30,28 @@ class JobKeys(DocumentedModel):
     """`job:`."""
 
     sequence_length: PositiveInt
-    """Tokens per sequence. A replay takes it from its rows."""
+    """Tokens per sequence, or per row of packed `sequences`; the largest length of padded ones. A replay takes it from
+    its rows.
+    """
 
-    global_batch_size: PositiveInt
-    """Sequences per optimizer step. A replay takes it from its rows."""
+    global_batch_size: PositiveInt | None = None
+    """Sequences per optimizer step, or rows of packed `sequences`. A replay takes it from its rows.
+
+    Default: none; it or one of `global_batch_tokens` and `sequences.per_step` is needed
+    """
+
+    global_batch_tokens: PositiveInt | None = None
+    """Tokens per optimizer step, in place of `global_batch_size`: those of whole rows, or without padding where
+    `sequences` are padded.
+
+    Default: what `global_batch_size` gives
+    """
+
+    sequences: SequenceKeys | None = None
+    """Sequences of varying length, see [sequences](#sequences).
+
+    Default: all sequences have `sequence_length` tokens
+    """
 
     precision: Literal["bf16", "fp16", "nvfp4", "fp8", "tf32", "fp32"] = "bf16"
     """Number format of the matrix products."""
