@@ -14,7 +14,7 @@ import numpy as np
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.operators.kernels import CollectiveTime, KernelTime, collective_s, kernel_s
-from costmodels.simulator.simulated_step import PricedStep, price_step
+from costmodels.simulator.simulated_step import PricedStep, imbalance_s, price_step
 from costmodels.simulator.stage_prices import price_operators
 from costmodels.simulator.steady_state import repetition_s
 from costmodels.step.memory import MemoryEstimate
@@ -59,11 +59,12 @@ def simulated_times_s(
     found = np.empty(len(at))
     configs = [grid.config(position) for position in at.tolist()]
     prices = price_operators(setting, configs, kernel_time)
+    waits_s = imbalance_s(setting, grid.take(at), kernel_time=kernel_time, collective_time=collective_time)
     for number, config in enumerate(configs):
         step = price_step(setting, config, prices=prices, collective_time=collective_time)
         makespan_s = _makespan_s(step)
         overhead_s = step.overhead_s(makespan_s, memory.take(at[[number]]))
-        found[number] = (makespan_s + overhead_s) * step.unexplained
+        found[number] = (makespan_s + overhead_s) * step.unexplained + waits_s[number]
         on_done(number + 1)
     return found
 

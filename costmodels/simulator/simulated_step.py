@@ -1,9 +1,12 @@
 """Event simulation of one optimizer step: every pass, transfer and collective of one configuration on one cluster.
 
 This is the finer of the two fidelities. It shares the kernels and the collectives with `step_time.py`, and nothing
-else. The terms that the closed form adds up run here on the compute and communication streams of devices (see
+else but the waits of unequal micro-batches. The terms that the closed form adds up run here on the compute and communication streams of devices (see
 events.py), so that unlike stages, unlike devices among the replicas and transfers that share links have their real
 cost. Replicas that are alike are simulated once.
+
+Sequences of varying length make micro-batches unequal. Here all of them have mean work, and the wait for the longest
+ones is that of the closed form (costmodels/step/unequal_micro_batches.py).
 
 A step: sharded weights are gathered, piece by piece, before the first micro-batch needs them. The passes run in the
 order of their schedule and hand on their results. Gradients leave piece by piece while the last micro-batch runs
@@ -35,6 +38,8 @@ from costmodels.step.overheads import overhead_s
 from costmodels.step.passes import SPLIT_BACKWARD, PassOrder, pass_order
 from costmodels.step.replicas import ReplicaKind, replica_kinds
 from costmodels.step.stage_degrees import widest_variant
+from costmodels.step.step_time import estimate_step
+from hardware.arrays import FloatArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -103,6 +108,16 @@ class PricedStep:
         return float(np.exp(layer_residual(residuals, setting.cluster.device_names, setting.job, grid))[0])
 
 
+def imbalance_s(
+    setting: Setting, grid: ConfigGrid, *, kernel_time: KernelTime = kernel_s, collective_time: CollectiveTime = collective_s
+) -> FloatArray:
+    """Return the time that steps wait because their micro-batches are unequal [s], [n]."""
+    if setting.job.sequences is None:
+        return np.zeros(len(grid))
+    found = estimate_step(setting, grid, kernel_time=kernel_time, collective_time=collective_time)
+    return found.breakdown_s["imbalance"]
+
+
 def price_step(
     setting: Setting,
     config: ParallelConfig,
@@ -167,6 +182,9 @@ def simulate_step(
     breakdown = _breakdown(timeline, tasks, step.stages, orders)
     breakdown["overhead"] = step.overhead_s(timeline.makespan_s, memory)
     breakdown = {part: seconds * step.unexplained for part, seconds in breakdown.items()}
+    grid = ConfigGrid.from_configs([config])
+    waits_s = imbalance_s(setting, grid, kernel_time=kernel_time, collective_time=collective_time)
+    breakdown["imbalance"] = float(waits_s[0])
     return Simulation(
         step_time_s=sum(breakdown.values()),
         breakdown_s=breakdown,

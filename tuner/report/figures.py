@@ -26,6 +26,7 @@ _TOL_MUTED = {
     "grey": "#C9CDD2",
     "green": "#117733",
     "ink": "#6B7078",
+    "orange": "#EE8866",  # of his "light" scheme, which the muted one does not have
 }
 _PART_COLOURS = {
     "compute": "cyan",
@@ -37,6 +38,7 @@ _PART_COLOURS = {
     "pp": "olive",
     "host": "indigo",
     "bubble": "grey",
+    "imbalance": "orange",
     "optimizer": "green",
     "weights": "cyan",
     "gradients": "teal",
