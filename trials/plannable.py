@@ -32,15 +32,21 @@ def check_plannable(job: TrainingJob, *, backend: str, nearest: str, precisions:
             value=job.precision,
             nearest=f"valid: {', '.join(precisions)}",
         )
-    check_positions(job)
+    check_sequences(job, backend=backend)
 
 
-def check_positions(job: TrainingJob) -> None:
-    """Check that the model's table of positions is as long as the sequence.
+def check_sequences(job: TrainingJob, *, backend: str) -> None:
+    """Check that sequences are of one length, and not longer than the model's table of positions.
 
     Raises:
-        ConfigError: It is shorter.
+        ConfigError: Their length varies, or the table is shorter.
     """
+    if job.sequences is not None:
+        raise ConfigError(
+            f"vary in length, but the {backend} backend trains sequences of one length",
+            key="job.sequences",
+            nearest="the simulated or the command backend",
+        )
     model = job.model
     if model.learned_positions and model.learned_positions < job.sequence_length:
         raise ConfigError(

@@ -133,11 +133,11 @@ def histogram(lengths: IntArray, counts: FloatArray, *, layout: str, order: str)
     if not np.isfinite(counts).all() or (counts < 0).any() or not counts.sum() > 0:
         raise ConfigError("must be numbers of at least 0, and not all of them 0", key="counts")
     distinct, row = np.unique(lengths, return_inverse=True)
-    total = np.bincount(row, weights=counts)
+    total = np.bincount(row, weights=counts).astype(np.float64)
     if len(distinct) > MOST_LENGTHS:
         width = np.log(distinct[-1] / distinct[0]) / MOST_LENGTHS
         binned = np.minimum(np.log(distinct / distinct[0]) / width, MOST_LENGTHS - 1).astype(np.int64)
-        of_bin = np.bincount(binned, weights=total)
+        of_bin = np.bincount(binned, weights=total).astype(np.float64)
         means = np.bincount(binned, weights=total * distinct)[of_bin > 0] / of_bin[of_bin > 0]
         return histogram(np.rint(means).astype(np.int64), of_bin[of_bin > 0], layout=layout, order=order)
     distinct, shares = distinct[total > 0], total[total > 0] / total.sum()
@@ -229,6 +229,6 @@ def _sort_rows(drawn: IntArray, row: IntArray, is_done: NDArray[np.bool_]) -> Pa
     return PackedRows(
         length=length,
         row=rank,
-        tokens=np.bincount(rank, weights=length),
-        squares=np.bincount(rank, weights=length.astype(np.float64) ** 2),
+        tokens=np.bincount(rank, weights=length).astype(np.float64),
+        squares=np.bincount(rank, weights=length.astype(np.float64) ** 2).astype(np.float64),
     )

@@ -423,7 +423,7 @@ class _Builder:
         (Dao 2023, FlashAttention-2, section 4.1).
         """
         shapes, length = self.shapes, self.job.attended_length(self.shapes.mbs)
-        batch = shapes.mbs * self._sequences_per_row(length)
+        batch = np.asarray(shapes.mbs * self._sequences_per_row(length), dtype=np.float64)
         head_dim, both_sizes = self.model.head_dim, self.model.head_dim + self.model.value_head_dim
         local_heads, queries = self.heads / shapes.up, length / shapes.cp
         # two products over queries and keys, each of 2 flop per element of its sum, halved by the mask
@@ -483,9 +483,7 @@ class _Builder:
             _operator(f"{name}.gradient", kind, Phase.BACKWARD, precision, (gradients,), backward_bytes),
         ]
 
-    def _batched(
-        self, name: str, rows: FloatArray, k: FloatArray | float, n: FloatArray | float
-    ) -> list[Operator]:
+    def _batched(self, name: str, rows: FloatArray, k: FloatArray | float, n: FloatArray | float) -> list[Operator]:
         """Return a batched product [rows, k] @ [k, n] whose right side differs per head, and its two gradients."""
         # the right side is shared by the queries of a head, so that it has as many copies as there are sequences
         copies = rows * k * n / self.job.row_tokens(self.shapes.mbs)

@@ -1,9 +1,9 @@
 """Event simulation of one optimizer step: every pass, transfer and collective of one configuration on one cluster.
 
-This is the finer of the two fidelities. It shares the kernels and the collectives with `step_time.py`, and nothing
-else but the waits of unequal micro-batches. The terms that the closed form adds up run here on the compute and communication streams of devices (see
-events.py), so that unlike stages, unlike devices among the replicas and transfers that share links have their real
-cost. Replicas that are alike are simulated once.
+This is the finer of the two fidelities. It shares the kernels, the collectives and the waits of unequal micro-batches
+with `step_time.py`, and nothing else. The terms that the closed form adds up run here on the compute and communication
+streams of devices (see events.py), so that unlike stages, unlike devices among the replicas and transfers that share
+links have their real cost. Replicas that are alike are simulated once.
 
 Sequences of varying length make micro-batches unequal. Here all of them have mean work, and the wait for the longest
 ones is that of the closed form (costmodels/step/unequal_micro_batches.py).
@@ -109,7 +109,11 @@ class PricedStep:
 
 
 def imbalance_s(
-    setting: Setting, grid: ConfigGrid, *, kernel_time: KernelTime = kernel_s, collective_time: CollectiveTime = collective_s
+    setting: Setting,
+    grid: ConfigGrid,
+    *,
+    kernel_time: KernelTime = kernel_s,
+    collective_time: CollectiveTime = collective_s,
 ) -> FloatArray:
     """Return the time that steps wait because their micro-batches are unequal [s], [n]."""
     if setting.job.sequences is None:

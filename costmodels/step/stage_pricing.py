@@ -63,7 +63,16 @@ class StageTimes:
 
     def take(self, index: IntArray) -> StageTimes:
         """Select the configurations at the positions `index`."""
-        arrays = ("core_s", "forward_s", "backward_s", "optimizer_s", "embedding", "layer", "weights_leave_host", "link_use")
+        arrays = (
+            "core_s",
+            "forward_s",
+            "backward_s",
+            "optimizer_s",
+            "embedding",
+            "layer",
+            "weights_leave_host",
+            "link_use",
+        )
         return replace(
             self,
             parts_s={part: seconds.take(index, axis=1) for part, seconds in self.parts_s.items()},

@@ -126,7 +126,9 @@ def _parts_s(
         times = pricing.times(own, vpp)
         is_timed = np.broadcast_to(pipeline.pp > 1, len(at)) & is_unlike[at]
         own_excess = None if excess is None else excess.take(at)
-        parts = step_parts_s(setting.runtime, times, vpp, num_micro_batches[at], own_hops, own_excess, is_timed=is_timed)
+        parts = step_parts_s(
+            setting.runtime, times, vpp, num_micro_batches[at], own_hops, own_excess, is_timed=is_timed
+        )
         for part, seconds in parts.items():
             breakdown[part][at] = seconds
         if is_timed.any():

@@ -1,16 +1,17 @@
 """Time that a step waits because its micro-batches are unequal, in micro-batches of mean work.
 
 Sequences of varying length make micro-batches whose attention differs although their tokens do not, and padded ones
-differ in tokens too (WLB-LLM, Wang et al. 2025, arXiv 2503.17924, sections 2 and 3). Replicas then wait for the one with
-the most work, stages of a pipeline for the stage with the longest micro-batch, and ranks that share the tokens of a row
-for the one whose part attends to the most.
+differ in tokens too (WLB-LLM, Wang et al. 2025, arXiv 2503.17924, sections 2 and 3). Replicas then wait for the one
+with the most work, stages of a pipeline for the stage with the longest micro-batch, and ranks that share the tokens of
+a row for the one whose part attends to the most.
 
 All of it is taken from one sample of steps with a fixed seed. Formulas for the largest of several sums exist, but none
 for a pipeline whose passes differ. And since every configuration deals out the same rows, two of them differ by how
 they group rows, and not by chance.
 
-A step's time is the larger the more its micro-batches differ. It grows in proportion to the share of its work that
-differs, but for an interleaved pipeline. So steps are timed in which VARYING of the work differs, a usual share.
+A step's wait grows with the share of its work that differs: in proportion, but for interleaved pipelines, which hide
+some of it. So pipelines are timed with VARYING of the work differing, about the share of attention in a pass over long
+rows.
 
 Letters: n configurations, s steps, b rows of a step, d replicas that wait at the end of the step alone, m micro-batches
 of a replica, k pipelines.
@@ -124,7 +125,9 @@ def _excess(pp: int, vpp: int, work: FloatArray) -> float:
         # further micro-batches wait as much as those of the later half of the timed ones
         before = 0.0
         if half:
-            before = float((_lateness(pp, vpp, pipelines[:, :half]) - growth * (pipelines[:, :half].sum(axis=1) - half)).mean())
+            before = float(
+                (_lateness(pp, vpp, pipelines[:, :half]) - growth * (pipelines[:, :half].sum(axis=1) - half)).mean()
+            )
         mean += (mean - before) / (timed - half) * (number - timed)
     return max(mean + growth * waits, 0.0)
 
@@ -217,12 +220,12 @@ def _row_work(sequences: Sequences, row_tokens: int, parts: int) -> FloatArray:
     if parts == 1:
         return packed.squares[:, None]
     bounds = np.arange(2 * parts + 1) * row_tokens / (2 * parts)
-    before = _work_before(packed, row_tokens, bounds)
+    before = _work_before(packed, bounds)
     of_chunks = np.diff(before, axis=1)
     return np.asarray(of_chunks[:, :parts] + of_chunks[:, : parts - 1 : -1])
 
 
-def _work_before(packed: PackedRows, row_tokens: int, bounds: FloatArray) -> FloatArray:
+def _work_before(packed: PackedRows, bounds: FloatArray) -> FloatArray:
     """Return the attention of the tokens of each row that stand before each bound [r, bounds].
 
     The first x tokens of a sequence attend to x^2 / 2 keys; the factor is left out, as in `squares`.

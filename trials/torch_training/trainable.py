@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from costmodels.job.training_job import TrainingJob
 from hardware.io.errors import ConfigError
-from trials.plannable import check_positions
+from trials.plannable import check_sequences
 
 PRECISIONS = ("fp32", "bf16")
 
@@ -46,4 +46,4 @@ def check_trainable(job: TrainingJob) -> None:
             value=list(job.recompute_modules),
             nearest="valid: core_attn",
         )
-    check_positions(job)
+    check_sequences(job, backend="torch")

@@ -22,6 +22,7 @@ from costmodels.job.setting import Setting
 from costmodels.job.uneven_work import numbers_in_words
 from tuner.export.exporter import Export
 from tuner.export.parts import HOST_MEMORY, closing_notes, describe_uneven_work, layers_of_parts
+from tuner.export.sequences import script_notes
 
 VERSIONS = "DeepSpeed 0.19; checked with 0.19.8"
 """Versions of the framework that take the file."""
@@ -41,6 +42,7 @@ def export_deepspeed(setting: Setting, config: ParallelConfig) -> Export:
             framework="DeepSpeed",
             recomputed="has one activation_checkpoint_interval, which applies to all stages",
         ).notes,
+        *script_notes(setting, "DeepSpeed"),
         *closing_notes(setting, config, "DeepSpeed", rule_sets=("megatron-deepspeed", "gpt-neox"), named=NAMED),
     )
     content: dict[str, Any] = {

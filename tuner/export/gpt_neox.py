@@ -19,6 +19,7 @@ from costmodels.job.setting import Setting
 from tuner.export.deepspeed import offload_section, offloads
 from tuner.export.exporter import Export
 from tuner.export.parts import HOST_MEMORY, closing_notes, describe_uneven_work, format_comments
+from tuner.export.sequences import script_notes
 
 VERSIONS = "GPT-NeoX 2.0 and later; the keys that it hands on are checked with DeepSpeed 0.19.8"
 """Versions of the framework that take the export."""
@@ -57,6 +58,7 @@ def export_gpt_neox(setting: Setting, config: ParallelConfig) -> Export:
         *describe_uneven_work(
             setting, config, framework="GPT-NeoX", recomputed="has one checkpoint_num_layers, for all stages"
         ).notes,
+        *script_notes(setting, "GPT-NeoX"),
         *closing_notes(setting, config, "GPT-NeoX", rule_sets=("gpt-neox", "megatron-deepspeed"), named=NAMED),
     )
     comments = format_comments((str(config), f"Versions: {VERSIONS}", *notes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, ParallelConfig
 from costmodels.job.setting import Setting
@@ -25,6 +26,7 @@ def export_json(setting: Setting, config: ParallelConfig) -> Export:
             "padded_layers": setting.padded_layers,
             "sequence_length": job.sequence_length,
             "global_batch_size": job.global_batch_size,
+            **_describe_sequences(setting, config),
             "precision": job.precision,
             "optimizer": job.optimizer,
         },
@@ -40,3 +42,14 @@ def export_json(setting: Setting, config: ParallelConfig) -> Export:
         "runtime": setting.runtime.name,
     }
     return Export(target="json", text=json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def _describe_sequences(setting: Setting, config: ParallelConfig) -> dict[str, Any]:
+    """Return the keys of a job whose sequences vary in length."""
+    sequences = setting.job.sequences
+    if sequences is None:
+        return {}
+    return {
+        "sequences": {"layout": sequences.layout, "order": sequences.order, "mean_length": sequences.mean_length},
+        "micro_batch_tokens": config.mbs * setting.job.largest.sequence_length,
+    }

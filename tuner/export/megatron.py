@@ -21,6 +21,7 @@ from tuner.export.parts import (
     export_flags,
     layers_of_parts,
 )
+from tuner.export.sequences import megatron_sequences
 
 ARRAY = "PARALLEL_ARGS"
 """Name of the bash array that the exported text defines."""
@@ -63,6 +64,7 @@ def megatron_parts(setting: Setting, config: ParallelConfig) -> list[Part]:
         _context(setting, config),
         experts(setting, config),
         batch(setting, config),
+        megatron_sequences(setting, config),
         _data_parallel(setting, config),
         _offload(setting, config),
         _recompute(setting, config),

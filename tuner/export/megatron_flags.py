@@ -46,6 +46,7 @@ MEGATRON_FLAGS: dict[str, Flag] = COMMON_FLAGS | {
     LAYOUT: Flag(kind="word"),
     COMM: Flag(kind="words", choices=("p2p", "a2a", "allgather", "a2a+p2p")),
     LEVELS: Flag(kind="numbers"),
+    "--sft": _SWITCH,
     INSTANCES: _NUMBER,
     "--use-megatron-fsdp": _SWITCH,
     "--optimizer-cpu-offload": _SWITCH,

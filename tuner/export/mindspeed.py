@@ -14,6 +14,7 @@ from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
 from tuner.export.megatron import ARRAY, BLOCK, batch, environment, experts, head_comments, tensor
 from tuner.export.parts import Part, closing_notes, describe_uneven_work, export_flags, layers_of_parts
+from tuner.export.sequences import mindspeed_sequences
 
 VERSIONS = "MindSpeed-LLM with --use-mcore-models; its common flags are checked with megatron-core 0.19.2"
 """Versions of the framework that take the flags."""
@@ -31,6 +32,7 @@ def export_mindspeed(setting: Setting, config: ParallelConfig) -> Export:
         _context(setting, config),
         experts(setting, config),
         batch(setting, config),
+        mindspeed_sequences(setting, config),
         _data_parallel(setting, config),
         _recompute(setting, config),
         _precision(setting),

@@ -18,6 +18,7 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
 from tuner.export.parts import closing_notes, describe_uneven_work, format_comments
+from tuner.export.sequences import script_notes
 
 VERSIONS = "nanotron 0.4, and its repository for the keys that a note names; checked with 0.4"
 """Versions of the framework that take the file."""
@@ -55,6 +56,7 @@ def export_nanotron(setting: Setting, config: ParallelConfig) -> Export:
     notes = (
         *_notes(setting, config),
         *describe_uneven_work(setting, config, framework="nanotron", recomputed="recomputes all layers or none").notes,
+        *script_notes(setting, "nanotron"),
         *closing_notes(setting, config, "nanotron", rule_sets=("nanotron",), named=NAMED),
     )
     text = "\n".join(

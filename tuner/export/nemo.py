@@ -2,13 +2,15 @@
 
 Sources: NeMo lightning/pytorch/strategies/megatron_strategy.py (arguments of `MegatronStrategy`; its
 `ParallelismConfig` is passed to megatron-core's ModelParallelConfig), collections/llm/recipes/*.py (places of strategy,
-data and model in a recipe), collections/llm/gpt/data/mock.py (batch and sequence); megatron-core transformer_config.py
-(model) and distributed_data_parallel_config.py (reduction of gradients).
+data and model in a recipe), collections/llm/gpt/data/mock.py (batch and sequence), fine_tuning.py and
+packed_sequence.py there (packed rows, of which a micro-batch has one); megatron-core transformer_config.py (model) and
+distributed_data_parallel_config.py (reduction of gradients).
 """
 
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
@@ -17,6 +19,7 @@ from tuner.export.flag_table import FlagValue, Values, read_flags
 from tuner.export.megatron import NAMED, megatron_parts
 from tuner.export.megatron_flags import MEGATRON_FLAGS
 from tuner.export.parts import closing_notes, format_comments
+from tuner.export.sequences import order_notes
 
 VERSIONS = "NeMo 2; checked with nemo_toolkit 2.7.3 and megatron-core 0.19.2"
 """Versions of the framework that take the recipe."""
@@ -69,15 +72,27 @@ ALWAYS: dict[str, FlagValue] = {
 }
 """Values that are set even if the flag is absent, because recipes have their own default values."""
 
+_PACKING_IMPORTS = (
+    "import nemo_run as run",
+    "from nemo.collections.llm.gpt.data.packed_sequence import PackedSequenceSpecs",
+)
+"""Imports of a recipe with packed sequences."""
+
 DTYPES = {"bf16": "torch.bfloat16", "fp8": "torch.bfloat16", "nvfp4": "torch.bfloat16", "fp16": "torch.float16"}
 """Data type of the tensors between pipeline stages, by precision; torch.float32 for the others."""
 
 
 def export_nemo(setting: Setting, config: ParallelConfig) -> Export:
     """Return a Python function that sets the fields of a recipe that the configuration determines."""
-    parts = megatron_parts(setting, config)
+    sequences = setting.job.sequences
+    parts = megatron_parts(replace(setting, job=setting.job.largest), config)
     given = read_flags([word for part in parts for flag in part.flags for word in shlex.split(flag)], MEGATRON_FLAGS)
     notes = [*(note for part in parts for note in part.notes), *_notes(setting, config)]
+    if sequences is not None:
+        notes += [
+            "sequences: use a recipe for fine-tuning, such as llm.llama3_8b.finetune_recipe()",
+            *order_notes(sequences, "NeMo"),
+        ]
     notes += closing_notes(setting, config, "NeMo", rule_sets=("megatron", "mindspeed"), named=NAMED)
     lines = [f"{path} = {value}" for path, value in _assignments(setting, config, ALWAYS | given).items()]
     text = "\n".join(
@@ -85,6 +100,7 @@ def export_nemo(setting: Setting, config: ParallelConfig) -> Export:
             *format_comments(
                 (str(config), f"dp={config.dp} follows from the world size", f"Versions: {VERSIONS}", *notes)
             ),
+            *(_PACKING_IMPORTS if sequences is not None and sequences.is_packed else ()),
             "import torch",
             "",
             "",
@@ -107,6 +123,17 @@ def _assignments(setting: Setting, config: ParallelConfig, given: Values) -> dic
     for flag, path in FIELDS.items():
         if flag in given:
             found[path] = _as_python(flag, given[flag])
+    sequences = setting.job.sequences
+    if sequences is not None and sequences.is_packed:
+        # fine_tuning.py wants micro-batches of one packed row, which may be longer instead
+        tokens = config.mbs * setting.job.sequence_length
+        found |= {
+            "data.micro_batch_size": "1",
+            "data.global_batch_size": str(setting.job.global_batch_size // config.mbs),
+        }
+        found |= {"data.seq_length": str(tokens), "model.config.seq_length": str(tokens)}
+        found["data.dataset_kwargs"] = repr({"pad_to_max_length": True})
+        found["data.packed_sequence_specs"] = f"run.Config(PackedSequenceSpecs, packed_sequence_size={tokens})"
     found["trainer.strategy.pipeline_dtype"] = DTYPES.get(setting.job.precision, "torch.float32")
     if given["--use-megatron-fsdp"]:
         found |= {"trainer.strategy.fsdp": repr("megatron"), "trainer.strategy.save_ckpt_format": repr("fsdp_dtensor")}

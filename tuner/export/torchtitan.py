@@ -16,6 +16,7 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
 from tuner.export.parts import Part, closing_notes, describe_uneven_work, export_flags, layers_of_parts
+from tuner.export.sequences import torchtitan_sequences
 
 ARRAY = "TORCHTITAN_ARGS"
 """Name of the bash array that the exported text defines."""
@@ -46,6 +47,7 @@ def torchtitan_parts(setting: Setting, config: ParallelConfig) -> list[Part]:
     """Return the flags of 0.3 grouped by concern, each group with notes about what it cannot express."""
     return [
         _batch(setting, config),
+        torchtitan_sequences(setting, config),
         _data_parallel(setting, config),
         _tensor(config),
         _pipeline(setting, config),

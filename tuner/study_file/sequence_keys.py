@@ -37,8 +37,8 @@ class SequenceKeys(DocumentedModel):
     """
 
     layout: Literal["packed", "padded"] = "packed"
-    """Filling of micro-batches. `packed` sequences share rows of `sequence_length` tokens and attend to their own tokens
-    only. `padded` ones are a row each, as long as the longest of their micro-batch.
+    """Filling of micro-batches. `packed` sequences share rows of `sequence_length` tokens, and each attends to its own
+    tokens only. `padded` ones are a row each, as long as the longest of their micro-batch.
     """
 
     order: Literal["shuffled", "balanced"] = "shuffled"
@@ -47,8 +47,8 @@ class SequenceKeys(DocumentedModel):
     """
 
     per_step: PositiveInt | None = None
-    """Sequences of an optimizer step, in place of `global_batch_size`. The packed rows that hold them follow, rounded by
-    up to 3% to a number that divides well.
+    """Sequences of an optimizer step, in place of `global_batch_size`. The packed rows that hold them follow, rounded
+    by up to 3% to a number that divides well.
 
     Default: what `global_batch_size` or `global_batch_tokens` gives
     """
@@ -90,7 +90,9 @@ def _read_lengths(path: Path) -> tuple[IntArray, FloatArray]:
     lines = enumerate(text.splitlines(), start=1)
     header = [cell.strip() for cell in next(lines, (0, ""))[1].split(",")]
     if header not in (["length", "count"], ["length"]):
-        raise ConfigError("is no header of a file of lengths", key="line 1", value=",".join(header), nearest=form, file=file)
+        raise ConfigError(
+            "is no header of a file of lengths", key="line 1", value=",".join(header), nearest=form, file=file
+        )
     rows: list[tuple[int, int]] = []
     for number, line in lines:
         if not line.strip():
@@ -102,7 +104,9 @@ def _read_lengths(path: Path) -> tuple[IntArray, FloatArray]:
             raise ConfigError(f"is not valid CSV ({error})", file=place) from None
         if len(cells) != len(header):
             raise ConfigError(f"has {len(cells)} cells where the header has {len(header)}", file=place)
-        length, count = (_whole(cell, name, place) for cell, name in zip((*cells, "1")[:2], ("length", "count"), strict=True))
+        length, count = (
+            _whole(cell, name, place) for cell, name in zip((*cells, "1")[:2], ("length", "count"), strict=True)
+        )
         rows.append((length, count))
     if not rows:
         raise ConfigError("holds no lengths", file=file, nearest=form)

@@ -18,6 +18,9 @@ ALGORITHM, ULYSSES = "--context-parallel-algo", "--ulysses-degree-in-cp"
 PER_CHUNK, LAYERS, NOOP = "--num-layers-per-virtual-pipeline-stage", "--num-layers", "--noop-layers"
 
 MINDSPEED_FLAGS: dict[str, Flag] = COMMON_FLAGS | {
+    **{name: Flag(kind="switch") for name in ("--is-instruction-dataset", "--neat-pack", "--reset-attention-mask")},
+    "--variable-seq-lengths": Flag(kind="switch"),
+    "--attention-mask-type": Flag(kind="word", choices=("causal", "general")),
     ALGORITHM: Flag(kind="word", choices=("ulysses_cp_algo", "megatron_cp_algo", "hybrid_cp_algo")),
     ULYSSES: Flag(),
     PER_CHUNK: Flag(),
