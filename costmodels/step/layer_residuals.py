@@ -56,7 +56,7 @@ def layer_residual(residuals: Sequence[LayerResidual], device: str, job: Trainin
             np.full(len(shapes), np.log2(job.model.hidden_size)),
             np.log2(shapes.tp),
             np.log2(local_tokens(job, shapes)),
-            np.full(len(shapes), np.log2(job.sequence_length)),
+            np.broadcast_to(np.log2(job.attended_length(shapes.mbs)), len(shapes)),
         ],
         axis=1,
     )

@@ -41,7 +41,7 @@ def transfer_collectives(
     share = np.where(_is_whole(grid), message / grid.tp, message)
     forward = share if _scatters(runtime, Phase.FORWARD) else message
     if runtime.sends_mask:
-        forward = forward + job.element_bytes * job.sequence_length**2 / efficiency
+        forward = forward + job.element_bytes * job.row_tokens(grid.mbs) ** 2 / efficiency
     if _scatters(runtime, Phase.FORWARD):
         gather["pp.all_gather"] = Collective(
             name="pp.all_gather",

@@ -38,7 +38,7 @@ from hardware.distinct import distinct_rows
 VARYING = 0.3
 """Share of a micro-batch's work that differs in the pipelines that are timed."""
 _SAMPLED_ROWS = 2**16
-_STEPS = (16, 256)
+_STEPS = (16, 8192)
 """Least and largest number of sampled steps; between them, all steps together have _SAMPLED_ROWS rows."""
 _PIPELINES = 128
 """Number of pipelines that are timed."""
