@@ -39,7 +39,22 @@ LEFT_OUT = frozenset(
 )
 """Flags that a trial must not have. The exporter adds --no-gradient-accumulation-fusion itself for sharded weights."""
 
-REPLACED = (MEGATRON_FLAGS.keys() - LEFT_OUT) | {
+OF_DATA = frozenset(
+    [
+        "--sft",
+        "--is-instruction-dataset",
+        "--neat-pack",
+        "--reset-attention-mask",
+        "--attention-mask-type",
+        "--variable-seq-lengths",
+    ]
+)
+"""Flags of packed or padded data, which `{flags}` sets where a study has sequences of varying length.
+
+A script's own stay in its command, since its data needs them also where the study has none.
+"""
+
+REPLACED = (MEGATRON_FLAGS.keys() - LEFT_OUT - OF_DATA) | {
     "--num-layers-per-virtual-pipeline-stage",
     "--decoder-first-pipeline-num-layers",
     "--decoder-last-pipeline-num-layers",

@@ -46,7 +46,7 @@ def test_mindspeed_packs_and_pads_by_flags():
 
 
 def test_nemo_makes_one_row_of_a_micro_batch():
-    """NeMo takes packed micro-batches of one row: two rows become one of twice the tokens, and the batch half as many."""
+    """NeMo takes micro-batches of one packed row: two rows become one of twice the tokens, the batch half as many."""
     text = export("nemo", PACKED, dp=64, mbs=2).text
     found = dict(line.strip().removeprefix("recipe.").split(" = ", 1) for line in text.splitlines() if " = " in line)
 

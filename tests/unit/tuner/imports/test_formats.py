@@ -15,7 +15,7 @@ from tests.support.studies.launch_scripts import (
 )
 from tuner.export.megatron_flags import MEGATRON_FLAGS
 from tuner.imports import IMPORTERS
-from tuner.imports.megatron_command import LEFT_OUT, OF_MINDSPEED, REPLACED
+from tuner.imports.megatron_command import LEFT_OUT, OF_DATA, OF_MINDSPEED, REPLACED
 
 
 def read(framework, text):
@@ -123,8 +123,8 @@ def test_the_command_of_mindspeed_is_that_of_a_trial():
     ids=["megatron", "mindspeed"],
 )
 def test_whatever_flags_write_is_left_out_of_the_command(framework, replaced, written):
-    """No flag that an exporter writes is given by the script's command too."""
-    assert set(written) - replaced == set(), framework
+    """No flag that an exporter writes is given by the script's command too, but those that its data needs."""
+    assert set(written) - replaced - OF_DATA == set(), framework
 
 
 @pytest.mark.parametrize(
@@ -400,3 +400,13 @@ def test_files_of_something_else(framework, text):
     """A file that is none of the framework's is told as a mistake."""
     with pytest.raises(ConfigError):
         read(framework, text)
+
+
+@pytest.mark.parametrize(("flag", "layout"), [("--sft", "packed"), ("--variable-seq-lengths", "padded")])
+def test_flags_of_packed_data_stay_and_are_told(flag, layout):
+    """A script of packed or padded sequences keeps its flag, and a note names the key that takes their lengths."""
+    imported = read("megatron", ARRAYS.replace("--seq-length", f"{flag} --seq-length"))
+
+    assert flag in imported.command.arguments
+    (note,) = [one for one in imported.unread if one.what == flag]
+    assert f"job.sequences with layout {layout}" in note.why

@@ -128,7 +128,7 @@ def test_backends_that_train_equal_sequences_refuse_others(tmp_path, backend, ru
     path = tmp_path / "study.yaml"
     text = STUDY.format(job=f"global_batch_size: 64, precision: fp32, {LENGTHS}", backend=backend, runtime=runtime)
     path.write_text(text.replace("dgx-h100", "cpu-host").replace("llama3-8b", str(SMALL)), encoding="utf-8")
-    with pytest.raises(ConfigError, match="job.sequences: vary in length"):
+    with pytest.raises(ConfigError, match=r"job\.sequences: vary in length"):
         load_study(path)
 
 
