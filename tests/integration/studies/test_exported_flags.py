@@ -12,6 +12,7 @@ from benchmarks.support.export_samples import MUTATIONS, differences, mutants, s
 from benchmarks.support.framework_parsers import PARSERS
 from benchmarks.support.megatron_parser import MegatronParser
 from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.sequences import Sequences
 from costmodels.job.uneven_work import Assignment
 from hardware.io.errors import ConfigError
 from tests.oracles.frameworks.checks import CHECKS
@@ -390,3 +391,16 @@ def test_every_flag_of_megatrons_parser_is_known():
         pytest.skip(str(error))
 
     assert {flag_name(flag) for flag in parser.flags} - {"-h", "--help"} <= known_flags()
+
+
+@pytest.mark.parametrize("degrees", [{"dp": 64}, {"dp": 16, "cp": 4}, {"dp": 8, "pp": 4, "tp": 2, "mbs": 2}])
+def test_megatrons_parser_takes_packed_sequences(degrees):
+    """The installed Megatron-LM reads the flags of packed sequences beside those of the layout."""
+    try:
+        parser = MegatronParser()
+    except ImportError as error:
+        pytest.skip(str(error))
+    setting = setting_of(sequences=Sequences(lengths=(512, 8192), shares=(0.9, 0.1)))
+    export = find_exporter("megatron")(setting, ParallelConfig(**degrees))
+
+    assert parser.parse(export.arguments, export.environment, setting)["--sft"] is True
