@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -74,14 +75,16 @@ def excess_of(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> Ex
     parts = np.ones(len(grid), dtype=np.int64)
     if sequences.is_packed and not runtime.splits_documents:
         parts = grid.cp
-    first, row = distinct_rows([grid.pp, grid.vpp, grid.dp, grid.mbs, together, parts])
+    # rows that are dealt out alike follow each other
+    first, row = distinct_rows([grid.dp, grid.mbs, together, parts, grid.pp, grid.vpp])
     core, rest = np.zeros(len(first)), np.zeros(len(first))
+    of_rows = (sequences, job.sequence_length, job.global_batch_size)
     for number, at in enumerate(first.tolist()):
-        dealt = (int(grid.dp[at]), int(grid.mbs[at]), int(together[at]))
+        dealt = _Dealt(dp=int(grid.dp[at]), mbs=int(grid.mbs[at]), together=int(together[at]), parts=int(parts[at]))
         pipeline = (int(grid.pp[at]), int(grid.vpp[at]))
-        core[number] = _excess(*pipeline, _dealt_work(job, sequences, *dealt, parts=int(parts[at]), power=2))
+        core[number] = _excess(*of_rows, dealt, *pipeline, power=2)
         if not sequences.is_packed:
-            rest[number] = _excess(*pipeline, _dealt_work(job, sequences, *dealt, parts=1, power=1))
+            rest[number] = _excess(*of_rows, dealt, *pipeline, power=1)
     return Excess(core=core[row], rest=rest[row])
 
 
@@ -97,39 +100,73 @@ def ranks_in_step(grid: ConfigGrid) -> IntArray:
     return np.gcd(grid.dp, np.maximum(shared, of_experts))
 
 
-def _excess(pp: int, vpp: int, work: FloatArray) -> float:
+class _Dealt(NamedTuple):
+    """Division of the rows of a step.
+
+    Attributes:
+        dp: Number of replicas.
+        mbs: Rows of a micro-batch.
+        together: Replicas that wait for each other in every micro-batch.
+        parts: Ranks that share a row by its tokens, and not each of its sequences.
+    """
+
+    dp: int
+    mbs: int
+    together: int
+    parts: int
+
+
+# a study prices the same candidates under many draws of its constants
+@lru_cache(maxsize=16_384)
+def _excess(sequences: Sequences, row_tokens: int, rows: int, dealt: _Dealt, pp: int, vpp: int, *, power: int) -> float:
     """Return the mean time of steps beyond that of equal micro-batches.
+
+    Args:
+        sequences: Sequences of the job.
+        row_tokens: Tokens of a row.
+        rows: Rows of a step.
+        dealt: Division of these rows.
+        pp: Number of stages.
+        vpp: Chunks per stage.
+        power: 2 for attention; 1 for what grows with tokens, of padded sequences.
+    """
+    work = _dealt_work(sequences, row_tokens, rows, dealt, power=power)
+    number = work.shape[-1]
+    waits = float((work.sum(axis=-1).max(axis=1) - number).mean())
+    if pp > 1:
+        mean, growth = _pipeline_waits(pp, vpp, work.reshape(-1, number)[:_PIPELINES])
+        waits = mean + growth * waits
+    return max(waits, 0.0)
+
+
+def _pipeline_waits(pp: int, vpp: int, work: FloatArray) -> tuple[float, float]:
+    """Return how much later than with equal micro-batches pipelines of mean work end, and by how much more per work.
+
+    The time grows with the sum of a pipeline's work, and by more than the work itself where stages wait for each other.
 
     Args:
         pp: Number of stages.
         vpp: Chunks per stage.
-        work: Work of each micro-batch over the mean [s, d, m].
+        work: Work of each micro-batch over the mean [k, m].
     """
-    number = work.shape[-1]
-    sums = work.sum(axis=-1)
-    waits = float((sums.max(axis=1) - number).mean())
-    if pp == 1:
-        return max(waits, 0.0)
+    number = work.shape[1]
     # Without chunks micro-batches are of no round, and any number of them is timed like rounds of pp.
     size = pp if vpp == 1 else int(of_round(np.array(number), pp))
     rounds = number // size
     timed = number if vpp == 1 and rounds < ROUNDS else min(rounds, ROUNDS) * size
-    half = timed // size // 2 * size
-    pipelines = work.reshape(-1, number)[:_PIPELINES]
-    own, late = pipelines[:, :timed].sum(axis=1) - timed, _lateness(pp, vpp, pipelines[:, :timed])
-    # The time grows with the sum of the work, and by more than the work itself where stages wait for each other.
+    own, late = work[:, :timed].sum(axis=1) - timed, _lateness(pp, vpp, work[:, :timed])
     spread = ((own - own.mean()) ** 2).mean()
     growth = float(((late - late.mean()) * (own - own.mean())).mean() / spread) if spread > 0 else 1.0
     mean = float((late - growth * own).mean())
     if number > timed:
         # further micro-batches wait as much as those of the later half of the timed ones
+        half = timed // size // 2 * size
         before = 0.0
         if half:
-            before = float(
-                (_lateness(pp, vpp, pipelines[:, :half]) - growth * (pipelines[:, :half].sum(axis=1) - half)).mean()
-            )
+            own, late = work[:, :half].sum(axis=1) - half, _lateness(pp, vpp, work[:, :half])
+            before = float((late - growth * own).mean())
         mean += (mean - before) / (timed - half) * (number - timed)
-    return max(mean + growth * waits, 0.0)
+    return mean, growth
 
 
 def _lateness(pp: int, vpp: int, work: FloatArray) -> FloatArray:
@@ -155,23 +192,13 @@ def _lateness(pp: int, vpp: int, work: FloatArray) -> FloatArray:
     return np.asarray((whole_s[:-1] - whole_s[-1]) / VARYING)
 
 
-def _dealt_work(
-    job: TrainingJob, sequences: Sequences, dp: int, mbs: int, together: int, *, parts: int, power: int
-) -> FloatArray:
-    """Return the work of micro-batches in sampled steps, over the mean [s, dp / together, m].
-
-    Args:
-        job: Training job.
-        sequences: Its sequences.
-        dp: Number of replicas.
-        mbs: Rows of a micro-batch.
-        together: Replicas that wait for each other in every micro-batch.
-        parts: Ranks that share a row by its tokens, and not each of its sequences.
-        power: 2 for attention; 1 for what grows with tokens, of padded sequences.
-    """
-    number = job.global_batch_size // (dp * mbs)
+@lru_cache(maxsize=4)
+def _dealt_work(sequences: Sequences, row_tokens: int, rows: int, dealt: _Dealt, *, power: int) -> FloatArray:
+    """Return the work of micro-batches in sampled steps, over the mean [s, d, m]; see `_excess`."""
+    dp, mbs, together, parts = dealt
+    number = rows // (dp * mbs)
     if sequences.is_packed:
-        of_rows = _row_work(sequences, job.sequence_length, parts)
+        of_rows = _row_work(sequences, row_tokens, parts)
     else:
         of_rows = sample_lengths(sequences).astype(np.float64)[:, None]
     work = of_rows[_steps(len(of_rows), dp * mbs * number)]
