@@ -38,11 +38,17 @@ from hardware.distinct import distinct_rows
 
 VARYING = 0.3
 """Share of a micro-batch's work that differs in the pipelines that are timed."""
-_SAMPLED_ROWS = 2**16
+_SAMPLED_ROWS = 2**15
 _STEPS = (16, 8192)
 """Least and largest number of sampled steps; between them, all steps together have _SAMPLED_ROWS rows."""
-_PIPELINES = 128
+_ROWS_OF_PARTS = 4096
+"""Packed rows whose parts are counted for ranks that share rows."""
+_PARTS = 2**19
+"""Parts of rows in all sampled steps together, where ranks share rows; at least those of one step."""
+_PIPELINES = 64
 """Number of pipelines that are timed."""
+_PASSES = 8192
+"""Passes of a pipeline from which on fewer than ROUNDS rounds of micro-batches are timed, but at least two."""
 _SEED = 20250324
 
 
@@ -75,8 +81,8 @@ def excess_of(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> Ex
     parts = np.ones(len(grid), dtype=np.int64)
     if sequences.is_packed and not runtime.splits_documents:
         parts = grid.cp
-    # rows that are dealt out alike follow each other
-    first, row = distinct_rows([grid.dp, grid.mbs, together, parts, grid.pp, grid.vpp])
+    # pipelines of the same passes follow each other, whose order is then found once (see timed_order)
+    first, row = distinct_rows([grid.pp, grid.vpp, grid.dp * grid.mbs, grid.mbs, together, parts])
     core, rest = np.zeros(len(first)), np.zeros(len(first))
     of_rows = (sequences, job.sequence_length, job.global_batch_size)
     for number, at in enumerate(first.tolist()):
@@ -152,8 +158,8 @@ def _pipeline_waits(pp: int, vpp: int, work: FloatArray) -> tuple[float, float]:
     number = work.shape[1]
     # Without chunks micro-batches are of no round, and any number of them is timed like rounds of pp.
     size = pp if vpp == 1 else int(of_round(np.array(number), pp))
-    rounds = number // size
-    timed = number if vpp == 1 and rounds < ROUNDS else min(rounds, ROUNDS) * size
+    rounds, most = number // size, int(np.clip(_PASSES // (2 * pp * vpp * size), 2, ROUNDS))
+    timed = number if vpp == 1 and rounds < most else min(rounds, most) * size
     own, late = work[:, :timed].sum(axis=1) - timed, _lateness(pp, vpp, work[:, :timed])
     spread = ((own - own.mean()) ** 2).mean()
     growth = float(((late - late.mean()) * (own - own.mean())).mean() / spread) if spread > 0 else 1.0
@@ -180,19 +186,17 @@ def _lateness(pp: int, vpp: int, work: FloatArray) -> FloatArray:
         work: Work of each micro-batch over the mean [k, m].
     """
     order = timed_order(pp, vpp, work.shape[1])
-    is_forward = order.duration < pp * vpp
-    share_s = np.where(is_forward, 1 / 3, 2 / 3) / vpp
-    lasts = (1.0 - VARYING) + VARYING * np.concatenate([work, np.ones((1, work.shape[1]))])
-    pass_s = share_s[:, None] * lasts.T[order.micro_batch]
-    end_s = np.zeros((len(order.stage) + pp + 1, len(lasts)))
+    share_s = np.where(order.duration < pp * vpp, 1 / 3, 2 / 3)[:, None] / vpp
+    lasts = ((1.0 - VARYING) + VARYING * np.concatenate([work, np.ones((1, work.shape[1]))])).T
+    end_s = np.zeros((len(order.stage) + pp + 1, lasts.shape[1]))
     for first, last in order.levels:
         at = slice(first, last)
-        end_s[at] = np.maximum(end_s[order.previous[at]], end_s[order.sender[at]]) + pass_s[at]
-    whole_s = end_s.max(axis=0)
+        begin_s = np.maximum(end_s[order.previous[at]], end_s[order.sender[at]])
+        end_s[at] = begin_s + share_s[at] * lasts[order.micro_batch[at]]
+    whole_s = end_s[order.last_of_stage].max(axis=0)
     return np.asarray((whole_s[:-1] - whole_s[-1]) / VARYING)
 
 
-@lru_cache(maxsize=4)
 def _dealt_work(sequences: Sequences, row_tokens: int, rows: int, dealt: _Dealt, *, power: int) -> FloatArray:
     """Return the work of micro-batches in sampled steps, over the mean [s, d, m]; see `_excess`."""
     dp, mbs, together, parts = dealt
@@ -201,7 +205,7 @@ def _dealt_work(sequences: Sequences, row_tokens: int, rows: int, dealt: _Dealt,
         of_rows = _row_work(sequences, row_tokens, parts)
     else:
         of_rows = sample_lengths(sequences).astype(np.float64)[:, None]
-    work = of_rows[_steps(len(of_rows), dp * mbs * number)]
+    work = of_rows[_steps(len(of_rows), dp * mbs * number, parts)]
     work = (_balance(work, dp, mbs) if sequences.order == "balanced" else work).reshape(-1, dp, number, mbs, parts)
     if sequences.is_packed:
         work = work / work.sum(axis=-1).mean() * parts
@@ -228,9 +232,14 @@ def _balance(work: FloatArray, dp: int, mbs: int) -> FloatArray:
 
 
 @lru_cache(maxsize=64)
-def _steps(available: int, rows: int) -> IntArray:
-    """Draw the rows of sampled steps out of so many available ones [s, b]; none comes twice before all have come."""
+def _steps(available: int, rows: int, parts: int) -> IntArray:
+    """Draw the rows of sampled steps out of so many available ones [s, b]; none comes twice before all have come.
+
+    Rows that many ranks share are alike from step to step, and fewer steps of them are drawn.
+    """
     number = int(np.clip(_SAMPLED_ROWS // rows, *_STEPS))
+    if parts > 1:
+        number = int(np.clip(_PARTS // (rows * parts), 1, number))
     rng = np.random.default_rng(_SEED)
     every = [rng.permutation(available) for _ in range(math.ceil(number * rows / available))]
     return np.concatenate(every)[: number * rows].reshape(number, rows)
@@ -247,23 +256,24 @@ def _row_work(sequences: Sequences, row_tokens: int, parts: int) -> FloatArray:
     if parts == 1:
         return packed.squares[:, None]
     bounds = np.arange(2 * parts + 1) * row_tokens / (2 * parts)
-    before = _work_before(packed, bounds)
+    rows = np.arange(0, len(packed.tokens), max(len(packed.tokens) // _ROWS_OF_PARTS, 1))
+    before = _work_before(packed, rows, bounds)
     of_chunks = np.diff(before, axis=1)
     return np.asarray(of_chunks[:, :parts] + of_chunks[:, : parts - 1 : -1])
 
 
-def _work_before(packed: PackedRows, bounds: FloatArray) -> FloatArray:
-    """Return the attention of the tokens of each row that stand before each bound [r, bounds].
+def _work_before(packed: PackedRows, rows: IntArray, bounds: FloatArray) -> FloatArray:
+    """Return the attention of the tokens of some rows that stand before each bound [len(rows), bounds].
 
     The first x tokens of a sequence attend to x^2 / 2 keys; the factor is left out, as in `squares`.
     """
     length = packed.length.astype(np.float64)
-    first = np.searchsorted(packed.row, np.arange(len(packed.tokens)))
+    first = np.searchsorted(packed.row, rows)
     # positions count the tokens of all rows before, and so do the sums of squares
     ends = np.cumsum(length)
     squares = np.concatenate([[0.0], np.cumsum(length**2)])
     begin_of_row = (ends - length)[first]
-    position = np.minimum(begin_of_row[:, None] + bounds, (begin_of_row + packed.tokens)[:, None])
+    position = np.minimum(begin_of_row[:, None] + bounds, (begin_of_row + packed.tokens[rows])[:, None])
     at = np.minimum(np.searchsorted(ends, position, side="right"), len(ends) - 1)
     inside = position - (ends - length)[at]
     return np.asarray(squares[at] + inside**2 - squares[first][:, None])
