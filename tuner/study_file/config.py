@@ -29,6 +29,7 @@ from hardware.trace_file import read_trace
 from trials.backend import AbstractBackend, Observation, Status
 from trials.knobs.knob import Knob, today_of
 from trials.trial_keys import AbstractTrialKeys, StudyParts
+from tuner.knobs.known_knob import KnownKnob
 from tuner.own_step.plans import OwnStepPlans
 from tuner.own_step.predictions import DEFAULTS, space_of
 from tuner.plans.layer_planning import AUTO_PLANNER, LayerPlanning
@@ -37,7 +38,7 @@ from tuner.search.proxy.proxy_trials import ProxyOptions
 from tuner.space.enumeration import Space, SpaceOptions, build_space, setting_for
 from tuner.study_file.exported_flags import flag_exporters
 from tuner.study_file.key_errors import under
-from tuner.study_file.knob_keys import build_knobs
+from tuner.study_file.known_knobs import KnobCatalog, StudyKnobs
 from tuner.study_file.meaning import describe_own_trials, describe_trials
 from tuner.study_file.paths import StudyPaths
 from tuner.study_file.proxy_keys import proxy_options
@@ -113,6 +114,7 @@ class StudyConfig:
             that are not given a password.
         own_step: Plans of the user's own step, which is trained in place of a model of the catalog; else None.
         knobs: Knobs that are searched beside the layout.
+        known_knobs: Entries of the catalog for those of them that it knows.
         kin: Names of studies in the same storage whose runs are history too: those of the same job on more or fewer
             of the hosts.
     """
@@ -137,6 +139,7 @@ class StudyConfig:
     current_observation: Observation | None = None
     own_step: OwnStepPlans | None = None
     knobs: tuple[Knob, ...] = ()
+    known_knobs: tuple[KnownKnob, ...] = ()
     kin: tuple[str, ...] = ()
 
     @property
@@ -269,7 +272,8 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
     own = keys.model if isinstance(keys.model, OwnModelKeys) else None
     subject = _of_catalog(keys, cluster, base_dir) if own is None else own_subject(keys, own, cluster, base_dir)
     setting, options, group = subject.setting, subject.options, subject.measured
-    knobs = build_knobs(keys.space.knobs)
+    found = _knobs_of(keys, setting, options)
+    knobs = found.knobs
     chosen = LayerPlanning() if own else _planning(keys.planner)
     parts = StudyParts(
         name=keys.name,
@@ -313,7 +317,18 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
         notes=paths.read_elsewhere(_files_read(keys, described.trace, base_dir)),
         own_step=subject.own_step,
         knobs=knobs,
+        known_knobs=found.known,
     )
+
+
+def _knobs_of(keys: StudyKeys, setting: Setting, options: SpaceOptions) -> StudyKnobs:
+    """Return the knobs of a study; known ones need a model and a framework of the catalog."""
+    entries = keys.space.knobs
+    if isinstance(keys.model, OwnModelKeys) and any(isinstance(entry, str) for entry in entries):
+        raise ConfigError("are known of frameworks, not of a step of your own", key="space.knobs", value=entries)
+    return KnobCatalog(
+        setting=setting, options=options, framework=keys.trial.framework(), files=tuple(keys.trial.config_files())
+    ).build(entries)
 
 
 def _check_knobs(keys: StudyKeys, knobs: Sequence[Knob], backend: AbstractBackend) -> None:
