@@ -41,8 +41,8 @@ class _Value(StrictModel):
     keeps: bool = False
     runtime: dict[str, Any] = Field(default_factory=dict)
     job: dict[str, Any] = Field(default_factory=dict)
-    step: dict[str, Annotated[float, Field(gt=-1, lt=10)]] = Field(default_factory=dict)
-    memory: dict[str, Annotated[float, Field(ge=-1, lt=10)]] = Field(default_factory=dict)
+    step: dict[str, Annotated[float, Field(gt=-1, lt=1000)]] = Field(default_factory=dict)
+    memory: dict[str, Annotated[float, Field(ge=-1, lt=1000)]] = Field(default_factory=dict)
 
 
 class _Entry(StrictModel):
@@ -60,6 +60,7 @@ class _Entry(StrictModel):
     alters_results: bool = False
     requires: str = ""
     dimension: str = ""
+    starts_at_default: bool = False
 
 
 class CatalogFile(StrictModel):
@@ -146,7 +147,7 @@ def _known(framework: str, name: str, entry: _Entry, sources: dict[str, str]) ->
         source=sources.get(entry.source, entry.source),
         basis=sources.get(basis, basis),
         **{key: getattr(entry, key) for key in ("flag", "environment", "key", "when", "width", "alters_results")},
-        **{key: getattr(entry, key) for key in ("requires", "dimension")},
+        **{key: getattr(entry, key) for key in ("requires", "dimension", "starts_at_default")},
         needs=tuple(entry.needs),
         affects=tuple(entry.affects),
     )

@@ -79,15 +79,14 @@ def effects_of(known: KnownKnob, values: Sequence[KnobValue], today: KnobValue, 
     step = np.zeros((len(predicted.grid), len(values)))
     memory = np.zeros_like(step)
     base = known.value_of(today) or KnownValue(value=today)
-    of_base = _log_parts(base, predicted)
+    of_base = [sum(parts) for parts in zip(_predicted_with(base, predicted), _log_parts(base, predicted), strict=True)]
     for at, value in enumerate(values):
         entry = known.value_of(value)
         if entry is None or entry == base:
             continue
-        estimate, needed = _predicted_with(entry, predicted)
-        own = _log_parts(entry, predicted)
-        step[:, at] = estimate + own[0] - of_base[0]
-        memory[:, at] = needed + own[1] - of_base[1]
+        by_facts, by_parts = _predicted_with(entry, predicted), _log_parts(entry, predicted)
+        step[:, at] = by_facts[0] + by_parts[0] - of_base[0]
+        memory[:, at] = by_facts[1] + by_parts[1] - of_base[1]
     return ValueEffects(step=step, memory=memory)
 
 

@@ -65,6 +65,7 @@ class KnownKnob:
         width: Standard deviation of its effect, as a share of the parts that it affects.
         alters_results: Whether it changes the numbers that training computes with, and not only their speed.
         requires: Versions and libraries that nothing here can check, in words; empty if there are none.
+        starts_at_default: Whether the default is in use whatever the profile assumes, which was fitted to better runs.
         dimension: Dimension of layouts that searches the same choice, so that it is no knob; empty for all others.
     """
 
@@ -84,6 +85,7 @@ class KnownKnob:
     alters_results: bool = False
     requires: str = ""
     dimension: str = ""
+    starts_at_default: bool = False
 
     def value_of(self, value: KnobValue) -> KnownValue | None:
         """Return what is known of a value; None for one that the catalog lacks."""
@@ -94,6 +96,8 @@ class KnownKnob:
 
     def today(self, job: TrainingJob, runtime: RuntimeProfile) -> KnobValue:
         """Return the value in use: that whose facts the job and the profile have, or the framework's default."""
+        if self.starts_at_default:
+            return self.values[0].value
         stated = [known for known in self.values if known.runtime or known.job]
         in_use = [known.value for known in stated if known.is_in_use(job, runtime)]
         return in_use[0] if in_use else self.values[0].value

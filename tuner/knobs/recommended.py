@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from costmodels.job.setting import Setting
 from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import FloatArray
-from trials.knobs.condition import ALWAYS, Condition, parse_condition
+from trials.knobs.condition import ALWAYS, parse_condition
 from tuner.knobs.effects import Predicted, effects_of, predict, width_of
 from tuner.knobs.known_knob import KnownKnob
 from tuner.knobs.needs import unmet_needs
@@ -85,23 +85,29 @@ def judge_knobs(known: Sequence[KnownKnob], leaders: Leaders) -> list[Verdict]:
         known: Knobs of the study's framework.
         leaders: Leading layouts of the study; none if no layout is possible.
     """
-    verdicts = [_judge(knob, known, leaders) for knob in known]
-    paying = sorted((-one.gain, at) for at, one in enumerate(verdicts) if one.is_recommended)
-    surplus = {at for _, at in paying[MOST_RECOMMENDED:]}
-    return [
-        Verdict(
-            known=one.known,
-            gain=one.gain,
-            reason=f"{one.reason}, but {MOST_RECOMMENDED} others may save more",
-            is_recommended=False,
-        )
-        if at in surplus
-        else one
-        for at, one in enumerate(verdicts)
-    ]
+    setting = leaders.predicted.setting
+    verdicts: dict[str, Verdict] = {}
+    for knob in known:  # a condition compares only knobs that stand before
+        chosen = {name for name, one in verdicts.items() if one.is_recommended}
+        verdicts[knob.name] = _judge(knob, known, chosen, leaders)
+    paying = [one for one in sorted(verdicts.values(), key=lambda one: -one.gain) if one.is_recommended]
+    kept = {one.known.name for one in paying[:MOST_RECOMMENDED]}
+    for name, one in verdicts.items():
+        if not one.is_recommended:
+            continue
+        if name not in kept:
+            verdicts[name] = replace(
+                one, reason=f"{one.reason}, but {MOST_RECOMMENDED} others may save more", is_recommended=False
+            )
+        elif not condition_within(one.known, known, kept, setting)[1]:
+            kept.discard(name)
+            verdicts[name] = replace(one, reason=f"{one.reason}, but only where {one.known.when}", is_recommended=False)
+    return list(verdicts.values())
 
 
-def _judge(knob: KnownKnob, catalog: Sequence[KnownKnob], leaders: Leaders) -> Verdict:
+def _judge(knob: KnownKnob, catalog: Sequence[KnownKnob], chosen: Collection[str], leaders: Leaders) -> Verdict:
+    """Return the verdict on one knob, beside the knobs that are recommended already."""
+
     def no(reason: str, gain: float = 0.0) -> Verdict:
         return Verdict(known=knob, gain=gain, reason=reason, is_recommended=False)
 
@@ -111,8 +117,9 @@ def _judge(knob: KnownKnob, catalog: Sequence[KnownKnob], leaders: Leaders) -> V
     unmet = unmet_needs(setting, knob.needs)
     if unmet:
         return no(f"needs {' and '.join(unmet)}")
-    text, is_possible = condition_within(knob, catalog, set(), setting)
-    condition: Condition = parse_condition(text, {}) if text else ALWAYS
+    text, is_possible = condition_within(knob, catalog, chosen, setting)
+    values_of = {one.name: tuple(value.value for value in one.values) for one in catalog if one.name in chosen}
+    condition = parse_condition(text, values_of) if text else ALWAYS
     active = condition.on_layouts(grid) if is_possible else np.zeros(len(grid), dtype=np.bool_)
     if not active.any():
         return no(f"is set for no leading layout: it needs {knob.when}")
