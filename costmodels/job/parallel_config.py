@@ -210,12 +210,15 @@ class ParallelConfig(FurtherValues):
 
         Knobs of which the configuration has no value are left out.
         """
-        found = {name: getattr(self, name) for name in dimensions if name in _VALUES}
+        knobs = dict(self.knobs)
+        found: dict[str, Value] = {}
+        for name in dimensions:
+            if name in _VALUES:
+                found[name] = getattr(self, name)
+            elif name in knobs:
+                found[name] = knobs[name]
         if "assignment" in found:
             found["assignment"] = str(self.assignment)
-        if self.knobs:
-            knobs = dict(self.knobs)
-            found = {name: found.get(name, knobs.get(name)) for name in dimensions if name in found or name in knobs}
         return found
 
     def __str__(self) -> str:

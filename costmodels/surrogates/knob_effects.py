@@ -17,6 +17,7 @@ Letters: t trials, j knobs, v values of a knob, r basis functions, c columns of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -220,30 +221,48 @@ def _draw_scales(
     known: dict[tuple[int, ...], float] = {}
 
     def log_likelihood(pattern: tuple[int, ...]) -> float:
-        told = tuple(scale if moved else 0 for scale, moved in zip(pattern, is_moved, strict=True))
-        if told not in known:
+        found = known.get(pattern)
+        if found is None:
             total = covariance.copy()
-            for design, scale, gram in zip(designs, told, grams, strict=True):
+            for design, scale, gram in zip(designs, pattern, grams, strict=True):
                 if scale:
                     total += design.scales[scale] ** 2 * gram
             factor = _factor(total)
             whitened = solve_triangular(factor, residual, lower=True)
-            known[told] = float(-0.5 * whitened @ whitened - np.log(np.diag(factor)).sum())
-        return known[told]
+            found = known[pattern] = float(-0.5 * whitened @ whitened - np.log(np.diag(factor)).sum())
+        return found
 
+    moved = [knob for knob, is_one in enumerate(is_moved) if is_one]
+    log_chances = [np.log(design.chances).tolist() for design in designs]
+    chances = rng.random((BURN_IN + num_draws, len(designs))).tolist()
     current = [0] * len(designs)
     drawn = np.empty((num_draws, len(designs)), dtype=np.int64)
-    for sweep in range(BURN_IN + num_draws):
-        for knob, design in enumerate(designs):
-            others = (tuple(current[:knob]), tuple(current[knob + 1 :]))
-            log_weight = np.log(design.chances) + np.array(
-                [log_likelihood((*others[0], scale, *others[1])) for scale in range(len(design.scales))]
-            )
-            chance = np.exp(log_weight - log_weight.max())
-            current[knob] = int(rng.choice(len(chance), p=chance / chance.sum()))
+    for sweep, row in enumerate(chances):
+        for knob in moved:
+            log_weights = []
+            for scale, log_chance in enumerate(log_chances[knob]):
+                current[knob] = scale
+                log_weights.append(log_chance + log_likelihood(tuple(current)))
+            current[knob] = _pick(log_weights, row[knob])
         if sweep >= BURN_IN:
             drawn[sweep - BURN_IN] = current
+    # nothing is known of a knob that no trial has moved
+    for knob, design in enumerate(designs):
+        if not is_moved[knob]:
+            drawn[:, knob] = rng.choice(len(design.scales), size=num_draws, p=design.chances)
     return drawn
+
+
+def _pick(log_weights: Sequence[float], share: float) -> int:
+    """Return the position at which the cumulated weights exceed a share of their sum."""
+    largest = max(log_weights)
+    weights = [math.exp(each - largest) for each in log_weights]
+    left = share * sum(weights)
+    for at, weight in enumerate(weights):
+        left -= weight
+        if left < 0:
+            return at
+    return len(weights) - 1
 
 
 def _factor(covariance: FloatArray) -> FloatArray:

@@ -369,17 +369,19 @@ class Fitted:
         mean, deviation = self.process.mean_and_deviation(self.hypothesis.points.take(at))
         return self.hypothesis.log_predicted[at] + mean, np.sqrt(deviation**2 + self._own_variance[at])
 
-    def without_trials(self, seen: Seen) -> tuple[FloatArray, FloatArray]:
-        """Return mean [t] and covariance [t, t] of the log quantity of measured candidates, had no trial run.
+    def without_trials(self, seen: Seen, at: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Return mean [m] and covariance [m, m] of the log quantity of candidates `at`, had no trial run.
 
         The hyperparameters are those that the trials taught, and earlier runs still count. Measurement errors are not
         in the covariance; independent residuals are.
         """
         num_past = len(self.process.values) - len(seen.measured) - len(seen.bounded)
         past = self.process.take(len(seen.measured) + np.arange(num_past))
-        mean, covariance = past.mean_and_covariance(self.hypothesis.points.take(seen.measured))
-        residual = self._own_variance[seen.measured] + self.surprise
-        return self.hypothesis.log_predicted[seen.measured] + mean, covariance + np.diag(residual)
+        mean, covariance = past.mean_and_covariance(self.hypothesis.points.take(at))
+        residual = self._own_variance
+        residual[seen.measured] += self.surprise
+        # a candidate that is named twice has one residual
+        return self.hypothesis.log_predicted[at] + mean, covariance + residual[at] * (at[:, None] == at)
 
     def expected(self, seen: Seen, same_as: IntArray) -> FloatArray:
         """Return the mean of the log quantity [n]; see `Surrogate.expected`."""
@@ -432,9 +434,9 @@ class Surrogate:
                 drawn[rows] = fitted.draw(self.seen, int(count), rng, None if other is None else other[rows])
         return drawn
 
-    def without_trials(self) -> tuple[FloatArray, FloatArray]:
-        """Return mean and covariance of measured candidates under the most probable hypothesis, had no trial run."""
-        return self.fitted[int(np.argmax(self.probabilities))].without_trials(self.seen)
+    def without_trials(self, at: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Return mean [m] and covariance [m, m] of candidates under the most probable hypothesis, had no trial run."""
+        return self.fitted[int(np.argmax(self.probabilities))].without_trials(self.seen, at)
 
     def mean_and_deviation(self, at: IntArray) -> tuple[FloatArray, FloatArray]:
         """Return mean and standard deviation of the log quantity at candidates `at` as if unmeasured, each [m]."""

@@ -203,7 +203,7 @@ class CommandBackend(UserCommand, AbstractRankBackend):
         return HostPlan(
             **command | {"environment": (*flags.environment, *self.environment, *variables)},
             values=tuple(values.items()),
-            # before those of the framework, which may end with a subcommand
+            # first, because some flags end with a subcommand
             flags=tuple(words if takes_knobs else [*knob_words(self.knobs, config), *words]),
             knobs=tuple(knob_words(self.knobs, config)),
             files=tuple((file.name, file.file_name, file.with_values(keys.get(file.name, {}))) for file in self.files),

@@ -70,6 +70,14 @@ def hidden_effects(active: Sequence[tuple[Knob, KnobValue]], log_degrees: FloatA
     return KnobEffects(step=step, memory=memory)
 
 
+def idle_knobs(knobs: Sequence[Knob], seed: int) -> frozenset[str]:
+    """Return the names of the knobs that change nothing in the world of a seed."""
+    kinds = {knob.name: ("step", "memory") if "memory" in knob.affects else ("step",) for knob in knobs}
+    return frozenset(
+        name for name, whats in kinds.items() if all(_stream(seed, f"{name} {what}").random() < IDLE for what in whats)
+    )
+
+
 def _effect(knob: Knob, value: KnobValue, seed: int, what: str) -> float:
     """Return the log factor of a value relative to today's, in the mean over layouts."""
     rng = _stream(seed, f"{knob.name} {what}")

@@ -25,6 +25,7 @@ def searched_knobs(config: StudyConfig, candidates: Candidates) -> KnobSpace | N
         return None
     estimate = candidates.estimate
     shares = {part: estimate.breakdown_s[part] / estimate.step_time_s for part in BREAKDOWN}
+    priors = known_effects(config, candidates)
     return knob_space(
-        config.knobs, candidates.space.grid, candidates.features, shares, known_effects(config, candidates)
+        config.knobs, candidates.space.grid, candidates.features, shares, estimate.step_time_s, priors=priors
     )

@@ -487,6 +487,7 @@ def export(
     from tuner.answers.own_step_export import OWN_TARGETS, export_own_step
     from tuner.export import find_exporter
     from tuner.export.exporter import Export
+    from tuner.export.knob_export import with_knobs
 
     exporter = None if to in OWN_TARGETS else find_exporter(to)
     config = load(study, overrides, storage)
@@ -520,7 +521,7 @@ def export(
     else:
         notes += notes_on_idle_hosts(config, wanted)
         notes += notes_on_plan(config, wanted) if to != "json" else ()
-        exported = exporter(config.setting, wanted)
+        exported = with_knobs(exporter(config.setting, wanted), config.knobs, wanted)
     if out is not None:
         write_file(out, exported.text)
     if as_json:

@@ -32,6 +32,7 @@ from costmodels.surrogates.hypotheses import (
     memory_hypotheses,
     step_hypotheses,
 )
+from costmodels.surrogates.operator_surrogate import Composition
 from costmodels.surrogates.predicted import Predicted, together
 from costmodels.surrogates.surrogate import Hypothesis, Seen, Surrogate, after
 from hardware.arrays import FloatArray, IntArray
@@ -74,6 +75,19 @@ class Expected:
     log_step_s: FloatArray
     log_needed: FloatArray
     is_broken: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Composed:
+    """Corrections of the steps by measured operators.
+
+    Attributes:
+        composition: Changes of the log step times; None without measured operators.
+        told: Names of the constants of the profile that the operators determine.
+    """
+
+    composition: Composition | None = None
+    told: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -154,6 +168,7 @@ class Posterior:
         rng: np.random.Generator,
         *,
         offsets: NDArray[np.float32] | None = None,
+        composed: Composed | None = None,
     ) -> NDArray[np.float32]:
         """Return joint draws of the log step time, as if every candidate could run [M, n].
 
@@ -164,8 +179,10 @@ class Posterior:
             rng: Source of the draws.
             offsets: Drawn log factors that the measured steps of each candidate contain and its step does not [M, n];
                 zero for candidates that were not measured.
+            composed: Corrections of the steps by measured operators, as `compose` returned them for M draws; None to
+                draw them here.
         """
-        steps, beside = self._fit_steps(told, num_draws, rng)
+        steps, beside = self._fit_steps(told, self.compose(told, num_draws, rng) if composed is None else composed)
         if offsets is not None:
             beside = [offsets if other is None else other + offsets for other in beside]
         drawn = steps.draw(num_draws, rng, beside=beside)
@@ -186,17 +203,24 @@ class Posterior:
         memory = self._fit_memory(told)
         return None if memory is None else memory.draw(num_draws, rng)
 
-    def steps_without_trials(self, told: Observations) -> tuple[FloatArray, FloatArray]:
-        """Return mean [t] and covariance [t, t] of the log step times of measured candidates, had no trial run.
+    def steps_without_trials(
+        self, told: Observations, composed: Composed, at: IntArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return mean [m] and covariance [m, m] of the log step times of candidates, had no trial run.
 
         Residuals of their own are in the covariance, measurement errors are not.
-        """
-        return self._fit_steps(told, FEWEST_DRAWS, np.random.default_rng(0))[0].without_trials()
 
-    def memory_without_trials(self, told: Observations) -> tuple[FloatArray, FloatArray] | None:
-        """Return the same of the log needed memory of candidates with a measured peak; None if it is not predicted."""
+        Args:
+            told: Observations that the surrogates learn from.
+            composed: Corrections of the steps by measured operators.
+            at: Positions of the candidates [m]; one may be named more than once.
+        """
+        return self._fit_steps(told, composed)[0].without_trials(at)
+
+    def memory_without_trials(self, told: Observations, at: IntArray) -> tuple[FloatArray, FloatArray] | None:
+        """Return the same of the log needed memory; None if it is not predicted."""
         memory = self._fit_memory(told)
-        return None if memory is None else memory.without_trials()
+        return None if memory is None else memory.without_trials(at)
 
     def select_subset(self, observations: Observations) -> Observations:
         """Return the observations that the surrogates learn from; the same object where there are few."""
@@ -225,7 +249,7 @@ class Posterior:
         place = np.full(count, -1, dtype=np.int64)
         place[told.measured] = np.arange(len(told.measured))
         # only the mean of the operators is used, not the draws
-        steps, _ = self._fit_steps(told, FEWEST_DRAWS, np.random.default_rng(0))
+        steps, _ = self._fit_steps(told, self.compose(told, FEWEST_DRAWS, np.random.default_rng(0)))
         log_step_s = steps.expected(place[same_as])
         # measured candidates outside the subset keep their measured time
         if told is not observations:
@@ -246,8 +270,16 @@ class Posterior:
         is_broken[np.isin(same_as, sorted(observations.impossible))] = True
         return Expected(log_step_s=log_step_s, log_needed=log_needed, is_broken=is_broken)
 
+    def compose(self, observations: Observations, num_draws: int, rng: np.random.Generator) -> Composed:
+        """Return the corrections of all steps by measured operators (FlexParallel equation 5a), if there are any."""
+        if not self.operators:
+            return Composed()
+        aside = self.proxies.terms(self.aside) if self.proxies else []
+        found = self.operators.compose(observations.samples, num_draws, rng, aside=aside)
+        return Composed() if found is None else Composed(composition=found[0], told=found[1])
+
     def _fit_steps(
-        self, observations: Observations, num_draws: int, rng: np.random.Generator
+        self, observations: Observations, composed: Composed
     ) -> tuple[Surrogate, list[NDArray[np.float32] | None]]:
         """Return the surrogate of step times after the trials, and the operators' drawn deviations per hypothesis."""
         limited = np.array(list(observations.limits_s), dtype=np.int64)
@@ -263,18 +295,13 @@ class Posterior:
         )
         hypotheses = list(self.steps)
         beside: list[NDArray[np.float32] | None] = [None] * len(hypotheses)
-        # corrections of the composed step by measured operators (FlexParallel equation 5a)
-        composed = None
-        if self.operators:
-            aside = self.proxies.terms(self.aside) if self.proxies else []
-            composed = self.operators.compose(observations.samples, num_draws, rng, aside=aside)
-        if composed is not None:
-            composition, told = composed
+        composition = composed.composition
+        if composition is not None:
             # measured operators tell more of a step than any other profile does
             hypotheses = [hypothesis for hypothesis in hypotheses if hypothesis.change is None]
             beside = beside[: len(hypotheses)]
             # a constant of the profile that measured operators determine has no error of its own any more
-            columns = [list(CONSTANTS).index(name) for name in told]
+            columns = [list(CONSTANTS).index(name) for name in composed.told]
             # the profile fitted to the past, if there is one, predicts operators: correct only its hypotheses
             knows_past = any(hypothesis.past for hypothesis in hypotheses)
             for at, hypothesis in enumerate(hypotheses):

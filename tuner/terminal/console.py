@@ -135,6 +135,7 @@ def _print_use(config: StudyConfig, chosen: ParallelConfig) -> None:
     from tuner.answers.candidates import notes_on_plan
     from tuner.answers.idle_hosts import notes_on_idle_hosts
     from tuner.export import exporter_for
+    from tuner.export.knob_export import with_knobs
     from tuner.terminal.own_step_words import print_answer
 
     if config.own_step is not None:
@@ -142,7 +143,7 @@ def _print_use(config: StudyConfig, chosen: ParallelConfig) -> None:
         return
     export_config, what = exporter_for(config.setting.runtime)
     say(f"{what}:")
-    export = export_config(config.setting, chosen)
+    export = with_knobs(export_config(config.setting, chosen), config.knobs, chosen)
     typer.echo(export.text.rstrip("\n"))
     warn((*notes_on_idle_hosts(config, chosen), *notes_on_plan(config, chosen), *export.notes))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from hardware.dynamics import HostEvent, LinkEvent
 from tuner.export import exporter_for
+from tuner.export.knob_export import with_knobs
 from tuner.replan.cluster_states import Setup
 from tuner.replan.network import name_hosts
 from tuner.replan.present import Change, Present, Watched
@@ -95,7 +96,8 @@ def _in_words(config: StudyConfig, setup: Setup | None) -> str:
 def _flags(config: StudyConfig, watched: Watched, setup: Setup) -> dict[str, Any]:
     """Write a setup as the flags of the study's framework, on a cluster of the setup's hosts alone."""
     export_config, _ = exporter_for(config.setting.runtime)
-    done = export_config(replace(config.setting, cluster=watched.base(setup.hosts)), setup.config)
+    export = export_config(replace(config.setting, cluster=watched.base(setup.hosts)), setup.config)
+    done = with_knobs(export, config.knobs, setup.config)
     return {"target": done.target, "text": done.text, "notes": list(done.notes)}
 
 

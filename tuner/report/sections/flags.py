@@ -5,6 +5,7 @@ from __future__ import annotations
 from tuner.answers.candidates import notes_on_plan
 from tuner.answers.idle_hosts import notes_on_idle_hosts
 from tuner.export import exporter_for
+from tuner.export.knob_export import with_knobs
 from tuner.report.data import ReportData
 from tuner.report.markup import Html, concatenate, empty_section, section, tag
 from tuner.report.words import in_short, plural
@@ -15,7 +16,7 @@ def flags_section(data: ReportData) -> Html:
     export_config, title = exporter_for(data.config.setting.runtime)
     if data.best_config is None:
         return empty_section("flags", title, "Flags appear here once a trial has completed.")
-    export = export_config(data.config.setting, data.best_config)
+    export = with_knobs(export_config(data.config.setting, data.best_config), data.config.knobs, data.best_config)
     button = tag("button", "Copy", type="button", class_="copy", data_copies="flags-text")
     text = tag("pre", export.text, id="flags-text")
     changes = _changes(data, export.text)
@@ -30,7 +31,10 @@ def _changes(data: ReportData, text: str) -> Html | None:
     if data.reference is None or data.reference.role != "current":
         return None
     export_config, _ = exporter_for(data.config.setting.runtime)
-    today, best = _lines(export_config(data.config.setting, data.reference.config).text), _lines(text)
+    export = with_knobs(
+        export_config(data.config.setting, data.reference.config), data.config.knobs, data.reference.config
+    )
+    today, best = _lines(export.text), _lines(text)
     named = {line.split()[0] for line in best}
     changed = [tag("li", tag("code", line)) for line in best if line not in today]
     changed += [tag("li", "remove ", tag("code", line)) for line in today if line.split()[0] not in named]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import log_ndtr
 
 from costmodels.surrogates.crash_surrogate import Kinds, crash_surrogate
 from costmodels.surrogates.knob_effects import KNOB_NOISE, KnobDraws, draw_effects
@@ -22,11 +23,14 @@ from hardware.arrays import FloatArray, IntArray
 from tuner.search.knobs.knob_space import KnobSpace
 from tuner.search.knobs.pairs import PairTable
 from tuner.search.observations import Observations
-from tuner.search.posterior import PEAK_VARIANCE, Posterior
+from tuner.search.posterior import PEAK_VARIANCE, Composed, Posterior
 
 ROUNDS = 2
 """Times that the effects and the layouts' hyperparameters are fitted in turn: the first fit takes the effects of knobs
 for noise of the layouts."""
+
+LEAST_OVER = 1e-3
+"""Log factor by which a trial that ran out of memory needed more than there was, at least."""
 
 FEW_DRAWS = 64
 """Draws of the effects of which only the mean is used."""
@@ -78,10 +82,13 @@ class KnobPosterior:
         """Return joint draws of layouts and knobs, given the observations of pairs."""
         shifts, peaks, memory = self._fit_memory(observations, table, num_draws, rng)
         measured = self._tried(table, observations.measured)
+        composed = self.layouts.compose(observations, num_draws, rng)
         mean = np.zeros(len(observations.measured))
         for last in [False] * (ROUNDS - 1) + [True]:
             told = self._of_layouts(observations, table, mean, peaks, shifts)
-            effects = self._draw_step_effects(observations, told, measured, num_draws if last else FEW_DRAWS, rng)
+            effects = self._draw_step_effects(
+                observations, told, composed, measured, num_draws if last else FEW_DRAWS, rng
+            )
             of_pairs = effects.of_pairs(measured.layouts, measured.codes, measured.is_set)
             mean = of_pairs.mean(axis=0)
         told = self._of_layouts(observations, table, mean, peaks, shifts)
@@ -89,8 +96,10 @@ class KnobPosterior:
         weights = _weights(observations.variance, measured.layouts)
         np.add.at(offsets.T, measured.layouts, (weights * (of_pairs - mean)).T.astype(np.float32))
         subset = self.layouts.select_subset(told)
-        drawn = self.layouts.draw_steps(told, subset, num_draws, rng, offsets=offsets)
+        drawn = self.layouts.draw_steps(told, subset, num_draws, rng, offsets=offsets, composed=composed)
         needed = self.layouts.draw_needed(subset, num_draws, rng)
+        if needed is not None:
+            self._hold_to_misfits(needed, memory, self._tried(table, np.array(sorted(observations.misfits), dtype=int)))
         layout_runs, value_runs = self._draw_crashes(observations, table, subset, num_draws, rng)
         return PairDraws(
             log_step_s=drawn,
@@ -101,25 +110,37 @@ class KnobPosterior:
             value_runs=value_runs,
         )
 
+    def _hold_to_misfits(self, needed: NDArray[np.float32], memory: KnobDraws | None, misfits: _Tried) -> None:
+        """Raise the drawn log need of layouts [M, n] to what did not fit with the knobs of some trials."""
+        log_capacity = np.log(self.layouts.predicted.capacity_bytes[misfits.layouts])
+        least = np.broadcast_to(log_capacity, (len(needed), len(log_capacity)))
+        if memory is not None:
+            least = least - memory.of_pairs(misfits.layouts, misfits.codes, misfits.is_set)
+        np.maximum.at(needed.T, misfits.layouts, (least + LEAST_OVER).T.astype(np.float32))
+
     def told_of_layouts(self, observations: Observations, table: PairTable) -> Observations:
         """Return what the trials tell of the layouts, as if no knob had an effect."""
         peaks = {int(table.layouts[position]): peak_bytes for position, peak_bytes in observations.peaks_bytes.items()}
         return self._of_layouts(observations, table, np.zeros(len(observations.measured)), peaks, {})
 
     def _draw_step_effects(
-        self, observations: Observations, told: Observations, tried: _Tried, num_draws: int, rng: np.random.Generator
+        self,
+        observations: Observations,
+        told: Observations,
+        composed: Composed,
+        tried: _Tried,
+        num_draws: int,
+        rng: np.random.Generator,
     ) -> KnobDraws:
         """Draw the effects on the step time from the measured pairs."""
-        mean, covariance = self.layouts.steps_without_trials(told)
-        row = {int(layout): at for at, layout in enumerate(told.measured)}
-        rows = np.array([row[layout] for layout in tried.layouts.tolist()], dtype=np.int64)
+        mean, covariance = self.layouts.steps_without_trials(told, composed, tried.layouts)
         return draw_effects(
             self.space.steps,
             tried.layouts,
             tried.codes,
             tried.is_set,
-            observations.log_step_s - mean[rows],
-            covariance[np.ix_(rows, rows)] + np.diag(observations.variance),
+            observations.log_step_s - mean,
+            covariance + np.diag(observations.variance),
             num_draws,
             rng,
         )
@@ -134,35 +155,51 @@ class KnobPosterior:
         at = np.array(list(observations.peaks_bytes), dtype=np.int64)
         peaks = np.array(list(observations.peaks_bytes.values()), dtype=np.float64)
         tried = self._tried(table, at)
-        mean, effects = np.zeros(len(at)), None
+        if not (self.layouts.memory and self.space.affects_memory):
+            return {}, _mean_peaks(tried.layouts, peaks), None
         predicted = self.layouts.predicted
-        if self.layouts.memory and self.space.affects_memory:
-            ratio = np.log(peaks / predicted.peak_bytes[tried.layouts])
-            told = self._of_layouts(
-                observations, table, np.zeros(len(observations.measured)), _mean_peaks(tried.layouts, peaks), {}
-            )
-            found = self.layouts.memory_without_trials(told)
-            assert found is not None, "memory is predicted"
-            before, covariance = found
-            row = {int(layout): number for number, layout in enumerate(told.peaks_bytes)}
-            rows = np.array([row[layout] for layout in tried.layouts.tolist()], dtype=np.int64)
+        needed = np.log(predicted.needed_bytes[tried.layouts] * peaks / predicted.peak_bytes[tried.layouts])
+        variance = np.full(len(at), PEAK_VARIANCE)
+        misfits = np.array(sorted(observations.misfits), dtype=np.int64)
+        every = self._tried(table, np.concatenate([at, misfits]))
+        told = self._of_layouts(
+            observations, table, np.zeros(len(observations.measured)), _mean_peaks(tried.layouts, peaks), {}
+        )
+        found = self.layouts.memory_without_trials(told, every.layouts)
+        assert found is not None, "memory is predicted"
+        before, covariance = found
+        rows = np.arange(len(at))
+        log_capacity = np.log(predicted.capacity_bytes)
+        # one misfit after the other becomes a measurement that has the same mean and deviation as the bound leaves
+        for number in range(len(misfits) + 1):
+            is_last = number == len(misfits)
             effects = draw_effects(
                 self.space.memory,
-                tried.layouts,
-                tried.codes,
-                tried.is_set,
-                ratio + np.log(predicted.needed_bytes[tried.layouts]) - before[rows],
-                covariance[np.ix_(rows, rows)] + PEAK_VARIANCE * np.eye(len(rows)),
-                num_draws,
+                every.layouts[rows],
+                every.codes[rows],
+                every.is_set[rows],
+                needed - before[rows],
+                covariance[np.ix_(rows, rows)] + np.diag(variance),
+                num_draws if is_last else FEW_DRAWS,
                 rng,
             )
-            mean = effects.of_pairs(tried.layouts, tried.codes, tried.is_set).mean(axis=0)
-        shifts: dict[int, float] = {}
-        if effects is not None:
-            bounded = np.array(sorted(observations.impossible | observations.explored), dtype=np.int64)
-            others = self._tried(table, bounded)
-            of_bounded = effects.of_pairs(others.layouts, others.codes, others.is_set).mean(axis=0)
-            shifts = dict(zip(bounded.tolist(), of_bounded.tolist(), strict=True))
+            if is_last:
+                break
+            row = len(at) + number
+            of_knobs = effects.of_pairs(every.layouts[[row]], every.codes[[row]], every.is_set[[row]])[:, 0]
+            mean, deviation = _given(before, covariance, rows, row, needed, variance, effects, every)
+            value, extra = _as_measurement(
+                mean + float(of_knobs.mean()),
+                float(np.hypot(deviation, of_knobs.std())),
+                float(log_capacity[every.layouts[row]]),
+            )
+            if np.isfinite(extra):
+                rows, needed, variance = np.append(rows, row), np.append(needed, value), np.append(variance, extra)
+        mean = effects.of_pairs(tried.layouts, tried.codes, tried.is_set).mean(axis=0)
+        bounded = np.array(sorted(observations.impossible | observations.explored), dtype=np.int64)
+        others = self._tried(table, bounded)
+        of_bounded = effects.of_pairs(others.layouts, others.codes, others.is_set).mean(axis=0)
+        shifts = dict(zip(bounded.tolist(), of_bounded.tolist(), strict=True))
         return shifts, _mean_peaks(tried.layouts, peaks * np.exp(-mean)), effects
 
     def _draw_crashes(
@@ -254,6 +291,53 @@ class KnobPosterior:
             pending=to_layouts(observations.pending),
             memory_shifts={layout: by_layout[layout] for layout in sorted(misfits | explored) if layout in by_layout},
         )
+
+
+def _given(
+    before: FloatArray,
+    covariance: FloatArray,
+    rows: IntArray,
+    row: int,
+    needed: FloatArray,
+    variance: FloatArray,
+    effects: KnobDraws,
+    tried: _Tried,
+) -> tuple[float, float]:
+    """Return mean and deviation of the log need of one pair's layout, given the measured pairs.
+
+    Args:
+        before: Mean of the log need of the layout of every pair, had no trial run [m].
+        covariance: Covariance of the same [m, m].
+        rows: Pairs that were measured, or count as such [t].
+        row: Pair that is asked for.
+        needed: Log need of the measured pairs [t].
+        variance: Variance of the errors of these measurements [t].
+        effects: Draws of the effects of knobs.
+        tried: Every pair [m].
+    """
+    if not len(rows):
+        return float(before[row]), float(np.sqrt(covariance[row, row]))
+    of_knobs = effects.of_pairs(tried.layouts[rows], tried.codes[rows], tried.is_set[rows]).mean(axis=0)
+    between = covariance[row, rows]
+    gain = np.linalg.solve(covariance[np.ix_(rows, rows)] + np.diag(variance), between)
+    left = float(covariance[row, row] - gain @ between)
+    return float(before[row] + gain @ (needed - of_knobs - before[rows])), float(np.sqrt(max(left, 1e-12)))
+
+
+def _as_measurement(mean: float, deviation: float, edge: float) -> tuple[float, float]:
+    """Return value and variance of a measurement that tells as much of a normal quantity as that it exceeds an edge.
+
+    The mean and variance after it are those of the truncated normal distribution (assumed density filtering, Minka
+    2001, section 3). A bound that tells nothing has an infinite variance.
+    """
+    place = (edge - mean) / deviation
+    ratio = float(np.exp(-0.5 * place**2 - 0.5 * np.log(2 * np.pi) - log_ndtr(-place)))
+    after_mean = mean + deviation * ratio
+    after_variance = deviation**2 * max(1 + place * ratio - ratio**2, 1e-6)
+    precision = 1 / after_variance - 1 / deviation**2
+    if precision <= 1e-9:
+        return after_mean, float("inf")
+    return (after_mean / after_variance - mean / deviation**2) / precision, 1 / precision
 
 
 def _weights(variance: FloatArray, layouts: IntArray) -> FloatArray:

@@ -24,8 +24,14 @@ from tuner.search.knobs.knob_prior import KnobPrior, around
 MEMORY = "memory"
 """Entry of a knob's `affects` that stands for the needed memory."""
 
-TIE = 0.5
-"""Standard deviation of how much an effect differs between layouts, relative to its mean; assumed."""
+TIE = 0.25
+"""Standard deviation of how much an effect differs between usual layouts, relative to its mean; assumed."""
+
+FARTHEST = 2.0
+"""Distance from the leaders, in standard deviations of a feature, beyond which an effect differs no more; assumed."""
+
+LEADERS = 0.02
+"""Share of the layouts that lead by their predictions, where the mean effect of a knob is meant; assumed."""
 
 UNTIED = 0.3
 """Size of the part of an effect that all layouts share, where it is tied to a part of the step; assumed."""
@@ -96,6 +102,8 @@ class KnobSpace:
         knobs: Knobs [j].
         groups: Groups of the knobs, each knob in one of them.
         active: Whether each knob is set for a layout, as far as the layout decides [n, j].
+        tables: For each knob, the positions of the knobs that its condition compares, and whether it is set for each
+            combination of their values.
         steps: Priors of the log effects on the step time [j].
         memory: Priors of the log effects on the needed memory [j].
     """
@@ -103,6 +111,7 @@ class KnobSpace:
     knobs: tuple[Knob, ...]
     groups: tuple[Group, ...]
     active: NDArray[np.bool_]
+    tables: tuple[tuple[tuple[int, ...], NDArray[np.bool_]], ...]
     steps: tuple[KnobDesign, ...]
     memory: tuple[KnobDesign, ...]
 
@@ -137,15 +146,11 @@ class KnobSpace:
             layouts: Positions of the layouts [p].
             codes: Positions of the knobs' values [p, j].
         """
-        by_knobs: dict[bytes, list[bool]] = {}
-        rows = []
-        for row in codes:
-            key = row.tobytes()
-            if key not in by_knobs:
-                values = self.values_of(row)
-                by_knobs[key] = [knob.when.on_knobs(values) for knob in self.knobs]
-            rows.append(by_knobs[key])
-        return self.active[layouts] & np.array(rows, dtype=np.bool_).reshape(codes.shape)
+        found = self.active[layouts].copy()
+        for knob, (others, table) in enumerate(self.tables):
+            if others:
+                found[:, knob] &= table[tuple(codes[:, other] for other in others)]
+        return found
 
     def canonical(self, layout: int, codes: Sequence[int]) -> tuple[int, ...]:
         """Return the values of the knobs with today's for those that are not set, so that equal runs are one pair."""
@@ -236,6 +241,8 @@ def knob_space(
     grid: ConfigGrid,
     features: FloatArray,
     shares: Mapping[str, FloatArray],
+    step_time_s: FloatArray,
+    *,
     priors: Mapping[str, KnobPrior] = MappingProxyType({}),
 ) -> KnobSpace:
     """Return the knobs of a study with the priors of their effects.
@@ -245,10 +252,11 @@ def knob_space(
         grid: Layouts [n].
         features: Features of the layouts [n, d], which effects of unknown cause may be tied to.
         shares: Share of the predicted step of each of its parts [n], by the names that `affects` takes.
+        step_time_s: Predicted step times [n].
         priors: What is known of the effects of some knobs, by name.
     """
     active = np.stack([knob.when.on_layouts(grid) for knob in knobs], axis=1)
-    free_ties = _free_ties(features)
+    free_ties = _free_ties(features, step_time_s)
     steps, memory = [], []
     for at, knob in enumerate(knobs):
         positions = _positions(knob) if knob.is_ordered else None
@@ -270,8 +278,23 @@ def knob_space(
             of_memory = replace(of_memory, scales=MEMORY_SCALES, chances=chances)
         memory.append(of_memory if prior is None else around(of_memory, prior.memory, prior.memory_width))
     return KnobSpace(
-        knobs=tuple(knobs), groups=group_knobs(knobs), active=active, steps=tuple(steps), memory=tuple(memory)
+        knobs=tuple(knobs),
+        groups=group_knobs(knobs),
+        active=active,
+        tables=tuple(_condition_table(knob, knobs) for knob in knobs),
+        steps=tuple(steps),
+        memory=tuple(memory),
     )
+
+
+def _condition_table(knob: Knob, knobs: Sequence[Knob]) -> tuple[tuple[int, ...], NDArray[np.bool_]]:
+    """Return the positions of the knobs that a condition compares, and whether it holds for their values."""
+    others = tuple(at for at, other in enumerate(knobs) if other.name in knob.when.knobs)
+    table = np.ones(tuple(len(knobs[at].values) for at in others), dtype=np.bool_)
+    for codes in np.ndindex(table.shape):
+        values = {knobs[at].name: knobs[at].values[code] for at, code in zip(others, codes, strict=True)}
+        table[codes] = knob.when.on_knobs(values)
+    return others, table
 
 
 def group_knobs(knobs: Sequence[Knob]) -> tuple[Group, ...]:
@@ -316,13 +339,18 @@ def _positions(knob: Knob) -> FloatArray:
     return np.asarray((places - places.min()) / (span or 1.0))
 
 
-def _free_ties(features: FloatArray) -> FloatArray:
-    """Return the ties of an effect of unknown cause: the same for all layouts, and a linear part in their features."""
+def _free_ties(features: FloatArray, step_time_s: FloatArray) -> FloatArray:
+    """Return the ties of an effect of unknown cause: the same for all layouts, and a linear part in their features.
+
+    The linear part is relative to the leaders, so that far layouts, of which little is known, promise nothing.
+    """
     spread = features.std(axis=0)
     varying = features[:, spread > LEAST_SPREAD]
     if not varying.shape[1]:
         return np.ones((len(features), 1))
-    standard = (varying - varying.mean(axis=0)) / varying.std(axis=0)
+    leaders = np.argsort(step_time_s, kind="stable")[: max(int(LEADERS * len(features)), 1)]
+    standard = (varying - np.median(varying[leaders], axis=0)) / varying.std(axis=0)
+    standard = np.clip(standard, -FARTHEST, FARTHEST)
     return np.column_stack([np.ones(len(features)), TIE / np.sqrt(standard.shape[1]) * standard])
 
 
