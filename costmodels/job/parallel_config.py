@@ -211,7 +211,7 @@ class ParallelConfig(FurtherValues):
         Knobs of which the configuration has no value are left out.
         """
         knobs = dict(self.knobs)
-        found: dict[str, Value] = {}
+        found: dict[str, Any] = {}
         for name in dimensions:
             if name in _VALUES:
                 found[name] = getattr(self, name)

@@ -122,7 +122,7 @@ def _judge(knob: KnownKnob, catalog: Sequence[KnownKnob], chosen: Collection[str
     condition = parse_condition(text, values_of) if text else ALWAYS
     active = condition.on_layouts(grid) if is_possible else np.zeros(len(grid), dtype=np.bool_)
     if not active.any():
-        return no(f"is set for no leading layout: it needs {knob.when}")
+        return no(f"is set for no leading layout: it needs {knob.when}" if len(grid) else "no layout is possible")
     gain, freed = _gain_of(knob, active, leaders)
     may = f"may save {gain:.1%} of the step" + (f" and {freed:.0%} of the memory" if freed >= LEAST_FREED else "")
     if gain < LEAST_GAIN:

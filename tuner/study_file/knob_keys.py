@@ -265,6 +265,8 @@ def _check_places(knobs: Sequence[Knob]) -> None:
     for at, knob in enumerate(knobs):
         for other in knobs[:at]:
             place, taken = knob.place, other.place
+            if knob.when.excludes(other.when):
+                continue
             if place.environment and place.environment == taken.environment:
                 raise ConfigError(
                     f"is set by the knob {other.name} too", key=f"space.knobs.{at}.environment", value=place.environment
