@@ -38,7 +38,8 @@ from tuner.search.proxy.proxy_trials import ProxyOptions
 from tuner.space.enumeration import Space, SpaceOptions, build_space, setting_for
 from tuner.study_file.exported_flags import flag_exporters
 from tuner.study_file.key_errors import under
-from tuner.study_file.known_knobs import KnobCatalog, StudyKnobs
+from tuner.study_file.knob_keys import KnobKeys, build_knobs
+from tuner.study_file.known_knobs import Entries, KnobCatalog, StudyKnobs
 from tuner.study_file.meaning import describe_own_trials, describe_trials
 from tuner.study_file.paths import StudyPaths
 from tuner.study_file.proxy_keys import proxy_options
@@ -115,6 +116,7 @@ class StudyConfig:
         own_step: Plans of the user's own step, which is trained in place of a model of the catalog; else None.
         knobs: Knobs that are searched beside the layout.
         known_knobs: Entries of the catalog for those of them that it knows.
+        knob_catalog: Catalog of the framework's knobs; None for a step of the user's own.
         kin: Names of studies in the same storage whose runs are history too: those of the same job on more or fewer
             of the hosts.
     """
@@ -140,6 +142,7 @@ class StudyConfig:
     own_step: OwnStepPlans | None = None
     knobs: tuple[Knob, ...] = ()
     known_knobs: tuple[KnownKnob, ...] = ()
+    knob_catalog: KnobCatalog | None = None
     kin: tuple[str, ...] = ()
 
     @property
@@ -272,7 +275,8 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
     own = keys.model if isinstance(keys.model, OwnModelKeys) else None
     subject = _of_catalog(keys, cluster, base_dir) if own is None else own_subject(keys, own, cluster, base_dir)
     setting, options, group = subject.setting, subject.options, subject.measured
-    found = _knobs_of(keys, setting, options)
+    catalog = None if own else _knob_catalog(keys, setting, options)
+    found = _knobs_of(keys.space.knobs, catalog)
     knobs = found.knobs
     chosen = LayerPlanning() if own else _planning(keys.planner)
     parts = StudyParts(
@@ -318,17 +322,24 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
         own_step=subject.own_step,
         knobs=knobs,
         known_knobs=found.known,
+        knob_catalog=catalog,
     )
 
 
-def _knobs_of(keys: StudyKeys, setting: Setting, options: SpaceOptions) -> StudyKnobs:
-    """Return the knobs of a study; known ones need a model and a framework of the catalog."""
-    entries = keys.space.knobs
-    if isinstance(keys.model, OwnModelKeys) and any(isinstance(entry, str) for entry in entries):
-        raise ConfigError("are known of frameworks, not of a step of your own", key="space.knobs", value=entries)
-    return KnobCatalog(
-        setting=setting, options=options, framework=keys.trial.framework(), files=tuple(keys.trial.config_files())
-    ).build(entries)
+def _knob_catalog(keys: StudyKeys, setting: Setting, options: SpaceOptions) -> KnobCatalog:
+    files = tuple(keys.trial.config_files())
+    return KnobCatalog(setting=setting, options=options, framework=keys.trial.framework(), files=files)
+
+
+def _knobs_of(entries: Entries, catalog: KnobCatalog | None) -> StudyKnobs:
+    """Return the knobs of a study; known ones need a framework."""
+    if catalog is not None:
+        return catalog.build(entries)
+    own = [entry for entry in entries if isinstance(entry, KnobKeys) and entry.catalog is None]
+    if len(own) < len(entries):
+        rule = "are known of frameworks, and this is a step of your own"
+        raise ConfigError(rule, key="space.knobs", nearest="mappings with name and values")
+    return StudyKnobs(knobs=build_knobs(own))
 
 
 def _check_knobs(keys: StudyKeys, knobs: Sequence[Knob], backend: AbstractBackend) -> None:
