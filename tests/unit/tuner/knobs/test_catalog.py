@@ -73,7 +73,7 @@ def test_today_follows_the_profile():
 
 
 def test_a_default_may_hold_whatever_the_profile_assumes():
-    """torchtitan compiles nothing unless told to, though its profile was fitted to compiled runs."""
+    """Without being told, torchtitan compiles nothing, though its profile was fitted to compiled runs."""
     setting = setting_of("llama3-8b")
 
     assert find_known("torchtitan", "compile").today(setting.job, find_runtime("torchtitan")) == "none"
@@ -81,7 +81,7 @@ def test_a_default_may_hold_whatever_the_profile_assumes():
 
 def test_an_unknown_knob_is_refused_with_the_nearest():
     """A misspelt name is refused, and the nearest knob of the framework is named."""
-    with pytest.raises(ConfigError, match="no known knob of Megatron-LM.*tp_comm_overlap"):
+    with pytest.raises(ConfigError, match=r"no known knob of Megatron-LM.*tp_comm_overlap"):
         find_known("megatron", "tp_com_overlap")
 
 
