@@ -122,6 +122,14 @@ class AbstractTrialKeys(DocumentedModel, ABC):
         """Return the files and folders that trials write: the key that names each one, and its relative path."""
         return ()
 
+    def framework(self) -> str | None:
+        """Return the framework that the trials name, which the study's runtime may only resemble; None if none."""
+        return None
+
+    def config_files(self) -> Iterable[str]:
+        """Return the names of the files that trials get copies of, in which knobs have their values."""
+        return ()
+
     def meaning(self) -> dict[str, Any]:
         """Return the keys that give a trial its meaning, as JSON; a resumed study must have the same ones."""
         return self.model_dump(exclude=set(self.WITHOUT_MEANING))

@@ -19,30 +19,42 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import dataclasses
 import importlib.util
+import io
 import json
 import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import yaml
 
 from benchmarks.support.megatron_parser import MegatronParser, layout_text
+from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tests.oracles.frameworks import deepspeed as deepspeed_rules
 from tests.oracles.frameworks import flagscale, gpt_neox, megatron, mindspeed, torchtitan
 from tests.oracles.frameworks.nemo import check_nemo
 from tests.oracles.frameworks.published_rules import facts_of
+from trials.command.host_program import HostPlan
+from trials.knobs.places import without_flags
 from tuner.export import Export
 from tuner.export.flag_table import Flag, Values
 from tuner.export.nemo import FIELDS
+from tuner.export.parts import layers_of_parts
+from tuner.imports.flags import flag_name
+from tuner.imports.known_arguments import known_flags
 
 Parser = Callable[[Export, Setting], Values]
+KnobParser = Callable[[HostPlan, ParallelConfig, Setting], None]
+"""Reads what a trial is given, and raises `Refused` if the framework does not accept it."""
 
 _OF_DEEPSPEED = (
     *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
@@ -64,7 +76,7 @@ def torchtitan_parser() -> Parser:
     read_config = _torchtitan()
 
     def parse(export: Export, setting: Setting) -> Values:
-        read = read_config(export, setting)
+        read = read_config(export.arguments, setting)
         found = _values_of_torchtitan(read, export.arguments, torchtitan.TORCHTITAN_FLAGS)
         if read.parallelism.pipeline_parallel_degree > 1:
             _split_by_torchtitan(read.parallelism, setting, found)
@@ -101,8 +113,8 @@ def torchtitan_main_parser() -> Parser:
     return parse
 
 
-def _torchtitan() -> Callable[[Export, Setting], Any]:
-    """Make a function that reads an export with torchtitan's own classes.
+def _torchtitan() -> Callable[[Sequence[str], Setting], Any]:
+    """Make a function that reads flags with torchtitan's own classes.
 
     Raises:
         ImportError: torchtitan is not installed.
@@ -115,9 +127,11 @@ def _torchtitan() -> Callable[[Export, Setting], Any]:
     recipe = ("--module", "llama3", "--config", "llama3_debugmodel")  # flags override what it says
     ConfigManager().parse_args(list(recipe))  # imports what a recipe needs
 
-    def read_config(export: Export, setting: Setting) -> Any:
-        with _refusals():
-            read = ConfigManager().parse_args([*recipe, *export.arguments])
+    def read_config(words: Sequence[str], setting: Setting) -> Any:
+        # symmetric memory asks for the device's generation
+        capability = patch("torch.cuda.get_device_capability", lambda *_: (9, 0))
+        with _refusals(), patch("torch.cuda.is_available", lambda: True), capability:
+            read = ConfigManager().parse_args([*recipe, *words])
             ParallelDims.from_config(read.parallelism, setting.cluster.num_devices)
         return read
 
@@ -482,6 +496,146 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "torchtitan-main": torchtitan_main_parser,
 }
 """Factories of each framework's parser; a factory raises ImportError if the framework is not installed."""
+
+
+OFFLOADS = (("NVTE_CPU_OFFLOAD_V1", "1"),)
+"""Variable without which Transformer Engine 2.10 and later do not offload activations; the catalog says so."""
+
+
+def megatron_knobs() -> KnobParser:
+    """Make the parser of what Megatron-LM's trials are given.
+
+    Raises:
+        ImportError: megatron-core is not installed.
+    """
+    logging.getLogger("megatron").setLevel(logging.ERROR)  # each parse would log its layout
+    parser = MegatronParser(transformer_engine="2.12.0")
+
+    def parse(plan: HostPlan, _: ParallelConfig, setting: Setting) -> None:
+        unknown = [word for word in plan.flags if word.startswith("--") and word not in parser.flags]
+        if unknown:
+            raise Refused(f"Megatron-LM has no {unknown}")
+        with _refusals():
+            parser.parse(plan.flags, (*plan.environment, *OFFLOADS), setting)
+
+    return parse
+
+
+def mindspeed_knobs() -> KnobParser:
+    """Make the parser of what MindSpeed-LLM's trials are given: Megatron-LM's for the flags that are Megatron-LM's.
+
+    Raises:
+        ImportError: megatron-core is not installed.
+    """
+    logging.getLogger("megatron").setLevel(logging.ERROR)  # each parse would log its layout
+    parser = MegatronParser(transformer_engine="2.12.0")
+    exported = mindspeed.MINDSPEED_FLAGS.keys() - parser.flags
+
+    def parse(plan: HostPlan, _: ParallelConfig, setting: Setting) -> None:
+        own = {word for word in plan.flags if word.startswith("--") and word not in parser.flags}
+        unknown = {word for word in own if flag_name(word) not in known_flags()}
+        if unknown:
+            raise Refused(f"MindSpeed-LLM has no {sorted(unknown)}")
+        # no-op layers, the length of chunks and the kernel that permutes tokens are MindSpeed-LLM's own
+        replaced = {mindspeed.LAYERS, mindspeed.PER_CHUNK, "--moe-permute-fusion"}
+        words = without_flags(plan.flags, frozenset(own | exported | replaced))
+        size = next(int(after) for word, after in pairwise(plan.flags) if word == megatron.PP)
+        if setting.job.model.num_layers % size:
+            return
+        with _refusals():
+            parser.parse(words, plan.environment, setting)
+
+    return parse
+
+
+def torchtitan_knobs() -> KnobParser:
+    """Make the parser of what torchtitan's trials are given.
+
+    Raises:
+        ImportError: torchtitan is not installed.
+    """
+    read_words = _torchtitan()
+
+    def parse(plan: HostPlan, config: ParallelConfig, setting: Setting) -> None:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            read = read_words(plan.flags, setting)
+        if read.parallelism.pipeline_parallel_degree > 1 and config.assignment.layers == ():
+            planned = layers_of_parts(setting, config)
+            _split_by_torchtitan(read.parallelism, setting, {torchtitan.PER_STAGE: planned[0]})
+
+    return parse
+
+
+def deepspeed_knobs() -> KnobParser:
+    """Make the parser of what DeepSpeed's trials are given, which is a file.
+
+    Raises:
+        ImportError: DeepSpeed is not installed.
+    """
+    read_config = _deepspeed()
+
+    def parse(plan: HostPlan, config: ParallelConfig, _: Setting) -> None:
+        ((_, _, text),) = plan.files
+        content = json.loads(text)
+        read = read_config(content, config.dp)
+        for key, value in deepspeed_rules.flattened(content).items():
+            section, _, name = key.partition(".")
+            if section == "zero_optimization" and "." not in name:
+                fields = type(read.zero_config).model_fields
+                field = next((own for own, one in fields.items() if name in (own, one.alias)), None)
+                if field is None:
+                    raise Refused(f"DeepSpeed has no {key}")
+                if getattr(read.zero_config, field) != value:
+                    raise Refused(f"DeepSpeed read {key} as {getattr(read.zero_config, field)}, not {value}")
+
+    return parse
+
+
+def nemo_knobs() -> KnobParser:
+    """Make the check of what NeMo's trials are given: fields of the configurations that recipes hold.
+
+    Raises:
+        ImportError: megatron-core is not installed.
+    """
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    owners = {
+        "trainer.strategy.ddp": DistributedDataParallelConfig,
+        "model.config": TransformerConfig,
+        "optim.config": OptimizerConfig,
+    }
+
+    def parse(plan: HostPlan, _: ParallelConfig, __: Setting) -> None:
+        for word in plan.knobs:
+            path, _, text = word.partition("=")
+            owner, _, name = path.rpartition(".")
+            fields = {field.name: field for field in dataclasses.fields(owners[owner])}
+            if name not in fields:
+                raise Refused(f"NeMo has no {path}")
+            value = yaml.safe_load(text)
+            if not _has_type(value, str(fields[name].type)):
+                raise Refused(f"{path} is a {fields[name].type}, no {text}")
+
+    return parse
+
+
+def _has_type(value: Any, declared: str) -> bool:
+    """Return whether a value is of a declared type, as far as its words tell."""
+    kinds = {bool: "bool", int: "int", str: "str", type(None): "None"}
+    words = declared.replace("Optional", "None").replace("Literal", "str")
+    return kinds[type(value)] in words
+
+
+KNOB_PARSERS: dict[str, Callable[[], KnobParser]] = {
+    "deepspeed": deepspeed_knobs,
+    "megatron": megatron_knobs,
+    "mindspeed": mindspeed_knobs,
+    "nemo": nemo_knobs,
+    "torchtitan": torchtitan_knobs,
+}
+"""Factories of the readers of trials with knobs; a factory raises ImportError if the framework is not installed."""
 
 
 class _refusals:  # noqa: N801 # reads as a statement

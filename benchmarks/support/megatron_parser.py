@@ -14,7 +14,7 @@ import os
 import sys
 import typing
 from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -26,11 +26,15 @@ from tuner.export.flag_table import FlagValue
 class MegatronParser:
     """Reads flags as `pretrain_gpt.py` does.
 
+    Args:
+        transformer_engine: Version of Transformer Engine that is taken to be installed; None for the one that is.
+
     Raises:
         ImportError: megatron-core is not installed, or without `megatron.training`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, transformer_engine: str | None = None) -> None:
+        self._transformer_engine = transformer_engine
         with _importable():
             from megatron.training import arguments, training
         self._arguments, self._training = arguments, training
@@ -63,6 +67,7 @@ class MegatronParser:
             patch("torch.cuda.get_device_properties", lambda *_: SimpleNamespace(major=9, minor=0)),
             contextlib.redirect_stdout(io.StringIO()),
             contextlib.redirect_stderr(said),
+            _stand_in(self._transformer_engine),
         ):
             try:
                 read = self._arguments.parse_args()
@@ -93,6 +98,35 @@ def layout_text(layout: Any) -> str:
             held = sum(layer.name == "decoder" for layer in layout.layout[stage][chunk])
             parts.append("" if not held else "t" if held == 1 else f"t*{held}")
     return f"E{'|'.join(parts)}L"
+
+
+@contextlib.contextmanager
+def _stand_in(version: str | None) -> Iterator[None]:
+    """Give checks what they ask of Transformer Engine, of a version: its number, Adam's arguments, fused kernels."""
+    if version is None:
+        yield
+        return
+    from megatron.core import utils
+    from megatron.core.transformer.moe import moe_utils
+    from packaging.version import Version
+
+    def fused_adam(*, master_weight_dtype, exp_avg_dtype, exp_avg_sq_dtype, use_decoupled_grad) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001
+        """Stand for Adam, of which only the arguments' names are asked."""
+
+    names = ("transformer_engine", "transformer_engine.pytorch", "transformer_engine.pytorch.optimizers")
+    modules = {name: ModuleType(name) for name in names}
+    modules[names[-1]].FusedAdam = fused_adam  # type: ignore[attr-defined] # what the real module has
+    permutes = {
+        name: object()
+        for name in vars(moe_utils)
+        if name.startswith(("fused_permute", "fused_unpermute", "fused_sort_chunks"))
+    }
+    with (
+        patch.object(utils, "get_te_version", lambda: Version(version)),
+        patch.dict(sys.modules, modules),
+        patch.multiple(moe_utils, **permutes),
+    ):
+        yield
 
 
 @contextlib.contextmanager

@@ -85,6 +85,11 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "removed": "number of combinations removed by each rule, by the rule's name",
         },
         "with `--list`, also": {"configs": "all candidates"},
+        "with `--knobs`, also": {
+            "knobs": "knobs that the study searches, and the other known ones of its framework: `name`, `searched`, "
+            "`values`, `today`, `when`, `goes_to`, `affects`; of known ones also `text`, `source`, `effect` (the "
+            "source of its effect), `alters_results`, `requires`, `recommended` and `reason`"
+        },
         "with `--why`, also": {
             "config": "configuration named with `--why`",
             "reasons": "rules that it breaks, each with an explanation",

@@ -66,17 +66,20 @@ ROOMS: dict[str, set[str]] = {
     "tuner.planners": {"tuner.planners.engine", "tuner.planners.sharding", "tuner.planners.toast"},
     "tuner.space": set(),
     "tuner.search": {"tuner.space"},
+    "tuner.knobs": {"tuner.space", "tuner.search"},
     "tuner.own_step": {"tuner.space", "tuner.search"},
     "tuner.export": {"tuner.space"},
     "tuner.capture": set(),
     "tuner.imports": {"tuner.export", "tuner.capture"},
     "tuner.plans": {"tuner.space", "tuner.export"},
     "tuner.study_file": {
-        *("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.imports", "tuner.plans")
+        *("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.imports", "tuner.plans"),
+        "tuner.knobs",
     },
     "tuner.storage": {"tuner.space", "tuner.search", "tuner.study_file"},
     "tuner.answers": {
-        *("tuner.space", "tuner.search", "tuner.own_step", "tuner.plans", "tuner.study_file", "tuner.storage")
+        *("tuner.space", "tuner.search", "tuner.own_step", "tuner.plans", "tuner.study_file", "tuner.storage"),
+        "tuner.knobs",
     },
     "tuner.calibrate": {"tuner.space", "tuner.search", "tuner.study_file", "tuner.storage"},
     "tuner.run": {"tuner.search", "tuner.study_file", "tuner.storage", "tuner.answers"},

@@ -175,6 +175,16 @@ class CommandKeys(AbstractTrialKeys):
         if self.profile is not None:
             yield "trial.profile", without_wildcards(self.profile.partition("{")[0])
 
+    def framework(self) -> str | None:
+        """Return the framework whose flags the command takes, or whose log it writes; None if neither is named."""
+        if self.flags is not None:
+            return self.flags
+        return self.log if "log" in self.model_fields_set and isinstance(self.log, str) else None
+
+    def config_files(self) -> Iterator[str]:
+        """Yield the names of the files that trials get copies of."""
+        yield from self.files
+
     def files_written(self) -> Iterator[tuple[str, str]]:
         """Yield the folder of whole logs."""
         if self.logs is not None:

@@ -109,6 +109,20 @@ class Condition:
                 found &= np.array([one.holds(value) for value in spelled], dtype=np.bool_)[inverse]
         return found
 
+    def excludes(self, other: Condition) -> bool:
+        """Return whether no layout and no values of knobs meet both conditions, as far as single names tell.
+
+        A name that both compare with values a, b, ... is tried at these, beside them, and at something else.
+        """
+        both = (*self.comparisons, *other.comparisons)
+        for name in {one.name for one in self.comparisons} & {one.name for one in other.comparisons}:
+            of_name = [one for one in both if one.name == name]
+            tried: set[KnobValue] = {one.value for one in of_name} | {"something else"}
+            tried |= {float(value) + by for value in tried if _is_number(value) for by in (-1, 1)}  # type: ignore[arg-type] # numbers
+            if not any(all(one.holds(value) for one in of_name) for value in tried):
+                return True
+        return False
+
     def on_knobs(self, values: Mapping[str, KnobValue]) -> bool:
         """Return whether the comparisons of knobs hold for the values of all knobs, whatever the layout is."""
         return all(one.holds(values[one.name]) for one in self.comparisons if not one.is_of_layout)

@@ -57,7 +57,8 @@ def knob_words(knobs: Sequence[Knob], config: ParallelConfig) -> list[str]:
 
 def without_knob_flags(arguments: Sequence[str], knobs: Sequence[Knob], config: ParallelConfig) -> list[str]:
     """Return a framework's flags without those that knobs of the configuration set."""
-    owned = frozenset(name for knob, _ in active_knobs(knobs, config) for name in knob.place.flag_names)
+    active = active_knobs(knobs, config)
+    owned = frozenset(name for knob, value in active for name in knob.place.replaced_flags(value))
     return without_flags(arguments, owned)
 
 

@@ -22,6 +22,8 @@ class Place:
         environment: Environment variable that takes the value; null removes the variable.
         file: Name of the file of `trial.files` whose key takes the value.
         key: Key in that file, such as `zero_optimization.reduce_bucket_size`.
+        removes: Flags of other settings that do not go with a value, by the value's text.
+        keeps: Texts of values with which the framework's own flags stand.
     """
 
     flag: str = ""
@@ -29,6 +31,8 @@ class Place:
     environment: str = ""
     file: str = ""
     key: str = ""
+    removes: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    keeps: tuple[str, ...] = ()
 
     @property
     def takes_flags(self) -> bool:
@@ -40,6 +44,12 @@ class Place:
         """Flags that the knob sets, which no other part of the command may set."""
         named = {word.partition("=")[0] for _, words in self.flags for word in words if word.startswith("-")}
         return frozenset(named | ({self.flag.partition("=")[0]} if self.flag else set()))
+
+    def replaced_flags(self, value: KnobValue) -> frozenset[str]:
+        """Return the flags that no other part of the command may set beside a value."""
+        if text_of(value) in self.keeps:
+            return frozenset()
+        return self.flag_names | frozenset(dict(self.removes).get(text_of(value), ()))
 
     def words(self, value: KnobValue) -> tuple[str, ...]:
         """Return the words of the command for a value; none where the knob has no flag or the value is absent."""

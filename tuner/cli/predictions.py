@@ -32,6 +32,7 @@ from tuner.terminal.console import (
     hosts_in_words,
     in_words,
     print_json,
+    print_knobs,
     print_reasons,
     print_simulation,
     print_space,
@@ -52,6 +53,9 @@ def space(
     why: Annotated[
         str | None, Option(metavar="pp=8,tp=3,...", help="Explain every rule that excludes this configuration.")
     ] = None,
+    knobs: Annotated[
+        bool, Option("--knobs", help="List the knobs of the study and of its framework, and which may pay.")
+    ] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -67,6 +71,10 @@ def space(
     if chosen is None:
         warn(found.warnings)
     payload: dict[str, Any] = {"grid": found.num_before_memory, "feasible": len(found.grid), "removed": found.removed}
+    if knobs:
+        from tuner.answers.knob_list import knob_rows
+
+        payload["knobs"] = knob_rows(config)
     configs = [found.grid.values(position) for position in range(len(found.grid))] if list_configs else []
     reasons = reasons_against(config, found, chosen) if chosen is not None else {}
     if as_json:
@@ -78,6 +86,8 @@ def space(
             typer.echo(in_words(values))
         if chosen is not None:
             print_reasons(config, chosen, reasons)
+        elif knobs:
+            print_knobs(payload["knobs"])
         elif not list_configs:
             print_space(config, found)
     if chosen is None and not len(found.grid):

@@ -38,7 +38,7 @@ def with_knobs(export: Export, knobs: Sequence[Knob], config: ParallelConfig) ->
 
 def _in_flags(export: Export, knobs: Sequence[Knob], config: ParallelConfig) -> Export:
     """Return flags, as a bash array, with those of the knobs."""
-    owned = {name for knob, _ in active_knobs(knobs, config) for name in knob.place.flag_names}
+    owned = {name for knob, value in active_knobs(knobs, config) for name in knob.place.replaced_flags(value)}
     variables = {name: None if value is None else text_of(value) for name, value in knob_environment(knobs, config)}
     notes = tuple(_note(knob, value) for knob, value in active_knobs(knobs, config) if not _is_in_flags(knob))
     lines, is_inside = [], False

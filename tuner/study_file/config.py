@@ -32,6 +32,7 @@ from hardware.trace_file import read_trace
 from trials.backend import AbstractBackend, Observation, Status
 from trials.knobs.knob import Knob, today_of
 from trials.trial_keys import AbstractTrialKeys, StudyParts
+from tuner.knobs.known_knob import KnownKnob
 from tuner.own_step.plans import OwnStepPlans
 from tuner.own_step.predictions import DEFAULTS, space_of
 from tuner.plans.layer_planning import AUTO_PLANNER, LayerPlanning
@@ -42,7 +43,8 @@ from tuner.space.enumeration import Space, SpaceOptions, build_space, setting_fo
 from tuner.study_file.cost_keys import NO_LIMITS, CostKeys, Limits, build_prices
 from tuner.study_file.exported_flags import flag_exporters
 from tuner.study_file.key_errors import under
-from tuner.study_file.knob_keys import build_knobs
+from tuner.study_file.knob_keys import KnobKeys, build_knobs
+from tuner.study_file.known_knobs import Entries, KnobCatalog, StudyKnobs
 from tuner.study_file.meaning import describe_own_trials, describe_trials
 from tuner.study_file.paths import StudyPaths
 from tuner.study_file.proxy_keys import proxy_options
@@ -123,6 +125,8 @@ class StudyConfig:
         limits: Limits of the whole training.
         objective: Names of the one value or two that the study minimizes; see tuner/search/objectives.py.
         pays_idle_hosts: Whether hosts that a layout leaves idle cost money and power.
+        known_knobs: Entries of the catalog for those of them that it knows.
+        knob_catalog: Catalog of the framework's knobs; None for a step of the user's own.
         kin: Names of studies in the same storage whose runs are history too: those of the same job on more or fewer
             of the hosts.
     """
@@ -151,6 +155,8 @@ class StudyConfig:
     limits: Limits = NO_LIMITS
     objective: tuple[str, ...] = (STEP_TIME,)
     pays_idle_hosts: bool = True
+    known_knobs: tuple[KnownKnob, ...] = ()
+    knob_catalog: KnobCatalog | None = None
     kin: tuple[str, ...] = ()
 
     @property
@@ -283,7 +289,9 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
     own = keys.model if isinstance(keys.model, OwnModelKeys) else None
     subject = _of_catalog(keys, cluster, base_dir) if own is None else own_subject(keys, own, cluster, base_dir)
     setting, options, group = subject.setting, subject.options, subject.measured
-    knobs = build_knobs(keys.space.knobs)
+    catalog = None if own else _knob_catalog(keys, setting, options)
+    found = _knobs_of(keys.space.knobs, catalog)
+    knobs = found.knobs
     chosen = LayerPlanning() if own else _planning(keys.planner)
     parts = StudyParts(
         name=keys.name,
@@ -335,7 +343,25 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
         limits=Limits(**keys.limits.model_dump()),
         objective=objective,
         pays_idle_hosts=keys.cost.idle_hosts == "paid",
+        known_knobs=found.known,
+        knob_catalog=catalog,
     )
+
+
+def _knob_catalog(keys: StudyKeys, setting: Setting, options: SpaceOptions) -> KnobCatalog:
+    files = tuple(keys.trial.config_files())
+    return KnobCatalog(setting=setting, options=options, framework=keys.trial.framework(), files=files)
+
+
+def _knobs_of(entries: Entries, catalog: KnobCatalog | None) -> StudyKnobs:
+    """Return the knobs of a study; known ones need a framework."""
+    if catalog is not None:
+        return catalog.build(entries)
+    own = [entry for entry in entries if isinstance(entry, KnobKeys) and entry.catalog is None]
+    if len(own) < len(entries):
+        rule = "are known of frameworks, and this is a step of your own"
+        raise ConfigError(rule, key="space.knobs", nearest="mappings with name and values")
+    return StudyKnobs(knobs=build_knobs(own))
 
 
 def _check_knobs(keys: StudyKeys, knobs: Sequence[Knob], backend: AbstractBackend) -> None:

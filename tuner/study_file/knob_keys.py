@@ -60,9 +60,17 @@ class RangeKeys(DocumentedModel):
 class KnobKeys(DocumentedModel):
     """Entry of `space.knobs:`, a knob of your own; see [knobs](knobs.md)."""
 
-    name: str
+    name: str = ""
     """Name of the knob: small letters, digits and underscores. Its value takes the place of `{name}` in the command, in
     variables and in files.
+
+    Default: none; `name` or `catalog` is needed
+    """
+
+    catalog: str | None = None
+    """Name of a [known knob](known-knobs.md), of which the other keys change something, such as its `values`.
+
+    Default: none: the knob is your own
     """
 
     values: list[bool | int | float | str | None] | None = None
@@ -257,6 +265,8 @@ def _check_places(knobs: Sequence[Knob]) -> None:
     for at, knob in enumerate(knobs):
         for other in knobs[:at]:
             place, taken = knob.place, other.place
+            if knob.when.excludes(other.when):
+                continue
             if place.environment and place.environment == taken.environment:
                 raise ConfigError(
                     f"is set by the knob {other.name} too", key=f"space.knobs.{at}.environment", value=place.environment

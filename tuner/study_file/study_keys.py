@@ -96,8 +96,9 @@ class SpaceKeys(DocumentedModel):
 
     declare_keys(vars(), SPACE_LISTS)
 
-    knobs: list[KnobKeys] = Field(default_factory=list)
+    knobs: Literal["recommended"] | list[str | KnobKeys] = Field(default_factory=list)
     """[Knobs](knobs.md): settings beside the layout, such as flags and environment variables, that are searched too.
+    Names stand for [known knobs](known-knobs.md) of the framework, and `recommended` for those of them that may pay.
 
     Default: none
     """

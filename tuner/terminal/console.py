@@ -239,6 +239,26 @@ def print_space(config: StudyConfig, found: Space) -> None:
         typer.echo(f"  {name:<20} {count:>9,}  {rule}".rstrip())
 
 
+def print_knobs(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the knobs that a study searches, and the known ones that it does not, with the reasons."""
+    from trials.knobs.places import text_of
+
+    for is_searched, title in ((True, "Searched:"), (False, "Known of the framework, and not searched:")):
+        chosen = [row for row in rows if row["searched"] == is_searched]
+        if not chosen:
+            continue
+        typer.echo(title)
+        for row in chosen:
+            values = ", ".join("absent" if value is None else text_of(value) for value in row["values"])
+            reason = f": {row['reason']}" if "reason" in row else ""
+            typer.echo(printable(f"  {row['name']}{reason}"))
+            typer.echo(printable(f"      {values}" + (f"; set where {row['when']}" if row["when"] else "")))
+            if "text" in row:
+                requires = f" Requires {row['requires']}." if row["requires"] else ""
+                typer.echo(printable(f"      {row['text']}{requires}"))
+                typer.echo(printable(f"      from {row['source']}; effect: {row['effect']}"))
+
+
 def print_reasons(config: StudyConfig, chosen: ParallelConfig, reasons: Mapping[str, str]) -> None:
     """Print every reason that keeps a configuration out of the space."""
     named = config_in_words(config, chosen)

@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +19,7 @@ from costmodels.job.parallel_config import ConfigGrid, KnobValue
 from costmodels.surrogates.knob_effects import KnobDesign, KnobDraws, basis_of
 from hardware.arrays import FloatArray, IntArray
 from trials.knobs.knob import Knob, today_of
+from tuner.search.knobs.knob_prior import KnobPrior, around
 
 MEMORY = "memory"
 """Entry of a knob's `affects` that stands for the needed memory."""
@@ -240,6 +242,8 @@ def knob_space(
     features: FloatArray,
     shares: Mapping[str, FloatArray],
     step_time_s: FloatArray,
+    *,
+    priors: Mapping[str, KnobPrior] = MappingProxyType({}),
 ) -> KnobSpace:
     """Return the knobs of a study with the priors of their effects.
 
@@ -249,6 +253,7 @@ def knob_space(
         features: Features of the layouts [n, d], which effects of unknown cause may be tied to.
         shares: Share of the predicted step of each of its parts [n], by the names that `affects` takes.
         step_time_s: Predicted step times [n].
+        priors: What is known of the effects of some knobs, by name.
     """
     active = np.stack([knob.when.on_layouts(grid) for knob in knobs], axis=1)
     free_ties = _free_ties(features, step_time_s)
@@ -265,12 +270,13 @@ def knob_space(
             known=none_known,
         )
         # what affects memory alone may still slow a step down
-        steps.append(design)
+        prior = priors.get(knob.name)
+        steps.append(design if prior is None else around(design, prior.step, prior.step_width))
         of_memory = replace(design, ties=np.ones((len(grid), 1)), scales=(0.0,), chances=(1.0,))
         if MEMORY in knob.affects or not knob.affects:
             chances = SAID_MEMORY if knob.affects else UNSAID_MEMORY
             of_memory = replace(of_memory, scales=MEMORY_SCALES, chances=chances)
-        memory.append(of_memory)
+        memory.append(of_memory if prior is None else around(of_memory, prior.memory, prior.memory_width))
     return KnobSpace(
         knobs=tuple(knobs),
         groups=group_knobs(knobs),

@@ -86,3 +86,23 @@ def test_why_of_a_replay_is_whether_somebody_measured_it(meshtune, replay):
 
     assert measured.json["reasons"] == {}
     assert other.json["reasons"] == {"measured": "is none of the 12 measured configurations"}
+
+
+def test_known_knobs_are_listed(meshtune, tmp_path):
+    """`--knobs` lists the searched knobs first, and for every known one its source and why it may pay or not."""
+    file = tmp_path / "study.yaml"
+    file.write_text(
+        "name: known\nmodel: llama3-8b\ncluster: {name: dgx-h100, hosts: 8}\n"
+        "job: {sequence_length: 8192, global_batch_size: 512}\nruntime: megatron-core\n"
+        "space: {knobs: [tp_comm_overlap, {name: my_own, flag: --mine}]}\ntrial: {backend: simulated}\n",
+        encoding="utf-8",
+    )
+
+    told = meshtune("space", file, "--knobs").out
+    rows = meshtune("space", file, "--knobs", "--json").json["knobs"]
+
+    assert [row["name"] for row in rows if row["searched"]] == ["tp_comm_overlap", "my_own"]
+    assert rows[0]["recommended"]
+    assert rows[0]["goes_to"] == ["--tp-comm-overlap"]
+    assert all(row["source"] and row["reason"] for row in rows if row["name"] != "my_own")
+    assert told.index("my_own") < told.index("not searched") < told.index("moe_dispatcher: needs a model with experts")
