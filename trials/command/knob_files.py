@@ -20,8 +20,8 @@ from typing import Any
 import yaml
 
 from costmodels.job.parallel_config import KnobValue
-from hardware.io.errors import ConfigError, did_you_mean
-from trials.knobs.places import text_of
+from hardware.io.errors import ConfigError
+from trials.knobs.places import set_key, text_of
 
 SUFFIXES = (".json", ".yaml", ".yml", ".toml")
 """Endings of the names of files whose keys can be set."""
@@ -56,7 +56,7 @@ class TrialFile:
             return text
         parsed = self.parsed()
         for key, value in values.items():
-            _set(parsed, key, value)
+            set_key(parsed, key, value)
         if self.file_name.endswith(".json"):
             return json.dumps(parsed, indent=2) + "\n"
         return str(yaml.safe_dump(parsed, sort_keys=False))
@@ -117,19 +117,6 @@ def write_files(files: Sequence[tuple[str, str, str]], values: Mapping[str, str]
             place.write_text(text, encoding="utf-8")
             paths[name] = str(place)
         yield paths
-
-
-def _set(mapping: dict[str, Any], key: str, value: KnobValue) -> None:
-    *parents, last = key.split(".")
-    for parent in parents:
-        inner = mapping.setdefault(parent, {})
-        if not isinstance(inner, dict):
-            raise ConfigError("is no mapping in the file", key=key, value=parent, nearest=did_you_mean(parent, mapping))
-        mapping = inner
-    if value is None:
-        mapping.pop(last, None)
-    else:
-        mapping[last] = value
 
 
 def _set_in_toml(text: str, key: str, value: KnobValue) -> str:

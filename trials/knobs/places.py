@@ -8,8 +8,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from costmodels.job.parallel_config import KnobValue
+from hardware.io.errors import ConfigError, did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +77,24 @@ def text_of(value: KnobValue) -> str:
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return str(int(value))
     return str(value)
+
+
+def set_key(mapping: dict[str, Any], key: str, value: KnobValue) -> None:
+    """Set a key such as `zero_optimization.stage` in a mapping of mappings; null takes it away.
+
+    Raises:
+        ConfigError: A part of the key is a value and no mapping.
+    """
+    *parents, last = key.split(".")
+    for parent in parents:
+        inner = mapping.setdefault(parent, {})
+        if not isinstance(inner, dict):
+            raise ConfigError("is no mapping in the file", key=key, value=parent, nearest=did_you_mean(parent, mapping))
+        mapping = inner
+    if value is None:
+        mapping.pop(last, None)
+    else:
+        mapping[last] = value
 
 
 def without_flags(arguments: Sequence[str], names: frozenset[str]) -> list[str]:

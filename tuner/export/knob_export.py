@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from costmodels.job.parallel_config import KnobValue, ParallelConfig
 from trials.knobs.knob import Knob, active_knobs, knob_environment, knob_words, without_knob_flags
-from trials.knobs.places import text_of
+from trials.knobs.places import set_key, text_of
 from tuner.export.exporter import Export
 from tuner.export.parts import format_comments
 
@@ -80,26 +80,16 @@ def _in_file(export: Export, knobs: Sequence[Knob], config: ParallelConfig) -> E
         parsed = None
     if not isinstance(parsed, dict):
         return replace(export, notes=(*export.notes, *(_note(knob, value) for knob, value in active)))
-    set_keys = [(knob.place.key, value) for knob, value in active if knob.place.file.endswith(export.target)]
-    for key, value in set_keys:
-        _set(parsed, key, value)
-    notes = tuple(_note(knob, value) for knob, value in active if not knob.place.file.endswith(export.target))
+    # a study with one file means that of its framework
+    files = {knob.place.file for knob in knobs if knob.place.file}
+    own = {export.target} if export.target in files else files if len(files) == 1 else set()
+    for knob, value in active:
+        if knob.place.file in own:
+            set_key(parsed, knob.place.key, value)
+    notes = tuple(_note(knob, value) for knob, value in active if knob.place.file not in own)
     if isinstance(parsed.get("comments"), list):
         parsed["comments"] += notes
     return replace(export, text=json.dumps(parsed, indent=2), notes=(*export.notes, *notes))
-
-
-def _set(mapping: dict[str, object], key: str, value: KnobValue) -> None:
-    *parents, last = key.split(".")
-    for parent in parents:
-        inner = mapping.setdefault(parent, {})
-        if not isinstance(inner, dict):
-            return
-        mapping = inner
-    if value is None:
-        mapping.pop(last, None)
-    else:
-        mapping[last] = value
 
 
 def _flag_lines(knobs: Sequence[Knob], config: ParallelConfig) -> list[str]:

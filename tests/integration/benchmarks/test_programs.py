@@ -37,6 +37,7 @@ def first(values):
 
 
 SMALL = {
+    "knob_search": (("--knobs", 2, "--seeds", 1, "--trials", 2, "--peers", "random"), {}),
     "load": (("--trials", 10, "--parallel", 4, "--storages", "sqlite", "--unopened"), {"STUDY": on_one_host}),
     "micro_batches": (
         ("--rounds", 1),
@@ -57,6 +58,7 @@ SMALL = {
         {"STUDIES": lambda studies: SimpleNamespace(glob=lambda _: [studies / "llama-7b-8.yaml"])},
     ),
     "speed.torch_graphs": (("--repeats", 1), {"benchmarks.zoo.torch_modules.FACTORIES": only("llama_small")}),
+    "trained_knobs": (("--seeds", 1, "--steps", 1, "--pairs", 4), {}),
     "two_fidelities": (("--studies", "8b-slow-nic", "--top", 4), {}),
     "two_values": (("--groups", 1, "--seeds", 1, "--trials", 5, "--workers", 1), {}),
     "watched_day": (("--days", 0, "--trials", 2, "--restart", 120), {}),
@@ -64,7 +66,13 @@ SMALL = {
 }
 """Options that make a program small, and functions that make the values of some of its names smaller."""
 
-NEEDS = {"micro_batches": "jax", "speed.jax_graphs": "jax", "speed.torch_graphs": "torch", "speed.sampler": "torch"}
+NEEDS = {
+    "micro_batches": "jax",
+    "speed.jax_graphs": "jax",
+    "speed.torch_graphs": "torch",
+    "speed.sampler": "torch",
+    "trained_knobs": "torch",
+}
 ELSEWHERE = {
     "gpu_schedules": "needs XLA's compiler for GPUs, of 180 MB; test_gpu_program.py tests its reader",
     "calibration.fit_kernels": "reads sources of 5 MB that the project does not ship",
