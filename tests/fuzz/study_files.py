@@ -13,10 +13,12 @@ from costmodels.job.runtime import read_profile
 from costmodels.sharding.device_mesh import mesh_of
 from hardware.cluster_file import cluster_from_mapping, find_cluster
 from hardware.io.config_file import read_mapping
+from hardware.price_file import read_prices
 from hardware.trace_file import read_trace
 from tests.fuzz.mutation import of_json, of_lines, of_table, of_yaml
 from tests.fuzz.target import Target
 from tests.support.studies.broken_studies import CONFIG_JSON, REPLAY, rows, study
+from tuner.answers.sizes import parse_clusters
 from tuner.cli.options import number, whole_number
 from tuner.place.operators.graph_file import read_operator_placement
 from tuner.place.placement_file import read_placement
@@ -39,6 +41,7 @@ CLUSTERS = (
 STUDIES = (
     study().encode(),
     study(REPLAY).encode(),
+    study(objective="[step_time, cost_per_token]", cost="{price_per_device_hour: 2}").encode(),
     b"""name: all-keys
 model: mixtral-8x7b
 cluster: {name: dgx-h100, hosts: 4}
@@ -56,6 +59,8 @@ trial: {backend: simulated, fidelity: simulator, seed: 1, noise: 0.01, num_steps
   proxy: {hosts: 1, layers: auto, full_trials: 5}}
 storage: sqlite:///x.db
 history: [rows.csv]
+cost: {price_per_device_hour: 2.5, currency: EUR, idle_hosts: released}
+limits: {tokens: 1e12, max_days: 30, max_cost: 200000, free_memory: 0.08}
 """,
     b"""name: own
 model: ./model.yaml
@@ -298,6 +303,8 @@ TARGETS = tuple(
         ("measured", _file("rows.csv", _read_measured), of_table, _measured),
         ("placement", _read_placement, of_yaml, lambda: PLACEMENTS),
         ("trace", _file("trace.csv", _read_trace), of_table, lambda: (TRACE, *_files("configs/traces/*.csv"))),
+        ("prices", _file("prices.yaml", read_prices), of_yaml, lambda: _files("configs/prices/*.yaml")),
+        ("clusters", _argument(parse_clusters), of_lines, lambda: (b"dgx-h100,gb200", b"l20")),
         ("configuration", _argument(lambda text: parse_config(text, {})), of_lines, lambda: CONFIGURATIONS),
         (
             "mesh",
