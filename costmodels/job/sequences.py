@@ -112,13 +112,21 @@ class Sequences:
         return np.asarray(chances @ np.array(self.lengths, dtype=np.float64) ** power)
 
 
-def check_longest(sequences: Sequences, row_tokens: int) -> None:
-    """Refuse sequences that do not fit in a row."""
+def check_rows(sequences: Sequences, row_tokens: int) -> None:
+    """Refuse sequences that do not fit in a row, or of which a row holds more than are drawn to fill rows."""
     if sequences.longest > row_tokens:
         raise ConfigError(
             f"has a sequence of {sequences.longest} tokens, more than sequence_length={row_tokens}",
             key="sequences.lengths",
             nearest=f"a sequence_length of at least {sequences.longest}, or lengths cut to {row_tokens}",
+        )
+    most = _DRAWN // 2
+    if sequences.is_packed and row_tokens > most * sequences.mean_length:
+        raise ConfigError(
+            f"makes rows of more than {most:,} sequences",
+            key="sequence_length",
+            value=row_tokens,
+            nearest=f"at most {int(most * sequences.mean_length)}",
         )
 
 
@@ -208,7 +216,10 @@ def pack_rows(sequences: Sequences, row_tokens: int) -> PackedRows:
         free[streams, slot] -= lengths
         row[at] = number[streams, slot]
     # rows that are still open count where no sequence fits in any more
-    stream, slot = np.nonzero(free < sequences.lengths[0])
+    is_full = free < sequences.lengths[0]
+    if not is_done.any() and not is_full.any():
+        is_full = free <= row_tokens // 2
+    stream, slot = np.nonzero(is_full)
     is_done[stream, number[stream, slot]] = True
     return _sort_rows(drawn, row, is_done)
 

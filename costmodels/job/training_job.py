@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from costmodels.job.model_spec import ModelSpec, check_count
 from costmodels.job.parallel_config import DIMENSIONS, FurtherValues, Value
-from costmodels.job.sequences import Sequences, check_longest, pack_rows
+from costmodels.job.sequences import Sequences, check_rows, pack_rows
 from hardware.arrays import FloatArray, IntArray
 from hardware.io.errors import ConfigError, did_you_mean
 
@@ -63,7 +63,7 @@ class TrainingJob(FurtherValues):
         if self.shared_master_weights and self.precision not in ("bf16", "fp8"):
             raise ConfigError("must be bf16 or fp8 with shared_master_weights", key="precision", value=self.precision)
         if self.sequences is not None:
-            check_longest(self.sequences, self.sequence_length)
+            check_rows(self.sequences, self.sequence_length)
         for dimension, value in self.fixed_values(sequence_parallel=True).items():
             DIMENSIONS[dimension].check(value)
 

@@ -25,6 +25,7 @@ from tuner.place.placement_file import read_placement
 from tuner.space.enumeration import enumerate_space
 from tuner.storage.history.published import read_published
 from tuner.study_file.config import StudyConfig, load_study
+from tuner.study_file.sequence_keys import SequenceKeys, read_sequences
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,6 +62,14 @@ storage: sqlite:///x.db
 history: [rows.csv]
 cost: {price_per_device_hour: 2.5, currency: EUR, idle_hosts: released}
 limits: {tokens: 1e12, max_days: 30, max_cost: 200000, free_memory: 0.08}
+""",
+    b"""name: sequences
+model: llama3-8b
+cluster: {name: dgx-h100, hosts: 1}
+job: {sequence_length: 8192, global_batch_tokens: 524288,
+  sequences: {lengths: [512, 2048, 8192], shares: [6, 3, 1], layout: packed, order: balanced}}
+runtime: megatron-core
+trial: {backend: simulated}
 """,
     b"""name: own
 model: ./model.yaml
@@ -134,6 +143,10 @@ def _read_placement(data: bytes, folder: Path) -> None:
         read_operator_placement(mapping, path)
     else:
         read_placement(path)
+
+
+def _read_lengths(path: Path) -> None:
+    read_sequences(SequenceKeys(lengths=path.name), path.parent)
 
 
 def _read_trace(path: Path) -> None:
@@ -286,6 +299,7 @@ modules:
 flow: [{source: encoder, target: language, sends: embeddings, tokens: 64}]
 """,
 )
+LENGTHS = (b"length,count\n512,6\n2048,3\n8192,1\n", b"length\n512\n512\n2048\n")
 OVERRIDES = (b"search.seed=3", b"cluster={name: dgx-h100, hosts: 2}", b"space.tp=[1, 2]", b"job.precision=fp8")
 
 
@@ -305,6 +319,7 @@ TARGETS = tuple(
         ("trace", _file("trace.csv", _read_trace), of_table, lambda: (TRACE, *_files("configs/traces/*.csv"))),
         ("prices", _file("prices.yaml", read_prices), of_yaml, lambda: _files("configs/prices/*.yaml")),
         ("clusters", _argument(parse_clusters), of_lines, lambda: (b"dgx-h100,gb200", b"l20")),
+        ("lengths", _file("lengths.csv", _read_lengths), of_table, lambda: LENGTHS),
         ("configuration", _argument(lambda text: parse_config(text, {})), of_lines, lambda: CONFIGURATIONS),
         (
             "mesh",

@@ -18,7 +18,7 @@ from costmodels.calibration.sources import MeasuredSetting, source_of
 from costmodels.job.model_catalog import load_model
 from costmodels.job.parallel_config import DEGREES, DIMENSIONS, ParallelConfig, Value
 from costmodels.job.runtime import RuntimeProfile, find_runtime, read_profile
-from costmodels.job.sequences import check_longest
+from costmodels.job.sequences import check_rows
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
@@ -628,7 +628,7 @@ def _set_batch(values: dict[str, Any], keys: JobKeys, base_dir: Path) -> None:
     sequences = None if given is None else under("sequences", lambda: read_sequences(given, base_dir))
     values["sequences"] = sequences
     if sequences is not None:
-        check_longest(sequences, keys.sequence_length)
+        check_rows(sequences, keys.sequence_length)
     values["global_batch_size"] = rows_of_step(
         keys.global_batch_size,
         tokens=tokens,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodels.job.sequences import MOST_LENGTHS, Sequences, check_longest, histogram, pack_rows, sample_lengths
+from costmodels.job.sequences import MOST_LENGTHS, Sequences, check_rows, histogram, pack_rows, sample_lengths
 from hardware.io.errors import ConfigError
 
 THREE = Sequences(lengths=(512, 2048, 8192), shares=(0.6, 0.3, 0.1))
@@ -52,9 +52,17 @@ def test_what_is_no_histogram_is_refused(keys, says):
 
 def test_a_sequence_longer_than_a_row_is_refused():
     """A row must hold the longest sequence."""
-    check_longest(THREE, 8192)
+    check_rows(THREE, 8192)
     with pytest.raises(ConfigError, match="8192 tokens, more than sequence_length=4096"):
-        check_longest(THREE, 4096)
+        check_rows(THREE, 4096)
+
+
+def test_a_row_of_too_many_sequences_is_refused():
+    """Rows must be short enough for the sample of sequences to fill them."""
+    short = of_lengths([2])
+    check_rows(short, 2**17)
+    with pytest.raises(ConfigError, match="at most 131072"):
+        check_rows(short, 2**17 + 1)
 
 
 @given(histograms(), st.integers(1, 3), st.sampled_from([1, 2]))
