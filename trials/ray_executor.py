@@ -262,6 +262,9 @@ class RayExecutor:
                 self._read_rest()
                 self._replace(place)
                 self._end(trial, self._observe(trial, Status.CANCELLED, reason))
+        for trial in [each for each in self._waiting if each.number == trial_number]:
+            self._waiting.remove(trial)
+            self._end(trial, self._observe(trial, Status.CANCELLED, reason))
 
     def poll(self, timeout_s: float) -> list[tuple[int, Observation]]:
         """Return the trials that have ended; none if nothing is pending.

@@ -22,7 +22,7 @@ def doctor(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look for damage and for what dead drivers have left, and say what to do; nothing is changed.
+    """Look for damage and for what dead drivers have left, and say what to do; it changes no study and ends nothing.
 
     Checks the storage's file, the claim of a driver that is gone, trials left running, and processes of Ray on this
     machine whose driver is dead. Exit status 1 if anything was found.

@@ -1,4 +1,4 @@
-"""What is wrong with a study or left behind on this machine, and what to do about it. Nothing is changed."""
+"""What is wrong with a study or left behind on this machine, and what to do about it. No study is changed, and nothing ended."""
 
 from __future__ import annotations
 

@@ -207,6 +207,25 @@ def test_a_stopped_trial_ends_early(executor):
     assert observe(executor, {6: "succeed"})[6].status is Status.OK
 
 
+def test_a_cancelled_trial_ends_at_once(executor):
+    """A trial that is cancelled while it hangs says nothing about its configuration, tells its time, and its slot works
+    on.
+    """
+    executor.submit(7, config_that("hang"))
+    executor.poll(1.0)
+
+    executor.cancel(7, "the budget of time is spent")
+    executor.cancel(7, "once more")
+    executor.cancel(8, "nobody knows this trial")
+    assert executor.pending == (7,)
+    ((number, observation),) = executor.poll(30.0)
+
+    assert (number, observation.status, observation.step_times_s) == (7, Status.CANCELLED, ())
+    assert observation.reason == "the budget of time is spent"
+    assert executor.num_free_slots == SLOTS
+    assert observe(executor, {9: "succeed"})[9].status is Status.OK
+
+
 def test_stopping_what_has_ended_changes_nothing(executor):
     """A trial that ends before it can be stopped keeps its result."""
     executor.submit(3, config_that("succeed"))
