@@ -1,4 +1,7 @@
-"""What is wrong with a study or left behind on this machine, and what to do about it. No study is changed, and nothing ended."""
+"""What is wrong with a study or left behind on this machine, and what to do about it.
+
+No study is changed, and nothing is ended.
+"""
 
 from __future__ import annotations
 
