@@ -63,6 +63,18 @@ history: [rows.csv]
 cost: {price_per_device_hour: 2.5, currency: EUR, idle_hosts: released}
 limits: {tokens: 1e12, max_days: 30, max_cost: 200000, free_memory: 0.08}
 """,
+    b"""name: knobs
+model: llama3-8b
+cluster: {name: dgx-h100, hosts: 1}
+job: {sequence_length: 8192, global_batch_size: 64}
+runtime: megatron-core
+space:
+  knobs: [tp_comm_overlap, {catalog: ddp_bucket_size, values: [40000000, 200000000], today: 40000000},
+    {name: a, flag: --a, when: tp > 1, affects: [tp communication, memory]},
+    {name: b, range: {first: 1, last: 64, factor: 2}, today: 4, environment: B, when: a == true and recompute == none},
+    {name: c, values: [x, null, 1.5], flag: {x: --c x, \'1.5\': "--c 'y z'"}}]
+trial: {backend: command, command: [python, "{knobs}"], flags: null, launch: once}
+""",
     b"""name: sequences
 model: llama3-8b
 cluster: {name: dgx-h100, hosts: 1}
