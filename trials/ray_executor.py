@@ -33,7 +33,7 @@ from trials.backend import PROGRAM_SIGNALS, AbstractBackend, HostNeeds, Observat
 from trials.placement import in_words, machines_in_words, machines_of, no_room, reserve_hosts, room_for
 from trials.ranks.contract import RanksLostError
 from trials.ray_cluster import first_line, join_cluster
-from trials.ray_local import import_ray, start_local_ray, stop_local_ray
+from trials.ray_local import import_ray, renew_keepers, start_local_ray, stop_local_ray
 from trials.ray_worker import Mailbox, News, Slot, Start
 
 PLACEMENT_WAIT_S = 30.0
@@ -272,6 +272,7 @@ class RayExecutor:
         It waits up to `timeout_s` for the first end, or for a measured step, which `reported` then holds.
         """
         deadline_s = time.monotonic() + timeout_s
+        renew_keepers()
         while True:
             self._wait(deadline_s)
             has_news = self._read_mail()

@@ -110,21 +110,33 @@ def stop_local_ray(ray: Any) -> None:
             keeper.wait(timeout=GRACE_S)
 
 
+def renew_keepers() -> None:
+    """Start a keeper in place of each that somebody has killed."""
+    for at, keeper in enumerate(_KEEPERS):
+        if keeper.poll() is not None:
+            assert keeper.stdin is not None, "a keeper has a pipe"
+            keeper.stdin.close()
+            _KEEPERS[at] = _start_keeper(keeper.args)
+
+
 def _start_keepers(mark: str, folder: str) -> None:
     """Start the keepers of Ray, which is installed in `folder`; they end after this process."""
     if sys.platform != "linux":  # where processes tell their environment
         return
     command = [sys.executable, "-I", "-S", str(Path(ray_keeper.__file__)), mark, folder, str(os.getpid())]
-    for _ in range(NUM_KEEPERS):
-        keeper = subprocess.Popen(  # noqa: S603 # our own module
-            command,
-            env={name: value for name, value in os.environ.items() if name != MARK},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        _KEEPERS.append(keeper)
+    _KEEPERS.extend(_start_keeper(command) for _ in range(NUM_KEEPERS))
+
+
+def _start_keeper(command: Any) -> subprocess.Popen[bytes]:
+    """Start one keeper; Popen, whose `args` may be given here again, types its command as nothing in particular."""
+    return subprocess.Popen(  # noqa: S603 # our own module
+        command,
+        env={name: value for name, value in os.environ.items() if name != MARK},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 @contextlib.contextmanager

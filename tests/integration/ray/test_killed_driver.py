@@ -20,12 +20,14 @@ LIMIT_S = 10.0
 
 DRIVER = """
 import sys, time
-from trials.ray_local import import_ray, start_local_ray
+from trials.ray_local import import_ray, renew_keepers, start_local_ray
 start_local_ray(2)
 ray = import_ray()
 at_work = ray.remote(lambda: time.sleep(300)).remote()
 print("started", flush=True)
-time.sleep(300)
+while True:
+    renew_keepers()
+    time.sleep(0.2)
 """
 
 
@@ -69,8 +71,14 @@ def driver_with_ray():
 
 
 def kill(driver, *names):
-    """Kills the children of a driver whose command lines hold these names, in that order, and `driver` itself."""
+    """Kills the children of a driver whose command lines hold these names, in that order, and `driver` itself.
+
+    It waits for a moment at `later`.
+    """
     for name in names:
+        if name == "later":
+            time.sleep(1.0)
+            continue
         if name == "driver":
             driver.kill()
             driver.wait()
@@ -89,6 +97,7 @@ def kill(driver, *names):
         ("raylet/raylet", "gcs_server", "driver"),
         ("ray_keeper", "driver"),
         ("ray_keeper", "ray::", "gcs_server", "driver"),
+        ("ray_keeper", "later", "ray_keeper", "later", "ray_keeper", "gcs_server", "driver"),
     ],
     ids=" ".join,
 )
@@ -110,6 +119,7 @@ def test_what_nobody_has_ended_is_told():
     with driver_with_ray() as other, driver_with_ray() as driver:
         agents = {each for each in below(driver.pid) if "Agent" in command_of(each)}
         kept = {*below(other.pid)}
+        driver.send_signal(signal.SIGSTOP)  # it would start others
         kill(driver, "ray_keeper")
         kill(driver, "ray_keeper")
         kill(driver, "gcs_server", "driver")
