@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from costmodels.job.parallel_config import KnobValue
+from hardware.io.config_file import MAX_YAML_BYTES, parse_json, read_text
 from hardware.io.errors import ConfigError
 from trials.knobs.places import set_key, text_of
 
@@ -71,9 +72,9 @@ class TrialFile:
             if self.file_name.endswith(".toml"):
                 found = tomllib.loads(self.text)
             elif self.file_name.endswith(".json"):
-                found = json.loads(self.text)
+                found = parse_json(self.text)
             else:
-                found = yaml.safe_load(self.text)
+                found = yaml.safe_load(self.text)  # as the framework reads it, with YAML 1.1's words for true and false
         except (ValueError, yaml.YAMLError, RecursionError) as error:
             raise ConfigError(f"cannot be parsed: {' '.join(str(error).split())[:200]}") from None
         if not isinstance(found, dict):
@@ -89,11 +90,7 @@ def read_trial_file(name: str, path: Path) -> TrialFile:
     """
     if not path.name.endswith(SUFFIXES):
         raise ConfigError("is no JSON, YAML or TOML file by its name", value=str(path), nearest=", ".join(SUFFIXES))
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot be read: {error}", value=str(path)) from None
-    found = TrialFile(name=name, file_name=path.name, text=text)
+    found = TrialFile(name=name, file_name=path.name, text=read_text(path, most_bytes=MAX_YAML_BYTES))
     found.parsed()
     return found
 
