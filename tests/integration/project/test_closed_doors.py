@@ -48,10 +48,7 @@ EXCEPTIONS = {
     ): "the base of the strict loader, which makes text, numbers and lists",
     ("costmodels/calibration/profile_file.py", "yaml.safe_dump"): "writes",
     ("trials/command/knob_files.py", "yaml.safe_dump"): "writes",
-    (
-        "trials/command/knob_files.py",
-        "yaml.safe_load",
-    ): "reads a framework's file as the framework does",
+    ("trials/command/knob_files.py", "yaml.safe_load"): "reads a framework's file as the framework does",
     ("tuner/export/flagscale.py", "yaml.safe_dump"): "writes",
     ("tuner/export/gpt_neox.py", "yaml.safe_dump"): "writes",
     ("tuner/watch/hook.py", "subprocess.Popen"): "the user's own command, from the command line, without a shell",
