@@ -103,7 +103,7 @@ def test_an_ended_trial_is_read_once(monkeypatch):
     read = []
     parse = module._parse_trial
     monkeypatch.setattr(
-        module, "_parse_trial", lambda ending, find: (read.append(ending[0].number), parse(ending, find))[1]
+        module, "_parse_trial", lambda ending, *how: (read.append(ending[0].number), parse(ending, *how))[1]
     )
     standing, log = Standing(ended=[], running={}), ObservationLog(position_of)
     for number in range(50):
