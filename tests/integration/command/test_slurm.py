@@ -1,9 +1,12 @@
 """Trials as jobs of a real Slurm cluster, which is this machine."""
 
+import json
 import os
 import signal
 import threading
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +17,11 @@ from tests.support.own_slurm import own_slurm
 from tests.support.programs.backend_contract import BackendContract
 from tests.support.programs.small_commands import backend_of
 from trials.backend import Status
+from trials.command.knob_files import TrialFile
+from trials.command.log_pattern import LogPattern
 from trials.command.slurm.jobs import SlurmJobs, job_plan
+from trials.knobs.knob import Knob
+from trials.knobs.places import Place
 from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
 
@@ -214,3 +221,41 @@ def test_without_slurm_no_study_starts(jobs_of, monkeypatch):
 
     with pytest.raises(ConfigError, match="sbatch, scontrol, squeue, scancel on the PATH"):
         jobs_of().check()
+
+
+def test_knobs_reach_the_hosts_of_a_job(jobs_of, tmp_path):
+    """Flags, a variable and a copy of a file with values of knobs reach the command; the copy ends with the job."""
+    seen = tmp_path / "seen.txt"
+    script = (
+        f'cat "$1" > {seen}; echo "$SETTINGS" >> {seen}; shift; echo "$@" "$ALGORITHM" >> {seen}; '
+        'echo "step 1 took 5 ms"; echo "step 2 took 5 ms"; sleep 60'
+    )
+    knobs = (
+        Knob(name="size", values=(1, 7), today=1, place=Place(flag="--size")),
+        Knob(name="algorithm", values=(None, "Ring"), today=None, place=Place(environment="ALGORITHM")),
+        Knob(name="stage", values=(1, 2), today=1, place=Place(file="settings", key="zero.stage")),
+    )
+    backend = jobs_of(
+        arguments=("bash", "-c", script, "bash", "{settings}", "{knobs}"),
+        environment=(("SETTINGS", "{settings}"),),
+        knobs=knobs,
+        files=(TrialFile(name="settings", file_name="ds config.json", text='{"zero": {"stage": 1}}'),),
+        warmup_steps=1,
+        steps=1,
+    )
+    backend = replace(
+        backend, pattern=LogPattern(expressions=(r"step (?P<iteration>\d+) took (?P<step_ms>[\d.]+) ms",))
+    )
+    config = replace(ONE, knobs=(("size", 7), ("algorithm", "Ring"), ("stage", 2)))
+    with RankProcesses(backend.rank_setup) as ranks:
+        found = OpenBackend(backend=backend, ranks=ranks).measure(config, trial_number=3)
+
+    assert found.status is Status.OK, found.reason
+    *file, path, words = seen.read_text(encoding="utf-8").splitlines()
+    assert json.loads("".join(file)) == {"zero": {"stage": 2}}
+    assert words == "--size 7 Ring"
+    assert path.endswith("/settings/ds config.json")
+    deadline_s = time.monotonic() + GONE_LIMIT_S
+    while Path(path).exists() and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    assert not Path(path).exists()
