@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import tempfile
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import optuna
@@ -181,7 +183,10 @@ class SmacKnobPeer(AbstractKnobPeer):
         for name, knob in self.knobs.items():
             levels = range(len(knob.values))
             space.add(Integer(name, (0, levels[-1])) if knob.is_ordered else Categorical(name, list(levels)))
-        scenario = Scenario(space, deterministic=True, n_trials=10_000, seed=seed, output_directory=None)
+        self.folder = tempfile.TemporaryDirectory()
+        scenario = Scenario(
+            space, deterministic=True, n_trials=10_000, seed=seed, output_directory=Path(self.folder.name)
+        )
         self.space = space
         self.facade = HyperparameterOptimizationFacade(
             scenario,
