@@ -24,6 +24,7 @@ from tuner.search.knobs.knob_space import KnobSpace
 from tuner.search.knobs.pairs import PairTable
 from tuner.search.observations import Observations
 from tuner.search.posterior import PEAK_VARIANCE, Composed, Posterior
+from tuner.search.subset import MAX_FAILURES, MAX_OBSERVATIONS
 
 ROUNDS = 2
 """Times that the effects and the layouts' hyperparameters are fitted in turn: the first fit takes the effects of knobs
@@ -132,15 +133,17 @@ class KnobPosterior:
         num_draws: int,
         rng: np.random.Generator,
     ) -> KnobDraws:
-        """Draw the effects on the step time from the measured pairs."""
-        mean, covariance = self.layouts.steps_without_trials(told, composed, tried.layouts)
+        """Draw the effects on the step time from the measured pairs, of many from the latest ones."""
+        subset = self.layouts.select_subset(told)
+        rows = np.flatnonzero(np.isin(tried.layouts, subset.measured))[-MAX_OBSERVATIONS:]
+        mean, covariance = self.layouts.steps_without_trials(subset, composed, tried.layouts[rows])
         return draw_effects(
             self.space.steps,
-            tried.layouts,
-            tried.codes,
-            tried.is_set,
-            observations.log_step_s - mean,
-            covariance + np.diag(observations.variance),
+            tried.layouts[rows],
+            tried.codes[rows],
+            tried.is_set[rows],
+            observations.log_step_s[rows] - mean,
+            covariance + np.diag(observations.variance[rows]),
             num_draws,
             rng,
         )
@@ -152,8 +155,9 @@ class KnobPosterior:
 
         The peak of a layout is the geometric mean over its pairs.
         """
-        at = np.array(list(observations.peaks_bytes), dtype=np.int64)
-        peaks = np.array(list(observations.peaks_bytes.values()), dtype=np.float64)
+        # of many trials the latest ones tell enough
+        at = np.array(list(observations.peaks_bytes), dtype=np.int64)[-MAX_OBSERVATIONS:]
+        peaks = np.array(list(observations.peaks_bytes.values()), dtype=np.float64)[-MAX_OBSERVATIONS:]
         tried = self._tried(table, at)
         if not (self.layouts.memory and self.space.affects_memory):
             return {}, _mean_peaks(tried.layouts, peaks), None
@@ -161,14 +165,15 @@ class KnobPosterior:
         needed = np.log(predicted.needed_bytes[tried.layouts] * peaks / predicted.peak_bytes[tried.layouts])
         variance = np.full(len(at), PEAK_VARIANCE)
         # pairs that ran out of memory need more than there is, those that ran without a known peak need less
-        ran = sorted(set(observations.measured.tolist()) - set(observations.peaks_bytes))
-        bounded = np.array([*sorted(observations.misfits), *ran], dtype=np.int64)
-        sides = np.repeat([1.0, -1.0], [len(observations.misfits), len(ran)])
+        ran = sorted(set(observations.measured.tolist()) - set(observations.peaks_bytes))[-MAX_FAILURES:]
+        misfits = sorted(observations.misfits)[-MAX_FAILURES:]
+        bounded = np.array([*misfits, *ran], dtype=np.int64)
+        sides = np.repeat([1.0, -1.0], [len(misfits), len(ran)])
         every = self._tried(table, np.concatenate([at, bounded]))
         told = self._of_layouts(
             observations, table, np.zeros(len(observations.measured)), _mean_peaks(tried.layouts, peaks), {}
         )
-        found = self.layouts.memory_without_trials(told, every.layouts)
+        found = self.layouts.memory_without_trials(self.layouts.select_subset(told), every.layouts)
         assert found is not None, "memory is predicted"
         before, covariance = found
 
