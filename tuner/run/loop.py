@@ -564,7 +564,8 @@ class _Run:
         trial_id = live.trial_id
         storage, ran = self.store.storage, observation  # later studies learn from what ran, whatever this one allows
         if live.position is not None and live.proxy is None:
-            capacity_bytes = float(self.candidates.space.memory.capacity_bytes[live.position])
+            layout = self.sampler.choices.layout_of(live.position)
+            capacity_bytes = float(self.candidates.space.memory.capacity_bytes[layout])
             observation = hold_to_limit(observation, capacity_bytes, self.config.limits.free_memory)
         excess = self._memory_excess(live.position, live.proxy, observation)
         self.ended.append((number, replace(observation, operator_samples=(), log_tail="")))
