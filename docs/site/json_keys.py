@@ -344,6 +344,8 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "config": "best configuration: degrees and opened dimensions; null if none works",
             "step_time_s": "step time of the best configuration [s]",
             "idle_hosts": _IDLE_HOSTS,
+            "training": "what the study's `limits.tokens` take with it: `seconds`, `device_hours`, `cost`, and the "
+            "limits that this `breaks`; null without such limits",
             "source": _SOURCE,
             "clock": f"{_CLOCK}; null if predicted",
             "extrapolated": "whether the best is inferred from proxy jobs only",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from hardware.price_file import Prices
 from tuner.answers.costs import CostComparison, Offer
 from tuner.answers.device_time import DAY_S
-from tuner.study_file.cost_keys import MAX_COST, MAX_DAYS
+from tuner.answers.training import Training
+from tuner.study_file.config import StudyConfig
+from tuner.study_file.cost_keys import MAX_COST, MAX_DAYS, Limits
 
 
 def money(amount: float) -> str:
@@ -29,14 +32,25 @@ def offer_in_words(offer: Offer, found: CostComparison) -> str:
 
 def broken_in_words(offer: Offer, found: CostComparison) -> str:
     """Return which limits an offer breaks, and by how much."""
-    limits, parts = found.limits, []
-    if MAX_DAYS in offer.breaks and limits.max_days is not None:
-        parts.append(f"{offer.days / limits.max_days - 1:.0%} more than {limits.max_days:g} days")
-    if MAX_COST in offer.breaks and limits.max_cost is not None and found.prices is not None:
-        allowed = f"{money(limits.max_cost)} {found.prices.currency}"
-        parts.append(
-            "has no price" if offer.cost is None else f"{offer.cost / limits.max_cost - 1:.0%} more than {allowed}"
-        )
+    return _excess_in_words(offer.days, offer.cost, found.limits, found.prices)
+
+
+def training_in_words(config: StudyConfig, training: Training) -> str:
+    """Return what the training that a study has limits of takes, and which limits it breaks, by how much."""
+    told = f"{config.limits.tokens:g} tokens take {days(training.seconds)} days"
+    if training.cost is not None and config.prices is not None:
+        told += f" and {money(training.cost)} {config.prices.currency}"
+    broken = _excess_in_words(training.seconds / DAY_S, training.cost, config.limits, config.prices)
+    return told + (f": {broken}" if broken else "")
+
+
+def _excess_in_words(spent_days: float, cost: float | None, limits: Limits, prices: Prices | None) -> str:
+    breaks, parts = limits.broken_by(spent_days, cost), []
+    if MAX_DAYS in breaks and limits.max_days is not None:
+        parts.append(f"{spent_days / limits.max_days - 1:.0%} more than {limits.max_days:g} days")
+    if MAX_COST in breaks and limits.max_cost is not None and prices is not None:
+        allowed = f"{money(limits.max_cost)} {prices.currency}"
+        parts.append("has no price" if cost is None else f"{cost / limits.max_cost - 1:.0%} more than {allowed}")
     return " and ".join(parts)
 
 

@@ -166,6 +166,15 @@ def estimate_training(config: StudyConfig, tokens: float, sizes: Sequence[int] =
     )
 
 
+def limited_training(config: StudyConfig, best: Best) -> Training | None:
+    """Return the training of `limits.tokens` with the best configuration; None where a study has no such limits."""
+    tokens = config.limits.tokens
+    if tokens is None or config.own_step is not None:
+        return None
+    steps = math.ceil(tokens / config.setting.job.tokens_per_step)
+    return _training(config, "best", best.config, best, best.step_time_s, steps)
+
+
 def measured_correction(config: StudyConfig) -> float:
     """Return the ratio of the best configuration's measured step time to its predicted one; 1 without a measurement."""
     best = best_known(config, find_study(config.storage, config.name))

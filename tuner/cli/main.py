@@ -430,15 +430,17 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
 
     from tuner.answers.best import best_configuration
     from tuner.answers.candidates import throughput_of
+    from tuner.answers.cost_words import training_in_words
     from tuner.answers.idle_hosts import idle_hosts_of
     from tuner.answers.reference import gains
+    from tuner.answers.training import limited_training
 
     config = with_plans(config)
     found = best_configuration(config)
     if found is None:
-        unknown = dict.fromkeys(("config", "step_time_s", "source", "clock", "idle_hosts"))
+        unknown = dict.fromkeys(("config", "step_time_s", "source", "clock", "idle_hosts", "training"))
         _finish_empty(as_json, {**unknown, "extrapolated": False, **gains(None, None)})
-    idle = idle_hosts_of(config, found.config)
+    idle, training = idle_hosts_of(config, found.config), limited_training(config, found)
     payload: dict[str, Any] = {
         "config": found.config.values(config.dimensions),
         "step_time_s": found.step_time_s,
@@ -447,6 +449,7 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
         "clock": None if found.source == "predicted" else config.backend.clock,
         "extrapolated": found.extrapolated is not None,
         **gains(found.reference, found.gain),
+        "training": training and training.as_json(config.dimensions),
     }
     if as_json:
         if config.own_step is not None:
@@ -463,6 +466,8 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
         say(f"  {found.gain:.3f}x as fast as {found.reference.in_words}")
     if idle is not None:
         say(f"  {idle.in_words}")
+    if training is not None:
+        say(f"  {training_in_words(config, training)}")
     if config.own_step is not None:
         from tuner.terminal.own_step_words import print_answer
 

@@ -19,6 +19,18 @@ def test_a_training_takes_its_steps_times_the_step_time(meshtune, simulated):
     assert per_step["saved_device_hours"] == pytest.approx(current["device_hours"] - best["device_hours"])
 
 
+def test_the_best_says_which_limits_it_breaks(meshtune, simulated):
+    """Under limits of the study, `best` tells time and cost of its tokens, and by how much they are more than allowed."""
+    options = ("--set", "limits={tokens: 1e12, max_days: 1, max_cost: 1e9}", "--set", "cost.price_per_device_hour=2")
+    told = meshtune("best", simulated, *options, "--json").json["training"]
+
+    assert told["breaks"] == ["max_days"]
+    assert told["cost"] == pytest.approx(2 * told["device_hours"])
+    over = told["seconds"] / 86_400 - 1
+    assert f"USD: {over:.0%} more than 1 days" in meshtune("best", simulated, *options).out
+    assert meshtune("best", simulated, "--json").json["training"] is None
+
+
 def test_step_times_that_were_measured_count(meshtune, finished):
     """After trials a training's time is that of the measured step, and no range is given."""
     study, storage, _ = finished
