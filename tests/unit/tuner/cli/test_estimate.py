@@ -20,7 +20,7 @@ def test_a_training_takes_its_steps_times_the_step_time(meshtune, simulated):
 
 
 def test_the_best_says_which_limits_it_breaks(meshtune, simulated):
-    """Under limits of the study, `best` tells time and cost of its tokens, and by how much they are more than allowed."""
+    """Under limits of a study `best` tells time and cost of its tokens, and by how much they are more than allowed."""
     options = ("--set", "limits={tokens: 1e12, max_days: 1, max_cost: 1e9}", "--set", "cost.price_per_device_hour=2")
     told = meshtune("best", simulated, *options, "--json").json["training"]
 
