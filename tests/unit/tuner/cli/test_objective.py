@@ -24,6 +24,7 @@ def storage(tmp_path):
     return f"sqlite:///{tmp_path / 'study.db'}"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_ray")
 def test_a_study_of_two_values_keeps_their_front(meshtune, tmp_path, storage):
     """A run of two values is a multi-objective study of Optuna's, whose best trials are the front that it prints."""
@@ -80,6 +81,7 @@ def test_on_the_same_devices_cost_is_proportional_to_time(tmp_path):
     assert np.exp(cost.log_rate[0]) == pytest.approx(1e6 * 8 * 2 / 3600 / (16 * 4096))
 
 
+@pytest.mark.slow
 def test_idle_hosts_that_are_given_back_make_a_layout_cheaper(meshtune, simulated):
     """Hosts that are paid for cost the same idle or not; if they are given back, a layout without them is cheapest."""
     options = options_of("cost_per_token", cluster=MIXED, current="{pp: 1, tp: 8, dp: 4}")
@@ -98,6 +100,7 @@ def test_idle_hosts_that_are_given_back_make_a_layout_cheaper(meshtune, simulate
     assert first["cost_per_token"] < usual["cost_per_token"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_ray")
 def test_a_stored_study_keeps_its_objective(meshtune, simulated, storage):
     """Trials that measured energies do not go on as step times, nor the other way round."""

@@ -72,6 +72,7 @@ def test_the_front_is_of_time_and_cost(meshtune, simulated, prices):
     assert told["nearest_miss"] is None
 
 
+@pytest.mark.slow
 def test_limits_mark_what_breaks_them_and_name_the_nearest(meshtune, simulated, prices):
     """What takes longer than a deadline is marked, is on no front, and is told the nearest that keeps it."""
     arguments = ("rank", simulated, *TOKENS, *CLUSTERS, "--prices", prices)
@@ -132,6 +133,7 @@ def test_one_price_of_all_devices(meshtune, tmp_path):
     assert "costs in CHF by the price that the study states" in shown.out
 
 
+@pytest.mark.slow
 def test_without_prices_the_front_is_of_energy(meshtune, simulated):
     """Without a price there is no cost, and the front is that of time and energy."""
     told, shown = (meshtune("rank", simulated, *TOKENS, *CLUSTERS, *more) for more in (("--json",), ()))

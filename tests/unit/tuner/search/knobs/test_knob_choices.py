@@ -107,6 +107,7 @@ def test_the_best_knobs_are_found_with_the_best_layout(seed):
     assert study.best_value < 1.01 * best_pair_s()
 
 
+@pytest.mark.slow
 def test_knobs_that_do_nothing_cost_hardly_a_trial():
     """Four knobs without effect add at most five trials to those in which three searches find the best layout."""
     idle = tuple(Knob(name=f"idle{number}", values=("a", "b", "c"), today="a") for number in range(4))
@@ -143,6 +144,7 @@ def test_knobs_that_a_layout_does_not_set_are_at_today():
     assert len(set(tried)) == len(tried)
 
 
+@pytest.mark.slow
 def test_a_value_that_crashes_is_left_alone():
     """After a value has crashed in several layouts, trials no longer use it, and the layouts are not blamed."""
     _, tried = run(
@@ -153,6 +155,7 @@ def test_a_value_that_crashes_is_left_alone():
     assert sum(dict(config.knobs)["overlap"] for config in tried) <= 8
 
 
+@pytest.mark.slow
 def test_knobs_that_save_memory_let_layouts_run():
     """Where every layout is a little too large, the search learns of the knob that saves memory, and nears the best."""
     study, tried = run(
