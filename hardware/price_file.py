@@ -88,7 +88,7 @@ class Prices:
 
     @property
     def origin(self) -> str:
-        """Where the prices come from, in words."""
+        """Source of the prices, in words."""
         return f"prices of {self.date} from {self.file}" if self.file else "the price that the study states"
 
 

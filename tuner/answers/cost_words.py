@@ -31,12 +31,12 @@ def offer_in_words(offer: Offer, found: CostComparison) -> str:
 
 
 def broken_in_words(offer: Offer, found: CostComparison) -> str:
-    """Return which limits an offer breaks, and by how much."""
+    """Describe the limits that an offer breaks, with the excess; empty if it breaks none."""
     return _excess_in_words(offer.days, offer.cost, found.limits, found.prices)
 
 
 def training_in_words(config: StudyConfig, training: Training) -> str:
-    """Return what the training that a study has limits of takes, and which limits it breaks, by how much."""
+    """Describe time and cost of the tokens of a study's `limits:`, and the limits that they break."""
     told = f"{config.limits.tokens:g} tokens take {days(training.seconds)} days"
     if training.cost is not None and config.prices is not None:
         told += f" and {money(training.cost)} {config.prices.currency}"

@@ -300,7 +300,7 @@ def _keeps(offer: Offer, limits: Limits, factor: FloatArray) -> Any:
 
 
 def _excess(offer: Offer, limits: Limits) -> float:
-    """Return the largest ratio of what an offer takes to what is allowed."""
+    """Return the largest ratio of an offer's days or cost to their limit; 0 without a limit."""
     ratios = [0.0]
     if limits.max_days is not None:
         ratios.append(offer.days / limits.max_days)

@@ -1,4 +1,4 @@
-"""Knob of the catalog: where its values go in one framework, what it needs, and what is known of its effect."""
+"""Knob of the catalog: the places of its values in one framework, its needs, and its published or assumed effect."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What is wrong with a study or left behind on this machine, and what to do about it.
+"""Search for damage of a study and for processes that dead drivers have left, with advice on each finding.
 
-No study is changed, and nothing is ended.
+No study is changed, and no process is ended.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tuner.study_file.config import StudyConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One thing that is not as it should be.
+    """Damage or leftover, with advice.
 
     Attributes:
-        what: Kind: `storage`, `claim`, `trials` or `processes`.
-        found: What was found, in a sentence.
-        advice: What to do about it.
+        what: Kind of finding: `storage`, `claim`, `trials` or `processes`.
+        found: Sentence on the finding.
+        advice: Sentence on what to do about it.
     """
 
     what: str
@@ -35,7 +35,7 @@ class Finding:
 
 
 def findings_of_study(config: StudyConfig) -> Iterator[Finding]:
-    """Yield what is wrong with a study's storage, its claim and its trials.
+    """Yield the findings on a study's storage, its claim and its trials.
 
     Raises:
         ConfigError: The storage cannot be opened although its file is sound.

@@ -294,52 +294,14 @@ def excused_trials(trials: Iterable[FrozenTrial]) -> frozenset[int]:
 
 
 def _combine(own: list[_Entry]) -> Observations:
-    """Return the observations of trials that have a candidate; forget operator times that are not used."""
+    """Return the observations of trials that have a candidate, without those that some trial excuses."""
     excused = {number for entry in own for number in entry.fails_alike}
-    own = sorted((entry for entry in own if entry.number not in excused), key=lambda entry: entry.number)
-    # a proxy's steps are not its candidate's, so both are kept apart
-    whole = [entry for entry in own if entry.proxy is None]
-    smaller = [entry for entry in own if entry.proxy is not None]
-    proxies = _gather_proxies(smaller)
-    seen: dict[int, list[_Entry]] = {}
-    for entry in whole:
-        if entry.log_step_s is not None:
-            seen.setdefault(entry.position, []).append(entry)
-    steps = [_average_trials(entries) for entries in seen.values()]
-    completed_s = [[entry.value_s for entry in entries if entry.value_s is not None] for entries in seen.values()]
-    # a candidate that ran once can run, whatever its other trials did
-    explored = frozenset(entry.position for entry in whole if entry.status in EXPLORING)
-    misfits = frozenset(entry.position for entry in whole if entry.status is Status.OUT_OF_MEMORY) - explored
-    crashed = frozenset(entry.position for entry in whole if entry.status is Status.CRASHED) - explored - misfits
-    limits_s = _bound_cut_trials(((entry.position, entry) for entry in whole), _usual_startup_s(whole))
-    return Observations(
-        measured=np.array(list(seen), dtype=np.int64),
-        log_step_s=np.array([log_step_s for log_step_s, _ in steps]),
-        variance=np.array([variance for _, variance in steps]),
-        num_completed=np.array([len(times_s) for times_s in completed_s], dtype=np.int64),
-        num_trials=Counter(entry.position for entry in whole),
-        best_s=min((of_trials(times_s) for times_s in completed_s if times_s), default=None),
-        limits_s={position: limit_s for position, limit_s in limits_s.items() if position not in seen},
-        peaks_bytes={entry.position: entry.peak_bytes for entry in whole if entry.peak_bytes},
-        explored=explored,
-        misfits=misfits,
-        crashed=crashed,
-        pending=frozenset(entry.position for entry in own if entry.status is None),
-        samples=_select_samples(own),
-        num_decisions=len(own),
-        proxies=proxies,
-        proxies_pending=frozenset(entry.position for entry in smaller if entry.status is None),
-        num_proxies=len(smaller),
-    )
-
-
-def _select_samples(own: Sequence[_Entry]) -> tuple[OperatorSample, ...]:
-    """Return the operator times of the first and of the last trials that have any; drop those of the others."""
-    sampled = [entry for entry in own if entry.samples]
-    # samples in the middle are dropped from the entries too, to free their memory
-    for entry in sampled[MOST_SAMPLED // 2 : -(MOST_SAMPLED // 2)]:
-        entry.samples = ()
-    return tuple(sample for entry in sampled for sample in entry.samples)
+    counted = sorted((entry for entry in own if entry.number not in excused), key=_number_of)
+    tally = _Tally()
+    for entry in counted:
+        if entry.status is not None:
+            tally.add(entry)
+    return tally.count_with([entry for entry in counted if entry.status is None])
 
 
 @dataclass(kw_only=True, slots=True)
@@ -381,8 +343,6 @@ class _Entry:
 
 class _Tally:
     """Figures of the ended trials of a study. One more trial changes its own share of them and leaves the rest alone.
-
-    What `observations` returns is what `_combine` makes of the same trials.
 
     Attributes:
         entries: Ended trials, by number.
@@ -454,10 +414,16 @@ class _Tally:
         self._steps = np.insert(self._steps, row, _average_trials(own), axis=1)
 
     def observations(self, running: list[_Entry]) -> Observations:
-        """Return the observations of the ended trials and of these, which have not ended."""
-        if self._excuses:  # some trials count as if they had not been
+        """Return the observations of the ended trials and of these, which have not ended, without excused ones."""
+        if self._excuses:
             return _combine([*self.entries.values(), *running])
+        return self.count_with(running)
+
+    def count_with(self, running: list[_Entry]) -> Observations:
+        """Return the observations of the ended trials and of these, which have not ended, all of which count."""
+        # a proxy's steps are not its candidate's, so both are kept apart
         smaller = sorted((*self._smaller, *(each for each in running if each.proxy)), key=_number_of)
+        # a candidate that ran once can run, whatever its other trials did
         explored = frozenset(self._explored)
         misfits = frozenset(self._of_status[Status.OUT_OF_MEMORY]) - explored
         limits_s = _bound_cut_trials(((each.position, each) for each in self._cut), _middle(self._startups_s))

@@ -1,4 +1,4 @@
-"""What is known of one knob's effect before any trial."""
+"""Prior of a known knob's effect, from the catalog."""
 
 from __future__ import annotations
 
