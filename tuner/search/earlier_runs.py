@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from costmodels.calibration.fitting import TimedRun
@@ -211,6 +211,12 @@ def together(parts: Iterable[Past]) -> Past:
         skipped=dict(skipped),
         warnings=tuple(warning for part in kept for warning in part.warnings),
     )
+
+
+def facts_of(setting: Setting) -> tuple[Fact, ...]:
+    """Return the facts of a setting's runtime, without that on documents where all sequences fill their rows."""
+    facts = facts_of_profile(asdict(setting.runtime))
+    return tuple(fact for fact in facts if fact[0] != "splits_documents" or setting.job.sequences is not None)
 
 
 def facts_of_profile(runtime: Mapping[str, Any]) -> tuple[Fact, ...]:

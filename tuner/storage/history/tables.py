@@ -39,7 +39,7 @@ from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, Parallel
 from costmodels.job.setting import Setting
 from hardware.io.errors import ConfigError, shown_url
 from trials.backend import Observation
-from tuner.search.earlier_runs import facts_of_profile, log_spread, timed_samples
+from tuner.search.earlier_runs import facts_of, log_spread, timed_samples
 from tuner.storage.store import AbstractStore, Rows
 
 VERSION = 1
@@ -140,7 +140,7 @@ def keep_run(
         "origin": observation.origin if observation.clock == "wall" else f"{observation.origin}:{observation.clock}",
         "job": _json(asdict(setting.job)),
         "cluster": _json(asdict(setting.cluster)),
-        "facts": _json(dict(facts_of_profile(asdict(setting.runtime)))),
+        "facts": _json(dict(facts_of(setting))),
         "config": _json(config.values(DEGREES + FURTHER_DIMENSIONS)),
         "status": str(observation.status),
         "step_time_s": statistics.median(steps_s) if steps_s else None,
