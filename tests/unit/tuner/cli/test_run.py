@@ -69,6 +69,7 @@ def test_best_of_a_finished_study_is_the_measured_one(finished, meshtune):
         "extrapolated": False,
         "gain_over_current": pytest.approx(1.5 / 0.95),
         "gain_over_baseline": None,
+        "training": None,
     }
     assert "(measured)" in shown.out
 
