@@ -37,6 +37,7 @@ def study(tmp_path):
     return write
 
 
+@pytest.mark.slow
 def test_the_answer_says_what_idle_hosts_gain_and_cost(meshtune, study, tmp_path):
     """`rank`, `best` and `export` name the idle hosts, their share, and the ratio to the best layout on all hosts."""
     storage = ("--storage", f"sqlite:///{tmp_path}/none.db")
@@ -58,6 +59,7 @@ def test_the_answer_says_what_idle_hosts_gain_and_cost(meshtune, study, tmp_path
     assert "launch on 1 node, without the other 2" in flags.out
 
 
+@pytest.mark.slow
 def test_candidates_on_fewer_hosts_are_few_and_near_the_best():
     """At most 15 candidates leave hosts idle, and each is predicted to be at most a tenth slower than the best."""
     config = load_study(STUDY)
@@ -129,6 +131,7 @@ def test_like_hosts_are_left_out_where_that_is_asked_for(study):
     assert not fewer.is_even
 
 
+@pytest.mark.slow
 def test_replanning_goes_on_from_a_layout_with_idle_hosts():
     """Fewer hosts of a replan have spaces of their own, without further idle hosts."""
     pricing = Pricing(load_study(STUDY, overrides=SIX_HOSTS))
@@ -138,6 +141,7 @@ def test_replanning_goes_on_from_a_layout_with_idle_hosts():
     assert {len(one.hosts) for one in space.grid.assignments} <= {0, 4}
 
 
+@pytest.mark.slow
 def test_a_profile_that_names_micro_batches_is_searched_with_them(study, tmp_path):
     """On unlike hosts uneven micro-batches are candidates by default wherever the runtime supports them."""
     catalog = Path(__file__).resolve().parents[4] / "costmodels" / "catalog" / "runtimes" / "megatron-core.yaml"

@@ -5,6 +5,9 @@ import pytest
 from tests.support.studies.broken_studies import study
 from tests.support.studies.command_line import FASTEST, ROOT, assert_users_mistake, write_replay
 
+SLOW_STUDIES = ("cpu-torch-planned", "unlike-hosts")
+"""Examples whose candidates take many seconds to plan."""
+
 
 def test_rank_is_sorted_and_as_long_as_asked(meshtune, simulated):
     """`rank --top` prints so many configurations, the fastest prediction first, and the current one below; ten without
@@ -50,7 +53,13 @@ def test_rank_puts_what_does_not_fit_last(meshtune, tmp_path):
     assert "does not fit" in shown.err
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "configs" / "studies").glob("*.yaml")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file",
+    [
+        pytest.param(file, id=file.stem, marks=[pytest.mark.slow] if file.stem in SLOW_STUDIES else [])
+        for file in sorted((ROOT / "configs" / "studies").glob("*.yaml"))
+    ],
+)
 def test_the_shipped_studies_work(meshtune, file):
     """Every example that stands beside the README of the studies has a best prediction."""
     assert meshtune("rank", file, "--top", 1, "--json").status == 0
@@ -170,6 +179,7 @@ def test_sizes_exclude_top(meshtune, simulated):
     assert_users_mistake(meshtune("rank", simulated, "--hosts", "1", "--top", "3"), "--top", "--hosts")
 
 
+@pytest.mark.slow
 def test_leaders_on_unlike_hosts_are_simulated(meshtune, simulated):
     """On unlike hosts `rank` puts the leaders in the order of their simulated steps, and says so; `best` agrees."""
     changes = ("cluster={groups: [{name: dgx-h100}, {name: dgx-a100}]}", "current={tp: 8, dp: 2}")

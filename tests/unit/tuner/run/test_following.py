@@ -73,6 +73,7 @@ class Clocked:
         return read_records(find_study(self.storage, name))
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_with_the_hosts_that_are_left(tmp_path):
     """It tries candidates of two hosts while two are lost, and goes on with its own grid when they are back."""
     study = Clocked(tmp_path, "25,h1,lost\n25,h3,lost\n55,h1,back\n55,h3,back\n")
@@ -93,6 +94,7 @@ def test_a_study_goes_on_with_the_hosts_that_are_left(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_the_trials_of_other_hosts_are_history(tmp_path):
     """What a phase measured corrects the predictions of the whole study, and the other way round."""
     study = Clocked(tmp_path, "25,h3,lost\n25,h2,lost\n55,h3,back\n55,h2,back\n")
@@ -111,6 +113,7 @@ def test_the_trials_of_other_hosts_are_history(tmp_path):
     assert "goes on with 2 of 4 hosts" in notes
 
 
+@pytest.mark.slow
 def test_a_killed_study_goes_on_where_it_was(tmp_path):
     """An interrupted study resumes in the phase of the time that it has run; a third host stays idle."""
     study = Clocked(tmp_path, "25,h3,lost\n75,h3,back\n")
@@ -181,6 +184,7 @@ def test_names_of_phases(tmp_path):
     assert name_on("a" * 128, cluster, (1,)) != name_on("a" * 128, cluster, (1, 2))
 
 
+@pytest.mark.slow
 def test_status_and_report_say_where_trials_ran(tmp_path, meshtune):
     """Status, its JSON and the report name the hosts of trials that ran while others were lost."""
     study = Clocked(tmp_path, "25,h1,lost\n25,h3,lost\n55,h1,back\n55,h3,back\n", trials=6)

@@ -108,6 +108,7 @@ def small_mixed_settings(draw):
     return setting_for(replace(job, precision="fp16"), cluster_from_mapping({"groups": groups}, Path()))
 
 
+@pytest.mark.slow
 @given(small_mixed_settings())
 @settings(max_examples=25, deadline=None)
 def test_the_search_finds_the_best_subset_of_a_few_hosts(setting):

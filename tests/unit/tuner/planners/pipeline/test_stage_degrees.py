@@ -102,6 +102,7 @@ def test_other_clusters_have_none(cluster):
     assert not len(plan_stage_degrees(setting, grid, ("layers", "hosts"), memory_headroom=HEADROOM))
 
 
+@pytest.mark.slow
 def test_a_space_has_few_of_them_and_the_best_one():
     """Where a study asks for them, at most 15 are candidates, and the best candidate is never slower than without."""
     setting = small("dgx-a100", "v100-pcie", hosts=2, layers=12)
