@@ -2,11 +2,12 @@
 
     python -m tests.chaos [--rounds 12] [--seconds S] [--seed 0] [--storages ...] [--trials ...] [--faults ...] [--json]
 
-A round is one study, on SQLite, PostgreSQL or a journal, whose trials run a command, replay published measurements or
-are simulated, under a driver that starts Ray by itself or joins a cluster of several raylets. Its faults follow a
-schedule that the seed and the number of the round make: `--seed S --first N --rounds 1` plays round N of seed S again.
-Then a driver without faults ends the study, and the invariants of invariants.py are checked on what the trials
-themselves have written, on the rows of the storage, and on the tables of processes, shared memory and ports.
+A round is one study, on SQLite, PostgreSQL or a journal, whose trials run a command, are jobs of a Slurm cluster, train
+with torch, replay published measurements or are simulated, under a driver that starts Ray by itself or joins a cluster
+of several raylets. Its faults follow a schedule that the seed and the number of the round make: `--seed S --first N
+--rounds 1` plays round N of seed S again. Then a driver without faults ends the study, and the invariants of
+invariants.py are checked on what the trials themselves have written, on the rows of the storage, and on the tables of
+processes, jobs, shared memory and ports.
 
 The exit status is 1 if something did not hold.
 """
@@ -19,6 +20,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from importlib.util import find_spec
 from typing import Any
 
 from benchmarks.support.postgresql_server import PostgresqlServer, server_programs
@@ -28,6 +30,7 @@ from tests.chaos.disk import why_no_disk
 from tests.chaos.faults import FAULTS
 from tests.chaos.rounds import Played, Stage, by_kind, planned
 from tests.chaos.studies import RAYS, STORAGES, TRIALS
+from tests.support.own_slurm import own_slurm, why_no_slurm
 
 PASSWORD = "chaos"  # noqa: S105 # of a server that lives as long as this program
 
@@ -63,6 +66,14 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
     skipped = {}
     if len(storages) < len(given.storages):
         skipped["PostgreSQL, whose server is not installed"] = 1
+    trials = [name for name in given.trials if name != "slurm" or not why_no_slurm()]
+    if len(trials) < len(given.trials):
+        skipped[f"jobs: {why_no_slurm()}"] = 1
+    if "torch" in trials and find_spec("torch") is None:
+        trials.remove("torch")
+        skipped["training, for want of torch"] = 1
+    if not trials:
+        raise ConfigError("cannot run here", key="--trials", value=" ".join(given.trials))
     if why_no_disk():
         skipped[f"full disks: {why_no_disk()}"] = 1
     if not storages:
@@ -75,7 +86,8 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
             server = PostgresqlServer(PASSWORD)
             stack.callback(server.close)
             server.start()
-        stage = Stage(server)
+        slurm = stack.enter_context(own_slurm(num_nodes=2)) if "slurm" in trials else None
+        stage = Stage(server, slurm)
         for number in range(given.first, given.first + given.rounds):
             if time.monotonic() - begin_s >= given.seconds:
                 break
@@ -83,7 +95,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
                 number,
                 given.seed,
                 storages=storages,
-                trials=given.trials,
+                trials=trials,
                 rays=given.rays,
                 faults=given.faults,
                 most_faults=given.most,

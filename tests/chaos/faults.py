@@ -17,6 +17,7 @@ from pathlib import Path
 from benchmarks.support.process_table import below
 from tests.chaos.ledger import Entry, read_ledger, running
 from tests.chaos.scene import NODES, Scene, send
+from tests.chaos.studies import PROGRAMS
 from tests.chaos.trial_program import note
 
 RAY_ENDED_IT = 1
@@ -58,8 +59,8 @@ class Fault:
 # A trial's own process
 
 
-def _runs_commands(_storage: str, trials: str, _ray: str) -> bool:
-    return trials == "command"
+def _runs_programs(_storage: str, trials: str, _ray: str) -> bool:
+    return trials in PROGRAMS
 
 
 def _hit_trial(deed: Callable[[Scene, Entry], bool], scene: Scene, pick: int) -> bool:
@@ -82,6 +83,21 @@ def _take_memory(scene: Scene, entry: Entry) -> bool:
         return False
     who = {"trial": entry.trial, "configuration": entry.configuration, "pid": entry.pid}
     note(str(scene.ledger), event="limited", time_s=time.time(), **who)
+    return True
+
+
+def _kill_rank(scene: Scene, pick: int) -> bool:
+    """Kill a rank, which trains or follows a command or a job, or the server that forks ranks."""
+    found = sorted(number for number, command in scene.processes().items() if "trials.ranks.server" in command)
+    return bool(found) and send(found[pick % len(found)], signal.SIGKILL)
+
+
+def _cancel_job(scene: Scene, pick: int) -> bool:
+    """Cancel a job as its owner or an administrator would."""
+    jobs = scene.jobs()
+    if not jobs or scene.slurm is None:
+        return False
+    scene.slurm.ask("scancel", jobs[pick % len(jobs)], check=False)
     return True
 
 
@@ -147,7 +163,7 @@ def _kill_session(scene: Scene, pick: int) -> bool:
 
 
 def _has_files(storage: str, trials: str, _ray: str) -> bool:
-    return storage != "postgresql" or trials == "command"
+    return storage != "postgresql" or trials in PROGRAMS
 
 
 def _fill_disk(scene: Scene, _pick: int) -> bool:
@@ -171,8 +187,10 @@ FILL_DISK = Fault(
 FAULTS: dict[str, Fault] = {
     fault.name: fault
     for fault in (
-        Fault(name="kill trial", suits=_runs_commands, strike=partial(_hit_trial, _kill_trial)),
-        Fault(name="take trial's memory", suits=_runs_commands, strike=partial(_hit_trial, _take_memory)),
+        Fault(name="kill trial", suits=_runs_programs, strike=partial(_hit_trial, _kill_trial)),
+        Fault(name="take trial's memory", suits=_runs_programs, strike=partial(_hit_trial, _take_memory)),
+        Fault(name="kill rank", suits=lambda _storage, trials, _ray: trials in (*PROGRAMS, "torch"), strike=_kill_rank),
+        Fault(name="cancel job", suits=lambda _storage, trials, _ray: trials == "slurm", strike=_cancel_job),
         Fault(name="kill worker", strike=_kill_worker),
         Fault(
             name="kill node's raylet",

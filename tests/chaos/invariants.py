@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from tests.chaos.ledger import Entry
@@ -102,7 +103,7 @@ def _tells(trial: StoredTrial) -> bool:
 def loses_nothing(study: Disturbed) -> list[str]:
     """What was recorded as ended, or as measured, at any moment stays as it was."""
     told = []
-    for before, after in zip(study.moments, (*study.moments[1:], study.stored), strict=True):
+    for before, after in pairwise((*study.moments, study.stored)):
         later = {trial.number: trial for trial in after.trials}
         for trial in before.trials:
             now = later.get(trial.number)
@@ -216,10 +217,11 @@ def drivers_end_well(study: Disturbed) -> list[str]:
 
 
 def leaves_nothing(study: Disturbed) -> list[str]:
-    """No process, shared memory or port that the study held is held after it."""
+    """No process, job, shared memory or port that the study held is held after it."""
     after, used, before = study.after, study.used, study.before
     return [
         *(f"process {process} is left" for process, _ in sorted(after.processes)),
+        *(f"job {number} is left" for number in sorted(after.jobs)),
         *(f"shared memory {name} is left" for name in sorted(after.segments & used.segments - before.segments)),
         *(f"port {port} is left" for port, _ in sorted(after.ports & used.ports - before.ports)),
     ]

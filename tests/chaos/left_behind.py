@@ -26,11 +26,13 @@ class Held:
     Attributes:
         processes: Their numbers, with the moment of their start, which tells them from later ones of the same number.
         segments: Shared memory: names in /dev/shm, and `sysv:` with the number of others.
+        jobs: Numbers of Slurm jobs.
         ports: On which somebody listens, with the number of the socket: another program may get the same port.
     """
 
     processes: frozenset[tuple[int, str]] = frozenset()
     segments: frozenset[str] = frozenset()
+    jobs: frozenset[str] = frozenset()
     ports: frozenset[tuple[int, str]] = frozenset()
 
     def __or__(self, other: Held) -> Held:
@@ -38,6 +40,7 @@ class Held:
         return Held(
             processes=self.processes | other.processes,
             segments=self.segments | other.segments,
+            jobs=self.jobs | other.jobs,
             ports=self.ports | other.ports,
         )
 

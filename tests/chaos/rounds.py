@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.support.postgresql_server import PostgresqlServer
-from benchmarks.support.process_table import marked_processes, session_processes
+from benchmarks.support.process_table import session_processes
 from benchmarks.support.timing import tell
 from tests.chaos.disk import why_no_disk
 from tests.chaos.faults import FAULTS, FILL_DISK
@@ -23,6 +23,7 @@ from tests.chaos.ledger import read_ledger
 from tests.chaos.left_behind import Held, Watch, held_now
 from tests.chaos.scene import Scene, send
 from tests.chaos.studies import RAYS, STORAGES, TRIALS, Round, Strike, undisturbed
+from tests.support.own_slurm import OwnSlurm
 
 LIVES = 4
 """Drivers that are started after the last fault before the study counts as one that does not end."""
@@ -112,19 +113,21 @@ class Stage:
 
     Args:
         server: For the rounds on PostgreSQL.
+        slurm: For the rounds whose trials are jobs.
     """
 
-    def __init__(self, server: PostgresqlServer | None) -> None:
+    def __init__(self, server: PostgresqlServer | None, slurm: OwnSlurm | None = None) -> None:
         # a program that was started in the background may have inherited that Ctrl-C means nothing, and pass it on
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self._server = server
+        self._slurm = slurm
         self._judges = ThreadPoolExecutor()
 
     def play(self, which: Round) -> Future[Played]:
         """Plays a round to its end; what came of it is known once its processes have gone, or should have."""
         begin_s = time.monotonic()
         folder = tempfile.TemporaryDirectory(prefix="meshtune-")
-        scene = Scene(which, Path(folder.name), self._server)
+        scene = Scene(which, Path(folder.name), self._server, self._slurm)
         before, watch = held_now(scene.mark), Watch(scene.mark)
         watch.start()
         try:
@@ -148,7 +151,7 @@ class Stage:
         seconds = time.monotonic() - begin_s
 
         def judged() -> Played:
-            after = _left(scene.mark, scene.drivers)
+            after = _left(scene)
             whole = replace(study, used=watch.stop(), after=after)
             return Played(
                 round=which,
@@ -211,12 +214,20 @@ def _finish(scene: Scene) -> None:
     scene.note_end()
 
 
-def _left(mark: str, drivers: Sequence[int]) -> Held:
-    """What is held once the marked processes have gone, or have had the time to; then they are killed."""
+def _left(scene: Scene) -> Held:
+    """What is held once the scene's processes and jobs have gone, or have had the time to; then they are killed."""
     deadline_s = time.monotonic() + GONE_LIMIT_S
-    while (held := held_now(mark, drivers)).processes and time.monotonic() < deadline_s:
+    while True:
+        jobs = scene.jobs()
+        held = replace(held_now(scene.mark, scene.drivers), jobs=frozenset(jobs))
+        if not (held.processes or jobs) or time.monotonic() >= deadline_s:
+            break
         time.sleep(0.5)
-    left = marked_processes(mark) | {pid: told for driver in drivers for pid, told in session_processes(driver).items()}
+    if scene.slurm is not None and jobs:
+        scene.slurm.ask("scancel", *jobs, check=False)
+    left = scene.processes() | {
+        pid: told for driver in scene.drivers for pid, told in session_processes(driver).items()
+    }
     for process, command in left.items():
         tell(f"left: {command}")
         send(process, signal.SIGKILL)

@@ -21,6 +21,7 @@ from tests.chaos.disk import SmallDisk, why_no_disk
 from tests.chaos.invariants import End
 from tests.chaos.stored import Stored, read_stored
 from tests.chaos.studies import Round, write_study
+from tests.support.own_slurm import OwnSlurm
 from tests.support.studies.driver_process import DriverProcess
 
 NODES = (0, 2, 2)
@@ -40,6 +41,7 @@ class Scene:
         ledger: Where trials write.
         disk: The small disk that its files are on; None where none can be mounted.
         server: The PostgreSQL server; None where the storage is another.
+        slurm: Cluster that runs the trials; None where they are no jobs.
         nodes: The cluster; None where drivers start Ray themselves.
         ends: Of the drivers so far.
         moments: What the storage held after each fault.
@@ -47,11 +49,12 @@ class Scene:
         drivers: The numbers of their processes.
     """
 
-    def __init__(self, which: Round, folder: Path, server: PostgresqlServer | None) -> None:
+    def __init__(self, which: Round, folder: Path, server: PostgresqlServer | None, slurm: OwnSlurm | None) -> None:
         self.round = which
         self.mark = f"MESHTUNE_CHAOS={uuid.uuid4().hex}"
         self.ledger = folder / "ledger"
         self.server = server if which.storage == "postgresql" else None
+        self.slurm = slurm if which.trials == "slurm" else None
         self.disk = None if why_no_disk() else SmallDisk(folder / "disk")
         self.nodes = RayNodes(*NODES) if which.ray == "nodes" else None
         self.driver: DriverProcess | None = None
@@ -69,9 +72,10 @@ class Scene:
             _run_sql(self.server.url, f"CREATE SCHEMA {schema}")
             self.storage = f"{self.server.url}?options=-csearch_path%3D{schema}"
         name, _, value = self.mark.partition("=")
-        self._environment = {key: text for key, text in os.environ.items() if key != "RAY_ADDRESS"} | {name: value}
+        found = os.environ if self.slurm is None else self.slurm.environment
+        self._environment = {key: text for key, text in found.items() if key != "RAY_ADDRESS"} | {name: value}
         if self.nodes is not None:
-            self.nodes.environment[name] = value
+            self.nodes.environment |= self._environment
 
     def __enter__(self) -> Scene:
         """Starts the cluster, if there is one."""
@@ -148,6 +152,12 @@ class Scene:
         """Ray's workers that work on a trial."""
         return sorted(process for process, command in self.processes().items() if command.startswith(MEASURES))
 
+    def jobs(self) -> list[str]:
+        """Numbers of the study's jobs in Slurm's queue."""
+        if self.slurm is None:
+            return []
+        return [number for number, name, _ in self.slurm.queue() if name.startswith(f"meshtune-{self.round.name}-")]
+
     def keep_moment(self) -> Stored:
         """Notes what the storage holds now."""
         self.moments.append(read_stored(self.storage))
@@ -157,7 +167,8 @@ class Scene:
         """Waits until a worker works on a trial; False where the driver ends before, or the time does."""
         deadline_s = time.monotonic() + limit_s
         while self.is_driven and time.monotonic() < deadline_s:
-            if self.workers():
+            # workers of a driver that has just died may still be there
+            if self._has_begun and self.workers():
                 return True
             time.sleep(0.2)
         return False
@@ -165,10 +176,15 @@ class Scene:
     def wait_for_start(self) -> None:
         """Waits until the driver says that it starts."""
         deadline_s = time.monotonic() + END_LIMIT_S
-        while self.is_driven and self.driver is not None and "trying first" not in self.driver.told:
+        while self.is_driven and not self._has_begun:
             if time.monotonic() >= deadline_s:
                 return
             time.sleep(0.01)
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether the driver has said with which configuration it begins."""
+        return self.driver is not None and "trying first" in self.driver.told
 
 
 def _run_sql(url: str, text: str) -> None:

@@ -16,20 +16,24 @@ from tuner.run.loop import run_study
 from tuner.study_file.config import load_study
 
 STORAGES = ("sqlite", "postgresql", "journal")
-TRIALS = ("command", "replay", "simulated")
+TRIALS = ("command", "slurm", "torch", "replay", "simulated")
+PROGRAMS = ("command", "slurm")
+"""Trials that run PROGRAM, which keeps the ledger."""
+
 RAYS = ("local", "nodes")
 DIMENSIONS = ("pp", "tp", "dp", "cp", "up", "vpp", "ep", "mbs")
 PUBLISHED = ROOT / "configs" / "studies" / "ultrascale-llama-8b-128.yaml"
 PROGRAM = Path(__file__).with_name("trial_program.py")
 SMALL = """
-name: chaos
+name: {name}
 model: {model}
 cluster: {{name: cpu-host, hosts: 1, devices_per_host: 2}}
 job: {{sequence_length: 64, global_batch_size: 16, precision: fp32}}
 search: {{max_trials: 1, prune: false, confidence: 1.0, repeats: 0, baseline: false}}
 trial: {trial}
 """
-COMMAND = "{{backend: command, launch: once, steps: 5, warmup_steps: 2, logs: {logs}, command: [{command}]}}"
+COMMAND = "{{backend: command, launch: {launch}, steps: 5, warmup_steps: 2, logs: {logs}, command: [{command}]}}"
+TORCH = "{backend: torch, warmup_steps: 1, min_steps: 4, max_steps: 4}"
 SIMULATED = "{{backend: simulated, seconds_per_trial: {seconds}}}"
 
 
@@ -77,6 +81,11 @@ class Round:
     strikes: tuple[Strike, ...]
 
     @property
+    def name(self) -> str:
+        """Name of the study; a replay has that of its file."""
+        return f"chaos-{self.number}"
+
+    @property
     def overrides(self) -> tuple[str, ...]:
         """Of the study file: one trial at a time in a replay, so that its search does not depend on who comes first."""
         search = {
@@ -88,7 +97,8 @@ class Round:
             "seed": self.seed,
         }
         told = tuple(f"search.{key}={value}" for key, value in search.items())
-        return (*told, f"trial.seconds_per_trial={self.seconds}") if self.trials == "replay" else told
+        own = {"replay": (f"trial.seconds_per_trial={self.seconds}",), "torch": ("runtime=torch-reference",)}
+        return (*told, *own.get(self.trials, ()))
 
 
 def write_study(which: Round, folder: Path, ledger: Path, logs: Path) -> Path:
@@ -96,13 +106,15 @@ def write_study(which: Round, folder: Path, ledger: Path, logs: Path) -> Path:
     if which.trials == "replay":
         return PUBLISHED
     arguments = [sys.executable, PROGRAM, ledger, "'{trial}'", *(f"'{name}={{{name}}}'" for name in DIMENSIONS)]
-    trial = (
-        COMMAND.format(logs=logs, command=", ".join(map(str, arguments)))
-        if which.trials == "command"
-        else SIMULATED.format(seconds=which.seconds)
+    launch = "slurm" if which.trials == "slurm" else "once"
+    trial = {"torch": TORCH, "simulated": SIMULATED.format(seconds=which.seconds)}.get(
+        which.trials, COMMAND.format(logs=logs, launch=launch, command=", ".join(map(str, arguments)))
     )
     path = folder / "chaos.yaml"
-    path.write_text(SMALL.format(model=ROOT / "configs" / "models" / "gpt-small.yaml", trial=trial), encoding="utf-8")
+    path.write_text(
+        SMALL.format(name=which.name, model=ROOT / "configs" / "models" / "gpt-small.yaml", trial=trial),
+        encoding="utf-8",
+    )
     return path
 
 

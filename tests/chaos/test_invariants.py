@@ -164,6 +164,7 @@ FORGED = {
         "a driver gave up after fill disk without one message",
     ),
     "no end": (drivers_end_well, replace(WELL, ends=WELL.ends[:1]), "the study did not come to its end"),
+    "job left": (leaves_nothing, replace(WELL, after=Held(jobs=frozenset({"8"}))), "job 8 is left"),
     "process left": (leaves_nothing, replace(WELL, after=Held(processes=frozenset({(5, "7")}))), "process 5 is left"),
     "memory left": (
         leaves_nothing,

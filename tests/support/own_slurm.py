@@ -62,13 +62,18 @@ PartitionName=short Nodes=ALL MaxTime=1 State=UP
 """
 
 
-def skip_without_slurm() -> None:
-    """Skip the test where Slurm is missing; continuous integration installs it."""
+def why_no_slurm() -> str:
+    """Return why no cluster can be started here; empty where one can. Continuous integration installs Slurm."""
     missing = [name for name in PROGRAMS if shutil.which(name, path=PLACES) is None]
     if missing:
-        pytest.skip(f"{', '.join(missing)} not installed (Debian: slurmctld slurmd slurm-client munge)")
-    if os.geteuid():
-        pytest.skip("slurmd runs as root only")
+        return f"{', '.join(missing)} not installed (Debian: slurmctld slurmd slurm-client munge)"
+    return "slurmd runs as root only" if os.geteuid() else ""
+
+
+def skip_without_slurm() -> None:
+    """Skip the test where no cluster can be started."""
+    if reason := why_no_slurm():
+        pytest.skip(reason)
 
 
 class OwnSlurm:
@@ -207,7 +212,7 @@ def _free_ports(count: int) -> list[int]:
 
 @contextmanager
 def own_slurm(num_nodes: int = 1) -> Iterator[OwnSlurm]:
-    """Yield a cluster that runs as long as the block; skip the test if Slurm is not installed."""
+    """Yield a cluster that runs as long as the block; skip the test if none can be started."""
     skip_without_slurm()
     folder = Path(tempfile.mkdtemp(prefix="meshtune-slurm-"))
     cluster = OwnSlurm(folder, num_nodes)

@@ -216,7 +216,8 @@ def interrupts_held() -> Iterator[None]:
     """Let signals that end a run wait until the block has ended, then hand them to the handlers that were there before.
 
     It protects steps that an interrupt would leave half done. A second signal does not wait. Handlers that the block
-    installs do not outlive it: starting Ray replaces that of SIGTERM.
+    installs do not outlive it. Starting Ray replaces that of SIGTERM by one that exits: such an exit is handed on as
+    the signal that it was.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # signals reach the main thread alone
@@ -240,6 +241,11 @@ def interrupts_held() -> Iterator[None]:
             signal.signal(number, hold)
     try:
         yield
+    except SystemExit:
+        put_back()
+        if callable(before[signal.SIGTERM]):
+            signal.raise_signal(signal.SIGTERM)
+        raise
     finally:
         put_back()
     if waiting:

@@ -363,10 +363,7 @@ def _enter(run: _Run, executor: AbstractContextManager[Executor], stack: ExitSta
     """Start the executor among nothing that trials have left, and leave nothing; return it with notes on the run."""
     left_over = run.end_left_over()
     stack.callback(run.end_left_over)
-    try:
-        running = stack.enter_context(executor)
-    except SystemExit:  # what Ray makes of SIGTERM while it starts
-        raise KeyboardInterrupt from None
+    running = stack.enter_context(executor)
     return running, "; ".join(filter(None, (run.past.in_words, left_over, running.slots_note)))
 
 

@@ -15,6 +15,7 @@ from sqlalchemy import select
 from hardware.io.errors import ConfigError
 from tests.support.studies.driver_process import ROOT
 from tuner.run.driver import DRIVER, RENEW_AFTER_S, STALE_AFTER_S, WATCHED_S, claim, interrupts_held, is_held
+from tuner.run.endings import ending_signals
 from tuner.storage.history.tables import METADATA, make_tables
 from tuner.storage.opening import open_store
 from tuner.storage.store import Rows
@@ -304,6 +305,28 @@ def test_second_interrupt_does_not_wait(handled):
         assert handled == []
         signal.raise_signal(signal.SIGINT)
         assert handled == [signal.SIGINT]
+
+
+def exit_at_sigterm():
+    """Get SIGTERM under a handler that exits, as Ray's does while it starts."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
+    signal.raise_signal(signal.SIGTERM)
+
+
+def test_an_exit_by_another_handler_is_the_signal_that_it_was(handled):
+    """A block whose own handler of SIGTERM exits, as Ray's does while it starts, ends with what the signal means."""
+    with pytest.raises(SystemExit), interrupts_held():
+        exit_at_sigterm()
+
+    assert handled == [signal.SIGTERM]
+
+
+def test_a_run_that_is_told_to_end_while_ray_starts_is_preempted():
+    """SIGTERM that Ray turns into an exit counts as being told to end, not as the user's interrupt."""
+    with pytest.raises(KeyboardInterrupt), ending_signals(lambda: None) as is_preempted, interrupts_held():
+        exit_at_sigterm()
+
+    assert is_preempted()
 
 
 def test_interrupts_are_nothing_to_other_threads(handled):
