@@ -39,6 +39,7 @@ def first(values):
 SMALL = {
     "knob_search": (("--knobs", 2, "--seeds", 1, "--trials", 2, "--peers", "random"), {}),
     "load": (("--trials", 10, "--parallel", 4, "--storages", "sqlite", "--unopened"), {"STUDY": on_one_host}),
+    "long_study": (("--trials", 3), {}),
     "micro_batches": (
         ("--rounds", 1),
         {"PRECISIONS": lambda _: ("bf16",), "CONFIGS": lambda configs: configs[2:3], "HIDDEN": lambda _: 128},
