@@ -91,7 +91,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     problem = knob_problem(given.study, given.knobs)
     tell(f"{len(problem.grid):,} layouts, {problem.space.num_pairs:,} pairs; {len(tasks)} searches")
     with mapper(given.workers) as run_all:
-        searches = list(run_all(_run, tasks))
+        searches = []
+        for task, search in zip(tasks, run_all(_run, tasks), strict=True):
+            searches.append(search)
+            tell(f"{task.searcher}, world {task.seed}: {search.trials:g} trials, regret {search.regret:.2%}")
     by_name = {
         name: [search for task, search in zip(tasks, searches, strict=True) if task.searcher == name] for name in names
     }

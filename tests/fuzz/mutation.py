@@ -20,7 +20,7 @@ import yaml
 Mutation = Callable[[bytes, Random, Sequence[bytes]], bytes]
 """A changed input, from one input, a source of chance, and all seeds of its kind."""
 
-LARGEST = 20_000
+LARGEST = 64_000
 """Bytes of an input that is taken apart; larger ones are changed as bytes."""
 
 NUMBERS = (

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import sqlite3
 import tempfile
-from contextlib import closing
+from contextlib import closing, redirect_stderr, redirect_stdout, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
@@ -14,11 +16,15 @@ import optuna
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.operators.layer_operators import OpKind, Phase
 from hardware.dynamics import LinkEvent, Trace
+from hardware.io.errors import ConfigError
 from tests.fuzz.mutation import of_bytes, of_json, of_lines
 from tests.fuzz.target import Target
 from tests.support.studies.broken_studies import study
+from tests.support.studies.in_process_executor import InProcessExecutor
 from trials.backend import Observation, OperatorSample, Status
+from tuner.cli.main import app
 from tuner.replan.cluster_states import Figures, Setup
+from tuner.run.loop import run_study
 from tuner.search.observations import OBSERVATION
 from tuner.storage.history import keep_run, make_tables, read_past
 from tuner.storage.history.tables import METADATA, RUNS, SAMPLES
@@ -141,6 +147,120 @@ def _read_journal(data: bytes, folder: Path) -> None:
         found.get_trials()
 
 
+ENDED = """
+name: ended
+model: llama-7b
+cluster: {name: dgx-a100, hosts: 1}
+job: {sequence_length: 4096, global_batch_size: 64}
+space: {pp: [1, 2], cp: [1], up: [1], vpp: [1], mbs: [1]}
+search: {draws: 10, confidence: 1.0, max_trials: 2}
+trial: {backend: simulated}
+"""
+
+COMMANDS = (("status", "--json"), ("trials", "--json"), ("best", "--json"), ("status",), ("best",))
+"""Commands that read a study, with their options."""
+
+OF_STUDIES = ("studies", "study_user_attributes", "trials", "trial_user_attributes", "trial_params", "trial_values")
+"""Optuna's tables of what a study holds."""
+
+
+class _Brief(InProcessExecutor):
+    """Executor that keeps the time of one operator, so that inputs are small."""
+
+    def poll(self, timeout_s: float) -> list[tuple[int, Observation]]:
+        """The next trial's end."""
+        return [
+            (number, replace(seen, operator_samples=seen.operator_samples[:1]))
+            for number, seen in super().poll(timeout_s)
+        ]
+
+
+@functools.cache
+def _ended(kind: str) -> bytes:
+    """The file of a study that has run, as a database or a journal."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "ended.yaml").write_text(ENDED, encoding="utf-8")
+        config = load_study(folder / "ended.yaml", storage=f"{kind}:///{folder}/ended")
+        run_study(config, on_progress=lambda _: None, executor=_Brief(config.backend))
+        if kind == "journal":
+            return (folder / "ended").read_bytes()
+        with closing(sqlite3.connect(folder / "ended")) as source, closing(sqlite3.connect(folder / "copy")) as whole:
+            source.backup(whole)  # with what is still in the log beside it
+        return (folder / "copy").read_bytes()
+
+
+def _values() -> bytes:
+    """What Optuna's tables hold of that study, by table and row; texts that are JSON as what they say."""
+    with tempfile.TemporaryDirectory() as name:
+        (path := Path(name, "ended.db")).write_bytes(_ended("sqlite"))
+        with closing(sqlite3.connect(path)) as connection:
+            connection.row_factory = sqlite3.Row
+            found = {
+                table: [
+                    {key: _parsed(row[key]) for key in row.keys()}  # noqa: SIM118 # a row's own iteration is over values
+                    for row in connection.execute(f"SELECT * FROM {table}")  # noqa: S608 # our own names
+                ]
+                for table in OF_STUDIES
+            }
+    return json.dumps(found).encode()
+
+
+def _parsed(value: object) -> object:
+    try:
+        return json.loads(value) if isinstance(value, str) and value[:1] in "[{" else value
+    except ValueError:
+        return value
+
+
+def _read_values(data: bytes, folder: Path) -> None:
+    """Commands on a database whose tables hold other values."""
+    try:
+        tables = json.loads(data)
+    except (ValueError, RecursionError):
+        return  # no values
+    for left in folder.glob("values.db*"):
+        left.unlink()
+    (path := folder / "values.db").write_bytes(_ended("sqlite"))
+    with closing(sqlite3.connect(path)) as connection:
+        for table in OF_STUDIES:
+            rows = tables.get(table, []) if isinstance(tables, dict) else []
+            names = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+            for number, row in enumerate(rows if isinstance(rows, list) else [], start=1):
+                for name in names & set(row if isinstance(row, dict) else ()):
+                    _put(connection, table, number, name, row[name])
+        connection.commit()
+    _ask(f"sqlite:///{path}", folder)
+
+
+def _put(connection: sqlite3.Connection, table: str, number: int, name: str, value: object) -> None:
+    is_plain = value is None or isinstance(value, str | float) or (isinstance(value, int) and abs(value) < 2**63)
+    with suppress(UnicodeEncodeError, sqlite3.IntegrityError, ValueError):
+        connection.execute(
+            f"UPDATE {table} SET {name} = ? WHERE rowid = ?",  # noqa: S608 # our own names
+            [value if is_plain else json.dumps(value), number],
+        )
+
+
+def _read_ended_journal(data: bytes, folder: Path) -> None:
+    (path := folder / "ended.journal").write_bytes(data)
+    _ask(f"journal:///{path}", folder)
+
+
+def _ask(url: str, folder: Path) -> None:
+    """Every command on a storage; the first refusal counts once all were asked."""
+    (study := folder / "ended.yaml").write_text(ENDED, encoding="utf-8")
+    refusals = []
+    for command, *options in COMMANDS:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            try:
+                app([command, str(study), "--storage", url, *options], standalone_mode=False)
+            except ConfigError as error:
+                refusals.append(error)
+    if refusals:
+        raise refusals[0]
+
+
 @functools.cache
 def _watch() -> bytes:
     """The state of a watch whose job runs on one of two hosts."""
@@ -167,6 +287,8 @@ def _read_watch(data: bytes, folder: Path) -> None:
 
 TARGETS = (
     Target(name="history", read=_read_rows, mutation=of_json, seeds=lambda: (_rows(),)),
+    Target(name="study values", read=_read_values, mutation=of_json, seeds=lambda: (_values(),)),
+    Target(name="study journal", read=_read_ended_journal, mutation=of_lines, seeds=lambda: (_ended("journal"),)),
     Target(name="watch state", read=_read_watch, mutation=of_json, seeds=lambda: (_watch(),)),
     Target(name="database", read=_read_database, mutation=of_bytes, seeds=lambda: (_database(),)),
     Target(name="journal", read=_read_journal, mutation=of_lines, seeds=lambda: (_journal(),)),

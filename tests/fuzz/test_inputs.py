@@ -11,7 +11,19 @@ from tests.fuzz.target import defect_of
 from tests.fuzz.targets import TARGETS
 from trials.command.patience import at_most
 
-SLOW = ("yaml", "study", "space", "cluster", "model", "placement", "profile", "override", "measured")
+SLOW = (
+    "study values",
+    "study journal",
+    "yaml",
+    "study",
+    "space",
+    "cluster",
+    "model",
+    "placement",
+    "profile",
+    "override",
+    "measured",
+)
 """Those that read much YAML, or many rows."""
 
 LIMIT_S = 30
