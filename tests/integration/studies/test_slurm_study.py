@@ -46,15 +46,21 @@ def slurm():
         yield cluster
 
 
+def write_study(folder, pause_s):
+    """Write the study and its program, whose steps pause so long, and return the study's path."""
+    (folder / "pause_s").write_text(str(pause_s), encoding="utf-8")
+    (folder / "train.py").write_text(PROGRAM, encoding="utf-8")
+    study = folder / "study.yaml"
+    study.write_text(STUDY.format(model=MODEL, python=sys.executable), encoding="utf-8")
+    return study
+
+
 @pytest.fixture
 def run(slurm, tmp_path):
     """Starts `meshtune run` of one study, whose steps take some seconds altogether or forever."""
 
     def start(pause_s, *overrides):
-        (tmp_path / "pause_s").write_text(str(pause_s), encoding="utf-8")
-        (tmp_path / "train.py").write_text(PROGRAM, encoding="utf-8")
-        study = tmp_path / "study.yaml"
-        study.write_text(STUDY.format(model=MODEL, python=sys.executable), encoding="utf-8")
+        study = write_study(tmp_path, pause_s)
         storage = f"sqlite:///{tmp_path / 'study.db'}"
         return DriverProcess(storage, *overrides, study=study, environment=slurm.environment)
 
@@ -62,9 +68,9 @@ def run(slurm, tmp_path):
     slurm.cancel_all()
 
 
-def trials_of(folder):
+def trials_of(folder, storage="sqlite:///study.db"):
     """All trials of the study, as other programs read them."""
-    command = [sys.executable, "-m", "tuner", "trials", "study.yaml", "--json", "--storage", "sqlite:///study.db"]
+    command = [sys.executable, "-m", "tuner", "trials", "study.yaml", "--json", "--storage", storage]
     done = subprocess.run(
         command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=True
     )
@@ -140,6 +146,30 @@ def test_a_trial_whose_job_was_cancelled_runs_again(slurm, run, tmp_path):
     assert status == 0
     assert trial["status"] == "ok"
     assert "retried once, because was cancelled from outside" in trial["reason"]
+
+
+def test_a_driver_that_is_a_job_is_warned_and_goes_on_once_requeued(slurm, tmp_path):
+    """A driver in a batch job that is warned of its limit gives up in order; requeued, it completes the same trials."""
+    write_study(tmp_path, 60)
+    storage = f"sqlite:///{tmp_path / 'job.db'}"
+    command = f"exec {sys.executable} -m tuner run study.yaml --storage {storage} --json"
+    told = ("--open-mode=append", f"--output={tmp_path / 'told'}")
+    options = ("--requeue", "--signal=B:USR1@120", f"--chdir={tmp_path}", *told, "--job-name=driver")
+    environment = f"--export=ALL,PYTHONPATH={ROOT}"
+    job = slurm.ask("sbatch", "--parsable", *options, environment, f"--wrap={command}").strip()
+
+    wait_for_jobs(slurm, 3)  # the driver's and two trials'
+    slurm.ask("scancel", "--batch", "--signal=USR1", job)
+    assert gone(slurm)
+    assert "ExitCode=75:0" in slurm.ask("scontrol", "show", "job", job)
+    write_study(tmp_path, 0.05)
+    slurm.ask("scontrol", "requeue", job)
+    slurm.ask("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm lets requeued jobs wait for two minutes
+    assert gone(slurm, limit_s=120)
+
+    assert "ExitCode=0:0" in slurm.ask("scontrol", "show", "job", job), (tmp_path / "told").read_text(encoding="utf-8")
+    trials = trials_of(tmp_path, storage)
+    assert [(trial["trial"], trial["status"]) for trial in trials] == [(number, "ok") for number in range(4)]
 
 
 def test_refused_jobs_end_the_study_with_slurms_words(run):
