@@ -84,7 +84,7 @@ class KnobProblem:
 @lru_cache(maxsize=1)
 def knob_problem(study: str, num_knobs: int) -> KnobProblem:
     """Prepare a study of configs/studies with the first of KNOBS."""
-    config = replace(load_study(STUDIES / f"{study}.yaml"), knobs=KNOBS[:num_knobs])
+    config = replace(load_study(STUDIES / f"{study}.yaml"), knobs=KNOBS[:num_knobs], known_knobs=())
     candidates = candidates_of(config)
     grid = candidates.space.grid
     space = searched_knobs(config, candidates)
