@@ -10,8 +10,10 @@ import tempfile
 from contextlib import closing, redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import optuna
+from typer.main import get_command
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.operators.layer_operators import OpKind, Phase
@@ -247,6 +249,12 @@ def _read_ended_journal(data: bytes, folder: Path) -> None:
     _ask(f"journal:///{path}", folder)
 
 
+@functools.cache
+def _meshtune() -> Any:
+    """The command line, built once."""
+    return get_command(app)
+
+
 def _ask(url: str, folder: Path) -> None:
     """Every command on a storage; the first refusal counts once all were asked."""
     (study := folder / "ended.yaml").write_text(ENDED, encoding="utf-8")
@@ -254,7 +262,7 @@ def _ask(url: str, folder: Path) -> None:
     for command, *options in COMMANDS:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             try:
-                app([command, str(study), "--storage", url, *options], standalone_mode=False)
+                _meshtune().main([command, str(study), "--storage", url, *options], standalone_mode=False)
             except ConfigError as error:
                 refusals.append(error)
     if refusals:
