@@ -119,6 +119,7 @@ class Stage:
     def __init__(self, server: PostgresqlServer | None, slurm: OwnSlurm | None = None) -> None:
         # a program that was started in the background may have inherited that Ctrl-C means nothing, and pass it on
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # clusters are ended whoever ends the rounds
         self._server = server
         self._slurm = slurm
         self._judges = ThreadPoolExecutor()
