@@ -25,12 +25,15 @@ from tuner.search.proxy.extrapolation import EXTRAPOLATED
 from tuner.search.proxy.proxy_trials import PROXY
 from tuner.storage.record import BASELINE, HISTORY, MEANING, ORIGIN, PREDICTION, SPENT_S, STOP_REASON
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+LEAST, MOST = 1e-15, 10**18
+"""Smallest time, and largest number of any kind, that a storage may hold: sums and ratios of these are finite."""
+
+Finite = Annotated[float, Field(ge=-MOST, le=MOST)]
 Value = int | bool | str | Finite | None
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=MOST)]
+Positive = Annotated[float, Field(ge=LEAST, le=MOST)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=MOST)]
 
 
 class _Form(BaseModel):
@@ -88,7 +91,8 @@ class _Population(_Form):
     def _check_shares(self) -> Self:
         """Check that each share has a value for each dimension, its probability, and whether it was tried."""
         for *key, probability, tried in (share if len(share) > 1 else [None, None, None] for share in self.shares):
-            is_share = not isinstance(probability, bool) and isinstance(probability, int | float)
+            is_number = not isinstance(probability, bool) and isinstance(probability, int | float)
+            is_share = is_number and 0 <= float(probability or 0) <= 1
             if len(key) != len(self.dimensions) or not is_share or not isinstance(tried, bool):
                 raise ValueError("a share has a value for each dimension, its probability, and whether it was tried")
         return self
@@ -199,6 +203,8 @@ def check_values(study: Study) -> None:
         forms = {key: form for key in attributes if key.startswith(beginning) and key[len(beginning) :].isdigit()}
         _check(attributes, forms, "the study")
     for trial in study.get_trials(deepcopy=False):
+        if not isinstance(trial.number, int):  # SQLite keeps in a column what is put there
+            raise _of_other_form("a trial", "number", trial.number, "trials are counted from 0")
         _check(trial.user_attrs, _OF_TRIAL, f"trial {trial.number}")
         _check_value(trial)
 
@@ -219,7 +225,7 @@ def _check_value(trial: FrozenTrial) -> None:
     """Check that a completed trial has a step time, and measured steps."""
     where = f"trial {trial.number}"
     if trial.state == TrialState.COMPLETE and not (
-        trial.values and all(0 < value < float("inf") for value in trial.values)
+        trial.values and all(LEAST <= value <= MOST for value in trial.values)
     ):
         raise _of_other_form(where, "value", trial.values, "a completed trial's is its step time in seconds")
     observation = trial.user_attrs.get(OBSERVATION)
