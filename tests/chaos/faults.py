@@ -95,10 +95,9 @@ def _kill_rank(scene: Scene, pick: int) -> bool:
 def _cancel_job(scene: Scene, pick: int) -> bool:
     """Cancel a job as its owner or an administrator would."""
     jobs = scene.jobs()
-    if not jobs or scene.slurm is None:
-        return False
-    scene.slurm.ask("scancel", jobs[pick % len(jobs)], check=False)
-    return True
+    if jobs:
+        scene.slurm.ask("scancel", jobs[pick % len(jobs)], check=False)
+    return bool(jobs)
 
 
 # Ray: a worker that measures, a raylet, the process that knows the cluster

@@ -23,6 +23,7 @@ from tests.fuzz.mutation import of_bytes, of_json, of_lines
 from tests.fuzz.target import Target
 from tests.support.studies.broken_studies import study
 from tests.support.studies.in_process_executor import InProcessExecutor
+from tests.support.studies.short_study import SHORT_STUDY
 from trials.backend import Observation, OperatorSample, Status
 from tuner.cli.main import app
 from tuner.replan.cluster_states import Figures, Setup
@@ -149,16 +150,6 @@ def _read_journal(data: bytes, folder: Path) -> None:
         found.get_trials()
 
 
-ENDED = """
-name: ended
-model: llama-7b
-cluster: {name: dgx-a100, hosts: 1}
-job: {sequence_length: 4096, global_batch_size: 64}
-space: {pp: [1, 2], cp: [1], up: [1], vpp: [1], mbs: [1]}
-search: {draws: 10, confidence: 1.0, max_trials: 2}
-trial: {backend: simulated}
-"""
-
 COMMANDS = (("status", "--json"), ("trials", "--json"), ("best", "--json"), ("status",), ("best",))
 """Commands that read a study, with their options."""
 
@@ -182,7 +173,7 @@ def _ended(kind: str) -> bytes:
     """The file of a study that has run, as a database or a journal."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "ended.yaml").write_text(ENDED, encoding="utf-8")
+        (folder / "ended.yaml").write_text(SHORT_STUDY, encoding="utf-8")
         config = load_study(folder / "ended.yaml", storage=f"{kind}:///{folder}/ended")
         run_study(config, on_progress=lambda _: None, executor=_Brief(config.backend))
         if kind == "journal":
@@ -257,7 +248,7 @@ def _meshtune() -> Any:
 
 def _ask(url: str, folder: Path) -> None:
     """Every command on a storage; the first refusal counts once all were asked."""
-    (study := folder / "ended.yaml").write_text(ENDED, encoding="utf-8")
+    (study := folder / "ended.yaml").write_text(SHORT_STUDY, encoding="utf-8")
     refusals = []
     for command, *options in COMMANDS:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):

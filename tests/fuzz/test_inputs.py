@@ -24,7 +24,7 @@ SLOW = (
     "override",
     "measured",
 )
-"""Those that read much YAML, or many rows."""
+"""Those that read much YAML or many rows, or answer commands."""
 
 LIMIT_S = 30
 """On a busy machine; a hang takes longer."""

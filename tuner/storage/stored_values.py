@@ -91,8 +91,9 @@ class _Population(_Form):
     def _check_shares(self) -> Self:
         """Check that each share has a value for each dimension, its probability, and whether it was tried."""
         for *key, probability, tried in (share if len(share) > 1 else [None, None, None] for share in self.shares):
-            is_number = not isinstance(probability, bool) and isinstance(probability, int | float)
-            is_share = is_number and 0 <= float(probability or 0) <= 1
+            is_share = (
+                isinstance(probability, int | float) and not isinstance(probability, bool) and 0 <= probability <= 1
+            )
             if len(key) != len(self.dimensions) or not is_share or not isinstance(tried, bool):
                 raise ValueError("a share has a value for each dimension, its probability, and whether it was tried")
         return self
@@ -203,7 +204,7 @@ def check_values(study: Study) -> None:
         forms = {key: form for key in attributes if key.startswith(beginning) and key[len(beginning) :].isdigit()}
         _check(attributes, forms, "the study")
     for trial in study.get_trials(deepcopy=False):
-        if not isinstance(trial.number, int):  # SQLite keeps in a column what is put there
+        if not isinstance(trial.number, int) or trial.number < 0:  # SQLite keeps in a column what is put there
             raise _of_other_form("a trial", "number", trial.number, "trials are counted from 0")
         _check(trial.user_attrs, _OF_TRIAL, f"trial {trial.number}")
         _check_value(trial)

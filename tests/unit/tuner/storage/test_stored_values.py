@@ -7,26 +7,17 @@ import pytest
 from hardware.io.errors import ConfigError
 from tests.support.studies.command_line import assert_users_mistake
 from tests.support.studies.in_process_executor import InProcessExecutor
+from tests.support.studies.short_study import SHORT_STUDY
 from tuner.run.loop import run_study
 from tuner.storage.opening import find_study
 from tuner.study_file.config import load_study
-
-STUDY = """
-name: small
-model: llama-7b
-cluster: {name: dgx-a100, hosts: 1}
-job: {sequence_length: 4096, global_batch_size: 64}
-space: {pp: [1, 2], cp: [1], up: [1], vpp: [1], mbs: [1]}
-search: {draws: 10, confidence: 1.0, max_trials: 2}
-trial: {backend: simulated}
-"""
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """The folder of a study that has run."""
     folder = tmp_path_factory.mktemp("finished")
-    (folder / "study.yaml").write_text(STUDY)
+    (folder / "study.yaml").write_text(SHORT_STUDY)
     config = load_study(folder / "study.yaml", storage=f"sqlite:///{folder}/study.db")
     run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend))
     return folder
@@ -81,6 +72,8 @@ STRANGE = [
     ("trial", "observation", ("peak_memory_bytes",), "Infinity", "observation.peak_memory_bytes of trial 0"),
     ("trial", "prediction", ("step_time_s",), "-1", "prediction.step_time_s of trial 0"),
     ("trial", "population", ("shares", 0), "[]", "population of trial 0"),
+    ("trial", "population", ("shares", 0, -2), "2.0", "population of trial 0"),
+    ("trial", "population", ("shares", 0, -2), "true", "population of trial 0"),
     ("trial", "ended", (), "null", "ended of trial 0"),
     ("study", "population:start", ("dimensions",), "NaN", "population:start.dimensions of the study"),
     ("study", "meaning", (), "null", "meaning of the study"),
@@ -113,6 +106,7 @@ def test_strange_value_is_refused_where_it_stands(finished, altered, owner, key,
         "UPDATE trial_values SET value = 'text'",
         "UPDATE trial_values SET value = 5e-324",
         "UPDATE trials SET number = '1e999' WHERE number = 1",
+        "UPDATE trials SET number = -1 WHERE number = 1",
         "UPDATE trial_params SET distribution_json = '[]'",
         "UPDATE study_directions SET direction = 'SIDEWAYS'",
     ],
