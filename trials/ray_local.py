@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import subprocess
 import sys
 import uuid
@@ -64,7 +65,8 @@ def start_local_ray(num_cpus: int) -> bool:
         ConfigError: Ray does not start.
     """
     mark = uuid.uuid4().hex  # a later Ray of this process is another one
-    with _environment(_LOCAL_ENVIRONMENT | {"PYTHONPATH": _python_path(), MARK: mark}), warnings.catch_warnings():
+    changes = _LOCAL_ENVIRONMENT | _own_token() | {"PYTHONPATH": _python_path(), MARK: mark}
+    with _environment(changes), warnings.catch_warnings():
         # a process that has traced JAX warns of forks; Ray's children run another program at once
         warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
         ray = import_ray()
@@ -152,6 +154,18 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def _own_token() -> dict[str, str]:
+    """Return a token that protects Ray where it can neither find nor keep one in the home folder, as in a container."""
+    if os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}:
+        return {}
+    with contextlib.suppress(OSError, RuntimeError):  # a user without a home
+        home = Path.home()
+        folder = home / ".ray"
+        if (folder / "auth_token").is_file() or os.access(folder if folder.exists() else home, os.W_OK):
+            return {}
+    return {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 def _python_path() -> str:

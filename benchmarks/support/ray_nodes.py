@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -67,6 +68,7 @@ class RayNodes:
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
             "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
             "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),  # `ray start` creates none
             "RAY_USAGE_STATS_ENABLED": "0",
             **_split_entry(self.mark),
         }

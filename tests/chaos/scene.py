@@ -80,7 +80,11 @@ class Scene:
     def __enter__(self) -> Scene:
         """Starts the cluster, if there is one."""
         if self.nodes is not None:
-            self.nodes.__enter__()
+            try:
+                self.nodes.__enter__()
+            except BaseException:
+                self._unmount()
+                raise
             self._environment = {**self.nodes.environment, "RAY_ADDRESS": self.nodes.address}
         return self
 
@@ -93,6 +97,9 @@ class Scene:
             self.driver.process.wait()
         if self.nodes is not None:
             self.nodes.close()
+        self._unmount()
+
+    def _unmount(self) -> None:
         if self.disk is not None:
             self.disk.close()
 
