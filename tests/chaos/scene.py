@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
-import subprocess
 import time
 import uuid
 from contextlib import closing
@@ -28,6 +28,7 @@ NODES = (0, 2, 2)
 """CPUs of the nodes of a cluster, the head first."""
 
 END_LIMIT_S = 240.0
+_ENDED = re.compile(r"(\d+)/\d+ trials")
 MEASURES = "ray::Slot.measure"
 """How Ray calls the process of a worker that works on a trial."""
 
@@ -131,15 +132,19 @@ class Scene:
         self._allowed |= statuses
 
     def note_end(self, limit_s: float = END_LIMIT_S) -> None:
-        """Waits for the end of the present driver; one that does not end is killed, and told of as hanging."""
+        """Waits for the end of the present driver; it hangs, and is killed, if no trial ends for so long."""
         assert self.driver is not None, "there is one to wait for"
-        hangs = ""
-        try:
-            self.driver.process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            hangs = f"\n(it hung: killed after {limit_s:g} s)"
-            self.driver.process.kill()
-            self._allowed.clear()
+        hangs, ended, since_s = "", [], time.monotonic()
+        while self.driver.process.poll() is None:
+            counts = _ENDED.findall(self.driver.told)
+            if counts[-1:] != ended:
+                ended, since_s = counts[-1:], time.monotonic()
+            if time.monotonic() - since_s >= limit_s:
+                hangs = f"\n(it hung: killed after {limit_s:g} s without the end of a trial)"
+                self.driver.process.kill()
+                self._allowed.clear()
+                break
+            time.sleep(0.1)
         status, printed, told = self.driver.end()
         self.driver = None
         allowed = frozenset(self._allowed)

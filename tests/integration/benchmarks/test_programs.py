@@ -77,6 +77,7 @@ NEEDS = {
 ELSEWHERE = {
     "gpu_schedules": "needs XLA's compiler for GPUs, of 180 MB; test_gpu_program.py tests its reader",
     "calibration.fit_kernels": "reads sources of 5 MB that the project does not ship",
+    "support.fuzz_blindly": "is the process that benchmarks.fuzz --blind starts",
     "support.fuzz_target": "is the process that benchmarks.fuzz starts",
     "support.torch_knob_program": "is the process that benchmarks.trained_knobs starts",
 }

@@ -19,7 +19,7 @@ stop_local_ray(ray)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="in /proc no folder can be made")
 def test_ray_starts_without_a_home_folder():
-    """Ray, which keeps its token in the home folder, gets one that nobody keeps, and the driver's environment does not."""
+    """Ray, which keeps its token in the home folder, is given one, and the driver's environment is as it was."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}
     environment |= {"HOME": "/proc/nobody", "PYTHONPATH": str(Path(__file__).parents[3])}
     told = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False)
