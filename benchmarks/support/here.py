@@ -7,7 +7,8 @@ from contextlib import nullcontext
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from trials.backend import AbstractBackend, Observation
-from tuner.run.loop import RunResult, run_study
+from tuner.run.loop import run_study
+from tuner.run.progress import RunResult
 from tuner.study_file.config import StudyConfig
 
 

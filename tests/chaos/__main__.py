@@ -24,6 +24,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from benchmarks.support.postgresql_server import PostgresqlServer, server_programs
+from benchmarks.support.ray_nodes import NotStartedError
 from benchmarks.support.timing import answer, count_at_least, publish, reasons, tell
 from hardware.io.errors import ConfigError
 from tests.chaos.disk import why_no_disk
@@ -32,6 +33,7 @@ from tests.chaos.rounds import Played, Stage, by_kind, planned
 from tests.chaos.studies import RAYS, STORAGES, TRIALS
 from tests.support.own_slurm import own_slurm, why_no_slurm
 
+BROKEN_OFF = "rounds with a node that did not start"
 PASSWORD = "chaos"  # noqa: S105 # of a server that lives as long as this program
 
 
@@ -102,7 +104,11 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
                 budget=given.budget,
             )
             tell(f"round {number}: {which.storage}, {which.trials}, {which.ray}")
-            futures.append(stage.play(which))
+            try:
+                futures.append(stage.play(which))
+            except NotStartedError:
+                tell("  broken off: a node of its cluster did not start")
+                skipped[BROKEN_OFF] = skipped.get(BROKEN_OFF, 0) + 1
         played = [future.result() for future in futures]
     return {
         "seed": given.seed,

@@ -154,13 +154,15 @@ class Stage:
         def judged() -> Played:
             after = _left(scene)
             whole = replace(study, used=watch.stop(), after=after)
+            found = tuple(violations(whole))
+            tell(f"round {which.number} ended: {len(struck)} faults, {len(found)} violations")
             return Played(
                 round=which,
                 struck=struck,
                 trials=sum(trial.has_ended for trial in whole.stored.trials),
                 drivers=len(whole.ends),
                 seconds=seconds,
-                violations=tuple(violations(whole)),
+                violations=found,
             )
 
         return self._judges.submit(judged)

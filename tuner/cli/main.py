@@ -75,7 +75,7 @@ from tuner.terminal.console import (
 from tuner.terminal.streams import lossy_streams
 
 if TYPE_CHECKING:  # these load numpy, Optuna and Ray
-    from tuner.run.loop import Progress, RunResult
+    from tuner.run.progress import Progress, RunResult
     from tuner.storage.record import TrialRecord
     from tuner.study_file.config import StudyConfig
 

@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from costmodels.job.parallel_config import ParallelConfig, Value
+from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from trials.backend import Observation, Status
 from trials.ray_executor import RayExecutor
@@ -31,22 +31,25 @@ from tuner.answers.planned_candidates import as_stored, plan_layers
 from tuner.answers.reference import Reference, keep_baseline, reference_among, reference_of
 from tuner.run.alike_failures import alike_failures
 from tuner.run.driver import Claim, claim, interrupts_held
+from tuner.run.executor import Executor
 from tuner.run.memory_limit import hold_to_limit
 from tuner.run.opening import Opening, Why, reason_for
 from tuner.run.own_trials import DrivenStudy, OwnTrials
+from tuner.run.progress import Progress, RunResult
 from tuner.run.rescue import Remembered, rescued
+from tuner.run.spending import HARD_BUDGETS, Spending
 from tuner.run.studies import make_pruner, make_sampler, open_study
 from tuner.search.constraints import MEMORY_ATTRIBUTE, memory_excess
 from tuner.search.observations import FAILS_ALIKE, OBSERVATION, STATUS, observation_of
 from tuner.search.parameters import ASSIGNMENT, params_of, values_of
 from tuner.search.population import ENDED, P_STAR
 from tuner.search.prior import ignore_progress
-from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
+from tuner.search.proxy.extrapolation import extrapolated_of
 from tuner.search.proxy.proxy_plan import ProxyPlan
 from tuner.search.proxy.proxy_trials import PROXY, Proxy
 from tuner.search.pruning import StepReports, reported_steps
 from tuner.search.sampler import ThompsonSampler
-from tuner.search.stopping import Budgets, StopReason
+from tuner.search.stopping import StopReason
 from tuner.storage.history import Past, keep_run, make_tables, past_of
 from tuner.storage.opening import open_store, storage_errors
 from tuner.storage.record import HISTORY, LAYER_PLANS, OWN_PLANS, PREDICTION, SPENT_S, STOP_REASON, TrialRecord
@@ -55,47 +58,8 @@ from tuner.study_file.config import StudyConfig
 
 POLL_S = 1.0
 
-CAPS = (StopReason.MINUTES, StopReason.DEVICE_HOURS)
-"""Budgets that end what runs, too."""
-
 Asked = tuple[int, ParallelConfig, Reduction | None]
 """Trial that is to run: its number and its candidate, or a proxy's configuration and the smaller job."""
-
-
-class Executor(Protocol):
-    """Executor of trials, as the loop uses it; `trials.ray_executor.RayExecutor` is the one that users get."""
-
-    @property
-    def slots_note(self) -> str:
-        """Sentence on why fewer trials than asked for run at once; empty if there is nothing to say."""
-
-    @property
-    def num_free_slots(self) -> int:
-        """Number of trials that `submit` takes now."""
-
-    @property
-    def pending(self) -> tuple[int, ...]:
-        """Numbers of the trials that `poll` has not returned yet."""
-
-    @property
-    def reported(self) -> Mapping[int, tuple[float, ...]]:
-        """Step times that each running trial has measured so far [s], by its number, as of the last `poll`."""
-
-    @property
-    def queued(self) -> tuple[int, ...]:
-        """Numbers of the trials that wait for their devices in a queue, as of the last `poll`."""
-
-    def submit(self, trial_number: int, config: ParallelConfig, reduction: Reduction | None, /) -> None:
-        """Start a trial of the study's job, or of a smaller one, on a free slot and return at once."""
-
-    def stop(self, trial_number: int, reason: str, /) -> None:
-        """End a running trial as pruned; `poll` returns it."""
-
-    def cancel(self, trial_number: int, reason: str, /) -> None:
-        """End a trial that runs or waits as cancelled; `poll` returns it."""
-
-    def poll(self, timeout_s: float, /) -> list[tuple[int, Observation]]:
-        """Return the trials that have ended, waiting up to `timeout_s` for the first end or measured step."""
 
 
 HostsNow = Callable[[Executor, float], tuple[int, ...] | None]
@@ -114,76 +78,6 @@ class Expected:
 
     hosts: tuple[int, ...]
     now: HostsNow
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
-    """Progress of a run, for terminals.
-
-    Attributes:
-        done: Number of trials that have ended, those of earlier runs included.
-        running: Number of trials in flight, except for those in a queue.
-        queued: Number of trials that wait for their devices in a queue.
-        budget: Number of trials allowed.
-        best: Record of the fastest trial so far.
-        ended: Records of the trials that have ended since the progress before, in the order of their ends.
-        compared: Configuration that these are told relative to; None where nothing has ended.
-        layouts: Candidates of the trials that are running.
-        opening: First trial of the run; only the first progress has it.
-        extrapolated: Answer that proxies suggest.
-        p_star: Latest p_star.
-        seconds_left: Rest of the budget of time [s]; None without one.
-        device_hours_left: Rest of the budget of device-hours; None without one.
-        device_hours: Device-hours of all trials that have ended.
-        by_status: Number of the trials that have ended, by their status.
-        note: Sentence to print once, or empty.
-    """
-
-    done: int
-    running: int
-    queued: int = 0
-    budget: int
-    best: TrialRecord | None = None
-    ended: tuple[TrialRecord, ...] = ()
-    compared: Comparison | None = None
-    layouts: tuple[dict[str, Value], ...] = ()
-    opening: Opening | None = None
-    extrapolated: Extrapolated | None = None
-    p_star: float = 0.0
-    seconds_left: float | None = None
-    device_hours_left: float | None = None
-    device_hours: float = 0.0
-    by_status: Mapping[str, int] = field(default_factory=dict)
-    note: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class RunResult:
-    """Result of a run.
-
-    Attributes:
-        records: Records of every trial of the study.
-        best: Record of the fastest completed trial; None if there is none.
-        extrapolated: Answer that proxies suggest, where no trial has completed at full size.
-        stop_reason: Reason for the end of the search.
-        fails_alike: Numbers of the last trials, if these failed alike and ended the search.
-        p_star: Last p_star.
-        num_candidates: Number of candidates in the searched space.
-        reference: Configuration to compare the best with; None where there is none.
-        warnings: Sentences that a user should know.
-        hosts: Hosts that are there, where the run ended because they have changed; else none.
-    """
-
-    stop_reason: StopReason
-    warnings: tuple[str, ...]
-    records: list[TrialRecord] = field(default_factory=list)
-    best: TrialRecord | None = None
-    extrapolated: Extrapolated | None = None
-    fails_alike: tuple[int, ...] = ()
-    p_star: float = 0.0
-    num_candidates: int = 0
-    reference: Reference | None = None
-    hosts: tuple[int, ...] = ()
 
 
 def run_study(
@@ -262,6 +156,7 @@ def run_study(
             trials=trials,
             past=past,
             reference=reference_of(config, study),
+            spending=Spending(config.search, occupies_devices=config.backend.trains),
             reports=StepReports(study=study, pruner=make_pruner(config)) if config.search.prune else None,
             expected=expected,
             ended=[(each.number, each.observation) for each in trials.records if each.finished and each.observation],
@@ -396,8 +291,7 @@ class _Run:
             knows it.
         fails_alike: Numbers of the trials that failed alike up to the last one that this driver recorded, if that shows
             that the command fails whatever the layout.
-        since_s: Moments at which trials that run were first seen to run [s since the start of the study].
-        caps: Budget that trials in flight have used up, if they have.
+        spending: What the trials in flight take of the budgets.
     """
 
     config: StudyConfig
@@ -409,14 +303,13 @@ class _Run:
     trials: OwnTrials
     past: Past
     reference: Reference | None
+    spending: Spending
     reports: StepReports | None
     expected: Expected | None = None
     hosts: list[int] = field(default_factory=list)
     live: dict[int, _Live] = field(default_factory=dict)
     ended: list[tuple[int, Observation]] = field(default_factory=list)
     fails_alike: list[int] = field(default_factory=list)
-    since_s: dict[int, float] = field(default_factory=dict)
-    caps: list[StopReason] = field(default_factory=list)
 
     def adopt(self) -> list[Asked]:
         """Settle the trials that an earlier driver left running; return those that must run again."""
@@ -663,7 +556,7 @@ class _Run:
 
     def keep(self, todo: list[Asked], reason: StopReason | None) -> list[Asked]:
         """Return the trials that are to run again: none once a budget is spent, which cancels them."""
-        if reason is None or reason not in CAPS:
+        if reason is None or reason not in HARD_BUDGETS:
             return todo
         origin = self.config.backend.origin
         with interrupts_held():
@@ -675,51 +568,24 @@ class _Run:
         """End running trials that are clearly slower than the best, and all of them once a budget is spent."""
         for number, reason in self.hopeless(running.reported).items():
             running.stop(number, reason)
-        for number, reason in self.beyond_budget(running, elapsed_s).items():
-            running.cancel(number, reason)
+        self.spending.look(running, elapsed_s, self.trials.device_s, self._devices_of)
+        if self.spending.used_up is not None:
+            for number in running.pending:
+                running.cancel(number, self.spending.used_up.sentence)
 
-    def beyond_budget(self, running: Executor, elapsed_s: float) -> dict[int, str]:
-        """Return the trials in flight to end, with the reason, by number: all of them once a budget is used up."""
-        pending, waiting = running.pending, frozenset(running.queued)
-        for number in self.since_s.keys() - set(pending):
-            del self.since_s[number]
-        for number in pending:
-            if number not in waiting:
-                self.since_s.setdefault(number, elapsed_s)
-        hours_left = self._device_hours_left()
-        if hours_left is not None and self._in_flight_device_s(running, elapsed_s) >= hours_left * HOUR_S:
-            self.caps[:] = [StopReason.DEVICE_HOURS]
-        if self._seconds_left(elapsed_s) == 0:
-            self.caps[:] = [StopReason.MINUTES]
-        return dict.fromkeys(pending, self.caps[0].sentence) if self.caps else {}
-
-    def _in_flight_device_s(self, running: Executor, elapsed_s: float) -> float:
-        """Return the device time of the trials that run [device s]; those without devices count their steps."""
-        full_size, device_s = self.config.setting.cluster.num_devices, 0.0
-        for number, since_s in self.since_s.items():
-            proxy = self.live[number].proxy
-            devices = proxy.config.num_devices if proxy else full_size
-            own_s = elapsed_s - since_s if self.config.backend.trains else sum(running.reported.get(number, ()))
-            device_s += devices * own_s
-        return device_s
+    def _devices_of(self, number: int) -> int:
+        """Return how many devices a trial in flight occupies."""
+        proxy = self.live[number].proxy
+        return proxy.config.num_devices if proxy else self.config.setting.cluster.num_devices
 
     def reason_to_stop(self, elapsed_s: float) -> StopReason | None:
         """Return the reason to ask for no further trial, or None; confidence waits for the trials in flight."""
         if self.fails_alike:
             return StopReason.FAILS_ALIKE
-        if self.caps:
-            return self.caps[0]
-        budgets = Budgets(
-            max_trials=self.config.search.max_trials,
-            seconds_left=self._seconds_left(elapsed_s),
-            device_hours_left=self._device_hours_left(),
-        )
+        if self.spending.used_up is not None:
+            return self.spending.used_up
+        budgets = self.spending.left(elapsed_s, self.trials.device_s)
         return self.sampler.decide(self.trials.observations(), budgets).reason
-
-    def _seconds_left(self, elapsed_s: float) -> float | None:
-        """Return the rest of the budget of wall time [s]; None without a budget."""
-        max_minutes = self.config.search.max_minutes
-        return None if max_minutes is None else max(60 * max_minutes - elapsed_s, 0.0)
 
     def opening(self, todo: Sequence[Asked]) -> Opening:
         """Return the trial that comes first: the first one of `todo`, or else the sampler's choice."""
@@ -745,7 +611,7 @@ class _Run:
         queued: tuple[int, ...] = (),
     ) -> Progress:
         """Return the progress of the run, `elapsed_s` after its start [s], with what has not been told yet."""
-        attributes = self.study.user_attrs
+        attributes, left = self.study.user_attrs, self.spending.left(elapsed_s, self.trials.device_s)
         in_flight = [trial for trial in self.trials.running if self.trials.has_candidate(trial)]
         running = [trial for trial in in_flight if trial.number not in queued]
         return Progress(
@@ -760,8 +626,8 @@ class _Run:
             opening=opening,
             extrapolated=extrapolated_of(attributes),
             p_star=float(attributes.get(P_STAR, 0.0)),
-            seconds_left=self._seconds_left(elapsed_s),
-            device_hours_left=self._device_hours_left(),
+            seconds_left=left.seconds_left,
+            device_hours_left=left.device_hours_left,
             device_hours=self.trials.device_s / HOUR_S,
             by_status=dict(self.trials.by_status),
             note=note,
@@ -770,10 +636,3 @@ class _Run:
     def _compared(self) -> Comparison | None:
         values = None if self.reference is None else self.reference.values
         return comparison_of(self.reference, self.trials.records_to_compare(values))
-
-    def _device_hours_left(self) -> float | None:
-        """Return the rest of the budget of device-hours, after all runs of the study; None without a budget."""
-        budget = self.config.search.budget_device_hours
-        if budget is None:
-            return None
-        return max(budget - self.trials.device_s / HOUR_S, 0.0)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # these load numpy, Optuna and Ray
     from tuner.answers.reference import Reference
     from tuner.calibrate.device_results import DeviceCalibration
     from tuner.calibrate.measured_steps import CalibratedFile
-    from tuner.run.loop import RunResult
+    from tuner.run.progress import RunResult
     from tuner.search.proxy.extrapolation import Extrapolated
     from tuner.space.enumeration import Space
     from tuner.storage.record import TrialRecord

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from trials.backend import Status
-from tuner.run.loop import Progress
+from tuner.run.progress import Progress
 from tuner.storage.record import TrialRecord
 from tuner.study_file.config import StudyConfig
 from tuner.terminal.progress import ALIVE_S

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trials.backend import Status
-from tuner.run.loop import RunResult
+from tuner.run.progress import RunResult
 from tuner.search.stopping import StopReason
 from tuner.terminal.console import printable
 from tuner.terminal.trial_words import last_log_lines, log_lines

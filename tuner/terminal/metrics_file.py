@@ -13,7 +13,7 @@ from pathlib import Path
 from hardware.io.errors import ConfigError
 from hardware.io.output_file import write_output
 from trials.backend import Status
-from tuner.run.loop import Progress
+from tuner.run.progress import Progress
 
 EVERY_S = 5.0
 """Longest time between two writings while a run polls [s], and the shortest where no trial has ended."""

@@ -21,7 +21,7 @@ from rich.text import Text
 from trials.backend import CLOCK_WORDS
 from tuner.answers.comparison import Comparison
 from tuner.calibrate.device_results import CalibrationProgress
-from tuner.run.loop import Progress
+from tuner.run.progress import Progress
 from tuner.study_file.config import StudyConfig
 from tuner.terminal.console import printable
 from tuner.terminal.trial_words import last_log_lines, opening_line, state_line, trial_line

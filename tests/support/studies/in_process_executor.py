@@ -8,7 +8,8 @@ from types import TracebackType
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from trials.backend import AbstractBackend, Observation, Status
-from tuner.run.loop import RunResult, run_study
+from tuner.run.loop import run_study
+from tuner.run.progress import RunResult
 from tuner.study_file.config import StudyConfig
 
 

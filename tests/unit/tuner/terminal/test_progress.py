@@ -10,8 +10,9 @@ from costmodels.job.parallel_config import DEGREES
 from tests.support.studies.in_process_executor import InProcessExecutor
 from trials.backend import Observation, Status
 from tuner.answers.comparison import Comparison
-from tuner.run.loop import Progress, run_study
+from tuner.run.loop import run_study
 from tuner.run.opening import Opening
+from tuner.run.progress import Progress
 from tuner.storage.record import TrialRecord
 from tuner.study_file.config import load_study
 from tuner.terminal.progress import ALIVE_S, ProgressLine

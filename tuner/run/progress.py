@@ -1,0 +1,84 @@
+"""What a run tells while it goes on, and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from costmodels.job.parallel_config import Value
+from tuner.answers.comparison import Comparison
+from tuner.answers.reference import Reference
+from tuner.run.opening import Opening
+from tuner.search.proxy.extrapolation import Extrapolated
+from tuner.search.stopping import StopReason
+from tuner.storage.record import TrialRecord
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """Progress of a run, for terminals.
+
+    Attributes:
+        done: Number of trials that have ended, those of earlier runs included.
+        running: Number of trials in flight, except for those in a queue.
+        queued: Number of trials that wait for their devices in a queue.
+        budget: Number of trials allowed.
+        best: Record of the fastest trial so far.
+        ended: Records of the trials that have ended since the progress before, in the order of their ends.
+        compared: Configuration that these are told relative to; None where nothing has ended.
+        layouts: Candidates of the trials that are running.
+        opening: First trial of the run; only the first progress has it.
+        extrapolated: Answer that proxies suggest.
+        p_star: Latest p_star.
+        seconds_left: Rest of the budget of time [s]; None without one.
+        device_hours_left: Rest of the budget of device-hours; None without one.
+        device_hours: Device-hours of all trials that have ended.
+        by_status: Number of the trials that have ended, by their status.
+        note: Sentence to print once, or empty.
+    """
+
+    done: int
+    running: int
+    queued: int = 0
+    budget: int
+    best: TrialRecord | None = None
+    ended: tuple[TrialRecord, ...] = ()
+    compared: Comparison | None = None
+    layouts: tuple[dict[str, Value], ...] = ()
+    opening: Opening | None = None
+    extrapolated: Extrapolated | None = None
+    p_star: float = 0.0
+    seconds_left: float | None = None
+    device_hours_left: float | None = None
+    device_hours: float = 0.0
+    by_status: Mapping[str, int] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RunResult:
+    """Result of a run.
+
+    Attributes:
+        records: Records of every trial of the study.
+        best: Record of the fastest completed trial; None if there is none.
+        extrapolated: Answer that proxies suggest, where no trial has completed at full size.
+        stop_reason: Reason for the end of the search.
+        fails_alike: Numbers of the last trials, if these failed alike and ended the search.
+        p_star: Last p_star.
+        num_candidates: Number of candidates in the searched space.
+        reference: Configuration to compare the best with; None where there is none.
+        warnings: Sentences that a user should know.
+        hosts: Hosts that are there, where the run ended because they have changed; else none.
+    """
+
+    stop_reason: StopReason
+    warnings: tuple[str, ...]
+    records: list[TrialRecord] = field(default_factory=list)
+    best: TrialRecord | None = None
+    extrapolated: Extrapolated | None = None
+    fails_alike: tuple[int, ...] = ()
+    p_star: float = 0.0
+    num_candidates: int = 0
+    reference: Reference | None = None
+    hosts: tuple[int, ...] = ()
