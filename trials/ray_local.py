@@ -84,11 +84,13 @@ def start_local_ray(num_cpus: int) -> bool:
             )
         except Exception as error:  # noqa: BLE001 # Ray raises plain Exceptions where its processes start too slowly
             stop_local_ray(ray)
+            keeps_files = "set RAY_TMPDIR to a folder that Ray can write to"
+            remedy = keeps_files if isinstance(error, OSError) else "try again when the machine is less busy"
             raise ConfigError(
                 f"does not start on this machine ({first_line(error)})",
                 key="address",
                 value="local",
-                nearest="try again when the machine is less busy, or join a cluster with RAY_ADDRESS",
+                nearest=f"{remedy}, or join a cluster with RAY_ADDRESS",
             ) from None
         except BaseException:  # an interrupt, too, leaves no process behind
             stop_local_ray(ray)
