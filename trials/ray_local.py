@@ -43,6 +43,9 @@ _QUIET_ENVIRONMENT = {
 }
 
 
+STARTS = 2
+"""Times that Ray is started: it gives up after 30 s, which a busy machine may take."""
+
 NUM_KEEPERS = 2
 """Keepers of one Ray: whoever kills one of them with the driver leaves another."""
 
@@ -64,6 +67,28 @@ def start_local_ray(num_cpus: int) -> bool:
     Raises:
         ConfigError: Ray does not start.
     """
+    starts_left = STARTS
+    while True:
+        starts_left -= 1
+        try:
+            return _start(num_cpus)
+        except OSError as error:
+            raise _does_not_start(error, "set RAY_TMPDIR to a folder with a short path that Ray can write to") from None
+        except Exception as error:  # noqa: BLE001 # Ray raises plain Exceptions where its processes start too slowly
+            if not starts_left:
+                raise _does_not_start(error, "try again when the machine is less busy") from None
+
+
+def _does_not_start(error: Exception, remedy: str) -> ConfigError:
+    return ConfigError(
+        f"does not start on this machine ({first_line(error)})",
+        key="address",
+        value="local",
+        nearest=f"{remedy}, or join a cluster with RAY_ADDRESS",
+    )
+
+
+def _start(num_cpus: int) -> bool:
     mark = uuid.uuid4().hex  # a later Ray of this process is another one
     changes = _LOCAL_ENVIRONMENT | _own_token() | {"PYTHONPATH": _python_path(), MARK: mark}
     with _environment(changes), warnings.catch_warnings():
@@ -82,16 +107,6 @@ def start_local_ray(num_cpus: int) -> bool:
                 logging_level=logging.ERROR,
                 object_store_memory=OBJECT_STORE_BYTES,
             )
-        except Exception as error:  # noqa: BLE001 # Ray raises plain Exceptions where its processes start too slowly
-            stop_local_ray(ray)
-            keeps_files = "set RAY_TMPDIR to a folder that Ray can write to"
-            remedy = keeps_files if isinstance(error, OSError) else "try again when the machine is less busy"
-            raise ConfigError(
-                f"does not start on this machine ({first_line(error)})",
-                key="address",
-                value="local",
-                nearest=f"{remedy}, or join a cluster with RAY_ADDRESS",
-            ) from None
         except BaseException:  # an interrupt, too, leaves no process behind
             stop_local_ray(ray)
             raise

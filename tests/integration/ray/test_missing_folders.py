@@ -38,4 +38,4 @@ def test_a_folder_for_rays_files_is_asked_for():
     told = run(RAY_TMPDIR="/proc/nowhere")
 
     assert "/proc/nowhere" in told.stderr
-    assert "set RAY_TMPDIR to a folder that Ray can write to" in told.stderr
+    assert "set RAY_TMPDIR to a folder with a short path that Ray can write to" in told.stderr
