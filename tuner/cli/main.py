@@ -8,10 +8,12 @@ SIGTERM, SIGHUP or SIGUSR1 and to be started again, 130 interrupted.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -101,6 +103,8 @@ def main() -> NoReturn:
         if problem := lost():
             _complain(problem)
             status = status or OUTPUT_LOST
+    # the status stands, and an interrupt would only break off Python's own end, which takes a second after Ray
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     sys.exit(status)
 
 
