@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import tempfile
 import time
@@ -80,7 +81,9 @@ def planned(
         for name in faults
         if FAULTS[name].suits(storage, kind, ray) and not (name == FILL_DISK.name and why_no_disk())
     ]
-    chosen = [str(name) for name in rng.permutation(suiting)[:most_faults]]
+    # all that suit, in any order, before one comes again
+    orders = (rng.permutation(suiting) for _ in range(math.ceil(most_faults / max(len(suiting), 1))))
+    chosen = [str(name) for order in orders for name in order][:most_faults]
     return Round(
         number=number,
         storage=storage,

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from multiprocessing.shared_memory import SharedMemory
 
 import pytest
@@ -95,3 +96,11 @@ def test_a_seed_makes_the_same_schedule():
     assert {strike.fault for each in rounds for strike in each.strikes} | {"fill disk"} == set(FAULTS)
     for each in rounds:
         assert all(FAULTS[s.fault].suits(each.storage, each.trials, each.ray) for s in each.strikes)
+
+
+def test_faults_come_again_where_many_are_wanted():
+    """A long round has all faults that suit it before one of them comes again."""
+    faults = Counter(strike.fault for strike in planned(3, 5, most_faults=50).strikes)
+
+    assert faults.total() == 50
+    assert max(faults.values()) - min(faults.values()) <= 1
