@@ -74,7 +74,7 @@ def errors_drawn(known):
     _, _, posterior, _ = problem()
     drawn = posterior.draw(known, NUM_DRAWS, np.random.default_rng(0)) - np.log(posterior.predicted.step_time_s)
     runs = np.isfinite(drawn)
-    medians = [np.median(errors[ran]) for errors, ran in zip(drawn.T, runs.T, strict=True)]
+    medians = [np.median(errors[ran]) if ran.any() else np.nan for errors, ran in zip(drawn.T, runs.T, strict=True)]
     return np.array(medians), runs.mean(axis=0)
 
 
