@@ -13,7 +13,6 @@ import gc
 import json
 import os
 import re
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -56,7 +55,7 @@ from tuner.cli.options import (
     with_plans,
     write_file,
 )
-from tuner.run.endings import StorageLostError, TakenOverError, ending_signals
+from tuner.run.endings import StorageLostError, TakenOverError, ending_signals, keep_status
 from tuner.terminal.console import (
     NOTHING_WORKS,
     confidence_in_words,
@@ -103,8 +102,7 @@ def main() -> NoReturn:
         if problem := lost():
             _complain(problem)
             status = status or OUTPUT_LOST
-    # the status stands, and an interrupt would only break off Python's own end, which takes a second after Ray
-    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    atexit.register(keep_status, status)
     sys.exit(status)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,3 +47,9 @@ def ending_signals(on_signal: Callable[[], None]) -> Iterator[Callable[[], bool]
         for number, handler in before.items():
             if handler is not None:  # None: not installed from Python, and Python cannot put it back
                 signal.signal(number, handler)
+
+
+def keep_status(status: int) -> None:
+    """Let a signal that comes while Python ends, which takes a second after Ray, end the process with this status."""
+    for number in ENDING_SIGNALS:
+        signal.signal(number, lambda _number, _frame: os._exit(status))

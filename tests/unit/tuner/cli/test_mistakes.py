@@ -16,18 +16,19 @@ def test_a_broken_study_in_a_process(tmp_path):
     assert_users_mistake(in_process("run", path, "--json", cwd=tmp_path), "modle: unknown key", "did you mean 'model'?")
 
 
-LATE_INTERRUPT = """
+LATE_SIGNAL = """
 import atexit, os, signal, sys
-atexit.register(os.kill, os.getpid(), signal.SIGINT)
+atexit.register(os.kill, os.getpid(), signal.Signals[sys.argv[1]])
 from tuner.cli.main import main
 sys.argv[1:] = ["status", "nowhere.yaml"]
 main()
 """
 
 
-def test_an_interrupt_at_the_very_end_changes_nothing(tmp_path):
-    """While Python ends, after a command has, an interrupt leaves its status and its one message."""
-    command = [sys.executable, "-c", LATE_INTERRUPT]
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
+def test_a_signal_at_the_very_end_changes_nothing(name, tmp_path):
+    """While Python ends, after a command has, a signal leaves its status and its one message."""
+    command = [sys.executable, "-c", LATE_SIGNAL, name]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
