@@ -3,8 +3,8 @@
     python -m benchmarks.fuzz [--targets NAME ...] [--inputs N] [--seconds S] [--blind SEED] [--folder DIR] [--json]
 
 Each target of tests/fuzz runs in a process of its own. Coverage guides the mutation of its inputs (atheris, from the
-extra `fuzz`; benchmarks/support/fuzz_target.py). With `--blind`, good inputs are changed at random, which reads about
-five times as many in the same time (fuzz_blindly.py). A target ends after the given number of inputs or seconds,
+extra `fuzz`; benchmarks/support/fuzz_target.py). With `--blind`, good inputs are changed at random, repeatably and
+without that library (fuzz_blindly.py). A target ends after the given number of inputs or seconds,
 whichever comes first. A defect is one of these: an exception other than the one with which the target refuses input, a
 message of more than LONGEST_MESSAGE characters, more than 5 seconds for one input, or more than half a GiB for one
 input. The folder keeps the corpus of each target, with which the next run continues, and the input of every defect.
@@ -67,20 +67,21 @@ def fuzzed(name: str, *, inputs: int, seconds: int, blind: int | None, folder: P
     done, covered, corpus, ended = Counts(), 0, 0, 0
     while done.inputs + ended < inputs and done.seconds < seconds:
         left = {"inputs": inputs - done.inputs - ended, "seconds": max(1, round(seconds - done.seconds))}
-        (folder / "tally").unlink(missing_ok=True)
+        for stale in ("tally", "current"):
+            (folder / stale).unlink(missing_ok=True)
+        first = done.inputs + ended
         if blind is None:
             status, log = _run("fuzz_target", name, left, folder)
         else:
-            first = done.inputs + ended
             status, log = _run("fuzz_blindly", name, {"seed": blind, "first": first, **left}, folder)
-            if status and (folder / "current").exists():
-                (folder / "current").rename(folder / f"crash-{blind}-{first}")
         now = counted(folder / "tally")
         done = done.and_then(now)
         ended += status != 0
         reached = re.findall(r"cov: (\d+) ft: \d+ corp: (\d+)", log)
         covered, corpus = map(int, reached[-1]) if reached else (covered, corpus)
-        if status and not now.inputs:
+        if status and (folder / "current").exists():
+            (folder / "current").rename(folder / f"crash-{blind}-{first + now.inputs}")
+        elif status and not now.inputs:
             raise ConfigError(f"ended with status {status} before its first input: {log[-400:]}", key=name)
         if not status:
             break

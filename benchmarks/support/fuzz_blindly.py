@@ -15,7 +15,6 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.support.fuzz_reader import LIMIT_S, Reader
-from tests.fuzz.mutation import of_bytes
 from tests.fuzz.target import Target
 from tests.fuzz.targets import TARGETS
 from trials.command.patience import at_most
@@ -29,7 +28,7 @@ def fuzz(target: Target, *, seed: int, numbers: range, seconds: int, folder: Pat
         if time.monotonic() > end_s:
             break
         rng = Random(f"{seed}/{number}")  # noqa: S311 # inputs are to be repeatable
-        mutation = of_bytes if rng.random() < 0.2 else target.mutation
+        mutation = target.pick_mutation(rng)
         data = mutation(rng.choice(seeds), rng, seeds)
         (folder / "current").write_bytes(data)
         with at_most(LIMIT_S + 1):

@@ -7,9 +7,10 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 from hardware.io.errors import ConfigError
-from tests.fuzz.mutation import Mutation
+from tests.fuzz.mutation import Mutation, of_bytes
 
 LONGEST_MESSAGE = 4_000
 """Characters of a message about a mistake, whatever megabytes it is about."""
@@ -32,6 +33,10 @@ class Target:
     mutation: Mutation
     seeds: Callable[[], tuple[bytes, ...]]
     refusals: tuple[type[Exception], ...] = (ConfigError,)
+
+    def pick_mutation(self, rng: Random) -> Mutation:
+        """The change of its form or, one time in five, of its bytes."""
+        return of_bytes if rng.random() < 0.2 else self.mutation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

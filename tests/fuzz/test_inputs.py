@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.mutation import of_bytes
 from tests.fuzz.target import defect_of
 from tests.fuzz.targets import TARGETS
 from trials.command.patience import at_most
@@ -51,9 +50,9 @@ def test_what_is_no_good_input_is_refused_in_words(name, tmp_path):
     @given(chance=st.integers(0, 2**64), seed=st.sampled_from(seeds))
     def holds(chance, seed):
         rng = Random(chance)  # noqa: S311 # Hypothesis gives the seed
-        mutation = of_bytes if rng.random() < 0.2 else target.mutation
+        data = target.pick_mutation(rng)(seed, rng, seeds)
         with at_most(LIMIT_S):
-            _, defect = defect_of(target, mutation(seed, rng, seeds), tmp_path)
+            _, defect = defect_of(target, data, tmp_path)
         assert defect is None, defect.text
 
     holds()

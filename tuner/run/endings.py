@@ -15,7 +15,7 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class StorageLostError(ConfigError):
-    """Storage that was lost while a study ran; the message says where what was measured is kept."""
+    """Storage that was lost while a study ran; the message names the file with the measurements."""
 
 
 class TakenOverError(ConfigError):
@@ -50,6 +50,6 @@ def ending_signals(on_signal: Callable[[], None]) -> Iterator[Callable[[], bool]
 
 
 def keep_status(status: int) -> None:
-    """Let a signal that comes while Python ends, which takes a second after Ray, end the process with this status."""
+    """Let a signal that comes while Python ends, which takes a moment after Ray, end the process with this status."""
     for number in ENDING_SIGNALS:
         signal.signal(number, lambda _number, _frame: os._exit(status))

@@ -1,4 +1,4 @@
-"""What the loop of a study asks of whoever runs its trials."""
+"""Interface between the loop of a study and the executor of its trials."""
 
 from __future__ import annotations
 

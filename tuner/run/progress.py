@@ -1,4 +1,4 @@
-"""What a run tells while it goes on, and its result."""
+"""Progress of a run, for terminals, and its result."""
 
 from __future__ import annotations
 

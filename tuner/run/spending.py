@@ -14,7 +14,7 @@ HARD_BUDGETS = (StopReason.MINUTES, StopReason.DEVICE_HOURS)
 
 
 class Spending:
-    """What the trials in flight take of a study's budgets.
+    """Budgets of a study, and the parts of them that trials in flight use.
 
     Args:
         options: Options of the search, with the budgets.
