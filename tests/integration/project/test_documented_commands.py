@@ -80,7 +80,9 @@ def test_commands_in_prose_are_understood(page):
     "page", [page for page in PAGES if any(block.language == "sh" for block in blocks_of(page))], ids=name_of
 )
 def test_commands_run(page, scene, capsys):
-    """The commands of a page, one after the other in one folder, end with status 0; a search after three trials."""
+    """The commands of a page, one after the other in one folder, end with status 0; a search after three trials, the
+    search for a placement after a second.
+    """
     blocks = [block for block in blocks_of(page) if block.language == "sh"]
     lines = [words for block in blocks for words in command_lines(block.text) if block.runs(words)]
     if any(words[1] == "init" for words in lines):
@@ -91,7 +93,7 @@ def test_commands_run(page, scene, capsys):
             pytest.importorskip("jax")
         if "--torch" in words:
             pytest.importorskip("torch")
-        sys.argv = [*words, "--trials", "3"] if words[1] == "run" else words
+        sys.argv = [*words, *SHORT.get(words[1], ())]
         with pytest.raises(SystemExit) as ended:
             main()
         assert ended.value.code == 0, f"{words}: {capsys.readouterr().err}"
@@ -203,6 +205,9 @@ def scene(page, tmp_path, monkeypatch):
     yield tmp_path
     signal.signal(signal.SIGTERM, before)
 
+
+SHORT = {"run": ("--trials", "3"), "place": ("--time-limit", "1")}
+"""Options that end a long command soon; they count for more than what stands on the page, since they come last."""
 
 JOB = {"sequence_length": 4096, "global_batch_size": 64}
 ON_ONE_HOST = (ROOT / "docs" / "sharding-plans.md",)

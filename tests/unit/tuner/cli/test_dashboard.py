@@ -9,6 +9,7 @@ from tests.support.studies.in_process_executor import run_here
 from tuner.study_file.config import load_study
 
 pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed (the extra `dashboard`)")
+pytestmark = pytest.mark.slow  # optuna-dashboard is optional
 
 
 @pytest.fixture(scope="module")

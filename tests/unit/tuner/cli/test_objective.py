@@ -84,7 +84,7 @@ def test_on_the_same_devices_cost_is_proportional_to_time(tmp_path):
 @pytest.mark.slow
 def test_idle_hosts_that_are_given_back_make_a_layout_cheaper(meshtune, simulated):
     """Hosts that are paid for cost the same idle or not; if they are given back, a layout without them is cheapest."""
-    options = options_of("cost_per_token", cluster=MIXED, current="{pp: 1, tp: 8, dp: 4}")
+    options = options_of("cost_per_token", cluster=MIXED, current="{pp: 1, tp: 8, dp: 4}", space="{tp: [8], vpp: [1]}")
     prices = ("--set", "cost.price_per_device_hour=2")
     paid, released = (
         meshtune("rank", simulated, *options, *prices, "--set", f"cost.idle_hosts={idle}", "--top", 500, "--json").json

@@ -182,7 +182,11 @@ def test_sizes_exclude_top(meshtune, simulated):
 @pytest.mark.slow
 def test_leaders_on_unlike_hosts_are_simulated(meshtune, simulated):
     """On unlike hosts `rank` puts the leaders in the order of their simulated steps, and says so; `best` agrees."""
-    changes = ("cluster={groups: [{name: dgx-h100}, {name: dgx-a100}]}", "current={tp: 8, dp: 2}")
+    changes = (
+        "cluster={groups: [{name: dgx-h100}, {name: dgx-a100}]}",
+        "current={tp: 8, dp: 2}",
+        "space={cp: [1], vpp: [1]}",
+    )
     changed = [word for change in changes for word in ("--set", change)]
     told, best = (meshtune(command, simulated, *changed, "--json") for command in ("rank", "best"))
     shown = meshtune("rank", simulated, *changed)

@@ -100,6 +100,7 @@ def test_the_framework_is_the_one_that_trials_name():
     assert set(FRAMEWORK_OF_RULE_SET.values()) <= set(FRAMEWORKS)
 
 
+@pytest.mark.slow  # DeepSpeed is optional
 def test_keys_of_deepspeed_exist():
     """Each key of DeepSpeed's ZeRO section is a field of its configuration, by name or alias."""
     spec = importlib.util.find_spec("deepspeed")

@@ -14,6 +14,8 @@ from costmodels.sharding.exports.torch_groups import grouped
 from costmodels.sharding.frontends.torch.calls import Operand
 from costmodels.sharding.plan import wanted_layout, written_layout
 
+pytestmark = pytest.mark.slow  # torch is optional
+
 OP = torch.ops.aten._grouped_mm.default
 SIZES = {"r": 4, "s": 4, "k": 8, "n": 8, "g": 2, "h": 2, "e": 4}
 MESH = (2, 2)

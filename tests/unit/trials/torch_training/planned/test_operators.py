@@ -17,6 +17,8 @@ from trials.torch_training.planned.operators import OPERATORS
 from trials.torch_training.planned.step import missing_operators
 from trials.torch_training.planned.updates import UPDATES, adam, sgd
 
+pytestmark = pytest.mark.slow  # torch is optional
+
 MODELS = {model.name: model for model in (GPT, LLAMA, ONE_KEY, MIXTRAL)}
 SEEDS = (1, 2, 3)
 

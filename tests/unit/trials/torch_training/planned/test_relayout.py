@@ -16,6 +16,8 @@ from tuner.plans.layer_planning import LayerPlanning
 from tuner.plans.step_plans import plan_step
 from tuner.study_file.config import load_study
 
+pytestmark = pytest.mark.slow  # torch is optional
+
 STUDY = Path(__file__).resolve().parents[5] / "configs" / "studies" / "cpu-jax.yaml"
 
 
