@@ -1,9 +1,11 @@
 """Provide the fixtures that many tests share, and set up Hypothesis."""
 
 import json
+import math
 import signal
 import sys
 import threading
+import time
 
 import pytest
 from hypothesis import settings
@@ -44,6 +46,29 @@ settings.load_profile("repeatable")
 # A shell lets what it starts in the background ignore interrupts, and processes that tests start would inherit that.
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+BEGIN_S = time.monotonic()
+"""When this process began to test, in seconds of the monotonic clock."""
+
+
+def pytest_addoption(parser):
+    """Add the option that bounds how long tests take."""
+    parser.addoption(
+        "--begin-within",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="begin no test after this time; those that are left skip and say so",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Skip a test that would begin too late."""
+    limit_s = item.config.getoption("begin_within")
+    if time.monotonic() - BEGIN_S > limit_s:
+        pytest.skip(f"NOT RUN: it would have begun more than {limit_s:.0f} seconds after the first test")
 
 
 QUICK = ("tests/unit/", "tests/integration/ray/test_whole_study.py")
