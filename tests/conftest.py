@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import signal
 import sys
 import threading
@@ -12,6 +13,7 @@ from hypothesis import settings
 
 from benchmarks.support.postgresql_server import postgresql_server
 from tests.support.own_server import PASSWORD, new_storage, skip_without_postgresql
+from tests.support.quick_xla import QUICK_FLAGS
 from tests.support.studies.broken_studies import rows
 from tuner.cli.main import main
 
@@ -46,6 +48,11 @@ settings.load_profile("repeatable")
 # A shell lets what it starts in the background ignore interrupts, and processes that tests start would inherit that.
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# JAX reads it when it starts, here and in the processes that tests start.
+if QUICK_FLAGS not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_FLAGS}".strip()
 
 
 BEGIN_S = time.monotonic()

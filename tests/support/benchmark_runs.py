@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.quick_xla import QUICK_FLAGS
+
 ROOT = Path(__file__).resolve().parents[2]
 
 LAYOUTS = ((8, 1, 1), (8, 1, 2), (4, 2, 1), (4, 2, 2), (4, 2, 4), (2, 4, 1), (2, 4, 2), (2, 4, 4))
@@ -35,11 +37,10 @@ def json_of(module, *arguments):
 
 
 def _run_module(module, *arguments):
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     return subprocess.run(
         [sys.executable, "-m", module, *map(str, arguments)],
         cwd=ROOT,
-        env=environment | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": QUICK_FLAGS},
         capture_output=True,
         text=True,
         timeout=300,

@@ -15,10 +15,11 @@ from costmodels.sharding.device_mesh import mesh_of
 from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError
 from tests.support.benchmark_runs import ROOT, json_of
+from tests.support.quick_xla import on_devices
 from tuner.planners import plan_jax
 from tuner.planners.planning import WHOLE_AXES, PlannerOptions
 
-EIGHT_DEVICES = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+EIGHT_DEVICES = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": on_devices(8)}
 
 
 def step(params, batch):

@@ -29,5 +29,5 @@ def errors():
 @pytest.mark.parametrize("model", ["gpt", "llama", "experts"])
 def test_the_backward_operators_give_the_gradients_of_the_forward_pass(errors, model):
     """Every parameter's gradient equals the one that `jax.grad` derives, to float32's precision."""
-    assert len(errors[model]) > 20
+    assert len(errors[model]) > 15
     assert max(errors[model].values()) < 1e-5

@@ -10,6 +10,7 @@ import pytest
 
 from costmodels.job.parallel_config import ParallelConfig
 from hardware.io.errors import ConfigError
+from tests.support.quick_xla import on_devices
 from trials.backend import Status
 from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
@@ -131,7 +132,7 @@ def test_the_exported_program_has_the_number(config, world, tmp_path):
     module = tmp_path / "sharded.py"
     module.write_text(export_own_step(config, ParallelConfig(tp=2, mbs=2, zero_stage=0), module), encoding="utf-8")
     launcher = {"jax": [], "torch": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]}
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
+    flags = {"XLA_FLAGS": on_devices(2), "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *launcher[world], "sharded.py"],
         cwd=tmp_path,

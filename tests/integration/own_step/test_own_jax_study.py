@@ -15,6 +15,7 @@ pytest.importorskip("jax", reason="steps in JAX need JAX: pip install 'meshtune[
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.sharding.plan import cost_of
 from hardware.io.errors import ConfigError
+from tests.support.quick_xla import on_devices
 from tests.support.studies.in_process_executor import InProcessExecutor
 from trials.backend import Status
 from trials.jax_training.backend import JAX_RANKS
@@ -238,11 +239,7 @@ def test_the_exported_program_runs_and_computes_the_same(study, tmp_path, chosen
     module = tmp_path / "sharded.py"
     module.write_text(export_own_step(config, chosen or planned, module), encoding="utf-8")
     (tmp_path / "check.py").write_text(CHECK.format(module="sharded"), encoding="utf-8")
-    environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": str(ROOT),
-    }
+    environment = os.environ | {"XLA_FLAGS": on_devices(4), "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
 
     for program, told in (("sharded.py", "float32[32,64]"), ("check.py", "4")):
         done = subprocess.run(
@@ -263,11 +260,7 @@ def test_a_state_that_holds_functions_and_keys_runs_and_is_exported(study, tmp_p
     (tmp_path / "sharded.py").write_text(
         export_own_step(config, config.space().grid.config(0), tmp_path / "sharded.py"), encoding="utf-8"
     )
-    environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": str(ROOT),
-    }
+    environment = os.environ | {"XLA_FLAGS": on_devices(4), "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
 
     done = subprocess.run(
         [sys.executable, "sharded.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False

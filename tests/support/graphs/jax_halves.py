@@ -18,6 +18,7 @@ from costmodels.sharding.dims import FactorKind
 from costmodels.sharding.frontends.jax.flat import INLINED, called_by
 from costmodels.sharding.frontends.jax.rules import ELEMENTWISE, rule_of_call
 from costmodels.sharding.frontends.rule_parts import Call, blocked_rule
+from tests.support.quick_xla import QUICK
 
 COMBINED = {
     "reduce_max": np.maximum,
@@ -27,7 +28,6 @@ COMBINED = {
 }
 """Functions that combine partial results, where addition does not."""
 
-QUICK = {"xla_backend_optimization_level": 0}
 PER_PROGRAM = 100
 """Runs that are compiled together: a program takes long to compile, however little it does."""
 

@@ -9,7 +9,9 @@ import os
 import sys
 from collections import Counter
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+from tests.support.quick_xla import on_devices
+
+os.environ["XLA_FLAGS"] = on_devices(8)
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax

@@ -6,7 +6,9 @@ It needs its own process, because the number of devices is fixed when JAX starts
 import json
 import os
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
+from tests.support.quick_xla import on_devices
+
+os.environ["XLA_FLAGS"] = on_devices(4)
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 from dataclasses import replace
