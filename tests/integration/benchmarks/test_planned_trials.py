@@ -2,12 +2,25 @@
 
 import pytest
 
+from benchmarks import planned_trials
+from benchmarks.papers import manumatic_trials
 from benchmarks.papers.manumatic_rows import D_REC, EXPERT, PIN, SCENARIOS, best_of, candidates
 from benchmarks.papers.manumatic_trials import scenario_of
 from benchmarks.planned_trials import agreement, config_of, plans_of
+from benchmarks.support import planned_runs
 from costmodels.job.parallel_config import HAND
 from costmodels.sharding.plan import cost_of, violations
-from tests.support.benchmark_runs import json_of
+
+
+@pytest.fixture
+def small_trials(monkeypatch):
+    """Gives models one layer, and trials two steps."""
+    pytest.importorskip("torch", reason="the benchmark trains: pip install 'meshtune[torch]'")
+    monkeypatch.setattr(planned_trials, "LAYERS", 1)
+    monkeypatch.setattr(planned_trials, "HIDDEN", 256)
+    monkeypatch.setattr(manumatic_trials, "LAYERS", 1)
+    steps = {"warmup_steps": 1, "min_steps": 2, "max_steps": 2}
+    monkeypatch.setattr(planned_runs, "OPTIONS", {**planned_runs.OPTIONS, **steps})
 
 
 def a_row(planner, predicted, measured, sign):
@@ -64,10 +77,10 @@ def test_the_small_rows_keep_the_order_of_the_paper():
     assert step_s[D_REC] > step_s[PIN] > step_s[EXPERT]
 
 
-def test_plans_run_beside_each_other():
+@pytest.mark.usefixtures("small_trials")
+def test_plans_run_beside_each_other(answered):
     """A model trains by hand and by a planner: the losses are the same, and ranks send what the plan says."""
-    pytest.importorskip("torch", reason="the benchmark trains: pip install 'meshtune[torch]'")
-    found = json_of("benchmarks.planned_trials", "--models", "gpt2", "--planners", "descent", "--rounds", 1, "--json")
+    found = answered(planned_trials, "--models", "gpt2", "--planners", "descent", "--rounds", 1)
 
     (row,) = found["rows"]
     assert (row["planner"], row["bytes"]) == ("descent", "equal")
@@ -77,10 +90,10 @@ def test_plans_run_beside_each_other():
     assert [each["planner"] for each in found["agreement"]] == ["descent", "all"]
 
 
-def test_rows_of_the_tables_run():
+@pytest.mark.usefixtures("small_trials")
+def test_rows_of_the_tables_run(answered):
     """A pinned plan of Table 2 trains beside D-Rec's with the same losses."""
-    pytest.importorskip("torch", reason="the benchmark trains: pip install 'meshtune[torch]'")
-    found = json_of("benchmarks.papers.manumatic_trials", "--table", 2, "--row", PIN, "--rounds", 1, "--json")
+    found = answered(manumatic_trials, "--table", 2, "--row", PIN, "--rounds", 1)
 
     assert [row["row"] for row in found["rows"]] == [D_REC, PIN]
     assert all(row["loss_error"] < 1e-4 for row in found["rows"])

@@ -93,9 +93,9 @@ def test_attention_goes_by_the_batch_between_products_by_heads():
 
 
 def test_the_manual_plan_is_the_best_script():
-    """No script of a small decoder or mixture is faster than its cell says."""
-    for name in ("decode_small", "gemma_small_scan"):
-        actions = actions_of(name, 2, 2)
+    """No script of a small decoder or of a loop of layers is faster than its cell says."""
+    for name, sizes in (("decode_small", (2,)), ("gemma_small_scan", (2, 2))):
+        actions = actions_of(name, *sizes)
         problem = Problem(graph=actions.found.names.graph, mesh=actions.mesh)
         cell = cell_of("manual", problem)
         for script in hand_written(actions):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("jax", reason="steps in JAX need JAX: pip install 'meshtune[jax]'")
 
@@ -24,6 +25,7 @@ from trials.ranks.processes import RankProcesses
 from tuner import load_study, rank, run_study
 from tuner.answers.candidates import candidates_of, reasons_against
 from tuner.answers.own_step_export import export_own_step
+from tuner.cli.main import app
 from tuner.dashboard.snapshot import snapshot_of
 from tuner.dashboard.study_note import study_note
 from tuner.dashboard.trial_note import trial_note
@@ -289,32 +291,34 @@ def test_mistakes_in_the_program_are_told_in_one_message(study, factory, message
         load_study(study(factory))
 
 
-def test_one_command_after_the_other(study, tmp_path, meshtune):
+def test_one_command_after_the_other(study, tmp_path, meshtune, monkeypatch):
     """`init`, `run`, `best`, `export` and `report` go through on four virtual devices; the rest is refused."""
-    file = tmp_path / "new.yaml"
-    given = ["--from-jax", "own_program:step", "--cluster", "cpu-host", "--devices-per-host", "4", "--out", str(file)]
+    monkeypatch.chdir(tmp_path)
+    given = ["--from-jax", "own_program:step", "--cluster", "cpu-host", "--devices-per-host", "4"]
     study()
-    assert meshtune("init", *given).returncode == 0
     options = ["--storage", f"sqlite:///{tmp_path}/new.db", "--set", "space.zero_stage=[0]"]
-    quick = ["--set", "trial.min_steps=2", "--set", "trial.max_steps=2", "--set", "search.repeats=0"]
+    options += ["--set", "trial.min_steps=2", "--set", "trial.max_steps=2", "--set", "search.repeats=0"]
 
-    ran = meshtune("run", str(file), "--trials", "2", "--json", *options, *quick)
+    def told(*words, others=options):
+        done = CliRunner().invoke(app, [*words, *others])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    told("init", *given, "--out", "new.yaml", others=[])
+    ran = meshtune("run", "new.yaml", "--trials", "2", "--json", *options)
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout)["trials"] == 2
-    best = meshtune("best", str(file), *options, *quick)
-    assert best.returncode == 0, best.stderr
-    assert "mesh = Mesh(np.array(jax.devices()[:4]).reshape(" in best.stdout
-    assert re.search(r"params\.up +float32\[32,64\] +P\(", best.stdout)
-    assert "step, shardings = sharded_step()" in best.stdout
-    written = meshtune("export", str(file), "--to", "jax", "--out", str(tmp_path / "best.py"), *options, *quick)
-    assert written.returncode == 0, written.stderr
+    best = told("best", "new.yaml")
+    assert "mesh = Mesh(np.array(jax.devices()[:4]).reshape(" in best
+    assert re.search(r"params\.up +float32\[32,64\] +P\(", best)
+    assert "step, shardings = sharded_step()" in best
+    told("export", "new.yaml", "--to", "jax", "--out", "best.py")
     assert "IN_SPECS" in (tmp_path / "best.py").read_text(encoding="utf-8")
-    page = meshtune("report", str(file), "--out", str(tmp_path / "page.html"), *options, *quick)
-    assert page.returncode == 0, page.stderr
+    told("report", "new.yaml", "--out", "page.html")
     assert "Mesh and shardings" in (tmp_path / "page.html").read_text(encoding="utf-8")
-    for refused in (["export", str(file), "--to", "megatron"], ["simulate", str(file), "--config", "dp=4"]):
-        done = meshtune(*refused)
-        assert (done.returncode, "needs a model of the catalog" in done.stderr) == (2, True), done.stderr
+    for refused in (["export", "new.yaml", "--to", "megatron"], ["simulate", "new.yaml", "--config", "dp=4"]):
+        with pytest.raises(ConfigError, match="needs a model of the catalog"):
+            CliRunner().invoke(app, refused, catch_exceptions=False)
 
 
 def test_simulated_trials_answer_for_any_cluster(study):
