@@ -4,6 +4,7 @@ import importlib
 import json
 import shutil
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import screenshots
+from hardware.dynamics import Trace
 from tests.support.benchmark_runs import ROOT
 from tests.support.studies.report_pages import run
 from tuner.study_file.config import load_study
@@ -36,6 +38,16 @@ def first(values):
     return lambda: islice(values(), 1)
 
 
+def on_two_hosts(cases):
+    """Return the first of the mixed clusters with one host of each kind."""
+    return (replace(cases[0], groups=tuple((name, 1, nic) for name, _, nic in cases[0].groups)),)
+
+
+def first_events(read):
+    """Return a function that reads the first events of a trace."""
+    return lambda *given: Trace(events=read(*given).events[:4])
+
+
 SMALL = {
     "knob_search": (("--knobs", 2, "--seeds", 1, "--trials", 2, "--peers", "random"), {}),
     "load": (("--trials", 10, "--parallel", 4, "--storages", "sqlite", "--unopened"), {"STUDY": on_one_host}),
@@ -44,7 +56,10 @@ SMALL = {
         ("--rounds", 1),
         {"PRECISIONS": lambda _: ("bf16",), "CONFIGS": lambda configs: configs[2:3], "HIDDEN": lambda _: 128},
     ),
-    "mixed_clusters": (("--cases", 1), {"SIMULATED": lambda _: 1}),
+    "mixed_clusters": (
+        ("--cases", 1),
+        {"SIMULATED": lambda _: 1, "BATCH_PER_DEVICE": lambda _: 1, "CASES": on_two_hosts},
+    ),
     "papers.branch_and_bound": (("--limit", 1, "--workers", 1), {"_pipelines": first, "_workloads": first}),
     "papers.flexparallel": ((), {}),
     "placements": (("--names", "ppo-7b-16", "--time_limit", 5), {}),
@@ -62,7 +77,7 @@ SMALL = {
     "trained_knobs": (("--seeds", 1, "--steps", 1, "--pairs", 4), {}),
     "two_fidelities": (("--studies", "8b-slow-nic", "--top", 4), {}),
     "two_values": (("--groups", 1, "--seeds", 1, "--trials", 5, "--workers", 1), {}),
-    "watched_day": (("--days", 0, "--trials", 2, "--restart", 120), {}),
+    "watched_day": (("--days", 0, "--trials", 2, "--restart", 120), {"read_trace": first_events}),
     "storage_cost": (("--at", 0, "--trials", 2, "--storages", "sqlite"), {"STUDY": on_one_host}),
 }
 """Options that make a program small, and functions that make the values of some of its names smaller."""
