@@ -25,7 +25,10 @@ def on_one_host(study):
     """Return a program's study of one host and a small model in place of its large one."""
     lines = {"model:": "model: llama-7b", "cluster:": "cluster: {name: dgx-a100, hosts: 1}"}
     job = {"job:": "job: {sequence_length: 4096, global_batch_size: 64}"}
-    return "\n".join((lines | job).get(line.partition(" ")[0], line) for line in study.splitlines())
+    small = lines | job
+    if "{{" in study:  # the program fills in a template
+        small = {key: line.replace("{", "{{").replace("}", "}}") for key, line in small.items()}
+    return "\n".join(small.get(line.partition(" ")[0], line) for line in study.splitlines())
 
 
 def only(name):
@@ -51,7 +54,7 @@ def first_events(read):
 SMALL = {
     "knob_search": (("--knobs", 2, "--seeds", 1, "--trials", 2, "--peers", "random"), {}),
     "load": (("--trials", 10, "--parallel", 4, "--storages", "sqlite", "--unopened"), {"STUDY": on_one_host}),
-    "long_study": (("--trials", 3), {}),
+    "long_study": (("--trials", 2), {"STUDY": on_one_host}),
     "micro_batches": (
         ("--rounds", 1),
         {"PRECISIONS": lambda _: ("bf16",), "CONFIGS": lambda configs: configs[2:3], "HIDDEN": lambda _: 128},
