@@ -1,13 +1,14 @@
 """Kill two of the four nodes that each trial of a study occupies, start two others later, and check the trials.
 
-    python -m benchmarks.lost_hosts [--trials 16] [--seed 0] [--json]
+    python -m benchmarks.lost_hosts [--trials 16] [--seed 0] [--follow-after 30] [--json]
 
 Five raylets start on this machine: a head, and four nodes of two CPUs. Each trial of the study runs a command on all
 four. When two trials have ended, two raylets are killed by SIGKILL while a trial runs. When two more have ended on the
-nodes that are left, two new raylets join. Then these claims are checked from outside: the study ends with its budget of
-trials, all of which succeeded; each trial ran on as many nodes as its study has hosts; the trial that had lost its
-nodes ended on the whole cluster under its own number, or counts as an incident where its end was seen before the loss;
-the trials of the one study were history to the other; and a second run finds nothing left to do.
+nodes that are left, two new raylets join; the trial that runs meanwhile waits for them. Then these claims are checked
+from outside: the study ends with its budget of trials, all of which succeeded; each trial ran on as many nodes as its
+study has hosts; the trial that had lost its nodes ended on the whole cluster under its own number, or counts as an
+incident where its end was seen before the loss; the trials of the one study were history to the other; and a second
+run finds nothing left to do.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from benchmarks.support.ray_nodes import RayNodes
 from benchmarks.support.timing import answer, count_at_least, tell
 from trials.backend import Status
 from tuner.answers.fewer_hosts import phases_in
+from tuner.run.following import FOLLOW_AFTER_S
 from tuner.storage.opening import find_study
 from tuner.storage.record import HISTORY, TrialRecord, read_records
 
@@ -38,6 +41,14 @@ DONE_BEFORE = 2
 """Number of trials that end before the nodes are killed, and again before others join."""
 
 LIMIT_S = 400.0
+RUN = """
+from tuner.cli.main import main
+from tuner.run import following
+
+following.FOLLOW_AFTER_S = {follow_after_s}
+main()
+"""
+"""The command `meshtune` that follows its cluster after another time."""
 STUDY = """
 name: lost-hosts
 model: {model}
@@ -50,7 +61,7 @@ trial:
   command: [{python}, {program}, "{{trial}}", "{{host_rank}}", "{{num_hosts}}", {folder}]
 """
 PROGRAM = """
-import os
+import pathlib
 import sys
 import time
 
@@ -58,8 +69,10 @@ trial, host_rank, num_hosts, folder = sys.argv[1:]
 with open(f"{folder}/started", "a") as file:
     file.write(f"{num_hosts} {trial} {host_rank} {time.time()}\\n")
 for iteration in range(1, 8):
-    time.sleep(0.8)
-    print(f" iteration {iteration}/ 7 | elapsed time per iteration (ms): 800.0 |", flush=True)
+    time.sleep(0.3)
+    while pathlib.Path(folder, "hold").exists():
+        time.sleep(0.1)
+    print(f" iteration {iteration}/ 7 | elapsed time per iteration (ms): 300.0 |", flush=True)
 """
 MODEL = ROOT / "configs" / "models" / "gpt-small.yaml"
 
@@ -71,8 +84,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--trials", type=count_at_least(12), default=16, help="trials of the study (16)")
+    parser.add_argument("--trials", type=count_at_least(7), default=16, help="trials of the study (16)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the study (0)")
+    parser.add_argument(
+        "--follow-after",
+        type=float,
+        default=FOLLOW_AFTER_S,
+        help="time for which nodes have to be gone or back before the study follows [s] (30)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("lost_hosts", parser.parse_args(argv), _measure, _print)
 
@@ -90,28 +109,31 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
             folder=folder,
         )
         (folder / "study.yaml").write_text(text, encoding="utf-8")
-        return _run(folder, given.trials)
+        return _run(folder, given.trials, given.follow_after)
 
 
-def _run(folder: Path, trials: int) -> dict[str, Any]:
+def _run(folder: Path, trials: int, follow_after_s: float) -> dict[str, Any]:
     """Run the study, kill and start nodes meanwhile, and check what is stored."""
     storage, begin_s = f"sqlite:///{folder}/study.db", time.monotonic()
     marks: dict[str, float] = {}
     with RayNodes(*NODES) as nodes:
-        driver = _Driver(folder, storage, nodes)
+        driver = _Driver(folder, storage, nodes, follow_after_s)
         try:
             driver.wait(lambda: _ended(storage) >= DONE_BEFORE and _starts(folder, 4) > DONE_BEFORE)
-            for number in KILLED:
-                nodes.kill(number, workers=True)
+            with _held(folder):
+                for number in KILLED:
+                    nodes.kill(number, workers=True)
             marks["killed_s"] = time.monotonic() - begin_s
             driver.wait(lambda: _starts(folder, 2) > 0)
             marks["first_trial_on_two_s"] = time.monotonic() - begin_s
             driver.wait(lambda: _ended(storage, on="lost-hosts.on-2-hosts") >= DONE_BEFORE)
-            for _ in KILLED:
-                nodes.add(2)
-            marks["joined_s"] = time.monotonic() - begin_s
+            with _held(folder):
+                for _ in KILLED:
+                    nodes.add(2)
+                marks["joined_s"] = time.monotonic() - begin_s
+                time.sleep(follow_after_s)
             status = driver.process.wait(LIMIT_S)
-            again = _Driver(folder, storage, nodes)
+            again = _Driver(folder, storage, nodes, follow_after_s)
             status_again = again.process.wait(LIMIT_S)
         finally:
             driver.process.kill()
@@ -148,6 +170,17 @@ def _run(folder: Path, trials: int) -> dict[str, Any]:
         **{name: round(seconds, 1) for name, seconds in marks.items()},
         "violations": [sentence for sentence, holds in claims.items() if not holds],
     }
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Let no trial end within the block."""
+    hold = folder / "hold"
+    hold.touch()
+    try:
+        yield
+    finally:
+        hold.unlink()
 
 
 def _ended_well(record: TrialRecord) -> bool:
@@ -188,10 +221,17 @@ def _count(started: Sequence[Sequence[str]], number: int) -> int:
 class _Driver:
     """Process that runs `meshtune run`."""
 
-    def __init__(self, folder: Path, storage: str, nodes: RayNodes) -> None:
+    def __init__(self, folder: Path, storage: str, nodes: RayNodes, follow_after_s: float) -> None:
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "tuner", "run", str(folder / "study.yaml"), "--json"),
+                *(
+                    sys.executable,
+                    "-c",
+                    RUN.format(follow_after_s=follow_after_s),
+                    "run",
+                    str(folder / "study.yaml"),
+                    "--json",
+                ),
                 *("--storage", storage, "--ray-address", nodes.address),
             ],
             cwd=ROOT,

@@ -5,7 +5,7 @@ from benchmarks import lost_hosts
 
 def test_a_study_follows_its_cluster(answered):
     """A study whose trials occupy four nodes goes on with two when two are killed, and on four when others join."""
-    told = answered(lost_hosts)
+    told = answered(lost_hosts, "--trials", "7", "--follow-after", "4")
 
     assert told["violations"] == []
     assert told["trials_on_two_hosts"] >= lost_hosts.DONE_BEFORE
