@@ -28,7 +28,7 @@ class Probing:
         links: What an earlier process has measured.
         on_trouble: Function that is told once that a host or pair cannot be measured.
         steps: Rule against noise.
-        transfers: Number of transfers of each pair in a probe.
+        transfers: Number of transfers of each pair in a probe; None makes TRANSFERS.
         clock: Seconds that never go back.
 
     Attributes:
@@ -43,11 +43,11 @@ class Probing:
         links: Links,
         on_trouble: Callable[[str], None],
         steps: Steps | None = None,
-        transfers: int = TRANSFERS,
+        transfers: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._prober, self._every_s, self._on_trouble, self._clock = prober, every_s, on_trouble, clock
-        self._steps, self._transfers = steps or Steps(), transfers
+        self._steps, self._transfers = steps or Steps(), transfers or TRANSFERS
         self._due_s = -float("inf")
         self._told: dict[str, str] = {}
         self.links = links

@@ -15,21 +15,40 @@ LIMIT_S = 90.0
 """Time within which an answer has to come [s]."""
 
 
+RUN = """
+from tuner.cli.main import main
+{settings}
+main()
+"""
+"""The command `meshtune` with other settings."""
+
+
 class Watch:
     """Running watch of the study `study.yaml` in a folder.
+
+    Args:
+        folder: The folder.
+        options: Further options of `meshtune watch`.
+        environment: Its environment; None gives it that of this process.
+        settings: Statements that it executes before it begins.
 
     Attributes:
         err: File of what it writes to standard error.
         process: The process.
     """
 
-    def __init__(self, folder: Path, *options: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, *options: str, environment: Mapping[str, str] | None = None, settings: str = ""
+    ) -> None:
         surroundings = {**(os.environ if environment is None else environment)}
         paths = filter(None, (str(ROOT), surroundings.get("PYTHONPATH")))
         self.out, self.err = folder / "answers.jsonl", folder / "trouble.txt"
         with self.out.open("ab") as out, self.err.open("ab") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tuner", "watch", "study.yaml", "--json", "--every", "0.2", *options],
+                [
+                    *(sys.executable, "-c", RUN.format(settings=settings)),
+                    *("watch", "study.yaml", "--json", "--every", "0.2", *options),
+                ],
                 cwd=folder,
                 env={**surroundings, "PYTHONPATH": os.pathsep.join(paths)},
                 stdout=out,
@@ -86,9 +105,11 @@ class Watch:
 
 
 @contextmanager
-def watching(folder: Path, *options: str, environment: Mapping[str, str] | None = None) -> Iterator[Watch]:
+def watching(
+    folder: Path, *options: str, environment: Mapping[str, str] | None = None, settings: str = ""
+) -> Iterator[Watch]:
     """Yield a watch that is killed at the end of the block."""
-    watch = Watch(folder, *options, environment=environment)
+    watch = Watch(folder, *options, environment=environment, settings=settings)
     try:
         yield watch
     finally:
