@@ -32,6 +32,12 @@ PERIOD_S = 2.0
 BUSY = (0.2, 0.4)
 """Shares of each period in which the hosts send."""
 
+FAULT_TRANSFERS = TRANSFERS
+"""Number of transfers of the probes that look for faults."""
+
+COUNTED = (1, TRANSFERS)
+"""Numbers of transfers of the probes that are counted beside traffic."""
+
 FAULTS = (("h1 at a tenth", 1, 0.1, 0.1), ("h2 receives at a quarter", 2, 1.0, 0.25))
 """Name of each fault, its host, and the shares of bandwidth with which it sends and receives."""
 
@@ -55,7 +61,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
     with ShapedHosts(HOSTS, MBIT_PER_S) as hosts:
         faults = _find_faults(hosts)
         traffic = []
-        for transfers in (1, TRANSFERS):
+        for transfers in COUNTED:
             for share in BUSY:
                 tell(f"{transfers} transfers beside traffic in {share:.0%} of the time")
                 with hosts.traffic(PERIOD_S, share):
@@ -65,7 +71,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
     return {"faults": faults, "traffic": traffic}
 
 
-def _probing(hosts: ShapedHosts, transfers: int = TRANSFERS) -> Probing:
+def _probing(hosts: ShapedHosts, transfers: int) -> Probing:
     return Probing(hosts, every_s=0.0, links=Links(), on_trouble=tell, transfers=transfers)
 
 
@@ -75,7 +81,7 @@ def _seats(hosts: ShapedHosts) -> list[Seat]:
 
 def _find_faults(hosts: ShapedHosts) -> list[dict[str, Any]]:
     """Slow hosts down and restore them; return what the probe names, after as many probes as have to agree."""
-    probing, found = _probing(hosts), []
+    probing, found = _probing(hosts, FAULT_TRANSFERS), []
 
     def probe() -> dict[str, float]:
         for _ in range(Steps().repeats):
