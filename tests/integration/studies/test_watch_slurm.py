@@ -16,6 +16,12 @@ job: {{sequence_length: 64, global_batch_size: 48, precision: fp32}}
 trial: {{backend: simulated}}
 """
 
+QUICK = """
+from tuner.watch import probing
+probing.TRANSFERS = 2
+"""
+"""Settings with which a probe takes less time."""
+
 
 def test_a_node_goes_down_and_comes_back(tmp_path):
     """A node that goes down is answered with a layout of the two others, its return with one of all three."""
@@ -55,7 +61,7 @@ def test_a_link_slows_down_and_recovers(tmp_path):
         job = cluster.submit("--nodes=2", "--nodelist=node[0-1]", "--wrap=sleep 600")
         options = ("--hosts-from", "slurm", "--settle", "1e9", "--probe", "0.1", "--nodes")
         environment = {**cluster.environment, **paced.environment, "SLURM_JOB_ID": job}
-        with watching(tmp_path, *options, "node[0-1]", environment=environment) as watch:
+        with watching(tmp_path, *options, "node[0-1]", environment=environment, settings=QUICK) as watch:
             watch.wait_for_references(2, tmp_path / "watched.watch.json")
             paced.set_pace("node1", 2_000_000)
             slow = watch.wait_for_event("h0-h1 has 0.")
