@@ -155,15 +155,6 @@ def test_a_driver_that_is_a_job_is_warned_and_goes_on_once_requeued(slurm, tmp_p
     assert [(trial["trial"], trial["status"]) for trial in trials] == [(number, "ok") for number in range(4)]
 
 
-def test_refused_jobs_end_the_study_with_slurms_words(run):
-    """A partition that does not exist ends the study after three trials, with the sentence of sbatch."""
-    with run(0.05, 'trial.sbatch=["--partition=nowhere"]') as driver:
-        status, _, told = driver.end()
-
-    assert status == 1
-    assert "invalid partition specified: nowhere" in told
-
-
 def test_waiting_takes_no_time_and_a_cancelled_job_runs_again(slurm, run, tmp_path):
     """A trial that waits for longer than its time limit is not cut off, and its wait is not among the device-hours; its
     job, which somebody cancels, is tried once more, and the trial says why.
