@@ -171,14 +171,16 @@ def test_waiting_takes_no_time_and_a_cancelled_job_runs_again(slurm, run, tmp_pa
             time.sleep(0.1)
         time.sleep(9.0)
         assert [state for _, name, state in slurm.queue() if name.startswith("meshtune-")] == ["PENDING"]
+        released_s = time.monotonic()
         slurm.ask("scancel", blocker)
         ((number, _),) = wait_for_jobs(slurm, 1, but=(blocker,))
         slurm.ask("scancel", number)
         (tmp_path / "pause_s").write_text("0.05", encoding="utf-8")
         status, told, _ = driver.end()
+        most_s = 2 * (time.monotonic() - released_s)
 
     (trial,) = trials_of(tmp_path)
     assert status == 0
     assert trial["status"] == "ok"
     assert "retried once, because was cancelled from outside" in trial["reason"]
-    assert json.loads(told)["device_hours"] * 3600 < 2 * 8
+    assert json.loads(told)["device_hours"] * 3600 < most_s
