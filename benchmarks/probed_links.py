@@ -32,9 +32,6 @@ PERIOD_S = 2.0
 BUSY = (0.2, 0.4)
 """Shares of each period in which the hosts send."""
 
-FAULT_TRANSFERS = TRANSFERS
-"""Number of transfers of the probes that look for faults."""
-
 COUNTED = (1, TRANSFERS)
 """Numbers of transfers of the probes that are counted beside traffic."""
 
@@ -81,7 +78,7 @@ def _seats(hosts: ShapedHosts) -> list[Seat]:
 
 def _find_faults(hosts: ShapedHosts) -> list[dict[str, Any]]:
     """Slow hosts down and restore them; return what the probe names, after as many probes as have to agree."""
-    probing, found = _probing(hosts, FAULT_TRANSFERS), []
+    probing, found = _probing(hosts, TRANSFERS), []
 
     def probe() -> dict[str, float]:
         for _ in range(Steps().repeats):

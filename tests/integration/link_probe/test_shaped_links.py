@@ -13,7 +13,6 @@ def test_shaped_adapters_are_named(answered, monkeypatch):
     if lacks := missing():  # only root may make networks; the probes on Ray and on Slurm are tested without
         pytest.skip(f"needs {lacks}")
     monkeypatch.setattr(probed_links, "BUSY", (0.2,))
-    monkeypatch.setattr(probed_links, "FAULT_TRANSFERS", 2)  # no traffic makes them slower
     monkeypatch.setattr(probed_links, "COUNTED", (probed_links.TRANSFERS,))
     told = answered(probed_links, "--probes", "3")
     named = {one["fault"]: one["named"] for one in told["faults"]}
