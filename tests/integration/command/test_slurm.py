@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -213,6 +214,23 @@ def test_a_job_ends_with_its_follower(slurm, jobs_of):
         os.kill(ranks._server.pid, signal.SIGKILL)
 
         assert gone(slurm)
+
+
+def test_a_job_ends_if_the_process_that_submits_it_is_killed(slurm, jobs_of, tmp_path, monkeypatch):
+    """If the process that submits a job is killed before it has told the job's number, the job is cancelled, and its
+    trial is an incident.
+    """
+    program = shutil.which("sbatch")
+    killing = tmp_path / "sbatch"
+    killing.write_text(f'#!/bin/sh\n{program} "$@"\nkill -9 $PPID\n', encoding="utf-8")
+    killing.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+    found = jobs_of("forever", steps=1000).measure(ONE, trial_number=0)
+
+    assert found.status is Status.INCIDENT
+    assert "the process that submits the job was killed" in found.reason
+    assert gone(slurm), slurm.queue()
 
 
 def test_without_slurm_no_study_starts(jobs_of, monkeypatch):

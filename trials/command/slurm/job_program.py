@@ -53,12 +53,14 @@ class JobPlan:
     """Job of a trial.
 
     Attributes:
+        name: Name of the job.
         host: Work of each host.
         options: Arguments of sbatch.
         script: Batch script.
         output: File of the job's output.
     """
 
+    name: str
     host: HostPlan
     options: tuple[str, ...]
     script: str
@@ -83,7 +85,7 @@ def run_job(place: Place, plan: JobPlan) -> None:
     with LogReader(place.tell, host.pattern, host.step, host.kept_log(place.rank)) as reader:
         try:
             plan.output.parent.mkdir(parents=True, exist_ok=True)
-            kept = submit_kept(plan.options, plan.script, plan.output)
+            kept = submit_kept(plan.name, plan.options, plan.script, plan.output)
         except QueueError as error:
             reader.note(f"sbatch: {error}")
             if error.is_passing:

@@ -89,6 +89,7 @@ def job_plan(jobs: SlurmJobs, plan: HostPlan, *, num_hosts: int) -> JobPlan:
         "--output=" + str(output).replace("%", "%%"),
     )
     return JobPlan(
+        name=name,
         host=plan,
         options=(*jobs.sbatch, *own),
         script=batch_script(plan, num_hosts=num_hosts, srun=jobs.srun),

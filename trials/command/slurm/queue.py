@@ -28,8 +28,12 @@ _FIELD = re.compile(
 _UNKNOWN_JOB = "Invalid job id"
 
 
-_PASSING = re.compile(r"contact slurm controller|timed out|gave no answer|standby mode|temporarily|not respond", re.I)
-"""Messages of Slurm that another attempt may not meet (src/common/slurm_errno.c)."""
+SUBMITTER_KILLED = "the process that submits the job was killed"
+
+_PASSING = re.compile(
+    f"contact slurm controller|timed out|gave no answer|standby mode|temporarily|not respond|{SUBMITTER_KILLED}", re.I
+)
+"""Messages that another attempt may not meet, of Slurm (src/common/slurm_errno.c) and of ours."""
 
 
 class QueueError(Exception):
@@ -37,7 +41,7 @@ class QueueError(Exception):
 
     @property
     def is_passing(self) -> bool:
-        """Whether the controller did not answer, which is no fault of the request."""
+        """Whether the controller did not answer, or somebody killed who asked it, which is no fault of the request."""
         return _PASSING.search(str(self)) is not None
 
 
