@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.support.process_table import below
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from hardware.cluster_file import read_described_cluster
 from hardware.io.errors import ConfigError
@@ -231,6 +232,46 @@ def test_a_job_ends_if_the_process_that_submits_it_is_killed(slurm, jobs_of, tmp
     assert found.status is Status.INCIDENT
     assert "the process that submits the job was killed" in found.reason
     assert gone(slurm), slurm.queue()
+
+
+def test_a_killed_keeper_of_a_job_is_replaced(slurm, jobs_of):
+    """A job whose keeper was killed is cancelled at the end of its follower by another one."""
+    backend = jobs_of("forever", steps=1000)
+    with RankProcesses(backend.rank_setup) as ranks:
+        ranks.launch(
+            "trials.command.slurm.job_program:run_job",
+            job_plan(backend.slurm, backend.plan(ONE, 0), num_hosts=1),
+            num_ranks=1,
+        )
+        server = ranks._server.pid
+        first = keeper_below(slurm, server)
+        os.kill(first, signal.SIGKILL)
+        second = keeper_below(slurm, server, but=first)
+        os.kill(second, signal.SIGKILL)
+        keeper_below(slurm, server, but=second)
+        os.kill(server, signal.SIGKILL)
+
+        assert gone(slurm)
+
+
+def keeper_below(slurm, server, but=None):
+    """Wait for the keeper of a job in the queue, another one than `but`; its process number."""
+    deadline_s = time.monotonic() + 60
+    while True:
+        others = [pid for pid in below(server) if pid not in (server, but)]
+        keepers = [pid for pid in others if session_of(pid) == pid]  # the follower is in its server's session
+        if keepers and slurm.queue():
+            return keepers[0]
+        assert time.monotonic() < deadline_s, "no process keeps the job"
+        time.sleep(0.1)
+
+
+def session_of(pid):
+    """The session of a process; None once it is gone."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
 
 
 def test_without_slurm_no_study_starts(jobs_of, monkeypatch):

@@ -18,7 +18,7 @@ from trials.backend import Status
 from trials.command.host_program import Ended, HostPlan
 from trials.command.log_reader import HEARTBEAT_S, READ_BYTES, LogReader, SlowLineError
 from trials.command.process_tree import code_of_shell
-from trials.command.slurm.keeper import submit_kept
+from trials.command.slurm.keeper import Kept, keep_again, submit_kept
 from trials.command.slurm.queue import JobState, QueueError, state_of
 from trials.ranks.messages import Place
 
@@ -94,7 +94,7 @@ def run_job(place: Place, plan: JobPlan) -> None:
                 place.tell(Ended(code=1, trouble=f"Slurm refuses the job: {error}"))
             return
         try:
-            ended = _Follower(place, reader, kept.job, plan.output).follow()
+            ended = _Follower(place, reader, kept).follow()
         except SlowLineError as error:
             ended = Ended(code=1, trouble=str(error))
     place.tell(ended)
@@ -103,11 +103,12 @@ def run_job(place: Place, plan: JobPlan) -> None:
 class _Follower:
     """Follower of one job, with what it has seen so far."""
 
-    def __init__(self, place: Place, reader: LogReader, job: str, output: Path) -> None:
+    def __init__(self, place: Place, reader: LogReader, kept: Kept) -> None:
         self.place = place
         self.reader = reader
-        self.job = job
-        self.output = output
+        self.kept = kept
+        self.job = kept.job
+        self.output = kept.output
         self.position = 0
         self.has_started = False
         self.last: JobState | None = None
@@ -117,6 +118,9 @@ class _Follower:
         """Read the output and ask for the state until the job has ended."""
         look_s, look_at_s, told_s = FIRST_LOOK_S, 0.0, 0.0
         while True:
+            if not self.kept.is_kept:
+                self.kept = keep_again(self.kept)
+                self.reader.note("the process that cancels the job after its trial was killed; another one does")
             if self._read_output():
                 self._start()
             now_s = time.monotonic()
