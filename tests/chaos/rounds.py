@@ -159,6 +159,8 @@ class Stage:
             whole = replace(study, used=watch.stop(), after=after)
             found = tuple(violations(whole))
             tell(f"round {which.number} ended: {len(struck)} faults, {len(found)} violations")
+            for violation in found:
+                tell(f"  {violation}")
             return Played(
                 round=which,
                 struck=struck,
