@@ -16,7 +16,7 @@ from trials.command.knob_files import write_files
 from trials.command.log_pattern import LogPattern, StepSize
 from trials.command.log_reader import READ_BYTES, LogReader, SlowLineError
 from trials.command.placeholders import FLAGS, KNOBS, fill_all, fill_text, without_wildcards
-from trials.command.process_tree import start_supervised
+from trials.command.process_tree import adopt_orphans, start_supervised
 from trials.ranks.messages import Place
 
 
@@ -103,9 +103,10 @@ def run_host(place: Place, plan: HostPlan) -> None:
     ):
         values |= paths
         arguments = fill_all(plan.arguments, values, {FLAGS: plan.flags, KNOBS: plan.knobs})
+        adopt_orphans()
         command = start_supervised(arguments, _environment(plan, values), plan.directory)
         try:
-            while read := os.read(command.output, READ_BYTES):
+            while read := command.read(READ_BYTES):
                 reader.feed(read)
             reader.end()
         except SlowLineError as error:

@@ -3,7 +3,8 @@
 The supervisor is a fork of the process that starts it. On Linux it adopts the orphans of the command's processes
 (PR_SET_CHILD_SUBREAPER). It therefore sees all of them, also those with a session of their own, and knows when the last
 one is gone. It lives as long as the other end of its life line is open. If the process that holds that end is killed,
-the command ends too.
+the command ends too. If the supervisor itself is killed, a process that reads the output by `Supervised.read`, and has
+called `adopt_orphans`, ends the command.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ GRACE_S = 3.0
 LOOK_EVERY_S = 0.02
 """Interval at which the supervisor checks whether processes are gone [s]."""
 
+READ_WITHIN_S = 0.5
+"""Longest time after which a reader notices that the supervisor was killed [s]."""
+
 NOT_STARTED = 127
 """Exit status of a command that could not be started, as in shells."""
 
@@ -46,6 +50,21 @@ class Supervised:
     life_line: int
     supervisor: int
 
+    def read(self, most_bytes: int) -> bytes:
+        """Return some of the output as it comes, nothing at its end; end the command if the supervisor is killed."""
+        while True:
+            if self._was_killed():
+                _end_descendants()
+            if select.select([self.output], [], [], READ_WITHIN_S)[0]:
+                return os.read(self.output, most_bytes)
+
+    def _was_killed(self) -> bool:
+        try:
+            ended = os.waitid(os.P_PID, self.supervisor, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # its end has been taken note of
+            return False
+        return ended is not None and ended.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
+
     def poll(self) -> int | None:
         """Return what `wait` would, or None while processes are left; neither is called after an exit status."""
         supervisor, status = os.waitpid(self.supervisor, os.WNOHANG)
@@ -53,7 +72,10 @@ class Supervised:
 
     def wait(self) -> int:
         """Wait until all processes are gone; return the exit status, or the negative number of the killing signal."""
-        _, status = os.waitpid(self.supervisor, 0)
+        try:
+            _, status = os.waitpid(self.supervisor, 0)
+        except ChildProcessError:  # it was killed, and its command ended by `read`
+            return -signal.SIGKILL
         return code_of_shell(os.waitstatus_to_exitcode(status))
 
 
@@ -91,13 +113,18 @@ def start_supervised(
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_ADOPT, 1)
+        adopt_orphans()
         code = _supervise(arguments, environment, directory, life_end, output_end, linger_s=linger_s)
     except OSError as error:
         os.write(output_end, f"{error}\n".encode())
     finally:
         os._exit(code)
+
+
+def adopt_orphans() -> None:
+    """Make orphans below this process its children, where the system can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_ADOPT, 1)
 
 
 def _supervise(
@@ -157,9 +184,14 @@ def _restore_signals() -> None:
 
 
 def _end_all(command: subprocess.Popen[bytes]) -> None:
-    """Kill the command's group and all descendants of this process, again and again until none is left."""
+    """Kill the command's group and all descendants of this process."""
     _signal_group(command.pid, signal.SIGKILL)
     command.wait()
+    _end_descendants()
+
+
+def _end_descendants() -> None:
+    """Kill all descendants of this process, again and again until none is left."""
     while True:
         for process in _descendants(os.getpid()):
             with contextlib.suppress(ProcessLookupError, PermissionError):

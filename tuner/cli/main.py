@@ -97,11 +97,14 @@ def main() -> NoReturn:
     _hide_secrets()
     # with the default of 700 new objects, collections during imports take a tenth of the time of a quick command
     gc.set_threshold(100_000)
-    with lossy_streams() as lost:
-        status = _status_of_app()
-        if problem := lost():
-            _complain(problem)
-            status = status or OUTPUT_LOST
+    try:
+        with lossy_streams() as lost:
+            status = _status_of_app()
+            if problem := lost():
+                _complain(problem)
+                status = status or OUTPUT_LOST
+    except KeyboardInterrupt:  # it came while the last words were printed
+        status = INTERRUPTED
     atexit.register(keep_status, status)
     sys.exit(status)
 

@@ -2,7 +2,9 @@ import os
 import pickle
 import signal
 import socket
+import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -201,6 +203,31 @@ def test_nothing_is_left_when_the_worker_is_killed(tmp_path):
     while not all_gone(pids) and time.monotonic() < deadline_s:
         time.sleep(0.05)
     assert all_gone(pids)
+
+
+def test_nothing_is_left_when_the_supervisor_is_killed(tmp_path):
+    """If the process that ends a command's processes is killed itself, they end too, and the trial is an incident."""
+    pids = tmp_path / "pids"
+    backend = backend_of("forever", f"--pids={pids}", warmup_steps=1000)
+    found = []
+    with RankProcesses(backend.rank_setup) as ranks:
+        trial = threading.Thread(
+            target=lambda: found.append(OpenBackend(backend=backend, ranks=ranks).measure(ONE, trial_number=0))
+        )
+        trial.start()
+        while not pids.exists() or not pids.read_text(encoding="ascii"):
+            time.sleep(0.05)
+        command = int(pids.read_text(encoding="ascii").split()[0])
+        os.kill(parent_of(command), signal.SIGKILL)
+        trial.join(60)
+
+        assert found[0].status is Status.INCIDENT
+        assert all_gone(pids)
+
+
+def parent_of(process):
+    """The parent of a process."""
+    return int(Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[1])
 
 
 def test_kept_logs_are_found_again(tmp_path):

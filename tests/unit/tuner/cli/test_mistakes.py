@@ -34,6 +34,23 @@ def test_a_signal_at_the_very_end_changes_nothing(name, tmp_path):
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
 
 
+INTERRUPTED_MESSAGE = """
+import os, signal, sys
+from tuner.cli import main
+main._complain = lambda *_: os.kill(os.getpid(), signal.SIGINT)
+sys.argv[1:] = ["status", "nowhere.yaml"]
+main.main()
+"""
+
+
+def test_an_interrupt_of_the_last_message_is_one_of_the_command(tmp_path):
+    """A command that is interrupted while it prints its last message ends as an interrupted one, with no traceback."""
+    command = [sys.executable, "-c", INTERRUPTED_MESSAGE]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 MISTAKES = """
 predict STUDY --config pp=x -> --config pp = 'x' | whole number
 predict STUDY --config pp=0 -> --config.pp = 0 | at least 1
