@@ -13,7 +13,7 @@ def ranks_by_server() -> dict[int, frozenset[int]]:
 
     All are process ids. Ray's workers are children of its raylet, which is a child of the process that started Ray.
     """
-    parents = {int(entry.name): _parent(entry) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+    parents = {int(entry.name): parent_of(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
     servers = [
         process
         for process, parent in parents.items()
@@ -67,13 +67,14 @@ def session_processes(driver: int) -> dict[int, str]:
 
 def below(root: int) -> list[int]:
     """Return all descendants of a process."""
-    parents = {int(entry.name): _parent(entry) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+    parents = {int(entry.name): parent_of(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
     return [process for process in parents if process != root and _is_below(root, process, parents)]
 
 
-def _parent(entry: Path) -> int:
+def parent_of(process: int) -> int:
+    """Return the parent of a process, or 0 if the process is gone."""
     try:
-        return int((entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+        return int(Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
     except OSError:  # it has just ended
         return 0
 

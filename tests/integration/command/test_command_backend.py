@@ -4,10 +4,10 @@ import signal
 import socket
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
+from benchmarks.support.process_table import parent_of
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from hardware.io.errors import ConfigError
 from tests.support.programs.backend_contract import BackendContract
@@ -223,11 +223,6 @@ def test_nothing_is_left_when_the_supervisor_is_killed(tmp_path):
 
         assert found[0].status is Status.INCIDENT
         assert all_gone(pids)
-
-
-def parent_of(process):
-    """The parent of a process."""
-    return int(Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[1])
 
 
 def test_kept_logs_are_found_again(tmp_path):

@@ -6,6 +6,7 @@ import shutil
 import signal
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -202,15 +203,18 @@ def test_a_failing_command_fails_as_elsewhere(jobs_of, mode, status):
     assert jobs_of(mode).measure(ONE, trial_number=0).status is status
 
 
+@contextmanager
+def followed_job(backend):
+    """Submit a job and follow it; the rank processes that do so."""
+    with RankProcesses(backend.rank_setup) as ranks:
+        plan = job_plan(backend.slurm, backend.plan(ONE, 0), num_hosts=1)
+        ranks.launch("trials.command.slurm.job_program:run_job", plan, num_ranks=1)
+        yield ranks
+
+
 def test_a_job_ends_with_its_follower(slurm, jobs_of):
     """Whoever kills the processes that follow a job cancels it."""
-    backend = jobs_of("forever", steps=1000)
-    with RankProcesses(backend.rank_setup) as ranks:
-        ranks.launch(
-            "trials.command.slurm.job_program:run_job",
-            job_plan(backend.slurm, backend.plan(ONE, 0), num_hosts=1),
-            num_ranks=1,
-        )
+    with followed_job(jobs_of("forever", steps=1000)) as ranks:
         ranks.events(10)
         os.kill(ranks._server.pid, signal.SIGKILL)
 
@@ -236,13 +240,7 @@ def test_a_job_ends_if_the_process_that_submits_it_is_killed(slurm, jobs_of, tmp
 
 def test_a_killed_keeper_of_a_job_is_replaced(slurm, jobs_of):
     """A job whose keeper was killed is cancelled at the end of its follower by another one."""
-    backend = jobs_of("forever", steps=1000)
-    with RankProcesses(backend.rank_setup) as ranks:
-        ranks.launch(
-            "trials.command.slurm.job_program:run_job",
-            job_plan(backend.slurm, backend.plan(ONE, 0), num_hosts=1),
-            num_ranks=1,
-        )
+    with followed_job(jobs_of("forever", steps=1000)) as ranks:
         server = ranks._server.pid
         first = keeper_below(slurm, server)
         os.kill(first, signal.SIGKILL)

@@ -143,7 +143,7 @@ def _leave(*kept: int) -> None:
 
 
 def _close_all_but(*kept: int) -> None:
-    """Close what the follower has open, among it the pipe whose end tells that the follower has ended."""
+    """Close the follower's open files, except for some; a pipe that stayed open would hide the follower's end."""
     first = 3
     for descriptor in sorted(kept):
         os.closerange(first, descriptor)

@@ -41,7 +41,7 @@ class QueueError(Exception):
 
     @property
     def is_passing(self) -> bool:
-        """Whether the controller did not answer, or somebody killed who asked it, which is no fault of the request."""
+        """Whether the failure says nothing about the request: no answer of the controller, or a killed submitter."""
         return _PASSING.search(str(self)) is not None
 
 
