@@ -22,6 +22,7 @@ from typing import Any
 from hardware.io.errors import ConfigError
 from trials import ray_keeper
 from trials.ray_cluster import first_line
+from trials.ray_helpers import without_helpers
 from trials.ray_keeper import DISMISSED, GRACE_S, MARK
 
 OBJECT_STORE_BYTES = 100_000_000
@@ -99,14 +100,15 @@ def _start(num_cpus: int) -> bool:
             return False
         _start_keepers(mark, str(Path(ray.__file__).parent))
         try:
-            ray.init(
-                address="local",
-                num_cpus=num_cpus,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                object_store_memory=OBJECT_STORE_BYTES,
-            )
+            with without_helpers():
+                ray.init(
+                    address="local",
+                    num_cpus=num_cpus,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                )
         except BaseException:  # an interrupt, too, leaves no process behind
             stop_local_ray(ray)
             raise

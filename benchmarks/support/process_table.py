@@ -71,6 +71,11 @@ def below(root: int) -> list[int]:
     return [process for process in parents if process != root and _is_below(root, process, parents)]
 
 
+def commands_below(root: int) -> list[str]:
+    """Return the command lines of all descendants of a process."""
+    return [_command(process).decode(errors="replace").replace("\0", " ").strip() for process in below(root)]
+
+
 def parent_of(process: int) -> int:
     """Return the parent of a process, or 0 if the process is gone."""
     try:

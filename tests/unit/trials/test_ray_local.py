@@ -1,8 +1,12 @@
-"""Ray on this machine, where it does not start."""
+"""Ray on this machine: what it starts, and where it does not start."""
+
+import os
 
 import pytest
 
+from benchmarks.support.process_table import commands_below
 from hardware.io.errors import ConfigError
+from trials.ray_helpers import without_helpers
 from trials.ray_local import import_ray, start_local_ray, stop_local_ray
 
 
@@ -33,3 +37,30 @@ def test_a_ray_that_starts_too_slowly_is_started_again(monkeypatch):
         assert ray.is_initialized()
     finally:
         stop_local_ray(ray)
+
+
+def test_a_ray_of_one_program_has_no_helpers():
+    """A Ray of one program, which works, has no process of Ray's dashboard, autoscaler or logs."""
+    try:
+        assert start_local_ray(1)
+        assert import_ray().get(import_ray().remote(lambda: 1).remote()) == 1
+        commands = " ".join(commands_below(os.getpid()))
+    finally:
+        stop_local_ray(import_ray())
+
+    assert "gcs_server" in commands
+    assert not [name for name in ("dashboard.py", "monitor.py") if name in commands]
+
+
+def test_other_versions_of_ray_start_as_they_do(monkeypatch):
+    """A Ray that has no such function is left as it is, and every function is back after the block."""
+    import_ray()
+    from ray._private.node import Node
+
+    monkeypatch.delattr(Node, "start_monitor")
+    before = Node.start_log_monitor
+    with without_helpers():
+        assert not hasattr(Node, "start_monitor")
+        assert Node.start_log_monitor is not before
+    assert not hasattr(Node, "start_monitor")
+    assert Node.start_log_monitor is before
