@@ -36,8 +36,9 @@ QUICK := tests/unit tests/integration/ray/test_whole_study.py
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-# Test processes share the cores already: threads of torch and BLAS in each of them only wait for one another.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+# Test processes share the cores already: threads of torch and BLAS in each of them only wait for one another. Hundreds of
+# processes import the same modules, and where bytecode is not written, each compiles them.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
