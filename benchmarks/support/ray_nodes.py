@@ -95,6 +95,7 @@ class RayNodes:
                 ),
                 f"--dashboard-host={HOST}",
                 f"--include-dashboard={'true' if dashboard else 'false'}",
+                "--no-monitor",  # of an autoscaler, of which there is none
             )
             # one after the other, since on a busy machine Ray gives up nodes that start slowly
             for cpus in self._cpus[1:]:
@@ -170,7 +171,8 @@ class RayNodes:
     def _add(self, *arguments: str) -> None:
         host = f"--node-ip-address=127.0.0.{len(self._nodes) + 2}"
         ports = ("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0")
-        memory = ("--object-store-memory=100000000",)
+        # our drivers ask for no logs of workers
+        memory = ("--object-store-memory=100000000", "--include-log-monitor=false")
         said = self.folder / f"node-{len(self._nodes)}.log"
         with said.open("wb") as log:
             node = subprocess.Popen(

@@ -16,11 +16,13 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer import Option
+from typer.main import get_command
 
 from hardware.io.errors import ConfigError, shown_url
 from hardware.io.output_file import check_place
@@ -116,7 +118,7 @@ _STATUS_OF = {StorageLostError: STORAGE_LOST, TakenOverError: TAKEN_OVER}
 def _status_of_app() -> int:
     """Run the command line, explain what went wrong, and return the exit status."""
     try:
-        status: int = app(prog_name="meshtune", standalone_mode=False) or 0
+        status: int = _commands()(prog_name="meshtune", standalone_mode=False) or 0
     except ConfigError as error:
         _complain(str(error), error.listed)
         return next((status for kind, status in _STATUS_OF.items() if isinstance(error, kind)), USERS_MISTAKE)
@@ -130,6 +132,12 @@ def _status_of_app() -> int:
     elif status == PREEMPTED:
         _complain("told to end; the same command goes on")
     return status
+
+
+@cache
+def _commands() -> Any:
+    """Return the commands of `app`, made once by a program that calls `main` again and again."""
+    return get_command(app)
 
 
 _ARGUMENTS = "_MESHTUNE_ARGUMENTS"

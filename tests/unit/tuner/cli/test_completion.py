@@ -2,10 +2,12 @@ import subprocess
 import sys
 
 import pytest
+from typer.main import get_command
 
 from costmodels.job.model_catalog import model_names
 from hardware.cluster_file import cluster_names
 from tests.support.studies.command_line import environment
+from tuner.cli import main
 from tuner.export import EXPORTERS
 from tuner.planners.planning import PLANNERS
 
@@ -47,6 +49,7 @@ def test_names_are_completed(tmp_path, line, offered):
 def test_the_shell_gets_a_script(meshtune, monkeypatch):
     """`--show-completion` prints what a shell has to read."""
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")  # whatever started the tests
+    monkeypatch.setattr(main, "_commands", lambda: get_command(main.app))  # options depend on that variable
 
     done = meshtune("--show-completion", "bash")
 
