@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from typing import Any
 
 _STARTS = ("start_monitor", "start_api_server", "start_log_monitor")
@@ -17,14 +16,13 @@ _STARTS = ("start_monitor", "start_api_server", "start_log_monitor")
 
 
 @contextlib.contextmanager
-def without_helpers() -> Iterator[None]:
+def without_helpers(ray: Any) -> Iterator[None]:
     """Let a Ray that starts within the block leave them out.
 
     `ray.init` has no option for it, though Ray's own node has. A version of Ray that names these functions otherwise
     starts all its processes. The agent stays, since Ray's core waits for it, but without what `ray[default]` adds.
     """
-    node = import_module("ray._private.node").Node
-    utils = import_module("ray._private.utils")
+    node, utils = ray._private.node.Node, ray._private.utils
     changes: list[tuple[Any, str, Callable[..., object]]] = [
         *((node, name, _start_nothing) for name in _STARTS),
         (utils, "get_dashboard_dependency_error", _has_no_dashboard),

@@ -100,7 +100,7 @@ def _start(num_cpus: int) -> bool:
             return False
         _start_keepers(mark, str(Path(ray.__file__).parent))
         try:
-            with without_helpers():
+            with without_helpers(ray):
                 ray.init(
                     address="local",
                     num_cpus=num_cpus,

@@ -54,13 +54,12 @@ def test_a_ray_of_one_program_has_no_helpers():
 
 def test_other_versions_of_ray_start_as_they_do(monkeypatch):
     """A Ray that has no such function is left as it is, and every function is back after the block."""
-    import_ray()
-    from ray._private.node import Node
-
-    monkeypatch.delattr(Node, "start_monitor")
-    before = Node.start_log_monitor
-    with without_helpers():
-        assert not hasattr(Node, "start_monitor")
-        assert Node.start_log_monitor is not before
-    assert not hasattr(Node, "start_monitor")
-    assert Node.start_log_monitor is before
+    ray = import_ray()
+    node = ray._private.node.Node
+    monkeypatch.delattr(node, "start_monitor")
+    before = node.start_log_monitor
+    with without_helpers(ray):
+        assert not hasattr(node, "start_monitor")
+        assert node.start_log_monitor is not before
+    assert not hasattr(node, "start_monitor")
+    assert node.start_log_monitor is before
