@@ -41,7 +41,7 @@ def marked_processes(mark: str) -> dict[int, str]:
             continue
         try:
             if mark.encode() in (entry / "environ").read_bytes():
-                found[int(entry.name)] = _command(int(entry.name)).decode(errors="replace").replace("\0", " ").strip()
+                found[int(entry.name)] = _in_words(_command(int(entry.name)))
         except OSError:  # it has just ended, or is not ours
             continue
     return found
@@ -61,7 +61,7 @@ def session_processes(driver: int) -> dict[int, str]:
             except OSError:  # it has just ended, or closed one meanwhile
                 continue
             if any(map(of_driver.search, links)):
-                found[int(entry.name)] = command.decode(errors="replace").replace("\0", " ").strip()
+                found[int(entry.name)] = _in_words(command)
     return found
 
 
@@ -73,7 +73,7 @@ def below(root: int) -> list[int]:
 
 def commands_below(root: int) -> list[str]:
     """Return the command lines of all descendants of a process."""
-    return [_command(process).decode(errors="replace").replace("\0", " ").strip() for process in below(root)]
+    return [_in_words(_command(process)) for process in below(root)]
 
 
 def parent_of(process: int) -> int:
@@ -89,6 +89,10 @@ def _command(process: int) -> bytes:
         return Path(f"/proc/{process}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+def _in_words(command: bytes) -> str:
+    return command.decode(errors="replace").replace("\0", " ").strip()
 
 
 def _is_below(root: int, process: int, parents: Mapping[int, int]) -> bool:

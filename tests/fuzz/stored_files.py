@@ -10,10 +10,8 @@ import tempfile
 from contextlib import closing, redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import optuna
-from typer.main import get_command
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.operators.layer_operators import OpKind, Phase
@@ -25,7 +23,7 @@ from tests.support.studies.broken_studies import study
 from tests.support.studies.in_process_executor import InProcessExecutor
 from tests.support.studies.short_study import SHORT_STUDY
 from trials.backend import Observation, OperatorSample, Status
-from tuner.cli.main import app
+from tuner.cli.main import commands
 from tuner.replan.cluster_states import Figures, Setup
 from tuner.run.loop import run_study
 from tuner.search.observations import OBSERVATION
@@ -240,12 +238,6 @@ def _read_ended_journal(data: bytes, folder: Path) -> None:
     _ask(f"journal:///{path}", folder)
 
 
-@functools.cache
-def _meshtune() -> Any:
-    """The command line, built once."""
-    return get_command(app)
-
-
 def _ask(url: str, folder: Path) -> None:
     """Every command on a storage; the first refusal counts once all were asked."""
     (study := folder / "ended.yaml").write_text(SHORT_STUDY, encoding="utf-8")
@@ -253,7 +245,7 @@ def _ask(url: str, folder: Path) -> None:
     for command, *options in COMMANDS:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             try:
-                _meshtune().main([command, str(study), "--storage", url, *options], standalone_mode=False)
+                commands().main([command, str(study), "--storage", url, *options], standalone_mode=False)
             except ConfigError as error:
                 refusals.append(error)
     if refusals:

@@ -118,7 +118,7 @@ _STATUS_OF = {StorageLostError: STORAGE_LOST, TakenOverError: TAKEN_OVER}
 def _status_of_app() -> int:
     """Run the command line, explain what went wrong, and return the exit status."""
     try:
-        status: int = _commands()(prog_name="meshtune", standalone_mode=False) or 0
+        status: int = commands()(prog_name="meshtune", standalone_mode=False) or 0
     except ConfigError as error:
         _complain(str(error), error.listed)
         return next((status for kind, status in _STATUS_OF.items() if isinstance(error, kind)), USERS_MISTAKE)
@@ -135,7 +135,7 @@ def _status_of_app() -> int:
 
 
 @cache
-def _commands() -> Any:
+def commands() -> Any:
     """Return the commands of `app`, made once by a program that calls `main` again and again."""
     return get_command(app)
 
