@@ -54,7 +54,7 @@ class Supervised:
         """Return some of the output as it comes, nothing at its end; end the command if the supervisor is killed."""
         while True:
             if self._was_killed():
-                _end_descendants()
+                end_descendants()
             if select.select([self.output], [], [], READ_WITHIN_S)[0]:
                 return os.read(self.output, most_bytes)
 
@@ -187,13 +187,13 @@ def _end_all(command: subprocess.Popen[bytes]) -> None:
     """Kill the command's group and all descendants of this process."""
     _signal_group(command.pid, signal.SIGKILL)
     command.wait()
-    _end_descendants()
+    end_descendants()
 
 
-def _end_descendants() -> None:
+def end_descendants() -> None:
     """Kill all descendants of this process, again and again until none is left."""
     while True:
-        for process in _descendants(os.getpid()):
+        for process in descendants(os.getpid()):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
@@ -209,7 +209,7 @@ def _signal_group(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
-def _descendants(root: int) -> list[int]:
+def descendants(root: int) -> list[int]:
     """Return all processes below `root`; none if there is no /proc."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):

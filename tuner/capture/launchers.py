@@ -56,6 +56,19 @@ def is_python(name: str) -> bool:
     return re.fullmatch(r"python[0-9.]*", name) is not None
 
 
+def is_program(words: Sequence[str]) -> bool:
+    """Return whether an interpreter is asked to run a file or a module, and not a short text."""
+    rest = iter(words[1:])
+    for word in rest:
+        if word in ("-c", "-", "-V", "-VV", "--version", "-h", "--help"):
+            return False
+        if word in ("-W", "-X"):
+            next(rest, None)
+        elif word == "-m" or not word.startswith("-"):
+            return True
+    return False
+
+
 def inner_command(words: Sequence[str]) -> tuple[str, ...]:
     """Return the command that a launcher or a container starts, or nothing if it starts none that is known.
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tuner.capture.launchers import (
@@ -26,29 +26,56 @@ from tuner.capture.launchers import (
     TRAINING,
     base_name,
     inner_command,
+    is_program,
     is_python,
     mpi_allocation,
 )
 from tuner.capture.record import Record, files_among
 from tuner.capture.slurm import Allocation, allocation_of, header_words, host_names, job_environment
 
-FOLDER = "MESHTUNE_CAPTURE"
-"""Variable with the folder of the capture."""
 THROUGH_SO_FAR = "MESHTUNE_CAPTURE_THROUGH"
 """Variable with the commands around the present one, as JSON."""
 ALLOCATION = "MESHTUNE_CAPTURE_ALLOCATION"
 """Variable with the present allocation, as JSON."""
-REAL_PATH = "MESHTUNE_CAPTURE_PATH"
-"""Variable with the search path without the stand-ins."""
-OWN = (FOLDER, THROUGH_SO_FAR, ALLOCATION, REAL_PATH)
+OWN = (THROUGH_SO_FAR, ALLOCATION)
 
 
-def main(words: list[str]) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Home:
+    """What a stand-in knows of its capture, also where the script starts it without environment variables.
+
+    Attributes:
+        folder: Folder of the capture.
+        path: Search path without the stand-ins.
+        python: Interpreter that runs short programs where the search path has none.
+    """
+
+    folder: str
+    path: str
+    python: str
+
+    def as_values(self) -> dict[str, str]:
+        """Return the values by their names."""
+        return asdict(self)
+
+    def program(self, name: str) -> str:
+        """Return the path of the stand-in for a program, if it has one, and its own path or name otherwise."""
+        own = f"{self.folder}/bin/{base_name(name)}"
+        return own if Path(own).exists() else name
+
+    def with_path(self, environment: dict[str, str]) -> dict[str, str]:
+        """Return environment variables whose search path begins with the stand-ins."""
+        own, path = f"{self.folder}/bin", environment.get("PATH") or self.path
+        is_first = path.split(os.pathsep, 1)[0] == own
+        return {**environment, "PATH": path if is_first else os.pathsep.join((own, path))}
+
+
+def main(words: list[str], home: Home) -> None:
     """Act for the program `words[0]` and end with its exit status."""
-    sys.exit(_act(words))
+    sys.exit(_act(words, home))
 
 
-def _act(words: list[str]) -> int:
+def _act(words: list[str], home: Home) -> int:
     words[0] = ALIASES.get(base_name(words[0]), base_name(words[0]))
     # An interpreter that runs a launcher's file, such as /opt/bin/torchrun, stands for the launcher.
     if is_python(words[0]) and len(words) > 1 and base_name(words[1]) in TRAINING:
@@ -59,23 +86,23 @@ def _act(words: list[str]) -> int:
     if name == ANY:
         # a name that this machine does not know, such as that of a site's own launcher
         inner = inner_command(words[1:])
-        return _run_inner(words[1:], inner) if inner else 127
-    if name in THROUGH and (inner := inner_command(words) or _from_input(words)):
-        return _run_inner(words, inner)
-    if is_python(name) and not _is_program(words):
-        return _run_really(words)
-    _write(words, held_back=name in HELD_BACK)
+        return _run_inner(words[1:], inner, home) if inner else 127
+    if name in THROUGH and (inner := inner_command(words) or _from_input(words, home)):
+        return _run_inner(words, inner, home)
+    if is_python(name) and not is_program(words):
+        return _run_really(words, home)
+    _write(words, home, held_back=name in HELD_BACK)
     return 0
 
 
-def _from_input(words: list[str]) -> tuple[str, ...]:
+def _from_input(words: list[str], home: Home) -> tuple[str, ...]:
     """Return the command of a batch script on the standard input, which is kept in a file; nothing if there is none."""
     if words[0] not in ("sbatch", "qsub") or sys.stdin is None or sys.stdin.isatty():
         return ()
     text = sys.stdin.read()
     if not text.strip():
         return ()
-    path = Path(os.environ[FOLDER]) / f"{uuid.uuid4().hex}.sh"
+    path = Path(home.folder) / "records" / f"{uuid.uuid4().hex}.sh"
     path.write_text(text, encoding="utf-8")
     return ("bash", str(path))
 
@@ -84,7 +111,7 @@ def _allocation() -> Allocation:
     return Allocation(**json.loads(os.environ.get(ALLOCATION, "{}")))
 
 
-def _write(words: list[str], *, held_back: bool) -> None:
+def _write(words: list[str], home: Home, *, held_back: bool) -> None:
     """Write the record of this command."""
     command = tuple(words)
     record = Record(
@@ -96,7 +123,7 @@ def _write(words: list[str], *, held_back: bool) -> None:
         allocation=_allocation(),
         held_back=held_back,
     )
-    folder = Path(os.environ[FOLDER]) / "records"
+    folder = Path(home.folder) / "records"
     # Written under another name first, so that a reader never sees half a record.
     target = folder / uuid.uuid4().hex
     target.write_text(record.to_json(), encoding="utf-8")
@@ -104,37 +131,23 @@ def _write(words: list[str], *, held_back: bool) -> None:
     target.rename(folder / f"{number:06d}-{target.name}.json")
 
 
-def _is_program(words: list[str]) -> bool:
-    """Return whether an interpreter is asked to run a file or a module, and not a short text."""
-    rest = iter(words[1:])
-    for word in rest:
-        if word in ("-c", "-", "-V", "-VV", "--version", "-h", "--help"):
-            return False
-        if word in ("-W", "-X"):
-            next(rest, None)
-        elif word == "-m" or not word.startswith("-"):
-            return True
-    return False
-
-
-def _run_really(words: list[str]) -> int:
+def _run_really(words: list[str], home: Home) -> int:
     """Run an interpreter from the search path without stand-ins."""
-    environment = {name: value for name, value in os.environ.items() if name not in OWN}
-    program = shutil.which(words[0], path=os.environ[REAL_PATH]) or sys.executable
-    return _run([program, *words[1:]], environment)
+    program = shutil.which(words[0], path=home.path) or home.python
+    return _run([program, *words[1:]], dict(os.environ), home)
 
 
-def _run(command: Sequence[str], environment: dict[str, str]) -> int:
+def _run(command: Sequence[str], environment: dict[str, str], home: Home) -> int:
     """Run a command and return its exit status, 127 if it cannot be started."""
     try:
-        with subprocess.Popen(command, env=environment) as process:  # noqa: S603 what the script runs
+        with subprocess.Popen(command, env=home.with_path(environment)) as process:  # noqa: S603 what the script runs
             return process.wait()
     except OSError as error:
         sys.stderr.write(f"{command[0]}: {error}\n")
         return 127
 
 
-def _run_inner(words: list[str], inner: tuple[str, ...]) -> int:
+def _run_inner(words: list[str], inner: tuple[str, ...], home: Home) -> int:
     """Run the command that a launcher or a container would start, as its first process would."""
     environment = dict(os.environ)
     allocation, header = _allocation(), []
@@ -161,8 +174,7 @@ def _run_inner(words: list[str], inner: tuple[str, ...]) -> int:
     is_whole = tuple(words[-len(inner) :]) == inner
     outer = words[: len(words) - len(inner) + (not is_whole)]
     environment[THROUGH_SO_FAR] = json.dumps([*before, [outer[0], *header, *outer[1:]]])
-    # a shell is found on the search path, where its stand-in is
-    return _run((base_name(inner[0]), *inner[1:]) if base_name(inner[0]) in ("bash", "sh") else inner, environment)
+    return _run((home.program(inner[0]), *inner[1:]), environment, home)
 
 
 def _text_of(command: tuple[str, ...]) -> str:
