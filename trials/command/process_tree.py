@@ -111,8 +111,7 @@ def start_supervised(
         os.close(life_line)
         os.close(output)
         os.setsid()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+        ignore_signals()
         adopt_orphans()
         code = _supervise(arguments, environment, directory, life_end, output_end, linger_s=linger_s)
     except OSError as error:
@@ -146,7 +145,7 @@ def _supervise(
         cwd=directory,
         start_new_session=True,
         restore_signals=True,
-        preexec_fn=_restore_signals,  # noqa: PLW1509 # the process has one thread
+        preexec_fn=restore_signals,  # noqa: PLW1509 # the process has one thread
     )
     os.close(output_end)
     while command.poll() is None:
@@ -178,7 +177,14 @@ def _has_descendants() -> bool:
     return False
 
 
-def _restore_signals() -> None:
+def ignore_signals() -> None:
+    """Ignore the signals that end a command: what watches over it ends after it."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def restore_signals() -> None:
+    """Give the signals that end a command their usual meaning again."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 

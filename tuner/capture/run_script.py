@@ -6,16 +6,24 @@ import json
 import os
 import re
 import select
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from trials.command.process_tree import LOOK_EVERY_S, start_supervised
+from trials.command.process_tree import LOOK_EVERY_S, Supervised, start_supervised
 from tuner.capture.prelude import LOGIN_LINE
 from tuner.capture.record import Record
-from tuner.capture.room.enter import BOUNDARIES, GUARD, MOST_WRITTEN, NAMESPACES, OUTCOME, Outcome, Setting
+from tuner.capture.room.enter import (
+    BOUNDARIES,
+    GUARD,
+    MOST_WRITTEN,
+    NAMESPACES,
+    OUTCOME,
+    Outcome,
+    Setting,
+    start_behind,
+)
 from tuner.capture.room.keeper import Bounds
 from tuner.capture.scratch import SMALL_BYTES, Copy, short_folder
 from tuner.capture.slurm import Allocation, allocation_of, header_words, job_environment
@@ -29,6 +37,7 @@ _READ_BYTES = 65_536
 _NEVER_OF_SCRIPT = frozenset(("PATH", "PWD", "OLDPWD", "SHLVL", "_", "BASH_ENV", "LINES", "COLUMNS", *OWN))
 _PATH = re.compile(r"(?<![\w$}./-])(/[\w.+-]+(?:/[\w.+-]+)+)")
 """Absolute path in a script's text."""
+_MOST_OWN = 32
 _END_WITHIN_S = 10.0
 """Time that the boundary's program has to end by itself after the time limit [s]."""
 
@@ -145,13 +154,13 @@ def _run_behind(boundary: str, command: Sequence[str], folder: Path, bounds: Bou
             boundary=boundary,
             bounds=bounds,
         )
-        words = _program(setting, folder)
-        status, output, stopped = _run(words, Path("/"), dict(os.environ), bounds, _END_WITHIN_S)
+        status, output, stopped = _read(start_behind(setting), bounds, patience_s=_END_WITHIN_S)
         outcome = _outcome(folder)
         if outcome.refused:
             return outcome.refused
     else:
-        status, output, stopped = _run(command, work, environment, bounds, 0.0)
+        linger_s = min(bounds.seconds, bounds.background_s)
+        status, output, stopped = _read(start_supervised(command, environment, work, linger_s=linger_s), bounds)
         outcome = Outcome()
     place = folder / ("out" if boundary else "records")
     written = copy.changes(MOST_WRITTEN) if copy else outcome.written
@@ -171,15 +180,6 @@ def _run_behind(boundary: str, command: Sequence[str], folder: Path, bounds: Bou
     )
 
 
-def _program(setting: Setting, folder: Path) -> tuple[str, ...]:
-    """Write the setting down, and return the command that goes behind its boundary."""
-    path = folder / "setting.json"
-    path.write_text(setting.to_json(), encoding="utf-8")
-    root = str(Path(__file__).resolve().parents[2])
-    start = f"import sys; sys.path.insert(0, {root!r}); from tuner.capture.room import enter; enter.main(sys.argv[1])"
-    return (sys.executable, "-I", "-S", "-B", "-c", start, str(path))
-
-
 def _outcome(folder: Path) -> Outcome:
     """Return the outcome that the boundary's program wrote; without one, it did not get that far."""
     try:
@@ -197,8 +197,7 @@ def _own_folders(command: Sequence[str], here: Path) -> tuple[str, ...]:
         folder = next((one for one in (path, *path.parents) if one.is_dir()), None)
         if folder is not None and os.access(folder, os.W_OK):
             found.add(str(folder.resolve()))
-    outermost = [one for one in found if not any(one.startswith(f"{other.rstrip('/')}/") for other in found)]
-    return tuple(sorted(outermost))
+    return tuple(sorted(found)[:_MOST_OWN])
 
 
 def _script_text(path: Path) -> str:
@@ -228,16 +227,15 @@ def _environment(folder: Path, allocation: Allocation, work: Path) -> dict[str, 
     return environment
 
 
-def _run(
-    command: Sequence[str], directory: Path, environment: dict[str, str], bounds: Bounds, patience_s: float
-) -> tuple[int | None, str, str]:
-    """Run the command to its end or a limit; return its exit status, its last output, and the limit that ended it.
+def _read(running: Supervised, bounds: Bounds, *, patience_s: float = 0.0) -> tuple[int | None, str, str]:
+    """Read what the command prints, to its end or a limit.
 
-    The patience is what the command may take beyond the time limit, because it holds itself to it.
+    The patience is what the command may take beyond the time limit, because it is held to it by a process of its own.
+
+    Returns:
+        The exit status, the last output, and the limit that ended the command, as a sentence, or nothing.
     """
     deadline_s = time.monotonic() + bounds.seconds + patience_s
-    linger_s = 0.0 if patience_s else min(bounds.seconds, bounds.background_s)
-    running = start_supervised(command, environment, directory, linger_s=linger_s)
     last, status, read_bytes, stopped = b"", None, 0, ""
     try:
         while (status := running.poll()) is None and not stopped:

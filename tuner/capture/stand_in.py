@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
 import sys
-import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -102,7 +99,7 @@ def _from_input(words: list[str], home: Home) -> tuple[str, ...]:
     text = sys.stdin.read()
     if not text.strip():
         return ()
-    path = Path(home.folder) / "records" / f"{uuid.uuid4().hex}.sh"
+    path = Path(home.folder) / "records" / f"{os.urandom(16).hex()}.sh"
     path.write_text(text, encoding="utf-8")
     return ("bash", str(path))
 
@@ -125,7 +122,7 @@ def _write(words: list[str], home: Home, *, held_back: bool) -> None:
     )
     folder = Path(home.folder) / "records"
     # Written under another name first, so that a reader never sees half a record.
-    target = folder / uuid.uuid4().hex
+    target = folder / os.urandom(16).hex()
     target.write_text(record.to_json(), encoding="utf-8")
     number = len(list(folder.glob("*.json")))
     target.rename(folder / f"{number:06d}-{target.name}.json")
@@ -133,18 +130,15 @@ def _write(words: list[str], home: Home, *, held_back: bool) -> None:
 
 def _run_really(words: list[str], home: Home) -> int:
     """Run an interpreter from the search path without stand-ins."""
-    program = shutil.which(words[0], path=home.path) or home.python
+    found = (f"{folder}/{words[0]}" for folder in home.path.split(os.pathsep) if folder)
+    program = next((path for path in found if os.access(path, os.X_OK)), home.python)
     return _run([program, *words[1:]], dict(os.environ), home)
 
 
 def _run(command: Sequence[str], environment: dict[str, str], home: Home) -> int:
-    """Run a command and return its exit status, 127 if it cannot be started."""
-    try:
-        with subprocess.Popen(command, env=home.with_path(environment)) as process:  # noqa: S603 what the script runs
-            return process.wait()
-    except OSError as error:
-        sys.stderr.write(f"{command[0]}: {error}\n")
-        return 127
+    """Run a command and return its exit status as shells do, 127 if it cannot be started."""
+    status = os.spawnvpe(os.P_WAIT, command[0], list(command), home.with_path(environment))  # noqa: S606 # the script's
+    return status if status >= 0 else 128 - status
 
 
 def _run_inner(words: list[str], inner: tuple[str, ...], home: Home) -> int:

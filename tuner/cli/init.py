@@ -22,6 +22,7 @@ from tuner.terminal.console import print_json, printable, warn
 if TYPE_CHECKING:  # these load numpy
     from costmodels.job.parallel_config import Value
     from trials.own_step import World
+    from tuner.capture.run_script import Capture
     from tuner.imports import Imported
     from tuner.study_file.answers import Added
     from tuner.study_file.new_study import NewStudy
@@ -42,6 +43,9 @@ def init(
         bool, Option("--capture", help="Run the command behind -- with stand-ins for everything that trains.")
     ] = False,
     yes: Annotated[bool, Option("--yes", help="Run the command of --capture without asking.")] = False,
+    unconfined: Annotated[
+        bool, Option("--unconfined", help="Run it also where nothing can be put between the script and this machine.")
+    ] = False,
     from_megatron: Annotated[_File, Option(metavar="SCRIPT", help="Launch script, or a file of flags.")] = None,
     from_torchtitan: Annotated[_File, Option(metavar="FILE", help="TOML file, or a script with flags.")] = None,
     from_deepspeed: Annotated[_File, Option(metavar="FILE", help="JSON configuration file.")] = None,
@@ -169,8 +173,9 @@ def init(
         if framework != "gpt-neox"
     ]
     scripts += [read_gpt_neox(from_gpt_neox)] if from_gpt_neox else []
+    captured: Capture | None = None
     if capture:
-        imported, file = captured_import(arguments or (), yes=yes)
+        imported, file, captured = captured_import(arguments or (), yes=yes, unconfined=unconfined)
     elif from_log is None:
         imported, file = scripts[0], chosen[0][1]
     else:
@@ -187,6 +192,8 @@ def init(
         "measured": None if made.measured is None else asdict(made.measured),
         "unread": [str(one) for one in made.imported.unread],
         "notes": list(made.imported.notes),
+        "capture": captured
+        and {"boundary": captured.boundary or None, "written": captured.written, "unseen": captured.unseen},
     }
     warn((*map(str, made.imported.unread), *made.imported.notes))
     if as_json:

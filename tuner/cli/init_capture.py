@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,20 +14,32 @@ import typer
 from hardware.io.errors import ConfigError
 from tuner.terminal.console import printable
 
-if TYPE_CHECKING:  # this loads numpy
+if TYPE_CHECKING:  # the second loads numpy
+    from tuner.capture.run_script import Capture
     from tuner.imports import Imported
 
 NAME = "capture"
 """Name of the way in, beside those of the importers."""
 
 
-def captured_import(command: Sequence[str], *, yes: bool) -> tuple[Imported, Path]:
+NAMED = 8
+"""Number of written files that a note names."""
+_WORDS = {"namespaces": "namespaces of its own", "guard": "Landlock and a filter of system calls"}
+
+
+def captured_import(command: Sequence[str], *, yes: bool, unconfined: bool) -> tuple[Imported, Path, Capture]:
     """Run the command with stand-ins, after the user agreed, and return what it would have trained and its script.
 
+    Args:
+        command: Program and arguments.
+        yes: Whether the user has agreed already.
+        unconfined: Whether the user has agreed to a run without a boundary.
+
     Raises:
-        ConfigError: there is no command, the user did not agree, or no training command was captured.
+        ConfigError: there is no command, the user did not agree, no boundary is possible, or no training command was
+            captured.
     """
-    from tuner.capture.run_script import LIMIT_S, capture
+    from tuner.capture.run_script import LIMIT_S
     from tuner.imports.captured import import_captured
     from tuner.study_file.answers import SCRIPTS
 
@@ -36,14 +49,50 @@ def captured_import(command: Sequence[str], *, yes: bool) -> tuple[Imported, Pat
     typer.echo(_explanation(command, LIMIT_S), err=True)
     if not yes and not (sys.stdin.isatty() and typer.confirm("Run it?", err=True)):
         raise ConfigError("runs your script, and was not confirmed", key="--capture", nearest="--yes confirms it")
+    captured = _captured(command, yes=yes, unconfined=unconfined)
     try:
-        captured = capture(command)
-    except OSError as error:
-        raise ConfigError(f"cannot be started: {error}", key="--capture", value=shlex.join(command)) from None
-    try:
-        return import_captured(captured), script
+        imported = import_captured(captured)
     except ConfigError as error:
         raise error.in_file(str(script)) from None
+    return replace(imported, notes=(*imported.notes, *_notes(captured))), script, captured
+
+
+def _captured(command: Sequence[str], *, yes: bool, unconfined: bool) -> Capture:
+    """Run the command behind a boundary; without one only if the user wants that too."""
+    from tuner.capture.run_script import NoBoundaryError, capture
+
+    try:
+        try:
+            return capture(command, unconfined=unconfined)
+        except NoBoundaryError as error:
+            words = "; ".join(f"{_WORDS[name]}: {reason}" for name, reason in error.reasons.items())
+            typer.echo(f"Nothing can be put between the script and this machine ({printable(words)}).", err=True)
+            question = "Run it without, so that what it does under absolute paths and over the network really happens?"
+            if yes or not sys.stdin.isatty() or not typer.confirm(question, err=True):
+                raise ConfigError(
+                    "runs no script of which nothing keeps this machine apart",
+                    key="--capture",
+                    value=shlex.join(command),
+                    nearest="--unconfined runs it all the same; --from-megatron and others only read a script",
+                ) from None
+            return capture(command, boundaries=(), unconfined=True)
+    except OSError as error:
+        raise ConfigError(f"cannot be started: {error}", key="--capture", value=shlex.join(command)) from None
+
+
+def _notes(captured: Capture) -> list[str]:
+    """Return the notes on what the script did besides starting its training."""
+    notes = []
+    if captured.written:
+        named = ", ".join(captured.written[:NAMED])
+        more = f" and {len(captured.written) - NAMED} more" if len(captured.written) > NAMED else ""
+        where = "" if captured.boundary else " in its copy of the working directory"
+        notes.append(f"what the script wrote{where} is gone, with - before what it removed: {named}{more}")
+    if captured.unseen:
+        notes.append(f"the script did not see {', '.join(captured.unseen[:NAMED])}")
+    if not captured.boundary:
+        notes.append("the script ran without a boundary: what it did under absolute paths or over the network stays")
+    return notes
 
 
 def _explanation(command: Sequence[str], limit_s: float) -> str:
@@ -53,11 +102,11 @@ def _explanation(command: Sequence[str], limit_s: float) -> str:
     return "\n".join(
         (
             f"Capture: runs `{printable(shlex.join(command))}` for at most {limit_s:.0f} s.",
+            "  The kernel keeps it apart from this machine: what it writes is named and does not stay, and it has no",
+            "  network. Where this machine allows that in no way, it does not run.",
             f"  Nothing trains: {', '.join(TRAINING[:5])} and the like only write down their arguments.",
             f"  Looked through, so that the command in them is captured too: {', '.join(THROUGH)}.",
             f"  Held back: {', '.join(HELD_BACK)}.",
             "  All other commands of the script really run, also `python -c` and a program on Python's standard input.",
-            "  They run in a scratch folder with copies of the small files here and links to the folders here: what",
-            "  they write into those folders, or under absolute paths, stays.",
         )
     )

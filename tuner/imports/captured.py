@@ -92,8 +92,8 @@ def import_captured(captured: Capture) -> Imported:
         notes.append(
             f"{len(readings)} training commands were captured; the first that can be read is: {_shown(first.record)}"
         )
-    if captured.status is None:
-        notes.append("the script was ended by the time limit of the capture")
+    if captured.stopped:
+        notes.append(f"the script was ended: {captured.stopped}")
     return replace(
         found,
         open={name: re.sub(r" \(line \d+\)", "", why) for name, why in found.open.items()},
@@ -244,7 +244,7 @@ def _with_deepspeed(found: Imported, config: Imported) -> Imported:
 def _nothing(captured: Capture) -> ConfigError:
     """Return the error for a capture without a training command, with the captured commands and the script's output."""
     commands = [record for record in captured.records if not record.held_back]
-    ended = "the time limit ended the script" if captured.status is None else f"it ended with status {captured.status}"
+    ended = f"it was ended: {captured.stopped}" if captured.stopped else f"it ended with status {captured.status}"
     parts = ["no training command of a known framework was captured", ended]
     if commands:
         listed = "; ".join(map(_shown, commands[-_SHOWN:]))

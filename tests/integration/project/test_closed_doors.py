@@ -28,7 +28,8 @@ EXCEPTIONS = {
     ): "reserves the port at which ranks of a trial meet; reads nothing",
     ("tuner/dashboard/server.py", "wsgiref.simple_server.WSGIServer"): "pages to read, for known host names only",
     ("trials/jax_training/rank_program.py", "socket.create_server"): "holds a port for a moment; accepts nothing",
-    ("tuner/capture/stand_in.py", "subprocess.Popen"): "a command inside the captured one, as a list of arguments",
+    ("tuner/capture/stand_in.py", "os.spawnvpe"): "a command inside the captured one, as a list of arguments",
+    ("tuner/capture/room/enter.py", "os.execve"): "the user's script behind its boundary, as a list of arguments",
     ("trials/ray_local.py", "subprocess.Popen"): "our own module, as a list of arguments",
     ("trials/ranks/processes.py", "subprocess.Popen"): "our own module, as a list of arguments",
     ("tuner/__init__.py", "importlib.import_module"): "modules of ours, from a table of names that stands beside it",
@@ -75,7 +76,7 @@ NEVER_CALLED = {
 LISTED = {"subprocess.Popen", "importlib.import_module", "socket.create_server", "wsgiref.simple_server.WSGIServer"} | {
     f"os.{name}{kind}"
     for name in ("exec", "spawn", "posix_spawn")
-    for kind in ("", "l", "le", "lp", "v", "ve", "vp", "p")
+    for kind in ("", "l", "le", "lp", "lpe", "v", "ve", "vp", "vpe", "p")
 }
 _YAML = re.compile(r"yaml\.\w*([lL]oad|[lL]oader|dump)")
 LISTED_IMPORTS = {"multiprocessing", "multiprocessing.connection", "concurrent.futures"}

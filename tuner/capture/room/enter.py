@@ -1,7 +1,7 @@
-"""Program between Meshtune and a captured script: it goes behind a boundary of the kernel, and starts the script there.
+"""Process between Meshtune and a captured script: it goes behind a boundary of the kernel, and starts the script there.
 
-It reads a `Setting` and leaves, in the folder `out` of the capture, the records of the stand-ins and one `Outcome`. Its
-exit status is the script's. Where the boundary is not possible, the script is not started.
+It is a fork of the process that captures. It leaves, in the folder `out` of the capture, the records of the stand-ins
+and one `Outcome`; its exit status is the script's. Where the boundary is not possible, the script is not started.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trials.command.process_tree import NOT_STARTED, adopt_orphans
+from trials.command.process_tree import NOT_STARTED, Supervised, adopt_orphans, ignore_signals, restore_signals
 from tuner.capture.room.exec_watch import NEVER, NEVER_WITHOUT_NAMESPACES, ExecWatch, start_watch
 from tuner.capture.room.guard import allow_changes_in
 from tuner.capture.room.keeper import Bounds, keep
@@ -57,7 +57,7 @@ _READS_ALL = (0, 1, 2, 3, 4, 6, 7)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """What the program is to run, and within what.
+    """Script to run, and what it runs within.
 
     Attributes:
         command: Program and arguments of the script.
@@ -78,17 +78,6 @@ class Setting:
     own: tuple[str, ...]
     boundary: str
     bounds: Bounds
-
-    def to_json(self) -> str:
-        """Return the setting as one JSON object."""
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def from_json(text: str) -> Setting:
-        """Return the setting that `to_json` wrote."""
-        found = json.loads(text)
-        lists = {name: tuple(found[name]) for name in ("command", "stand_ins", "own")}
-        return Setting(**{**found, **lists, "bounds": Bounds(**found["bounds"])})
 
     def short_paths(self, folder: str) -> dict[str, str]:
         """Return the short path of each stand-in in a folder, by the name of its program."""
@@ -118,21 +107,52 @@ class Outcome:
         return Outcome(**{**found, "written": tuple(found["written"]), "unshown": tuple(found["unshown"])})
 
 
-def main(path: str) -> None:
-    """Run the setting in the file behind its boundary, and end with the script's exit status."""
-    setting = Setting.from_json(Path(path).read_text(encoding="utf-8"))
+def start_behind(setting: Setting) -> Supervised:
+    """Start the script of a setting behind its boundary, without input; its output and error become one stream.
+
+    Closing the life line ends the script.
+    """
+    life_end, life_line = os.pipe()
+    output, output_end = os.pipe()
+    keeper = os.fork()
+    if keeper:
+        os.close(life_end)
+        os.close(output_end)
+        return Supervised(output=output, life_line=life_line, supervisor=keeper)
+    status = NOT_STARTED
+    try:
+        os.close(life_line)
+        os.close(output)
+        os.setsid()
+        ignore_signals()
+        _connect(output_end)
+        status = _run(setting, life_end)
+    finally:
+        os._exit(status)
+
+
+def _connect(output: int) -> None:
+    """Make a descriptor the standard output and error, and let the input be empty."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for descriptor, standard in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(descriptor, standard)
+    os.close(nothing)
+    os.close(output)
+
+
+def _run(setting: Setting, life_end: int) -> int:
+    """Run the script behind its boundary and return its exit status."""
     out = os.open(f"{setting.folder}/out", os.O_RDONLY | os.O_DIRECTORY)
     try:
         if not is_known_machine():
             raise OSError("the numbers of this machine's system calls are not known")
-        status = (_run_in_namespaces if setting.boundary == NAMESPACES else _run_guarded)(setting, out)
+        return (_run_in_namespaces if setting.boundary == NAMESPACES else _run_guarded)(setting, out, life_end)
     except OSError as error:
         _write(out, Outcome(refused=error.strerror or str(error)))
-        status = NOT_STARTED
-    sys.exit(status)
+        return NOT_STARTED
 
 
-def _run_in_namespaces(setting: Setting, out: int) -> int:
+def _run_in_namespaces(setting: Setting, out: int, life_end: int) -> int:
     """Run the script in namespaces of its own.
 
     Raises:
@@ -148,7 +168,7 @@ def _run_in_namespaces(setting: Setting, out: int) -> int:
             inner = os.fork()
             if not inner:
                 _end_with_parent()
-                status = _run_as_first(setting, out, tell)
+                status = _run_as_first(setting, out, life_end, tell)
             else:
                 os.close(tell)
                 _end_with_parent()
@@ -210,7 +230,7 @@ def _map_numbers(process: int) -> None:
         place.write_text(f"{number} {number} 1\n", encoding="ascii")
 
 
-def _run_as_first(setting: Setting, out: int, tell: int) -> int:
+def _run_as_first(setting: Setting, out: int, life_end: int, tell: int) -> int:
     """Build the room as the first process of its namespaces, run the script, and return its exit status.
 
     Raises:
@@ -231,13 +251,13 @@ def _run_as_first(setting: Setting, out: int, tell: int) -> int:
     hide_from_children()
     os.close(tell)  # nothing was refused
     watch = ExecWatch(listener=listener, short_paths=paths, own_folders=(f"{setting.folder}/", f"{SHORT}/"))
-    status, stopped = keep(command, watch, setting.bounds)
+    status, stopped = keep(command, watch, setting.bounds, life_end)
     names = written(root.layers, without=setting.folder, most=MOST_WRITTEN)
     _finish(setting, out, Outcome(stopped=stopped, written=tuple(names), unshown=tuple(root.unshown)))
     return status
 
 
-def _run_guarded(setting: Setting, out: int) -> int:
+def _run_guarded(setting: Setting, out: int, life_end: int) -> int:
     """Run the script under the guard.
 
     Raises:
@@ -255,14 +275,12 @@ def _run_guarded(setting: Setting, out: int) -> int:
             Path(path).symlink_to(f"{setting.folder}/bin/{name}")
     command, listener = _start(setting, confine, never=NEVER_WITHOUT_NAMESPACES, network=False)
     watch = ExecWatch(listener=listener, short_paths=paths, own_folders=(f"{setting.folder}/",))
-    status, stopped = keep(command, watch, setting.bounds)
+    status, stopped = keep(command, watch, setting.bounds, life_end)
     _finish(setting, out, Outcome(stopped=stopped))
     return status
 
 
-def _start(
-    setting: Setting, confine: Callable[[], None], *, never: tuple[str, ...], network: bool
-) -> tuple[int, int]:
+def _start(setting: Setting, confine: Callable[[], None], *, never: tuple[str, ...], network: bool) -> tuple[int, int]:
     """Start the script behind the filter; return its process number and the descriptor on which the filter asks.
 
     Raises:
@@ -274,6 +292,7 @@ def _start(
         ours.close()
         try:
             os.setsid()
+            restore_signals()
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             resource.setrlimit(resource.RLIMIT_FSIZE, (setting.bounds.written_bytes,) * 2)
             os.chdir(setting.directory)
@@ -283,7 +302,7 @@ def _start(
             its.close()
             os.close(listener)
             program = shutil.which(setting.command[0], path=setting.environment.get("PATH")) or setting.command[0]
-            os.execve(program, setting.command, dict(setting.environment))
+            os.execve(program, setting.command, dict(setting.environment))  # noqa: S606 # the user's own script
         except OSError as error:
             words = error.strerror or str(error)
             with contextlib.suppress(OSError):
@@ -319,13 +338,13 @@ def _finish(setting: Setting, out: int, outcome: Outcome) -> None:
         left -= path.stat().st_size
         if left < 0:
             break
-        with path.open("rb") as source, open(path.name, "wb", opener=_below(out)) as target:  # noqa: PTH123 # an opener
+        with path.open("rb") as source, open(path.name, "wb", opener=_below(out)) as target:  # an opener
             shutil.copyfileobj(source, target)
     _write(out, outcome)
 
 
 def _write(out: int, outcome: Outcome) -> None:
-    with open(OUTCOME, "w", encoding="utf-8", opener=_below(out)) as file:  # noqa: PTH123 # an opener
+    with open(OUTCOME, "w", encoding="utf-8", opener=_below(out)) as file:  # an opener
         json.dump(asdict(outcome), file)
 
 

@@ -115,7 +115,7 @@ class ExecWatch:
     def _send_to_stand_in(self, process: int, address: int, words: int) -> int:
         """Write the path of the stand-in over the program's own, where there is one; return the error to fail with.
 
-        The addresses are those of the path and of the list of arguments. An interpreter that evaluates a short text runs.
+        The addresses are those of the path and the list of arguments. An interpreter that evaluates a short text runs.
         """
         try:
             memory = os.open(f"/proc/{process}/mem", os.O_RDWR | os.O_CLOEXEC)

@@ -51,24 +51,28 @@ class Bounds:
         return f"it ran longer than {self.seconds:g} s"
 
 
-def keep(command: int, watch: ExecWatch, bounds: Bounds) -> tuple[int, str]:
+def keep(command: int, watch: ExecWatch, bounds: Bounds, life_end: int) -> tuple[int, str]:
     """Let the command run to its end or to a bound, and end all that it has started.
 
     Args:
         command: Process number of the command.
         watch: Watch of program starts.
         bounds: Bounds of the run.
+        life_end: Descriptor at whose end of file the command ends.
 
     Returns:
         The exit status as shells have it, and the bound that ended the command, as a sentence, or nothing.
     """
     asked = select.poll()
     asked.register(watch.listener, select.POLLIN)
+    asked.register(life_end, 0)
     end_s, measured_s = time.monotonic() + bounds.seconds, 0.0
     status, stopped = None, ""
     while not stopped:
-        events = dict(asked.poll(LOOK_EVERY_S * 1e3)).get(watch.listener, 0)
-        if events & select.POLLIN:
+        events = dict(asked.poll(LOOK_EVERY_S * 1e3))
+        if life_end in events:
+            break
+        if events.get(watch.listener, 0) & select.POLLIN:
             watch.answer()
         elif events:  # nothing runs that could ask
             time.sleep(LOOK_EVERY_S)

@@ -142,11 +142,13 @@ class NewRoot:
             os.makedirs(f"{layer}/{name}")  # noqa: PTH103 # a text
         upper = Path(f"{layer}/upper")
         upper.chmod(stat.S_IMODE(os.stat(place).st_mode))  # noqa: PTH116 # a text
-        options = f"lowerdir={_option(place)},upperdir={_option(str(upper))},workdir={_option(f'{layer}/work')},userxattr"
+        options = (
+            f"lowerdir={_option(place)},upperdir={_option(str(upper))},workdir={_option(f'{layer}/work')},userxattr"
+        )
         try:
             mount("overlay", target, "overlay", NO_SETUID, options)
         except OSError:
-            if place.split("/")[1] in ("run", "tmp") or place == "/dev/shm":
+            if place.split("/")[1] in ("run", "tmp"):
                 return  # sockets of servers lie there: rather an empty folder
             bind_to_read(place, target)
             return
@@ -229,7 +231,7 @@ def _make_proc(target: str) -> None:
     Path(target).mkdir()
     mount("proc", target, "proc", NO_SETUID | NO_DEVICES | NO_PROGRAMS)
     for name in _STRICT_PROC:
-        if os.path.lexists(f"{target}/{name}"):  # noqa: PTH110 # pathlib has no such question
+        if os.path.lexists(f"{target}/{name}"):  # pathlib has no such question
             bind_to_read(f"{target}/{name}", f"{target}/{name}")
 
 

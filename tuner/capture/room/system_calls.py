@@ -1,7 +1,7 @@
 """System calls of Linux that the standard library lacks, with their constants.
 
-Sources: the manual pages unshare(2), mount(2), pivot_root(2), prctl(2), capabilities(7), seccomp(2) and landlock(7), and
-the kernel's headers for numbers.
+Sources: the manual pages unshare(2), mount(2), pivot_root(2), prctl(2), capabilities(7), seccomp(2) and landlock(7),
+and the kernel's headers for numbers.
 """
 
 from __future__ import annotations
@@ -35,14 +35,36 @@ _SET_AMBIENT, _CLEAR_AMBIENT = 47, 4
 
 NUMBERS = {
     "x86_64": {
-        **{"execve": 59, "execveat": 322, "pivot_root": 155, "seccomp": 317, "socket": 41, "ptrace": 101},
-        **{"process_vm_writev": 311, "io_uring_setup": 425, "add_key": 248, "request_key": 249, "keyctl": 250},
-        **{"landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446},
+        "execve": 59,
+        "execveat": 322,
+        "pivot_root": 155,
+        "seccomp": 317,
+        "socket": 41,
+        "ptrace": 101,
+        "process_vm_writev": 311,
+        "io_uring_setup": 425,
+        "add_key": 248,
+        "request_key": 249,
+        "keyctl": 250,
+        "landlock_create_ruleset": 444,
+        "landlock_add_rule": 445,
+        "landlock_restrict_self": 446,
     },
     "aarch64": {
-        **{"execve": 221, "execveat": 281, "pivot_root": 41, "seccomp": 277, "socket": 198, "ptrace": 117},
-        **{"process_vm_writev": 271, "io_uring_setup": 425, "add_key": 217, "request_key": 218, "keyctl": 219},
-        **{"landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446},
+        "execve": 221,
+        "execveat": 281,
+        "pivot_root": 41,
+        "seccomp": 277,
+        "socket": 198,
+        "ptrace": 117,
+        "process_vm_writev": 271,
+        "io_uring_setup": 425,
+        "add_key": 217,
+        "request_key": 218,
+        "keyctl": 219,
+        "landlock_create_ruleset": 444,
+        "landlock_add_rule": 445,
+        "landlock_restrict_self": 446,
     },
 }
 """Numbers of system calls by the machine's architecture."""
@@ -95,7 +117,7 @@ def hide_from_children() -> None:
 
 
 def drop_privileges(kept: Sequence[int] = ()) -> None:
-    """Give up all capabilities but the kept ones for what this process executes, and privileges of set-user-ID files."""
+    """Give up all capabilities but the kept ones for what this process executes, and set-user-ID privileges."""
     LIBC.prctl(_SET_AMBIENT, _CLEAR_AMBIENT, 0, 0, 0)
     for capability in range(64):
         if capability not in kept:
