@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tuner.capture.launchers import ANY, HELD_BACK, TRAINING
+from tuner.capture.launchers import ANY, TRAINING
 
 SHELLS = ("bash", "sh")
 LOGIN_LINE = "^#!.*(bash|sh) +(-[a-z]*l|--login)"
 """First line of a script that a login shell runs."""
 _USUAL_FOLDERS = ("/usr/bin", "/usr/local/bin", "/opt/conda/bin", "/opt/venv/bin")
 _PRELUDE = r"""# A command that fails here, such as one of a missing environment, does not end the script,
-# nor does a variable that is not set here. An interpreter at a path that only another machine has is called by name,
-# and so is a program that deletes or reaches out, at any path. The search path is set right before each command, since
-# login shells and modules set it anew.
+# nor does a variable that is not set here. A program that has a stand-in is called by name, at any path, and so is an
+# interpreter at a path that only another machine has. The search path is set right before each command, since login
+# shells and modules set it anew.
 meshtune_path() {
     case "$PATH" in
         "BIN_FOLDER":*) ;;
@@ -35,18 +35,19 @@ meshtune_by_path() {
         *) return ;;
     esac
     eval "word=$word" 2>/dev/null
+    local own="BIN_FOLDER/${word##*/}" first=
     case "$word" in
-        "BIN_FOLDER"/*) ;;
-        */python | */python[0-9]* | */torchrun | */deepspeed | */accelerate)
-            [ -x "$word" ] || eval "function $word { \"BIN_FOLDER/${word##*/}\" \"\$@\"; }" 2>/dev/null ;;
-        HELD_BACK_PATHS)
-            eval "function $word { \"BIN_FOLDER/${word##*/}\" \"\$@\"; }" 2>/dev/null ;;
-        *)
-            # a script that names a login shell would run this machine's profile first
-            local first=
-            [ -f "$word" ] && { IFS= read -r first < "$word"; } 2>/dev/null
-            [[ $first =~ LOGIN_LINE ]] && eval "function $word { bash \"$word\" \"\$@\"; }" 2>/dev/null ;;
+        "BIN_FOLDER"/* | */bash | */sh) return ;;
+        # one that this machine has loads what sends it to the stand-in
+        */python | */python[0-9]* | */torchrun | */deepspeed | */accelerate) [ -x "$word" ] && return ;;
     esac
+    if [ -x "$own" ]; then
+        eval "function $word { \"$own\" \"\$@\"; }" 2>/dev/null
+        return
+    fi
+    # a script that names a login shell would run this machine's profile first
+    [ -f "$word" ] && { IFS= read -r first < "$word"; } 2>/dev/null
+    [[ $first =~ LOGIN_LINE ]] && eval "function $word { bash \"$word\" \"\$@\"; }" 2>/dev/null
 }
 command_not_found_handle() {
     if [ "$1" = "${1##*/}" ] && [ -x "BIN_FOLDER/$1" ]; then
@@ -83,7 +84,6 @@ def prelude(stand_ins: Path) -> str:
     values = {
         "ANY_NAME": ANY,
         "BIN_FOLDER": str(stand_ins),
-        "HELD_BACK_PATHS": " | ".join(f"*/{name}" for name in HELD_BACK),
         "LOGIN_LINE": LOGIN_LINE.replace(" ", "[[:space:]]").replace("!", "\\!"),
     }
     text = _PRELUDE

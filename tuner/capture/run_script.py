@@ -38,6 +38,7 @@ _NEVER_OF_SCRIPT = frozenset(("PATH", "PWD", "OLDPWD", "SHLVL", "_", "BASH_ENV",
 _PATH = re.compile(r"(?<![\w$}./-])(/[\w.+-]+(?:/[\w.+-]+)+)")
 """Absolute path in a script's text."""
 _MOST_OWN = 32
+_OF_KERNEL = ("/proc/", "/sys/", "/dev/")
 _END_WITHIN_S = 10.0
 """Time that the boundary's program has to end by itself after the time limit [s]."""
 
@@ -155,7 +156,7 @@ def _run_behind(boundary: str, command: Sequence[str], folder: Path, bounds: Bou
             bounds=bounds,
         )
         status, output, stopped = _read(start_behind(setting), bounds, patience_s=_END_WITHIN_S)
-        outcome = _outcome(folder)
+        outcome = _outcome(folder, output)
         if outcome.refused:
             return outcome.refused
     else:
@@ -180,23 +181,25 @@ def _run_behind(boundary: str, command: Sequence[str], folder: Path, bounds: Bou
     )
 
 
-def _outcome(folder: Path) -> Outcome:
+def _outcome(folder: Path, output: str) -> Outcome:
     """Return the outcome that the boundary's program wrote; without one, it did not get that far."""
     try:
         return Outcome.from_json((folder / "out" / OUTCOME).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return Outcome(refused="the program that starts the script was ended")
+        last = output.strip().rpartition("\n")[2]
+        return Outcome(refused=f"what goes between it and the script was ended{': ' if last else ''}{last}")
 
 
 def _own_folders(command: Sequence[str], here: Path) -> tuple[str, ...]:
     """Return the folders of this user that the script is likely to write below, although they lie in another's."""
     texts = [text for word in command if (text := _script_text(Path(word)))]
-    named = [Path(path) for text in texts for path in _PATH.findall(text)]
     found = {str(here), str(Path.home())}
-    for path in named:
-        folder = next((one for one in (path, *path.parents) if one.is_dir()), None)
-        if folder is not None and os.access(folder, os.W_OK):
-            found.add(str(folder.resolve()))
+    for named in {path for text in texts for path in _PATH.findall(text) if not path.startswith(_OF_KERNEL)}:
+        folder = named
+        while not os.path.isdir(folder):  # noqa: PTH112 # pathlib raises where a folder may not be read
+            folder = os.path.dirname(folder)  # noqa: PTH120 # a text
+        if os.access(folder, os.W_OK):
+            found.add(os.path.realpath(folder))
     return tuple(sorted(found)[:_MOST_OWN])
 
 

@@ -18,6 +18,7 @@ import signal
 import socket
 import struct
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -127,7 +128,11 @@ def start_behind(setting: Setting) -> Supervised:
         ignore_signals()
         _connect(output_end)
         status = _run(setting, life_end)
+    except BaseException:
+        traceback.print_exc()  # a mistake of ours; the last line is told
+        raise
     finally:
+        sys.stderr.flush()
         os._exit(status)
 
 
@@ -177,7 +182,11 @@ def _run_in_namespaces(setting: Setting, out: int, life_end: int) -> int:
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.write(tell, (error.strerror or str(error)).encode())
+        except BaseException:
+            traceback.print_exc()
+            raise
         finally:
+            sys.stderr.flush()
             os._exit(status)
     os.close(tell)
     reason = b""
@@ -242,6 +251,7 @@ def _run_as_first(setting: Setting, out: int, life_end: int, tell: int) -> int:
         f"{setting.folder}/base",
         own=setting.own,
         bytes_in_memory=setting.bounds.written_bytes,
+        apart=(f"{setting.folder}/records", setting.bounds.records_bytes),
         short=SHORT,
         links=links,
     )

@@ -163,13 +163,16 @@ class NewRoot:
             bind_to_read(place, target)
 
 
-def build_root(base: str, *, own: Iterable[str], bytes_in_memory: int, short: str, links: dict[str, str]) -> NewRoot:
+def build_root(
+    base: str, *, own: Iterable[str], bytes_in_memory: int, apart: tuple[str, int], short: str, links: dict[str, str]
+) -> NewRoot:
     """Build the new root, enter it, and return it with its layers. The calling process has namespaces of its own.
 
     Args:
         base: Empty folder, over which the file system in memory is mounted.
         own: Folders that get an overlay of their own.
         bytes_in_memory: Most that can be written [bytes].
+        apart: Folder with memory of its own, which is there when nothing else can be written, and its size [bytes].
         short: Folder of the links, for example `/.m`.
         links: Target of each link by its name.
 
@@ -194,6 +197,7 @@ def build_root(base: str, *, own: Iterable[str], bytes_in_memory: int, short: st
     Path(f"{base}/root/sys").mkdir()
     with contextlib.suppress(OSError):  # a container may hide it
         mount("sysfs", f"{base}/root/sys", "sysfs", READ_ONLY | NO_SETUID | NO_DEVICES | NO_PROGRAMS)
+    mount("meshtune", f"{base}/root{apart[0]}", "tmpfs", NO_SETUID | NO_DEVICES, f"size={apart[1]},mode=755")
     folder = Path(f"{base}/root{short}")
     folder.mkdir()
     for name, target in links.items():

@@ -35,6 +35,7 @@ _SET_AMBIENT, _CLEAR_AMBIENT = 47, 4
 
 NUMBERS = {
     "x86_64": {
+        "unshare": 272,
         "execve": 59,
         "execveat": 322,
         "pivot_root": 155,
@@ -51,6 +52,7 @@ NUMBERS = {
         "landlock_restrict_self": 446,
     },
     "aarch64": {
+        "unshare": 97,
         "execve": 221,
         "execveat": 281,
         "pivot_root": 41,
@@ -95,7 +97,7 @@ def system_call(name: str, *arguments: object) -> int:
 
 def unshare(flags: int) -> None:
     """Put this process, or its next child for processes, into new namespaces."""
-    _checked(LIBC.unshare(flags), "unshare")
+    system_call("unshare", flags)
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tuner.capture.room.enter import GUARD, NAMESPACES
 from tuner.capture.run_script import capture
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash to run scripts with")
@@ -189,18 +190,17 @@ def test_a_script_that_does_not_end_is_ended(captured):
     assert commands(done) == [("torchrun", "a")]
 
 
-def test_nothing_outlives_the_capture(captured, tmp_path):
+@pytest.mark.parametrize("boundary", [NAMESPACES, GUARD, ""])
+def test_nothing_outlives_the_capture(captured, tmp_path, boundary):
     """A process with a session of its own is ended too, after the script's end as after the time limit."""
-    begun = tmp_path / "begun"
-    program = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(60)"
+    program = f"import pathlib, time; print('begun', flush=True); time.sleep(60); {str(tmp_path)!r}"
     left = f'setsid {sys.executable} -c "{program}" &\n'
 
     for text, limit_s in ((left, 1.0), (left + "while true; do :; done\n", 2.0)):
-        captured(text, limit_s=limit_s)
+        done = captured(text, limit_s=limit_s, boundaries=[boundary] if boundary else [], unconfined=True)
 
-        assert begun.exists()
-        assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(begun).encode() in _content(path)]
-        begun.unlink()
+        assert "begun" in done.output
+        assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in _content(path)]
 
 
 def _content(path):
