@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -40,19 +41,21 @@ class Record:
         """Return the record as one JSON object."""
         return json.dumps(asdict(self))
 
-    @staticmethod
-    def from_json(text: str) -> Record:
-        """Return the record that `to_json` wrote."""
-        found = json.loads(text)
-        return Record(
-            words=tuple(found["words"]),
-            directory=found["directory"],
-            environment=found["environment"],
-            through=tuple(map(tuple, found["through"])),
-            files=found["files"],
-            allocation=Allocation(**found["allocation"]),
-            held_back=found["held_back"],
-        )
+
+def record_paths(folder: Path, *, most: int, most_bytes: int) -> list[Path]:
+    """Return the files of records in a folder in their order, up to a number and a size of all [bytes].
+
+    A script may put other things there: what is no plain file is left out.
+    """
+    found = []
+    for path in sorted(folder.glob("[0-9]*.json"))[:most]:
+        status = path.lstat()
+        most_bytes -= status.st_size
+        if most_bytes < 0:
+            break
+        if stat.S_ISREG(status.st_mode):
+            found.append(path)
+    return found
 
 
 def files_among(words: tuple[str, ...], directory: Path) -> dict[str, str]:

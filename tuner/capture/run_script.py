@@ -13,7 +13,8 @@ from pathlib import Path
 
 from trials.command.process_tree import LOOK_EVERY_S, Supervised, start_supervised
 from tuner.capture.prelude import LOGIN_LINE
-from tuner.capture.record import Record
+from tuner.capture.read_records import read_records
+from tuner.capture.record import Record, record_paths
 from tuner.capture.room.enter import (
     BOUNDARIES,
     GUARD,
@@ -69,6 +70,7 @@ class Capture:
         stopped: Limit that ended the command, as a sentence, or nothing.
         written: Files that the command wrote and that are gone now; removed ones begin with `-`.
         unseen: Places that the command could not see, some with the reason.
+        unread: What in the records cannot be read, one sentence each.
     """
 
     records: tuple[Record, ...]
@@ -80,6 +82,7 @@ class Capture:
     stopped: str = ""
     written: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
     def own_environment(self, record: Record) -> dict[str, str]:
         """Return the variables of a recorded command that the script set or changed."""
@@ -165,11 +168,9 @@ def _run_behind(boundary: str, command: Sequence[str], folder: Path, bounds: Bou
         outcome = Outcome()
     place = folder / ("out" if boundary else "records")
     written = copy.changes(MOST_WRITTEN) if copy else outcome.written
+    records, unread = read_records(record_paths(place, most=bounds.records, most_bytes=bounds.records_bytes))
     return Capture(
-        records=tuple(
-            _at_home(Record.from_json(path.read_text(encoding="utf-8")), folder, here)
-            for path in sorted(place.glob("[0-9]*.json"))[: bounds.records]
-        ),
+        records=tuple(_at_home(record, folder, here) for record in records),
         status=None if stopped or outcome.stopped else status,
         output=_home_text(output, folder, here),
         environment={key: _home_text(value, folder, here) for key, value in environment.items()},
@@ -178,6 +179,7 @@ def _run_behind(boundary: str, command: Sequence[str], folder: Path, bounds: Bou
         stopped=outcome.stopped or stopped,
         written=tuple(_home_text(name, folder, here) for name in written),
         unseen=(*outcome.unshown, *(copy.left_out if copy else ())),
+        unread=tuple(dict.fromkeys(unread)),
     )
 
 

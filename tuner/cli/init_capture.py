@@ -82,7 +82,7 @@ def _captured(command: Sequence[str], *, yes: bool, unconfined: bool) -> Capture
 
 def _notes(captured: Capture) -> list[str]:
     """Return the notes on what the script did besides starting its training."""
-    notes = []
+    notes = list(captured.unread)
     if captured.written:
         named = ", ".join(captured.written[:NAMED])
         more = f" and {len(captured.written) - NAMED} more" if len(captured.written) > NAMED else ""

@@ -249,6 +249,7 @@ def _nothing(captured: Capture) -> ConfigError:
     if commands:
         listed = "; ".join(map(_shown, commands[-_SHOWN:]))
         parts.append(f"captured {len(commands)}: {listed}")
+    parts += captured.unread[:_SHOWN]
     if lines := [line.strip() for line in captured.output.splitlines() if line.strip()]:
         parts.append(f"its last output: {' | '.join(lines[-_SHOWN:])}")
     return ConfigError(

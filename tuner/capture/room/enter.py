@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trials.command.process_tree import NOT_STARTED, Supervised, adopt_orphans, ignore_signals, restore_signals
+from tuner.capture.record import record_paths
 from tuner.capture.room.exec_watch import NEVER, NEVER_WITHOUT_NAMESPACES, ExecWatch, start_watch
 from tuner.capture.room.guard import allow_changes_in
 from tuner.capture.room.keeper import Bounds, keep
@@ -343,11 +344,10 @@ def _end_with_parent() -> None:
 
 def _finish(setting: Setting, out: int, outcome: Outcome) -> None:
     """Copy the stand-ins' records out of the room, and write the outcome."""
-    left = setting.bounds.records_bytes
-    for path in sorted(Path(setting.folder, "records").glob("*.json"))[: setting.bounds.records]:
-        left -= path.stat().st_size
-        if left < 0:
-            break
+    paths = record_paths(
+        Path(setting.folder, "records"), most=setting.bounds.records, most_bytes=setting.bounds.records_bytes
+    )
+    for path in paths:
         with path.open("rb") as source, open(path.name, "wb", opener=_below(out)) as target:  # an opener
             shutil.copyfileobj(source, target)
     _write(out, outcome)

@@ -190,6 +190,28 @@ def test_a_script_that_does_not_end_is_ended(captured):
     assert commands(done) == [("torchrun", "a")]
 
 
+FORGED = """
+F=$(dirname "$BASH_ENV")/records
+for text in '{"words": 3}' null '[[[' '{"words": ["a"]}' '""'; do echo "$text" > $F/0$((n++)).json; done
+mkdir $F/01.json; mkfifo $F/02.json; ln -s /dev/zero $F/03.json
+export BAD=$'caf\xe9'
+torchrun $'caf\xe9' a.py
+torchrun b.py
+"""
+
+
+@pytest.mark.parametrize("boundary", [NAMESPACES, GUARD, ""])
+def test_what_is_no_record_is_named(captured, boundary):
+    """Files that a script puts among the records, and bytes that are no text, are told and cost no other record."""
+    done = captured(FORGED, boundaries=[boundary] if boundary else [], unconfined=True)
+
+    assert commands(done) == [("torchrun", "b.py")]
+    assert "BAD" not in done.records[0].environment
+    assert any("'BAD'" in sentence for sentence in done.unread)
+    assert any("'caf\\udce9' of 'torchrun'" in sentence for sentence in done.unread)
+    assert sum("cannot be read" in sentence for sentence in done.unread) >= 4
+
+
 @pytest.mark.parametrize("boundary", [NAMESPACES, GUARD, ""])
 def test_nothing_outlives_the_capture(captured, tmp_path, boundary):
     """A process with a session of its own is ended too, after the script's end as after the time limit."""
