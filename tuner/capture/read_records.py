@@ -24,7 +24,7 @@ def read_records(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
             record = _RECORD.validate_python(values)
             words = [*record.words, *(word for outer in record.through for word in outer), record.directory]
             if odd := next((word for word in words if not _is_text(word)), None):
-                raise ValueError(f"{ascii(odd)} of {ascii(record.words[0])} is no text in UTF-8")
+                raise ValueError(f"{odd!a} of {record.words[0]!a} is no text in UTF-8")
             found.append(record)
         except (OSError, ValueError, RecursionError) as error:
             reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)

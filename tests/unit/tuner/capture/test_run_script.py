@@ -190,7 +190,7 @@ def test_a_script_that_does_not_end_is_ended(captured):
     assert commands(done) == [("torchrun", "a")]
 
 
-FORGED = """
+FORGED = r"""
 F=$(dirname "$BASH_ENV")/records
 for text in '{"words": 3}' null '[[[' '{"words": ["a"]}' '""'; do echo "$text" > $F/0$((n++)).json; done
 mkdir $F/01.json; mkfifo $F/02.json; ln -s /dev/zero $F/03.json
