@@ -231,13 +231,13 @@ def _map_numbers(process: int) -> None:
     for name, number in (("uid", os.geteuid()), ("gid", os.getegid())):
         place = Path(f"/proc/{process}/{name}_map")
         if os.geteuid() == 0:
-            lines = Path(f"/proc/self/{name}_map").read_text(encoding="ascii").splitlines()
+            lines = Path(f"/proc/self/{name}_map").read_text(encoding="utf-8").splitlines()
             with contextlib.suppress(OSError):  # root of a container may lack the right
-                place.write_text("".join("{0} {0} {2}\n".format(*line.split()) for line in lines), encoding="ascii")
+                place.write_text("".join("{0} {0} {2}\n".format(*line.split()) for line in lines), encoding="utf-8")
                 continue
         if name == "gid":
-            Path(f"/proc/{process}/setgroups").write_text("deny", encoding="ascii")
-        place.write_text(f"{number} {number} 1\n", encoding="ascii")
+            Path(f"/proc/{process}/setgroups").write_text("deny", encoding="utf-8")
+        place.write_text(f"{number} {number} 1\n", encoding="utf-8")
 
 
 def _run_as_first(setting: Setting, out: int, life_end: int, tell: int) -> int:

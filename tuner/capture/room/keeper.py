@@ -111,7 +111,7 @@ def _passed(bounds: Bounds) -> str:
     pages = 0
     for process in running:
         with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended
-            resident, shared = Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1:3]
+            resident, shared = Path(f"/proc/{process}/statm").read_text(encoding="utf-8").split()[1:3]
             pages += int(resident) - int(shared)
     if pages * _PAGE_BYTES > bounds.memory_bytes:
         return f"it took more than {bounds.memory_bytes >> 20} MiB of memory"

@@ -12,6 +12,7 @@ import pytest
 
 from tuner.capture.room.enter import GUARD, NAMESPACES
 from tuner.capture.room.keeper import Bounds
+from tuner.capture.room.system_calls import LIBC
 from tuner.capture.run_script import capture
 
 pytestmark = pytest.mark.skipif(
@@ -253,3 +254,53 @@ def test_a_script_fills_no_disk():
 
     assert [record.words for record in done.records] == [("torchrun", "full.py")]
     assert not Path("big").exists()
+
+
+def as_nobody(run):
+    """What a function prints in a process of a user without rights, or nothing if it raises."""
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.setgroups([])
+            os.setresgid(65534, 65534, 65534)
+            os.setresuid(65534, 65534, 65534)
+            LIBC.prctl(4, 1, 0, 0, 0)  # a program of this user would be dumpable
+            os.write(write_end, run().encode())
+        except Exception as error:  # noqa: BLE001 # told as what it prints
+            os.write(write_end, repr(error).encode())
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end) as file:
+        found = file.read()
+    os.waitpid(child, 0)
+    return found
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_user_without_rights_is_held_too(tmp_path, monkeypatch):
+    """A user's script writes below its folder, also if that lies in root's, and nothing of it stays."""
+    python = shutil.which("python3", path="/usr/bin:/usr/local/bin")
+    module = Path(__file__).resolve().parents[4] / "tuner" / "__init__.py"
+    if python is None or not as_nobody(lambda: module.read_text(encoding="utf-8")[:1]):
+        pytest.skip("another user can read no interpreter or not this checkout")
+    monkeypatch.setattr(sys, "executable", python)
+    folder = tmp_path / "others" / "own"
+    (folder / "logs").mkdir(parents=True)
+    for path in (tmp_path, *tmp_path.parents[:2]):
+        path.chmod(0o755)
+    (folder / "train.sh").write_text("srun torchrun $(id -u) | tee logs/log; echo lost > /usr/lost\n", encoding="utf-8")
+    for path in (folder, *folder.iterdir()):
+        os.chown(path, 65534, 65534)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setenv("HOME", str(folder))
+
+    def told():
+        done = capture(["bash", "train.sh"], boundaries=[NAMESPACES])
+        return "\n".join((*(" ".join(record.words) for record in done.records), *done.written))
+
+    assert as_nobody(told).splitlines() == ["torchrun 65534", str(folder / "logs" / "log"), "/usr/lost"]
+    assert list((folder / "logs").iterdir()) == []
+    assert not Path("/usr/lost").exists()
