@@ -1,3 +1,4 @@
+import codecs
 import json
 import os
 import re
@@ -259,6 +260,7 @@ def test_a_script_fills_no_disk():
 def as_nobody(run):
     """What a function prints in a process of a user without rights, or nothing if it raises."""
     read_end, write_end = os.pipe()
+    codecs.lookup("ascii")  # what is loaded late may lie where that user cannot read
     child = os.fork()
     if not child:
         try:
