@@ -12,9 +12,9 @@ from pathlib import Path
 
 SMALL_BYTES = 1_000_000
 """Largest file of the working directory that is copied [bytes]."""
-MOST_BYTES = 64_000_000
+MOST_BYTES = 16_000_000
 """Most that is copied of the working directory [bytes]."""
-MOST_FILES = 10_000
+MOST_FILES = 2_000
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 _TRIES = 1_000
 
@@ -57,7 +57,7 @@ class Copy:
         links: Whether what is not copied is linked; otherwise it is left out.
         left_out: Places that are not copied.
         bytes_left: Bytes that may still be copied.
-        files_left: Files that may still be copied.
+        files_left: Files and folders that may still be copied.
         copied: Size and time of change of each copied file.
     """
 
@@ -71,15 +71,26 @@ class Copy:
     def fill(self, source: Path) -> None:
         """Copy the small files of a folder and of the folders in it, as long as there is room."""
         self.to.mkdir()
+        device = source.stat().st_dev  # other file systems may be the kernel's own
         waiting = [(source, self.to)]
         while waiting:
             folder, target = waiting.pop(0)
-            for entry in sorted(folder.iterdir()):
+            if self.files_left <= 0:
+                target.rmdir()
+                self._show(folder, target)
+                continue
+            entries = sorted(folder.iterdir())
+            if len(entries) > MOST_FILES:
+                self.left_out.append(f"{len(entries) - MOST_FILES} entries of {folder}")
+            for entry in entries[:MOST_FILES]:
                 own = target / entry.name
+                if entry == self.to.parent:
+                    continue  # the capture's own folder
                 if entry.is_symlink():
-                    own.symlink_to(entry.resolve() if self.links or not entry.exists() else os.devnull)
-                elif entry.is_dir() and self.files_left > 0 and os.access(entry, os.R_OK | os.X_OK):
+                    own.symlink_to(os.path.realpath(entry) if self.links else os.devnull)
+                elif self.files_left > 0 and _can_be_copied(entry, device):
                     own.mkdir()
+                    self.files_left -= 1
                     waiting.append((entry, own))
                 else:
                     self._file(entry, own)
@@ -94,6 +105,10 @@ class Copy:
                 return
         except OSError:
             pass  # not readable
+        self._show(entry, own)
+
+    def _show(self, entry: Path, own: Path) -> None:
+        """Link what is not copied, or leave it out."""
         if self.links:
             own.symlink_to(entry)
         else:
@@ -110,6 +125,11 @@ class Copy:
             if len(found) > most:
                 break
         return sorted(found)[:most]
+
+
+def _can_be_copied(entry: Path, device: int) -> bool:
+    """Return whether an entry is a folder of a file system that can be read."""
+    return entry.is_dir() and entry.lstat().st_dev == device and os.access(entry, os.R_OK | os.X_OK)
 
 
 def _mark(path: Path) -> tuple[int, int]:
