@@ -233,9 +233,9 @@ def _environment(folder: Path, allocation: Allocation, work: Path) -> dict[str, 
 
 
 def _read(running: Supervised, bounds: Bounds, *, patience_s: float = 0.0) -> tuple[int | None, str, str]:
-    """Read what the command prints, to its end or a limit.
+    """Read the output of a command to its end or a limit.
 
-    The patience is what the command may take beyond the time limit, because it is held to it by a process of its own.
+    The patience is added to the time limit, for a command that another process holds to that limit.
 
     Returns:
         The exit status, the last output, and the limit that ended the command, as a sentence, or nothing.

@@ -39,7 +39,7 @@ OWN = (THROUGH_SO_FAR, ALLOCATION)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Home:
-    """What a stand-in knows of its capture, also where the script starts it without environment variables.
+    """Facts of its capture that a stand-in has, also if the script starts it without environment variables.
 
     Attributes:
         folder: Folder of the capture.

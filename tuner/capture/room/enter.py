@@ -38,8 +38,8 @@ from tuner.capture.room.system_calls import (
     NEW_PROCESSES,
     NEW_USER,
     drop_privileges,
-    hide_from_children,
     is_known_machine,
+    let_others_read,
     unshare,
 )
 
@@ -59,7 +59,7 @@ _READS_ALL = (0, 1, 2, 3, 4, 6, 7)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """Script to run, and what it runs within.
+    """Script to run, with its boundary and bounds.
 
     Attributes:
         command: Program and arguments of the script.
@@ -88,7 +88,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What became of the script.
+    """Outcome of a script behind its boundary.
 
     Attributes:
         refused: Why the boundary was not possible, or nothing.
@@ -257,9 +257,9 @@ def _run_as_first(setting: Setting, out: int, life_end: int, tell: int) -> int:
         links=links,
     )
     _raise_loopback()
+    let_others_read(allowed=False)
     kept = _READS_ALL if os.geteuid() == 0 else ()
     command, listener = _start(setting, lambda: drop_privileges(kept), never=NEVER, network=True)
-    hide_from_children()
     os.close(tell)  # nothing was refused
     watch = ExecWatch(listener=listener, short_paths=paths, own_folders=(f"{setting.folder}/", f"{SHORT}/"))
     status, stopped = keep(command, watch, setting.bounds, life_end)
@@ -307,13 +307,13 @@ def _start(setting: Setting, confine: Callable[[], None], *, never: tuple[str, .
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             resource.setrlimit(resource.RLIMIT_FSIZE, (setting.bounds.written_bytes,) * 2)
             os.chdir(setting.directory)
+            let_others_read(allowed=True)  # the keeper reads what it starts
             confine()
             listener = start_watch(never=never, network=network)
             its.sendmsg([b"1"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [listener]))])
             its.close()
             os.close(listener)
-            program = shutil.which(setting.command[0], path=setting.environment.get("PATH")) or setting.command[0]
-            os.execve(program, setting.command, dict(setting.environment))  # noqa: S606 # the user's own script
+            os.execve(_program(setting), setting.command, dict(setting.environment))  # noqa: S606 # the user's script
         except OSError as error:
             words = error.strerror or str(error)
             with contextlib.suppress(OSError):
@@ -329,6 +329,14 @@ def _start(setting: Setting, confine: Callable[[], None], *, never: tuple[str, .
         os.waitpid(child, 0)
         raise OSError(found.decode(errors="replace") or "the script's process ended before it began")
     return child, array.array("i", ancillary[0][2][:4])[0]
+
+
+def _program(setting: Setting) -> str:
+    """Return the path of the command's program, or of its stand-in."""
+    name = setting.command[0]
+    if name.rpartition("/")[2] in setting.stand_ins:
+        return f"{setting.folder}/bin/{name.rpartition('/')[2]}"
+    return shutil.which(name, path=setting.environment.get("PATH")) or name
 
 
 def _raise_loopback() -> None:

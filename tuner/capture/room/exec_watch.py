@@ -119,8 +119,9 @@ class ExecWatch:
         """
         try:
             memory = os.open(f"/proc/{process}/mem", os.O_RDWR | os.O_CLOEXEC)
-        except OSError:  # it has ended
-            return 0
+        except OSError as error:
+            has_ended = error.errno in (errno.ENOENT, errno.ESRCH)
+            return 0 if has_ended else errno.EACCES
         try:
             path = _text_at(memory, address)
             name = path.rpartition(b"/")[2].decode(errors="replace")

@@ -44,8 +44,6 @@ _KERNELS = frozenset(
     )
 )
 """Kinds of file systems by which the kernel is spoken to; none of them is shown."""
-_STRICT_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs")
-"""Places of /proc that root may write to in any namespace."""
 _KEPT_FLAGS = (
     (os.ST_NOSUID, NO_SETUID),
     (os.ST_NODEV, NO_DEVICES),
@@ -234,9 +232,10 @@ def bind_to_read(place: str, target: str) -> None:
 def _make_proc(target: str) -> None:
     Path(target).mkdir()
     mount("proc", target, "proc", NO_SETUID | NO_DEVICES | NO_PROGRAMS)
-    for name in _STRICT_PROC:
-        if os.path.lexists(f"{target}/{name}"):  # pathlib has no such question
-            bind_to_read(f"{target}/{name}", f"{target}/{name}")
+    # Root may write to the kernel's own entries in any namespace.
+    for entry in Path(target).iterdir():
+        if not entry.name.isdigit() and not entry.is_symlink():
+            bind_to_read(str(entry), str(entry))
 
 
 def _make_devices(target: str, bytes_in_memory: int) -> None:

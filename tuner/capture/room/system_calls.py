@@ -113,9 +113,9 @@ def enter_root(new: str, old: str) -> None:
     _checked(LIBC.umount2(os.fsencode(old), _DETACH), "umount2")
 
 
-def hide_from_children() -> None:
-    """Keep other processes from reading this one's memory and files through /proc."""
-    _checked(LIBC.prctl(_SET_DUMPABLE, 0, 0, 0, 0), "prctl")
+def let_others_read(*, allowed: bool) -> None:
+    """Say whether other processes may reach this one's memory and files through /proc, as they may a new program's."""
+    _checked(LIBC.prctl(_SET_DUMPABLE, int(allowed), 0, 0, 0), "prctl")
 
 
 def drop_privileges(kept: Sequence[int] = ()) -> None:

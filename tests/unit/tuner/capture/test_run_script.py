@@ -231,3 +231,13 @@ def _content(path):
         return path.read_bytes()
     except OSError:
         return b""
+
+
+@pytest.mark.parametrize("boundary", [NAMESPACES, GUARD])
+@pytest.mark.parametrize("program", ["torchrun", "/usr/bin/srun", "/no/such/folder/srun"])
+def test_a_command_may_be_the_launcher_itself(tmp_path, monkeypatch, boundary, program):
+    """A command that begins with a program that has a stand-in is written down, at whatever path it is named."""
+    monkeypatch.chdir(tmp_path)
+    command = [program, *(["torchrun"] if program != "torchrun" else []), "a.py"]
+
+    assert commands(capture(command, boundaries=[boundary])) == [("torchrun", "a.py")]
