@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,16 @@ from hardware.io.errors import ConfigError, did_you_mean
 from trials.command.backend import CommandBackend, Launch
 from trials.command.knob_files import TrialFile, read_trial_file
 from trials.command.log_pattern import LogPattern, find_pattern
-from trials.command.placeholders import FLAGS, KNOBS, PLACEHOLDERS, PROFILE, check_text, names_in, without_wildcards
+from trials.command.placeholders import (
+    FLAGS,
+    KNOBS,
+    PLACEHOLDERS,
+    PROFILE,
+    check_text,
+    names_in,
+    variables_in,
+    without_wildcards,
+)
 from trials.command.slurm.jobs import SlurmJobs, check_options, study_prefix
 from trials.framework_flags import FlagExporter, WriteFlags
 from trials.knobs.knob import Knob
@@ -150,6 +160,7 @@ class CommandKeys(AbstractTrialKeys):
             cluster=study.setting.cluster,
             arguments=tuple(self.command),
             environment=tuple(self.environment.items()),
+            variables=tuple((name, os.environ[name]) for name in self._variables() if name in os.environ),
             flags=_find_flags(self, study.flag_exporters),
             directory=(base_dir / self.directory).absolute(),
             pattern=_find_pattern(self.log),
@@ -189,6 +200,10 @@ class CommandKeys(AbstractTrialKeys):
         """Yield the folder of whole logs."""
         if self.logs is not None:
             yield "trial.logs", self.logs
+
+    def _variables(self) -> list[str]:
+        """Return the variables of the environment of `meshtune run` that the command refers to."""
+        return variables_in((*self.command, *(text or "" for text in self.environment.values())))
 
     def meaning(self) -> dict[str, Any]:
         """Return the keys that give a trial its meaning.
@@ -260,7 +275,7 @@ def _check_profile(keys: CommandKeys) -> None:
             raise ConfigError(rule, key="trial.profile", nearest=nearest)
         return
     with _errors_under("trial.profile"):
-        check_text(keys.profile, flags=False)
+        check_text(keys.profile, flags=False, variables=False)
     names = names_in(keys.profile)
     if "trial" not in names or PROFILE in names or {"master_address", "master_port"} & set(names):
         raise ConfigError(

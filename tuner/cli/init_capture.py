@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from hardware.io.errors import ConfigError
+from hardware.io.secret_texts import hide_words
 from tuner.terminal.console import printable
 
 if TYPE_CHECKING:  # this loads numpy
@@ -39,7 +40,7 @@ def captured_import(command: Sequence[str], *, yes: bool) -> tuple[Imported, Pat
     try:
         captured = capture(command)
     except OSError as error:
-        raise ConfigError(f"cannot be started: {error}", key="--capture", value=shlex.join(command)) from None
+        raise ConfigError(f"cannot be started: {error}", key="--capture", value=shlex.join(hide_words(command))) from None
     try:
         return import_captured(captured), script
     except ConfigError as error:
@@ -52,7 +53,7 @@ def _explanation(command: Sequence[str], limit_s: float) -> str:
 
     return "\n".join(
         (
-            f"Capture: runs `{printable(shlex.join(command))}` for at most {limit_s:.0f} s.",
+            f"Capture: runs `{printable(shlex.join(hide_words(command)))}` for at most {limit_s:.0f} s.",
             f"  Nothing trains: {', '.join(TRAINING[:5])} and the like only write down their arguments.",
             f"  Looked through, so that the command in them is captured too: {', '.join(THROUGH)}.",
             f"  Held back: {', '.join(HELD_BACK)}.",

@@ -25,6 +25,7 @@ from typer import Option
 from typer.main import get_command
 
 from hardware.io.errors import ConfigError, shown_url
+from hardware.io.secret_texts import hide_words
 from hardware.io.output_file import check_place
 from tuner.cli import calibrate as cli_calibrate
 from tuner.cli import completion as cli_completion
@@ -155,10 +156,10 @@ def _hide_secrets() -> None:
     """
     given = sys.argv[1:]
     told = _texts_in(os.environ.pop(_ARGUMENTS, ""))
-    if told is not None and [_mask_argument(argument) for argument in told] == given:
+    if told is not None and _mask_arguments(told) == given:
         sys.argv[1:] = told
         return
-    shown, at = [_mask_argument(argument) for argument in given], len(sys.orig_argv) - len(given)
+    shown, at = _mask_arguments(given), len(sys.orig_argv) - len(given)
     if shown != given and sys.orig_argv[at:] == given:  # false if another program called `main`
         os.environ[_ARGUMENTS] = json.dumps(given)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:at], *shown])  # noqa: S606 # no shell wanted
@@ -171,6 +172,15 @@ def _texts_in(text: str) -> list[str] | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, list) and all(isinstance(one, str) for one in found) else None
+
+
+def _mask_arguments(arguments: list[str]) -> list[str]:
+    """Return the arguments with their secrets masked, also those behind `--`, which are the words of a script."""
+    masked = [_mask_argument(argument) for argument in arguments]
+    if "--" not in arguments:
+        return masked
+    own = arguments.index("--") + 1
+    return [*masked[:own], *hide_words(masked[own:])]
 
 
 def _mask_argument(argument: str) -> str:
