@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from hardware.io.secret_texts import HIDDEN, hide, is_secret
+from hardware.io.secret_texts import HIDDEN, hide, is_named_secret
 
 
 class ConfigError(Exception):
@@ -50,7 +50,7 @@ class ConfigError(Exception):
         parts = [shorten(self.file, 1_000)] if self.file else []
         if self.key is not None:
             key = shorten(self.key, 200)
-            value = HIDDEN if is_secret(self.key, str(self.value)) else quote_value(self.value)
+            value = HIDDEN if is_named_secret(self.key, str(self.value)) else quote_value(self.value)
             parts.append(key if self.value is None else f"{key} = {value}")
         parts.append(shorten(hide(self.rule), 1_500))
         sentence = ": ".join(parts)

@@ -204,11 +204,13 @@ def _words(name: str) -> list[str]:
 
 def is_secret(name: str, value: str) -> bool:
     """Return whether the value of a variable, flag or key is a secret, by its name or by itself."""
-    return (is_secret_name(name) and _can_be_secret(name, value)) or holds_secret(value)
+    return is_named_secret(name, value) or holds_secret(value)
 
 
-def _can_be_secret(name: str, value: str) -> bool:
-    """Return whether a value can be the secret that its name promises: no switch, no number of tokens, no file."""
+def is_named_secret(name: str, value: str) -> bool:
+    """Return whether a name says that its value is a secret, and the value is no switch, number of tokens or file."""
+    if not is_secret_name(name):
+        return False
     text = value.strip().strip("'\"")
     words = set(_words(name))
     if text.lower() in _NO_VALUES or _REFERENCE.fullmatch(text):
@@ -240,9 +242,7 @@ def _hide_form(match: re.Match[str]) -> str:
 
 def _hide_pair(match: re.Match[str]) -> str:
     name, value = match["name"], match["value"]
-    if not is_secret_name(name) or not _can_be_secret(name, value):
-        return match[0]
-    return f"{name}{match['sign']}{match['quote']}{HIDDEN}"
+    return f"{name}{match['sign']}{match['quote']}{HIDDEN}" if is_named_secret(name, value) else match[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

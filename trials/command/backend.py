@@ -128,7 +128,8 @@ class CommandBackend(UserCommand, AbstractRankBackend):
         Directory and program are looked for if this machine runs them.
 
         Raises:
-            ConfigError: The logs would be lost, or a variable, the directory, the program or Slurm's programs are missing.
+            ConfigError: The logs would be lost, or a variable, the directory, the program or Slurm's programs are
+                missing.
         """
         if self.logs is not None:
             nearest = "--set trial.logs= with an absolute path that every host can write to"
@@ -160,11 +161,11 @@ class CommandBackend(UserCommand, AbstractRankBackend):
         given = {name for name, _ in self.variables}
         texts = (*self.arguments, *(text or "" for _, text in self.environment))
         if missing := [name for name in variables_in(texts) if name not in given]:
+            settings = " ".join(f"{name}=..." for name in missing)
             raise ConfigError(
                 f"refers to environment variables that are not set: {', '.join(missing)}",
                 key="trial",
-                nearest=f"export {' '.join(f'{name}=...' for name in missing)} before this command, or take them out of "
-                "trial.command and trial.environment",
+                nearest=f"export {settings} first, or take them out of trial.command and trial.environment",
             )
 
     def expected_steps(self, config: ParallelConfig) -> int | None:  # noqa: ARG002 # the contract's

@@ -353,9 +353,13 @@ def _print_result(made: NewStudy, written: list[Path], out: Path) -> None:
         typer.echo("Trials are simulated; docs/own-command.md explains how to run your own command.")
     study = printable(str(out))
     if made.imported.command is not None and (variables := made.imported.command.variables):
-        typer.echo(f"Secrets of the script are not in it; set before `meshtune run`: {printable(' '.join(variables))}")
+        typer.echo(
+            f"Secrets of the script are not copied; set them before `meshtune run`: {printable(' '.join(variables))}"
+        )
     if made.holds_secret:
-        typer.echo(f"{study} still shows a secret, which no variable can stand for: only you may read it (mode 0600).")
+        typer.echo(
+            f"{study} still shows a secret, in an option of Slurm or a comment: only you may read it (mode 0600)."
+        )
     typer.echo("Next:")
     typer.echo(f"  meshtune space {study}    # count the configurations that can work")
     if made.present.current:

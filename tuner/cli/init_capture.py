@@ -40,7 +40,9 @@ def captured_import(command: Sequence[str], *, yes: bool) -> tuple[Imported, Pat
     try:
         captured = capture(command)
     except OSError as error:
-        raise ConfigError(f"cannot be started: {error}", key="--capture", value=shlex.join(hide_words(command))) from None
+        raise ConfigError(
+            f"cannot be started: {error}", key="--capture", value=shlex.join(hide_words(command))
+        ) from None
     try:
         return import_captured(captured), script
     except ConfigError as error:

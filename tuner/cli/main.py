@@ -25,8 +25,8 @@ from typer import Option
 from typer.main import get_command
 
 from hardware.io.errors import ConfigError, shown_url
-from hardware.io.secret_texts import hide_words
 from hardware.io.output_file import check_place
+from hardware.io.secret_texts import hide_words
 from tuner.cli import calibrate as cli_calibrate
 from tuner.cli import completion as cli_completion
 from tuner.cli import dashboard as cli_dashboard

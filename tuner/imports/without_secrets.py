@@ -8,11 +8,10 @@ the script gives the name. Everything else that is told of the script has `***` 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
-from hardware.io.secret_texts import HIDDEN, SecretWord, hide, is_secret, is_secret_name, secret_words
-from tuner.imports.imported import Imported, LaunchCommand, SlurmOptions
+from hardware.io.secret_texts import HIDDEN, SecretWord, hide, holds_secret, is_secret, secret_words
+from tuner.imports.imported import Imported, LaunchCommand
 
 _SHORTEST = 6
 """Length from which a secret value is hidden wherever it occurs: a shorter one is a part of other words."""
@@ -27,7 +26,7 @@ def without_secrets(imported: Imported) -> Imported:
 
     def clean(text: str) -> str:
         for value in values:
-            text = text.replace(value, HIDDEN)
+            text = _replace_whole(value, HIDDEN, text)
         return hide(text)
 
     if command is not None:
@@ -53,7 +52,7 @@ def without_secrets(imported: Imported) -> Imported:
 def _without(command: LaunchCommand) -> tuple[LaunchCommand, list[str]]:
     """Return the command with variables in place of its secrets, and the values that it had, the longest first."""
     variables = _Variables(command)
-    environment = tuple((name, variables.of_environment(name, value)) for name, value in command.environment)
+    environment = {name: variables.of_environment(name, value) for name, value in command.environment}
     arguments = list(command.arguments)
     for secret in secret_words(arguments):
         arguments[secret.at] = secret.before + variables.of_word(secret)
@@ -62,13 +61,23 @@ def _without(command: LaunchCommand) -> tuple[LaunchCommand, list[str]]:
         sbatch=tuple(map(variables.of_export, command.slurm.sbatch)),
         srun=tuple(map(variables.of_export, command.slurm.srun)),
     )
+    # a secret may be a part of other words too, or the value of a variable whose name does not tell
+    environment = {name: variables.everywhere(value, name) for name, value in environment.items()}
+    arguments = list(map(variables.everywhere, arguments))
+    hidden = variables.texts()
+    options = (*slurm.sbatch, *slurm.srun) if slurm else ()
     changed = replace(
-        command, arguments=tuple(arguments), environment=environment, slurm=slurm, variables=tuple(variables.values)
+        command,
+        arguments=tuple(arguments),
+        environment=tuple(environment.items()),
+        slurm=slurm,
+        variables=tuple(variables.values),
+        shows_secret=any(
+            holds_secret(option) or any(_replace_whole(text, "", option) != option for text in hidden)
+            for option in options
+        ),
     )
-    hidden = {
-        text for value in variables.values.values() for text in (value, _unescaped(value)) if len(text) >= _SHORTEST
-    }
-    return changed, sorted(hidden, key=len, reverse=True)
+    return changed, hidden
 
 
 class _Variables:
@@ -107,16 +116,33 @@ class _Variables:
             kept.append(name if name in self.values else part)
         return f"--export={','.join(kept)}"
 
+    def everywhere(self, text: str, variable: str = "") -> str:
+        """Return a text with placeholders for all secrets that were found; a variable's own value gets its own."""
+        if variable and len(text) >= _SHORTEST and text in self.values.values():
+            self.values[variable] = text
+            return f"{{env:{variable}}}"
+        for name, value in sorted(self.values.items(), key=lambda item: -len(item[1])):
+            text = _replace_whole(value, f"{{env:{name}}}", text) if len(value) >= _SHORTEST else text
+        return text
+
+    def texts(self) -> list[str]:
+        """Return the values that are hidden wherever they occur, as the study and as the script spells them."""
+        found = {text for value in self.values.values() for text in (value, _unescaped(value))}
+        return sorted((text for text in found if len(text) >= _SHORTEST), key=len, reverse=True)
+
     def _new_name(self, flag: str) -> str:
         """Return a name for the variable of a flag's secret, which no other variable has."""
-        last = re.split(r"[./]", flag)[-1] if flag else ""
-        base = re.sub(r"[^A-Za-z0-9]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", last)).strip("_").upper()
-        base = f"SECRET_{base}" if not base or base[0].isdigit() else base
-        base = base.rstrip("_")
+        last = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", re.split(r"[./]", flag)[-1])
+        word = re.sub(r"[^A-Za-z0-9]+", "_", last).strip("_").upper()
+        base = word if re.match("[A-Z]", word) else f"SECRET_{word}".rstrip("_")
         taken = {*self._exported, *self.values}
-        return next(
-            name for number in range(1, len(taken) + 2) if (name := base + f"_{number}" * (number > 1)) not in taken
-        )
+        names = [base, *(f"{base}_{number}" for number in range(2, len(taken) + 2))]
+        return next(name for name in names if name not in taken)
+
+
+def _replace_whole(value: str, by: str, text: str) -> str:
+    """Replace a value where it is no part of another word, and no placeholder of that name."""
+    return re.sub(rf"(?<![\w{{-]){re.escape(value)}(?![\w}}-])", lambda _: by, text)
 
 
 def _unescaped(text: str) -> str:

@@ -68,7 +68,8 @@ class NewStudy:
     @property
     def holds_secret(self) -> bool:
         """Whether the text shows a secret that no variable can stand for, as in an option of sbatch."""
-        return holds_secret(self.text)
+        command = self.imported.command
+        return (command is not None and command.shows_secret) or holds_secret(self.text)
 
 
 def read_import(framework: str, file: Path, text: str, arguments: tuple[str, ...] | None = None) -> Imported:

@@ -1,7 +1,7 @@
 """Batch script of a trial, as sbatch reads it: srun starts the command once on every host of the job.
 
 What a configuration determines is written into the script. What only a host knows (`{host_rank}`, `{master_address}`,
-`{master_port}`) becomes a variable that its shell expands. So do variables of the environment of `meshtune run`, and the
+`{master_port}`) becomes a variable that its shell expands. So do variables of the environment of `meshtune run` and the
 files of a trial: both may hold secrets, which belong into no command line.
 
 Sources: the manual pages of sbatch and srun of Slurm 24.05.
