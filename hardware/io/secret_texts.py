@@ -162,7 +162,7 @@ _FORMS = r"""
 _PAIR = r"""(?<![\w.])(?P<name>[A-Za-z_][\w.-]{0,100})
     (?P<sign>=|\\?["']\s{0,3}:\s{0,3}(?=[\\"'0-9A-Za-z]))
     (?P<quote>\\?["']?)
-    (?P<value>(?<=")[^"]+|(?<=')[^']+|[^\s"'`;&,)}\]]+)"""
+    (?P<value>(?<=")[^"]+|(?<=')[^']+|\$\{\w+\}|\{[\w:]+\}|[^\s"'`;&,)}\]]+)"""
 """A name with its value: `NAME=VALUE`, or a key of JSON."""
 
 _NAMED_WORD = re.compile(r"(?P<before>[-+~]*(?P<name>[A-Za-z_][\w./@-]*)=)(?P<value>.*)", re.S)
@@ -286,6 +286,7 @@ def hide_words(words: Iterable[str]) -> list[str]:
     """Return the words of a command with `***` for each secret value."""
     shown = list(words)
     for secret in secret_words(shown):
-        hidden = HIDDEN if is_secret_name(secret.name) else hide(secret.value)
-        shown[secret.at] = secret.before + hidden
+        hidden = hide(secret.value)
+        is_whole = is_secret_name(secret.name) or hidden == secret.value
+        shown[secret.at] = secret.before + (HIDDEN if is_whole else hidden)
     return shown

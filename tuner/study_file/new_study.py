@@ -19,7 +19,7 @@ from costmodels.job.runtime import find_runtime, runtime_names
 from hardware.cluster_file import cluster_from_mapping, cluster_names
 from hardware.io.config_file import read_text
 from hardware.io.errors import ConfigError, did_you_mean
-from hardware.io.secret_texts import holds_secret
+from hardware.io.secret_texts import hide
 from trials.command.log_pattern import StepSize
 from tuner.imports import IMPORTERS, Imported, Present, present_of
 from tuner.imports.bash.script import with_arguments
@@ -69,7 +69,7 @@ class NewStudy:
     def holds_secret(self) -> bool:
         """Whether the text shows a secret that no variable can stand for, as in an option of sbatch."""
         command = self.imported.command
-        return (command is not None and command.shows_secret) or holds_secret(self.text)
+        return (command is not None and command.shows_secret) or hide(self.text) != self.text
 
 
 def read_import(framework: str, file: Path, text: str, arguments: tuple[str, ...] | None = None) -> Imported:
