@@ -160,7 +160,7 @@ _FORMS = r"""
 """Values that are secrets by their form, after a text that shows them."""
 
 _PAIR = r"""(?<![\w.])(?P<name>[A-Za-z_][\w.-]{0,100})
-    (?P<sign>=|\\?["']\s{0,3}:\s{0,3}(?=[\\"'0-9A-Za-z]))
+    (?P<sign>:?=|:-|\\?["']\s{0,3}:\s{0,3}(?=[\\"'0-9A-Za-z]))
     (?P<quote>\\?["']?)
     (?P<value>(?<=")[^"]+|(?<=')[^']+|\$\{\w+\}|\{[\w:]+\}|[^\s"'`;&,)}\]]+)"""
 """A name with its value: `NAME=VALUE`, or a key of JSON."""
@@ -231,6 +231,11 @@ def hide(text: str) -> str:
     # compiled when first used: a quick command would take a tenth longer
     shown = re.sub(_FORMS, _hide_form, text, flags=re.X | re.S)
     return re.sub(_PAIR, _hide_pair, shown, flags=re.X)
+
+
+def hide_command(text: str) -> str:
+    """Return the text of a command with `***` also for the secrets of its flags."""
+    return " ".join(hide_words(text.split())) if holds_secret(text) else text
 
 
 def _hide_form(match: re.Match[str]) -> str:

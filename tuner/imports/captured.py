@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hardware.io.errors import ConfigError, shorten
-from hardware.io.secret_texts import hide_words
+from hardware.io.secret_texts import hide_command, hide_words
 from tuner.capture.launchers import TRAINING
 from tuner.capture.record import Record
 from tuner.capture.run_script import Capture
@@ -256,8 +256,7 @@ def _nothing(captured: Capture) -> ConfigError:
         listed = "; ".join(map(_shown, commands[-_SHOWN:]))
         parts.append(f"captured {len(commands)}: {listed}")
     if lines := [line.strip() for line in captured.output.splitlines() if line.strip()]:
-        shown = [" ".join(hide_words(line.split())) for line in lines[-_SHOWN:]]
-        parts.append(f"its last output: {' | '.join(shown)}")
+        parts.append(f"its last output: {' | '.join(map(hide_command, lines[-_SHOWN:]))}")
     return ConfigError(
         "; ".join(parts),
         nearest="set the variables that the script needs, pass its arguments, or read its log by --from-log",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from hardware.io.secret_texts import HIDDEN, SecretWord, hide, holds_secret, is_secret, secret_words
+from hardware.io.secret_texts import HIDDEN, SecretWord, hide, hide_command, holds_secret, is_secret, secret_words
 from tuner.imports.imported import Imported, LaunchCommand
 
 _SHORTEST = 6
@@ -35,7 +35,7 @@ def without_secrets(imported: Imported) -> Imported:
             unknown=tuple(map(clean, command.unknown)),
             left_out=tuple(map(clean, command.left_out)),
             directory=clean(command.directory),
-            moves=clean(command.moves),
+            moves=clean(hide_command(command.moves)),
         )
     return replace(
         imported,
@@ -43,7 +43,7 @@ def without_secrets(imported: Imported) -> Imported:
         missing={name: clean(why) for name, why in imported.missing.items()},
         open={name: clean(why) for name, why in imported.open.items()},
         origins={name: clean(flag) for name, flag in imported.origins.items()},
-        unread=tuple(replace(one, what=clean(one.what), why=clean(one.why)) for one in imported.unread),
+        unread=tuple(replace(one, what=clean(hide_command(one.what)), why=clean(one.why)) for one in imported.unread),
         doubts=tuple(replace(one, flag=clean(one.flag), why=clean(one.why)) for one in imported.doubts),
         notes=tuple(map(clean, imported.notes)),
     )
