@@ -11,6 +11,7 @@ Nothing tells a secret that has neither: the value of `-p`, or a password in the
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -130,7 +131,7 @@ _FILE = re.compile(r"(/|~/|\./|\.\./)[\w./-]*[\w-]")
 """Path of a file; of a key or of credentials, it is the place of a secret and not the secret."""
 _OF_FILES = frozenset({"credentials", "credential", "creds", "cred", "key", "cookie", "cookies", "auth"})
 
-_REFERENCE = re.compile(r"\$\w+|\$\{\w+\}|\{env:\w+\}|\{\w+\}|\*\*\*")
+_REFERENCE = re.compile(r"\$\w+|\$\{\w+\}|\{env:\w+\}|\{\w+\}|\*\*\*[0-9a-f]{0,16}")
 """Text that stands for a value elsewhere: a variable of a shell, a placeholder, or what was hidden already."""
 
 _FORMS = r"""
@@ -294,4 +295,13 @@ def hide_words(words: Iterable[str]) -> list[str]:
         hidden = hide(secret.value)
         is_whole = is_secret_name(secret.name) or hidden == secret.value
         shown[secret.at] = secret.before + (HIDDEN if is_whole else hidden)
+    return shown
+
+
+def digest_words(words: Iterable[str]) -> list[str]:
+    """Return the words of a command with a digest of each secret value, which tells two of them apart."""
+    shown = list(words)
+    for secret in secret_words(shown):
+        digest = hashlib.sha256(f"{secret.name}={secret.value}".encode()).hexdigest()[:16]
+        shown[secret.at] = f"{secret.before}{HIDDEN}{digest}"
     return shown

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from hardware.io.config_file import DocumentedModel
 from hardware.io.errors import ConfigError, did_you_mean
+from hardware.io.secret_texts import digest_words
 from trials.command.backend import CommandBackend, Launch
 from trials.command.knob_files import TrialFile, read_trial_file
 from trials.command.log_pattern import LogPattern, find_pattern
@@ -208,13 +209,14 @@ class CommandKeys(AbstractTrialKeys):
     def meaning(self) -> dict[str, Any]:
         """Return the keys that give a trial its meaning.
 
-        The values of environment variables may be secrets, so only their digests are kept.
+        The values of environment variables may be secrets, so only their digests are kept; so are those of secrets among
+        the command's words.
         """
         digests = {
             name: None if text is None else hashlib.sha256(f"{name}={text}".encode()).hexdigest()[:16]
             for name, text in self.environment.items()
         }
-        return AbstractTrialKeys.meaning(self) | {"environment": digests}
+        return AbstractTrialKeys.meaning(self) | {"command": digest_words(self.command), "environment": digests}
 
 
 def _read_files(keys: CommandKeys, study: StudyParts) -> tuple[TrialFile, ...]:
