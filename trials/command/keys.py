@@ -14,7 +14,7 @@ from pydantic import Field
 
 from hardware.io.config_file import DocumentedModel
 from hardware.io.errors import ConfigError, did_you_mean
-from hardware.io.secret_texts import digest_words
+from hardware.io.secret_texts import digest_words, hide_words
 from trials.command.backend import CommandBackend, Launch
 from trials.command.knob_files import TrialFile, read_trial_file
 from trials.command.log_pattern import LogPattern, find_pattern
@@ -130,8 +130,8 @@ class CommandKeys(AbstractTrialKeys):
             ConfigError: The command, its environment, its log or its profile is not described consistently.
         """
         names = (*(knob.name for knob in study.knobs), *self.files)
-        for number, argument in enumerate(self.command):
-            with _errors_under(f"trial.command.{number}"):
+        for number, (argument, shown) in enumerate(zip(self.command, hide_words(self.command), strict=True)):
+            with _errors_under(f"trial.command.{number}", shown=None if shown == argument else shown):
                 check_text(argument, flags=True, knobs=names)
         for name, text in self.environment.items():
             if not name or "=" in name:
@@ -209,7 +209,7 @@ class CommandKeys(AbstractTrialKeys):
     def meaning(self) -> dict[str, Any]:
         """Return the keys that give a trial its meaning.
 
-        The values of environment variables may be secrets, so only their digests are kept; so are those of secrets among
+        The values of environment variables may be secrets, so only their digests are kept, and so for the secrets among
         the command's words.
         """
         digests = {
@@ -352,9 +352,11 @@ def _find_pattern(log: str | LogKeys) -> LogPattern:
 
 
 @contextlib.contextmanager
-def _errors_under(key: str) -> Iterator[None]:
-    """Report a mistake that is found inside the block under the key `key`."""
+def _errors_under(key: str, *, shown: str | None = None) -> Iterator[None]:
+    """Report a mistake that is found inside the block under the key `key`, with `shown` for a value with a secret."""
     try:
         yield
     except ConfigError as error:
+        if shown is not None:
+            error = ConfigError(error.rule, key=error.key, value=shown, nearest=error.nearest)
         raise error.under(key) from None

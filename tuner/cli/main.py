@@ -26,7 +26,7 @@ from typer.main import get_command
 
 from hardware.io.errors import ConfigError, shown_url
 from hardware.io.output_file import check_place
-from hardware.io.secret_texts import hide_words
+from hardware.io.secret_texts import hide_words, holds_secret
 from tuner.cli import calibrate as cli_calibrate
 from tuner.cli import completion as cli_completion
 from tuner.cli import dashboard as cli_dashboard
@@ -144,8 +144,8 @@ def commands() -> Any:
 _ARGUMENTS = "_MESHTUNE_ARGUMENTS"
 """Environment variable through which the process passes its original arguments to its restarted self."""
 
-_OF_COMMANDS = re.compile(r"((?:--set=)?trial(?:\.environment[^=]*)?=).*", re.DOTALL)
-"""Pattern of a `--set` option that may hold environment variables of a trial's command."""
+_OF_COMMANDS = re.compile(r"((?:--set=)?trial(?:\.(?:environment|command)[^=]*)?=).*", re.DOTALL)
+"""Pattern of a `--set` option that may hold secrets of a trial's command, or environment variables."""
 
 
 def _hide_secrets() -> None:
@@ -184,8 +184,9 @@ def _mask_arguments(arguments: list[str]) -> list[str]:
 
 
 def _mask_argument(argument: str) -> str:
-    """Return an argument with passwords of URLs and environment variables of commands masked."""
-    return shown_url(_OF_COMMANDS.sub(r"\1***", argument) if "environment" in argument else argument)
+    """Return an argument with passwords of URLs, and environment variables and secrets of commands, masked."""
+    is_secret = "environment" in argument or ("command" in argument and holds_secret(argument.replace(",", " ")))
+    return shown_url(_OF_COMMANDS.sub(r"\1***", argument) if is_secret else argument)
 
 
 def _usage_message(error: Any) -> str:

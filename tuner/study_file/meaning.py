@@ -81,7 +81,7 @@ def first_difference(
         path = f"{prefix}{key}"
         old, new = before.get(key), now.get(key)
         if path == "trial.command" and isinstance(old, list):
-            old = digest_words(old)  # studies from before have the words as they are
+            old = digest_words(map(str, old))  # studies from before have the words as they are
         if isinstance(old, dict) and isinstance(new, dict):
             inner = first_difference(old, new, f"{path}.")
             if inner is not None:

@@ -38,8 +38,8 @@ def test_a_study_names_variables_of_the_environment(tmp_path, monkeypatch):
 
 
 def test_a_study_stores_no_secret_of_its_command(tmp_path):
-    """The meaning of a study has digests in place of the secrets in its words. They tell another value apart, and a study
-    that was stored with the words themselves goes on.
+    """The meaning of a study has digests in place of the secrets in its words. They tell another value apart, and a
+    study that was stored with the words themselves goes on.
     """
     path = write_study(tmp_path, trials=1)
     text = path.read_text(encoding="utf-8")
