@@ -136,31 +136,32 @@ _REFERENCE = re.compile(r"\$\w+|\$\{\w+\}|\{env:\w+\}|\{\w+\}|\*\*\*[0-9a-f]{0,1
 
 _FORMS = r"""
     (?P<before>
-        [A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s/@:'"]{0,200}:(?=[^\s@]*@)(?!\d{1,5}(/|$))  # a password of a URL
-        | (?i:\b(bearer|basic)\s+)(?=[\w.~+/=-]{16})(?=\S*\d)
+        # a password of a URL, and no port
+        (?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s/@:'"]{0,200}:(?=[^\s@]{0,300}@)(?!\d{1,5}(/|$))
+        | (?i:\b(bearer|basic)\s+)(?=[\w.~+/=-]{16})(?=\S{0,300}\d)
         | (?i:(?<![\w-])(proxy-)?authorization\s*[:=]\s*((bearer|basic|token)\s+)?)
         | (?i:(?<![\w-])(set-)?cookie\s*:\s*)
         | (?i:[?&;](sig|signature|x-amz-signature|x-amz-credential|x-goog-signature)=)
         | (?i:https?://hooks\.slack\.com/(services|workflows|triggers)/)
         | (?i:https?://([\w-]+\.)?discord(app)?\.com/api/webhooks/)
-        | (?i:https?://[\w.-]+\.webhook\.office\.com/)
-        | (?i:https?://[\w.-]{1,100}/[\w./-]{0,100}hooks?/(send\?key=)?)(?=[\w-]*\d)(?=[\w-]{8})
-        | (?i:(git\+)?https?://)(?=[\w.~%-]{16,}@)  # a token in the place of a user
+        | (?i:https?://[\w.-]{1,100}\.webhook\.office\.com/)
+        | (?i:https?://[\w.-]{1,100}/[\w./-]{0,100}hooks?/(send\?key=)?)(?=[\w-]{0,100}\d)(?=[\w-]{8})
+        | (?i:(git\+)?https?://)(?=[\w.~%-]{16,300}@)  # a token in the place of a user
     )
-    (?P<value>(?<=:)[^\s'"]+(?=@) | [^\s'"@;&,]+ )
+    (?P<value>(?<=:)[^\s'"]{1,300}(?=@) | [^\s'"@;&,]+ )
     | -----BEGIN[ ][A-Z ]*PRIVATE[ ]KEY-----.*?(-----END[ ][A-Z ]*PRIVATE[ ]KEY-----|$)
     | (?<![A-Za-z0-9])(
         hf_[A-Za-z0-9]{20,} | api_org_[A-Za-z0-9]{20,} | wandb_v1_\w{16,}
-        | (sk|rk|pk)(-|_(live|test)_)(?=[\w-]*\d)[\w-]{16,} | nvapi-[\w-]{20,} | gsk_\w{20,} | r8_\w{20,}
-        | gh[opusr]_[A-Za-z0-9]{16,} | github_pat_\w{20,} | glpat-[\w-]{16,} | gl[a-z]{2,4}-(?=[\w-]*\d)[\w-]{20,}
+        | (sk|rk|pk)(-|_(live|test)_)(?=[\w-]{0,100}\d)[\w-]{16,} | nvapi-[\w-]{20,} | gsk_\w{20,} | r8_\w{20,}
+        | gh[opusr]_[A-Za-z0-9]{16,} | github_pat_\w{20,} | glpat-[\w-]{16,} | gl[a-z]{2,4}-(?=[\w-]{0,100}\d)[\w-]{20,}
         | (AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16} | AIza[\w-]{30,} | ya29\.[\w-]{20,}
-        | xox[a-z]-[\w-]{10,} | xapp-[\w-]{10,} | SG\.[\w-]{16,}\.[\w-]{16,} | npm_[A-Za-z0-9]{30,} | pypi-[\w-]{40,}
-        | dckr_pat_[\w-]{16,} | dop_v1_\w{30,} | hv[sb]\.[\w-]{20,} | eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*
+        | xox[a-z]-[\w-]{10,} | xapp-[\w-]{10,} | SG\.[\w-]{16,100}\.[\w-]{16,} | npm_[A-Za-z0-9]{30,} | pypi-[\w-]{40,}
+        | dckr_pat_[\w-]{16,} | dop_v1_\w{30,} | hv[sb]\.[\w-]{20,} | eyJ[\w-]{10,2000}\.[\w-]{10,4000}\.[\w-]*
       )
     """
 """Values that are secrets by their form, after a text that shows them."""
 
-_PAIR = r"""(?<![\w.])(?P<name>[A-Za-z_][\w.-]{0,100})
+_PAIR = r"""(?<![\w.-])(?P<dashes>-{0,2})(?P<name>[A-Za-z_][\w.-]{0,100})
     (?P<sign>:?=|:-|\\?["']\s{0,3}:\s{0,3}(?=[\\"'0-9A-Za-z]))
     (?P<quote>\\?["']?)
     (?P<value>(?<=")[^"]+|(?<=')[^']+|\$\{\w+\}|\{[\w:]+\}|[^\s"'`;&,)}\]]+)"""
@@ -248,7 +249,9 @@ def _hide_form(match: re.Match[str]) -> str:
 
 def _hide_pair(match: re.Match[str]) -> str:
     name, value = match["name"], match["value"]
-    return f"{name}{match['sign']}{match['quote']}{HIDDEN}" if is_named_secret(name, value) else match[0]
+    if not is_named_secret(name, value):
+        return match[0]
+    return f"{match['dashes']}{name}{match['sign']}{match['quote']}{HIDDEN}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

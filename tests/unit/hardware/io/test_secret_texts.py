@@ -1,4 +1,8 @@
+import time
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hardware.io.errors import ConfigError
 from hardware.io.secret_texts import hide, hide_words, is_secret, is_secret_name
@@ -74,6 +78,31 @@ def test_the_rest_of_a_text_stays(text, shown):
     """Only the secret is replaced; references to variables are none."""
     assert hide(text) == (shown or text)
     assert hide(hide(text)) == hide(text)
+
+
+PARTS = st.sampled_from(
+    [*" =:@/.-'\"{}$,;&?\n", "--", "://", "HF_TOKEN", "api_key", "http", "abc1", "sk-", "***", "Bearer"]
+)
+
+
+@given(st.lists(PARTS, max_size=12).map("".join))
+def test_what_is_hidden_stays_hidden(text):
+    """Any text can be read, and nothing more is hidden in what was hidden."""
+    shown = hide(text)
+
+    assert hide(shown) == shown
+    assert len(hide_words(text.split())) == len(text.split())
+
+
+@pytest.mark.parametrize(
+    "part", ["http://", "http://a:", "sk-", "A" * 30 + "://", "x-", "--a ", "eyJaaaaaaaaaa.", '"a":']
+)
+def test_a_long_text_takes_no_time(part):
+    """Time grows with the length of a text, not with its square: 50,000 characters take a fraction of a second."""
+    begun_s = time.process_time()
+    hide(part * (50_000 // len(part)))
+
+    assert time.process_time() - begun_s < 5.0
 
 
 def test_no_message_shows_a_secret():

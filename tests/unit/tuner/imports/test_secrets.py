@@ -1,6 +1,8 @@
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -45,6 +47,8 @@ def test_no_secret_of_a_script_is_copied(meshtune, tmp_path, monkeypatch, framew
     variables in their place, which the output names. What only looks like a secret is there.
     """
     monkeypatch.chdir(tmp_path)
+    for name in ("LC_ALL", "LC_CTYPE", "LANG"):  # a stand-in's Python sets LC_CTYPE then
+        monkeypatch.delenv(name, raising=False)
     (tmp_path / "train.sh").write_text(SCRIPTS[framework], encoding="utf-8")
     source = ("--capture", "--yes") if way == "captured" else (f"--from-{framework}", "train.sh")
     behind = ("--", "bash", "train.sh") if way == "captured" else ()
@@ -56,7 +60,7 @@ def test_no_secret_of_a_script_is_copied(meshtune, tmp_path, monkeypatch, framew
     environment = dict(backend.environment)
     assert environment.items() >= KEPT.items()
     assert {name: environment[name] for name in VARIABLES} == {name: f"{{env:{name}}}" for name in VARIABLES}
-    assert not environment.keys() & OF_SESSION.keys()
+    assert not environment.keys() & {*OF_SESSION, "LC_CTYPE"}
     words = list(backend.arguments)
     for flag, value in KEPT_FLAGS.items():
         assert words[words.index(flag) + 1] == value
@@ -131,3 +135,24 @@ def test_the_words_behind_the_dashes_show_no_secret(meshtune):
         assert done.status == 2
         assert S not in done.out + done.err
         assert "--hub-token" in done.err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc to read command lines from")
+def test_the_words_behind_the_dashes_are_in_no_command_line():
+    """A capture's own process does not show the secrets of the script's words, and still hands them to the script."""
+    code = (
+        "import sys, tuner.cli.init\n"
+        "def told(words, **_):\n"
+        "    line = open('/proc/self/cmdline').read()\n"
+        f"    print([{S!r} in str(place) for place in (words, line)])\n"
+        "    raise SystemExit(3)\n"
+        "tuner.cli.init.captured_import = told\n"
+        "import tuner.cli.main\n"
+        "sys.argv[0] = 'meshtune'\n"
+        "tuner.cli.main.main()\n"
+    ).replace(repr(S), "'-'.join(['canary', 'x7'])")
+    given = ["init", "--capture", "--force", "--", "bash", "t.sh", "--hub-token", "canary-x7"]
+
+    done = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout) == (3, "[True, False]\n"), done.stderr
