@@ -80,6 +80,7 @@ KEPT = {
         "visible",
     ),
     "TOKENIZERS_PARALLELISM": "false",
+    "LANG": "C",
     "NCCL_DEBUG": "WARN",
     "OMP_NUM_THREADS": "8",
     "PASSWORD_FILE": "/run/secrets/password",

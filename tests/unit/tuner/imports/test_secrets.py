@@ -47,7 +47,8 @@ def test_no_secret_of_a_script_is_copied(meshtune, tmp_path, monkeypatch, framew
     variables in their place, which the output names. What only looks like a secret is there.
     """
     monkeypatch.chdir(tmp_path)
-    for name in ("LC_ALL", "LC_CTYPE", "LANG"):  # a stand-in's Python sets LC_CTYPE then
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    for name in ("LC_ALL", "LC_CTYPE"):  # a stand-in's Python sets the latter, because the script sets LANG
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "train.sh").write_text(SCRIPTS[framework], encoding="utf-8")
     source = ("--capture", "--yes") if way == "captured" else (f"--from-{framework}", "train.sh")
