@@ -71,6 +71,9 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "`peak_memory_bytes`, `source`; null without",
             "unread": "parts of the file that could not be read without running it, with their lines",
             "notes": "further remarks on the study file",
+            "variables": "environment variables that `meshtune run` needs: the script's secrets, which the study file "
+            "only names",
+            "holds_secret": "whether the study file still shows a secret, and only you may therefore read it",
         },
         "with `--from-jax` or `--from-torch`": {
             "written": "study file that was written",

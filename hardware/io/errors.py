@@ -6,6 +6,8 @@ import difflib
 import re
 from collections.abc import Iterable
 
+from hardware.io.secret_texts import HIDDEN, hide, is_named_secret
+
 
 class ConfigError(Exception):
     """Error for a value that a user gave and that cannot work.
@@ -48,15 +50,16 @@ class ConfigError(Exception):
         parts = [shorten(self.file, 1_000)] if self.file else []
         if self.key is not None:
             key = shorten(self.key, 200)
-            parts.append(key if self.value is None else f"{key} = {quote_value(self.value)}")
-        parts.append(shorten(self.rule, 1_500))
+            value = HIDDEN if is_named_secret(self.key, str(self.value)) else quote_value(self.value)
+            parts.append(key if self.value is None else f"{key} = {value}")
+        parts.append(shorten(hide(self.rule), 1_500))
         sentence = ": ".join(parts)
         return f"{sentence}; {shorten(self.nearest, 1_500)}" if self.nearest else sentence
 
 
 def quote_value(value: object, limit: int = 120) -> str:
-    """Print a value for messages: text is quoted, passwords of URLs are hidden, at most `limit` characters remain."""
-    return shorten(shown_url(repr(value)), limit)
+    """Print a value for messages: text is quoted, secrets are hidden, at most `limit` characters remain."""
+    return shorten(hide(shown_url(repr(value))), limit)
 
 
 def shorten(text: str, limit: int) -> str:

@@ -23,8 +23,8 @@ def check_place(out: Path, option: str = "--out") -> None:
         raise ConfigError(rule, key=option, value=str(out))
 
 
-def write_output(out: Path, content: str | bytes, *, option: str = "--out") -> None:
-    """Write a text or bytes to the file that an option names.
+def write_output(out: Path, content: str | bytes, *, option: str = "--out", private: bool = False) -> None:
+    """Write a text or bytes to the file that an option names, which nobody else may read if it is private.
 
     Raises:
         ConfigError: The file cannot be written.
@@ -34,12 +34,12 @@ def write_output(out: Path, content: str | bytes, *, option: str = "--out") -> N
         if _is_special(out):
             _write(out, data)
         else:
-            _replace(out, data)
+            _replace(out, data, private=private)
     except OSError as error:
         raise ConfigError(f"cannot be written ({error.strerror})", key=option, value=str(out)) from None
 
 
-def new_file(path: Path) -> int:
+def new_file(path: Path, *, private: bool = False) -> int:
     """Create an empty file in the place of whatever has its name, and return its descriptor.
 
     Raises:
@@ -48,7 +48,7 @@ def new_file(path: Path) -> int:
     if _is_special(path):
         return os.open(path, os.O_WRONLY)
     path.unlink(missing_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
 
 
 def _is_special(out: Path) -> bool:
@@ -56,17 +56,17 @@ def _is_special(out: Path) -> bool:
     return Path("/dev") in out.absolute().parents or (out.exists() and not out.is_file())
 
 
-def _replace(out: Path, data: bytes) -> None:
+def _replace(out: Path, data: bytes, *, private: bool) -> None:
     """Write a file beside `out`, and give it that name."""
     beside = out.with_name(f".{os.getpid()}.partial")
     try:
-        _write(beside, data)
+        _write(beside, data, private=private)
         beside.replace(out)
     except OSError:
         beside.unlink(missing_ok=True)
         raise
 
 
-def _write(path: Path, data: bytes) -> None:
-    with os.fdopen(new_file(path), "wb") as file:
+def _write(path: Path, data: bytes, *, private: bool = False) -> None:
+    with os.fdopen(new_file(path, private=private), "wb") as file:
         file.write(data)

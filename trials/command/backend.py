@@ -25,7 +25,7 @@ from trials.command.host_program import HostPlan, UserCommand
 from trials.command.knob_files import TrialFile
 from trials.command.log_pattern import StepSize
 from trials.command.log_watch import Wanted, watch_log
-from trials.command.placeholders import KNOBS, hosts_of, names_in, values_of
+from trials.command.placeholders import KNOBS, hosts_of, names_in, values_of, variables_in
 from trials.command.slurm.job_program import JobPlan
 from trials.command.slurm.jobs import SlurmJobs, job_plan
 from trials.command.slurm.queue import cancel_named, check_programs
@@ -123,14 +123,18 @@ class CommandBackend(UserCommand, AbstractRankBackend):
         return RankSetup(modules=modules if self.profile is None else (*modules, "trials.command.trace_program"))
 
     def check(self) -> None:
-        """Check that the logs outlive a Ray job, and that directory and program exist if this machine runs them.
+        """Check that the logs outlive a Ray job, and that variables, directory and program are there.
+
+        Directory and program are looked for if this machine runs them.
 
         Raises:
-            ConfigError: The logs would be lost, or the directory, the program or Slurm's programs are missing.
+            ConfigError: The logs would be lost, or a variable, the directory, the program or Slurm's programs are
+                missing.
         """
         if self.logs is not None:
             nearest = "--set trial.logs= with an absolute path that every host can write to"
             check_outlives_job(self.logs, key="trial.logs", value=str(self.logs), nearest=nearest)
+        self._check_variables()
         if len(self.hosts) > 1:
             return
         if not self.directory.is_dir():
@@ -150,6 +154,18 @@ class CommandBackend(UserCommand, AbstractRankBackend):
                 key="trial.command.0",
                 value=program,
                 nearest="an absolute path, one relative to trial.directory, or a PATH that has it (trial.environment)",
+            )
+
+    def _check_variables(self) -> None:
+        """Check that the environment has all variables that the command refers to."""
+        given = {name for name, _ in self.variables}
+        texts = (*self.arguments, *(text or "" for _, text in self.environment))
+        if missing := [name for name in variables_in(texts) if name not in given]:
+            settings = " ".join(f"{name}=..." for name in missing)
+            raise ConfigError(
+                f"refers to environment variables that are not set: {', '.join(missing)}",
+                key="trial",
+                nearest=f"export {settings} first, or take them out of trial.command and trial.environment",
             )
 
     def expected_steps(self, config: ParallelConfig) -> int | None:  # noqa: ARG002 # the contract's

@@ -15,7 +15,7 @@ from trials.backend import Status
 from trials.command.knob_files import write_files
 from trials.command.log_pattern import LogPattern, StepSize
 from trials.command.log_reader import READ_BYTES, LogReader, SlowLineError
-from trials.command.placeholders import FLAGS, KNOBS, fill_all, fill_text, without_wildcards
+from trials.command.placeholders import FLAGS, KNOBS, fill_all, fill_text, values_of_variables, without_wildcards
 from trials.command.process_tree import adopt_orphans, start_supervised
 from trials.ranks.messages import Place
 
@@ -27,6 +27,7 @@ class UserCommand:
     Attributes:
         arguments: Program and arguments of the command, with placeholders.
         environment: Environment variables in addition to the host's, with placeholders; None removes a variable.
+        variables: Variables of the environment of `meshtune run` that the command refers to, with their values.
         directory: Working directory of the command.
         pattern: Pattern that reads the log.
         logs: Folder for whole logs on each host; None keeps only the end of a log, in the study.
@@ -37,6 +38,7 @@ class UserCommand:
 
     arguments: tuple[str, ...]
     environment: tuple[tuple[str, str | None], ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
     directory: Path
     pattern: LogPattern
     logs: Path | None = None
@@ -90,11 +92,11 @@ def run_host(place: Place, plan: HostPlan) -> None:
     """Run the command to its end, and print its output here too."""
     if place.listening is not None:
         os.close(place.listening)  # the command will listen there
-    values = dict(plan.values) | {
-        "host_rank": str(place.rank),
-        "master_address": place.host,
-        "master_port": str(place.port),
-    }
+    values = (
+        dict(plan.values)
+        | values_of_variables(plan.variables)
+        | {"host_rank": str(place.rank), "master_address": place.host, "master_port": str(place.port)}
+    )
     if plan.profile is not None:
         values["profile"] = str(plan.profile_root / without_wildcards(fill_text(plan.profile, values)))
     with (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,10 +14,20 @@ from pydantic import Field
 
 from hardware.io.config_file import DocumentedModel
 from hardware.io.errors import ConfigError, did_you_mean
+from hardware.io.secret_texts import digest_words, hide_words
 from trials.command.backend import CommandBackend, Launch
 from trials.command.knob_files import TrialFile, read_trial_file
 from trials.command.log_pattern import LogPattern, find_pattern
-from trials.command.placeholders import FLAGS, KNOBS, PLACEHOLDERS, PROFILE, check_text, names_in, without_wildcards
+from trials.command.placeholders import (
+    FLAGS,
+    KNOBS,
+    PLACEHOLDERS,
+    PROFILE,
+    check_text,
+    names_in,
+    variables_in,
+    without_wildcards,
+)
 from trials.command.slurm.jobs import SlurmJobs, check_options, study_prefix
 from trials.framework_flags import FlagExporter, WriteFlags
 from trials.knobs.knob import Knob
@@ -119,8 +130,8 @@ class CommandKeys(AbstractTrialKeys):
             ConfigError: The command, its environment, its log or its profile is not described consistently.
         """
         names = (*(knob.name for knob in study.knobs), *self.files)
-        for number, argument in enumerate(self.command):
-            with _errors_under(f"trial.command.{number}"):
+        for number, (argument, shown) in enumerate(zip(self.command, hide_words(self.command), strict=True)):
+            with _errors_under(f"trial.command.{number}", shown=None if shown == argument else shown):
                 check_text(argument, flags=True, knobs=names)
         for name, text in self.environment.items():
             if not name or "=" in name:
@@ -150,6 +161,7 @@ class CommandKeys(AbstractTrialKeys):
             cluster=study.setting.cluster,
             arguments=tuple(self.command),
             environment=tuple(self.environment.items()),
+            variables=tuple((name, os.environ[name]) for name in self._variables() if name in os.environ),
             flags=_find_flags(self, study.flag_exporters),
             directory=(base_dir / self.directory).absolute(),
             pattern=_find_pattern(self.log),
@@ -190,16 +202,21 @@ class CommandKeys(AbstractTrialKeys):
         if self.logs is not None:
             yield "trial.logs", self.logs
 
+    def _variables(self) -> list[str]:
+        """Return the variables of the environment of `meshtune run` that the command refers to."""
+        return variables_in((*self.command, *(text or "" for text in self.environment.values())))
+
     def meaning(self) -> dict[str, Any]:
         """Return the keys that give a trial its meaning.
 
-        The values of environment variables may be secrets, so only their digests are kept.
+        The values of environment variables may be secrets, so only their digests are kept, and so for the secrets among
+        the command's words.
         """
         digests = {
             name: None if text is None else hashlib.sha256(f"{name}={text}".encode()).hexdigest()[:16]
             for name, text in self.environment.items()
         }
-        return AbstractTrialKeys.meaning(self) | {"environment": digests}
+        return AbstractTrialKeys.meaning(self) | {"command": digest_words(self.command), "environment": digests}
 
 
 def _read_files(keys: CommandKeys, study: StudyParts) -> tuple[TrialFile, ...]:
@@ -260,7 +277,7 @@ def _check_profile(keys: CommandKeys) -> None:
             raise ConfigError(rule, key="trial.profile", nearest=nearest)
         return
     with _errors_under("trial.profile"):
-        check_text(keys.profile, flags=False)
+        check_text(keys.profile, flags=False, variables=False)
     names = names_in(keys.profile)
     if "trial" not in names or PROFILE in names or {"master_address", "master_port"} & set(names):
         raise ConfigError(
@@ -335,9 +352,11 @@ def _find_pattern(log: str | LogKeys) -> LogPattern:
 
 
 @contextlib.contextmanager
-def _errors_under(key: str) -> Iterator[None]:
-    """Report a mistake that is found inside the block under the key `key`."""
+def _errors_under(key: str, *, shown: str | None = None) -> Iterator[None]:
+    """Report a mistake that is found inside the block under the key `key`, with `shown` for a value with a secret."""
     try:
         yield
     except ConfigError as error:
+        if shown is not None:
+            error = ConfigError(error.rule, key=error.key, value=shown, nearest=error.nearest)
         raise error.under(key) from None

@@ -2,13 +2,15 @@
 
 An argument with a placeholder stays one argument whatever the value holds, because no shell reads it. `{{` and `}}` are
 braces. Only `{flags}` and `{knobs}` are arguments by themselves, and become as many arguments as there are flags.
+`{env:NAME}` is a variable of the environment of `meshtune run`, so that a study can name a secret and not hold it.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, ParallelConfig
 from costmodels.job.training_job import TrainingJob
@@ -44,17 +46,21 @@ OF_CONFIG = (
     "steps",
     "total_steps",
 )
+VARIABLE = "env:"
+"""Beginning of a placeholder of a variable of the environment of `meshtune run`."""
+
 PLACEHOLDERS = (*OF_CONFIG, *ON_HOST)
-"""Names of all placeholders except `flags`."""
+"""Names of all placeholders except `flags`, `knobs` and those of variables."""
 
 
-def check_text(text: str, *, flags: bool, knobs: Sequence[str] = ()) -> None:
+def check_text(text: str, *, flags: bool, knobs: Sequence[str] = (), variables: bool = True) -> None:
     """Check that all placeholders of an argument are known; with `flags` it may be `{flags}` or `{knobs}`.
 
     Args:
         text: Argument, variable or path.
         flags: Whether it may be a placeholder of several arguments.
         knobs: Names of the study's knobs and files, which are placeholders too.
+        variables: Whether it may hold `{env:NAME}`.
 
     Raises:
         ConfigError: A placeholder is unknown, or a brace has no partner.
@@ -70,7 +76,10 @@ def check_text(text: str, *, flags: bool, knobs: Sequence[str] = ()) -> None:
             raise ConfigError(
                 "must be an argument of its own, because it expands to several", value=text, nearest=several[name]
             )
-        if name not in PLACEHOLDERS and name not in knobs:
+        if name.startswith(VARIABLE) and variables:
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name.removeprefix(VARIABLE)):
+                raise ConfigError("names no environment variable", value=text, nearest="{env:NAME}")
+        elif name not in PLACEHOLDERS and name not in knobs:
             known = (*PLACEHOLDERS, *knobs, *(several if flags else ()))
             raise ConfigError(f"has no value for {{{name}}}", value=text, nearest=did_you_mean(name, known))
 
@@ -107,8 +116,7 @@ def hosts_of(cluster: Cluster, config: ParallelConfig) -> Sequence[int]:
 
 def fill_text(text: str, values: Mapping[str, str]) -> str:
     """Replace the placeholders of an argument by their values."""
-    fields = string.Formatter().parse(text)
-    return "".join(literal + ("" if name is None else values[name]) for literal, name, _, _ in fields)
+    return "".join(literal + ("" if name is None else values[name]) for literal, name in parts_of(text))
 
 
 def fill_all(arguments: Sequence[str], values: Mapping[str, str], several: Mapping[str, Sequence[str]]) -> list[str]:
@@ -130,6 +138,17 @@ def without_wildcards(path: str) -> str:
     return "/".join(plain)
 
 
+def variables_in(texts: Iterable[str]) -> list[str]:
+    """Return the distinct names of the environment variables that texts refer to, in their order."""
+    names = [name for text in texts for name in names_in(text)]
+    return list(dict.fromkeys(name.removeprefix(VARIABLE) for name in names if name.startswith(VARIABLE)))
+
+
+def values_of_variables(variables: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the values of environment variables by their placeholders."""
+    return {VARIABLE + name: value for name, value in variables}
+
+
 def names_in(text: str) -> list[str]:
     """Return the names of a text's placeholders, in their order.
 
@@ -141,6 +160,12 @@ def names_in(text: str) -> list[str]:
     except ValueError:
         raise ConfigError("has an unmatched brace", value=text, nearest="{{ and }} for braces") from None
     for _, name, spec, conversion in fields:
-        if name is not None and (spec or conversion):
+        if name is not None and ((spec and name + ":" != VARIABLE) or conversion):
             raise ConfigError("allows only names between braces", value=text, nearest=f"{{{name}}}")
-    return [name for _, name, _, _ in fields if name is not None]
+    return [name for _, name in parts_of(text) if name is not None]
+
+
+def parts_of(text: str) -> Iterator[tuple[str, str | None]]:
+    """Yield the plain parts of a text that `names_in` accepts, each with the name of the placeholder behind it."""
+    for literal, name, spec, _ in string.Formatter().parse(text):
+        yield literal, f"{name}:{spec}" if spec else name

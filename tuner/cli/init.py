@@ -13,6 +13,7 @@ import typer
 from typer import Argument, Option
 
 from hardware.io.errors import ConfigError
+from hardware.io.secret_texts import hide_words
 from tuner.cli import completion as cli_completion
 from tuner.cli.init_capture import captured_import
 from tuner.cli.options import AsJson, with_options, write_file
@@ -166,7 +167,7 @@ def init(
     )
     words = None if arguments is None else tuple(arguments)
     if words and not capture and any(framework not in ("megatron", "torchtitan") for framework, _ in chosen):
-        raise ConfigError("only a script has arguments", key="--", value=" ".join(words))
+        raise ConfigError("only a script has arguments", key="--", value=" ".join(hide_words(words)))
     scripts = [
         read_import(framework, path, read_text(path, most_bytes=MOST_BYTES), arguments=words)
         for framework, path in chosen
@@ -194,6 +195,8 @@ def init(
         "notes": list(made.imported.notes),
         "capture": captured
         and {"boundary": captured.boundary or None, "written": captured.written, "unseen": captured.unseen},
+        "variables": [] if made.imported.command is None else list(made.imported.command.variables),
+        "holds_secret": made.holds_secret,
     }
     warn((*map(str, made.imported.unread), *made.imported.notes))
     if as_json:
@@ -283,7 +286,7 @@ def _command_so_far(
     for name, value in named.items():
         words += [] if value is None else [f"--{name}", str(value)]
     words += ["--out", str(out)] if out != Path("study.yaml") else []
-    return shlex.join(words), shlex.join(["--", *arguments]) if arguments else ""
+    return shlex.join(words), shlex.join(["--", *hide_words(arguments)]) if arguments else ""
 
 
 def _parse_config(text: str) -> dict[str, Value]:
@@ -333,7 +336,7 @@ def _write(imported: Imported, added: Added, file: Path, out: Path, *, force: bo
     if made.model_file:
         write_file(out.parent / made.model_file, made.model_text)
         written.append(out.parent / made.model_file)
-    write_file(out, made.text)
+    write_file(out, made.text, private=made.holds_secret)
     return written, made
 
 
@@ -356,6 +359,14 @@ def _print_result(made: NewStudy, written: list[Path], out: Path) -> None:
     else:
         typer.echo("Trials are simulated; docs/own-command.md explains how to run your own command.")
     study = printable(str(out))
+    if made.imported.command is not None and (variables := made.imported.command.variables):
+        typer.echo(
+            f"Secrets of the script are not copied; set them before `meshtune run`: {printable(' '.join(variables))}"
+        )
+    if made.holds_secret:
+        typer.echo(
+            f"{study} still shows a secret, in an option of Slurm or a comment: only you may read it (mode 0600)."
+        )
     typer.echo("Next:")
     typer.echo(f"  meshtune space {study}    # count the configurations that can work")
     if made.present.current:

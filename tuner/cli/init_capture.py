@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from hardware.io.errors import ConfigError
+from hardware.io.secret_texts import hide_words
 from tuner.terminal.console import printable
 
 if TYPE_CHECKING:  # the second loads numpy
@@ -72,12 +73,14 @@ def _captured(command: Sequence[str], *, yes: bool, unconfined: bool) -> Capture
                 raise ConfigError(
                     "runs no script of which nothing keeps this machine apart",
                     key="--capture",
-                    value=shlex.join(command),
+                    value=shlex.join(hide_words(command)),
                     nearest="--unconfined runs it all the same; --from-megatron and others only read a script",
                 ) from None
             return capture(command, boundaries=(), unconfined=True)
     except OSError as error:
-        raise ConfigError(f"cannot be started: {error}", key="--capture", value=shlex.join(command)) from None
+        raise ConfigError(
+            f"cannot be started: {error}", key="--capture", value=shlex.join(hide_words(command))
+        ) from None
 
 
 def _notes(captured: Capture) -> list[str]:
@@ -101,7 +104,7 @@ def _explanation(command: Sequence[str], limit_s: float) -> str:
 
     return "\n".join(
         (
-            f"Capture: runs `{printable(shlex.join(command))}` for at most {limit_s:.0f} s.",
+            f"Capture: runs `{printable(shlex.join(hide_words(command)))}` for at most {limit_s:.0f} s.",
             "  The kernel keeps it apart from this machine: what it writes is named and does not stay, and it has no",
             "  network. Where this machine allows that in no way, it does not run.",
             f"  Nothing trains: {', '.join(TRAINING[:5])} and the like only write down their arguments.",

@@ -26,6 +26,7 @@ from typer.main import get_command
 
 from hardware.io.errors import ConfigError, shown_url
 from hardware.io.output_file import check_place
+from hardware.io.secret_texts import hide_words, holds_secret
 from tuner.cli import calibrate as cli_calibrate
 from tuner.cli import completion as cli_completion
 from tuner.cli import dashboard as cli_dashboard
@@ -143,8 +144,8 @@ def commands() -> Any:
 _ARGUMENTS = "_MESHTUNE_ARGUMENTS"
 """Environment variable through which the process passes its original arguments to its restarted self."""
 
-_OF_COMMANDS = re.compile(r"((?:--set=)?trial(?:\.environment[^=]*)?=).*", re.DOTALL)
-"""Pattern of a `--set` option that may hold environment variables of a trial's command."""
+_OF_COMMANDS = re.compile(r"((?:--set=)?trial(?:\.(?:environment|command)[^=]*)?=).*", re.DOTALL)
+"""Pattern of a `--set` option that may hold secrets of a trial's command, or environment variables."""
 
 
 def _hide_secrets() -> None:
@@ -155,10 +156,10 @@ def _hide_secrets() -> None:
     """
     given = sys.argv[1:]
     told = _texts_in(os.environ.pop(_ARGUMENTS, ""))
-    if told is not None and [_mask_argument(argument) for argument in told] == given:
+    if told is not None and _mask_arguments(told) == given:
         sys.argv[1:] = told
         return
-    shown, at = [_mask_argument(argument) for argument in given], len(sys.orig_argv) - len(given)
+    shown, at = _mask_arguments(given), len(sys.orig_argv) - len(given)
     if shown != given and sys.orig_argv[at:] == given:  # false if another program called `main`
         os.environ[_ARGUMENTS] = json.dumps(given)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:at], *shown])  # noqa: S606 # no shell wanted
@@ -173,9 +174,19 @@ def _texts_in(text: str) -> list[str] | None:
     return found if isinstance(found, list) and all(isinstance(one, str) for one in found) else None
 
 
+def _mask_arguments(arguments: list[str]) -> list[str]:
+    """Return the arguments with their secrets masked, also those behind `--`, which are the words of a script."""
+    masked = [_mask_argument(argument) for argument in arguments]
+    if "--" not in arguments:
+        return masked
+    own = arguments.index("--") + 1
+    return [*masked[:own], *hide_words(masked[own:])]
+
+
 def _mask_argument(argument: str) -> str:
-    """Return an argument with passwords of URLs and environment variables of commands masked."""
-    return shown_url(_OF_COMMANDS.sub(r"\1***", argument) if "environment" in argument else argument)
+    """Return an argument with passwords of URLs, and environment variables and secrets of commands, masked."""
+    is_secret = "environment" in argument or ("command" in argument and holds_secret(argument.replace(",", " ")))
+    return shown_url(_OF_COMMANDS.sub(r"\1***", argument) if is_secret else argument)
 
 
 def _usage_message(error: Any) -> str:

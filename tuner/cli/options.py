@@ -226,11 +226,11 @@ def check_out(out: Path, option: str = "--out") -> None:
     check_outlives_job(out, key=option, value=str(out), nearest=nearest)
 
 
-def write_file(out: Path, text: str) -> None:
-    """Write a text to the file that `--out` names.
+def write_file(out: Path, text: str, *, private: bool = False) -> None:
+    """Write a text to the file that `--out` names, which nobody else may read if it is private.
 
     Raises:
         ConfigError: The file cannot be written.
     """
     check_out(out)
-    write_output(out, text.rstrip("\n") + "\n")
+    write_output(out, text.rstrip("\n") + "\n", private=private)

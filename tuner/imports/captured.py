@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hardware.io.errors import ConfigError, shorten
+from hardware.io.secret_texts import hide_command, hide_words
 from tuner.capture.launchers import TRAINING
 from tuner.capture.record import Record
 from tuner.capture.run_script import Capture
@@ -23,6 +24,7 @@ from tuner.imports.gpt_neox import import_gpt_neox, merge_gpt_neox
 from tuner.imports.imported import Imported, SlurmOptions
 from tuner.imports.megatron import SIGNS, import_megatron
 from tuner.imports.nanotron import import_nanotron
+from tuner.imports.session import is_of_tool
 from tuner.imports.slurm_launch import slurm_options
 from tuner.imports.torchtitan import import_torchtitan
 from tuner.imports.trainer_flags import SIGN, import_trainer
@@ -164,7 +166,11 @@ def _as_script(record: Record, captured: Capture) -> str:
     lines += [f"#SBATCH --nodes={stated.hosts}"] if stated.hosts else []
     lines += [f"#SBATCH --gpus-per-node={stated.devices_per_host}"] if stated.devices_per_host else []
     # Variables that hold a whole command, as scripts pass it to `bash -c`, are no settings of the program.
-    kept = {name: value for name, value in own.items() if name not in _RANKS and " --" not in value}
+    kept = {
+        name: value
+        for name, value in own.items()
+        if name not in _RANKS and " --" not in value and not is_of_tool(name, value)
+    }
     lines += [f"export {name}={shlex.quote(value)}" for name, value in kept.items()]
     lines.append(f"cd {shlex.quote(record.directory)}")
     lines.append(shlex.join((*_srun(record), *record.words)))
@@ -251,7 +257,7 @@ def _nothing(captured: Capture) -> ConfigError:
         parts.append(f"captured {len(commands)}: {listed}")
     parts += captured.unread[:_SHOWN]
     if lines := [line.strip() for line in captured.output.splitlines() if line.strip()]:
-        parts.append(f"its last output: {' | '.join(lines[-_SHOWN:])}")
+        parts.append(f"its last output: {' | '.join(map(hide_command, lines[-_SHOWN:]))}")
     return ConfigError(
         "; ".join(parts),
         nearest="set the variables that the script needs, pass its arguments, or read its log by --from-log",
@@ -260,4 +266,4 @@ def _nothing(captured: Capture) -> ConfigError:
 
 def _shown(record: Record) -> str:
     """Return the beginning of a command for messages."""
-    return shorten(shlex.join(record.words), 120)
+    return shorten(shlex.join(hide_words(record.words)), 120)

@@ -76,6 +76,9 @@ class LaunchCommand:
         unknown: Distinct reasons for unknown arguments; empty if the whole command is known.
         left_out: Flags of the script that a trial must not have.
         not_copied: Names of exported variables that are not in `environment`.
+        variables: Names of variables that `{env:NAME}` stands for in the arguments and the environment, in place of the
+            script's secrets.
+        shows_secret: Whether an option of Slurm shows a secret, which no variable can stand for there.
         directory: Working directory of the command.
         script: Name of the script, if the configuration was imported from another file.
         slurm: Options of the job that each trial is; None if the script says nothing of Slurm.
@@ -88,6 +91,8 @@ class LaunchCommand:
     unknown: tuple[str, ...]
     left_out: tuple[str, ...]
     not_copied: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+    shows_secret: bool = False
     directory: str = "."
     slurm: SlurmOptions | None = None
     moves: str = ""

@@ -13,6 +13,7 @@ from tuner.imports.bash.script import Command, Script
 from tuner.imports.bash.texts import Argument
 from tuner.imports.flags import Flag, flags_among
 from tuner.imports.imported import LaunchCommand
+from tuner.imports.session import is_of_session
 from tuner.imports.slurm_launch import slurm_options
 
 TORCHRUN = (
@@ -24,7 +25,6 @@ TORCHRUN = (
 )
 """Flags of torchrun in the command of a trial."""
 
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.I)
 _SET_BY_TRIALS = (
     "CUDA_DEVICE_MAX_CONNECTIONS",
     "MASTER_ADDR",
@@ -177,15 +177,15 @@ def trial_command(
 def _environment_of(script: Script) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
     """Return the exported variables with their values, and the names of variables that are not copied.
 
-    Secrets and values that are known only at run time are not copied. Variables that `{flags}` and the placeholders set
-    are in neither result.
+    What belongs to the shell is not copied, nor what is known only at run time. Variables that `{flags}` and the
+    placeholders set are in neither result.
     """
     found, not_copied = [], []
     for name in script.exported:
         words = script.variables.get(name, ())
         if name in _SET_BY_TRIALS:
             continue
-        if words and not any(word.unknown for word in words) and not _SECRET.search(name):
+        if words and not any(word.unknown for word in words) and not is_of_session(name):
             found.append((name, escape_braces(" ".join(word.text for word in words))))
         else:
             not_copied.append(name)

@@ -9,6 +9,7 @@ from typing import Any
 from costmodels.job.parallel_config import HAND
 from costmodels.job.setting import Setting
 from hardware.cluster import Cluster
+from hardware.io.secret_texts import digest_words
 from trials.backend import AbstractBackend
 from trials.knobs.knob import Knob
 from trials.trial_keys import AbstractTrialKeys
@@ -79,6 +80,8 @@ def first_difference(
     for key in sorted({*before, *now}):
         path = f"{prefix}{key}"
         old, new = before.get(key), now.get(key)
+        if path == "trial.command" and isinstance(old, list):
+            old = digest_words(map(str, old))  # studies from before have the words as they are
         if isinstance(old, dict) and isinstance(new, dict):
             inner = first_difference(old, new, f"{path}.")
             if inner is not None:

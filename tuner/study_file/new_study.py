@@ -19,6 +19,7 @@ from costmodels.job.runtime import find_runtime, runtime_names
 from hardware.cluster_file import cluster_from_mapping, cluster_names
 from hardware.io.config_file import read_text
 from hardware.io.errors import ConfigError, did_you_mean
+from hardware.io.secret_texts import hide
 from trials.command.log_pattern import StepSize
 from tuner.imports import IMPORTERS, Imported, Present, present_of
 from tuner.imports.bash.script import with_arguments
@@ -26,6 +27,7 @@ from tuner.imports.flagscale import join_files, train_file_of
 from tuner.imports.gpt_neox import merge_gpt_neox
 from tuner.imports.imported import Doubt, Unread
 from tuner.imports.log import Measured, import_log
+from tuner.imports.without_secrets import without_secrets
 from tuner.study_file.answers import Added, check_complete, is_ignored
 from tuner.study_file.text import model_text, study_text
 
@@ -62,6 +64,12 @@ class NewStudy:
     def measures(self) -> bool:
         """Whether trials run the user's own command."""
         return self.imported.command is not None and not self.imported.command.unknown
+
+    @property
+    def holds_secret(self) -> bool:
+        """Whether the text shows a secret that no variable can stand for, as in an option of sbatch."""
+        command = self.imported.command
+        return (command is not None and command.shows_secret) or hide(self.text) != self.text
 
 
 def read_import(framework: str, file: Path, text: str, arguments: tuple[str, ...] | None = None) -> Imported:
@@ -125,7 +133,7 @@ def new_study(imported: Imported, added: Added, *, file: Path, folder: Path, mod
     Raises:
         ConfigError: Values are missing, or contradict each other.
     """
-    imported = _merge(imported, added)
+    imported = without_secrets(_merge(imported, added))
     check_complete(imported, added, file)
     if added.runtime is not None and added.runtime not in runtime_names():
         raise ConfigError(

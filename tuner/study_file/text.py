@@ -115,8 +115,9 @@ def _trial(imported: Imported, file: Path) -> list[str]:
 def _list_left_out(command: LaunchCommand) -> list[str]:
     told = {
         "Left out, which a trial must not do": " ".join(command.left_out),
-        "Exported by the script and not copied, as secrets or unknown; give them to the worker": " ".join(
-            command.not_copied
+        "Secrets of the script, to be set in the environment of `meshtune run`": " ".join(command.variables),
+        "Exported by the script and not copied; set in the environment of `meshtune run` what the training needs": (
+            " ".join(command.not_copied)
         ),
         "The script goes elsewhere first, so look at `directory:`": command.moves,
     }

@@ -86,14 +86,24 @@ def test_a_password_is_nowhere(tmp_path, storage):
 @pytest.mark.parametrize("kind", ["sqlite", "journal"])
 def test_a_commands_variables_are_nowhere(kind, tmp_path, monkeypatch):
     """What a study gives its command as environment, and what it inherits, is in no file that the study leaves, logs
-    included, and not in its report; the command itself has it.
+    included, and not in its report; the command itself has it. What the study only names reaches the command, and
+    stands in no other process's command line.
     """
     for name in ENVIRONMENT:
         monkeypatch.setenv(name, TOKEN)
+    monkeypatch.setenv("HUB_TOKEN", f"{TOKEN}-{uuid.uuid4().hex}")  # no other process has it
     path = write_study(tmp_path, trials=2, storage=f"{kind}:///{tmp_path}/study.{kind}")
-    path.write_text(path.read_text(encoding="utf-8").replace("hunter2-canary", CANARY_IN_YAML), encoding="utf-8")
+    text = path.read_text(encoding="utf-8").replace("hunter2-canary", f'{CANARY_IN_YAML}, COPY: "{{env:HUB_TOKEN}}"')
+    path.write_text(text.replace('"{mbs}"]', '"{mbs}", "--hub={env:HUB_TOKEN}"]'), encoding="utf-8")
     program = tmp_path / "train.py"
-    check = f"import os\nassert os.environ['API_KEY'][::-1] == {CANARY[::-1]!r}\nassert 'HF_TOKEN' in os.environ\n"
+    check = f"import os, sys\nassert os.environ['API_KEY'][::-1] == {CANARY[::-1]!r}\nassert 'HF_TOKEN' in os.environ\n"
+    check += (
+        "import pathlib\nassert sys.argv[3] == '--hub=' + os.environ['COPY']\n"
+        "for line in pathlib.Path('/proc').glob('[0-9]*/cmdline') if sys.platform == 'linux' else ():\n"
+        "    try:\n        shown = os.environ['COPY'].encode() in line.read_bytes()\n"
+        "    except OSError:\n        continue\n"
+        "    assert not shown or line.parent.name == str(os.getpid()), line\n"
+    )
     program.write_text(check + program.read_text(encoding="utf-8"), encoding="utf-8")
 
     config = run_here(path)

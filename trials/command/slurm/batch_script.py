@@ -1,7 +1,8 @@
 """Batch script of a trial, as sbatch reads it: srun starts the command once on every host of the job.
 
 What a configuration determines is written into the script. What only a host knows (`{host_rank}`, `{master_address}`,
-`{master_port}`) becomes a variable that its shell expands.
+`{master_port}`) becomes a variable that its shell expands. So do variables of the environment of `meshtune run` and the
+files of a trial: both may hold secrets, which belong into no command line.
 
 Sources: the manual pages of sbatch and srun of Slurm 24.05.
 """
@@ -10,11 +11,10 @@ from __future__ import annotations
 
 import base64
 import shlex
-import string
 from collections.abc import Mapping, Sequence
 
 from trials.command.host_program import HostPlan
-from trials.command.placeholders import FLAGS, KNOBS, PROFILE, without_wildcards
+from trials.command.placeholders import FLAGS, KNOBS, PROFILE, parts_of, values_of_variables, without_wildcards
 
 _HOST_RANK = "@meshtune-host-rank@"
 """Stands for the host's rank in the value of a variable, until a host replaces it by its own."""
@@ -27,6 +27,12 @@ _FILES = "@meshtune-files@"
 
 _CARRIER = "MESHTUNE_VALUE_OF_"
 """Beginning of the names under which values of variables travel to the hosts."""
+
+_REFERRED = "MESHTUNE_REFERRED_"
+"""Beginning of the names under which variables that the command refers to travel to the hosts."""
+
+_FILE = "MESHTUNE_FILE_"
+"""Beginning of the names under which the texts of files travel to the hosts."""
 
 FIRST_PORT, NUM_PORTS = 15_000, 15_000
 """Ports of the first host that jobs use: below those that Linux gives to clients (32,768 to 60,999)."""
@@ -50,7 +56,9 @@ def batch_script(plan: HostPlan, *, num_hosts: int, srun: Sequence[str]) -> str:
     carried = _values(plan, _HOST_RANK) | {
         name: shlex.quote(f"{_FILES}/{name}/{file_name}") for name, file_name, _ in plan.files
     }
-    exports, settings = [], []
+    exports = [f"export {_REFERRED}{name}={shlex.quote(value)}" for name, value in plan.variables]
+    exports += [f"export {_FILE}{name}={base64.b64encode(text.encode()).decode()}" for name, _, text in plan.files]
+    settings = []
     for name, text in plan.environment:
         if text is None:
             settings.append(f"unset {name}")
@@ -80,9 +88,9 @@ def _write_files(plan: HostPlan) -> list[str]:
     if not plan.files:
         return []
     lines = [f"{_FOLDER}=$(mktemp -d)", f"trap 'rm -rf \"${_FOLDER}\"' EXIT"]
-    for name, file_name, text in plan.files:
-        encoded = base64.b64encode(text.encode()).decode()
-        lines += [f'mkdir "${_FOLDER}/{name}"', f"printf %s {encoded} | base64 -d > {_file_path(name, file_name)}"]
+    for name, file_name, _ in plan.files:
+        path = _file_path(name, file_name)
+        lines += [f'mkdir "${_FOLDER}/{name}"', f'printf %s "${_FILE}{name}" | base64 -d > {path}']
     return lines
 
 
@@ -99,6 +107,7 @@ def _values(plan: HostPlan, host_rank: str) -> dict[str, str]:
         "master_port": '"$MESHTUNE_MASTER_PORT"',
     }
     values |= {name: _file_path(name, file_name) for name, file_name, _ in plan.files}
+    values |= values_of_variables((name, f'"${_REFERRED}{name}"') for name, _ in plan.variables)
     if plan.profile is None:
         return values
     return values | {PROFILE: _word(str(plan.profile_root / without_wildcards(plan.profile)), values)}
@@ -106,6 +115,5 @@ def _values(plan: HostPlan, host_rank: str) -> dict[str, str]:
 
 def _word(text: str, values: Mapping[str, str]) -> str:
     """Return a text with placeholders as one word of a shell."""
-    parts = string.Formatter().parse(text)
-    words = (shlex.quote(literal) * bool(literal) + (values[name] if name else "") for literal, name, _, _ in parts)
+    words = (shlex.quote(literal) * bool(literal) + (values[name] if name else "") for literal, name in parts_of(text))
     return "".join(words) or "''"

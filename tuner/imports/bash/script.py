@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from hardware.io.errors import shorten
+from hardware.io.secret_texts import hide_command
 from tuner.capture.slurm import header_words
 from tuner.imports.bash.arithmetic import evaluate
 from tuner.imports.bash.texts import Argument, Piece, Text, argument_of, split_words
@@ -166,7 +167,7 @@ class _Reader:
 
     def _forget_all(self, command: str, line: int) -> None:
         """Mark all variables as unknown behind a command that may set any of them."""
-        self.unsettled = f"may be set by `{shorten(command, 40)}` on line {line}, which is not read"
+        self.unsettled = f"may be set by `{shorten(hide_command(command), 40)}` on line {line}, which is not read"
         self.work += len(self.variables)
         for name in self.variables:
             if name.isidentifier():
@@ -319,11 +320,11 @@ class _Reader:
         value = self.variables.get(name) if knows else None
         is_set = value is not None and not (operator.startswith(":") and value == ())
         if value is None and self.unsettled:
-            operator, why = "", f"{part.text} on line {part.line} {self.unsettled}"
+            operator, why = "", f"{hide_command(part.text)} on line {part.line} {self.unsettled}"
         elif name.isidentifier():
-            why = f"{part.text} on line {part.line} is not set in the script"
+            why = f"{hide_command(part.text)} on line {part.line} is not set in the script"
         else:
-            why = f"{part.text} on line {part.line} is given when the script is started"
+            why = f"{hide_command(part.text)} on line {part.line} is given when the script is started"
         inner = parts_of_default(other.removesuffix("}"), part.line, quoted=part.quoted) if operator else ()
         if operator and value is None and name.isidentifier() and inner:
             self.defaulted.append(name)
@@ -391,4 +392,4 @@ def _is_shell(word: Argument) -> bool:
 
 def _only_a_shell(part: Part | Piece) -> str:
     """Return the reason why a part is unknown that must be evaluated."""
-    return f"{shorten(part.text, 40)} on line {part.line} can be evaluated only by a shell"
+    return f"{shorten(hide_command(part.text), 40)} on line {part.line} can be evaluated only by a shell"

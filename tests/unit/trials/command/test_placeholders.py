@@ -5,7 +5,15 @@ from hypothesis import strategies as st
 from costmodels.job.parallel_config import ParallelConfig
 from hardware.io.errors import ConfigError
 from tests.support.programs.small_commands import CLUSTER, JOB
-from trials.command.placeholders import OF_CONFIG, check_text, fill_all, fill_text, values_of
+from trials.command.placeholders import (
+    OF_CONFIG,
+    check_text,
+    fill_all,
+    fill_text,
+    values_of,
+    values_of_variables,
+    variables_in,
+)
 
 CONFIG = ParallelConfig(dp=1, tp=2, mbs=2)
 VALUES = values_of(JOB, CLUSTER, CONFIG, trial_number=7, warmup_steps=2, steps=5)
@@ -23,6 +31,17 @@ def test_every_placeholder_has_a_value():
 def test_an_argument_stays_one_argument():
     """Blanks, quotes and dollar signs reach the program as they are: no shell reads them."""
     assert fill_all(["a b;{tp}", "$HOME", "'{{x}}'"], VALUES, ()) == ["a b;2", "$HOME", "'{x}'"]
+
+
+def test_a_variable_of_the_environment_is_a_placeholder():
+    """`{env:NAME}` is the value of a variable, as it is, in an argument or a value; each is asked for once."""
+    texts = ["--token={env:HF_TOKEN}", "{env:HF_TOKEN}{tp}", "{{env:X}}", "{env:_a1}"]
+    for text in texts:
+        check_text(text, flags=False)
+
+    assert variables_in(texts) == ["HF_TOKEN", "_a1"]
+    values = VALUES | values_of_variables([("HF_TOKEN", "a {tp} $b"), ("_a1", "")])
+    assert fill_all(texts, values, {}) == ["--token=a {tp} $b", "a {tp} $b2", "{env:X}", ""]
 
 
 def test_flags_become_arguments():
@@ -43,6 +62,10 @@ def test_flags_become_arguments():
         ("{tp.__class__}", "has no value for"),
         ("{tp[0]}", "has no value for"),
         ("x{flags}", "must be an argument of its own"),
+        ("{env:}", "has no value for {env}"),
+        ("{env:A-B}", "names no environment variable"),
+        ("{env:A!r}", "names no environment variable"),
+        ("{ENV:A}", "allows only names"),
     ],
 )
 def test_what_cannot_be_filled_is_refused(text, message):

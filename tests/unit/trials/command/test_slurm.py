@@ -1,5 +1,7 @@
 import ast
+import base64
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,6 +13,7 @@ from costmodels.job.parallel_config import ParallelConfig
 from hardware.io.errors import ConfigError
 from tests.support.programs.small_commands import backend_of
 from trials.backend import Status
+from trials.command.knob_files import TrialFile
 from trials.command.slurm.batch_script import batch_script
 from trials.command.slurm.job_program import end_of
 from trials.command.slurm.jobs import SlurmJobs, check_options, job_plan, study_prefix
@@ -105,14 +108,17 @@ def test_words_reach_the_command_as_they_are(tmp_path):
         program.chmod(0o755)
     words = [word.replace("{{}}", "{}") for word in ODD]
     variables = {f"ODD_{number}": word for number, word in enumerate(ODD)} | {"AT": "{profile}", "KEY": "canary-9d1"}
+    variables["COPY"] = "{env:HUB}"
     program = (
         "import os, sys; print(repr((sys.argv[1:], [value for name, value in sorted(os.environ.items()) "
-        "if name.startswith('ODD')], os.environ['AT'], os.environ['KEY'], os.environ.get('GONE'))))"
+        "if name.startswith('ODD')], os.environ['AT'], os.environ['KEY'], os.environ['COPY'], os.environ.get('GONE'))))"
     )
-    ends = ("{tp}:{host_rank}:{master_address}:{master_port}", "{profile}")
+    ends = ("{tp}:{host_rank}:{master_address}:{master_port}", "{profile}", "--hub={env:HUB}")
+    hub = 'canary-9d1 "$HOME" \''
     backend = backend_of(
         arguments=(sys.executable, "-c", program.replace("{", "{{").replace("}", "}}"), *ODD, *ends),
         environment=(*variables.items(), ("GONE", None)),
+        variables=(("HUB", hub),),
         profile="traces/{trial}-{host_rank}/*",
         profile_root=Path("/a b"),
     )
@@ -127,11 +133,26 @@ def test_words_reach_the_command_as_they_are(tmp_path):
     command = ["/bin/bash", "-s"]
     done = subprocess.run(command, input=script, env=environment, capture_output=True, text=True, check=True)
 
-    arguments, values, at, key, gone = ast.literal_eval(done.stdout)
-    assert arguments == [*words, "2:1:first:25007", "/a b/traces/3-1"]
+    arguments, values, at, key, copy, gone = ast.literal_eval(done.stdout)
+    assert arguments == [*words, "2:1:first:25007", "/a b/traces/3-1", f"--hub={hub}"]
     assert values == [word for _, word in sorted(zip(variables, words, strict=False))]
-    assert (at, key, gone) == ("/a b/traces/3-1", "canary-9d1", None)
+    assert (at, key, copy, gone) == ("/a b/traces/3-1", "canary-9d1", hub, None)
     assert "canary-9d1" not in (tmp_path / "line").read_text()
+
+
+def test_the_text_of_a_file_is_in_no_command_line():
+    """The copy of a file reaches the host in a variable, so that its secrets stand in no process's arguments."""
+    text = '{"wandb": {"api_key": "canary-9d1"}}'
+    file = TrialFile(name="settings", file_name="a b.json", text=text)
+    plan = backend_of(arguments=("cat", "{settings}"), files=(file,)).plan(ParallelConfig(dp=2), 0)
+    head, _, launch = batch_script(plan, num_hosts=1, srun=()).partition("exec srun ")
+    words = shlex.split(launch)
+    command = shlex.join(words[words.index("bash") :])
+
+    assert base64.b64encode(text.encode()).decode() not in command
+    exports = "\n".join(line for line in head.splitlines() if "MESHTUNE_FILE_" in line)
+    done = subprocess.run(["/bin/bash", "-c", f"{exports}\n{command}"], capture_output=True, text=True, check=True)
+    assert done.stdout == text
 
 
 def test_a_job_has_the_options_of_the_study_and_its_own(tmp_path):

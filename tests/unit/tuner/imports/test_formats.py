@@ -16,6 +16,7 @@ from tests.support.studies.launch_scripts import (
 from tuner.export.megatron_flags import MEGATRON_FLAGS
 from tuner.imports import IMPORTERS
 from tuner.imports.megatron_command import LEFT_OUT, OF_DATA, OF_MINDSPEED, REPLACED
+from tuner.imports.without_secrets import without_secrets
 
 
 def read(framework, text):
@@ -42,7 +43,7 @@ def test_a_script_of_arrays():
 
 def test_its_command_is_that_of_a_trial():
     """Hosts become placeholders, the configuration's flags `{flags}`; checkpoints, reports and secrets stay out."""
-    command = read("megatron", ARRAYS).command
+    command = without_secrets(read("megatron", ARRAYS)).command
 
     assert command.unknown == ()
     assert command.arguments[0] == "torchrun"
@@ -52,8 +53,9 @@ def test_its_command_is_that_of_a_trial():
     for gone in ("--tensor-model-parallel-size", "--sequence-parallel", "--bf16", "--save", "--nproc_per_node"):
         assert gone not in command.arguments
     assert command.arguments[command.arguments.index("--lr") :][:2] == ("--lr", "3e-4")
-    assert command.environment == (("NCCL_DEBUG", "WARN"),)
-    assert command.not_copied == ("WANDB_API_KEY",)
+    assert command.environment == (("NCCL_DEBUG", "WARN"), ("WANDB_API_KEY", "{env:WANDB_API_KEY}"))
+    assert command.variables == ("WANDB_API_KEY",)
+    assert command.not_copied == ()
     assert command.arguments.count("--log-interval") == 1
     reporting = ("--tensorboard-dir", "--wandb-project", "--wandb-exp-name")
     assert command.left_out == ("--save", "--save-interval", *reporting)

@@ -208,6 +208,7 @@ def test_server_that_cannot_be_reached_is_refused(url, words):
         ["--set=storage='URL'"],
         ["--set", "history=[sweep.csv, URL]"],
         ["--set", f"trial.environment.HF_TOKEN={PASSWORD}"],
+        ["--set", f"trial.command=[train.py, --hub-token, {PASSWORD}]"],
         ["--set", f"trial={{backend: command, environment: {{HF_TOKEN: {PASSWORD}}}}}"],
     ],
     ids=lambda options: " ".join(options).partition("=" if "=" in options[-1] else "URL")[0].strip(),
