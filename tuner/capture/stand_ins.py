@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
@@ -50,13 +51,13 @@ def write_stand_ins(folder: Path, path: str) -> None:
         f"import sys; sys.path.insert(0, {root!r}); from tuner.capture import stand_in; "
         f"stand_in.main(sys.argv[1:], stand_in.Home(**{home.as_values()!r}))"
     )
+    words = shlex.join((str(interpreter), "-I", "-S", "-B", "-c", start))
     for name in NAMES:
-        words = (str(interpreter), "-I", "-S", "-B", "-c", start, name)
-        _write_program(stand_ins / name, f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        _write_program(f"{stand_ins}/{name}", f'#!/bin/sh\nexec {words} {name} "$@"\n')
     if (bash := shutil.which("bash")) is not None:
         # where sh is a smaller shell, a script for bash would fail under it
         for name in SHELLS:
-            _write_program(stand_ins / name, shell(shlex.quote(bash)))
+            _write_program(f"{stand_ins}/{name}", shell(shlex.quote(bash)))
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text(
         _SITE.format(stand_in=str(stand_ins / "python")), encoding="utf-8"
@@ -64,6 +65,8 @@ def write_stand_ins(folder: Path, path: str) -> None:
     (folder / "prelude.sh").write_text(prelude(stand_ins), encoding="utf-8")
 
 
-def _write_program(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
-    path.chmod(0o755)
+def _write_program(path: str, text: str) -> None:
+    """Write a program in two system calls, since there are many of them."""
+    file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o755)
+    os.write(file, text.encode())
+    os.close(file)
