@@ -185,6 +185,7 @@ def init(
         "devices": made.devices,
         "trial": "command" if made.measures else "simulated",
         "measured": None if made.measured is None else asdict(made.measured),
+        "steps": None if made.steps is None else made.steps.as_json(),
         "unread": [str(one) for one in made.imported.unread],
         "notes": list(made.imported.notes),
     }
@@ -340,7 +341,10 @@ def _print_result(made: NewStudy, written: list[Path], out: Path) -> None:
     else:
         typer.echo("No current configuration: the file describes a model only. Add what you use today as `current:`.")
     if made.measured is not None:
-        typer.echo(f"The log says {made.measured.step_time_s:.4g} s per step: see `measured:` in the study file.")
+        used = "1 step" if made.measured.readings == 1 else f"{made.measured.readings:,} steps"
+        typer.echo(
+            f"The log says {made.measured.step_time_s:.4g} s per step, by {used}: see `measured:` in the study file."
+        )
     if made.measures:
         is_job = made.imported.command is not None and made.imported.command.slurm is not None
         typer.echo(f"Trials run your own command{', each as a job of Slurm' if is_job else ''}.")
