@@ -7,19 +7,24 @@ much. The posterior knows the noise of the trials and the predictions, and takes
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from costmodels.job.parallel_config import Value
 from hardware.arrays import FloatArray
+from tuner.search.observations import Observations
 
 GAIN = "gain"
 """Study attribute with the `KnownGain` after the last trial that changed it, as `as_json`."""
 
 GAIN_DRAWS = 400
 """Number of joint draws of two step times, whose quantiles the gain is."""
+
+SHARED = 0.5
+"""Weight of the mean variance of all trials in that of each one: as if they told as much as its own steps (assumed,
+after Smyth 2004, section 3; checked in test_gain.py and on simulated worlds)."""
 
 COVERED = 0.9
 """Probability that the interval of a gain holds the true one."""
@@ -53,6 +58,17 @@ class KnownGain:
     def as_json(self) -> dict[str, Any]:
         """Return the gain as the study keeps it."""
         return asdict(self)
+
+
+def with_shared_noise(observations: Observations) -> Observations:
+    """Return the observations with variances that lean on those of all trials.
+
+    A few steps tell the variance of a trial badly, and the fastest trial is often one whose steps happened to agree.
+    """
+    variance = observations.variance
+    if not len(variance):
+        return observations
+    return replace(observations, variance=(1 - SHARED) * variance + SHARED * float(variance.mean()))
 
 
 def known_gain(

@@ -49,7 +49,7 @@ from trials.backend import Observation
 from tuner.search.acquisition import AbstractAcquisition, ExpectedLoss
 from tuner.search.choices import AbstractChoices, LayoutChoices
 from tuner.search.failures import LEARNED
-from tuner.search.gain import GAIN_DRAWS, KnownGain, known_gain
+from tuner.search.gain import GAIN_DRAWS, KnownGain, known_gain, with_shared_noise
 from tuner.search.knobs.knob_choices import KnobChoices
 from tuner.search.knobs.knob_space import KnobSpace
 from tuner.search.objectives import Objective
@@ -450,7 +450,9 @@ class ThompsonSampler(BaseSampler):
         if any(position is None or position in observations.impossible for position in positions):
             return None
         rng = np.random.default_rng([self._seed, 2, observations.num_ended, len(observations.measured)])
-        drawn = self._choices.draw_steps(observations, np.array(positions, dtype=np.int64), GAIN_DRAWS, rng)
+        drawn = self._choices.draw_steps(
+            with_shared_noise(observations), np.array(positions, dtype=np.int64), GAIN_DRAWS, rng
+        )
         return known_gain(best, reference, drawn[:, 0] - drawn[:, 1], trials=observations.num_decisions)
 
     def decide(self, observations: Observations, budgets: Budgets = NO_BUDGETS) -> StopDecision:

@@ -1,7 +1,7 @@
 """Shape of a series of step times: whether one number can stand for them.
 
 Two shapes are told. Steps of two kinds, such as steps with and without a checkpoint, form two groups that lie far
-apart for their widths. Drifting steps grow or shrink from the first to the last. The limits below keep false alarms rare
+apart for their widths. Drifting steps grow or shrink from the first to the last. The limits keep false alarms rare
 on normal, skewed, heavy-tailed and correlated noise (test_step_shape.py).
 """
 
@@ -32,6 +32,9 @@ apart whatever t, and the best split of a short series is further apart by chanc
 
 LEAST_CHANGE = 0.05
 """Smallest relative difference of two kinds, and smallest drift, that is told."""
+
+CLEAR = 10.0
+"""Drift over the standard deviation of the steps about it that no correlated noise reaches."""
 
 SURE = 4.5
 """Smallest deviation of Kendall's tau from zero that is no chance, in standard deviations."""
@@ -66,7 +69,7 @@ class TwoKinds:
         if self.since is not None:
             first, last = (usual, other) if self.begins_usual else (other, usual)
             return f"the steps change once: the first {first}, and the other {last}"
-        every = f", every {self.every:,}th of them" if self.every is not None else ""
+        every = f", at every interval of {self.every:,} steps" if self.every is not None else ""
         return f"the steps are of two kinds: {usual} and {other}{every}"
 
 
@@ -181,7 +184,8 @@ def _find_drift(logs: FloatArray) -> Drift | None:
     alike = float(np.clip(np.corrcoef(ranks[:-1], ranks[1:])[0, 1], 0.0, 0.99)) if np.ptp(rest) else 0.0
     independent = max(len(logs) * (1 - alike) / (1 + alike), 2.0)
     deviation = np.sqrt(2 * (2 * independent + 5) / (9 * independent * (independent - 1)))
-    if abs(float(kendalltau(at, logs).statistic)) < SURE * deviation:
+    is_likely = abs(float(kendalltau(at, logs).statistic)) >= SURE * deviation
+    if not is_likely and abs(slope) * (len(logs) - 1) < CLEAR * rest.std():
         return None
     first, last = np.exp([middle, middle + slope * (len(logs) - 1)]).tolist()
     return Drift(first_s=first, last_s=last)

@@ -1,7 +1,7 @@
 import pytest
 
 from tests.support.studies.broken_studies import study
-from tests.support.studies.command_line import assert_users_mistake
+from tests.support.studies.command_line import assert_users_mistake, write_replay
 
 
 def test_a_training_takes_its_steps_times_the_step_time(meshtune, simulated):
@@ -84,3 +84,32 @@ def test_an_estimate_is_held_to_the_studys_limits(meshtune, tmp_path):
         assert training["breaks"] == ["max_cost"]
     assert "cost [USD]" in shown.out
     assert shown.out.count("max_cost") == len(told.json["trainings"])
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_every_answer_says_which_limits_the_best_breaks(meshtune, tmp_path):
+    """run, status, best, estimate, export and the report tell in words and as JSON that the best breaks a limit, that it
+    keeps all, and that limits are not checked where nobody has said the tokens.
+    """
+    path = write_replay(tmp_path)
+    limits = ("--set", "limits={tokens: 1e12, max_days: 30, max_cost: 1e9}", "--set", "cost.price_per_device_hour=2")
+    commands = ("run", "status", "best")
+
+    told = [meshtune(command, path, *limits, "--json").json["training"] for command in commands]
+    shown = [meshtune(command, path, *limits).out for command in commands]
+    exported = meshtune("export", path, "--to", "json", *limits, "--json").json["notes"]
+    meshtune("report", path, *limits, "--out", "report.html")
+
+    over = told[0]["seconds"] / 86_400 / 30 - 1
+    words = f"{over:.0%} more than 30 days, which breaks limits.max_days"
+    assert [training["breaks"] for training in told] == [["max_days"]] * 3
+    for out in (*shown, "\n".join(exported), (tmp_path / "report.html").read_text(encoding="utf-8")):
+        assert words in out
+    kept = ("--set", "limits={tokens: 1e12, max_days: 9999}")
+    unchecked = ("--set", "limits={max_days: 9999}")
+    for command in commands:
+        assert "within the limits" in meshtune(command, path, *kept).out
+        assert (
+            "limits.max_days: not checked, because limits.tokens is not given"
+            in meshtune(command, path, *unchecked).out
+        )
