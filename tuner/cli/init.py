@@ -340,8 +340,9 @@ def _print_result(made: NewStudy, written: list[Path], out: Path) -> None:
         typer.echo(f"Current: {in_words(made.present.current)} on {made.devices:,} devices")
     else:
         typer.echo("No current configuration: the file describes a model only. Add what you use today as `current:`.")
-    if made.measured is not None:
-        used = "1 step" if made.measured.readings == 1 else f"{made.measured.readings:,} steps"
+    if made.measured is not None and made.steps is not None:
+        counts = made.steps.counts
+        used = f"{counts.used:,} of {counts.found:,} lines that may be of steps"
         typer.echo(
             f"The log says {made.measured.step_time_s:.4g} s per step, by {used}: see `measured:` in the study file."
         )

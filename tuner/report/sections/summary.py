@@ -141,7 +141,7 @@ def _prior_card(data: ReportData) -> Html:
         note = (
             "the best is the configuration predicted to be fastest"
             if is_best
-            else f"as fast; {what}, predicted to be fastest, takes {seconds(own_s)} per step"
+            else f"as fast by the measured steps; {what}, predicted to be fastest, takes {seconds(own_s)} per step"
         )
         return _card(name, f"{own_s / best_s:.2f}\N{MULTIPLICATION SIGN}", note)
     tried = [record for record in data.records if record.params == values and not record.is_proxy]

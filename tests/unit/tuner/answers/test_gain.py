@@ -91,7 +91,7 @@ def test_a_reference_that_is_predicted_not_to_fit_is_not_compared(config):
 
     assert found.known is Known.MISFIT
     assert "is predicted not to fit in memory (" in found.not_compared
-    assert "GiB of 80.0 GiB" in found.not_compared
+    assert "GiB of 79.1 GiB): nothing" in found.not_compared
     assert found.gain is None
 
 

@@ -88,8 +88,8 @@ def test_an_estimate_is_held_to_the_studys_limits(meshtune, tmp_path):
 
 @pytest.mark.usefixtures("no_ray")
 def test_every_answer_says_which_limits_the_best_breaks(meshtune, tmp_path):
-    """run, status, best, estimate, export and the report tell in words and as JSON that the best breaks a limit, that it
-    keeps all, and that limits are not checked where nobody has said the tokens.
+    """run, status, best, export and the report tell in words and as JSON that the best breaks a limit; the first three
+    also that it keeps all, and that limits are not checked where nobody has said the tokens.
     """
     path = write_replay(tmp_path)
     limits = ("--set", "limits={tokens: 1e12, max_days: 30, max_cost: 1e9}", "--set", "cost.price_per_device_hour=2")

@@ -84,7 +84,7 @@ def test_a_low_confidence_stands_beside_the_gain(meshtune, tmp_path):
 
 @pytest.mark.usefixtures("no_ray")
 def test_a_study_from_before_has_the_measured_gain(meshtune, tmp_path):
-    """Without a gain in its storage, the ratio of measured steps is told with no interval; to run it again keeps one."""
+    """Without a kept gain the ratio of measured steps is told, with no interval; to run the study again keeps one."""
     path = write_replay(tmp_path, current="{tp: 8}")
     meshtune("run", path)
     storage = f"sqlite:///{tmp_path / 'meshtune.db'}"
