@@ -94,5 +94,5 @@ def best_known(config: StudyConfig, study: Study | None) -> Best | None:
         config=chosen,
         step_time_s=step_time_s,
         source="predicted",
-        compared=compared_by_prediction(config, reference, records, chosen),
+        compared=compared_by_prediction(config, reference, records, candidates, fastest),
     )

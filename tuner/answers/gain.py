@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from costmodels.job.parallel_config import ParallelConfig
-from costmodels.surrogates.joint_errors import draw_log_errors, error_sources
 from trials.backend import Status
-from tuner.answers.candidates import predict_candidate
+from tuner.answers.candidates import Candidates, predict_candidate
+from tuner.answers.first_posterior import first_posterior
 from tuner.answers.reference import Reference
 from tuner.search.gain import COVERED, GAIN_DRAWS, KnownGain, gain_in, gain_quantiles
-from tuner.search.observations import EXPLORING
+from tuner.search.observations import EXPLORING, observations_of
 from tuner.storage.record import TrialRecord
 from tuner.study_file.config import StudyConfig
 
@@ -170,23 +169,25 @@ def compared_in(
 
 
 def compared_by_prediction(
-    config: StudyConfig, reference: Reference | None, records: Sequence[TrialRecord], best: ParallelConfig
+    config: StudyConfig, reference: Reference | None, records: Sequence[TrialRecord], candidates: Candidates, best: int
 ) -> Compared | None:
-    """Return the comparison of the candidate that is predicted to be fastest; None without a reference."""
+    """Return the comparison of the candidate at a position, which is predicted to be fastest; None without a reference.
+
+    The gain is that of the posterior before any trial.
+    """
     if reference is None:
         return None
     known, reason = _known_of(config, reference, records)
     if known not in RUNNING:
         return Compared(reference=reference, known=known, reason=reason)
-    both = (reference.config, best)
-    reference_s, best_s = (float(predict_candidate(config, each)["step_time_s"]) for each in both)
-    gain, interval = reference_s / best_s, None
-    if config.own_step is None:  # the errors of planners' costs are not known
-        sources = [error_sources(config.setting, each) for each in both]
-        errors = draw_log_errors(sources, GAIN_DRAWS, np.random.default_rng(0))
-        low, _, high = gain_quantiles(errors[:, 0] - errors[:, 1])
-        interval = gain * low, gain * high
-    return Compared(reference=reference, known=known, gain=gain, interval=interval)
+    grid = candidates.space.grid
+    own = grid.positions().get(tuple(reference.config.values(grid.dimensions).values()))
+    assert own is not None, "a reference is a candidate"
+    none = observations_of([], lambda _: None)
+    at, rng = np.array([own, best], dtype=np.int64), np.random.default_rng(0)
+    drawn = first_posterior(config, grid, None).draw_steps_at(none, at, GAIN_DRAWS, rng)
+    low, gain, high = gain_quantiles(drawn[:, 0] - drawn[:, 1])
+    return Compared(reference=reference, known=known, gain=gain, interval=(low, high))
 
 
 def gains(compared: Compared | None) -> dict[str, Any]:

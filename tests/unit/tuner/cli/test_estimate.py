@@ -16,7 +16,10 @@ def test_a_training_takes_its_steps_times_the_step_time(meshtune, simulated):
     assert current["step_time_s"] == pytest.approx(predicted["step_time_s"])
     assert current["seconds_range"] == pytest.approx([steps * step_s for step_s in predicted["step_time_range_s"]])
     assert current["device_hours"] == pytest.approx(current["devices"] * current["seconds"] / 3600)
-    assert per_step["saved_device_hours"] == pytest.approx(current["device_hours"] - best["device_hours"])
+    saved = current["device_hours"] * (1 - 1 / per_step["gain_over_current"])
+    assert per_step["saved_device_hours"] == pytest.approx(saved)
+    low, high = per_step["saved_device_hours_interval"]
+    assert low < current["device_hours"] - best["device_hours"] < high
 
 
 def test_the_best_says_which_limits_it_breaks(meshtune, simulated):
