@@ -178,6 +178,17 @@ class Hypothesis:
             for likeness in LIKENESSES
         )
 
+    def take(self, rows: IntArray) -> Hypothesis:
+        """Return the hypothesis of the candidates at ascending positions `rows` [m], which hold every proxy job."""
+        place = {row: at for at, row in enumerate(rows.tolist())}
+        return replace(
+            self,
+            log_predicted=self.log_predicted[rows],
+            points=self.points.take(rows),
+            twins=tuple(tuple(place[each] for each in candidates if each in place) for candidates in self.twins),
+            change=None if self.change is None else self.change[rows],
+        )
+
     def corrected(self, log_change: FloatArray, told: Sequence[int]) -> Hypothesis:
         """Return the hypothesis with changed predictions [n] and zeros in the linear columns `told`.
 
@@ -433,6 +444,15 @@ class Surrogate:
                 rows = order[end - count : end]
                 drawn[rows] = fitted.draw(self.seen, int(count), rng, None if other is None else other[rows])
         return drawn
+
+    def take(self, rows: IntArray) -> Surrogate:
+        """Return the posterior of the candidates at ascending positions `rows` [m], which hold all that were seen."""
+        measured, bounded = (np.searchsorted(rows, at) for at in (self.seen.measured, self.seen.bounded))
+        return replace(
+            self,
+            seen=replace(self.seen, measured=measured, bounded=bounded),
+            fitted=tuple(replace(one, hypothesis=one.hypothesis.take(rows)) for one in self.fitted),
+        )
 
     def without_trials(self, at: IntArray) -> tuple[FloatArray, FloatArray]:
         """Return mean [m] and covariance [m, m] of candidates under the most probable hypothesis, had no trial run."""

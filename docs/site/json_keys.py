@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _GAINS = {
-    "gain_over_current": "step time of the current configuration over that of the best; null without one",
-    "gain_over_baseline": "step time of the baseline over that of the best; null without one",
+    "gain_over_current": "number of times that the best is as fast as the current configuration: the median of the "
+    "posterior of both step times, given all trials; null without one, and where it does not run",
+    "gain_over_current_interval": "two ends between which that gain is with a probability of 90%; null if not known",
+    "gain_over_baseline": "the same over the baseline",
+    "gain_over_baseline_interval": "two ends between which that gain is with a probability of 90%; null if not known",
+    "measured_gain": "ratio of both measured step times, which is too large where the fastest trial was a lucky one; "
+    "null without both",
+    "reference": "configuration that the best is compared with: `role` (`current` or `baseline`), what is `known` of "
+    "it (`measured`, `cut_off`, `predicted`, `failed`, `predicted_not_to_fit`), the `reason` why nothing is compared "
+    "with it, and its measured `step_time_s`; null without one",
 }
 _COUNTS = {
     "trials": "number of trials that have ended, of any kind",
@@ -19,6 +27,10 @@ _COUNTS = {
     "payback_steps": "training steps after which the gain repays the trials; null without a gain or wall clock",
 }
 _CLOCK = "clock of the step times: `wall`, `virtual` or `cpu`"
+_TRAINING = (
+    "what the study's `limits.tokens` take with the best: `seconds`, `device_hours`, `cost`, and the limits that this "
+    "`breaks`; null without such limits"
+)
 _IDLE_HOSTS = (
     "numbers of the `hosts` that it leaves idle, their `device_share`, and the `gain` over the best layout that uses "
     "all hosts; null if it uses all"
@@ -47,6 +59,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             **_GAINS,
             "source": _SOURCE,
             "clock": _CLOCK,
+            "training": _TRAINING,
             "extrapolated": "whether the best is inferred from proxy jobs only",
             "front": "trials that no other beats in both values of the study: `trial`, `config` and the values; empty "
             "for a study of one value",
@@ -69,6 +82,9 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "trial": "`command` if trials run your own command, else `simulated`",
             "measured": "what a log's steps say of the current configuration: `step_time_s`, `readings` (log lines), "
             "`peak_memory_bytes`, `source`; null without",
+            "steps": "lines of a log that may be of steps: how many were `found` and are `used`, what the others are "
+            "(`unread`, `memory`, `repeated`, `other_batch`, `warm_up`), and the `shape` of the used ones (`mean_s`, "
+            "`two_kinds`, `drift`); null if the file is no log, or an option replaces what it ran",
             "unread": "parts of the file that could not be read without running it, with their lines",
             "notes": "further remarks on the study file",
             "variables": "environment variables that `meshtune run` needs: the script's secrets, which the study file "
@@ -313,6 +329,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "clock": _CLOCK,
             "best_step_time_s": "shortest step time so far [s]; null without one",
             **_GAINS,
+            "training": _TRAINING,
             "extrapolated": "whether the best is inferred from proxy jobs only",
             "p_star": "confidence that no untried configuration is faster, from 0 to 1",
             "stop_reason": "reason why the search ended; null while it runs",
@@ -347,8 +364,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "config": "best configuration: degrees and opened dimensions; null if none works",
             "step_time_s": "step time of the best configuration [s]",
             "idle_hosts": _IDLE_HOSTS,
-            "training": "what the study's `limits.tokens` take with it: `seconds`, `device_hours`, `cost`, and the "
-            "limits that this `breaks`; null without such limits",
+            "training": _TRAINING,
             "source": _SOURCE,
             "clock": f"{_CLOCK}; null if predicted",
             "extrapolated": "whether the best is inferred from proxy jobs only",
@@ -369,7 +385,10 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "sizes": "training on each number of hosts of `--hosts`",
             "sizes_without": "numbers of hosts on which nothing fits, with the reason",
             "correction": "ratio of measured to predicted step time by which step times of `sizes` are multiplied",
-            "saved_device_hours": "device-hours that the best configuration saves; null without two of one source",
+            "saved_device_hours": "device-hours that the best configuration saves by the gain; null without two of one "
+            "source, and over a configuration that does not run",
+            "saved_device_hours_interval": "two ends between which they are with a probability of 90%, if known",
+            **_GAINS,
             "tuning_device_hours": "device-hours of the trials so far; null where they take no devices",
         }
     },

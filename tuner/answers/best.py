@@ -8,9 +8,11 @@ from optuna import Study
 
 from costmodels.job.parallel_config import ParallelConfig
 from trials.backend import Status
-from tuner.answers.candidates import candidates_of, predict_candidate
+from tuner.answers.candidates import candidates_of
+from tuner.answers.gain import Compared, compared_by_prediction, compared_in
 from tuner.answers.ranked import predicted_ranking
-from tuner.answers.reference import Reference, gain_over, reference_among, reference_of
+from tuner.answers.reference import reference_among, reference_of
+from tuner.search.population import P_STAR
 from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
 from tuner.storage.opening import find_study
 from tuner.storage.record import best_record, read_records
@@ -28,8 +30,8 @@ class Best:
         config: Configuration of the answer.
         step_time_s: Step time of the configuration [s].
         source: Source of the step time: "measured", "synthetic" or "predicted".
-        reference: Configuration that it is compared with; None where there is none.
-        gain: Ratio of the reference's step time to this one, by the same source; None without both.
+        compared: Comparison with the current configuration or the baseline; None where there is neither.
+        p_star: Confidence that no untried configuration is faster; None before any trial.
         extrapolated: Extrapolation that it rests on, where no trial has run at full size.
         source_in_words: Source of the step time and its clock, in words.
     """
@@ -37,8 +39,8 @@ class Best:
     config: ParallelConfig
     step_time_s: float
     source: str
-    reference: Reference | None
-    gain: float | None
+    compared: Compared | None
+    p_star: float | None = None
     extrapolated: Extrapolated | None = None
     source_in_words: str = "predicted"
 
@@ -56,6 +58,7 @@ def best_configuration(config: StudyConfig) -> Best | None:
 def best_known(config: StudyConfig, study: Study | None) -> Best | None:
     """Return the best known answer of a study that was opened already; None is a study that was never run."""
     records = read_records(study) if study is not None else []
+    attributes = study.user_attrs if study is not None else {}
     best = best_record(records)
     reference = reference_of(config, study) if study is not None else None
     if best is not None and best.step_time_s is not None:
@@ -64,17 +67,16 @@ def best_known(config: StudyConfig, study: Study | None) -> Best | None:
             step_time_s=best.step_time_s,
             source=config.backend.origin,
             source_in_words=config.backend.source_in_words,
-            reference=reference,
-            gain=gain_over(reference, records, best.step_time_s),
+            compared=compared_in(config, reference, records, best, attributes),
+            p_star=float(attributes.get(P_STAR, 0.0)),
         )
-    extrapolated = extrapolated_of(study.user_attrs) if study is not None else None
+    extrapolated = extrapolated_of(attributes)
     if extrapolated is not None:
         return Best(
             config=config.config_of(extrapolated.config),
             step_time_s=extrapolated.step_time_s,
             source="predicted",
-            reference=reference,
-            gain=None,
+            compared=compared_in(config, reference, records, None, attributes),
             extrapolated=extrapolated,
         )
     candidates = candidates_of(config)
@@ -87,12 +89,10 @@ def best_known(config: StudyConfig, study: Study | None) -> Best | None:
     if fastest is None:
         return None
     step_time_s = float(predicted.step_time_s[fastest])
-    reference = reference or reference_among(config, candidates)
-    gain = predict_candidate(config, reference.config)["step_time_s"] / step_time_s if reference else None
+    reference, chosen = reference or reference_among(config, candidates), candidates.space.grid.config(fastest)
     return Best(
-        config=candidates.space.grid.config(fastest),
+        config=chosen,
         step_time_s=step_time_s,
         source="predicted",
-        reference=reference,
-        gain=gain,
+        compared=compared_by_prediction(config, reference, records, candidates, fastest),
     )

@@ -35,13 +35,21 @@ def broken_in_words(offer: Offer, found: CostComparison) -> str:
     return _excess_in_words(offer.days, offer.cost, found.limits, found.prices)
 
 
-def training_in_words(config: StudyConfig, training: Training) -> str:
-    """Describe time and cost of the tokens of a study's `limits:`, and the limits that they break."""
+def limited_in_words(config: StudyConfig, training: Training | None) -> str:
+    """Describe time and cost of the tokens of a study's `limits:`, and the limits that they break; empty without any.
+
+    Limits of a training whose tokens nobody has said cannot be checked, and are said to be not.
+    """
+    if training is None:
+        unchecked = " and ".join(f"limits.{name}" for name in config.limits.names)
+        return f"{unchecked}: not checked, because limits.tokens is not given" if unchecked else ""
     told = f"{config.limits.tokens:g} tokens take {days(training.seconds)} days"
     if training.cost is not None and config.prices is not None:
         told += f" and {money(training.cost)} {config.prices.currency}"
     broken = _excess_in_words(training.seconds / DAY_S, training.cost, config.limits, config.prices)
-    return told + (f": {broken}" if broken else "")
+    if not training.breaks:
+        return told + (", within the limits" if config.limits.are_set else "")
+    return f"{told}: {broken}, which breaks {' and '.join(f'limits.{name}' for name in training.breaks)}"
 
 
 def _excess_in_words(spent_days: float, cost: float | None, limits: Limits, prices: Prices | None) -> str:

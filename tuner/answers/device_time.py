@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trials.backend import Observation
+from tuner.answers.gain import Compared
 from tuner.answers.reference import Reference
 from tuner.storage.record import TrialRecord
 from tuner.study_file.config import StudyConfig
@@ -90,27 +91,25 @@ def device_time_of(config: StudyConfig, records: Sequence[TrialRecord]) -> Devic
     )
 
 
-def payback_of(
-    config: StudyConfig, reference: Reference | None, records: Sequence[TrialRecord], best_s: float | None
-) -> Payback | None:
+def payback_of(config: StudyConfig, compared: Compared | None, records: Sequence[TrialRecord]) -> Payback | None:
     """Return when the gain over the reference has paid for the trials, start-up included.
 
-    None without a gain, and where step times are not those of the wall clock that trials are paid by.
+    None without a gain or a measured step of the reference, and where step times are not those of the wall clock that
+    trials are paid by.
     """
-    reference_s = reference.step_time_s(records) if reference else None
-    if config.backend.clock != "wall" or not reference_s or not best_s or best_s >= reference_s:
+    reference_s, gain = (compared.step_time_s, compared.gain) if compared is not None else (None, None)
+    if config.backend.clock != "wall" or not reference_s or gain is None or gain <= 1:
         return None
     # every step of training saves this much with the best configuration
+    best_s = reference_s / gain
     saved_device_s = (reference_s - best_s) * config.setting.cluster.num_devices
     steps = math.ceil(device_time_of(config, records).device_s / saved_device_s)
     return Payback(steps=steps, seconds=steps * best_s)
 
 
-def device_time_json(
-    config: StudyConfig, reference: Reference | None, records: Sequence[TrialRecord], best_s: float | None
-) -> dict[str, Any]:
+def device_time_json(config: StudyConfig, compared: Compared | None, records: Sequence[TrialRecord]) -> dict[str, Any]:
     """Return device time and pay-back under the keys of JSON."""
-    spent, payback = device_time_of(config, records), payback_of(config, reference, records, best_s)
+    spent, payback = device_time_of(config, records), payback_of(config, compared, records)
     return {
         "device_hours": spent.device_hours,
         "startup_device_hours": spent.startup_device_hours,
@@ -137,7 +136,7 @@ def payback_in_words(reference: Reference, payback: Payback) -> str:
 def hours(device_s: float) -> str:
     """Return device-hours with three significant digits."""
     found = device_s / HOUR_S
-    return f"{found:,.0f}" if found >= 100 else f"{found:#.3g}" if found else "0"
+    return f"{found:,.0f}" if abs(found) >= 100 else f"{found:#.3g}" if found else "0"
 
 
 def duration(seconds: float) -> str:

@@ -77,21 +77,6 @@ def keep_baseline(study: Study, reference: Reference | None) -> None:
         study.set_user_attr(BASELINE, dict(reference.values))
 
 
-def gain_over(reference: Reference | None, records: Sequence[TrialRecord], best_s: float | None) -> float | None:
-    """Return the speedup of the best over the reference by measured step times; None if either has none."""
-    reference_s = reference.step_time_s(records) if reference else None
-    return reference_s / best_s if reference_s and best_s else None
-
-
-def gains(reference: Reference | None, gain: float | None) -> dict[str, float | None]:
-    """Return the gain under the JSON key of the reference's role; the other role's key is None."""
-    role = None if reference is None else reference.role
-    return {
-        "gain_over_current": gain if role == "current" else None,
-        "gain_over_baseline": gain if role == "baseline" else None,
-    }
-
-
 def _make_reference(config: StudyConfig, role: Role, chosen: ParallelConfig) -> Reference:
     complete = config.with_knobs(chosen)
     return Reference(role=role, config=complete, values=complete.values(config.dimensions))

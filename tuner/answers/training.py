@@ -16,9 +16,11 @@ from hardware.cluster import Cluster
 from tuner.answers.best import Best, best_known
 from tuner.answers.candidates import predict_candidate, predict_with_errors
 from tuner.answers.device_time import DAY_S, HOUR_S, device_time_of
+from tuner.answers.gain import Compared, Known
 from tuner.answers.sizes import best_by_size
+from tuner.search.proxy.extrapolation import Extrapolated
 from tuner.storage.opening import find_study
-from tuner.storage.record import read_records
+from tuner.storage.record import TrialRecord, read_records
 from tuner.study_file.config import StudyConfig
 from tuner.study_file.cost_keys import NO_LIMITS, Limits
 
@@ -91,7 +93,9 @@ class TrainingEstimate:
 
     Attributes:
         tokens: Number of tokens.
-        trainings: Trainings on the study's cluster: the reference, if there is one, and the best configuration.
+        trainings: Trainings on the study's cluster: the reference, unless there is none or it has failed, and the best
+            configuration.
+        compared: Comparison of the best with the reference; None without one.
         sizes: Trainings on other numbers of hosts; a number on which nothing fits is left out.
         reasons: Reason why nothing fits, for each number of hosts that is left out.
         correction: Ratio of measured to predicted step time that step times of `sizes` are multiplied by.
@@ -101,6 +105,7 @@ class TrainingEstimate:
 
     tokens: float
     trainings: tuple[Training, ...]
+    compared: Compared | None = None
     sizes: tuple[Training, ...] = ()
     reasons: tuple[tuple[int, str], ...] = ()
     correction: float = 1.0
@@ -109,14 +114,24 @@ class TrainingEstimate:
 
     @property
     def saved_device_hours(self) -> float | None:
-        """Device-hours that the best configuration saves over the reference [h].
+        """Device-hours that the best configuration saves over the reference by the gain [h].
 
-        None without a reference, and where one of the two is measured and the other predicted.
+        None without a reference that runs, and where one of the two is measured and the other predicted.
         """
-        if len(self.trainings) < 2 or len({training.source for training in self.trainings}) > 1:
+        return self._saved(None if self.compared is None else self.compared.gain)
+
+    @property
+    def saved_device_hours_interval(self) -> tuple[float, float] | None:
+        """Ends of the same by the ends of the gain's interval [h]; None where that is not known."""
+        if self.compared is None or self.compared.interval is None:
             return None
-        reference, best = self.trainings
-        return reference.device_hours - best.device_hours
+        low, high = (self._saved(end) for end in self.compared.interval)
+        return None if low is None or high is None else (low, high)
+
+    def _saved(self, gain: float | None) -> float | None:
+        if gain is None or len(self.trainings) < 2 or len({training.source for training in self.trainings}) > 1:
+            return None
+        return self.trainings[0].device_hours * (1 - 1 / gain)
 
 
 def estimate_training(config: StudyConfig, tokens: float, sizes: Sequence[int] = ()) -> TrainingEstimate | None:
@@ -133,17 +148,19 @@ def estimate_training(config: StudyConfig, tokens: float, sizes: Sequence[int] =
         return None
     steps = math.ceil(tokens / config.setting.job.tokens_per_step)
     trainings = []
-    if best.reference is not None:
-        measured_s = best.reference.step_time_s(records)
-        trainings.append(_training(config, best.reference.role, best.reference.config, best, measured_s, steps))
+    compared = best.compared
+    if compared is not None and compared.known is not Known.FAILED:
+        reference = compared.reference
+        trainings.append(_training(config, reference.role, reference.config, best.source, compared.step_time_s, steps))
     known_s = None if best.source == "predicted" else best.step_time_s
-    trainings.append(_training(config, "best", best.config, best, known_s, steps))
+    trainings.append(_training(config, "best", best.config, best.source, known_s, steps))
     correction = _correction(config, best)
     found = list(best_by_size(config, sizes))
     spent = device_time_of(config, records)
     return TrainingEstimate(
         tokens=tokens,
         trainings=tuple(trainings),
+        compared=compared,
         sizes=tuple(
             Training(
                 label=str(size.hosts),
@@ -166,13 +183,29 @@ def estimate_training(config: StudyConfig, tokens: float, sizes: Sequence[int] =
     )
 
 
-def limited_training(config: StudyConfig, best: Best) -> Training | None:
-    """Return the training of `limits.tokens` with the best configuration; None where a study has no such limits."""
+def limited_training(config: StudyConfig, best: ParallelConfig, source: str, step_time_s: float) -> Training | None:
+    """Return the training of `limits.tokens` with the best configuration; None where a study has no such limits.
+
+    Args:
+        config: Study.
+        best: Best configuration.
+        source: Source of its step time.
+        step_time_s: Step time of the configuration [s].
+    """
     tokens = config.limits.tokens
     if tokens is None or config.own_step is not None:
         return None
     steps = math.ceil(tokens / config.setting.job.tokens_per_step)
-    return _training(config, "best", best.config, best, best.step_time_s, steps)
+    return _training(config, "best", best, source, step_time_s, steps)
+
+
+def limited_of(config: StudyConfig, best: TrialRecord | None, extrapolated: Extrapolated | None) -> Training | None:
+    """Return the training of `limits.tokens` with the answer of a study's trials; see `limited_training`."""
+    if best is not None and best.step_time_s is not None:
+        return limited_training(config, config.config_of(best.params), config.backend.origin, best.step_time_s)
+    if extrapolated is not None:
+        return limited_training(config, config.config_of(extrapolated.config), "predicted", extrapolated.step_time_s)
+    return None
 
 
 def measured_correction(config: StudyConfig) -> float:
@@ -188,10 +221,19 @@ def _correction(config: StudyConfig, best: Best) -> float:
 
 
 def _training(
-    config: StudyConfig, label: str, chosen: ParallelConfig, best: Best, known_s: float | None, steps: int
+    config: StudyConfig, label: str, chosen: ParallelConfig, known: str, known_s: float | None, steps: int
 ) -> Training:
-    """Return the training with one configuration, predicted where no trial has timed it."""
-    step_time_s, range_s, source = known_s, None, best.source
+    """Return the training with one configuration, predicted where no trial has timed it.
+
+    Args:
+        config: Study.
+        label: What the configuration is.
+        chosen: Configuration.
+        known: Source of its step time, if that is known.
+        known_s: Step time that is known [s]; None where it has to be predicted.
+        steps: Number of steps.
+    """
+    step_time_s, range_s, source = known_s, None, known
     if step_time_s is None:
         predicted = predict_with_errors(config, chosen)
         low_s, high_s = predicted["step_time_range_s"]

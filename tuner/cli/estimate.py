@@ -10,7 +10,7 @@ from typer import Option
 
 from tuner.cli.costs import load_with_prices, tokens_of
 from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, StudyFile, with_plans
-from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, print_table
+from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, print_table, say
 
 if TYPE_CHECKING:  # these load numpy
     from tuner.answers.training import Training, TrainingEstimate
@@ -54,6 +54,8 @@ def estimate(
 
 
 def _as_json(config: StudyConfig, found: TrainingEstimate | None) -> dict[str, object]:
+    from tuner.answers.gain import gains
+
     if found is None:
         return {"tokens": None, "trainings": [], "sizes": []}
     return {
@@ -63,12 +65,15 @@ def _as_json(config: StudyConfig, found: TrainingEstimate | None) -> dict[str, o
         "sizes_without": [{"hosts": hosts, "reason": reason} for hosts, reason in found.reasons],
         "correction": found.correction,
         "saved_device_hours": found.saved_device_hours,
+        "saved_device_hours_interval": found.saved_device_hours_interval and list(found.saved_device_hours_interval),
+        **gains(found.compared),
         "tuning_device_hours": found.tuning_device_hours if found.takes_devices else None,
     }
 
 
 def _print(found: TrainingEstimate, config: StudyConfig) -> None:
     from tuner.answers.device_time import HOUR_S, duration, hours
+    from tuner.search.gain import COVERED
 
     steps = found.trainings[0].steps
     per_step = config.setting.job.tokens_per_step
@@ -79,10 +84,15 @@ def _print(found: TrainingEstimate, config: StudyConfig) -> None:
         if training.range_s is not None:
             low, high = (duration(training.steps * step_s) for step_s in training.range_s)
             typer.echo(f"  {low} to {high} with probability 95%")
-    saved = found.saved_device_hours
-    if saved is not None:
-        reference = "the current configuration" if found.trainings[0].label == "current" else "the baseline"
-        typer.echo(f"The best saves {hours(saved * HOUR_S)} device-hours over {reference}.")
+    saved, between, compared = found.saved_device_hours, found.saved_device_hours_interval, found.compared
+    if compared is not None and compared.reason:
+        say(compared.not_compared)
+    elif compared is not None and saved is not None:
+        low, high = (hours(end * HOUR_S) for end in between or (saved, saved))
+        told = "" if between is None else f", {low} to {high} with probability {COVERED:.0%}"
+        say(f"The best saves {hours(saved * HOUR_S)} device-hours over {compared.reference.in_words}{told}.")
+        if compared.luck_in_words:
+            say(f"It is {compared.gain:.3f}x as fast; {compared.luck_in_words}.")
     if found.takes_devices and found.tuning_device_hours:
         typer.echo(f"Tuning has taken {hours(found.tuning_device_hours * HOUR_S)} device-hours.")
     if found.sizes or found.reasons:

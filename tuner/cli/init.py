@@ -191,6 +191,7 @@ def init(
         "devices": made.devices,
         "trial": "command" if made.measures else "simulated",
         "measured": None if made.measured is None else asdict(made.measured),
+        "steps": None if made.steps is None else made.steps.as_json(),
         "unread": [str(one) for one in made.imported.unread],
         "notes": list(made.imported.notes),
         "capture": captured
@@ -349,8 +350,12 @@ def _print_result(made: NewStudy, written: list[Path], out: Path) -> None:
         typer.echo(f"Current: {in_words(made.present.current)} on {made.devices:,} devices")
     else:
         typer.echo("No current configuration: the file describes a model only. Add what you use today as `current:`.")
-    if made.measured is not None:
-        typer.echo(f"The log says {made.measured.step_time_s:.4g} s per step: see `measured:` in the study file.")
+    if made.measured is not None and made.steps is not None:
+        counts = made.steps.counts
+        used = f"{counts.used:,} of {counts.found:,} lines that may be of steps"
+        typer.echo(
+            f"The log says {made.measured.step_time_s:.4g} s per step, by {used}: see `measured:` in the study file."
+        )
     if made.measures:
         is_job = made.imported.command is not None and made.imported.command.slurm is not None
         typer.echo(f"Trials run your own command{', each as a job of Slurm' if is_job else ''}.")

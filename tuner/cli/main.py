@@ -62,12 +62,12 @@ from tuner.run.endings import StorageLostError, TakenOverError, ending_signals, 
 from tuner.terminal.console import (
     NOTHING_WORKS,
     confidence_in_words,
-    gain_in_words,
     in_words,
     print_device_time,
     print_extrapolated,
     print_failed,
     print_json,
+    print_judged,
     print_run,
     print_taken,
     printable,
@@ -321,23 +321,26 @@ def run(
 def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
     from tuner.answers.candidates import throughput_of
     from tuner.answers.device_time import device_time_json
+    from tuner.answers.gain import compared_of, gains
     from tuner.answers.measured_front import front_json, measured_front
-    from tuner.answers.reference import gain_over, gains
+    from tuner.answers.training import limited_of
 
     best, extrapolated = result.best, result.extrapolated
-    gain = gain_over(result.reference, result.records, best.step_time_s if best else None)
+    compared = compared_of(config, result.reference, result.records, best, result.gain)
+    training = limited_of(config, best, extrapolated)
     step_time_s = best.step_time_s if best else extrapolated.step_time_s if extrapolated else None
     return {
         "best": best.params if best else extrapolated.config if extrapolated else None,
         "step_time_s": step_time_s,
         "tokens_per_s_per_device": throughput_of(config, step_time_s) if step_time_s else None,
-        **gains(result.reference, gain),
+        **gains(compared),
         "source": "predicted" if extrapolated else config.backend.origin,
         "clock": config.backend.clock,
+        "training": training and training.as_json(config.dimensions),
         "extrapolated": extrapolated is not None,
         "front": front_json(config, measured_front(config, result.records)),
         **_counts(result.records),
-        **device_time_json(config, result.reference, result.records, step_time_s),
+        **device_time_json(config, compared, result.records),
         "candidates": result.num_candidates,
         "p_star": result.p_star,
         "stop_reason": result.stop_reason.value,
@@ -380,8 +383,10 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
 
     from tuner.answers.device_time import device_time_json
     from tuner.answers.fewer_hosts import phases_of
+    from tuner.answers.gain import compared_in, gains
     from tuner.answers.planned_candidates import plans_in
-    from tuner.answers.reference import gain_over, gains, reference_of
+    from tuner.answers.reference import reference_of
+    from tuner.answers.training import limited_of
     from tuner.report.words import after_trials
     from tuner.run.studies import is_driven, is_running, stored_study
     from tuner.search.population import P_STAR, in_lines, read_moments
@@ -398,16 +403,17 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     phases, running = phases_of(config), is_running(stored)
     under_way = next((phase for phase in phases if is_driven(phase.attributes)), None)
     moments = read_moments(stored)
-    reference = reference_of(config, stored)
-    reference_s = reference.step_time_s(records) if reference else None
+    compared = compared_in(config, reference_of(config, stored), records, best, stored.user_attrs)
+    training = limited_of(config, best, extrapolated)
     payload = {
         "study_name": config.name,
         **_counts(records),
         "running": sum(not record.finished for record in records) if running else 0,
-        **device_time_json(config, reference, records, best_s),
+        **device_time_json(config, compared, records),
         "clock": config.backend.clock,
         "best_step_time_s": extrapolated.step_time_s if extrapolated else best_s,
-        **gains(reference, gain_over(reference, records, best_s)),
+        **gains(compared),
+        "training": training and training.as_json(config.dimensions),
         "extrapolated": extrapolated is not None,
         "p_star": stored.user_attrs.get(P_STAR, 0.0),
         "stop_reason": None if running or under_way else stored.user_attrs.get(STOP_REASON, "interrupted"),
@@ -430,11 +436,11 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
         say(f"Best: {in_words(best.params)}")
         source = config.backend.source_in_words
         say(f"  {best.step_time_s:.4g} s per step ({source}); {confidence_in_words(config, payload['p_star'])}")
-        if reference is not None and reference_s and best.step_time_s:
-            say(f"  {gain_in_words(reference, reference_s, best.step_time_s)}")
     elif extrapolated is not None:
         print_extrapolated(extrapolated)
-    print_device_time(config, reference, records, best)
+    if best or extrapolated:
+        print_judged(config, compared, training, payload["p_star"] if best else None)
+    print_device_time(config, compared, records)
     for phase in phases:
         say(f"Ran besides: {phase.in_words}")
     if moments:
@@ -454,17 +460,19 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
 
     from tuner.answers.best import best_configuration
     from tuner.answers.candidates import throughput_of
-    from tuner.answers.cost_words import training_in_words
+    from tuner.answers.gain import gains
     from tuner.answers.idle_hosts import idle_hosts_of
-    from tuner.answers.reference import gains
     from tuner.answers.training import limited_training
 
     config = with_plans(config)
     found = best_configuration(config)
     if found is None:
         unknown = dict.fromkeys(("config", "step_time_s", "source", "clock", "idle_hosts", "training"))
-        _finish_empty(as_json, {**unknown, "extrapolated": False, **gains(None, None)})
-    idle, training = idle_hosts_of(config, found.config), limited_training(config, found)
+        _finish_empty(as_json, {**unknown, "extrapolated": False, **gains(None)})
+    idle, training = (
+        idle_hosts_of(config, found.config),
+        limited_training(config, found.config, found.source, found.step_time_s),
+    )
     payload: dict[str, Any] = {
         "config": found.config.values(config.dimensions),
         "step_time_s": found.step_time_s,
@@ -472,7 +480,7 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
         "source": found.source,
         "clock": None if found.source == "predicted" else config.backend.clock,
         "extrapolated": found.extrapolated is not None,
-        **gains(found.reference, found.gain),
+        **gains(found.compared),
         "training": training and training.as_json(config.dimensions),
     }
     if as_json:
@@ -486,12 +494,9 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
     say(f"Best: {in_words(payload['config'])}")
     tokens = throughput_in_words(throughput_of(config, found.step_time_s))
     say(f"  {found.step_time_s:.4g} s per step{tokens} ({known})")
-    if found.gain is not None and found.reference is not None:
-        say(f"  {found.gain:.3f}x as fast as {found.reference.in_words}")
+    print_judged(config, found.compared, training, found.p_star)
     if idle is not None:
         say(f"  {idle.in_words}")
-    if training is not None:
-        say(f"  {training_in_words(config, training)}")
     if config.own_step is not None:
         from tuner.terminal.own_step_words import print_answer
 
@@ -569,6 +574,8 @@ def export(
         config = with_plans(config, wanted)
     else:
         from tuner.answers.best import best_configuration
+        from tuner.answers.cost_words import limited_in_words
+        from tuner.answers.training import limited_training
 
         config = with_plans(config)
         found = best_configuration(config)
@@ -577,6 +584,9 @@ def export(
         wanted = found.config
         known = found.known_in_words
         notes = () if found.source == "measured" else (f"this configuration is {known}, not measured",)
+        training = limited_training(config, found.config, found.source, found.step_time_s)
+        if training is None or training.breaks:
+            notes += tuple(filter(None, [limited_in_words(config, training)]))
     if exporter is None:
         exported = Export(target=to, text=export_own_step(config, wanted, out))
     else:

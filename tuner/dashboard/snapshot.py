@@ -11,6 +11,7 @@ from optuna import Study
 from costmodels.job.parallel_config import ConfigGrid, Value
 from costmodels.step.memory import estimate_memory
 from costmodels.surrogates.uncertainty import step_uncertainty
+from tuner.answers.gain import Compared, compared_in
 from tuner.answers.planned_candidates import plans_in
 from tuner.answers.reference import Reference, reference_of
 from tuner.search.failures import FailureConclusion, failure_conclusions
@@ -33,7 +34,7 @@ class Snapshot:
         records: Trials in the order of their numbers.
         best: First trial of the fastest candidate, with the step time of all its trials; None before any.
         extrapolated: Best configuration inferred from proxy jobs, if no full-size trial has completed.
-        reference: Configuration that the best is compared with; None without one.
+        compared: Comparison of the best with the current configuration or the baseline; None where there is neither.
         moments: Probability of each candidate to be the fastest, before the first trial and after each.
         conclusions: Conclusions from failed trials.
         p_star: Latest p_star; None before the first.
@@ -45,7 +46,7 @@ class Snapshot:
     records: tuple[TrialRecord, ...]
     best: TrialRecord | None
     extrapolated: Extrapolated | None
-    reference: Reference | None
+    compared: Compared | None
     moments: tuple[Moment, ...]
     conclusions: tuple[FailureConclusion, ...]
     p_star: float | None
@@ -65,15 +66,9 @@ class Snapshot:
         return self.extrapolated.step_time_s if self.extrapolated else None
 
     @property
-    def reference_s(self) -> float | None:
-        """Measured step time of the reference [s]; None if it did not run."""
-        return self.reference.step_time_s(self.records) if self.reference else None
-
-    @property
-    def gain(self) -> float | None:
-        """Ratio of the reference's step time to the best's; None without both."""
-        best_s = self.best.step_time_s if self.best else None
-        return self.reference_s / best_s if self.reference_s and best_s else None
+    def reference(self) -> Reference | None:
+        """Configuration that the best is compared with; None where there is none."""
+        return self.compared.reference if self.compared else None
 
 
 def snapshot_of(config: StudyConfig, study: Study, attributes: Mapping[str, Any], *, is_running: bool) -> Snapshot:
@@ -87,7 +82,7 @@ def snapshot_of(config: StudyConfig, study: Study, attributes: Mapping[str, Any]
         records=records,
         best=best,
         extrapolated=None if best else extrapolated_of(attributes),
-        reference=reference_of(config, study),
+        compared=compared_in(config, reference_of(config, study), records, best, attributes),
         moments=read_moments(study),
         conclusions=failure_conclusions(attributes),
         p_star=attributes.get(P_STAR),

@@ -7,6 +7,9 @@ from typing import Any
 
 from trials.backend import Status
 from tuner.answers.candidates import throughput_of
+from tuner.answers.cost_words import limited_in_words
+from tuner.answers.gain import Compared
+from tuner.answers.training import limited_of
 from tuner.dashboard.markdown import code, paragraphs, plain, table
 from tuner.dashboard.snapshot import Snapshot
 from tuner.report.words import after_trials, in_short, percent, plural, seconds
@@ -43,8 +46,8 @@ def study_facts(seen: Snapshot) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     if seen.best_step_s is not None:
         facts["best step [s]" if seen.best else "best step by extrapolation [s]"] = _round(seen.best_step_s)
-    if seen.gain is not None and seen.reference is not None:
-        facts[f"times as fast as {seen.reference.in_words}"] = _round(seen.gain)
+    if seen.compared is not None and seen.compared.gain is not None:
+        facts[f"times as fast as {seen.compared.reference.in_words}"] = _round(seen.compared.gain)
     if seen.p_star is not None:
         facts["confidence"] = _round(seen.p_star)
     return facts | {"search": _search(seen), "trials": _trials(seen)}
@@ -68,12 +71,22 @@ def _headline(seen: Snapshot) -> str:
         ]
     else:
         return "### No trial has completed yet"
-    if seen.gain is not None and seen.reference is not None:
-        words.append(
-            f"**{seen.gain:.3f} times as fast as {seen.reference.in_words}**, whose step takes "
-            f"{seconds(seen.reference_s)}: {code(in_words(seen.reference.values))}"
-        )
+    words.append("" if seen.compared is None else _gain(seen.compared))
     return paragraphs(*words)
+
+
+def _gain(compared: Compared) -> str:
+    """Describe the gain over the reference, or why there is none."""
+    reference = compared.reference
+    if compared.gain is None:
+        return compared.not_compared
+    own_s = compared.step_time_s
+    basis = f"whose step takes {seconds(own_s)}" if own_s is not None else f"which was {compared.basis_in_words}"
+    beside = "; ".join(filter(None, [compared.interval_in_words, compared.luck_in_words]))
+    return (
+        f"**{'' if own_s else 'predicted '}{compared.gain:.3f} times as fast as {reference.in_words}**, {basis}: "
+        f"{code(in_words(reference.values))}" + (f" ({beside})" if beside else "")
+    )
 
 
 def _synthetic(seen: Snapshot) -> str:
@@ -91,6 +104,9 @@ def _figures(seen: Snapshot) -> list[tuple[str, str]]:
     if seen.best_step_s is not None:
         tokens = throughput_of(seen.config, seen.best_step_s)
         figures += [] if tokens is None else [("throughput", f"{tokens:,.0f} tokens/s per device")]
+    if seen.best_step_s is not None and seen.config.limits.are_set:
+        training = limited_of(seen.config, seen.best, seen.extrapolated)
+        figures.append(("limits", limited_in_words(seen.config, training)))
     if seen.history:
         figures.append(("history", plain(seen.history)))
     return figures

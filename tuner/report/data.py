@@ -9,6 +9,7 @@ from costmodels.job.parallel_config import ParallelConfig
 from trials.backend import Origin
 from tuner.answers.candidates import Candidates, candidates_of, speed_of
 from tuner.answers.fewer_hosts import OnFewerHosts, phases_of
+from tuner.answers.gain import Compared, compared_in
 from tuner.answers.planned_candidates import plans_in
 from tuner.answers.ranked import Ranked, predicted_ranking
 from tuner.answers.reference import Reference, reference_of
@@ -36,7 +37,7 @@ class ReportData:
         extrapolated: Best configuration inferred from proxy jobs, if no full-size trial has completed.
         stop_reason: Reason why the search ended; None while it runs.
         origin: Origin of the step times: measured or synthetic.
-        reference: Configuration that the best is compared with (current configuration or baseline); None without one.
+        compared: Comparison of the best with the current configuration or the baseline; None where there is neither.
         moments: Probability of each candidate to be the best, before the first trial and after each.
         conclusions: Conclusions from failed trials.
         fewer_hosts: Trials that ran while hosts were lost.
@@ -50,7 +51,7 @@ class ReportData:
     extrapolated: Extrapolated | None
     stop_reason: StopReason | None
     origin: Origin
-    reference: Reference | None
+    compared: Compared | None
     moments: tuple[Moment, ...]
     conclusions: tuple[FailureConclusion, ...]
     fewer_hosts: tuple[OnFewerHosts, ...] = ()
@@ -113,9 +114,14 @@ class ReportData:
         return self.config.backend.source_in_words if self.origin == self.config.backend.origin else self.origin
 
     @property
+    def reference(self) -> Reference | None:
+        """Configuration that the best is compared with; None where there is none."""
+        return self.compared.reference if self.compared else None
+
+    @property
     def reference_step_time_s(self) -> float | None:
         """Measured step time of the reference [s]; None if it did not run."""
-        return self.reference.step_time_s(self.records) if self.reference else None
+        return self.compared.step_time_s if self.compared else None
 
     def mfu(self, step_time_s: float) -> float:
         """Compute the model FLOPs utilisation at a step time."""
@@ -157,7 +163,7 @@ def collect(config: StudyConfig) -> ReportData:
         extrapolated=None if best else extrapolated_of(study.user_attrs),
         stop_reason=stop_reason,
         origin=study.user_attrs.get(ORIGIN, config.backend.origin),
-        reference=reference_of(config, study),
+        compared=compared_in(config, reference_of(config, study), records, best, study.user_attrs),
         moments=read_moments(study),
         fewer_hosts=phases_of(config),
         conclusions=failure_conclusions(study.user_attrs),

@@ -20,7 +20,7 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.parallel_config import ParallelConfig, Value
 from costmodels.job.proxy_job import Reduction
 from trials.backend import Observation, Status
 from trials.ray_executor import RayExecutor
@@ -40,6 +40,7 @@ from tuner.run.rescue import Remembered, rescued
 from tuner.run.spending import HARD_BUDGETS, Spending
 from tuner.run.studies import make_pruner, make_sampler, open_study
 from tuner.search.constraints import MEMORY_ATTRIBUTE, memory_excess
+from tuner.search.gain import GAIN, gain_in
 from tuner.search.observations import FAILS_ALIKE, OBSERVATION, STATUS, observation_of
 from tuner.search.parameters import ASSIGNMENT, params_of, values_of
 from tuner.search.population import ENDED, P_STAR
@@ -174,6 +175,7 @@ def run_study(
             num_candidates=sampler.choices.num_candidates,
             warnings=(*candidates.space.warnings, *past.warnings, *_warn_of_wide(sampler.proxies)),
             reference=run.reference,
+            gain=gain_in(run.study.user_attrs),
             hosts=tuple(run.hosts) if stop_reason is StopReason.HOSTS else (),
         )
 
@@ -247,9 +249,8 @@ def _drive(
         stop_reason = StopReason.INTERRUPTED
     finally:
         if not run.held.is_lost:
-            with run.held.together():
-                run.study.set_user_attr(STOP_REASON, stop_reason.value)
-                run.study.set_user_attr(SPENT_S, clock() - started_s)
+            with interrupts_held():
+                run.keep_end(stop_reason, clock() - started_s)
             run.held.release()
     return stop_reason
 
@@ -553,6 +554,41 @@ class _Run:
             self.sampler.after_trial(self.study, trial, state, values)
             self.store.storage.set_trial_state_values(trial._trial_id, state, values)
         self.trials.end(number, state, values, self.study.user_attrs[P_STAR])
+        best, known = self.trials.best, gain_in(self.study.user_attrs)
+        is_of_reference = any(self._is_reference(record.params) for record in self.trials.records_of([number]))
+        if best is not None and (is_of_reference or known is None or known.best != best.params):
+            self.keep_gain()
+
+    def keep_end(self, stop_reason: StopReason, spent_s: float) -> None:
+        """Keep why the run ended, the time that was spent on the study [s], and the gain that all trials show."""
+        if stop_reason is not StopReason.INTERRUPTED:  # who interrupts does not wait
+            self.keep_gain()
+        with self.held.together():
+            self.study.set_user_attr(STOP_REASON, stop_reason.value)
+            self.study.set_user_attr(SPENT_S, spent_s)
+
+    def _is_reference(self, values: Mapping[str, Value]) -> bool:
+        return self.reference is not None and dict(self.reference.values) == dict(values)
+
+    def keep_gain(self) -> None:
+        """Keep the gain of the best over the reference in the study, unless it knows all trials that have ended.
+
+        It takes as long as a decision. So it is computed when the best changes, when the reference was measured, and
+        when the run ends in order.
+        """
+        best, known = self.trials.best, gain_in(self.study.user_attrs)
+        if best is None or self.reference is None:
+            return
+        values, observations = dict(self.reference.values), self.trials.observations()
+        if known is not None and (known.best, known.reference, known.trials) == (
+            best.params,
+            values,
+            observations.num_decisions,
+        ):
+            return
+        found = self.sampler.gain(observations, best.params, values)
+        with self.held.together():
+            self.study.set_user_attr(GAIN, None if found is None else found.as_json())
 
     def keep(self, todo: list[Asked], reason: StopReason | None) -> list[Asked]:
         """Return the trials that are to run again: none once a budget is spent, which cancels them."""

@@ -9,6 +9,7 @@ from costmodels.job.parallel_config import Value
 from tuner.answers.comparison import Comparison
 from tuner.answers.reference import Reference
 from tuner.run.opening import Opening
+from tuner.search.gain import KnownGain
 from tuner.search.proxy.extrapolation import Extrapolated
 from tuner.search.stopping import StopReason
 from tuner.storage.record import TrialRecord
@@ -68,6 +69,7 @@ class RunResult:
         p_star: Last p_star.
         num_candidates: Number of candidates in the searched space.
         reference: Configuration to compare the best with; None where there is none.
+        gain: Gain over that by the posterior, as far as it is known.
         warnings: Sentences that a user should know.
         hosts: Hosts that are there, where the run ended because they have changed; else none.
     """
@@ -81,4 +83,5 @@ class RunResult:
     p_star: float = 0.0
     num_candidates: int = 0
     reference: Reference | None = None
+    gain: KnownGain | None = None
     hosts: tuple[int, ...] = ()

@@ -60,6 +60,12 @@ class AbstractChoices(ABC):
         """Return joint draws of the log step time of the candidates [M, n]; infinite where one cannot run."""
 
     @abstractmethod
+    def draw_steps(
+        self, observations: Observations, positions: IntArray, num_draws: int, rng: np.random.Generator
+    ) -> FloatArray:
+        """Return joint draws of the log step time of a few candidates, as if each could run [M, m]."""
+
+    @abstractmethod
     def trial_s(self) -> FloatArray:
         """Return the expected time of a trial of each candidate [n], or anything proportional to it."""
 
@@ -138,6 +144,12 @@ class LayoutChoices(AbstractChoices):
     def draw(self, observations: Observations, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32]:
         """Return joint draws of the log step time of the layouts [M, n]; infinite where one cannot run."""
         return self._posterior.draw(observations, num_draws, rng)
+
+    def draw_steps(
+        self, observations: Observations, positions: IntArray, num_draws: int, rng: np.random.Generator
+    ) -> FloatArray:
+        """Return joint draws of the log step time of a few layouts, as if each could run [M, m]."""
+        return self._posterior.draw_steps_at(observations, positions, num_draws, rng)
 
     def trial_s(self) -> FloatArray:
         """Return the predicted step times [n]."""

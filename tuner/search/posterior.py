@@ -198,6 +198,38 @@ class Posterior:
             drawn -= offsets
         return drawn
 
+    def draw_steps_at(
+        self, observations: Observations, at: IntArray, num_draws: int, rng: np.random.Generator
+    ) -> FloatArray:
+        """Return joint draws of the log step time of a few candidates, as if each could run [M, m].
+
+        Args:
+            observations: All observations.
+            at: Positions of the candidates [m]; one may be named more than once.
+            num_draws: Number M of draws.
+            rng: Source of the draws.
+        """
+        if observations.proxies:
+            wider, seen = self.with_proxies(observations)
+            return wider.draw_steps_at(seen, at, num_draws, rng)
+        told = self.select_subset(observations)
+        steps, beside = self._fit_steps(told, self.compose(told, num_draws, rng))
+        # draws of all candidates would cost as much as a decision
+        first_aside = len(self.predicted) - len(self.aside)
+        limited = np.array(list(told.limits_s), dtype=np.int64)
+        rows = np.unique(np.concatenate([told.measured, limited, at, np.arange(first_aside, len(self.predicted))]))
+        taken = [None if each is None else each[:, rows] for each in beside]
+        drawn = steps.take(rows).draw(num_draws, rng, beside=taken)[:, np.searchsorted(rows, at)].astype(np.float64)
+        own = {position: row for row, position in enumerate(observations.measured.tolist())}
+        for position in set(at.tolist()):
+            columns, row = np.flatnonzero(at == position), own.get(position)
+            if row is not None and position not in told.measured:  # it is outside the subset
+                noise = rng.standard_normal(num_draws) * np.sqrt(observations.variance[row])
+                drawn[:, columns] = (observations.log_step_s[row] + noise)[:, None]
+            if position in observations.limits_s:
+                drawn[:, columns] = np.maximum(drawn[:, columns], np.log(observations.limits_s[position]))
+        return drawn
+
     def draw_needed(self, told: Observations, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32] | None:
         """Return joint draws of the log needed memory, in bytes [M, n]; None if memory was not predicted."""
         memory = self._fit_memory(told)

@@ -49,6 +49,7 @@ from trials.backend import Observation
 from tuner.search.acquisition import AbstractAcquisition, ExpectedLoss
 from tuner.search.choices import AbstractChoices, LayoutChoices
 from tuner.search.failures import LEARNED
+from tuner.search.gain import GAIN_DRAWS, KnownGain, known_gain, with_shared_noise
 from tuner.search.knobs.knob_choices import KnobChoices
 from tuner.search.knobs.knob_space import KnobSpace
 from tuner.search.objectives import Objective
@@ -432,6 +433,27 @@ class ThompsonSampler(BaseSampler):
         drawn[:, sorted(observations.explored)] -= np.float32(np.log1p(self._tolerance))
         fastest = np.argmin(drawn, axis=1).astype(np.int64)
         return drawn, fastest[np.isfinite(drawn[np.arange(len(drawn)), fastest])]
+
+    def gain(
+        self, observations: Observations, best: Mapping[str, Any], reference: Mapping[str, Any]
+    ) -> KnownGain | None:
+        """Return how many times as fast the best is as the reference, given all observations.
+
+        None where one of them is no candidate, or the reference cannot run.
+
+        Args:
+            observations: Observations of the study.
+            best: Values that identify the best.
+            reference: Values that identify the configuration to compare with.
+        """
+        positions = [self.position_of(params_of(values)) for values in (reference, best)]
+        if any(position is None or position in observations.impossible for position in positions):
+            return None
+        rng = np.random.default_rng([self._seed, 2, observations.num_ended, len(observations.measured)])
+        drawn = self._choices.draw_steps(
+            with_shared_noise(observations), np.array(positions, dtype=np.int64), GAIN_DRAWS, rng
+        )
+        return known_gain(best, reference, drawn[:, 0] - drawn[:, 1], trials=observations.num_decisions)
 
     def decide(self, observations: Observations, budgets: Budgets = NO_BUDGETS) -> StopDecision:
         """Return whether the search ends; see stopping.py."""

@@ -18,7 +18,7 @@ an extrapolated one was never measured. So the value of a complete trial is alwa
 The study's attributes hold: the meaning of its trials, its driver, its last stop reason, the wall time that its drivers
 have spent on it, the size of the history that the last of them has read, p_star, the population before the first trial,
 conclusions from failures (failures.py), the baseline that its answer is compared with where no current configuration is
-named, and the answer that proxies suggest (extrapolation.py).
+named, the gain over it (gain.py), and the answer that proxies suggest (extrapolation.py).
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from costmodels.operators.layer_operators import OpKind, Phase
 from hardware.io.errors import ConfigError, quote_value
 from trials.backend import MAX_LOG_TAIL, Status
 from tuner.search.failures import LEARNED
+from tuner.search.gain import GAIN
 from tuner.search.observations import FAILS_ALIKE, OBSERVATION, STATUS
 from tuner.search.parameters import ASSIGNMENT
 from tuner.search.population import ENDED, P_STAR, POPULATION, POPULATION_AT_START
@@ -134,6 +135,15 @@ class _Extrapolated(_Form):
     devices: Count
 
 
+class _Gain(_Form):
+    best: dict[str, Value]
+    reference: dict[str, Value]
+    median: Positive
+    low: Positive
+    high: Positive
+    trials: Count
+
+
 class _Plans(_Form):
     changes: list[dict[str, Any]]
     plans: dict[str, dict[str, Any]]
@@ -170,6 +180,7 @@ _OF_STUDY = {
     LEARNED: _strict(list[_Conclusion]),
     BASELINE: _strict(dict[str, Value]),
     EXTRAPOLATED: _strict(_Extrapolated | None),
+    GAIN: _strict(_Gain | None),
     "layer_plans": _strict(_Plans),
     "own_plans": _strict(dict[str, _OwnPlans]),
 }

@@ -88,9 +88,14 @@ class Limits:
     free_memory: float | None = None
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the limits of time and cost that are set."""
+        return (MAX_DAYS,) * (self.max_days is not None) + (MAX_COST,) * (self.max_cost is not None)
+
+    @property
     def are_set(self) -> bool:
         """Whether time or cost is limited."""
-        return self.max_days is not None or self.max_cost is not None
+        return bool(self.names)
 
     def broken_by(self, days: float, cost: float | None) -> tuple[str, ...]:
         """Return the names of the limits that a training breaks; one without a price may cost anything."""

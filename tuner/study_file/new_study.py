@@ -26,7 +26,7 @@ from tuner.imports.bash.script import with_arguments
 from tuner.imports.flagscale import join_files, train_file_of
 from tuner.imports.gpt_neox import merge_gpt_neox
 from tuner.imports.imported import Doubt, Unread
-from tuner.imports.log import Measured, import_log
+from tuner.imports.log import Measured, StepsRead, import_log
 from tuner.imports.without_secrets import without_secrets
 from tuner.study_file.answers import Added, check_complete, is_ignored
 from tuner.study_file.text import model_text, study_text
@@ -49,7 +49,7 @@ class NewStudy:
         imported: Content of the framework's file.
         present: Current configuration, with its job.
         devices: Number of devices of the cluster.
-        measured: Measurement of the current configuration, if the file is a log with steps.
+        steps: Steps of the log, if the file is one whose steps are those of the current configuration.
     """
 
     text: str
@@ -58,7 +58,12 @@ class NewStudy:
     imported: Imported
     present: Present
     devices: int
-    measured: Measured | None = None
+    steps: StepsRead | None = None
+
+    @property
+    def measured(self) -> Measured | None:
+        """Measurement of the current configuration; None if the file is no log with steps that count."""
+        return self.steps.measured if self.steps else None
 
     @property
     def measures(self) -> bool:
@@ -155,7 +160,9 @@ def new_study(imported: Imported, added: Added, *, file: Path, folder: Path, mod
     except ConfigError as error:
         raise error.in_file(str(file)) from None
     own_file = "" if reference else f"{name}-model.yaml"
-    measured = _measure(imported, present, cluster.num_devices)
+    steps = _read_steps(imported, present, cluster.num_devices)
+    if steps is not None:
+        imported = replace(imported, notes=(*imported.notes, *steps.notes))
     return NewStudy(
         text=study_text(
             imported,
@@ -164,24 +171,25 @@ def new_study(imported: Imported, added: Added, *, file: Path, folder: Path, mod
             model=reference or model_at or own_file,
             cluster=cluster_keys,
             file=file,
-            measured=measured,
+            measured=steps.measured if steps else None,
         ),
         model_file=own_file,
         model_text="" if reference else model_text(model, file),
         imported=imported,
         present=present,
         devices=cluster.num_devices,
-        measured=measured,
+        steps=steps,
     )
 
 
-def _measure(imported: Imported, present: Present, devices: int) -> Measured | None:
-    """Return the measurement that a log holds of the configuration that it printed; None without one."""
-    if imported.steps is None or not present.current:
+def _read_steps(imported: Imported, present: Present, devices: int) -> StepsRead | None:
+    """Return the steps that a log holds of the configuration that it printed; None where the file is no such log."""
+    if imported.steps is None:
         return None
+    assert present.current, "a log states its degrees"
     samples = present.job["global_batch_size"]
     step = StepSize(samples=samples, tokens=samples * present.job["sequence_length"], devices=devices)
-    return imported.steps.measured(step)
+    return imported.steps.read(step)
 
 
 _OF_CLUSTER = ("hosts", "devices_per_host")
@@ -209,7 +217,14 @@ def _merge(imported: Imported, added: Added) -> Imported:
             job[key] = value
     known = {*degrees, *job}
     answered = tuple(f"{key}: " for key in added.answers)
-    changed = degrees != {**degrees, **imported.degrees} or job != {**job, **imported.job}
+    of_file = ((degrees, imported.degrees), (job, imported.job))
+    changed = [name for kind, own in of_file for name in own if kind[name] != own[name]]
+    notes = tuple(note for note in imported.notes if not note.startswith(answered))
+    if changed and imported.steps is not None:
+        notes += (
+            f"measured: an option replaces {' and '.join(changed)}, with which the log's steps were timed, so none is "
+            "used and `current` has no step time",
+        )
     return replace(
         imported,
         degrees=degrees,
@@ -221,9 +236,9 @@ def _merge(imported: Imported, added: Added) -> Imported:
         hosts=added.count("hosts") or imported.hosts,
         devices_per_host=added.count("devices_per_host") or imported.devices_per_host,
         runtime=added.runtime or imported.runtime,
-        notes=tuple(note for note in imported.notes if not note.startswith(answered)),
+        notes=notes,
         unread=(*imported.unread, *(_ignored(one) for one in imported.doubts if is_ignored(one, added))),
-        steps=None if changed else imported.steps,  # the log's steps are those of its own configuration
+        steps=None if changed else imported.steps,
     )
 
 

@@ -17,7 +17,8 @@ import typer
 if TYPE_CHECKING:  # these load numpy, Optuna and Ray
     from costmodels.job.parallel_config import ParallelConfig
     from costmodels.simulator.simulated_step import Simulation
-    from tuner.answers.reference import Reference
+    from tuner.answers.gain import Compared
+    from tuner.answers.training import Training
     from tuner.calibrate.device_results import DeviceCalibration
     from tuner.calibrate.measured_steps import CalibratedFile
     from tuner.run.progress import RunResult
@@ -77,8 +78,12 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: S
 
 def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]) -> None:
     """Print why a run stopped, its best configuration, and the flags for that configuration's framework."""
+    from tuner.answers.gain import compared_of
+    from tuner.answers.training import limited_of
     from tuner.storage.record import completed_times_s, repeated_trials
 
+    compared = compared_of(config, result.reference, result.records, result.best, result.gain)
+    training = limited_of(config, result.best, result.extrapolated)
     if not payload["candidates"]:
         say(NOTHING_WORKS)
         return
@@ -97,9 +102,10 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
         say(f"{pruned_in_words(payload['pruned'], payload['saved_s'])}.")
     if payload["proxies"]:
         say(f"{payload['proxies']:,} of the trials ran smaller proxy jobs in place of the full job.")
-    print_device_time(config, result.reference, result.records, result.best)
+    print_device_time(config, compared, result.records)
     if result.extrapolated is not None:
         print_extrapolated(result.extrapolated)
+        print_judged(config, compared, training, None)
         return
     if result.best is None or result.best.step_time_s is None:
         say(f"No configuration completed a trial: {_failures_in_words(result)}.")
@@ -120,10 +126,7 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
                 f"  repeated because too close to call ({counts[0]} and {counts[1]} trials): "
                 f"{in_words(rival.params)} takes {rival.step_time_s:.4g} s ({rival.step_time_s / best_s - 1:+.1%})"
             )
-    if result.reference is not None:
-        reference_s = result.reference.step_time_s(result.records)
-        if reference_s is not None:
-            say(f"  {gain_in_words(result.reference, reference_s, best_s)}")
+    print_judged(config, compared, training, result.p_star)
     _print_front(config, result)
     if config.measured is not None:
         fastest_s = min(run.step_time_s for run in config.measured.runs if run.step_time_s is not None)
@@ -172,26 +175,56 @@ def _print_use(config: StudyConfig, chosen: ParallelConfig) -> None:
     warn((*notes_on_idle_hosts(config, chosen), *notes_on_plan(config, chosen), *export.notes))
 
 
-def print_device_time(
-    config: StudyConfig, reference: Reference | None, records: Sequence[TrialRecord], best: TrialRecord | None
-) -> None:
+def print_device_time(config: StudyConfig, compared: Compared | None, records: Sequence[TrialRecord]) -> None:
     """Print the device time that the trials took, and the steps after which the gain repays it."""
     from tuner.answers.device_time import device_time_of, hours_in_words, payback_in_words, payback_of
 
     spent = device_time_of(config, records)
     if not spent.device_s:
         return
-    payback = payback_of(config, reference, records, best.step_time_s if best else None)
-    told = f"; {payback_in_words(reference, payback)}" if payback and reference else ""
+    payback = payback_of(config, compared, records)
+    told = f"; {payback_in_words(compared.reference, payback)}" if payback and compared else ""
     say(f"{hours_in_words(spent)}{told}.")
 
 
-def gain_in_words(reference: Reference, reference_s: float, best_s: float) -> str:
-    """Describe how many times as fast the best configuration is as the reference."""
-    known = (
-        f"{reference_s:.4g} s" if reference.role == "current" else f"{in_words(reference.values)}, {reference_s:.4g} s"
-    )
-    return f"{reference_s / best_s:.3f}x as fast as {reference.in_words} ({known})"
+def print_judged(
+    config: StudyConfig, compared: Compared | None, training: Training | None, p_star: float | None
+) -> None:
+    """Print the gain of the best over the reference, and whether its training keeps the study's limits.
+
+    Args:
+        config: Study.
+        compared: Comparison of the best with the reference.
+        training: Training of the study's tokens with the best; see `limited_training`.
+        p_star: Confidence that no untried configuration is faster; None before any trial.
+    """
+    from tuner.answers.cost_words import limited_in_words
+
+    gain = "" if compared is None else gain_in_words(config, compared, p_star)
+    for told in filter(None, (gain, limited_in_words(config, training))):
+        say(f"  {told}")
+
+
+def gain_in_words(config: StudyConfig, compared: Compared, p_star: float | None) -> str:
+    """Describe how many times as fast the best configuration is as the reference, or why the two are not compared.
+
+    Args:
+        config: Study.
+        compared: Comparison of the two.
+        p_star: Confidence that no untried configuration is faster; None before any trial.
+    """
+    if compared.gain is None:
+        return compared.not_compared
+    reference = compared.reference
+    named = [] if reference.role == "current" else [in_words(reference.values)]
+    told = [
+        f"{'' if compared.step_time_s else 'predicted '}{compared.gain:.3f}x as fast as {reference.in_words} "
+        f"({', '.join([*named, compared.basis_in_words])})",
+        compared.interval_in_words,
+        compared.luck_in_words,
+        confidence_in_words(config, p_star) if p_star is not None and p_star <= config.search.confidence else "",
+    ]
+    return "; ".join(filter(None, told))
 
 
 def print_extrapolated(found: Extrapolated) -> None:

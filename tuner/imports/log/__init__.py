@@ -6,6 +6,6 @@ it as the file that the framework's importer reads, so that there is one home fo
 """
 
 from tuner.imports.log.log_import import import_log
-from tuner.imports.log.steps import LogSteps, Measured
+from tuner.imports.log.steps import LogSteps, Measured, StepsRead
 
-__all__ = ["LogSteps", "Measured", "import_log"]
+__all__ = ["LogSteps", "Measured", "StepsRead", "import_log"]

@@ -12,7 +12,7 @@ from tuner.imports.log.block import AbstractFinder
 from tuner.imports.log.bridge_config import BridgeConfig
 from tuner.imports.log.deepspeed_dump import DeepSpeedDump
 from tuner.imports.log.gpt_neox_arguments import GptNeoxArguments
-from tuner.imports.log.lines import lines_of
+from tuner.imports.log.lines import Line, lines_of
 from tuner.imports.log.megatron_arguments import MegatronArguments
 from tuner.imports.log.nanotron_config import NanotronConfig
 from tuner.imports.log.nemo_config import NemoConfig
@@ -50,7 +50,7 @@ def import_log(stream: TextIO | Iterable[str], *, source: str) -> Imported:
         "torchtitan": TorchtitanLines(),
         "nemo": NemoConfig(),
     }
-    kept: list[str] = []
+    kept: list[Line] = []
     first_step = number = 0
     for line in lines_of(stream, most_characters=MOST_CHARACTERS):
         number = line.number
@@ -60,7 +60,7 @@ def import_log(stream: TextIO | Iterable[str], *, source: str) -> Imported:
             kept.clear()  # steps whose configuration is not in the log
         if may_be_step(line.text):
             first_step = first_step or number
-            kept.append(line.text)
+            kept.append(line)
             if len(kept) >= MOST_STEPS:
                 break
         for finder in finders.values():

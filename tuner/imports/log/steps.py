@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import re
 import statistics
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
 
+from hardware.io.errors import quote_value
 from trials.command.log_pattern import LOG_PATTERNS, StepSize
+from tuner.imports.log.lines import Line
+from tuner.imports.log.step_shape import StepShape, shape_of
 
 WARM_UP = 2
 """Number of step times that are dropped, as trials drop them by default."""
 MOST_STEPS = 1_000
 """Number of lines with step times that are kept: reading ends with them."""
+
+MOST_BATCHES = 3
+"""Number of other global batches that are named."""
 
 _KEYWORDS = (
     "elapsed time per iteration",
@@ -43,6 +51,86 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Counts:
+    """Numbers of lines that look like steps, by what became of them.
+
+    Attributes:
+        found: Number of all of them.
+        unread: Number of lines without a time that could be read, such as nan, half a line, or another format.
+        memory: Number of lines with memory alone.
+        repeated: Number of lines that other ranks printed of a step that counts already.
+        other_batch: Number of steps with another global batch, as a ramp-up has.
+        other_batches: These batches [sequences].
+        warm_up: Number of steps that were dropped as warm-up.
+        used: Number of steps that the measurement rests on.
+        example: First line that could not be read, with its number; empty if there is none.
+    """
+
+    found: int = 0
+    unread: int = 0
+    memory: int = 0
+    repeated: int = 0
+    other_batch: int = 0
+    other_batches: tuple[int, ...] = ()
+    warm_up: int = 0
+    used: int = 0
+    example: str = ""
+
+    @property
+    def in_words(self) -> str:
+        """Numbers of lines that do not count, with the reasons."""
+        batches = ", ".join(str(batch) for batch in self.other_batches[:MOST_BATCHES])
+        batches += ", ..." if len(self.other_batches) > MOST_BATCHES else ""
+        told = {
+            "without a time that can be read": self.unread,
+            "with memory alone": self.memory,
+            "of a step that another rank printed too": self.repeated,
+            f"of another global batch ({batches}) than the job's": self.other_batch,
+            f"of the warm-up, the first {WARM_UP} steps": self.warm_up,
+        }
+        words = ", ".join(f"{count:,} {what}" for what, count in told.items() if count)
+        return words + (f" (first, {self.example})" if self.example else "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepsRead:
+    """Steps of a log as they were read for one job.
+
+    Attributes:
+        counts: Numbers of lines, by what became of them.
+        measured: Measurement; None without a step that counts.
+        shape: Shape of the steps that it rests on; None without any.
+    """
+
+    counts: Counts
+    measured: Measured | None = None
+    shape: StepShape | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on why no step counts, or on why one number does not stand for the steps."""
+        counts = self.counts
+        if not counts.found:
+            return (
+                "measured: the log has no line of a step after its configuration, so `current` has no step time; it "
+                "may end before the first step, or print steps in a format that is not known",
+            )
+        if self.measured is None:
+            return (
+                f"measured: of {_lines(counts.found)} that may be of steps none is used, so `current` has no step "
+                f"time: {counts.in_words}",
+            )
+        assert self.shape is not None, "steps that count have a shape"
+        middle_s, mean_s = self.measured.step_time_s, self.shape.mean_s
+        one = f"the median of all {counts.used:,} is {middle_s:.4g} s, their mean {mean_s:.4g} s"
+        return tuple(f"measured: {words}; {one}" for words in self.shape.in_words)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what was read as an object."""
+        return asdict(self.counts) | {"shape": self.shape and self.shape.as_json()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LogSteps:
     """Lines of a log that may have step times or memory.
 
@@ -54,38 +142,67 @@ class LogSteps:
 
     framework: str
     source: str
-    lines: tuple[str, ...]
+    lines: tuple[Line, ...]
 
-    def measured(self, step: StepSize) -> Measured | None:
-        """Return the measurement for a job with steps of that size; None without a step time after the warm-up.
+    def read(self, step: StepSize) -> StepsRead:
+        """Read the lines for a job with steps of that size.
 
         The same step of several ranks counts once, and steps of another global batch, as a ramp-up has, do not count.
         """
         pattern = LOG_PATTERNS[self.framework]
         times_s: list[float] = []
         peaks: list[int] = []
-        last = None
+        last, example = None, ""
+        became: Counter[str] = Counter()
+        batches: dict[int, None] = {}
         for line in self.lines:
-            reading = pattern.reading(line, step)
+            reading = pattern.reading(line.text, step)
             if reading is None:
+                became["unread"] += 1
+                example = example or f"line {line.number}: {quote_value(_from_keyword(line.text))}"
                 continue
             if reading.memory_bytes is not None:
                 peaks.append(reading.memory_bytes)
-            batch = _BATCH.search(line)
-            if reading.step_time_s is None or (batch is not None and int(batch[1]) != step.samples):
+            batch = _BATCH.search(line.text)
+            if reading.step_time_s is None:
+                became["memory"] += 1
+                continue
+            if batch is not None and int(batch[1]) != step.samples:
+                became["other_batch"] += 1
+                batches[int(batch[1])] = None
                 continue
             if reading.iteration is None or reading.iteration != last:
                 times_s.append(reading.step_time_s)
+            else:
+                became["repeated"] += 1
             last = reading.iteration
         kept = times_s[WARM_UP:]
+        counts = Counts(
+            found=len(self.lines),
+            **became,
+            other_batches=tuple(batches),
+            warm_up=len(times_s) - len(kept),
+            used=len(kept),
+            example=example,
+        )
         if not kept:
-            return None
-        return Measured(
+            return StepsRead(counts=counts)
+        measured = Measured(
             step_time_s=statistics.median(kept),
             readings=len(kept),
             peak_memory_bytes=max(peaks, default=None),
             source=self.source,
         )
+        return StepsRead(counts=counts, measured=measured, shape=shape_of(kept))
+
+
+def _from_keyword(text: str) -> str:
+    """Return the part of a line that may have a step time."""
+    return text[min(at for keyword in _KEYWORDS if (at := text.find(keyword)) >= 0) :].strip()
+
+
+def _lines(count: int) -> str:
+    return f"{count:,} line{'' if count == 1 else 's'}"
 
 
 def may_be_step(text: str) -> bool:

@@ -39,6 +39,8 @@ def _changes(data: ReportData, text: str) -> Html | None:
     changed = [tag("li", tag("code", line)) for line in best if line not in today]
     changed += [tag("li", "remove ", tag("code", line)) for line in today if line.split()[0] not in named]
     run = f"You run {in_short(data.reference.values)}"
+    if data.compared is not None and data.compared.reason:
+        run = f"Your current configuration {in_short(data.reference.values)} {data.compared.reason}"
     if not changed:
         return tag("p", f"{run}, which is the best.")
     return concatenate(

@@ -7,7 +7,9 @@ from collections import Counter
 from costmodels.job.parallel_config import DEGREES
 from trials.backend import CLOCK_WORDS
 from tuner.answers.candidates import throughput_of
+from tuner.answers.cost_words import limited_in_words
 from tuner.answers.device_time import device_time_of, duration, hours, payback_of
+from tuner.answers.training import limited_of
 from tuner.report.data import ReportData
 from tuner.report.markup import Content, Html, concatenate, section, tag
 from tuner.report.sections.outcomes import outcomes_table
@@ -65,6 +67,7 @@ def _figures(data: ReportData) -> Html:
             "MFU", percent(data.mfu(best_s)) if best_s else MISSING, "of the devices' peak, counting model FLOPs only"
         ),
         _reference_card(data),
+        _limits_card(data),
         _prior_card(data),
         _card("trials", f"{len(records):,}", _trial_words(data)),
         _device_time_card(data),
@@ -98,14 +101,32 @@ def _source_words(data: ReportData) -> str:
 
 def _reference_card(data: ReportData) -> Html | None:
     """Render the gain over the reference; None where there is none."""
-    reference, best_s, own_s = data.reference, data.best_step_time_s, data.reference_step_time_s
-    if reference is None:
+    compared = data.compared
+    if compared is None:
         return None
+    reference, own_s = compared.reference, compared.step_time_s
     name = f"over {reference.in_words}"
-    if own_s is None:
-        return _card(name, MISSING, f"{reference.in_words} has no measured step")
-    gain = f"{own_s / best_s:.2f}\N{MULTIPLICATION SIGN}" if best_s else MISSING
-    return _card(name, gain, f"as fast; {reference.in_words} takes {seconds(own_s)} per step")
+    if compared.reason:
+        return _card(name, MISSING, compared.not_compared)
+    basis = f"takes {seconds(own_s)} per step" if own_s is not None else f"was {compared.basis_in_words}"
+    if compared.gain is None:
+        return _card(name, MISSING, f"{reference.in_words} {basis}")
+    notes = [
+        f"as fast{'' if own_s else ', predicted'}",
+        compared.interval_in_words,
+        f"{reference.in_words} {basis}",
+        compared.luck_in_words,
+    ]
+    return _card(name, f"{compared.gain:.2f}\N{MULTIPLICATION SIGN}", "; ".join(filter(None, notes)))
+
+
+def _limits_card(data: ReportData) -> Html | None:
+    """Render what the training takes and which limits it breaks; None for a study without limits of time or cost."""
+    training = limited_of(data.config, data.best, data.extrapolated)
+    if not data.config.limits.are_set or (data.best is None and data.extrapolated is None):
+        return None
+    figure = MISSING if training is None else "broken" if training.breaks else "kept"
+    return _card("limits", figure, limited_in_words(data.config, training))
 
 
 def _prior_card(data: ReportData) -> Html:
@@ -120,7 +141,7 @@ def _prior_card(data: ReportData) -> Html:
         note = (
             "the best is the configuration predicted to be fastest"
             if is_best
-            else f"as fast; {what}, predicted to be fastest, takes {seconds(own_s)} per step"
+            else f"as fast by the measured steps; {what}, predicted to be fastest, takes {seconds(own_s)} per step"
         )
         return _card(name, f"{own_s / best_s:.2f}\N{MULTIPLICATION SIGN}", note)
     tried = [record for record in data.records if record.params == values and not record.is_proxy]
@@ -132,7 +153,7 @@ def _prior_card(data: ReportData) -> Html:
 def _device_time_card(data: ReportData) -> Html:
     """Render the device time of the trials, and the training steps that repay it."""
     spent = device_time_of(data.config, data.records)
-    payback = payback_of(data.config, data.reference, data.records, data.best.step_time_s if data.best else None)
+    payback = payback_of(data.config, data.compared, data.records)
     notes = [
         f"{hours(spent.startup_device_s)} of them for start-up and warm-up"
         if spent.startup_device_s is not None

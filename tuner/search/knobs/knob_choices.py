@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from optuna.distributions import CategoricalDistribution
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.surrogates.knob_effects import KNOB_NOISE
 from hardware.arrays import FloatArray, IntArray
 from tuner.search.choices import AbstractChoices, LayoutPositions
 from tuner.search.failures import FailureConclusion
@@ -116,6 +117,32 @@ class KnobChoices(AbstractChoices):
         for position, limit_s in observations.limits_s.items():
             found[:, position] = np.maximum(found[:, position], np.log(limit_s))
         found[:, sorted(observations.impossible)] = np.inf
+        return found
+
+    def draw_steps(
+        self, observations: Observations, positions: IntArray, num_draws: int, rng: np.random.Generator
+    ) -> FloatArray:
+        """Return joint draws of the log step time of a few pairs, as if each could run [M, m].
+
+        A pair deviates from the sum of its layout and its knobs by KNOB_NOISE; what its own trials show of that is
+        weighed by their errors.
+        """
+        drawn = self.posterior.draw(observations, self.table, num_draws, rng)
+        layouts, codes = self.table.layouts[positions], self.table.codes[positions]
+        found: FloatArray = drawn.log_step_s[:, layouts].astype(np.float64)
+        found += drawn.effects.of_pairs(layouts, codes, self.space.is_set(layouts, codes))
+        own = {position: row for row, position in enumerate(observations.measured.tolist())}
+        for position in set(positions.tolist()):
+            columns, row = np.flatnonzero(positions == position), own.get(position)
+            deviation = KNOB_NOISE * rng.standard_normal(num_draws)
+            if row is not None:
+                variance = float(observations.variance[row])
+                share = KNOB_NOISE**2 / (KNOB_NOISE**2 + variance)
+                behind = observations.log_step_s[row] - found[:, columns[0]]
+                deviation = share * behind + np.sqrt(1 - share) * deviation
+            found[:, columns] += deviation[:, None]
+            if position in observations.limits_s:
+                found[:, columns] = np.maximum(found[:, columns], np.log(observations.limits_s[position]))
         return found
 
     def _draw_pairs(self, drawn: PairDraws, rows: IntArray) -> FloatArray:

@@ -6,6 +6,8 @@ import pytest
 from trials.backend import Observation, Status
 from trials.command.backend import CommandBackend
 from tuner.answers.device_time import device_time_json, device_time_of, duration, hours, payback_of
+from tuner.answers.gain import Compared, Known
+from tuner.answers.reference import Reference
 from tuner.storage.record import TrialRecord
 from tuner.study_file.config import load_study
 
@@ -53,11 +55,10 @@ def record(config, number=0, *, proxy_devices=0, tp=8, **observed):
     )
 
 
-def current_of(config):
-    """The current configuration as what is compared with."""
-    from tuner.answers.reference import Reference
-
-    return Reference(role="current", config=config.current, values=config.current.values(config.dimensions))
+def compared_with(config, reference_s, gain):
+    """The best compared with the current configuration, which was measured."""
+    reference = Reference(role="current", config=config.current, values=config.current.values(config.dimensions))
+    return Compared(reference=reference, known=Known.MEASURED, step_time_s=reference_s, gain=gain)
 
 
 @pytest.mark.parametrize(
@@ -104,29 +105,31 @@ def test_the_gain_pays_back_after_whole_steps(trained):
     slow = record(trained, 0, step_times_s=(3.0,), elapsed_s=10.0)
     fast = record(trained, 1, tp=4, step_times_s=(2.0,), elapsed_s=10.5)
 
-    found = payback_of(trained, current_of(trained), [slow, fast], 2.0)
+    compared = compared_with(trained, 3.0, 1.5)
+
+    found = payback_of(trained, compared, [slow, fast])
 
     assert (found.steps, found.seconds) == (21, 42.0)  # 20.5 s on each device, a second saved a step
-    told = device_time_json(trained, current_of(trained), [slow, fast], 2.0)
+    told = device_time_json(trained, compared, [slow, fast])
     assert told["payback_steps"] == 21
     assert told["device_hours"] == pytest.approx(NUM_DEVICES * 20.5 / 3600)
     assert told["startup_device_hours"] == pytest.approx(NUM_DEVICES * 15.5 / 3600)
 
 
-@pytest.mark.parametrize("best_s", [3.0, None], ids=["no_gain", "no_best"])
-def test_without_a_gain_nothing_pays_back(trained, best_s):
+@pytest.mark.parametrize("gain", [1.0, None], ids=["no_gain", "no_best"])
+def test_without_a_gain_nothing_pays_back(trained, gain):
     """Where the best is what is compared with, or there is none, no number of steps is told."""
     slow = record(trained, step_times_s=(3.0,), elapsed_s=10.0)
 
-    assert payback_of(trained, current_of(trained), [slow], best_s) is None
-    assert payback_of(trained, None, [slow], 2.0) is None
+    assert payback_of(trained, compared_with(trained, 3.0, gain), [slow]) is None
+    assert payback_of(trained, None, [slow]) is None
 
 
 def test_steps_of_another_clock_pay_nothing_back(trained):
     """Seconds of a virtual clock are not those by which trials are paid."""
     virtual = replace(trained, backend=SimpleNamespace(clock="virtual", trains=True))
 
-    assert payback_of(virtual, current_of(trained), [record(trained, step_times_s=(3.0,))], 2.0) is None
+    assert payback_of(virtual, compared_with(trained, 3.0, 1.5), [record(trained, step_times_s=(3.0,))]) is None
 
 
 def test_a_simulated_trial_is_told_as_what_it_would_have_cost(tmp_path):

@@ -1,7 +1,7 @@
 import pytest
 
 from tests.support.studies.broken_studies import study
-from tests.support.studies.command_line import assert_users_mistake
+from tests.support.studies.command_line import assert_users_mistake, write_replay
 
 
 def test_a_training_takes_its_steps_times_the_step_time(meshtune, simulated):
@@ -16,7 +16,10 @@ def test_a_training_takes_its_steps_times_the_step_time(meshtune, simulated):
     assert current["step_time_s"] == pytest.approx(predicted["step_time_s"])
     assert current["seconds_range"] == pytest.approx([steps * step_s for step_s in predicted["step_time_range_s"]])
     assert current["device_hours"] == pytest.approx(current["devices"] * current["seconds"] / 3600)
-    assert per_step["saved_device_hours"] == pytest.approx(current["device_hours"] - best["device_hours"])
+    saved = current["device_hours"] * (1 - 1 / per_step["gain_over_current"])
+    assert per_step["saved_device_hours"] == pytest.approx(saved)
+    low, high = per_step["saved_device_hours_interval"]
+    assert low < current["device_hours"] - best["device_hours"] < high
 
 
 def test_the_best_says_which_limits_it_breaks(meshtune, simulated):
@@ -84,3 +87,32 @@ def test_an_estimate_is_held_to_the_studys_limits(meshtune, tmp_path):
         assert training["breaks"] == ["max_cost"]
     assert "cost [USD]" in shown.out
     assert shown.out.count("max_cost") == len(told.json["trainings"])
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_every_answer_says_which_limits_the_best_breaks(meshtune, tmp_path):
+    """run, status, best, export and the report tell in words and as JSON that the best breaks a limit; the first three
+    also that it keeps all, and that limits are not checked where nobody has said the tokens.
+    """
+    path = write_replay(tmp_path)
+    limits = ("--set", "limits={tokens: 1e12, max_days: 30, max_cost: 1e9}", "--set", "cost.price_per_device_hour=2")
+    commands = ("run", "status", "best")
+
+    told = [meshtune(command, path, *limits, "--json").json["training"] for command in commands]
+    shown = [meshtune(command, path, *limits).out for command in commands]
+    exported = meshtune("export", path, "--to", "json", *limits, "--json").json["notes"]
+    meshtune("report", path, *limits, "--out", "report.html")
+
+    over = told[0]["seconds"] / 86_400 / 30 - 1
+    words = f"{over:.0%} more than 30 days, which breaks limits.max_days"
+    assert [training["breaks"] for training in told] == [["max_days"]] * 3
+    for out in (*shown, "\n".join(exported), (tmp_path / "report.html").read_text(encoding="utf-8")):
+        assert words in out
+    kept = ("--set", "limits={tokens: 1e12, max_days: 9999}")
+    unchecked = ("--set", "limits={max_days: 9999}")
+    for command in commands:
+        assert "within the limits" in meshtune(command, path, *kept).out
+        assert (
+            "limits.max_days: not checked, because limits.tokens is not given"
+            in meshtune(command, path, *unchecked).out
+        )

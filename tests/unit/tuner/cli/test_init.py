@@ -501,6 +501,69 @@ def test_the_steps_of_another_configuration_are_not_those_of_the_current_one(mes
     done = init(meshtune, tmp_path, LOG, "--global-batch-size", "512", "--json", framework="log")
 
     assert done.json["measured"] is None
+    assert "measured: an option replaces global_batch_size, with which the log's steps were timed" in done.err
+
+
+START = LOG[: LOG.index(" iteration ")]
+"""Log up to its first step."""
+STEPS = [LOGGED.format(number, 7500.0) for number in range(1, 9)]
+MEMORY = "[Rank 0] (after 1 iterations) memory (MB) | allocated: 1.0 | reserved: 2.0 | max reserved: 20480.0\n"
+TITAN = "step: 10  loss:  3.1  memory: 40.2GiB(50%)  tps: 5,000  mfu: 40%\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "the log has no line of a step after its configuration"),
+        (STEPS[0][:60], "the log has no line of a step after its configuration"),
+        (" validation loss at iteration 10 | lm loss value: 2.1E+00 |\n", "the log has no line of a step"),
+        (
+            "".join(STEPS[:2]),
+            "of 2 lines that may be of steps none is used, so `current` has no step time: 2 of the warm-up",
+        ),
+        (
+            "".join(STEPS).replace("7500.0", "nan"),
+            "8 without a time that can be read (first, line {first}: 'elapsed time per iteration (ms): nan",
+        ),
+        ("".join(STEPS).replace("size:   256", "size:    64"), "8 of another global batch (64) than the job's"),
+        (TITAN * 5, "5 without a time that can be read"),
+        (MEMORY * 3, "3 with memory alone"),
+        (STEPS[0] * 32, "31 of a step that another rank printed too, 1 of the warm-up"),
+    ],
+    ids=["none", "cut off", "evaluation", "warm-up", "nan", "other batch", "other framework", "memory", "one step"],
+)
+def test_a_log_of_which_no_step_is_used_says_why(meshtune, tmp_path, text, said):
+    """The note, the JSON and the study file tell which lines were found, that none is used, and why."""
+    done = init(meshtune, tmp_path, START + text, "--json", framework="log")
+
+    assert (done.status, done.json["measured"]) == (0, None)
+    (note,) = (note for note in done.json["notes"] if note.startswith("measured: "))
+    assert said.format(first=START.count("\n") + 1) in note
+    assert f"note: {note}\n" in done.err
+    assert f"# {note}\n" in (tmp_path / "study.yaml").read_text(encoding="utf-8")
+    assert (done.json["steps"]["used"], done.json["steps"]["shape"]) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("millis", "said"),
+    [
+        (
+            lambda at: 3000 if at % 10 == 9 else 2000,
+            "of two kinds: 52 take 2 s and 6 take 3 s, at every interval of 10",
+        ),
+        (lambda at: 2000 + 10 * at, "drift from 2."),
+    ],
+    ids=["two kinds", "drift"],
+)
+def test_a_log_whose_steps_differ_says_how(meshtune, tmp_path, millis, said):
+    """Steps of two kinds and steps that drift are told, with the median and the mean."""
+    steps = [LOGGED.format(at + 1, millis(at) + (0.1, -0.2, 0.3, 0.0, -0.1)[at % 5]) for at in range(60)]
+    done = init(meshtune, tmp_path, START + "".join(steps), framework="log")
+
+    (note,) = (line for line in done.err.splitlines() if "measured: " in line)
+    assert said in note
+    assert "the median of all 58 is 2" in note
+    assert "by 58 of 60 lines that may be of steps" in done.out
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ def test_run_prints_one_json_object_and_its_progress_elsewhere(finished):
     assert done.json["step_time_s"] == 0.95
     assert done.json["tokens_per_s_per_device"] == pytest.approx(4096 * 16 / (0.95 * 8))
     assert done.json["source"] == "measured"
-    assert done.json["gain_over_current"] == pytest.approx(1.5 / 0.95)
+    assert done.json["measured_gain"] == pytest.approx(1.5 / 0.95)
+    assert done.json["gain_over_current"] == pytest.approx(1.5 / 0.95, rel=0.02)
     assert done.json["study_name"] == "replayed"
     assert done.json["storage"] == storage
     assert re.search(r"\d+/40 trials, best 0\.95 s", done.err)
@@ -34,7 +35,7 @@ def test_run_again_tells_the_result_for_people(finished, meshtune):
     assert "Best: pp=1,tp=2,dp=4,cp=1,up=1,vpp=1,ep=1,mbs=2\n" in done.out
     assert "0.95 s per step" in done.out
     assert "(measured)" in done.out
-    assert "1.579x as fast as the current configuration (1.5 s)" in done.out
+    assert f"{before.json['gain_over_current']:.3f}x as fast as the current configuration (1.5 s); 1.5" in done.out
     assert "the fastest of all 12 measured rows" in done.out
     assert "--tensor-model-parallel-size 2" in done.out
 
@@ -56,7 +57,7 @@ def test_status_of_a_finished_study(finished, meshtune):
 
 def test_best_of_a_finished_study_is_the_measured_one(finished, meshtune):
     """`best` names the fastest trial, says that it was measured, and how it compares with the current one."""
-    path, storage, _ = finished
+    path, storage, run = finished
 
     told, shown = (meshtune("best", path, "--storage", storage, *more) for more in (("--json",), ()))
 
@@ -67,8 +68,12 @@ def test_best_of_a_finished_study_is_the_measured_one(finished, meshtune):
         "source": "measured",
         "clock": "wall",
         "extrapolated": False,
-        "gain_over_current": pytest.approx(1.5 / 0.95),
+        "gain_over_current": run.json["gain_over_current"],
+        "gain_over_current_interval": run.json["gain_over_current_interval"],
         "gain_over_baseline": None,
+        "gain_over_baseline_interval": None,
+        "measured_gain": pytest.approx(1.5 / 0.95),
+        "reference": {"role": "current", "known": "measured", "reason": None, "step_time_s": 1.5},
         "training": None,
     }
     assert "(measured)" in shown.out

@@ -17,7 +17,7 @@ def read(text):
 
 def seconds(imported, *, samples):
     """The step time that a log states for a job of that global batch."""
-    return imported.steps.measured(StepSize(samples=samples, tokens=samples * 2048, devices=96)).step_time_s
+    return imported.steps.read(StepSize(samples=samples, tokens=samples * 2048, devices=96)).measured.step_time_s
 
 
 def same(found, wanted, *names):

@@ -135,7 +135,7 @@ def test_steps_are_the_median_without_the_first():
     text = printed() + "".join(step_line(number, seconds) * 2 for number, seconds in enumerate(times, 1))
     text += step_line(6, 9.0, batch=16)
     text += "[Rank 0] (after 6 iterations) memory (MB) | allocated: 1.0 | reserved: 2.0 | max reserved: 20480.0\n"
-    measured = read(text).steps.measured(StepSize(samples=8, tokens=8 * 4096, devices=WORLD))
+    measured = read(text).steps.read(StepSize(samples=8, tokens=8 * 4096, devices=WORLD)).measured
 
     assert measured.step_time_s == pytest.approx(2.2)
     assert (measured.readings, measured.peak_memory_bytes, measured.source) == (3, 20 * 2**30, "train.log")

@@ -22,7 +22,7 @@ def read(text):
 
 def seconds(imported, *, samples, sequence_length, devices):
     """The step time that a log states for a job of that size."""
-    return imported.steps.measured(StepSize(samples=samples, tokens=samples * sequence_length, devices=devices))
+    return imported.steps.read(StepSize(samples=samples, tokens=samples * sequence_length, devices=devices)).measured
 
 
 def same(found, wanted, *names):
