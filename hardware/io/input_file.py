@@ -10,33 +10,52 @@ import io
 import os
 import stat
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from hardware.io.errors import ConfigError, did_you_mean
 
 GZIP_MARK = b"\x1f\x8b"
 
 
-def read_input(path: Path, *, most_bytes: int) -> bytes:
-    """Read a plain file whole.
+@contextmanager
+def open_input(path: Path) -> Iterator[BinaryIO]:
+    """Open a plain file for reading.
 
     Raises:
-        ConfigError: the file is missing, can't be read, is no plain file, or is larger than `most_bytes`.
+        ConfigError: The file is missing, can't be read, or is no plain file.
     """
     try:
         # without O_NONBLOCK, opening a pipe waits for a writer
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123 # of a number
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ConfigError("is a pipe or a device, not a file", file=str(path), nearest="save it to a file")
-            content = file.read(most_bytes + 1)
-    except IsADirectoryError:
-        raise ConfigError("is a directory, not a file", file=str(path)) from None
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise _no_such_file(path) from None
     except ValueError:  # the text is no path on this system
         raise ConfigError("is no path of a file", file=str(path)) from None
     except OSError as error:
         raise ConfigError(f"cannot be read ({error.strerror})", file=str(path)) from None
+    try:
+        with open(number, "rb") as file:  # noqa: PTH123 # of a number
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigError("is a pipe or a device, not a file", file=str(path), nearest="save it to a file")
+            yield file
+    except IsADirectoryError:  # open() sees it, and leaves the number open
+        os.close(number)
+        raise ConfigError("is a directory, not a file", file=str(path)) from None
+    except OSError as error:
+        raise ConfigError(f"cannot be read ({error.strerror})", file=str(path)) from None
+
+
+def read_input(path: Path, *, most_bytes: int) -> bytes:
+    """Read a plain file whole.
+
+    Raises:
+        ConfigError: The file is missing, can't be read, is no plain file, or is larger than `most_bytes`.
+    """
+    with open_input(path) as file:
+        content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise _too_large(path, most_bytes)
     return content

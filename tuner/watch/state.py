@@ -14,7 +14,7 @@ from typing import Any
 
 from costmodels.job.parallel_config import parse_config
 from hardware.dynamics import Trace
-from hardware.io.config_file import read_text
+from hardware.io.config_file import parse_json, read_text
 from hardware.io.errors import ConfigError
 from hardware.io.output_file import write_output
 from hardware.trace_file import LEAST_SHARE, format_trace, parse_trace
@@ -89,7 +89,7 @@ def read_state(file: Path, config: StudyConfig) -> Kept | None:
         return None
     nearest = "remove the file to begin anew, or name another with --state"
     try:
-        told = json.loads(read_text(file))
+        told = parse_json(read_text(file))
         if told["version"] != VERSION:
             raise ValueError(f"version {told['version']!r}")
         whose = (told["study_name"], told["hosts"])

@@ -2,8 +2,8 @@
 
 What it prints goes to standard error, also from C and from the processes that it starts. What it raises, whatever that
 is, becomes one message. The working directory, the streams and the handlers of signals that end a process are put back,
-and a copy of the process that its code has forked goes no further. Code that ends the process in one stroke (`os._exit`,
-a signal, a crash in C) cannot be held.
+and a copy of the process that its code has forked goes no further. Code that ends the process in one stroke, with
+`os._exit`, a signal or a crash in C, cannot be held.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _printing_to_stderr() -> Iterator[None]:
 
 
 def _stream_on(descriptor: int) -> io.TextIOWrapper:
-    return open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: PTH123 # of a number
+    return open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # of a number
 
 
 def _flush(*streams: Any) -> None:
