@@ -42,7 +42,7 @@ class AnswerStream(io.TextIOWrapper):
             io.BufferedWriter(self.file),
             encoding=stream.encoding,
             errors=stream.errors,
-            line_buffering=stream.line_buffering,  # type: ignore[attr-defined] # standard streams have it
+            line_buffering=bool(stream.line_buffering),
         )
 
     def write(self, text: str, /) -> int:

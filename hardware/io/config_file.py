@@ -119,7 +119,7 @@ class _QuickLoader(_CoreLoader):
 
 
 _HALF = re.compile("[\ud800-\udfff]")
-_IS_HALF = "holds half of a surrogate pair, which is no character and cannot be written"
+_IS_HALF = "holds half of a surrogate pair, or a byte that is no UTF-8: no character that could be written"
 _HALF_IN_JSON = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -144,10 +144,8 @@ def check_size(number: float, *, key: str | None = None) -> None:
         ConfigError: It is closer to 0, or farther from it.
     """
     if number and math.isfinite(number) and not LEAST_SIZE <= abs(number) <= MOST_SIZE:
-        rule = (
-            f"{number!r} is a number beyond all sizes" if abs(number) > 1 else f"{number!r} is a number too close to 0"
-        )
-        raise ConfigError(f"{rule}: at most {MOST_SIZE:g}, at least {LEAST_SIZE:g}, or 0", key=key)
+        rule = "is too far from 0" if abs(number) > 1 else "is too close to 0"
+        raise ConfigError(f"{number!r} {rule}; sizes are from {LEAST_SIZE:g} to {MOST_SIZE:g}", key=key)
 
 
 def _parse_float(text: str, where: str | None = None) -> float:

@@ -20,12 +20,11 @@ from hardware.io.errors import ConfigError, did_you_mean
 GZIP_MARK = b"\x1f\x8b"
 
 
-@contextmanager
-def open_input(path: Path) -> Iterator[BinaryIO]:
+def open_input(path: Path) -> BinaryIO:
     """Open a plain file for reading.
 
     Raises:
-        ConfigError: The file is missing, can't be read, or is no plain file.
+        ConfigError: The file is missing, can't be opened, or is no plain file.
     """
     try:
         # without O_NONBLOCK, opening a pipe waits for a writer
@@ -35,17 +34,14 @@ def open_input(path: Path) -> Iterator[BinaryIO]:
     except ValueError:  # the text is no path on this system
         raise ConfigError("is no path of a file", file=str(path)) from None
     except OSError as error:
-        raise ConfigError(f"cannot be read ({error.strerror})", file=str(path)) from None
-    try:
-        with open(number, "rb") as file:  # noqa: PTH123 # of a number
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ConfigError("is a pipe or a device, not a file", file=str(path), nearest="save it to a file")
-            yield file
-    except IsADirectoryError:  # open() sees it, and leaves the number open
-        os.close(number)
-        raise ConfigError("is a directory, not a file", file=str(path)) from None
-    except OSError as error:
-        raise ConfigError(f"cannot be read ({error.strerror})", file=str(path)) from None
+        raise _unreadable(path, error) from None
+    mode = os.fstat(number).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(number, "rb")
+    os.close(number)
+    if stat.S_ISDIR(mode):
+        raise ConfigError("is a directory, not a file", file=str(path))
+    raise ConfigError("is a pipe or a device, not a file", file=str(path), nearest="save it to a file")
 
 
 def read_input(path: Path, *, most_bytes: int) -> bytes:
@@ -54,11 +50,28 @@ def read_input(path: Path, *, most_bytes: int) -> bytes:
     Raises:
         ConfigError: The file is missing, can't be read, is no plain file, or is larger than `most_bytes`.
     """
-    with open_input(path) as file:
+    with open_input(path) as file, reading_errors(path):
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise _too_large(path, most_bytes)
     return content
+
+
+@contextmanager
+def reading_errors(path: Path) -> Iterator[None]:
+    """Tell the errors of reading an open file.
+
+    Raises:
+        ConfigError: A read has failed.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"cannot be read ({error.strerror})", file=str(path))
 
 
 def unpack(content: bytes, *, most_bytes: int, path: Path) -> bytes:

@@ -29,6 +29,9 @@ from tuner.storage.record import BASELINE, HISTORY, MEANING, ORIGIN, PREDICTION,
 LEAST, MOST = 1e-15, 10**18
 """Smallest time, and largest number of any kind, that a storage may hold: sums and ratios of these are finite."""
 
+LEAST_COST = 1e-100
+"""Smallest cost of a token other than 0, which no price and no step time of a study stays below."""
+
 Finite = Annotated[float, Field(ge=-MOST, le=MOST)]
 Value = int | bool | str | Finite | None
 NotNegative = Annotated[float, Field(ge=0, le=MOST)]
@@ -267,10 +270,10 @@ def _check_value(trial: FrozenTrial) -> None:
     """Check that a completed trial has a step time, and measured steps."""
     where = f"trial {trial.number}"
     observation = trial.user_attrs.get(OBSERVATION)
-    # the step time is that of the observation, beside which a cost may be as small as it likes
-    least = LEAST if not observation else 0.0
+    # the step time is that of the observation, beside which other objectives may be smaller, and a cost may be nothing
+    least = LEAST if not observation else LEAST_COST
     if trial.state == TrialState.COMPLETE and not (
-        trial.values and all(least <= value <= MOST for value in trial.values)
+        trial.values and all(least <= value <= MOST or (observation and value == 0) for value in trial.values)
     ):
         raise _of_other_form(where, "value", trial.values, "a completed trial's is its step time in seconds")
     if observation and observation["status"] == Status.OK and not observation["step_times_s"]:

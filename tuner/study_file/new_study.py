@@ -20,7 +20,7 @@ from costmodels.job.runtime import find_runtime, runtime_names
 from hardware.cluster_file import cluster_from_mapping, cluster_names
 from hardware.io.config_file import read_text
 from hardware.io.errors import ConfigError, did_you_mean
-from hardware.io.input_file import open_input
+from hardware.io.input_file import open_input, reading_errors
 from trials.command.log_pattern import StepSize
 from tuner.imports import IMPORTERS, Imported, Present, present_of
 from tuner.imports.bash.script import with_arguments
@@ -100,7 +100,7 @@ def read_log(file: Path) -> Imported:
         ConfigError: The file cannot be read, or holds no configuration; the message names the file.
     """
     try:
-        with open_input(file) as content, io.TextIOWrapper(content, encoding="utf-8", errors="replace") as stream:
+        with reading_errors(file), io.TextIOWrapper(open_input(file), encoding="utf-8", errors="replace") as stream:
             return import_log(stream, source=file.name)
     except ConfigError as error:
         raise error.in_file(str(file)) from None

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -23,14 +24,14 @@ class Unusual(BaseException):
 
 def test_what_it_prints_goes_to_standard_error(capfd):
     """What Python, C, and processes print, also on the descriptor itself, goes to standard error; ours does not."""
-    print("before")
+    sys.stdout.write("before\n")
     with users_code("own:step", option="--jax"):
-        print("python")
+        sys.stdout.write("python\n")
         os.write(1, b"descriptor\n")
         ctypes.CDLL(None).puts(b"c")
         subprocess.run(["/bin/echo", "process"], check=True)
         sys.__stdout__.write("original\n")
-    print("after")
+    sys.stdout.write("after\n")
 
     out, err = capfd.readouterr()
     assert out == "before\nafter\n"
@@ -39,7 +40,7 @@ def test_what_it_prints_goes_to_standard_error(capfd):
 
 def test_what_it_changes_of_the_process_is_put_back(tmp_path, capfd):
     """Streams, descriptors, the working directory and handlers are ours again, whatever the code has made of them."""
-    kept = os.getcwd(), signal.getsignal(signal.SIGINT), sys.stdout, sys.stderr
+    kept = Path.cwd(), signal.getsignal(signal.SIGINT), sys.stdout, sys.stderr
     with users_code("own:step", option="--jax"):
         os.chdir(tmp_path)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -48,7 +49,7 @@ def test_what_it_changes_of_the_process_is_put_back(tmp_path, capfd):
         os.close(1)
         os.close(2)
 
-    assert (os.getcwd(), signal.getsignal(signal.SIGINT), sys.stdout, sys.stderr) == kept
+    assert (Path.cwd(), signal.getsignal(signal.SIGINT), sys.stdout, sys.stderr) == kept
     os.write(1, b"out")
     os.write(2, b"err")
     assert capfd.readouterr() == ("out", "err")
@@ -67,9 +68,9 @@ def test_what_it_changes_of_the_process_is_put_back(tmp_path, capfd):
 )
 def test_what_it_raises_is_one_message(error, words):
     """Whatever the code raises is a mistake that names the factory and the line."""
-    with pytest.raises(ConfigError, match=rf"--jax = 'own:step': {words} \(line \d+ of .*test_users_code.py\)"):
-        with users_code("own:step", option="--jax"):
-            raise error
+    told = rf"--jax = 'own:step': {words} \(line \d+ of .*test_users_code.py\)"
+    with pytest.raises(ConfigError, match=told), users_code("own:step", option="--jax"):
+        raise error
 
 
 def test_an_interrupt_from_outside_stays_one():
@@ -82,8 +83,8 @@ def test_a_forked_copy_goes_no_further(capfd):
     """A process that the code has forked and that returns from it ends there."""
     with users_code("own:step", option="--jax"):
         child = os.fork()
-        print("both")
-    print("one")
+        sys.stdout.write("both\n")
+    sys.stdout.write("one\n")
     os.waitpid(child, 0)
 
     assert capfd.readouterr() == ("one\n", "both\nboth\n")
@@ -93,14 +94,14 @@ def test_threads_write_into_no_answer(capfd, monkeypatch):
     """What a thread prints while the command prints its answer goes to standard error."""
     monkeypatch.setattr(sys, "__stdout__", sys.stdout)
     with lossy_streams():
-        print("{")
+        sys.stdout.write("{\n")
         thread = threading.Thread(target=print, args=("thread",))
         thread.start()
         thread.join()
         with users_code("own:step", option="--jax"):
             pass
         os.write(1, b"late\n")
-        print("}")
+        sys.stdout.write("}\n")
 
     out, err = capfd.readouterr()
     assert (out, sorted(err.split())) == ("{\n}\n", ["late", "thread"])
