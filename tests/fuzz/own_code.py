@@ -67,7 +67,9 @@ def _call(data: bytes, folder: Path) -> None:
                 "flags": {"text": str(told.get("flags")), "target": str(told.get("target"))},
                 "best": {
                     "names": [str(name) for name in names] if isinstance(names, list) else [],
-                    "config": config if isinstance(config, dict) else {},
+                    "config": {
+                        name: str(value) for name, value in (config if isinstance(config, dict) else {}).items()
+                    },
                 },
             }
             assert isinstance(call_hook(command, payload), str), "a hook's failure is told, not raised"

@@ -9,15 +9,14 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
-import typer
-
 from hardware.io.errors import ConfigError
 from tests.fuzz.mutation import of_json
 from tests.fuzz.target import Target
 from tests.support.studies import launch_scripts as scripts
 from tests.support.studies.broken_studies import study
 from tests.support.studies.training_logs import LOG
-from tuner.cli.main import _UsageError, commands
+from tuner.cli.main import _status_of_app
+from tuner.cli.options import USERS_MISTAKE
 
 LINES = (
     ["space", "study.yaml", "--list", "--json"],
@@ -52,7 +51,7 @@ def _told(data: bytes) -> list[str]:
 def _run(data: bytes, folder: Path) -> None:
     """Run a command line in the folder; what it prints must be text that can be printed."""
     words = _told(data)
-    if not words or words[0] not in COMMANDS:
+    if not words or words[0] not in COMMANDS or (words[0] == "watch" and ("--once" not in words or "--" in words)):
         return
     folder = folder / "here"
     if not folder.exists():
@@ -61,19 +60,32 @@ def _run(data: bytes, folder: Path) -> None:
         (folder / "train.sh").write_text(scripts.ARRAYS.replace("--mock-data", '--data-path "$1"'), encoding="utf-8")
         (folder / "train.log").write_text(LOG, encoding="utf-8")
         (folder / "trace.csv").write_text("time_s,link,share\n0,intra,0.5\n", encoding="utf-8")
-    here = Path.cwd()
-    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors=sys.__stdout__.errors if sys.__stdout__ else "strict")
+    here, given = Path.cwd(), sys.argv
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors=errors) for errors in STREAMS)
     os.chdir(folder)
+    sys.argv = ["meshtune", *words]
     try:
-        with redirect_stdout(out), redirect_stderr(io.StringIO()):
-            commands().main(words, standalone_mode=False, prog_name="meshtune")
-    except (typer.Exit, typer.Abort):
-        pass
+        with redirect_stdout(out), redirect_stderr(err):
+            status = _status_of_app()
     finally:
         os.chdir(here)
-    out.flush()
-    if "--json" in words and out.buffer.getvalue().strip():  # type: ignore[attr-defined] # it is a BytesIO
-        json.loads(out.buffer.getvalue())  # type: ignore[attr-defined] # as above
+        sys.argv = given
+    if "--json" in words and status == 0 and (printed := _printed(out)).strip():
+        json.loads(printed)
+    if status == USERS_MISTAKE:
+        message = _printed(err)
+        assert message.startswith("meshtune: "), message[:200]
+        raise ConfigError(message.removeprefix("meshtune: "))
+
+
+STREAMS = ("surrogateescape", "backslashreplace")
+"""How Python writes text that is no UTF-8 to standard output, in a plain locale, and to standard error."""
+
+
+def _printed(stream: io.TextIOWrapper) -> str:
+    stream.flush()
+    assert isinstance(stream.buffer, io.BytesIO), "made above"
+    return stream.buffer.getvalue().decode(errors="replace")
 
 
 TARGETS = (
@@ -82,6 +94,5 @@ TARGETS = (
         read=_run,
         mutation=of_json,
         seeds=lambda: tuple(json.dumps(line).encode() for line in LINES if line[0] not in ("status", "report")),
-        refusals=(ConfigError, _UsageError),
     ),
 )

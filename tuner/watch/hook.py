@@ -10,7 +10,6 @@ import signal
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from hardware.io.errors import ConfigError, quote_value
@@ -27,21 +26,16 @@ def check_hook(command: str) -> None:
     """
     try:
         words = shlex.split(command)
+        is_there = bool(words) and shutil.which(words[0]) is not None
     except ValueError as error:
         raise ConfigError(f"cannot be parted into words ({error})", key="--hook", value=command) from None
     if not words or not words[0].strip():
         raise ConfigError("names no program", key="--hook", value=command, nearest="leave it out for no hook")
-    if shutil.which(words[0]) is None:
-        program = Path(words[0])
-        rule = (
-            "is no program on the PATH"
-            if "/" not in words[0]
-            else "is a directory, not a program"
-            if program.is_dir()
-            else "cannot be executed"
-            if program.exists()
-            else "does not exist"
-        )
+    if not is_there:
+        if "/" not in words[0]:
+            rule = "is no program on the PATH"
+        else:
+            rule = "cannot be executed" if os.access(words[0], os.F_OK) else "does not exist"
         raise ConfigError(f"{quote_value(words[0])} {rule}", key="--hook", value=command)
 
 

@@ -167,7 +167,7 @@ def _in_words(error: BaseException) -> str:
     """Return the first line of an error with the place in the user's code that raised it."""
     try:
         lines = str(error).strip().splitlines()
-    except Exception:  # noqa: BLE001 # an error of the user's, with a method of the user's
+    except BaseException:  # noqa: BLE001 # an error of the user's, with a method of the user's
         lines = []
     said = ": ".join([type(error).__name__, *lines[:1]])
     return f"{f'it ends the interpreter ({said})' if isinstance(error, SystemExit) else said}{_place_of(error)}"

@@ -19,7 +19,7 @@ class Unusual(BaseException):
     """What no `except Exception` catches."""
 
     def __str__(self):
-        raise ValueError("nor has it words")
+        raise Unusual
 
 
 def test_what_it_prints_goes_to_standard_error(capfd):
