@@ -211,7 +211,8 @@ def _values(keys: KnobKeys) -> tuple[KnobValue, ...]:
         raise ConfigError(rule, key="values", value=len(values), nearest="a knob of one value needs no search")
     for value in values:
         if isinstance(value, int | float) and not -MOST_OF_KNOB <= value <= MOST_OF_KNOB:
-            raise ConfigError(f"must be from {-MOST_OF_KNOB:g} to {MOST_OF_KNOB:g}", key="values", value=value)
+            rule = f"must be finite, from {-MOST_OF_KNOB:g} to {MOST_OF_KNOB:g}"
+            raise ConfigError(rule, key="values", value=value)
         # Optuna and Python take 1, 1.0 and true for one value
         if sum(other == value for other in values) > 1:
             raise ConfigError("holds a value twice", key="values", value=value)
