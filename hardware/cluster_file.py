@@ -20,13 +20,17 @@ from hardware.link import Link, is_misspelt_kind, link_spellings, spelling_key
 MAX_DEVICES = 1_000_000
 
 
+LEAST_GB_PER_S = 1e-9
+"""Lowest bandwidth of a link: a byte in a second."""
+
+
 class LinkForm(DocumentedModel):
     """A link."""
 
     kind: str
     """Kind of link in the catalog, such as `nvlink`, `pcie` or `infiniband`; sets the efficiency of collectives."""
 
-    bandwidth_gb_per_s: float = Field(gt=0, le=1e6)
+    bandwidth_gb_per_s: float = Field(ge=LEAST_GB_PER_S, le=1e6)
     """Bandwidth per device and direction [GB/s]."""
 
     latency_us: float = Field(ge=0, le=1e6)
@@ -110,7 +114,7 @@ class _SwitchForm(DocumentedModel):
     hosts: int = Field(ge=1, le=MAX_DEVICES)
     """Neighbouring hosts under each leaf switch."""
 
-    uplink_gb_per_s: float = Field(gt=0, le=1e9)
+    uplink_gb_per_s: float = Field(ge=LEAST_GB_PER_S, le=1e9)
     """Bandwidth that these hosts share to the other switches, per direction [GB/s]."""
 
 

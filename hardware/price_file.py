@@ -17,8 +17,14 @@ from hardware.io.config_file import DocumentedModel, read_mapping, validate_mapp
 from hardware.io.errors import ConfigError, did_you_mean
 from hardware.link import spelling_key
 
-HIGHEST_PRICE = 1e6
-"""Highest price of a device-hour that a file may state; more is taken for a mistake."""
+HIGHEST_PRICE, LOWEST_PRICE = 1e6, 1e-6
+"""Highest and lowest price of a device-hour that is not free; anything beyond is taken for a mistake."""
+
+
+def _checked_price(price: float) -> float:
+    if 0 < price < LOWEST_PRICE:
+        raise ValueError(f"must be 0, or a price of at least {LOWEST_PRICE:g}")
+    return price
 
 
 def _checked_date(text: str) -> str:
@@ -31,7 +37,9 @@ def _checked_date(text: str) -> str:
 class PriceKeys(DocumentedModel):
     """Entry of `prices:`."""
 
-    per_device_hour: Annotated[float, Field(ge=0, le=HIGHEST_PRICE, allow_inf_nan=False)]
+    per_device_hour: Annotated[
+        float, Field(ge=0, le=HIGHEST_PRICE, allow_inf_nan=False), AfterValidator(_checked_price)
+    ]
     """Price of one device for one hour, its share of the host included."""
 
     source: Annotated[str, Field(min_length=1, max_length=1000)]

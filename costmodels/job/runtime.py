@@ -352,11 +352,11 @@ class _Fitted(StrictModel):
 
 
 class _Memory(StrictModel):
-    overhead_gib: Annotated[float, Field(ge=0)]
+    overhead_gib: Annotated[float, Field(ge=0, le=1e6)]
     activation_slack: Annotated[float, Field(ge=0, le=1)]
     logit_bytes: Annotated[float, Field(ge=2, le=20)] = 6
     step_bytes: Annotated[float, Field(ge=0, le=20)] = 0
-    workspace_mib: Annotated[float, Field(ge=0)] = 80
+    workspace_mib: Annotated[float, Field(ge=0, le=1e9)] = 80
     fp32_weights: bool = False
     gathered_share: Annotated[float, Field(ge=0, le=1)] = 0
 

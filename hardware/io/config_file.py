@@ -9,6 +9,7 @@ could be are refused.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -80,6 +81,12 @@ class _CoreLoader(yaml.SafeLoader):
         finally:
             self.depth -= 1
 
+    def construct_scalar(self, node: Any) -> Any:
+        text = super().construct_scalar(node)
+        if _HALF.search(text):  # an escape such as "\ud800", which no file can hold
+            raise ConfigError(_IS_HALF, key=f"line {node.start_mark.line + 1}", value=text)
+        return text
+
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen: set[object] = set()
         for key_node, _ in node.value:
@@ -111,6 +118,11 @@ class _QuickLoader(_CoreLoader):
             setattr(self, name, getattr(parser, name))
 
 
+_HALF = re.compile("[\ud800-\udfff]")
+_IS_HALF = "holds half of a surrogate pair, or a byte that is no UTF-8: no character that could be written"
+_HALF_IN_JSON = re.compile(r"\\u[dD][89a-fA-F]")
+
+
 def _scalar(loader: Any, node: Any) -> str:
     return str(loader.construct_scalar(node))
 
@@ -119,6 +131,27 @@ def _parse_bool(text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise ValueError(f"{quote_value(text)} is neither true nor false")
     return text.lower() == "true"
+
+
+LEAST_SIZE, MOST_SIZE = 1e-100, 1e100
+"""Smallest and largest size of a number other than 0, so that products and ratios of several are numbers, too."""
+
+
+def check_size(number: float, *, key: str | None = None) -> None:
+    """Check that a number is 0 or of a size with which one can reckon; infinities and NaN are for others to refuse.
+
+    Raises:
+        ConfigError: It is closer to 0, or farther from it.
+    """
+    if number and math.isfinite(number) and not LEAST_SIZE <= abs(number) <= MOST_SIZE:
+        rule = "is too far from 0" if abs(number) > 1 else "is too close to 0"
+        raise ConfigError(f"{number!r} {rule}; sizes are from {LEAST_SIZE:g} to {MOST_SIZE:g}", key=key)
+
+
+def _parse_float(text: str, where: str | None = None) -> float:
+    number = float(text)
+    check_size(number, key=where)
+    return number
 
 
 _INT = re.compile(r"[-+]?[0-9]+$")
@@ -135,7 +168,10 @@ _CoreLoader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, None)
 _CoreLoader.add_constructor("tag:yaml.org,2002:bool", lambda loader, node: _parse_bool(_scalar(loader, node)))
 _CoreLoader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(_scalar(loader, node)))
 _CoreLoader.add_constructor(
-    "tag:yaml.org,2002:float", lambda loader, node: float(re.sub(r"\.(inf|nan)$", r"\1", _scalar(loader, node).lower()))
+    "tag:yaml.org,2002:float",
+    lambda loader, node: _parse_float(
+        re.sub(r"\.(inf|nan)$", r"\1", _scalar(loader, node).lower()), f"line {node.start_mark.line + 1}"
+    ),
 )
 
 
@@ -214,7 +250,12 @@ def parse_json(text: str) -> Any:
         return mapping
 
     try:
-        return json.loads(text, object_pairs_hook=unique)
+        loaded = json.loads(text, object_pairs_hook=unique, parse_float=_parse_float)
+        if _HALF_IN_JSON.search(text):
+            json.dumps(loaded, ensure_ascii=False).encode()
+        return loaded
+    except UnicodeEncodeError as error:
+        raise ConfigError(_IS_HALF, value=error.object[error.start : error.start + 1]) from None
     except json.JSONDecodeError as error:
         raise ConfigError(
             f"is not valid JSON ({error.msg})", key=f"line {error.lineno}, column {error.colno}"

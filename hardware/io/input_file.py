@@ -10,36 +10,68 @@ import io
 import os
 import stat
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from hardware.io.errors import ConfigError, did_you_mean
 
 GZIP_MARK = b"\x1f\x8b"
 
 
-def read_input(path: Path, *, most_bytes: int) -> bytes:
-    """Read a plain file whole.
+def open_input(path: Path) -> BinaryIO:
+    """Open a plain file for reading.
 
     Raises:
-        ConfigError: the file is missing, can't be read, is no plain file, or is larger than `most_bytes`.
+        ConfigError: The file is missing, can't be opened, or is no plain file.
     """
     try:
         # without O_NONBLOCK, opening a pipe waits for a writer
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123 # of a number
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ConfigError("is a pipe or a device, not a file", file=str(path), nearest="save it to a file")
-            content = file.read(most_bytes + 1)
-    except IsADirectoryError:
-        raise ConfigError("is a directory, not a file", file=str(path)) from None
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise _no_such_file(path) from None
     except ValueError:  # the text is no path on this system
         raise ConfigError("is no path of a file", file=str(path)) from None
     except OSError as error:
-        raise ConfigError(f"cannot be read ({error.strerror})", file=str(path)) from None
+        raise _unreadable(path, error) from None
+    mode = os.fstat(number).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(number, "rb")
+    os.close(number)
+    if stat.S_ISDIR(mode):
+        raise ConfigError("is a directory, not a file", file=str(path))
+    raise ConfigError("is a pipe or a device, not a file", file=str(path), nearest="save it to a file")
+
+
+def read_input(path: Path, *, most_bytes: int) -> bytes:
+    """Read a plain file whole.
+
+    Raises:
+        ConfigError: The file is missing, can't be read, is no plain file, or is larger than `most_bytes`.
+    """
+    with open_input(path) as file, reading_errors(path):
+        content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise _too_large(path, most_bytes)
     return content
+
+
+@contextmanager
+def reading_errors(path: Path) -> Iterator[None]:
+    """Tell the errors of reading an open file.
+
+    Raises:
+        ConfigError: A read has failed.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"cannot be read ({error.strerror})", file=str(path))
 
 
 def unpack(content: bytes, *, most_bytes: int, path: Path) -> bytes:

@@ -1,14 +1,19 @@
 """Write files whole, and never through links: a link in a study's folder may lead to a file of the user's.
 
 A file appears at once, under a name of its own that then replaces what had the file's name. Devices and pipes are
-written to as they are.
+refused, except the process's own descriptors, such as /dev/stdout, and /dev/null.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import stat
+import sys
 from pathlib import Path
 
+from hardware.io.answer_stream import AnswerStream
 from hardware.io.errors import ConfigError
 
 
@@ -29,14 +34,18 @@ def write_output(out: Path, content: str | bytes, *, option: str = "--out", priv
     Raises:
         ConfigError: The file cannot be written.
     """
-    data = content.encode() if isinstance(content, str) else content
+    # a name of a file may hold bytes that are no characters
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     try:
-        if _is_special(out):
-            _write(out, data)
-        else:
+        special = _open_special(out)
+        if special is None:
             _replace(out, data, private=private)
+        else:
+            _write(special, data)
     except OSError as error:
         raise ConfigError(f"cannot be written ({error.strerror})", key=option, value=str(out)) from None
+    except ValueError:  # the text is no path on this system
+        raise ConfigError("is no path of a file", key=option, value=str(out)) from None
 
 
 def new_file(path: Path, *, private: bool = False) -> int:
@@ -45,28 +54,53 @@ def new_file(path: Path, *, private: bool = False) -> int:
     Raises:
         OSError: The file cannot be created.
     """
-    if _is_special(path):
-        return os.open(path, os.O_WRONLY)
+    special = _open_special(path)
+    if special is not None:
+        return special
     path.unlink(missing_ok=True)
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
 
 
-def _is_special(out: Path) -> bool:
-    """Return whether a path leads to something that is no file: a device or a pipe, or a directory."""
-    return Path("/dev") in out.absolute().parents or (out.exists() and not out.is_file())
+_STREAM = re.compile(r"/dev/(stdout|stderr)|(?:/dev/fd|/proc/self/fd)/([0-9]{1,6})")
+"""Paths of a process's own descriptors, which a shell also uses to pass a pipe: `>(gzip > trace.gz)`."""
+
+_SINKS = (os.makedev(1, 3), os.makedev(1, 7))
+"""Linux's /dev/null and /dev/full: there is nothing in them to harm."""
+
+
+def _open_special(path: Path) -> int | None:
+    """Open what stands at a path if it is no place for a file; None if it is one.
+
+    Raises:
+        OSError: It is a pipe, whose reader may never come, or a device or a directory.
+    """
+    if stream := _STREAM.fullmatch(str(path)):
+        number = {"stdout": 1, "stderr": 2}.get(stream[1]) or int(stream[2])
+        # a command's answer has a copy of standard output
+        return os.dup(sys.stdout.fileno() if number == 1 and isinstance(sys.stdout, AnswerStream) else number)
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    if stat.S_ISREG(found.st_mode):
+        return None
+    if stat.S_ISCHR(found.st_mode) and found.st_rdev in _SINKS:
+        return os.open(path, os.O_WRONLY)
+    what = "it is a directory" if stat.S_ISDIR(found.st_mode) else "it is a pipe or a device"
+    raise OSError(errno.EINVAL, f"{what}, not a file")
 
 
 def _replace(out: Path, data: bytes, *, private: bool) -> None:
     """Write a file beside `out`, and give it that name."""
     beside = out.with_name(f".{os.getpid()}.partial")
     try:
-        _write(beside, data, private=private)
+        _write(new_file(beside, private=private), data)
         beside.replace(out)
     except OSError:
         beside.unlink(missing_ok=True)
         raise
 
 
-def _write(path: Path, data: bytes, *, private: bool = False) -> None:
-    with os.fdopen(new_file(path, private=private), "wb") as file:
+def _write(descriptor: int, data: bytes) -> None:
+    with os.fdopen(descriptor, "wb") as file:
         file.write(data)

@@ -31,6 +31,7 @@ NUMBERS = (
 WORDS = (
     *("", " ", "0", "1", "-1", "1e400", "nan", "inf", "1_000", "0x10", "1,5", "٣", "²", "½", "true", "null", "~"),
     *("none", "\x00", "\x1b[2J\x1b]0;title\x07", "\u202e", "\ufeff", "\n", "\r\n", "\t", "a\nb", "é", "💥", "\ud7ff"),
+    *("\ud800", "a\udcffb", "\udfff\ud800", "a\x00b", "\x9b2J"),
     *("../..", "/", "/dev/zero", "/dev/null", ".", "..", "~/x", "*", "{}", "{flags}", "{trial}", "%s%n", "$HOME"),
     *("`id`", "'", '"', "#", "\\", "h0", "h0-h1", "h99", "lost", "back", "x" * 300, "x" * 5000, "9" * 4400, "(a+)+$"),
     *("[", "(?P<step_s>\\d+)", "sqlite://", "2x3", "1-9", "1-999999999x999999999", "0/0", "auto", "even", "selective"),
@@ -83,7 +84,7 @@ def of_yaml(data: bytes, rng: Random, seeds: Sequence[bytes]) -> bytes:
 
 def of_json(data: bytes, rng: Random, seeds: Sequence[bytes]) -> bytes:
     """A tree of JSON with changed values."""
-    return _of_tree(data, rng, seeds, json.loads, lambda tree: json.dumps(tree, ensure_ascii=False))
+    return _of_tree(data, rng, seeds, json.loads, _write_json)
 
 
 def of_table(data: bytes, rng: Random, seeds: Sequence[bytes]) -> bytes:
@@ -232,8 +233,18 @@ def _read_yaml(data: bytes) -> Any:
     return yaml.load(data, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 # both are safe
 
 
+_HALF = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair, which stands in a file as an escape."""
+
+
+def _write_json(tree: Any) -> str:
+    text = json.dumps(tree, ensure_ascii=False)
+    return json.dumps(tree) if _HALF.search(text) else text
+
+
 def _write_yaml(tree: Any) -> str:
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    is_whole = not _HALF.search(json.dumps(tree, ensure_ascii=False, default=str))
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper) if is_whole else yaml.SafeDumper  # libyaml refuses halves
     return str(yaml.dump(tree, Dumper=dumper, sort_keys=False, allow_unicode=True, width=10**6))
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.fuzz import graph_files, launch_files, stored_files, study_files, trial_files
+from tests.fuzz import graph_files, launch_files, own_code, stored_files, study_files, trial_files, words
 
 TARGETS = {
     target.name: target
-    for module in (study_files, trial_files, launch_files, graph_files, stored_files)
+    for module in (study_files, trial_files, launch_files, graph_files, stored_files, own_code, words)
     for target in module.TARGETS
 }

@@ -22,6 +22,9 @@ SLOW = (
     "profile",
     "override",
     "measured",
+    "command line",
+    "own step",
+    "hook",
 )
 """Those that read much YAML or many rows, or answer commands."""
 

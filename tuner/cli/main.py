@@ -9,6 +9,7 @@ SIGTERM, SIGHUP or SIGUSR1 and to be started again, 130 interrupted.
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import json
 import os
@@ -24,7 +25,7 @@ import typer
 from typer import Option
 from typer.main import get_command
 
-from hardware.io.errors import ConfigError, shown_url
+from hardware.io.errors import ConfigError, shorten, shown_url
 from hardware.io.output_file import check_place
 from hardware.io.secret_texts import hide_words, holds_secret
 from tuner.cli import calibrate as cli_calibrate
@@ -112,6 +113,9 @@ def main() -> NoReturn:
     sys.exit(status)
 
 
+_OF_PATHS = (errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP)
+"""Errors of paths that the user has named, wherever they are looked at first."""
+
 _STATUS_OF = {StorageLostError: STORAGE_LOST, TakenOverError: TAKEN_OVER}
 """Exit status of errors that are no mistake in what the user gave."""
 
@@ -125,6 +129,11 @@ def _status_of_app() -> int:
         return next((status for kind, status in _STATUS_OF.items() if isinstance(error, kind)), USERS_MISTAKE)
     except _UsageError as error:
         _complain(_usage_message(error))
+        return USERS_MISTAKE
+    except OSError as error:
+        if error.errno not in _OF_PATHS or error.filename is None:
+            raise
+        _complain(str(ConfigError(f"cannot be used ({error.strerror})", file=os.fsdecode(error.filename))))
         return USERS_MISTAKE
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
@@ -191,7 +200,7 @@ def _mask_argument(argument: str) -> str:
 
 def _usage_message(error: Any) -> str:
     """Format typer's usage error like our own messages."""
-    told = error.format_message().rstrip(".")
+    told = shorten(error.format_message().rstrip("."), 1_500)
     command = error.ctx.command_path if error.ctx else "meshtune"
     return f"{told}{'' if told.endswith('?') else ';'} `{command} --help` shows how"
 

@@ -321,10 +321,12 @@ def _export(export: str | None, out: Path | None, source: PlanSource, jax: str |
         from costmodels.sharding.exports.jax_shardy import annotate_stablehlo
         from costmodels.sharding.frontends.factories import step_of_factory
         from costmodels.sharding.frontends.jax.program import trace_function
+        from costmodels.sharding.frontends.users_code import users_code
 
-        function, arguments, donated = step_of_factory(jax)
-        program = trace_function(function, *arguments, donated=donated)
-        text = annotate_stablehlo(function, program, source.plan) if export == "shardy" else None
+        with users_code(jax, option="--jax"):
+            function, arguments, donated = step_of_factory(jax)
+            program = trace_function(function, *arguments, donated=donated)
+            text = annotate_stablehlo(function, program, source.plan) if export == "shardy" else None
         source = replace(source, outputs=outputs_of(program), stablehlo=text)
     exported = export_plan(export, source)
     if out is None:

@@ -97,6 +97,10 @@ def watch(
     change that can wait is made when the cluster has stood for a while, or when staying has cost as much. Running the
     same command again continues the watch.
     """
+    from tuner.watch.hook import check_hook
+
+    if hook is not None:
+        check_hook(hook)
     costs = costs_of_change(restart, bandwidth, checkpoint)
     settle_s, horizon_s = number("--settle", settle), number("--horizon", horizon, above_zero=True)
     every_s = number("--every", every, above_zero=True)

@@ -16,6 +16,8 @@ from typing import Any, BinaryIO, NoReturn
 
 from optuna.artifacts.exceptions import ArtifactNotFound
 
+from hardware.io.errors import ConfigError
+from hardware.io.input_file import open_input
 from tuner.report import collect, render_report
 from tuner.study_file.config import StudyConfig
 
@@ -69,14 +71,14 @@ class StudyFiles:
         """Open a file for reading.
 
         Raises:
-            ArtifactNotFound: The file is not offered, or it no longer exists.
+            ArtifactNotFound: The file is not offered, or it is no longer a file.
         """
         opened = self._opened.get(artifact_id)
         if opened is None:
             raise ArtifactNotFound(artifact_id)
         try:
             return opened()
-        except FileNotFoundError as error:
+        except ConfigError as error:
             raise ArtifactNotFound(artifact_id) from error
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
@@ -86,4 +88,4 @@ class StudyFiles:
 
 
 def _reader(path: Path) -> Callable[[], BinaryIO]:
-    return lambda: path.open("rb")
+    return lambda: open_input(path)

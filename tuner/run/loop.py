@@ -55,6 +55,7 @@ from tuner.storage.history import Past, keep_run, make_tables, past_of
 from tuner.storage.opening import open_store, storage_errors
 from tuner.storage.record import HISTORY, LAYER_PLANS, OWN_PLANS, PREDICTION, SPENT_S, STOP_REASON, TrialRecord
 from tuner.storage.store import AbstractStore
+from tuner.storage.stored_values import check_new_trial, storable
 from tuner.study_file.config import StudyConfig
 
 POLL_S = 1.0
@@ -447,10 +448,12 @@ class _Run:
             attributes[PROXY] = proxy.as_json()
         if chosen.assignment:
             attributes[ASSIGNMENT] = str(chosen.assignment)
+        check_new_trial(attributes)
         return attributes
 
     def record(self, number: int, observation: Observation) -> None:
         """Keep the observation, then end the trial: a driver that dies in between has lost nothing."""
+        observation = storable(observation)
         live = self.live[number]
         trial_id = live.trial_id
         storage, ran = self.store.storage, observation  # later studies learn from what ran, whatever this one allows

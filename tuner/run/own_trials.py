@@ -23,6 +23,7 @@ from tuner.search.pruning import best_among
 from tuner.search.sampler import ThompsonSampler
 from tuner.search.standing import Standing
 from tuner.storage.record import TrialRecord, best_record, record_of
+from tuner.storage.stored_values import check_new_attribute
 
 
 class OwnTrials:
@@ -200,7 +201,12 @@ class DrivenStudy(Study):
         return dict(self._own_attributes)
 
     def set_user_attr(self, key: str, value: Any) -> None:
-        """Write an attribute of the study, and remember it."""
+        """Write an attribute of the study, and remember it.
+
+        Raises:
+            ConfigError: No version could read it.
+        """
+        check_new_attribute(key, value)
         super().set_user_attr(key, value)
         self._own_attributes[key] = value
 

@@ -7,6 +7,7 @@ not know are left alone, and words that a newer version may add, such as a reaso
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from costmodels.operators.layer_operators import OpKind, Phase
 from hardware.io.errors import ConfigError, quote_value
-from trials.backend import MAX_LOG_TAIL, Status
+from trials.backend import MAX_LOG_TAIL, Observation, Status
 from tuner.search.failures import LEARNED
 from tuner.search.gain import GAIN
 from tuner.search.observations import FAILS_ALIKE, OBSERVATION, STATUS
@@ -28,6 +29,9 @@ from tuner.storage.record import BASELINE, HISTORY, MEANING, ORIGIN, PREDICTION,
 
 LEAST, MOST = 1e-15, 10**18
 """Smallest time, and largest number of any kind, that a storage may hold: sums and ratios of these are finite."""
+
+LEAST_COST = 1e-100
+"""Smallest cost of a token other than 0, which no price and no step time of a study stays below."""
 
 Finite = Annotated[float, Field(ge=-MOST, le=MOST)]
 Value = int | bool | str | Finite | None
@@ -233,14 +237,56 @@ def _check(attributes: Mapping[str, Any], forms: Mapping[str, TypeAdapter[Any]],
             raise _of_other_form(where, at, first.get("input"), first["msg"]) from None
 
 
+def check_new_trial(attributes: Mapping[str, Any]) -> None:
+    """Check the attributes of a trial before they are written, as they are when they are read.
+
+    Raises:
+        ConfigError: No version could read one of them.
+    """
+    _check_new(attributes, _OF_TRIAL, "a trial")
+
+
+def check_new_attribute(name: str, value: Any) -> None:
+    """Check an attribute of a study before it is written, as it is when it is read.
+
+    Raises:
+        ConfigError: No version could read it.
+    """
+    _check_new({name: value}, _OF_STUDY, "the study")
+
+
+def storable(observation: Observation) -> Observation:
+    """Return an observation that can be read again: the given one, or a failure that says what could not be kept."""
+    attributes = {STATUS: observation.status.value, OBSERVATION: observation.as_json()}
+    try:
+        _check_new(attributes, _OF_TRIAL, "a trial")
+    except ConfigError as error:
+        reason = f"what it has told cannot be kept: {error.rule}"
+        return Observation(status=Status.CRASHED, reason=reason, origin=observation.origin)
+    return observation
+
+
+def _check_new(attributes: Mapping[str, Any], forms: Mapping[str, TypeAdapter[Any]], where: str) -> None:
+    try:
+        _check(json.loads(json.dumps(attributes)), forms, where)
+    except ConfigError as error:
+        raise ConfigError(
+            error.rule.replace("cannot be used", "would hold what no version reads", 1),
+            key=error.key,
+            nearest="a number of the study, or of what it measures, is beyond all real ones",
+        ) from None
+
+
 def _check_value(trial: FrozenTrial) -> None:
     """Check that a completed trial has a step time, and measured steps."""
     where = f"trial {trial.number}"
+    observation = trial.user_attrs.get(OBSERVATION)
+    # the step time is that of the observation, beside which other objectives may be smaller, and a cost may be nothing
+    least = LEAST if not observation else LEAST_COST
     if trial.state == TrialState.COMPLETE and not (
-        trial.values and all(LEAST <= value <= MOST for value in trial.values)
+        trial.values and all(least <= value <= MOST or (observation and value == 0) for value in trial.values)
     ):
         raise _of_other_form(where, "value", trial.values, "a completed trial's is its step time in seconds")
-    observation = trial.user_attrs.get(OBSERVATION)
     if observation and observation["status"] == Status.OK and not observation["step_times_s"]:
         raise _of_other_form(where, "observation.step_times_s", [], "a trial that ended well has measured a step")
 

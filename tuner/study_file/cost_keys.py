@@ -10,7 +10,7 @@ from pydantic import Field
 
 from hardware.io.config_file import DocumentedModel
 from hardware.io.errors import ConfigError
-from hardware.price_file import HIGHEST_PRICE, Prices, read_prices
+from hardware.price_file import HIGHEST_PRICE, LOWEST_PRICE, Prices, read_prices
 
 MAX_DAYS, MAX_COST = "max_days", "max_cost"
 """Names of limits."""
@@ -27,7 +27,7 @@ class CostKeys(DocumentedModel):
     Default: none; one of the two keys gives costs
     """
 
-    price_per_device_hour: Annotated[float, Field(gt=0, le=HIGHEST_PRICE, allow_inf_nan=False)] | None = None
+    price_per_device_hour: Annotated[float, Field(ge=LOWEST_PRICE, le=HIGHEST_PRICE, allow_inf_nan=False)] | None = None
     """Price of every device for one hour.
 
     Default: none; one of the two keys gives costs

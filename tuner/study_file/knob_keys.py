@@ -20,6 +20,9 @@ from trials.knobs.places import Place, split_words, text_of
 from tuner.search.knobs.knob_space import MAX_COMBINATIONS, MEMORY
 
 MAX_VALUES = 64
+
+MOST_OF_KNOB = 10**18
+"""Largest number that a knob may have, in either direction: the largest that a study's storage holds."""
 MAX_KNOBS = 64
 
 NAME = re.compile(r"[a-z_][a-z0-9_]{0,63}")
@@ -207,8 +210,9 @@ def _values(keys: KnobKeys) -> tuple[KnobValue, ...]:
         rule = f"must be from 2 to {MAX_VALUES} values"
         raise ConfigError(rule, key="values", value=len(values), nearest="a knob of one value needs no search")
     for value in values:
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError("must be finite", key="values", value=value)
+        if isinstance(value, int | float) and not -MOST_OF_KNOB <= value <= MOST_OF_KNOB:
+            rule = f"must be finite, from {-MOST_OF_KNOB:g} to {MOST_OF_KNOB:g}"
+            raise ConfigError(rule, key="values", value=value)
         # Optuna and Python take 1, 1.0 and true for one value
         if sum(other == value for other in values) > 1:
             raise ConfigError("holds a value twice", key="values", value=value)
@@ -217,8 +221,11 @@ def _values(keys: KnobKeys) -> tuple[KnobValue, ...]:
 
 def _of_range(keys: RangeKeys) -> tuple[KnobValue, ...]:
     """Return the numbers of a range, whole ones as integers."""
-    if not keys.first < keys.last < math.inf:
+    if not keys.first < keys.last:
         raise ConfigError("must end above its first value", key="range", value=[keys.first, keys.last])
+    if max(abs(keys.first), abs(keys.last)) > MOST_OF_KNOB:
+        rule = f"must be from {-MOST_OF_KNOB:g} to {MOST_OF_KNOB:g}"
+        raise ConfigError(rule, key="range", value=[keys.first, keys.last])
     if (keys.factor is None) == (keys.step is None):
         raise ConfigError("needs either factor or step", key="range", nearest="factor: 2")
     if keys.factor is not None and keys.first <= 0:

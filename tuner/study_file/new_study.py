@@ -6,6 +6,7 @@ If values are missing, one message names all options that add them.
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -19,6 +20,7 @@ from costmodels.job.runtime import find_runtime, runtime_names
 from hardware.cluster_file import cluster_from_mapping, cluster_names
 from hardware.io.config_file import read_text
 from hardware.io.errors import ConfigError, did_you_mean
+from hardware.io.input_file import open_input, reading_errors
 from hardware.io.secret_texts import hide
 from trials.command.log_pattern import StepSize
 from tuner.imports import IMPORTERS, Imported, Present, present_of
@@ -111,10 +113,8 @@ def read_log(file: Path) -> Imported:
         ConfigError: The file cannot be read, or holds no configuration; the message names the file.
     """
     try:
-        with file.open(encoding="utf-8", errors="replace") as stream:
+        with reading_errors(file), io.TextIOWrapper(open_input(file), encoding="utf-8", errors="replace") as stream:
             return import_log(stream, source=file.name)
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", file=str(file)) from None
     except ConfigError as error:
         raise error.in_file(str(file)) from None
 

@@ -7,24 +7,8 @@ import io
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
 
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
-
-
-class _LossyFile(io.FileIO):
-    """Descriptor that drops what it cannot write, and remembers the first error."""
-
-    error: OSError | None = None
-
-    def write(self, data: ReadableBuffer, /) -> int:
-        """Write bytes; report them all as written if that fails."""
-        try:
-            return super().write(data)
-        except OSError as error:
-            self.error = self.error or error
-            return memoryview(data).nbytes
+from hardware.io.answer_stream import AnswerStream, LossyFile
 
 
 @contextmanager
@@ -35,15 +19,18 @@ def lossy_streams() -> Iterator[Callable[[], str]]:
     reader of a pipe went away because it had read enough.
     """
     before = sys.stdout, sys.stderr
-    out, sys.stdout = _lossy(sys.stdout, sys.__stdout__)
-    _, sys.stderr = _lossy(sys.stderr, sys.__stderr__)
+    is_ours = isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout is sys.__stdout__
+    out = AnswerStream(sys.stdout) if is_ours else None
+    sys.stdout = out or sys.stdout
+    if isinstance(sys.stderr, io.TextIOWrapper) and sys.stderr is sys.__stderr__:
+        sys.stderr = _lossy(sys.stderr)
 
     def lost() -> str:
         if out is not None:
             sys.stdout.flush()
-        if out is None or out.error is None or out.error.errno == errno.EPIPE:
+        if out is None or out.file.error is None or out.file.error.errno == errno.EPIPE:
             return ""
-        return f"standard output could not take the whole result ({out.error.strerror})"
+        return f"standard output could not take the whole result ({out.file.error.strerror})"
 
     try:
         yield lost
@@ -54,11 +41,11 @@ def lossy_streams() -> Iterator[Callable[[], str]]:
         sys.stdout, sys.stderr = before
 
 
-def _lossy(stream: TextIO, original: TextIO | None) -> tuple[_LossyFile | None, TextIO]:
-    """Return a lossy stream on the same descriptor, or the stream itself if somebody has replaced it."""
-    if stream is not original or not isinstance(stream, io.TextIOWrapper):
-        return None, stream
-    file = _LossyFile(stream.fileno(), "w", closefd=False)
-    return file, io.TextIOWrapper(
-        io.BufferedWriter(file), encoding=stream.encoding, errors=stream.errors, line_buffering=stream.line_buffering
+def _lossy(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    """Return a lossy stream on the same descriptor."""
+    return io.TextIOWrapper(
+        io.BufferedWriter(LossyFile(stream.fileno(), "w", closefd=False)),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
     )

@@ -5,14 +5,38 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from hardware.io.errors import ConfigError, quote_value
+
 HOOK_LIMIT_S = 600.0
 """Time after which a hook is killed, and counts as failed [s]."""
+
+
+def check_hook(command: str) -> None:
+    """Check that a command can be started, before the watch begins.
+
+    Raises:
+        ConfigError: It is empty, cannot be parted into words, or names no program.
+    """
+    try:
+        words = shlex.split(command)
+        is_there = bool(words) and shutil.which(words[0]) is not None
+    except ValueError as error:
+        raise ConfigError(f"cannot be parted into words ({error})", key="--hook", value=command) from None
+    if not words or not words[0].strip():
+        raise ConfigError("names no program", key="--hook", value=command, nearest="leave it out for no hook")
+    if not is_there:
+        if "/" not in words[0]:
+            rule = "is no program on the PATH"
+        else:
+            rule = "cannot be executed" if os.access(words[0], os.F_OK) else "does not exist"
+        raise ConfigError(f"{quote_value(words[0])} {rule}", key="--hook", value=command)
 
 
 def call_hook(command: str, payload: Mapping[str, Any]) -> str:
@@ -42,8 +66,8 @@ def call_hook(command: str, payload: Mapping[str, Any]) -> str:
             env=environment,
             start_new_session=True,
         )
-    except OSError as error:
-        return f"the hook could not be started: {error.strerror or error}"
+    except (OSError, ValueError) as error:  # the program has gone since, or a name holds what no environment can
+        return f"the hook could not be started: {getattr(error, 'strerror', None) or error}"
     with process:
         try:
             process.communicate(text, timeout=HOOK_LIMIT_S)

@@ -76,7 +76,9 @@ def write_state(file: Path, config: StudyConfig, kept: Kept) -> None:
             "shares": [asdict(one) for one in kept.links.shares],
         },
     }
-    write_output(file, json.dumps(told, indent=2, allow_nan=False) + "\n", option="--state")
+    text = json.dumps(told, indent=2, allow_nan=False) + "\n"
+    _read(file, config, text)  # a state that could not be read would end the watch for good
+    write_output(file, text, option="--state")
 
 
 def read_state(file: Path, config: StudyConfig) -> Kept | None:
@@ -85,17 +87,29 @@ def read_state(file: Path, config: StudyConfig) -> Kept | None:
     Raises:
         ConfigError: The file is no state, or that of another study.
     """
-    if not file.exists():
-        return None
+    return _read(file, config) if file.exists() else None
+
+
+def _read(file: Path, config: StudyConfig, text: str | None = None) -> Kept:
+    """Return the state in a file, or in a text that is to be written there."""
     nearest = "remove the file to begin anew, or name another with --state"
     try:
-        told = json.loads(read_text(file))
+        told = json.loads(read_text(file) if text is None else text)
         if told["version"] != VERSION:
             raise ValueError(f"version {told['version']!r}")
         whose = (told["study_name"], told["hosts"])
         if whose == (config.name, config.setting.cluster.num_hosts):
             return _kept_of(file, config, told)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, ConfigError) as error:
+    except (
+        OSError,
+        ValueError,
+        ArithmeticError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        RecursionError,
+        ConfigError,
+    ) as error:
         reason = str(error) or type(error).__name__
         raise ConfigError(
             f"is no state of a watch ({reason})", key="--state", value=str(file), nearest=nearest

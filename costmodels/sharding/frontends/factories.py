@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from costmodels.sharding.frontends.users_code import users_code
 from costmodels.sharding.graph import Graph
 from hardware.io.errors import ConfigError, did_you_mean
 
@@ -50,10 +51,11 @@ def graph_of_factory(name: str, *, option: str = "--jax") -> Graph:
 
 def program_of_factory(name: str, *, option: str = "--jax") -> Program:
     """Return the trace of the JAX step that `module:factory` returns; see `step_of_factory`."""
-    function, arguments, donated = step_of_factory(name, option=option)
-    from costmodels.sharding.frontends.jax.program import trace_function  # noqa: PLC0415 # JAX may be missing
+    with users_code(name, option=option):
+        function, arguments, donated = step_of_factory(name, option=option)
+        from costmodels.sharding.frontends.jax.program import trace_function  # noqa: PLC0415 # JAX may be missing
 
-    return trace_function(function, *arguments, donated=donated)
+        return trace_function(function, *arguments, donated=donated)
 
 
 def step_of_factory(name: str, *, option: str = "--jax", folder: str | None = None, micro_batches: int = 1) -> JaxStep:
@@ -69,7 +71,7 @@ def step_of_factory(name: str, *, option: str = "--jax", folder: str | None = No
         ConfigError: The factory does not exist, JAX is missing, or the factory returns something else.
     """
     made = _call_factory(name, option, "jax", folder, micro_batches)
-    if not (_is_step(made) and callable(made[0])):
+    if not (_is_step(made) and callable(made[0]) and all(map(_are_names, made[2:]))):
         rule = "must return (function, arguments) or (function, arguments, donated)"
         nearest = "arguments are a tuple of trees of jax.ShapeDtypeStruct"
         raise ConfigError(rule, key=option, value=name, nearest=nearest)
@@ -83,10 +85,11 @@ def graph_of_torch_factory(name: str, *, option: str = "--torch") -> Graph:
         ConfigError: The factory does not exist, torch is missing, the factory returns something else, or its step
             cannot be traced.
     """
-    step = torch_step_of_factory(name, option=option)
+    with users_code(name, option=option):
+        program = torch_step_of_factory(name, option=option).trace()
     from costmodels.sharding.frontends.torch.graph import graph_of  # noqa: PLC0415 # torch may be missing
 
-    return graph_of(step.trace())
+    return graph_of(program)
 
 
 def torch_step_of_factory(
@@ -122,21 +125,28 @@ def _is_step(made: Any, *, most: int = 3) -> bool:
     return isinstance(made, tuple) and 2 <= len(made) <= most and isinstance(made[1], (tuple, list))
 
 
+def _are_names(donated: Any) -> bool:
+    """Return whether a value is the names or numbers of arguments."""
+    return isinstance(donated, (tuple, list)) and all(isinstance(each, (str, int)) for each in donated)
+
+
 def takes_micro_batches(name: str, library: Library, *, option: str, folder: str | None = None) -> bool:
     """Return whether the factory `module:factory` takes the argument `micro_batches`; its module is imported.
 
     Raises:
         ConfigError: The factory does not exist, or the library is missing.
     """
-    return MICRO_BATCHES in inspect.signature(_load_factory(name, option, library, folder)).parameters
+    with users_code(name, option=option, folder=folder):
+        return MICRO_BATCHES in inspect.signature(_load_factory(name, option, library, folder)).parameters
 
 
 def _call_factory(name: str, option: str, library: Library, folder: str | None, micro_batches: int) -> Any:
     """Return the factory's result, after a check that its library is installed."""
-    factory = _load_factory(name, option, library, folder)
-    takes = MICRO_BATCHES in inspect.signature(factory).parameters
-    assert takes or micro_batches == 1, f"{name} takes no number of micro-batches"
-    return factory(**{MICRO_BATCHES: micro_batches}) if takes else factory()
+    with users_code(name, option=option, folder=folder):
+        factory = _load_factory(name, option, library, folder)
+        takes = MICRO_BATCHES in inspect.signature(factory).parameters
+        assert takes or micro_batches == 1, f"{name} takes no number of micro-batches"
+        return factory(**{MICRO_BATCHES: micro_batches}) if takes else factory()
 
 
 def _load_factory(name: str, option: str, library: Library, folder: str | None) -> Callable[..., Any]:

@@ -147,6 +147,102 @@ def test_no_module_opens_a_door():
     assert set(opened) == set(EXCEPTIONS), "an exception that nobody needs any more goes, and a new one needs a reason"
 
 
+OF_THE_SYSTEM = "the kernel's own tables under /proc"
+OF_OURS = "a file of our own package"
+IN_OUR_FOLDER = "in a temporary folder that this process has made"
+A_DATABASE = "a storage, which its own reader checks"
+
+OPENERS = {
+    # who opens files by itself: why it does not use hardware/io
+    ("costmodels/operators/kernel_catalog.py", "open"): OF_OURS,
+    ("trials/command/knob_files.py", "write_text"): IN_OUR_FOLDER,
+    ("trials/command/log_reader.py", "os.fdopen"): "a descriptor from hardware/io",
+    ("trials/command/process_tree.py", "read_text"): OF_THE_SYSTEM,
+    ("trials/command/slurm/job_program.py", "os.open"): "the output of our own job, which is followed while it grows",
+    ("trials/command/slurm/keeper.py", "os.fdopen"): "a pipe from our own process",
+    ("trials/jax_training/model/device_share.py", "read_text"): IN_OUR_FOLDER,
+    ("trials/processor_time.py", "read_text"): OF_THE_SYSTEM,
+    ("trials/ranks/memory_limit.py", "read_text"): OF_THE_SYSTEM,
+    ("trials/ranks/processes.py", "tempfile.TemporaryFile"): "the output of our own ranks, in a file without a name",
+    ("trials/ray_keeper.py", "open"): OF_THE_SYSTEM,
+    ("trials/ray_leftovers.py", "read_bytes"): OF_THE_SYSTEM,
+    ("trials/torch_training/rank_program.py", "read_text"): OF_THE_SYSTEM,
+    ("trials/torch_training/rank_program.py", "write_text"): OF_THE_SYSTEM,
+    ("costmodels/sharding/frontends/users_code.py", "open"): "a stream on a descriptor that is open already",
+    ("costmodels/sharding/frontends/users_code.py", "os.open"): "the working directory, and /dev/null",
+    ("tuner/cli/init.py", "write_text"): IN_OUR_FOLDER,
+    ("tuner/cli/main.py", "read_text"): OF_OURS,
+    ("tuner/planners/engine/branch_and_bound.py", "open"): "opens a node of a search tree, no file",
+    ("tuner/run/driver.py", "read_text"): OF_THE_SYSTEM,
+    ("tuner/storage/backup.py", "os.open"): A_DATABASE,
+    ("tuner/storage/backup.py", "read_bytes"): A_DATABASE,
+    ("tuner/storage/backup.py", "sqlite3.connect"): A_DATABASE,
+    ("tuner/storage/backup.py", "write_bytes"): "a copy under a name that did not exist",
+    ("tuner/storage/integrity.py", "open"): A_DATABASE,
+    ("tuner/storage/integrity.py", "sqlite3.connect"): A_DATABASE,
+    ("tuner/storage/journal_file.py", "open"): A_DATABASE,
+    ("tuner/storage/journal_file.py", "os.open"): A_DATABASE,
+    ("tuner/storage/sql_store.py", "sqlite3.connect"): A_DATABASE,
+    ("tuner/watch/state.py", "os.open"): "a lock, which is neither read nor written, and no link is followed",
+}
+CAPTURE = "tuner/capture/"
+"""Folder of what runs a user's script, whose files are copies and records in a room of its own."""
+
+OPENING = {"os.open", "os.fdopen", "io.open", "io.FileIO", "gzip.open", "bz2.open", "lzma.open", "codecs.open"} | {
+    *("sqlite3.connect", "shutil.copy", "shutil.copy2", "shutil.copyfile", "shutil.copytree", "shutil.move"),
+    *("tempfile.NamedTemporaryFile", "tempfile.mkstemp", "tempfile.TemporaryFile", "json.load", "tomllib.load"),
+    *("np.save", "np.savez", "np.loadtxt", "np.genfromtxt", "numpy.save", "numpy.savez", "numpy.loadtxt"),
+}
+METHODS = {"open", "read_text", "read_bytes", "write_text", "write_bytes", "tofile"}
+"""Of paths and arrays, whatever name they have."""
+
+
+def opened_by(path):
+    """The calls in a module that open, read or write a file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names, _ = imported_names(tree)
+    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    found = set()
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        match call.func:
+            case ast.Name(id=name) if names.get(name, name) in OPENING | {"open"}:
+                found.add(names.get(name, name))
+            case ast.Attribute(value=ast.Name(id=module), attr=name) if (
+                f"{names.get(module, module)}.{name}" in OPENING
+            ):
+                found.add(f"{names.get(module, module)}.{name}")
+            case ast.Attribute(attr=name) if name in METHODS - defined:
+                found.add(name)
+    return found
+
+
+def test_files_are_opened_in_one_room():
+    """No module outside hardware/io opens, reads or writes a file by itself, but those in the table, with a reason."""
+    outside = (path for path in MODULES if (ROOT / "hardware/io") not in path.parents)
+    found = {(path.relative_to(ROOT).as_posix(), call) for path in outside for call in opened_by(path)}
+
+    assert {one for one in found if not one[0].startswith(CAPTURE)} == set(OPENERS)
+
+
+@pytest.mark.parametrize(
+    ("code", "call"),
+    [
+        ("open('x')", "open"),
+        ("from pathlib import Path as P\nP('x').read_text()", "read_text"),
+        ("import os as o\no.open('x', 0)", "os.open"),
+        ("from os import fdopen as f\nf(3)", "os.fdopen"),
+        ("import numpy as np\nnp.loadtxt('x')", "numpy.loadtxt"),
+        ("def read(path):\n    with path.open() as file:\n        return file", "open"),
+    ],
+)
+def test_an_opened_file_would_be_seen(tmp_path, code, call):
+    """Each of these is found, so that the test above can fail."""
+    path = tmp_path / "module.py"
+    path.write_text(code, encoding="utf-8")
+
+    assert call in opened_by(path)
+
+
 @pytest.mark.parametrize(
     ("code", "door"),
     [

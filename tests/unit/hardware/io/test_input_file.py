@@ -114,3 +114,29 @@ def test_a_message_stays_short(tmp_path):
     error = ConfigError(long, key=long, value=[long], nearest=long, file=str(tmp_path / long))
 
     assert 3000 < len(str(error)) < 5000
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.yaml", 'a: "\\ud800"', "line 1 = '\\\\ud800': holds half of a surrogate pair"),
+        ("a.yaml", 'a:\n  ? "\\udcff"\n  : 1', "line 2"),
+        ("a.json", '{"a": ["\\ud800"]}', "holds half of a surrogate pair"),
+        ("a.json", '{"\\udfff": 1}', "holds half of a surrogate pair"),
+        ("a.yaml", "a: 1\nb: 1e308", "line 2: 1e[+]308 is too far from 0"),
+        ("a.yaml", "a: [-1e-320]", "line 1: -1e-320 is too close to 0"),
+        ("a.json", '{"a": 1e-300}', "1e-300 is too close to 0"),
+    ],
+)
+def test_what_cannot_be_written_or_reckoned_with_is_refused(tmp_path, name, text, words):
+    """Halves of characters, and numbers whose products are none, go no further than the one reader."""
+    (tmp_path / name).write_text(text, encoding="ascii")
+    with pytest.raises(ConfigError, match=words):
+        read_mapping(tmp_path / name)
+
+
+def test_whole_pairs_and_numbers_are_read(tmp_path):
+    """A pair of halves is the character that it stands for, and 0, -0.0 and infinities are what they are."""
+    (tmp_path / "a.json").write_text('{"a": "\\ud83d\\ude00", "b": [0.0, -0.0, Infinity, 1e100]}', encoding="ascii")
+
+    assert read_mapping(tmp_path / "a.json") == {"a": "\U0001f600", "b": [0.0, 0.0, float("inf"), 1e100]}

@@ -1,11 +1,14 @@
 import os
 import stat
+import sys
 from pathlib import Path
 
 import pytest
 
+from costmodels.sharding.frontends.users_code import users_code
 from hardware.io.errors import ConfigError
 from hardware.io.output_file import new_file, write_output
+from tuner.terminal.streams import lossy_streams
 
 
 @pytest.fixture
@@ -56,11 +59,47 @@ def test_file_is_readable_as_the_users_mask_says(tmp_path):
     assert stat.S_IMODE((tmp_path / "best.json").stat().st_mode) == 0o644
 
 
-def test_devices_and_pipes_are_written_to(capfd):
-    """What is no file is written to and stays what it is."""
+def test_the_process_own_descriptors_are_written_to(capfd):
+    """Standard output, pipes that a shell passes, and /dev/null take an output as it is."""
+    read, write = os.pipe()
     write_output(Path("/dev/stdout"), "told\n")
+    write_output(Path("/dev/stderr"), "warned\n")
+    write_output(Path(f"/dev/fd/{write}"), "passed\n")
+    write_output(Path("/dev/null"), "nothing\n")
 
-    assert capfd.readouterr().out == "told\n"
+    assert capfd.readouterr() == ("told\n", "warned\n")
+    assert os.read(read, 100) == b"passed\n"
+
+
+def test_the_answers_own_stream_is_standard_output(capfd, monkeypatch):
+    """An output to /dev/stdout stands in its place in the answer, also once descriptor 1 belongs to others."""
+    monkeypatch.setattr(sys, "__stdout__", sys.stdout)
+    with lossy_streams():
+        sys.stdout.write("one\n")
+        with users_code("own:step", option="--jax"):
+            pass
+        sys.stdout.flush()
+        write_output(Path("/dev/stdout"), "two\n")
+        sys.stdout.write("three\n")
+
+    assert capfd.readouterr() == ("one\ntwo\nthree\n", "")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "/dev/zero", "/dev/ptmx", "\0"])
+def test_other_pipes_and_devices_are_refused(tmp_path, kind):
+    """A pipe whose reader may never come is refused at once, as are devices, and what is no path."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link to a pipe").symlink_to("pipe")
+
+    with pytest.raises(ConfigError, match=r"--trace = .*(not a file|no path of a file)"):
+        write_output(tmp_path / kind, "x", option="--trace")
+
+
+def test_a_name_that_is_no_text_is_written_as_an_escape(tmp_path):
+    """Bytes of a file's name that are no UTF-8 end no output that quotes it."""
+    write_output(tmp_path / "report.html", "of \udcff.yaml")
+
+    assert (tmp_path / "report.html").read_text() == "of \\udcff.yaml"
 
 
 def test_unwritable_place_is_told(tmp_path):

@@ -1,4 +1,5 @@
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -23,6 +24,7 @@ from tests.support.studies.launch_scripts import (
 )
 from tests.support.studies.training_logs import LOG, LOGGED
 from trials.command.backend import CommandBackend
+from trials.command.patience import at_most
 from tuner.study_file.config import load_study
 
 
@@ -601,3 +603,22 @@ def test_several_files_of_gpt_neox_become_one_study(meshtune, tmp_path):
     assert current_of(tmp_path / "study.yaml") == {"pp": 4, "tp": 2, "dp": 12, "mbs": 4}
     again = meshtune("init", "--from-gpt-neox", files[0], "--from-gpt-neox", files[0], *H100, "--force")
     assert_users_mistake(again, "has the name of another file")
+
+
+@pytest.mark.parametrize("place", ["pipe", "/dev/zero", "/dev/urandom", "folder", "none.log"])
+def test_a_log_is_a_plain_file(meshtune, tmp_path, place):
+    """A pipe that nobody writes to and a device without end are refused at once, as by every other reader."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    with at_most(20):
+        done = meshtune("init", "--from-log", tmp_path / place, *H100, "--out", tmp_path / "study.yaml")
+
+    assert_users_mistake(done, place)
+
+
+def test_an_argument_that_is_no_text_is_refused(meshtune, tmp_path):
+    """A byte that is no UTF-8 in an argument of the script cannot stand in a study, and is refused in words."""
+    text = ARRAYS.replace("--mock-data", '--data-path "$1"').replace("NCCL_DEBUG=WARN", 'NCCL_DEBUG="$1"')
+    done = init(meshtune, tmp_path, text, "--out", tmp_path / "study.yaml", "--", "\udcff")
+
+    assert_users_mistake(done, "a byte that is no UTF-8")

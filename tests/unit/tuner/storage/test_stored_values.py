@@ -1,10 +1,12 @@
 import json
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
 from hardware.io.errors import ConfigError
+from hardware.price_file import LOWEST_PRICE
 from tests.support.studies.command_line import assert_users_mistake
 from tests.support.studies.in_process_executor import InProcessExecutor
 from tests.support.studies.short_study import SHORT_STUDY
@@ -164,3 +166,40 @@ def test_words_and_fields_of_a_newer_version_are_shown_or_left_alone(finished, a
 
     assert done.status == 0
     assert "stopped: tired (a word of another version of Meshtune)" in done.out
+
+
+def test_what_cannot_be_read_is_not_written(tmp_path):
+    """A trial that tells of an impossible step fails, with what it told, and the study can be read."""
+    (tmp_path / "study.yaml").write_text(SHORT_STUDY)
+    config = load_study(tmp_path / "study.yaml", storage=f"sqlite:///{tmp_path}/study.db")
+
+    class Impossible(InProcessExecutor):
+        def poll(self, timeout_s):
+            return [(number, replace(seen, step_times_s=(1e-300,))) for number, seen in super().poll(timeout_s)]
+
+    run_study(config, on_progress=lambda _: None, executor=Impossible(config.backend))
+
+    observed = [trial.user_attrs["observation"] for trial in find_study(config.storage, "small").get_trials()]
+    assert observed
+    assert all("step_times_s.0 of a trial is 1e-300" in each["reason"] for each in observed)
+
+
+@pytest.mark.parametrize("price", ["1.0e-300", "5.0e-7", "0", "-1", ".inf", "1.0e+7"])
+def test_prices_that_no_cost_could_be_read_of_are_refused(tmp_path, price):
+    """A price beyond all real ones is refused before a trial has a cost that locks the study."""
+    text = SHORT_STUDY + f"objective: [step_time, cost_per_token]\ncost: {{price_per_device_hour: {price}}}\n"
+    (tmp_path / "study.yaml").write_text(text)
+    with pytest.raises(ConfigError):
+        load_study(tmp_path / "study.yaml")
+
+
+def test_a_study_of_the_lowest_price_can_be_read(tmp_path):
+    """The costs of the lowest price that is taken are read again."""
+    text = SHORT_STUDY + f"objective: [step_time, cost_per_token]\ncost: {{price_per_device_hour: {LOWEST_PRICE}}}\n"
+    (tmp_path / "study.yaml").write_text(text)
+    config = load_study(tmp_path / "study.yaml", storage=f"sqlite:///{tmp_path}/study.db")
+    run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend))
+
+    values = [trial.values for trial in find_study(config.storage, "small").get_trials() if trial.values]
+    assert all(0 < cost < 1e-3 for _, cost in values)
+    assert values

@@ -76,6 +76,8 @@ def test_a_range_is_a_list_of_numbers(keys, values):
         ([{"name": "a", "values": [1, 2], "today": 3}], "space.knobs.0.today", "is none of the values"),
         ([{"name": "a", "values": [1, 2], "range": {"first": 1, "last": 2, "step": 1}}], "range", "beside values"),
         ([{"name": "a", "range": {"first": 1, "last": 2}}], "range", "needs either factor or step"),
+        ([{"name": "a", "values": [1, 1e90]}], "space.knobs.0.values", "must be finite, from -1e+18 to 1e+18"),
+        ([{"name": "a", "range": {"first": 1, "last": 1e90, "factor": 10}}], "range", "from -1e+18 to 1e+18"),
         ([{"name": "a", "range": {"first": 2, "last": 1, "step": 1}}], "range", "must end above"),
         ([{"name": "a", "range": {"first": 0, "last": 4, "factor": 2}}], "range.first", "must begin above 0"),
         ([{"name": "a", "range": {"first": 1, "last": 1e6, "step": 1}}], "range", "more than 64 values"),
