@@ -10,10 +10,13 @@ from tests.fuzz.mutation import Mutation, of_json, of_lines, of_yaml
 from tests.fuzz.target import Target
 from tests.support.studies import launch_scripts as scripts
 from tests.support.studies.training_logs import LOG
+from tuner.capture.read_records import read_records
+from tuner.capture.run_script import Capture
+from tuner.imports.captured import import_captured
 from tuner.imports.flagscale import join_files
 from tuner.study_file.answers import Added
 from tuner.study_file.config import load_study
-from tuner.study_file.new_study import MOST_BYTES, new_study, read_import, read_log
+from tuner.study_file.new_study import MOST_BYTES, NewStudy, new_study, read_import, read_log
 
 ADDED = {
     "megatron": Added(cluster="dgx-h100"),
@@ -68,6 +71,59 @@ LOGS = (
 )
 
 
+def _load(made: NewStudy, folder: Path) -> None:
+    """Write a study and its model, and load them."""
+    if made.model_file:
+        (folder / made.model_file).write_text(made.model_text, encoding="utf-8")
+    (folder / "study.yaml").write_text(made.text, encoding="utf-8")
+    load_study(folder / "study.yaml")
+
+
+RECORDS = (
+    {
+        "words": [
+            *("torchrun", "--nproc-per-node", "8", "pretrain_gpt.py", "--num-layers", "12", "--hidden-size", "512"),
+            *("--num-attention-heads", "8", "--vocab-size", "32000", "--seq-length", "4096", "--micro-batch-size", "1"),
+            *("--global-batch-size", "64", "--tensor-model-parallel-size", "2", "--bf16"),
+        ],
+        "directory": "/home/me/run",
+        "environment": {"PATH": "/usr/bin", "OMP_NUM_THREADS": "4", "HF_TOKEN": "hf_" + "x" * 30},
+        "through": [["srun", "-N", "2", "--export=ALL,A=b"]],
+        "files": {},
+        "allocation": {"hosts": 2, "tasks_per_host": 1, "devices_per_host": 8},
+        "held_back": False,
+    },
+    {
+        "words": ["deepspeed", "train.py", "--deepspeed_config", "ds.json"],
+        "directory": "/run",
+        "environment": {},
+        "through": [],
+        "files": {"ds.json": '{"train_batch_size": 64, "zero_optimization": {"stage": 1}, "bf16": {"enabled": true}}'},
+        "allocation": {"hosts": None, "tasks_per_host": None, "devices_per_host": None},
+        "held_back": False,
+    },
+)
+
+
+def _read_records(data: bytes, folder: Path) -> None:
+    """Read a record that a captured script has left, and write the study of its command."""
+    path = folder / "000001-record.json"
+    path.write_bytes(data)
+    records, unread = read_records([path])
+    assert len(records) + len(unread) > 0, "what is no record is told"
+    captured = Capture(
+        records=tuple(records),
+        status=0,
+        output="",
+        environment={"PATH": "/usr/bin"},
+        header=("--nodes=2", "--account=me"),
+        unread=tuple(unread),
+    )
+    script = folder / "train.sh"
+    made = new_study(import_captured(captured), ADDED["megatron"], file=script, folder=folder)
+    _load(made, folder)
+
+
 def _target(framework: str, name: str, mutation: Mutation, *seeds: str) -> Target:
     def read(data: bytes, folder: Path) -> None:
         file = folder / name
@@ -76,11 +132,7 @@ def _target(framework: str, name: str, mutation: Mutation, *seeds: str) -> Targe
             imported = read_log(file)
         else:
             imported = read_import(framework, file, read_text(file, most_bytes=MOST_BYTES))
-        made = new_study(imported, ADDED[framework], file=file, folder=folder)
-        if made.model_file:
-            (folder / made.model_file).write_text(made.model_text, encoding="utf-8")
-        (folder / "study.yaml").write_text(made.text, encoding="utf-8")
-        load_study(folder / "study.yaml")
+        _load(new_study(imported, ADDED[framework], file=file, folder=folder), folder)
 
     return Target(name=f"init: {framework}", read=read, mutation=mutation, seeds=lambda: tuple(map(str.encode, seeds)))
 
@@ -98,4 +150,10 @@ TARGETS = (
     _target("hugging-face", "config.json", of_json, scripts.CONFIG_JSON),
     _target("log", "train.log", of_lines, LOG, *LOGS),
     _target("json", "best.json", of_json, json.dumps(EXPORTED)),
+    Target(
+        name="captured record",
+        read=_read_records,
+        mutation=of_json,
+        seeds=lambda: tuple(json.dumps(record).encode() for record in RECORDS),
+    ),
 )

@@ -22,6 +22,8 @@ def read_records(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
             values = json.loads(path.read_bytes())
             unread += _take_out_bytes(values)
             record = _RECORD.validate_python(values)
+            if not record.words or not all(record.through):
+                raise ValueError("a command has no words")
             words = [*record.words, *(word for outer in record.through for word in outer), record.directory]
             if odd := next((word for word in words if not _is_text(word)), None):
                 raise ValueError(f"{odd!a} of {record.words[0]!a} is no text in UTF-8")
