@@ -62,9 +62,8 @@ def _replace(out: Path, data: bytes) -> None:
     try:
         _write(beside, data)
         beside.replace(out)
-    except OSError:
+    finally:  # after an interrupt, too
         beside.unlink(missing_ok=True)
-        raise
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from hardware.io.errors import ConfigError
+from hardware.io.temporary import check_temporary
 from tuner.terminal.console import printable
 
 if TYPE_CHECKING:  # this loads numpy
@@ -36,6 +37,7 @@ def captured_import(command: Sequence[str], *, yes: bool) -> tuple[Imported, Pat
     typer.echo(_explanation(command, LIMIT_S), err=True)
     if not yes and not (sys.stdin.isatty() and typer.confirm("Run it?", err=True)):
         raise ConfigError("runs your script, and was not confirmed", key="--capture", nearest="--yes confirms it")
+    check_temporary("the script's scratch folder")
     try:
         captured = capture(command)
     except OSError as error:

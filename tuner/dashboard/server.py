@@ -26,7 +26,7 @@ from hardware.io.errors import ConfigError
 from tuner.dashboard.artifacts import StudyFiles
 from tuner.dashboard.view import StudyView
 from tuner.run.studies import stored_study
-from tuner.storage.opening import load_study, open_store
+from tuner.storage.opening import load_study, open_to_look
 from tuner.study_file.config import StudyConfig
 
 PORT = 8080
@@ -104,9 +104,10 @@ def dashboard_server(config: StudyConfig, place: Place) -> DashboardServer:
         ) from None
     stored_study(config)
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # its plots warn about every degree that never varied
-    storage = open_store(config.storage).storage
-    study = load_study(storage, config.name)
-    assert study is not None, "the study was there a moment ago"
+    storage = open_to_look(config.storage)
+    study = None if storage is None else load_study(storage, config.name)
+    assert storage is not None, "the study was there a moment ago"
+    assert study is not None, "as above"
     files = StudyFiles(config)
     view = StudyView(storage, study, config, files)
     server = _listen(place)
