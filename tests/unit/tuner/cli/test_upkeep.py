@@ -4,14 +4,18 @@ import json
 import re
 import signal
 import sqlite3
+import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from optuna import copy_study
+from typer import Exit
 
 from tests.chaos.disk import SmallDisk, why_no_disk
 from tests.support.programs.rights import reachable_folder, read_only, without_roots_rights
+from tests.support.studies.in_process_executor import InProcessExecutor
+from tuner.run import following
 from tuner.run.driver import DRIVER
 from tuner.storage import backup
 from tuner.storage.opening import open_store
@@ -146,6 +150,46 @@ def test_events_are_objects(simulated, meshtune, tmp_path):
     assert [event["trials"] for event in events if event["event"] == "state"][-1] == 3
     assert wrong.status == 2
     assert "--log-format = 'yaml': is no format; text or json" in wrong.err
+
+
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize("trouble", ["mistake", "usage", "storage", "interrupt", "failing"])
+def test_the_json_log_ends_in_json(simulated, meshtune, tmp_path, monkeypatch, trouble):
+    """However a run ends, each line of its JSON log is one whole object, and the last one says why."""
+    options = ["--log-format", "json", "--storage", f"sqlite:///{tmp_path / 'study.db'}", "--trials", "2"]
+    words = {
+        "mistake": ("search.draws", 2),
+        "usage": ("--trials", 2),
+        "storage": ("cannot be used", 2),
+        "interrupt": ("interrupted", 130),
+        "failing": ("no such place", 1),
+    }
+    if trouble == "mistake":
+        options += ["--set", "search.draws=none"]
+    elif trouble == "usage":
+        options[-1] = "many"
+    elif trouble == "storage":
+        options[3] = f"sqlite:///{tmp_path / 'none' / 'study.db'}"
+    elif trouble == "failing":
+        options += ["--metrics", "/dev/full"]
+
+        def fail(*_, **__):
+            sys.stderr.write("a library's words ")
+            sys.stderr.write("without an end: no such place")
+            raise Exit(1)
+
+        monkeypatch.setattr(following, "run_following", fail)
+    else:
+        monkeypatch.setattr(InProcessExecutor, "poll", lambda *_: signal.raise_signal(signal.SIGINT))
+
+    done = meshtune("run", simulated, *options)
+
+    events = [json.loads(line) for line in done.err.splitlines()]
+    text, status = words[trouble]
+    assert done.status == status
+    assert done.err.endswith("\n")
+    assert all({"time_s", "event", "study"} <= {*event} for event in events)
+    assert text in str(events[-1])
 
 
 @pytest.mark.usefixtures("no_ray")
