@@ -77,6 +77,8 @@ def start_local_ray(num_cpus: int) -> bool:
         starts_left -= 1
         try:
             return _start(num_cpus)
+        except ConfigError:
+            raise
         except OSError as error:
             raise _does_not_start(error, "set RAY_TMPDIR to a folder with a short path that Ray can write to") from None
         except Exception as error:  # noqa: BLE001 # Ray raises plain Exceptions where its processes start too slowly

@@ -56,14 +56,17 @@ def check_room(folder: Path, what_for: str, *, key: str, room_bytes: int) -> Non
     Raises:
         ConfigError: There is not.
     """
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    free = _free_bytes(there)
+    free = _free_bytes(folder)
     if free is None or free < room_bytes:
-        raise no_room(there, what_for, key=key)
+        raise no_room(folder, what_for, key=key)
 
 
 def _free_bytes(folder: Path) -> int | None:
-    """Return the room in a folder, 0 if it takes no file more; None if this process may not write to it."""
+    """Return the room in a folder, 0 if it takes no file more; None if this process may not write to it.
+
+    If there is no such folder yet, its parent counts.
+    """
+    folder = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
         return None
     state = os.statvfs(folder)
@@ -73,7 +76,7 @@ def _free_bytes(folder: Path) -> int | None:
 
 _NEAREST = {
     "TMPDIR": "make room there, or set TMPDIR to a folder that has some",
-    "RAY_TMPDIR": "make room there, or set RAY_TMPDIR to a folder with a short path that has some",
+    "RAY_TMPDIR": "make room there, or set RAY_TMPDIR to a folder with a short path that Ray can write to",
 }
 
 

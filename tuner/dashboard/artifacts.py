@@ -69,14 +69,14 @@ class StudyFiles:
         """Open a file for reading.
 
         Raises:
-            ArtifactNotFound: The file is not offered, or it no longer exists.
+            ArtifactNotFound: The file is not offered, no longer exists, or may not be read.
         """
         opened = self._opened.get(artifact_id)
         if opened is None:
             raise ArtifactNotFound(artifact_id)
         try:
             return opened()
-        except FileNotFoundError as error:
+        except (FileNotFoundError, PermissionError) as error:
             raise ArtifactNotFound(artifact_id) from error
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:

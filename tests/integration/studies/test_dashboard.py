@@ -480,8 +480,8 @@ def answers_of(config):
 
 
 def test_a_colleague_sees_the_pages_and_saves_no_note(file, capfd):
-    """Pages of a database that may not be written are served, and a note is refused by that reason; a request that fails
-    is one line on standard error.
+    """Pages of a database that may not be written, and whose logs may not be read, are served; a note is refused by
+    that reason, and a request that fails is one line on standard error.
     """
     with reachable_folder() as folder:
         copy = folder / "study.db"

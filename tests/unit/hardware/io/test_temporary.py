@@ -24,7 +24,9 @@ def test_a_full_folder_is_named_at_once(tmp_path, monkeypatch):
             (folder / "file").write_bytes(bytes(1000))
         with pytest.raises(ConfigError, match=words), temporary_folder("a copy"):
             pytest.fail("there is no room")
-        with pytest.raises(ConfigError, match=rf"RAY_TMPDIR = '{disk.folder}': has no room for Ray .*set RAY_TMPDIR"):
+        with pytest.raises(
+            ConfigError, match=rf"RAY_TMPDIR = '{disk.folder}/missing': has no room for Ray .*set RAY_TMPDIR"
+        ):
             check_room(disk.folder / "missing", "Ray", key="RAY_TMPDIR", room_bytes=1)
     finally:
         disk.close()
