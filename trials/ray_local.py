@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hardware.io.errors import ConfigError
+from hardware.io.temporary import check_room
 from trials import ray_keeper
 from trials.ray_cluster import first_line
 from trials.ray_helpers import without_helpers
@@ -27,6 +28,9 @@ from trials.ray_keeper import DISMISSED, GRACE_S, MARK
 
 OBJECT_STORE_BYTES = 100_000_000
 """Size of Ray's object store [bytes]. Trials exchange a few kilobytes, and Ray would reserve 30% of the memory."""
+
+RAY_ROOM_BYTES = 4 << 20
+"""Room that Ray needs in its folder [bytes]: it writes 0.2 MB of logs and tables at its start (measured)."""
 
 OWN_SESSION = "meshtune"
 """File in the folder of a session that tells that this program has begun it."""
@@ -73,6 +77,8 @@ def start_local_ray(num_cpus: int) -> bool:
         starts_left -= 1
         try:
             return _start(num_cpus)
+        except ConfigError:
+            raise
         except OSError as error:
             raise _does_not_start(error, "set RAY_TMPDIR to a folder with a short path that Ray can write to") from None
         except Exception as error:  # noqa: BLE001 # Ray raises plain Exceptions where its processes start too slowly
@@ -98,6 +104,7 @@ def _start(num_cpus: int) -> bool:
         ray = import_ray()
         if ray.is_initialized():
             return False
+        _check_room()
         _start_keepers(mark, str(Path(ray.__file__).parent))
         try:
             with without_helpers(ray):
@@ -115,6 +122,17 @@ def _start(num_cpus: int) -> bool:
     with contextlib.suppress(OSError):  # it serves `meshtune doctor` alone
         (Path(ray._private.worker._global_node.get_session_dir_path()) / OWN_SESSION).touch()
     return True
+
+
+def _check_room() -> None:
+    """Check that there is room in the folder in which Ray keeps its logs and sockets.
+
+    Raises:
+        ConfigError: There is not, where Ray would wait for its own processes for more than a minute.
+    """
+    key = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
+    folder = Path(os.environ.get(key, "/tmp"))  # noqa: S108 # Ray's own choice
+    check_room(folder, "Ray's logs and sockets", key=key, room_bytes=RAY_ROOM_BYTES)
 
 
 def stop_local_ray(ray: Any) -> None:

@@ -96,9 +96,8 @@ def _replace(out: Path, data: bytes, *, private: bool) -> None:
     try:
         _write(new_file(beside, private=private), data)
         beside.replace(out)
-    except OSError:
+    finally:  # after an interrupt, too
         beside.unlink(missing_ok=True)
-        raise
 
 
 def _write(descriptor: int, data: bytes) -> None:

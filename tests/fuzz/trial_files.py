@@ -16,12 +16,19 @@ from trials.command.kineto import UnreadableTraceError, read_trace
 from trials.command.log_pattern import LOG_PATTERNS, Reading, StepSize
 from trials.command.log_watch import Wanted, watch_log
 from trials.command.slurm.job_program import end_of
+from trials.command.slurm.nodes import read_nodes
 from trials.command.slurm.queue import QueueError, read_state
 from trials.command.trace_samples import find_samples
 from trials.ranks.contract import AbstractRanks
 from trials.ranks.messages import Exit, Told
+from tuner.watch.hosts import Node, Seat, take_seats
 
 STEP = StepSize(samples=256, tokens=256 * 4096, devices=64)
+
+NODES = (
+    b"NodeName=node01 Arch=x86_64 CPUTot=96 Gres=gpu:h100:8(S:0-1) NodeAddr=10.0.0.1 State=IDLE+DRAIN Reason=a b\n"
+    b"NodeName=node9 CPUTot=96 Gres=(null) State=MIXED Version=22.05.8\nNodeName=node10 CPUTot=8 State=IDLE\n",
+)
 
 JOBS = (
     b"JobId=2 JobName=j.sh JobState=FAILED Reason=NonZeroExitCode Restarts=0 ExitCode=3:0 TimeLimit=1-00:00:00 A=\n",
@@ -106,6 +113,14 @@ def _read_job(data: bytes, folder: Path) -> None:  # noqa: ARG001 # no file is r
     end_of("1", read_state(data.decode(errors="replace")), Path())
 
 
+def _read_nodes(data: bytes, folder: Path) -> None:  # noqa: ARG001 # no file is read
+    """As a watch reads what scontrol prints of the nodes."""
+    nodes = [
+        Node(name=one.name, identity="", devices=one.gpus or one.cpus) for one in read_nodes(data.decode()) if one.is_up
+    ]
+    take_seats((Seat(), Seat()), (8, 1), nodes)
+
+
 def _read_log(data: bytes, folder: Path) -> None:  # noqa: ARG001 # no file is read
     """As a host reads what a command prints, and its driver what is left of it."""
     text = data.decode(errors="replace")
@@ -134,6 +149,13 @@ def _read_packed(data: bytes, folder: Path) -> None:
 
 TARGETS = (
     Target(name="slurm", read=_read_job, mutation=of_lines, seeds=lambda: JOBS, refusals=(QueueError,)),
+    Target(
+        name="nodes of Slurm",
+        read=_read_nodes,
+        mutation=of_lines,
+        seeds=lambda: NODES,
+        refusals=(QueueError, UnicodeDecodeError),
+    ),
     Target(name="log", read=_read_log, mutation=of_lines, seeds=lambda: LOGS),
     Target(
         name="profile of a step",

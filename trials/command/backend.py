@@ -232,9 +232,13 @@ class CommandBackend(UserCommand, AbstractRankBackend):
         return job_plan(jobs, plan, num_hosts=len(hosts_of(self.cluster, config)))
 
     def kept_logs(self) -> dict[int, tuple[Path, ...]]:
-        """Return the whole logs in this machine's folder, in the order of their hosts, by the trial's number."""
+        """Return the whole logs in this machine's folder, in the order of their hosts, by the trial's number.
+
+        Whoever may not read the folder sees none.
+        """
         found: dict[int, dict[int, Path]] = {}
-        for path in self.logs.iterdir() if self.logs is not None and self.logs.is_dir() else ():
+        may_read = self.logs is not None and os.access(self.logs, os.R_OK | os.X_OK, effective_ids=True)
+        for path in self.logs.iterdir() if self.logs is not None and may_read and self.logs.is_dir() else ():
             match = LOG_FILE.fullmatch(path.name)
             if match and path.is_file():
                 found.setdefault(int(match[1]), {})[int(match[2])] = path

@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import hmac
 import secrets
+import selectors
 import socket
 import statistics
 import struct
@@ -28,6 +29,9 @@ MOST_S = 0.3
 TOKEN_BYTES = 16
 TOKEN_LIMIT_S = 1.0
 """Time that a connection has to show the token [s]."""
+
+MOST_GUESTS = 64
+"""Largest number of connections that may be open without having shown the token."""
 
 SENDER_LIMIT_S = 5.0
 """Time within which the sender has to reach the receiver, and its first byte to arrive [s]."""
@@ -63,7 +67,10 @@ def local_address(towards: str) -> str:
     Raises:
         OSError: There is no way to the other host, or no such host.
     """
-    family, kind, _, _, place = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
+    except ValueError as error:
+        raise OSError(f"{towards!r} is no name of a host: {error}") from None
     with socket.socket(family, kind) as one:
         one.connect(place)
         return str(one.getsockname()[0])
@@ -84,22 +91,17 @@ class Receiver:
 
     def __init__(self, address: str) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listening = socket.create_server((address, 0), family=family, backlog=4)
+        self._listening = socket.create_server((address, 0), family=family, backlog=MOST_GUESTS)
         self.port = int(self._listening.getsockname()[1])
 
     def receive(self, token: bytes) -> Arrived:
         """Receive the transfer of the sender that shows the token, and stop listening."""
-        until_s = time.monotonic() + SENDER_LIMIT_S
         with self._listening:
-            while True:
-                self._listening.settimeout(max(until_s - time.monotonic(), 1e-3))
-                try:
-                    connection, _ = self._listening.accept()
-                except OSError:
-                    return Arrived(rate_bytes_per_s=None, trouble=f"nothing arrived within {SENDER_LIMIT_S:g} s")
-                with connection:
-                    if _shows(connection, token):
-                        return _receive(connection)
+            connection = _find_sender(self._listening, token, time.monotonic() + SENDER_LIMIT_S)
+            if connection is None:
+                return Arrived(rate_bytes_per_s=None, trouble=f"nothing arrived within {SENDER_LIMIT_S:g} s")
+            with connection:
+                return _receive(connection)
 
     def close(self) -> None:
         """Stop listening."""
@@ -119,8 +121,8 @@ def send(address: str, port: int, token: bytes) -> str:
                     left -= connection.send(memoryview(block)[:left])
                 connection.shutdown(socket.SHUT_WR)
                 connection.recv(1)
-    except OSError as error:
-        return f"{address} cannot be reached: {error.strerror or error}"
+    except (OSError, ValueError) as error:  # ValueError: a name that no host can have, or a port that there is not
+        return f"{address} cannot be reached: {getattr(error, 'strerror', None) or error}"
     return ""
 
 
@@ -144,17 +146,73 @@ def _time_of(total: float, times_s: Sequence[float], totals: Sequence[int]) -> f
     return times_s[after - 1] + share * (times_s[after] - times_s[after - 1])
 
 
-def _shows(connection: socket.socket, token: bytes) -> bool:
-    """Return whether a connection begins with the token."""
-    shown, until_s = b"", time.monotonic() + TOKEN_LIMIT_S
-    with suppress(OSError):
-        while len(shown) < len(token) and time.monotonic() < until_s:
-            connection.settimeout(max(until_s - time.monotonic(), 1e-3))
-            more = connection.recv(len(token) - len(shown))
-            if not more:
-                break
-            shown += more
-    return hmac.compare_digest(shown, token)
+class _Guest:
+    """Connection that has not shown the whole token yet."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self.connection, self.shown, self.until_s = connection, b"", time.monotonic() + TOKEN_LIMIT_S
+
+    def read(self, token: bytes) -> bool | None:
+        """Read what has come; return whether it is the token, and None while that cannot be said."""
+        try:
+            more = self.connection.recv(len(token) - len(self.shown))
+        except BlockingIOError:
+            return None
+        except OSError:
+            return False
+        self.shown += more
+        if more and len(self.shown) < len(token):
+            return None
+        return hmac.compare_digest(self.shown, token)
+
+
+def _find_sender(listening: socket.socket, token: bytes, until_s: float) -> socket.socket | None:
+    """Return the first connection that begins with the token; None if there is none in time.
+
+    Connections are heard side by side: one that is silent keeps nobody waiting.
+    """
+    listening.setblocking(False)
+    guests: dict[socket.socket, _Guest] = {}
+    sender: socket.socket | None = None
+    with selectors.DefaultSelector() as selector:
+        selector.register(listening, selectors.EVENT_READ)
+        while sender is None and (now_s := time.monotonic()) < until_s:
+            ready = selector.select(min([until_s, *(guest.until_s for guest in guests.values())]) - now_s)
+            for one in [key.fileobj for key, _ in ready]:
+                if one is listening:
+                    _welcome(listening, guests, selector)
+                elif isinstance(one, socket.socket) and (is_sender := guests[one].read(token)) is not None:
+                    guests.pop(one)
+                    selector.unregister(one)
+                    if is_sender and sender is None:
+                        sender = one
+                    else:
+                        one.close()
+            for one in [one for one, guest in guests.items() if guest.until_s <= time.monotonic()]:
+                guests.pop(one)
+                selector.unregister(one)
+                one.close()
+    for one in guests:
+        one.close()
+    if sender is not None:
+        sender.setblocking(True)
+    return sender
+
+
+def _welcome(listening: socket.socket, guests: dict[socket.socket, _Guest], selector: selectors.BaseSelector) -> None:
+    """Accept a connection; if there are too many, the one that has been silent for longest makes room."""
+    try:
+        connection, _ = listening.accept()
+    except OSError:  # it is gone already
+        return
+    if len(guests) >= MOST_GUESTS:
+        oldest = next(iter(guests))
+        guests.pop(oldest)
+        selector.unregister(oldest)
+        oldest.close()
+    guests[connection] = _Guest(connection)
+    selector.register(connection, selectors.EVENT_READ)
 
 
 def _receive(connection: socket.socket) -> Arrived:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +13,7 @@ from typer import Argument, Option
 
 from hardware.io.errors import ConfigError
 from hardware.io.secret_texts import hide_words
+from hardware.io.temporary import temporary_folder
 from tuner.cli import completion as cli_completion
 from tuner.cli.init_capture import captured_import
 from tuner.cli.options import AsJson, with_options, write_file
@@ -249,8 +249,8 @@ def _init_own_step(
         raise ConfigError("must end in .yaml", key="--out", value=str(out))
     _check_free(out, force=force)
     text = own_study_text(world, factory, cluster=cluster, **counts)
-    with tempfile.TemporaryDirectory() as folder:
-        trial = Path(folder) / "study.yaml"
+    with temporary_folder("checking the study") as folder:
+        trial = folder / "study.yaml"
         trial.write_text(text, encoding="utf-8")
         try:
             plans = load_study(trial).own_step
@@ -315,10 +315,10 @@ def _write(imported: Imported, added: Added, file: Path, out: Path, *, force: bo
     made = new_study(imported, added, file=file, folder=out.parent)
     if made.model_file:
         _check_free(out.parent / made.model_file, force=force)
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder("checking the study") as folder:
         # Load the same texts from a temporary folder first, so that no unloadable file is left behind.
-        trial = Path(folder) / "study.yaml"
-        beside = Path(folder) / "model.yaml"
+        trial = folder / "study.yaml"
+        beside = folder / "model.yaml"
         beside.write_text(made.model_text, encoding="utf-8")
         checked = new_study(imported, added, file=file, folder=trial.parent, model_at=str(beside))
         trial.write_text(checked.text, encoding="utf-8")

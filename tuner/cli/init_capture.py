@@ -13,6 +13,7 @@ import typer
 
 from hardware.io.errors import ConfigError
 from hardware.io.secret_texts import hide_words
+from hardware.io.temporary import check_temporary
 from tuner.terminal.console import printable
 
 if TYPE_CHECKING:  # the second loads numpy
@@ -50,6 +51,7 @@ def captured_import(command: Sequence[str], *, yes: bool, unconfined: bool) -> t
     typer.echo(_explanation(command, LIMIT_S), err=True)
     if not yes and not (sys.stdin.isatty() and typer.confirm("Run it?", err=True)):
         raise ConfigError("runs your script, and was not confirmed", key="--capture", nearest="--yes confirms it")
+    check_temporary("the script's scratch folder")
     captured = _captured(command, yes=yes, unconfined=unconfined)
     try:
         imported = import_captured(captured)

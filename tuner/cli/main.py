@@ -77,6 +77,7 @@ from tuner.terminal.console import (
     throughput_in_words,
     warn,
 )
+from tuner.terminal.event_lines import EventLines
 from tuner.terminal.streams import lossy_streams
 
 if TYPE_CHECKING:  # these load numpy, Optuna and Ray
@@ -104,6 +105,8 @@ def main() -> NoReturn:
     try:
         with lossy_streams() as lost:
             status = _status_of_app()
+            if isinstance(sys.stderr, EventLines):
+                sys.stderr.finish()
             if problem := lost():
                 _complain(problem)
                 status = status or OUTPUT_LOST
@@ -275,13 +278,19 @@ def run(
     """
     if log_format not in ("text", "json"):
         raise ConfigError("is no format", key="--log-format", value=log_format, nearest="text or json")
+    lines = EventLines(sys.stderr) if log_format == "json" else None
+    if lines is not None:
+        sys.stderr = lines  # `main` puts it back
     if metrics is not None:
         check_out(metrics, "--metrics")
         check_place(metrics, "--metrics")
     changes = list(overrides or [])
     changes += [f"search.max_trials={whole_number('--trials', trials, 1)}"] if trials is not None else []
     changes += [f"search.seed={whole_number('--seed', seed, 0)}"] if seed is not None else []
-    config = with_plans(load(study, changes, storage), runs=True)
+    config = load(study, changes, storage)
+    if lines is not None:
+        lines.study = config.name
+    config = with_plans(config, runs=True)
 
     # Import after reading the study: loading Optuna takes seconds, and mistakes should be told at once.
     from tuner.run.following import run_following

@@ -10,6 +10,7 @@ import typer
 from typer import Argument, Option
 
 from hardware.io.errors import ConfigError
+from hardware.io.output_file import check_place, write_output
 from tuner.cli.options import FOUND_NOTHING, AsJson, check_out, number, whole_number
 from tuner.cli.place_operators import place_graphs
 from tuner.terminal.console import print_json, print_table, printable
@@ -57,6 +58,7 @@ def place(
     limit_s, share = number("--time-limit", time_limit, above_zero=True), number("--gap", gap)
     if trace is not None:
         check_out(trace, "--trace")
+        check_place(trace, "--trace")
 
     from hardware.io.config_file import read_mapping
 
@@ -70,7 +72,6 @@ def place(
     if num_workers > 1:
         raise ConfigError("is for files of operators; modules are placed by one", key="--workers", value=workers)
 
-    from hardware.io.output_file import write_output
     from tuner.place.placing import place_file, placed_json
     from tuner.place.timeline import chrome_trace
 
@@ -83,7 +84,7 @@ def place(
         on_progress=lambda line: typer.echo(line, err=True),
     )
     if trace is not None and answer.state is not None:
-        write_output(trace, chrome_trace(answer.problem, answer.state) + "\n")
+        write_output(trace, chrome_trace(answer.problem, answer.state) + "\n", option="--trace")
     if as_json:
         print_json(placed_json(answer, exported))
     elif exported is not None:

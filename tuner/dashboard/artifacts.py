@@ -71,14 +71,14 @@ class StudyFiles:
         """Open a file for reading.
 
         Raises:
-            ArtifactNotFound: The file is not offered, or it is no longer a file.
+            ArtifactNotFound: The file is not offered, is no longer a file, or may not be read.
         """
         opened = self._opened.get(artifact_id)
         if opened is None:
             raise ArtifactNotFound(artifact_id)
         try:
             return opened()
-        except ConfigError as error:
+        except (ConfigError, PermissionError) as error:
             raise ArtifactNotFound(artifact_id) from error
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:

@@ -12,6 +12,7 @@ import errno
 import io
 import ipaddress
 import json
+import logging
 import re
 import socket
 from collections.abc import Callable, Iterable, Mapping
@@ -22,12 +23,15 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import optuna
 
-from hardware.io.errors import ConfigError
+from hardware.io.errors import ConfigError, shorten
 from tuner.dashboard.artifacts import StudyFiles
 from tuner.dashboard.view import StudyView
 from tuner.run.studies import stored_study
-from tuner.storage.opening import load_study, open_store
+from tuner.storage.looking import may_write
+from tuner.storage.opening import load_study, open_to_look
 from tuner.study_file.config import StudyConfig
+from tuner.study_file.storage_url import storage_file
+from tuner.terminal.console import printable, say
 
 PORT = 8080
 """Default port of optuna-dashboard."""
@@ -37,6 +41,7 @@ LOOPBACK = "127.0.0.1"
 _NOTE = re.compile(r"/api/studies/\d+(/\d+)?/note")
 _REFUSED = "meshtune dashboard only shows studies and saves notes; it changes nothing else"
 _NOT_A_NOTE = 'a note is {"version": NUMBER, "body": TEXT} as application/json, of at most 1 MB'
+_ONLY_READ = "you may read this study and not write it, so that notes cannot be saved"
 _ELSEWHERE = "meshtune dashboard saves notes from its own pages only"
 _NOT_HERE = "meshtune dashboard does not accept this host name; use localhost, an IP address or --host NAME"
 
@@ -104,13 +109,17 @@ def dashboard_server(config: StudyConfig, place: Place) -> DashboardServer:
         ) from None
     stored_study(config)
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # its plots warn about every degree that never varied
-    storage = open_store(config.storage).storage
-    study = load_study(storage, config.name)
-    assert study is not None, "the study was there a moment ago"
+    storage = open_to_look(config.storage)
+    study = None if storage is None else load_study(storage, config.name)
+    assert storage is not None, "the study was there a moment ago"
+    assert study is not None, "as above"
     files = StudyFiles(config)
     view = StudyView(storage, study, config, files)
     server = _listen(place)
-    server.set_app(_check_host(place.host, _allow_only_notes(wsgi(view, artifact_store=files))))
+    logging.getLogger("optuna_dashboard").addHandler(logging.NullHandler())  # failures are told in one line below
+    logging.getLogger("optuna_dashboard").propagate = False
+    pages = _allow_only_notes(wsgi(view, artifact_store=files), lambda: _may_write(config.storage))
+    server.set_app(_check_host(place.host, _tell_failures(pages)))
     address = server.server_address[0]
     shown = f"[{place.host}]" if ":" in place.host else place.host
     url = f"http://{shown}:{server.server_port}"
@@ -167,7 +176,31 @@ def _bad_host(host: str) -> ConfigError:
     return ConfigError("is no address of this machine", key="--host", value=host, nearest=f"--host {LOOPBACK}")
 
 
-def _allow_only_notes(app: App) -> App:
+def _may_write(url: str) -> bool:
+    file = storage_file(url)
+    return file is None or not file.is_file() or may_write(file)
+
+
+def _tell_failures(app: App) -> App:
+    """Print one line on standard error for each request that fails, in place of a traceback."""
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        errors = io.StringIO()
+
+        def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
+            if status.startswith("500"):
+                why = errors.getvalue().strip().rpartition("\n")[2]
+                asked = f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}"
+                say(f"meshtune: {printable(shorten(f'{asked} failed. {why}', 300))}", err=True)
+            return start_response(status, headers, *rest)
+
+        # optuna-dashboard fails where a program names no encoding
+        return app({"HTTP_ACCEPT_ENCODING": "", **environ, "wsgi.errors": errors}, start)
+
+    return answer
+
+
+def _allow_only_notes(app: App, may_save: Callable[[], bool]) -> App:
     """Restrict the application to reading, and to writing notes from its own pages."""
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -182,6 +215,8 @@ def _allow_only_notes(app: App) -> App:
                 reason = _ELSEWHERE
             elif note is None:
                 status, reason = "400 Bad Request", _NOT_A_NOTE
+            elif not may_save():
+                reason = _ONLY_READ
             else:
                 return app({**environ, "wsgi.input": io.BytesIO(note)}, start_response)
         start_response(status, [("Content-Type", "application/json")])

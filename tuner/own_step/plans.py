@@ -208,7 +208,11 @@ class OwnStepPlans:
         from costmodels.sharding.plan import Plan, violations  # noqa: PLC0415 # see the imports above
 
         for name, kept in stored.items():
-            if not name.isdigit() or int(name) not in self.degrees or int(name) in self._meshes:
+            if (
+                not (name.isascii() and name.isdigit() and len(name) < 10)
+                or int(name) not in self.degrees
+                or int(name) in self._meshes
+            ):
                 continue
             mesh = self._mesh(int(name))
             dp, tp = mesh.sizes

@@ -15,6 +15,7 @@ from hardware.io.errors import shown_url
 from trials.ray_leftovers import left_processes
 from tuner.run.driver import DRIVER, is_held
 from tuner.storage.integrity import trouble_of_storage
+from tuner.storage.looking import NoRightsError
 from tuner.storage.opening import find_study
 from tuner.study_file.config import StudyConfig
 
@@ -24,7 +25,7 @@ class Finding:
     """Damage or leftover, with advice.
 
     Attributes:
-        what: Kind of finding: `storage`, `claim`, `trials` or `processes`.
+        what: Kind of finding: `rights`, `storage`, `claim`, `trials` or `processes`.
         found: Sentence on the finding.
         advice: Sentence on what to do about it.
     """
@@ -40,7 +41,12 @@ def findings_of_study(config: StudyConfig) -> Iterator[Finding]:
     Raises:
         ConfigError: The storage cannot be opened although its file is sound.
     """
-    if trouble := trouble_of_storage(config.storage):
+    try:
+        trouble = trouble_of_storage(config.storage)
+    except NoRightsError as error:
+        yield Finding(what="rights", found=f"{shown_url(config.storage)}: {error}", advice=error.advice)
+        return
+    if trouble:
         yield Finding(
             what="storage",
             found=f"{shown_url(config.storage)}: {trouble}",

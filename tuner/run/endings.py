@@ -22,6 +22,10 @@ class TakenOverError(ConfigError):
     """Study that another process has taken over while this one ran it."""
 
 
+def ignore_signal() -> None:
+    """Do nothing, for commands that say nothing when a signal comes."""
+
+
 @contextmanager
 def ending_signals(on_signal: Callable[[], None]) -> Iterator[Callable[[], bool]]:
     """Raise KeyboardInterrupt in the block at each signal that ends a run, after calling `on_signal`.

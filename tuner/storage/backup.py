@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from hardware.io.errors import ConfigError, shown_url
 from tuner.storage.integrity import trouble_of_journal, trouble_of_sqlite
+from tuner.storage.looking import NoRightsError, check_readable, look_at
 from tuner.study_file.storage_url import is_journal, storage_file
 
 PG_DUMP = "pg_dump --format=custom --file=TARGET URL makes one, and pg_restore reads it"
+
+_ENDS = ("", "-journal", "-wal", "-shm")
+"""Ends of the names of all files that SQLite may make of a database."""
 
 
 def back_up(url: str, target: Path) -> Path:
@@ -32,37 +39,56 @@ def back_up(url: str, target: Path) -> Path:
         raise ConfigError("does not exist", key="storage", value=shown_url(url))
     if target.exists() or target.is_symlink():
         raise ConfigError("exists already", key="TARGET", value=str(target), nearest="name a file that does not exist")
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
     copy, trouble_of = (_copy_journal, trouble_of_journal) if is_journal(url) else (_copy_sqlite, trouble_of_sqlite)
     try:
-        copy(file, beside)
-        trouble = trouble_of(beside)
-        if not trouble:
-            # a link, unlike a renaming, never replaces a file that somebody has made meanwhile
-            os.link(beside, target)
+        with _new_file_beside(target) as beside:
+            copy(file, beside)
+            trouble = trouble_of(beside)
+            if not trouble:
+                # a link, unlike a renaming, never replaces a file that somebody has made meanwhile
+                os.link(beside, target)
+    except NoRightsError as error:
+        raise ConfigError(str(error), key="storage", value=shown_url(url), nearest=error.advice) from None
     except OSError as error:
-        rule = f"cannot be written ({error.strerror})"
-        raise ConfigError(rule, key="TARGET", value=str(target)) from None
+        raise _unwritable(target, error.strerror or str(error)) from None
     except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            raise _unwritable(target, os.strerror(errno.ENOSPC)) from None
         raise ConfigError(f"cannot be copied ({error})", key="storage", value=shown_url(url)) from None
-    finally:
-        beside.unlink(missing_ok=True)
     if trouble:
         raise ConfigError(f"is damaged, and so is a copy ({trouble})", key="storage", value=shown_url(url))
     return target.absolute()
 
 
+def _unwritable(target: Path, why: str) -> ConfigError:
+    try:
+        free = f"; {shutil.disk_usage(target.parent).free / 2**20:.1f} MiB are free there"
+    except OSError:
+        free = ""
+    return ConfigError(f"cannot be written ({why}{free})", key="TARGET", value=str(target))
+
+
+@contextmanager
+def _new_file_beside(target: Path) -> Iterator[Path]:
+    """Create an empty file in the folder of the target; nothing of it is left after the block."""
+    beside = target.with_name(f".{os.getpid()}.partial")  # a name as long as the target's might become too long
+    os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    try:
+        yield beside
+    finally:
+        for end in _ENDS:
+            beside.with_name(beside.name + end).unlink(missing_ok=True)
+
+
 def _copy_sqlite(source: Path, target: Path) -> None:
-    with (
-        closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as database,
-        closing(sqlite3.connect(target)) as copy,
-    ):
+    with closing(look_at(source)) as database, closing(sqlite3.connect(target)) as copy:
         database.backup(copy)
         copy.execute("PRAGMA journal_mode=DELETE")  # all in one file
     _flush(target)
 
 
 def _copy_journal(source: Path, target: Path) -> None:
+    check_readable(source)
     data = source.read_bytes()
     target.write_bytes(data[: data.rfind(b"\n") + 1])
     _flush(target)

@@ -8,23 +8,29 @@ from contextlib import closing
 from pathlib import Path
 
 from hardware.io.errors import shorten
+from tuner.storage.looking import check_readable, look_at
 from tuner.study_file.storage_url import is_journal, storage_file
 
 
 def trouble_of_storage(url: str) -> str:
-    """Return what is wrong with the file of a storage; empty if nothing is, or if a server keeps it."""
+    """Return what is wrong with the file of a storage; empty if nothing is, or if a server keeps it.
+
+    Raises:
+        NoRightsError: The file may not be read, which is no damage.
+    """
     file = storage_file(url)
     if file is None:
         return ""
     if not file.is_file():
         return "there is no such file"
+    check_readable(file)
     return trouble_of_journal(file) if is_journal(url) else trouble_of_sqlite(file)
 
 
 def trouble_of_sqlite(file: Path) -> str:
     """Return the first damage that SQLite finds in a database, or the first row that refers to none; empty if none."""
     try:
-        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        with closing(look_at(file)) as database:
             (found,) = database.execute("PRAGMA integrity_check(1)").fetchone()
             if found != "ok":
                 return shorten(" ".join(str(found).split()), 200)

@@ -13,6 +13,7 @@ from optuna.storages import JournalStorage
 from sqlalchemy import Connection, MetaData, and_, create_engine, delete, insert
 
 from tuner.storage.journal_file import NOTHING, SET_STUDY_ATTRIBUTE, JournalFile, foreign_entries, rows_in
+from tuner.storage.looking import check_readable
 from tuner.storage.own_file import OwnFile
 from tuner.storage.store import AbstractStore, Condition, OvertakenError, Rows
 
@@ -87,9 +88,17 @@ class JournalStore(AbstractStore):
         """Do nothing, as the contract allows; no file is open between two calls."""
 
 
+def journal_to_look_at(path: Path) -> JournalStorage:
+    """Open the studies of an existing journal, which need not be writable; reading takes no lock."""
+    check_readable(path)
+    with foreign_entries(path):
+        return JournalStorage(JournalFile(path))
+
+
 @contextmanager
 def rows_of_journal(path: Path, metadata: MetaData) -> Iterator[Connection]:
     """Read the rows of an existing journal into a database in memory."""
+    check_readable(path)
     engine = create_engine("sqlite://")
     try:
         with engine.begin() as connection:

@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,16 @@ from urllib.parse import unquote, unquote_plus
 import optuna
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, RDBStorage
-from sqlalchemy import Connection, Engine, MetaData, create_engine, event
+from sqlalchemy import Connection, Engine, MetaData, QueuePool, create_engine, event, inspect
 from sqlalchemy import text as statement
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, DisconnectionError, IntegrityError, SQLAlchemyError
 
 from hardware.io.errors import ConfigError, shorten, shown_url
 from trials.ray_job import check_outlives_job
 from tuner.storage.journal_file import JournalError
-from tuner.storage.journal_store import JournalStore, rows_of_journal
+from tuner.storage.journal_store import JournalStore, journal_to_look_at, rows_of_journal
+from tuner.storage.looking import NoRightsError, check_writable, is_outdated, look_at, may_write
 from tuner.storage.own_file import GoneError, OwnFile
 from tuner.storage.sql_store import SqlStore
 from tuner.storage.store import AbstractStore, BrokenOffError
@@ -77,8 +78,12 @@ def open_store(url: str) -> AbstractStore:
             written.
     """
     _check_outlives(url)
+    file = storage_file(url)
+    with storage_errors(url):
+        if file is not None and file.is_file():
+            check_writable(file)
     if not is_journal(url):
-        storage, file = open_database(url), storage_file(url)
+        storage = open_database(url)
         return SqlStore(storage, OwnFile(file) if file is not None and file.is_file() else None)
     with storage_errors(url):
         return JournalStore(storage_file(url) or Path())
@@ -97,7 +102,7 @@ def open_database(url: str) -> RDBStorage:
     with storage_errors(url):
         parsed = _parse(url)
         if (file := storage_file(url)) is not None and file.is_file():
-            with _engine(parsed) as engine:
+            with _engine(parsed, file) as engine:
                 _check_tables(engine, url)
         storage = _create(parsed, _connect_args(parsed))
         if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):
@@ -121,21 +126,28 @@ def reading(url: str, metadata: MetaData) -> Iterator[Connection]:
             with rows_of_journal(storage_file(url) or Path(), metadata) as connection:
                 yield connection
             return
-        parsed = _parse(url)
-        with _engine(parsed) as engine:
+        with _engine(_parse(url), storage_file(url)) as engine:
             _check_tables(engine, url)
             with engine.connect() as connection:
                 yield connection
 
 
 @contextmanager
-def _engine(parsed: URL) -> Iterator[Engine]:
-    """Open an engine for reading."""
-    engine = create_engine(parsed, connect_args=_connect_args(parsed))
+def _engine(parsed: URL, file: Path | None) -> Iterator[Engine]:
+    """Open an engine for reading; `file` is that of the database, if it has one."""
+    if file is not None and file.is_file():
+        engine = create_engine("sqlite://", **_looking(file))
+    else:
+        engine = create_engine(parsed, connect_args=_connect_args(parsed))
     try:
         yield engine
     finally:
         engine.dispose()
+
+
+def _looking(file: Path) -> dict[str, Any]:
+    """Return the options of an engine that only reads a file."""
+    return {"creator": lambda: look_at(file), "poolclass": QueuePool}
 
 
 def _check_tables(engine: Engine, url: str) -> None:
@@ -243,6 +255,8 @@ def storage_errors(url: str) -> Iterator[None]:
         raise UnusableStorageError(
             str(error), url, f"make room there, and {NOTHING_IS_LOST}" if full else None
         ) from None
+    except NoRightsError as error:
+        raise UnusableStorageError(str(error), url, error.advice) from None
     except GoneError as error:
         raise UnusableStorageError(str(error), url, None) from None
     except UnicodeDecodeError:  # from where SQLite reads what is no database any more
@@ -292,13 +306,13 @@ def find_study(url: str, name: str) -> optuna.Study | None:
     """Return the study of that name, or None if there is none; looking for it never creates a database.
 
     Raises:
-        ConfigError: The store cannot be opened; see `open_store`.
+        ConfigError: The storage cannot be read; see `open_to_look`.
     """
     with storage_errors(url):
         _check_outlives(url)
-        if not _may_hold_studies(url):
+        storage = open_to_look(url) if _may_hold_studies(url) else None
+        if storage is None:
             return None
-        storage = open_store(url).storage
         with foreign_values(url):
             study = load_study(storage, name)
             if study is not None:
@@ -306,8 +320,35 @@ def find_study(url: str, name: str) -> optuna.Study | None:
         return study
 
 
-_UNREADABLE = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""Errors over rows that somebody's hand or damage has left."""
+def open_to_look(url: str) -> BaseStorage | None:
+    """Open an existing storage for looking, without the right to write it if need be; None if it has no studies.
+
+    Raises:
+        ConfigError: The storage cannot be read.
+    """
+    file = storage_file(url)
+    with storage_errors(url):
+        if is_journal(url):
+            return journal_to_look_at(file or Path())
+        if file is None or not file.is_file() or may_write(file):
+            return open_store(url).storage
+        with _engine(_parse(url), file) as engine:
+            _check_tables(engine, url)
+            if not inspect(engine).has_table("studies"):
+                return None
+        storage = RDBStorage("sqlite://", engine_kwargs=_looking(file), skip_table_creation=True)
+        event.listen(storage.engine, "checkout", _renew_copies(file))
+        return storage
+
+
+def _renew_copies(file: Path) -> Callable[[object, object, object], None]:
+    """Return the function that makes a pool connect again where a copy of the database is outdated."""
+
+    def check_out(connection: object, _record: object, _proxy: object) -> None:
+        if is_outdated(connection, file):
+            raise DisconnectionError
+
+    return check_out
 
 
 @contextmanager

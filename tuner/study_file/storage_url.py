@@ -117,10 +117,36 @@ def check_storage(url: str, key: str = "storage") -> None:
             nearest="for example sqlite:///meshtune.db, postgresql://user@host/name or journal:////shared/study.log",
         )
     file = storage_file(url)
+    if file is None:
+        return
     try:
-        if file is not None:
-            file.exists()
+        file.exists()
     except OSError as error:
         raise ConfigError(
             f"names no file that there can be ({error.strerror})", key=key, value=shown_url(url)
         ) from None
+    _check_length(file, url, key)
+
+
+MOST_PATH_BYTES = {"sqlite": 504, "journal": 4_000}
+"""Longest absolute path of each kind of file: SQLite's limit of 512, and Linux's of 4,096, less the ends of names."""
+
+MOST_NAME_BYTES = {"sqlite": 247, "journal": 207}
+"""Longest name of each kind of file: file systems' limit of 255, less `-journal`, or less what a lock's name adds."""
+
+
+def _check_length(file: Path, url: str, key: str) -> None:
+    """Check that the files that are made beside a storage's can have their names too."""
+    kind = "journal" if is_journal(url) else "sqlite"
+    for what, text, most in (
+        ("path", os.path.abspath(file), MOST_PATH_BYTES[kind]),  # noqa: PTH100 # links stay: SQLite counts what it was given
+        ("name", file.name, MOST_NAME_BYTES[kind]),
+    ):
+        length = len(os.fsencode(text))
+        if length > most:
+            raise ConfigError(
+                f"its file's {what} has {length} bytes, and may have {most}: files beside it have longer ones",
+                key=key,
+                value=shown_url(url),
+                nearest=f"give it a shorter {what}",
+            )

@@ -19,7 +19,8 @@ class EventLog:
     """Writer of a run's events.
 
     Every event has `time_s`, seconds since the epoch, `event` and `study`. Events are `opening` (the first trial),
-    `note`, `trial` (one has ended), `state` (after trials, and at least once a minute), `interrupted` and `end`.
+    `note`, `trial` (one has ended), `state` (after trials, and at least once a minute), `interrupted`, `warning` and
+    `end`; whatever else is printed is `message` (see `EventLines`).
     """
 
     def __init__(

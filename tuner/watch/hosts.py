@@ -261,4 +261,5 @@ def _suits(node: Node, need: int) -> bool:
 
 def _in_order(name: str) -> list[tuple[int, str]]:
     """Return a key that sorts node9 before node10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)]
+    parts = re.split(r"0*([0-9]+)", name)  # every second one is a number, which may have more digits than `int` reads
+    return [(len(part), part) if at % 2 else (-1, part) for at, part in enumerate(parts)]

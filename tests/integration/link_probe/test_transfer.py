@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from contextlib import ExitStack, closing, suppress
 
 import pytest
 
@@ -87,6 +88,50 @@ def test_a_stranger_is_turned_away(receiver, monkeypatch, shown):
     assert left == b""
     assert told == [""]
     assert arrived.rate_bytes_per_s > 0
+
+
+def join(crowd, receiver, shown):
+    """Open as many connections to a receiver as it takes at once, at most 60, and show the same on each."""
+    for _ in range(60):
+        with suppress(TimeoutError):
+            crowd.enter_context(socket.create_connection((LOOPBACK, receiver.port), timeout=0.05)).sendall(shown)
+
+
+@pytest.mark.parametrize("shown", [b"", b"x", b"GET / HTTP/1.1\r\n\r\n"], ids=["silent", "slow", "talking"])
+def test_a_crowd_of_strangers_keeps_nobody_waiting(receiver, monkeypatch, shown):
+    """However many connections stand open without the token, the sender that has it is heard at once; without one the
+    receiver ends in time, and closes them all.
+    """
+    monkeypatch.setattr(transfer, "SENDER_LIMIT_S", 2.0)
+    with ExitStack() as crowd:
+        join(crowd, receiver, shown)
+        token = make_token()
+        began_s = time.monotonic()
+        thread, told = sending(receiver, token)
+        arrived = receiver.receive(token)
+        lasted_s = time.monotonic() - began_s
+        thread.join(30)
+        other = crowd.enter_context(closing(Receiver(LOOPBACK)))
+        join(crowd, other, shown)
+        began_s = time.monotonic()
+        nothing = other.receive(make_token())
+        waited_s = time.monotonic() - began_s
+
+    assert told == [""]
+    assert arrived.rate_bytes_per_s > 0
+    assert lasted_s < MOST_S + 1.5
+    assert "nothing arrived" in nothing.trouble
+    assert waited_s < 3.0
+
+
+@pytest.mark.parametrize(
+    "name", ["a" * 70, "a..b", "x\0y", "-oProxyCommand=touch /tmp/x", "host\nother", "\u2603" * 80, ""]
+)
+def test_a_name_that_no_host_has_is_a_trouble(name):
+    """A hostile name of a host is one sentence for the sender and the receiver, and no exception of another kind."""
+    assert "cannot be reached" in send(name, 9, make_token()) or name == ""
+    with suppress(OSError):
+        local_address(name)
 
 
 def test_nobody_sends(receiver, monkeypatch):

@@ -3,9 +3,12 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from tests.chaos.disk import SmallDisk, why_no_disk
 
 PROGRAM = """
 import os
@@ -39,3 +42,19 @@ def test_a_folder_for_rays_files_is_asked_for():
 
     assert "/proc/nowhere" in told.stderr
     assert "set RAY_TMPDIR to a folder with a short path that Ray can write to" in told.stderr
+
+
+@pytest.mark.skipif(bool(why_no_disk()), reason="needs a small disk")
+@pytest.mark.parametrize("variable", ["TMPDIR", "RAY_TMPDIR"])
+def test_a_full_folder_for_rays_files_is_told_at_once(tmp_path, variable):
+    """Where Ray would wait for its processes for more than a minute, the message names the full folder and its room."""
+    disk = SmallDisk(tmp_path / "disk")
+    try:
+        disk.fill()
+        began_s = time.monotonic()
+        told = run(**{variable: str(disk.folder)})
+    finally:
+        disk.close()
+
+    assert f"{variable} = '{disk.folder}': has no room for Ray's logs and sockets (0.0 MiB are free)" in told.stderr
+    assert time.monotonic() - began_s < 45

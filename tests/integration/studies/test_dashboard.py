@@ -19,6 +19,7 @@ import pytest
 
 from tests.support.browser import rendered_dom
 from tests.support.listening_sockets import listening_at
+from tests.support.programs.rights import reachable_folder, read_only, without_roots_rights
 from tests.support.studies.commanded_study import run_here, write_study
 from tests.support.studies.served_study import Served, serving
 from tuner.dashboard import Place, dashboard_server
@@ -447,3 +448,57 @@ def test_columns_are_kept_apart():
         "| :--- | :--- |",
         "| 1\N{EM SPACE} | 2\N{EM SPACE} |",
     ]
+
+
+def ask_plainly(address, method, path, body=b""):
+    """Status and content of an answer to a program that names no encoding."""
+    with closing(http.client.HTTPConnection(address, timeout=30)) as connection:
+        connection.putrequest(method, path, skip_accept_encoding=True)
+        connection.putheader("Content-Type", "application/json")
+        connection.putheader("Content-Length", str(len(body)))
+        connection.endheaders(body)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+
+def answers_of(config):
+    """Answers of a study's pages: its trials, a note, a file outside, and a request that makes them fail."""
+    opened = dashboard_server(config, Place(port=0))
+    thread = Thread(target=opened.serve, daemon=True)
+    thread.start()
+    ask = functools.partial(ask_plainly, opened.url.split("/")[2])
+    study = f"/api/studies/{opened.study_url.split('/')[-2]}"
+    found = [
+        ask("GET", study),
+        ask("PUT", f"{study}/note", b'{"version": 1, "body": "x"}'),
+        ask("GET", "/static/..%2f..%2f..%2fetc%2fpasswd"),
+        ask("GET", f"{study}?after=x"),
+    ]
+    opened.server.shutdown()
+    thread.join(30)
+    return found
+
+
+def test_a_colleague_sees_the_pages_and_saves_no_note(file, capfd):
+    """Pages of a database that may not be written, and whose logs may not be read, are served; a note is refused by
+    that reason, and a request that fails is one line on standard error.
+    """
+    with reachable_folder() as folder:
+        copy = folder / "study.db"
+        source = sqlite3.connect(load_study(file).storage.removeprefix("sqlite:///"))
+        with closing(source), closing(sqlite3.connect(copy)) as target:
+            source.backup(target)
+        config = load_study(file, storage=f"sqlite:///{copy}")
+        answers_of(config)  # what is imported late is imported with root's rights
+        capfd.readouterr()
+        with read_only(folder), without_roots_rights():
+            page, note, outside, failed = answers_of(config)
+
+    assert (page[0], len(json.loads(page[1])["trials"])) == (200, TRIALS)
+    assert note[0] == 403
+    assert "may read this study and not write it" in json.loads(note[1])["reason"]
+    assert outside[0] in (403, 404)
+    assert b"root:" not in outside[1]
+    assert failed[0] == 500
+    (told,) = capfd.readouterr().err.splitlines()
+    assert re.fullmatch(r"meshtune: GET /api/studies/\d+ failed\. .*", told)

@@ -9,6 +9,7 @@ import os
 import re
 from dataclasses import dataclass
 
+from hardware.io.errors import quote_value
 from trials.command.slurm.queue import QueueError, ask_slurm
 
 GONE = frozenset(
@@ -21,6 +22,9 @@ GONE = frozenset(
 """States, and flags behind them, of nodes on which no job should run. An administrator drains a node to take it out."""
 
 _FIELD = re.compile(r"(?:^| )(NodeName|NodeAddr|State|Gres|CPUTot|Reason)=(\S*)")
+_LIST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,\[\]-]{0,99999}")
+"""Names of nodes, joined by commas, with ranges in brackets (scontrol's manual page, `show hostnames`)."""
+
 _GPUS = re.compile(r"gpu(?::[^:(]+)?:([0-9]{1,6})")
 
 
@@ -54,7 +58,10 @@ def slurm_nodes(names: str | None = None) -> tuple[SlurmNode, ...]:
     Raises:
         QueueError: The controller does not answer, or knows no such node.
     """
-    wanted = names or os.environ.get("SLURM_JOB_NODELIST")
+    wanted = os.environ.get("SLURM_JOB_NODELIST") or None if names is None else names
+    if wanted is not None and not _LIST.fullmatch(wanted):
+        # scontrol would take what begins with a dash for one of its options
+        raise QueueError(f"{quote_value(wanted)} is no list of nodes, such as node[01-08]")
     try:
         return read_nodes(ask_slurm(["scontrol", "show", "node", "--oneliner", *([wanted] if wanted else [])]))
     except QueueError as error:
@@ -74,14 +81,14 @@ def read_nodes(text: str) -> tuple[SlurmNode, ...]:
         fields: dict[str, str] = {}
         for name, value in _FIELD.findall(line):
             fields.setdefault(name, value)
-        if "NodeName" in fields and "State" in fields:
+        if fields.get("NodeName") and "State" in fields:
             gres = [int(count) for count in _GPUS.findall(fields.get("Gres", ""))]
             cpus = fields.get("CPUTot", "")
             found.append(
                 SlurmNode(
                     name=fields["NodeName"],
                     state=fields["State"],
-                    cpus=int(cpus) if cpus.isdigit() else 0,
+                    cpus=int(cpus) if re.fullmatch("[0-9]{1,9}", cpus) else 0,
                     gpus=sum(gres) if gres else None,
                     address=fields.get("NodeAddr", fields["NodeName"]),
                 )

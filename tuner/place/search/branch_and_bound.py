@@ -38,17 +38,26 @@ class Node(NamedTuple):
 class PlacementSearch(AbstractProblem[Node, State]):
     """The placement problem for branch and bound."""
 
-    def __init__(self, problem: PlacementProblem, *, bonds: Bonds | None = None, known: Sequence[State] = ()) -> None:
+    def __init__(
+        self,
+        problem: PlacementProblem,
+        *,
+        bonds: Bonds | None = None,
+        known: Sequence[State] = (),
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Keep the tables.
 
         Args:
             problem: Tables of the workload.
             bonds: What is settled beforehand; None for nothing.
             known: Complete placements that the first answer must not be worse than.
+            is_over: Function that tells whether the time is spent. Without a known placement one is found all the same.
         """
         self.problem = problem
         self._bonds = bonds or bonds_of(problem, {})
         self._known = tuple(known)
+        self._is_over = is_over if known else lambda: False
         self._bounds = Bounds(problem, self._bonds)
 
     def root(self) -> Node:
@@ -84,7 +93,7 @@ class PlacementSearch(AbstractProblem[Node, State]):
         beam, best = [node], None
         while beam:
             cutoff = best.cost if best else math.inf
-            grown = [child for one in beam for child in self.children(one, cutoff)]
+            grown = [child for one in beam if not self._is_over() for child in self.children(one, cutoff)]
             for child in grown:
                 done = self.complete(child)
                 if done and (best is None or done.cost < best.cost):
@@ -178,4 +187,6 @@ def search_placements(
         known: Complete placements that the answer must not be worse than.
         clock: Clock in seconds.
     """
-    return branch_and_bound(PlacementSearch(problem, bonds=bonds, known=known), limits=limits, clock=clock)
+    end_s = math.inf if limits.time_s is None else clock() + limits.time_s
+    search = PlacementSearch(problem, bonds=bonds, known=known, is_over=lambda: clock() >= end_s)
+    return branch_and_bound(search, limits=limits, clock=clock)

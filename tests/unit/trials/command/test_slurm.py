@@ -17,6 +17,7 @@ from trials.command.knob_files import TrialFile
 from trials.command.slurm.batch_script import batch_script
 from trials.command.slurm.job_program import end_of
 from trials.command.slurm.jobs import SlurmJobs, check_options, job_plan, study_prefix
+from trials.command.slurm.nodes import read_nodes, slurm_nodes
 from trials.command.slurm.queue import JobState, QueueError, job_environment, read_state
 
 ODD = ("a b", "$HOME", "it's", '"', "`id`", "*", "", "{{}}", "\\", "new\nline", "-- ;& |")
@@ -196,3 +197,31 @@ def test_a_job_does_not_inherit_its_worker():
     given = kept | {"RAY_JOB_ID": "1", "SLURM_JOB_ID": "2", "SLURM_MEM_PER_NODE": "3", "OMP_NUM_THREADS": "1"}
     assert job_environment(given) == kept
     assert job_environment({"OMP_NUM_THREADS": "8"}) == {"OMP_NUM_THREADS": "8"}
+
+
+@pytest.mark.parametrize(
+    "names",
+    ["-oProxyCommand=x", "--help", "$(touch x)", "a;b", "a b", "a\nb", "", "/etc/passwd", "\u2603", "a" * 200_000],
+)
+@pytest.mark.parametrize("by", ["option", "environment"])
+def test_a_list_of_nodes_is_no_option(names, by, monkeypatch):
+    """A text that is no list of nodes never reaches scontrol, which takes what begins with a dash for an option."""
+    asked = []
+    monkeypatch.setattr("trials.command.slurm.nodes.ask_slurm", lambda command: asked.append(command) or "")
+    if by == "option":
+        with pytest.raises(QueueError, match="is no list of nodes"):
+            slurm_nodes(names)
+    elif len(names) < 100_000:
+        monkeypatch.setenv("SLURM_JOB_NODELIST", names)
+        with pytest.raises(QueueError, match="is no list of nodes" if names else "printed no node"):
+            slurm_nodes()
+
+    assert asked in ([], [["scontrol", "show", "node", "--oneliner"]])
+
+
+def test_nodes_have_names_and_numbers_that_can_be_read():
+    """A node without a name is none, and a number of cores that is no number, or has thousands of digits, is 0."""
+    nodes = (("", "1"), ("a", "\u00b2"), ("b", "9" * 5_000))
+    told = "".join(f"NodeName={name} CPUTot={cpus} State=IDLE\n" for name, cpus in nodes)
+
+    assert [(node.name, node.cpus) for node in read_nodes(told)] == [("a", 0), ("b", 0)]

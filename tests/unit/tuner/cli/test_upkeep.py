@@ -2,13 +2,23 @@
 
 import json
 import re
+import signal
 import sqlite3
+import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from optuna import copy_study
+from typer import Exit
 
+from tests.chaos.disk import SmallDisk, why_no_disk
+from tests.support.programs.rights import reachable_folder, read_only, without_roots_rights
+from tests.support.studies.in_process_executor import InProcessExecutor
+from tuner.run import following
 from tuner.run.driver import DRIVER
+from tuner.storage import backup
+from tuner.storage.opening import open_store
 
 
 def opened(storage):
@@ -143,6 +153,46 @@ def test_events_are_objects(simulated, meshtune, tmp_path):
 
 
 @pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize("trouble", ["mistake", "usage", "storage", "interrupt", "failing"])
+def test_the_json_log_ends_in_json(simulated, meshtune, tmp_path, monkeypatch, trouble):
+    """However a run ends, each line of its JSON log is one whole object, and the last one says why."""
+    options = ["--log-format", "json", "--storage", f"sqlite:///{tmp_path / 'study.db'}", "--trials", "2"]
+    words = {
+        "mistake": ("search.draws", 2),
+        "usage": ("--trials", 2),
+        "storage": ("cannot be used", 2),
+        "interrupt": ("interrupted", 130),
+        "failing": ("no such place", 1),
+    }
+    if trouble == "mistake":
+        options += ["--set", "search.draws=none"]
+    elif trouble == "usage":
+        options[-1] = "many"
+    elif trouble == "storage":
+        options[3] = f"sqlite:///{tmp_path / 'none' / 'study.db'}"
+    elif trouble == "failing":
+        options += ["--metrics", "/dev/full"]
+
+        def fail(*_, **__):
+            sys.stderr.write("a library's words ")
+            sys.stderr.write("without an end: no such place")
+            raise Exit(1)
+
+        monkeypatch.setattr(following, "run_following", fail)
+    else:
+        monkeypatch.setattr(InProcessExecutor, "poll", lambda *_: signal.raise_signal(signal.SIGINT))
+
+    done = meshtune("run", simulated, *options)
+
+    events = [json.loads(line) for line in done.err.splitlines()]
+    text, status = words[trouble]
+    assert done.status == status
+    assert done.err.endswith("\n")
+    assert all({"time_s", "event", "study"} <= {*event} for event in events)
+    assert text in str(events[-1])
+
+
+@pytest.mark.usefixtures("no_ray")
 def test_metrics_are_those_of_the_run(simulated, meshtune, tmp_path):
     """`run --metrics` leaves a file in Prometheus' format: every sample has a type, and values are the run's."""
     file = tmp_path / "study.prom"
@@ -180,3 +230,76 @@ def test_metrics_that_cannot_be_written_end_no_run(simulated, meshtune, tmp_path
     assert done.err.count("--metrics") == 1
     assert wrong.status == 2
     assert "--metrics" in wrong.err
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "journal"])
+def test_a_colleague_who_may_read_can_look(finished, meshtune, kind):
+    """Who may read a study's folder and not write it gets every answer that its owner gets, and its owner's files stay
+    as they are; `doctor` finds no damage, and where nothing may be read it says that the right is missing.
+    """
+    path, storage, _ = finished
+    with reachable_folder() as folder, reachable_folder() as own:
+        own.chmod(0o777)
+        for file in (path, path.with_name("rows.csv")):
+            (folder / file.name).write_bytes(file.read_bytes())
+        study, url = folder / path.name, f"{kind}:///{folder / 'study'}"
+        if kind == "sqlite":
+            with opened(storage) as source, opened(url) as target:
+                source.backup(target)
+        else:
+            copy_study(from_study_name="replayed", from_storage=storage, to_storage=open_store(url).storage)
+        looks = [
+            ["status", study, "--json"],
+            ["trials", study, "--json"],
+            ["best", study, "--json"],
+            ["report", study, "--out", own / "report.html"],
+            ["doctor", study, "--json"],
+        ]
+        owners = [meshtune(*look, "--storage", url) for look in looks]
+        (own / "report.html").unlink()
+        before = {file.name: file.read_bytes() for file in folder.iterdir()}
+
+        with read_only(folder), without_roots_rights():
+            seen = [meshtune(*look, "--storage", url) for look in looks]
+            copy = meshtune("backup", study, own / "kept", "--storage", url)
+            refused = meshtune("backup", study, folder / "kept", "--storage", url)
+            run = meshtune("run", study, "--storage", url)
+        (folder / "study").chmod(0)
+        with without_roots_rights():
+            blind = meshtune("doctor", study, "--storage", url, "--json")
+
+        assert [done.status for done in owners] == [0] * len(looks)
+        assert [(done.status, done.out) for done in seen] == [(done.status, done.out) for done in owners]
+        assert copy.status == 0, copy.err
+        assert meshtune("status", path, "--storage", f"{kind}:///{own / 'kept'}", "--json").json == owners[0].json
+        assert (refused.status, run.status) == (2, 2)
+        assert "TARGET" in refused.err
+        assert "you may not write it" in run.err
+        assert (blind.status, [finding["what"] for finding in blind.json["findings"]]) == (1, ["rights"])
+        (folder / "study").chmod(0o644)
+        assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+
+@pytest.mark.skipif(bool(why_no_disk()), reason="needs a small disk")
+@pytest.mark.parametrize("trouble", ["full", "interrupted"])
+def test_a_failed_backup_leaves_nothing(finished, meshtune, tmp_path, monkeypatch, trouble):
+    """A copy that finds no room, or is ended by a signal leaves no file, and says why."""
+    path, storage, _ = finished
+    disk = SmallDisk(tmp_path / "disk")
+    target = disk.folder / "kept.db"
+    try:
+        if trouble == "full":
+            disk.fill()
+            done = meshtune("backup", path, target, "--storage", storage)
+            disk.empty()
+        else:
+            monkeypatch.setattr(backup, "_flush", lambda _file: signal.raise_signal(signal.SIGTERM))
+            done = meshtune("backup", path, target, "--storage", storage)
+
+        assert done.status == (75 if trouble == "interrupted" else 2)
+        if trouble == "full":
+            words = "No space left on device; 0.0 MiB are free there"
+            assert f"TARGET = '{target}': cannot be written ({words}" in done.err
+        assert [file.name for file in disk.folder.iterdir()] == []
+    finally:
+        disk.close()

@@ -8,7 +8,7 @@ from tests.support.settings.placements import drawn_problem, module, option
 from tuner.place.options import Pool, kinds_of
 from tuner.place.search.baselines import baselines_of
 from tuner.place.search.bounds import Bounds
-from tuner.place.search.branch_and_bound import improve, search_placements
+from tuner.place.search.branch_and_bound import PlacementSearch, improve, search_placements
 from tuner.place.search.problem import problem_of
 from tuner.place.search.program import solve_program
 from tuner.place.search.state import bonds_of, empty_state, finish_s, options_chosen
@@ -119,3 +119,14 @@ def test_the_integer_program_is_no_better(seed):
         assert problem.fits(held, problem.pools[problem.pool_of_cell[cell]].capacity_bytes * (1 + 1e-6), chosen)
     if problem.num_cells == 2 and not any(edge.data_bytes for edge in problem.workload.edges):
         assert outcome.best.cost == pytest.approx(best.cost, rel=1e-5)
+
+
+def test_a_known_placement_is_the_answer_when_the_time_is_spent(monkeypatch):
+    """Where a placement is known, a search without time asks for no further one, however many devices there are."""
+    problem = two_modules(None, times_s={1: 10.0, 2: 7.0})
+    known = search_placements(problem, limits=Limits()).best.solution
+    search = PlacementSearch(problem, known=[known], is_over=lambda: True)
+    monkeypatch.setattr(search, "children", lambda *_: pytest.fail("it looked for a placement"))
+
+    assert search.greedy(search.root()).solution == known
+    assert search_placements(problem, limits=Limits(time_s=0.0), known=[known]).best.solution == known

@@ -8,7 +8,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from hardware.io.errors import ConfigError
-from tests.unit.tuner.storage.test_opening import without_roots_rights
+from tests.support.programs.rights import without_roots_rights
 from tuner.storage.opening import find_study, open_store, storage_errors
 from tuner.storage.store import Condition
 
@@ -106,7 +106,7 @@ def test_an_unwritable_journal_is_refused(tmp_path):
         folder.chmod(0o755)
     file.chmod(0o444)
 
-    with without_roots_rights(), pytest.raises(ConfigError, match="Permission denied"):
+    with without_roots_rights(), pytest.raises(ConfigError, match="you may not write it"):
         open_store(f"journal:///{file}")
 
 

@@ -1,11 +1,8 @@
-import os
 import re
 import sqlite3
 import subprocess
 import sys
-import tempfile
-from contextlib import closing, contextmanager
-from pathlib import Path
+from contextlib import closing
 
 import optuna
 import pytest
@@ -14,30 +11,16 @@ from sqlalchemy import create_engine, text
 
 from hardware.io.errors import ConfigError
 from tests.support.own_server import PASSWORD
+from tests.support.programs.rights import reachable_folder, read_only, without_roots_rights
 from tests.support.studies.driver_process import ROOT, STUDY
 from tuner.storage.opening import find_study, load_study, open_database, open_store, shown_url
 from tuner.storage.store import Condition
-
-NOBODY = 65534
 
 
 def pragma(storage, name):
     """A setting of the connection that trials are written through."""
     with storage.engine.connect() as connection:
         return connection.execute(text(f"PRAGMA {name}")).scalar_one()
-
-
-@contextmanager
-def without_roots_rights():
-    """Root may write anywhere; inside, so may we no more than anybody."""
-    if os.geteuid():
-        yield
-        return
-    os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 def refusal(url):
@@ -141,20 +124,15 @@ def test_directories_and_missing_folders_are_refused(tmp_path):
 
 def test_unwritable_database_is_refused():
     """A database that may be read and not written is refused before any trial is run."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o755)
+    with reachable_folder() as folder:
         file = folder / "study.db"
         with closing(sqlite3.connect(file)) as connection:
             connection.execute("CREATE TABLE pupils (age INTEGER)")
-        file.chmod(0o444)
-        folder.chmod(0o555)
 
-        with without_roots_rights():
+        with read_only(folder), without_roots_rights():
             message = refusal(f"sqlite:///{file}")
 
         assert "readonly database" in message
-        folder.chmod(0o755)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import os
 import shutil
 
 import pytest
+from optuna.study import StudyDirection
 
 from hardware.io.errors import ConfigError
 from tests.support.studies.broken_studies import GOOD, study
@@ -12,8 +13,10 @@ from tests.support.studies.command_line import assert_users_mistake, in_process,
 from tests.support.studies.commanded_study import MODEL, run_here, write_study
 from trials.backend import Status
 from tuner.run.studies import stored_study
+from tuner.storage.opening import open_store
 from tuner.storage.record import read_records
 from tuner.study_file.config import load_study
+from tuner.study_file.storage_url import check_storage
 
 OUTSIDE = "outside the study file's folder and the working directory"
 
@@ -169,3 +172,29 @@ def test_a_command_is_never_a_shells(home):
     assert [record.status for record in read_records(stored_study(config))] == [Status.OK]
     assert json.loads((file.parent / "seen.json").read_text("utf-8")) == [list(HOSTILE), HOSTILE[1]]
     assert not [found for _, _, names in os.walk(home.parent) for found in names if found == "pwned"]
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        (f"sqlite:///{'n' * 248}", "name has 248 bytes, and may have 247"),
+        (f"sqlite:////{'/'.join(['d' * 200] * 3)}/study.db", "path has 612 bytes, and may have 504"),
+        (f"journal:///{'n' * 208}", "name has 208 bytes, and may have 207"),
+    ],
+)
+def test_a_path_that_is_too_long_is_told_with_its_limit(url, words):
+    """SQLite and the locks of journals make files with longer names: the message counts, and says how much may be."""
+    with pytest.raises(ConfigError, match=words):
+        check_storage(url)
+
+
+def test_the_longest_paths_can_be_used(tmp_path, monkeypatch):
+    """A name and a path of just the length that is allowed hold a study."""
+    monkeypatch.chdir(tmp_path)
+    open_store(f"sqlite:///{'n' * 247}").close()
+    folder = tmp_path / ("d" * (504 - 201 - len(str(tmp_path))))
+    folder.mkdir()
+    open_store(f"sqlite:///{folder / ('n' * 199)}").close()
+    store = open_store(f"journal:///{'n' * 207}")
+
+    assert store.storage.create_new_study([StudyDirection.MINIMIZE], "kept") == 0

@@ -182,3 +182,17 @@ def test_a_probe_tells_how_fast_links_are():
     assert [len(look.trace.events) for look in looks] == [0, 1, 2, 3]
     assert looks[3].trace.events == (slow, lost, LinkEvent(time_s=130.0, link=(1,), share=1.0))
     assert asked == [([*NAMES[:3]], may_measure) for may_measure in (True, True, False, True)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["n" + "9" * 5_000, "n\u00b2", "\u0663", "-oProxyCommand=x", "$(touch x)", "a,b", "\x1b[31m", "[::1]", "0" * 50],
+)
+def test_a_node_may_have_any_name(name):
+    """Whatever the batch system calls a node, it takes its place; numbers in names count by their value."""
+    nodes = [Node(name=one, identity="", devices=8) for one in (name, "node10", "node9", "node09")]
+
+    seats = take_seats([Seat()] * 4, [8] * 4, nodes)
+
+    assert {seat.node for seat in seats} == {one.name for one in nodes}
+    assert [seat.node for seat in seats].index("node10") > [seat.node for seat in seats].index("node9")
