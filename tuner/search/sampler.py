@@ -60,8 +60,9 @@ from tuner.search.proxy.extrapolation import EXTRAPOLATED, Extrapolated
 from tuner.search.proxy.proxy_plan import ProxyPlan
 from tuner.search.proxy.proxy_trials import Proxy
 from tuner.search.standing import KnowsStanding, Standing
-from tuner.search.stopping import NO_BUDGETS, Budgets, StopDecision, StopRule, decide
+from tuner.search.stopping import NO_BUDGETS, Budgets, StopDecision, StopReason, StopRule, decide
 from tuner.search.subset import MAX_OBSERVATIONS
+from tuner.search.waiting import Wait
 
 CONFIRMATIONS = 2
 """Multiple of M further draws that must agree before a study is confident: with so many looks at M draws, one look will
@@ -437,18 +438,38 @@ class ThompsonSampler(BaseSampler):
         """Return whether the search ends; see stopping.py."""
         return decide(observations, self.population(observations), self._stop_rule, budgets)
 
-    def waits(self, observations: Observations) -> bool:
-        """Return whether the next trial depends on a pending one.
+    def waits(self, observations: Observations) -> Wait | None:
+        """Return why the next trial depends on a pending one; None where it does not.
 
-        It does where the draws name no other candidate, and where close candidates are replicated in turn.
+        A search that may end with what is pending waits for it, since a further trial would put off its end. One that
+        goes on in any case takes the runners-up of the draws.
         """
         if not observations.pending or not observations.num_decisions:
+            return None
+        decision = self.decide(observations)
+        if decision.settled is not None:
+            # pending replicates leave the others due; anything else may change who is measured again
+            if not observations.pending <= observations.explored:
+                return Wait.EXHAUSTED if decision.settled is StopReason.EXHAUSTED else Wait.SETTLED
+            return Wait.REPLICATES if decision.replicate in observations.pending else None
+        if self._waits_for_proxies(observations):
+            return Wait.PROXIES
+        if self._goes_on(observations) or self._has_unexplored_draw(observations):
+            return None
+        return Wait.NOTHING_NAMED
+
+    def _goes_on(self, observations: Observations) -> bool:
+        """Return whether the search goes on whatever the pending trials tell."""
+        if self._proxies is not None and self._proxies.goes_on(observations, self.population(observations).fastest):
             return False
-        if self.decide(observations).settled is not None:
-            return True
-        if observations.num_ended >= MANY and not observations.proxies_pending:
-            return False  # draws that serve several decisions run out of candidates; then come runners-up
-        return not self._has_unexplored_draw(observations)
+        # draws that serve several decisions run out of candidates before the search does
+        return self._stop_rule.confidence >= 1 or observations.num_ended >= MANY
+
+    def _waits_for_proxies(self, observations: Observations) -> bool:
+        """Return whether full size waits for what pending proxies tell."""
+        if self._proxies is None or not observations.proxies_pending:
+            return False
+        return not self._proxies.goes_on(observations, self.population(observations).fastest)
 
     def _has_unexplored_draw(self, observations: Observations) -> bool:
         """Return whether some draw names a candidate whose trial may tell something that no pending trial will."""
@@ -456,8 +477,6 @@ class ThompsonSampler(BaseSampler):
         fastest = self.population(observations).fastest
         if self._proxies and self._proxies.goes_on(observations, fastest):
             fastest = fastest[~self._proxies.is_settled(observations, fastest)]
-        elif observations.proxies_pending:  # full size waits for what they tell
-            return False
         closed = observations.explored | observations.pending
         return any(int(position) not in closed for position in fastest)
 

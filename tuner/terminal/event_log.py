@@ -83,6 +83,8 @@ def state_of(progress: Progress) -> dict[str, Any]:
         "by_status": dict(progress.by_status),
         "running": progress.running,
         "queued": progress.queued,
+        "slots": progress.slots.count,
+        "idle_because": progress.slots.why if progress.idle_in_words else None,
         "budget": progress.budget,
         "best_step_time_s": progress.best.step_time_s if progress.best else None,
         "p_star": progress.p_star,
