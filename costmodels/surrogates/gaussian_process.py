@@ -18,6 +18,7 @@ Letters: t observations, n points, d features, k linear columns, M draws.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -32,7 +33,7 @@ from costmodels.surrogates.marginal_likelihood import MarginalLikelihood, maximi
 from hardware.arrays import FloatArray, NarrowArray
 
 NUM_FOURIER_FEATURES = 512
-CHUNK = 2048
+CHUNK = 512
 """Number of points drawn at once, so that intermediate arrays stay in the cache."""
 SMOOTHNESS = 2.5
 """Parameter nu of the Matern kernel. Functions are twice differentiable, as log times are in log sizes."""
@@ -169,22 +170,36 @@ class GaussianProcess:
             drawn[:, start : start + CHUNK] = values.T
         return drawn
 
+    def mean(self, points: Points) -> FloatArray:
+        """Return the posterior mean of the noise-free process at `points` [n]."""
+        mean = np.zeros(len(points))
+        if len(self.values):
+            # Rasmussen and Williams 2006, equation 2.25
+            weights = cho_solve((self._factor(), True), self.values)
+            for some, cross in self._across(points):
+                mean[some] = cross @ weights
+        return mean
+
     def mean_and_deviation(self, points: Points) -> tuple[FloatArray, FloatArray]:
         """Return the posterior mean and standard deviation of the noise-free process at `points`, each [n]."""
         variance = self.hyper.amplitude**2 + np.sum(self._linear(points) ** 2, axis=1)
         if not len(self.values):
             return np.zeros(len(points)), np.sqrt(variance)
         factor = self._factor()
-        # Rasmussen and Williams 2006, equations 2.25 and 2.26, chunk by chunk to bound the memory
+        # Rasmussen and Williams 2006, equations 2.25 and 2.26
         weights = cho_solve((factor, True), self.values)
         mean = np.empty(len(points))
-        for start in range(0, len(points), CHUNK):
-            some = slice(start, start + CHUNK)
-            cross = self._between(points.take(some), self.at)
+        for some, cross in self._across(points):
             mean[some] = cross @ weights
             half = solve_triangular(factor, cross.T, lower=True)
             variance[some] -= np.sum(half**2, axis=0)
         return mean, np.sqrt(np.maximum(variance, 0.0))
+
+    def _across(self, points: Points) -> Iterator[tuple[slice, FloatArray]]:
+        """Yield the prior covariance of some points and the observations [., t] after the other, with their slice."""
+        for start in range(0, len(points), CHUNK):
+            some = slice(start, start + CHUNK)
+            yield some, self._between(points.take(some), self.at)
 
     def mean_and_covariance(self, points: Points) -> tuple[FloatArray, FloatArray]:
         """Return the posterior mean [n] and covariance [n, n] of the noise-free process at a few `points`."""
@@ -264,7 +279,10 @@ class GaussianProcess:
 
 
 def one_thread() -> AbstractContextManager[object]:
-    """Limit linear algebra to one thread; on small matrices, waiting for a second one costs more than it saves."""
+    """Limit linear algebra to one thread.
+
+    On small matrices, waiting for a second one costs more than it saves; on a busy machine, so it does on large ones.
+    """
     limit: AbstractContextManager[object] = _controller().limit(limits=1)
     return limit
 

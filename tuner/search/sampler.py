@@ -44,6 +44,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig, Value
+from costmodels.surrogates.gaussian_process import one_thread
 from hardware.arrays import IntArray
 from trials.backend import Observation
 from tuner.search.acquisition import AbstractAcquisition, ExpectedLoss
@@ -417,7 +418,9 @@ class ThompsonSampler(BaseSampler):
         self.population(observations)
         assert self._latest is not None, "a population was drawn"
         if self._conclusions is None or self._conclusions[0] is not self._latest:
-            conclusions = [conclusion.as_json() for conclusion in self._choices.conclusions(self._latest.observations)]
+            with one_thread():
+                found = self._choices.conclusions(self._latest.observations)
+            conclusions = [conclusion.as_json() for conclusion in found]
             self._conclusions = self._latest, conclusions
         return self._conclusions[1]
 
@@ -425,7 +428,8 @@ class ThompsonSampler(BaseSampler):
         self, observations: Observations, num_draws: int, rng: np.random.Generator
     ) -> tuple[NDArray[np.float32], IntArray]:
         """Draw joint log step times [num_draws, n], and name the fastest candidate of each draw in which one runs."""
-        drawn = self._choices.draw(observations, num_draws, rng)
+        with one_thread():
+            drawn = self._choices.draw(observations, num_draws, rng)
         if self._objective is not None:
             layouts = self._choices.shared_layouts(drawn.shape[1])
             drawn = self._objective.scalarized(drawn, observations.peaks_bytes, rng, layouts=layouts)
