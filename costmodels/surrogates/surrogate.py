@@ -78,10 +78,6 @@ RULED_OUT = 1e-3
 """Probability, relative to that of the best hypothesis, below which the trials have ruled a hypothesis out."""
 
 
-NEGLIGIBLE = 1e-9
-"""Probability below which a fitted hypothesis makes no difference to any draw or mean."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Seen:
     """Observations of the quantity in the trials of a study.
@@ -501,13 +497,11 @@ def after(hypotheses: Sequence[Hypothesis], seen: Seen) -> Surrogate:
     """Return the posterior of all hypotheses after the trials; those that the trials rule out are left out."""
     places = _plausible(hypotheses, seen)
     fitted = tuple(hypotheses[place].after(seen) for place in places)
-    probabilities = probabilities_of(np.array([one.log_weight for one in fitted]))
-    kept = np.flatnonzero(probabilities > NEGLIGIBLE)
     return Surrogate(
         seen=seen,
-        fitted=tuple(fitted[at] for at in kept),
-        places=tuple(places[at] for at in kept),
-        probabilities=probabilities[kept] / probabilities[kept].sum(),
+        fitted=fitted,
+        places=places,
+        probabilities=probabilities_of(np.array([one.log_weight for one in fitted])),
     )
 
 

@@ -387,8 +387,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     extrapolated = None if best else extrapolated_of(stored.user_attrs)
     phases, running = phases_of(config), is_running(stored)
     in_flight = sum(not record.finished for record in records) if running else 0
-    slots = Slots.from_json(stored.user_attrs[SLOTS]) if running and SLOTS in stored.user_attrs else Slots()
-    idle = slots.in_words(in_flight)
+    slots = Slots.from_json(stored.user_attrs.get(SLOTS) if running else None)
     under_way = next((phase for phase in phases if is_driven(phase.attributes)), None)
     moments = read_moments(stored)
     reference = reference_of(config, stored)
@@ -397,8 +396,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
         "study_name": config.name,
         **_counts(records),
         "running": in_flight,
-        "slots": slots.count,
-        "idle_because": slots.why if idle else None,
+        **slots.state_of(in_flight),
         **device_time_json(config, reference, records, best_s),
         "clock": config.backend.clock,
         "best_step_time_s": extrapolated.step_time_s if extrapolated else best_s,
@@ -413,10 +411,10 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
         print_json(payload)
         return
     stopped = f"stopped: {StopReason(payload['stop_reason']).sentence}" if payload["stop_reason"] else ""
-    state = f"running on {under_way.hosts_in_words}" if under_way else stopped or f"{in_flight} trials running"
+    state = f"running on {under_way.hosts_in_words}" if under_way else stopped or ", ".join(
+        filter(None, (f"{in_flight} trials running", slots.in_words(in_flight)))
+    )
     say(f"{config.name}: {payload['trials']} trials, {payload['failed']} failed; {state}")
-    if idle:
-        say(f"{idle}.")
     print_failed(records)
     print_taken(records)
     if payload["pruned"]:

@@ -227,14 +227,7 @@ def _drive(
                 moves = run.hosts_changed(running, elapsed_s := clock() - started_s)
                 reason = StopReason.HOSTS if moves else run.reason_to_stop(elapsed_s)
                 todo = run.keep(todo, reason)
-                while running.num_free_slots and not moves and (todo or reason is None):
-                    with interrupts_held():
-                        asked = run.again(todo.pop(0)) if todo else run.ask()
-                    if isinstance(asked, Wait):
-                        break
-                    running.submit(*asked)
-                    reason = run.reason_to_stop(clock() - started_s)
-                run.look_at_slots(running, StopReason.HOSTS if moves else reason)
+                reason = _fill_slots(run, running, todo, reason, lambda: clock() - started_s)
                 if reason is not None and run.is_over(moves=moves, waits=bool(todo), pending=running.pending):
                     stop_reason = reason
                     break
@@ -254,6 +247,24 @@ def _drive(
                 run.study.set_user_attr(SPENT_S, clock() - started_s)
             run.held.release()
     return stop_reason
+
+
+def _fill_slots(
+    run: _Run, running: Executor, todo: list[Asked], reason: StopReason | None, elapsed_s: Callable[[], float]
+) -> StopReason | None:
+    """Start trials on free slots until there is a reason to stop or to wait; return the reason to stop.
+
+    Trials in `todo` come first, and start unless the hosts have changed; those that start leave the list.
+    """
+    while running.num_free_slots and reason is not StopReason.HOSTS and (todo or reason is None):
+        with interrupts_held():
+            asked = run.again(todo.pop(0)) if todo else run.ask()
+        if isinstance(asked, Wait):
+            break
+        running.submit(*asked)
+        reason = run.reason_to_stop(elapsed_s())
+    run.look_at_slots(running, reason)
+    return reason
 
 
 def _enter(run: _Run, executor: AbstractContextManager[Executor], stack: ExitStack) -> tuple[Executor, str]:

@@ -34,9 +34,13 @@ class Slots:
     why: str = ""
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> Slots:
-        """Return the slots that a study's attribute names."""
-        return cls(count=int(stored["count"]), why=str(stored["why"]))
+    def from_json(cls, stored: Mapping[str, Any] | None) -> Slots:
+        """Return the slots that a study's attribute names; nothing is known without it."""
+        return cls() if stored is None else cls(count=int(stored["count"]), why=str(stored["why"]))
+
+    def state_of(self, in_flight: int) -> dict[str, Any]:
+        """Return the number of slots, and why so many trials leave some idle, under the keys of a command's JSON."""
+        return {"slots": self.count, "idle_because": self.why if self.in_words(in_flight) else None}
 
     def in_words(self, in_flight: int) -> str:
         """Return a sentence on the slots that so many trials leave idle; empty if nothing is known of them."""
