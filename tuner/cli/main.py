@@ -411,8 +411,10 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
         print_json(payload)
         return
     stopped = f"stopped: {StopReason(payload['stop_reason']).sentence}" if payload["stop_reason"] else ""
-    state = f"running on {under_way.hosts_in_words}" if under_way else stopped or ", ".join(
-        filter(None, (f"{in_flight} trials running", slots.in_words(in_flight)))
+    state = (
+        f"running on {under_way.hosts_in_words}"
+        if under_way
+        else stopped or ", ".join(filter(None, (f"{in_flight} trials running", slots.in_words(in_flight))))
     )
     say(f"{config.name}: {payload['trials']} trials, {payload['failed']} failed; {state}")
     print_failed(records)

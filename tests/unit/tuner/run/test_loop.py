@@ -159,15 +159,18 @@ def test_measured_memory_is_a_constraint_of_the_trial(study):
 class Watched(InProcessExecutor):
     """Executor that notes at every poll how many trials run, and what a reader of the storage is told of the slots."""
 
-    def watch(self, config):
-        """Return itself, watched with a study of this configuration."""
-        self.config, self.seen_slots = config, []
+    def watch(self, config, on_idle=None):
+        """Return itself, watched with a study of this configuration; `on_idle` is called the first time one is idle."""
+        self.config, self.seen_slots, self.on_idle = config, [], on_idle
         return self
 
     def poll(self, timeout_s, /):
         """As the loop calls it."""
         attributes = stored_study(self.config).user_attrs
         self.seen_slots.append((len(self.waiting), Slots.from_json(attributes[SLOTS])))
+        if self.on_idle is not None and self.num_free_slots:
+            self.on_idle()
+            self.on_idle = None
         return super().poll(timeout_s)
 
 
@@ -186,10 +189,15 @@ def test_slots_stay_busy_while_there_is_something_to_try(study):
     ]
 
 
-def test_a_run_says_why_slots_are_idle(study):
+def test_a_run_says_why_slots_are_idle(study, meshtune, monkeypatch):
     """Where confidence may end a search with what runs, slots are idle; readers and progress are told why."""
     config = study("search.max_trials=100", "search.confidence=0.95")
-    executor, told = Watched(Scripted(), slots=8).watch(config), []
+    # a claim of this very process counts as one that nobody holds
+    monkeypatch.setattr("tuner.run.studies.is_running", lambda _: True)
+    shown = []
+    options = (config.file, "--storage", config.storage)
+    executor, told = Watched(Scripted(), slots=8), []
+    executor.watch(config, lambda: shown.extend(meshtune("status", *options, *more) for more in (("--json",), ())))
 
     run_study(config, executor=executor, on_progress=lambda progress: told.append(progress.idle_in_words))
 
@@ -199,6 +207,10 @@ def test_a_run_says_why_slots_are_idle(study):
     assert all(slots.why for _, slots in idle)
     assert Wait.NOTHING_NAMED in {slots.why for _, slots in idle}
     assert any(Wait.NOTHING_NAMED in words for words in told)
+    busy, why = next((busy, slots.why) for busy, slots in executor.seen_slots if busy < 8)
+    as_json, in_words = shown[0].json, shown[1].out
+    assert (as_json["slots"], as_json["running"], as_json["idle_because"]) == (8, busy, why)
+    assert f"{busy} trials running, {8 - busy} of 8 slots idle: {why}" in " ".join(in_words.split())
 
 
 def test_confidence_waits_for_what_is_pending(study):
