@@ -281,7 +281,7 @@ def with_past(rng, error_of_past):
 
 
 def test_means_tell_what_is_likely_above_an_edge(rng):
-    """The hypotheses' means alone, with deviations where they disagree, tell the same as the mixture's probabilities."""
+    """The means, with deviations where hypotheses disagree, tell the same as the mixture's probabilities."""
     cold, misleading = with_past(rng, lambda features: -0.4 * features[:, 0])
     tried, everywhere = np.arange(3), np.arange(len(cold.log_predicted))
     found = after((cold, misleading), seen_at(tried, cold.log_predicted[tried] + 0.1))

@@ -130,10 +130,11 @@ def test_the_first_line_says_what_comes_first(told):
 
 
 def test_idle_slots_have_their_reason():
-    """Where the run knows why slots are idle, the line of state and the event log say so; where it does not, neither."""
+    """Where a run knows why slots are idle, the line of state and the event log say so; else neither does."""
     idle, busy = (progress(1, slots=Slots(count=4, why=why)) for why in (Wait.NOTHING_NAMED, ""))
 
-    assert state_line(idle, "", COMPARED).endswith(f"running pp=2, 3 of 4 slots idle: {Wait.NOTHING_NAMED.value}")
+    words = f"3 of 4 slots idle: {Wait.NOTHING_NAMED.value}"
+    assert state_line(idle, "", COMPARED).endswith(f"running pp=2,tp=8,dp=8, {words}")
     assert (state_of(idle)["slots"], state_of(idle)["idle_because"]) == (4, Wait.NOTHING_NAMED.value)
     assert "idle" not in state_line(busy, "", COMPARED)
     assert state_of(busy)["idle_because"] is None
