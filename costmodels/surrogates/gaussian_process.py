@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from costmodels.surrogates.marginal_likelihood import MarginalLikelihood, maximi
 from hardware.arrays import FloatArray, NarrowArray
 
 NUM_FOURIER_FEATURES = 512
-CHUNK = 2048
+CHUNK = 512
 """Number of points drawn at once, so that intermediate arrays stay in the cache."""
 SMOOTHNESS = 2.5
 """Parameter nu of the Matern kernel. Functions are twice differentiable, as log times are in log sizes."""
@@ -97,7 +97,7 @@ class Hyperparameters:
     scale: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class GaussianProcess:
     """Posterior process, given by its observations and hyperparameters.
 
@@ -153,7 +153,7 @@ class GaussianProcess:
             # pathwise conditioning: weights of the update that moves this prior draw onto the noisy observations
             seen = self.values[:, None] if beside is None else self.values[:, None] - beside.T
             seen = seen - smooth_prior(at) - self._linear(self.at) @ coefficients - noises
-            exact = cho_solve((self._factor(), True), seen)
+            exact = cho_solve((self._factor, True), seen)
             # the update of the linear part is one of its weights, that of the Matern part a kernel expansion
             coefficients += self._linear(self.at).T @ exact
             update = (hyper.amplitude**2 * exact).astype(np.float32)
@@ -169,13 +169,27 @@ class GaussianProcess:
             drawn[:, start : start + CHUNK] = values.T
         return drawn
 
+    def mean(self, points: Points) -> FloatArray:
+        """Return the posterior mean of the noise-free process at `points` [n]."""
+        if not len(self.values):
+            return np.zeros(len(points))
+        # Rasmussen and Williams 2006, equation 2.25; the linear part of the covariance sums to one weight per column
+        weights = cho_solve((self._factor, True), self.values)
+        mean = self._linear(points) @ (self._linear(self.at).T @ weights)
+        scale, smooth = self.hyper.length_scale, self.hyper.amplitude**2 * weights
+        at = self.at.features / scale
+        for start in range(0, len(points), CHUNK):
+            some = slice(start, start + CHUNK)
+            mean[some] += _matern(points.features[some] / scale, at) @ smooth
+        return np.asarray(mean)
+
     def mean_and_deviation(self, points: Points) -> tuple[FloatArray, FloatArray]:
         """Return the posterior mean and standard deviation of the noise-free process at `points`, each [n]."""
         variance = self.hyper.amplitude**2 + np.sum(self._linear(points) ** 2, axis=1)
         if not len(self.values):
             return np.zeros(len(points)), np.sqrt(variance)
-        factor = self._factor()
-        # Rasmussen and Williams 2006, equations 2.25 and 2.26, chunk by chunk to bound the memory
+        factor = self._factor
+        # Rasmussen and Williams 2006, equations 2.25 and 2.26
         weights = cho_solve((factor, True), self.values)
         mean = np.empty(len(points))
         for start in range(0, len(points), CHUNK):
@@ -191,7 +205,7 @@ class GaussianProcess:
         covariance = self._between(points, points)
         if not len(self.values):
             return np.zeros(len(points)), covariance
-        factor = self._factor()
+        factor = self._factor
         cross = self._between(points, self.at)
         half = solve_triangular(factor, cross.T, lower=True)
         return cross @ cho_solve((factor, True), self.values), covariance - half.T @ half
@@ -213,7 +227,7 @@ class GaussianProcess:
         """Return the log marginal likelihood of the observations (Rasmussen and Williams 2006, equation 2.30)."""
         if not len(self.values):
             return 0.0
-        factor = self._factor()
+        factor = self._factor
         whitened = solve_triangular(factor, self.values, lower=True)
         return float(
             -0.5 * whitened @ whitened - np.log(np.diag(factor)).sum() - 0.5 * len(self.values) * np.log(2 * np.pi)
@@ -230,7 +244,7 @@ class GaussianProcess:
             part: Label of the part that each observation belongs to [t].
         """
         # for a part P: errors = (K^-1)_PP^-1 (K^-1 y)_P, with covariance (K^-1)_PP^-1
-        inverse = cho_solve((self._factor(), True), np.eye(len(self.values)))
+        inverse = cho_solve((self._factor, True), np.eye(len(self.values)))
         weights = inverse @ self.values
         if len(np.unique(part)) == len(part):
             variance = 1.0 / np.diag(inverse)
@@ -246,8 +260,9 @@ class GaussianProcess:
     def _noise_variance(self) -> FloatArray:
         return self.hyper.noise**2 + self.variance
 
+    @cached_property
     def _factor(self) -> FloatArray:
-        """Return the lower Cholesky factor of the observations' covariance [t, t]."""
+        """Lower Cholesky factor of the observations' covariance [t, t]."""
         with one_thread():
             return np.asarray(cholesky(self._between(self.at, self.at) + np.diag(self._noise_variance()), lower=True))
 
@@ -264,7 +279,10 @@ class GaussianProcess:
 
 
 def one_thread() -> AbstractContextManager[object]:
-    """Limit linear algebra to one thread; on small matrices, waiting for a second one costs more than it saves."""
+    """Limit linear algebra to one thread.
+
+    On small matrices, waiting for a second one costs more than it saves; on a busy machine, so it does on large ones.
+    """
     limit: AbstractContextManager[object] = _controller().limit(limits=1)
     return limit
 

@@ -380,6 +380,10 @@ class Fitted:
         mean, deviation = self.process.mean_and_deviation(self.hypothesis.points.take(at))
         return self.hypothesis.log_predicted[at] + mean, np.sqrt(deviation**2 + self._own_variance[at])
 
+    def mean(self) -> FloatArray:
+        """Return the mean of the log quantity of all candidates as if unmeasured [n]."""
+        return self.hypothesis.log_predicted + self.process.mean(self.hypothesis.points)
+
     def without_trials(self, seen: Seen, at: IntArray) -> tuple[FloatArray, FloatArray]:
         """Return mean [m] and covariance [m, m] of the log quantity of candidates `at`, had no trial run.
 
@@ -474,6 +478,26 @@ class Surrogate:
                 elsewhere with the same independent residual; -1 if there is none [n].
         """
         return np.asarray(self.probabilities @ np.array([one.expected(self.seen, same_as) for one in self.fitted]))
+
+    def means(self) -> FloatArray:
+        """Return the mean of the log quantity of all candidates as if unmeasured, under each hypothesis [h, n]."""
+        return np.array([fitted.mean() for fitted in self.fitted])
+
+    def is_likely_above(self, log_edge: FloatArray, at: IntArray, means: FloatArray) -> NDArray[np.bool_]:
+        """Return whether the quantity exceeds exp(log_edge) [m] more likely than not, for unmeasured candidates [m].
+
+        Args:
+            log_edge: Logarithms of the edges [m].
+            at: Positions of the candidates [m].
+            means: Their `means` [h, m].
+        """
+        above = means > log_edge
+        found = np.asarray(above.all(axis=0))
+        # deviations, which take long, matter only where the hypotheses disagree
+        open_ = np.flatnonzero(above.any(axis=0) & ~found)
+        if len(open_):
+            found[open_] = self.probability_above(log_edge[open_], at[open_]) > 0.5
+        return found
 
     def probability_above(self, log_edge: FloatArray, at: IntArray) -> FloatArray:
         """Return the probability that the quantity exceeds exp(log_edge) [m] for unmeasured candidates `at` [m]."""

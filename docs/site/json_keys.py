@@ -325,6 +325,8 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "": {
             "study_name": "name of the study",
             "running": "number of running trials",
+            "slots": "number of trials that may run at once; 0 unless the study runs",
+            "idle_because": "reason why some of them are idle; null if none is, or the study does not run",
             **_COUNTS,
             "clock": _CLOCK,
             "best_step_time_s": "shortest step time so far [s]; null without one",

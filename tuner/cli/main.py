@@ -410,6 +410,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     from tuner.search.population import P_STAR, in_lines, read_moments
     from tuner.search.proxy.extrapolation import extrapolated_of
     from tuner.search.stopping import StopReason
+    from tuner.search.waiting import SLOTS, Slots
     from tuner.storage.record import HISTORY, STOP_REASON, best_record, read_records
 
     stored = stored_study(config)
@@ -419,6 +420,8 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     best_s = best.step_time_s if best else None
     extrapolated = None if best else extrapolated_of(stored.user_attrs)
     phases, running = phases_of(config), is_running(stored)
+    in_flight = sum(not record.finished for record in records) if running else 0
+    slots = Slots.from_json(stored.user_attrs.get(SLOTS) if running else None)
     under_way = next((phase for phase in phases if is_driven(phase.attributes)), None)
     moments = read_moments(stored)
     compared = compared_in(config, reference_of(config, stored), records, best, stored.user_attrs)
@@ -426,7 +429,8 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     payload = {
         "study_name": config.name,
         **_counts(records),
-        "running": sum(not record.finished for record in records) if running else 0,
+        "running": in_flight,
+        **slots.state_of(in_flight),
         **device_time_json(config, compared, records),
         "clock": config.backend.clock,
         "best_step_time_s": extrapolated.step_time_s if extrapolated else best_s,
@@ -442,7 +446,11 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
         print_json(payload)
         return
     stopped = f"stopped: {StopReason(payload['stop_reason']).sentence}" if payload["stop_reason"] else ""
-    state = f"running on {under_way.hosts_in_words}" if under_way else stopped or f"{payload['running']} trials running"
+    state = (
+        f"running on {under_way.hosts_in_words}"
+        if under_way
+        else stopped or ", ".join(filter(None, (f"{in_flight} trials running", slots.in_words(in_flight))))
+    )
     say(f"{config.name}: {payload['trials']} trials, {payload['failed']} failed; {state}")
     print_failed(records)
     print_taken(records)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState, create_trial
@@ -51,6 +51,7 @@ from tuner.search.proxy.proxy_trials import PROXY, Proxy
 from tuner.search.pruning import StepReports, reported_steps
 from tuner.search.sampler import ThompsonSampler
 from tuner.search.stopping import StopReason
+from tuner.search.waiting import SLOTS, Slots, Wait
 from tuner.storage.history import Past, keep_run, make_tables, past_of
 from tuner.storage.opening import open_store, storage_errors
 from tuner.storage.record import HISTORY, LAYER_PLANS, OWN_PLANS, PREDICTION, SPENT_S, STOP_REASON, TrialRecord
@@ -229,13 +230,7 @@ def _drive(
                 moves = run.hosts_changed(running, elapsed_s := clock() - started_s)
                 reason = StopReason.HOSTS if moves else run.reason_to_stop(elapsed_s)
                 todo = run.keep(todo, reason)
-                while running.num_free_slots and not moves and (todo or reason is None):
-                    with interrupts_held():
-                        asked = run.again(todo.pop(0)) if todo else run.ask()
-                    if asked is None:
-                        break
-                    running.submit(*asked)
-                    reason = run.reason_to_stop(clock() - started_s)
+                reason = _fill_slots(run, running, todo, reason, lambda: clock() - started_s)
                 if reason is not None and run.is_over(moves=moves, waits=bool(todo), pending=running.pending):
                     stop_reason = reason
                     break
@@ -254,6 +249,24 @@ def _drive(
                 run.keep_end(stop_reason, clock() - started_s)
             run.held.release()
     return stop_reason
+
+
+def _fill_slots(
+    run: _Run, running: Executor, todo: list[Asked], reason: StopReason | None, elapsed_s: Callable[[], float]
+) -> StopReason | None:
+    """Start trials on free slots until there is a reason to stop or to wait; return the reason to stop.
+
+    Trials in `todo` come first, and start unless the hosts have changed; those that start leave the list.
+    """
+    while running.num_free_slots and reason is not StopReason.HOSTS and (todo or reason is None):
+        with interrupts_held():
+            asked = run.again(todo.pop(0)) if todo else run.ask()
+        if isinstance(asked, Wait):
+            break
+        running.submit(*asked)
+        reason = run.reason_to_stop(elapsed_s())
+    run.look_at_slots(running, reason)
+    return reason
 
 
 def _enter(run: _Run, executor: AbstractContextManager[Executor], stack: ExitStack) -> tuple[Executor, str]:
@@ -294,6 +307,7 @@ class _Run:
         fails_alike: Numbers of the trials that failed alike up to the last one that this driver recorded, if that shows
             that the command fails whatever the layout.
         spending: What the trials in flight take of the budgets.
+        slots: Trial slots at the last look, as the only entry.
     """
 
     config: StudyConfig
@@ -309,6 +323,7 @@ class _Run:
     reports: StepReports | None
     expected: Expected | None = None
     hosts: list[int] = field(default_factory=list)
+    slots: list[Slots] = field(default_factory=lambda: [Slots()])
     live: dict[int, _Live] = field(default_factory=dict)
     ended: list[tuple[int, Observation]] = field(default_factory=list)
     fails_alike: list[int] = field(default_factory=list)
@@ -395,14 +410,26 @@ class _Run:
         with self.held.together():
             return asked
 
-    def ask(self) -> Asked | None:
-        """Return the next trial, or None where it is better to wait for one that runs.
+    def look_at_slots(self, running: Executor, reason: StopReason | None) -> None:
+        """Note how many slots there are, and why some are idle: for `reason`, or because the sampler waits."""
+        idle = running.num_free_slots
+        why = ""
+        if idle and running.pending:
+            why = reason.sentence if reason else self.sampler.waits(self.trials.observations()) or ""
+        now = Slots(count=idle + len(running.pending), why=why)
+        if now != self.slots[-1]:
+            self.slots[:] = [now]
+            with self.held.together():
+                self.study.set_user_attr(SLOTS, asdict(now))
+
+    def ask(self) -> Asked | Wait:
+        """Return the next trial, or why it is better to wait for one that runs.
 
         The trial is written with its candidate and all its attributes at once: there are no halves of a trial.
         """
         observations = self.trials.observations()
-        if self.sampler.waits(observations):
-            return None
+        if (wait := self.sampler.waits(observations)) is not None:
+            return wait
         empty = create_trial(state=TrialState.RUNNING)
         params = self.sampler.sample_relative(self.study, empty, self.sampler.search_space)
         position = self.sampler.position_of(params)
@@ -657,6 +684,7 @@ class _Run:
             done=self.trials.num_ended,
             running=len(running),
             queued=len(in_flight) - len(running),
+            slots=self.slots[-1],
             budget=self.config.search.max_trials,
             best=self.trials.best,
             ended=ended,

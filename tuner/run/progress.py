@@ -12,6 +12,7 @@ from tuner.run.opening import Opening
 from tuner.search.gain import KnownGain
 from tuner.search.proxy.extrapolation import Extrapolated
 from tuner.search.stopping import StopReason
+from tuner.search.waiting import Slots
 from tuner.storage.record import TrialRecord
 
 
@@ -23,6 +24,7 @@ class Progress:
         done: Number of trials that have ended, those of earlier runs included.
         running: Number of trials in flight, except for those in a queue.
         queued: Number of trials that wait for their devices in a queue.
+        slots: Trial slots, and why some are idle.
         budget: Number of trials allowed.
         best: Record of the fastest trial so far.
         ended: Records of the trials that have ended since the progress before, in the order of their ends.
@@ -41,6 +43,7 @@ class Progress:
     done: int
     running: int
     queued: int = 0
+    slots: Slots = field(default_factory=Slots)
     budget: int
     best: TrialRecord | None = None
     ended: tuple[TrialRecord, ...] = ()
@@ -54,6 +57,11 @@ class Progress:
     device_hours: float = 0.0
     by_status: Mapping[str, int] = field(default_factory=dict)
     note: str = ""
+
+    @property
+    def idle_in_words(self) -> str:
+        """Sentence on the idle slots; empty if there are none, or nobody knows why."""
+        return self.slots.in_words(self.running + self.queued)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

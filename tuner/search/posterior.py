@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -431,16 +432,14 @@ class Posterior:
         told = self.select_subset(observations)
         memory = self._fit_memory(told) if observations.misfits or told.crashed else None
         if memory is not None and observations.misfits:
-            before = after(self.memory, NOTHING_SEEN)
-            everywhere = np.arange(len(log_capacity))
+            means = memory.means()
             # candidates that probably fitted before any trial, and now probably do not
-            newly = memory.probability_above(log_capacity, everywhere) > LIKELY
-            newly &= before.probability_above(log_capacity, everywhere) <= LIKELY
-            newly[sorted(observations.explored | observations.impossible)] = False
+            fitted = self._fits_at_first.copy()
+            fitted[sorted(observations.explored | observations.impossible)] = False
+            at = np.flatnonzero(fitted)
+            newly = memory.is_likely_above(log_capacity[at], at, means[:, at])
             # ratio of needed to predicted memory, in the median over candidates
-            factor = float(
-                np.exp(np.median(memory.mean_and_deviation(everywhere)[0] - np.log(self.predicted.needed_bytes)))
-            )
+            factor = float(np.exp(np.median(memory.probabilities @ means - np.log(self.predicted.needed_bytes))))
             conclusions.append(
                 FailureConclusion(
                     kind="memory",
@@ -466,6 +465,12 @@ class Posterior:
                 )
             )
         return tuple(conclusions)
+
+    @cached_property
+    def _fits_at_first(self) -> NDArray[np.bool_]:
+        """Whether each candidate probably fits as far as is known before any trial [n]."""
+        before, everywhere = after(self.memory, NOTHING_SEEN), np.arange(len(self.predicted))
+        return before.probability_above(np.log(self.predicted.capacity_bytes), everywhere) <= LIKELY
 
     def _explain_broken_kind(self, name: str, probability: float, observations: Observations) -> str:
         holds = self.kinds.holds[:, self.kinds.names.index(name)]

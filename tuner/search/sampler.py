@@ -44,6 +44,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig, Value
+from costmodels.surrogates.gaussian_process import one_thread
 from hardware.arrays import IntArray
 from trials.backend import Observation
 from tuner.search.acquisition import AbstractAcquisition, ExpectedLoss
@@ -61,8 +62,9 @@ from tuner.search.proxy.extrapolation import EXTRAPOLATED, Extrapolated
 from tuner.search.proxy.proxy_plan import ProxyPlan
 from tuner.search.proxy.proxy_trials import Proxy
 from tuner.search.standing import KnowsStanding, Standing
-from tuner.search.stopping import NO_BUDGETS, Budgets, StopDecision, StopRule, decide
+from tuner.search.stopping import NO_BUDGETS, Budgets, StopDecision, StopReason, StopRule, decide
 from tuner.search.subset import MAX_OBSERVATIONS
+from tuner.search.waiting import Wait
 
 CONFIRMATIONS = 2
 """Multiple of M further draws that must agree before a study is confident: with so many looks at M draws, one look will
@@ -417,7 +419,9 @@ class ThompsonSampler(BaseSampler):
         self.population(observations)
         assert self._latest is not None, "a population was drawn"
         if self._conclusions is None or self._conclusions[0] is not self._latest:
-            conclusions = [conclusion.as_json() for conclusion in self._choices.conclusions(self._latest.observations)]
+            with one_thread():
+                found = self._choices.conclusions(self._latest.observations)
+            conclusions = [conclusion.as_json() for conclusion in found]
             self._conclusions = self._latest, conclusions
         return self._conclusions[1]
 
@@ -425,7 +429,8 @@ class ThompsonSampler(BaseSampler):
         self, observations: Observations, num_draws: int, rng: np.random.Generator
     ) -> tuple[NDArray[np.float32], IntArray]:
         """Draw joint log step times [num_draws, n], and name the fastest candidate of each draw in which one runs."""
-        drawn = self._choices.draw(observations, num_draws, rng)
+        with one_thread():
+            drawn = self._choices.draw(observations, num_draws, rng)
         if self._objective is not None:
             layouts = self._choices.shared_layouts(drawn.shape[1])
             drawn = self._objective.scalarized(drawn, observations.peaks_bytes, rng, layouts=layouts)
@@ -459,18 +464,38 @@ class ThompsonSampler(BaseSampler):
         """Return whether the search ends; see stopping.py."""
         return decide(observations, self.population(observations), self._stop_rule, budgets)
 
-    def waits(self, observations: Observations) -> bool:
-        """Return whether the next trial depends on a pending one.
+    def waits(self, observations: Observations) -> Wait | None:
+        """Return why the next trial depends on a pending one; None where it does not.
 
-        It does where the draws name no other candidate, and where close candidates are replicated in turn.
+        A search that may end with what is pending waits for it, since a further trial would put off its end. One that
+        goes on in any case takes the runners-up of the draws.
         """
         if not observations.pending or not observations.num_decisions:
+            return None
+        decision = self.decide(observations)
+        if decision.settled is not None:
+            # pending replicates leave the others due; anything else may change who is measured again
+            if not observations.pending <= observations.explored:
+                return Wait.EXHAUSTED if decision.settled is StopReason.EXHAUSTED else Wait.SETTLED
+            return Wait.REPLICATES if decision.replicate in observations.pending else None
+        if self._waits_for_proxies(observations):
+            return Wait.PROXIES
+        if self._goes_on(observations) or self._has_unexplored_draw(observations):
+            return None
+        return Wait.NOTHING_NAMED
+
+    def _goes_on(self, observations: Observations) -> bool:
+        """Return whether the search goes on whatever the pending trials tell."""
+        if self._proxies is not None and self._proxies.goes_on(observations, self.population(observations).fastest):
             return False
-        if self.decide(observations).settled is not None:
-            return True
-        if observations.num_ended >= MANY and not observations.proxies_pending:
-            return False  # draws that serve several decisions run out of candidates; then come runners-up
-        return not self._has_unexplored_draw(observations)
+        # draws that serve several decisions run out of candidates before the search does
+        return self._stop_rule.confidence >= 1 or observations.num_ended >= MANY
+
+    def _waits_for_proxies(self, observations: Observations) -> bool:
+        """Return whether full size waits for what pending proxies tell."""
+        if self._proxies is None or not observations.proxies_pending:
+            return False
+        return not self._proxies.goes_on(observations, self.population(observations).fastest)
 
     def _has_unexplored_draw(self, observations: Observations) -> bool:
         """Return whether some draw names a candidate whose trial may tell something that no pending trial will."""
@@ -478,8 +503,6 @@ class ThompsonSampler(BaseSampler):
         fastest = self.population(observations).fastest
         if self._proxies and self._proxies.goes_on(observations, fastest):
             fastest = fastest[~self._proxies.is_settled(observations, fastest)]
-        elif observations.proxies_pending:  # full size waits for what they tell
-            return False
         closed = observations.explored | observations.pending
         return any(int(position) not in closed for position in fastest)
 

@@ -187,7 +187,9 @@ class SearchKeys(DocumentedModel):
     """
 
     parallel_trials: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Number of trials that run at the same time."""
+    """Number of trials that run at the same time. Fewer do where the search may end with what runs: `run` and
+    `meshtune status` say how many slots are idle, and why. With `confidence: 1.0` only budgets end a search, and idle
+    slots take the next best candidates."""
 
     share_hosts: bool = False
     """Whether trials may share hosts that each trial has to itself by default: trials with GPUs or several hosts, and

@@ -84,6 +84,7 @@ def state_of(progress: Progress) -> dict[str, Any]:
         "by_status": dict(progress.by_status),
         "running": progress.running,
         "queued": progress.queued,
+        **progress.slots.state_of(progress.running + progress.queued),
         "budget": progress.budget,
         "best_step_time_s": progress.best.step_time_s if progress.best else None,
         "p_star": progress.p_star,

@@ -129,4 +129,6 @@ def state_line(progress: Progress, clock: str, compared: Comparison | None) -> s
         parts.append(f"running {printable(first)}" + (f" and {others:,} more" if others > 0 else ""))
     if progress.queued:
         parts.append(f"{progress.queued:,} waiting in the queue")
+    if progress.idle_in_words:
+        parts.append(progress.idle_in_words)
     return ", ".join(parts)

@@ -157,8 +157,8 @@ def test_no_candidate_of_a_large_study_is_asked_for_twice(monkeypatch):
     assert not set(asked) & {tuple(trial.params.values()) for trial in drawing.study.trials[:MANY]}
 
 
-def test_slots_of_a_large_study_are_kept_busy(monkeypatch):
-    """Where all draws name what was tried, a small study waits for what is pending, and a large one does not."""
+def test_slots_are_kept_busy_where_only_budgets_end_a_search(monkeypatch):
+    """Where all draws name what was tried, and no confidence can end it, a study waits for nothing, small or large."""
     drawing = Drawing(monkeypatch, fastest=0)
     drawing.try_some(10)
     drawing.ask()
@@ -166,8 +166,8 @@ def test_slots_of_a_large_study_are_kept_busy(monkeypatch):
 
     drawing.try_some(MANY)
 
-    assert waits_when_small
-    assert not drawing.sampler.waits(drawing.observations)
+    assert waits_when_small is None
+    assert drawing.sampler.waits(drawing.observations) is None
 
 
 def test_a_large_study_ends_by_draws_that_know_every_trial(monkeypatch):

@@ -280,6 +280,21 @@ def with_past(rng, error_of_past):
     return cold, warm
 
 
+def test_means_tell_what_is_likely_above_an_edge(rng):
+    """The means, with deviations where hypotheses disagree, tell the same as the mixture's probabilities."""
+    cold, misleading = with_past(rng, lambda features: -0.4 * features[:, 0])
+    tried, everywhere = np.arange(3), np.arange(len(cold.log_predicted))
+    found = after((cold, misleading), seen_at(tried, cold.log_predicted[tried] + 0.1))
+
+    means = found.means()
+    edge = np.quantile(means, 0.5, axis=0) + rng.normal(0, 0.1, means.shape[1])
+
+    assert found.probabilities @ means == pytest.approx(found.mean_and_deviation(everywhere)[0], abs=1e-9)
+    likely = found.probability_above(edge, everywhere) > 0.5
+    assert np.array_equal(found.is_likely_above(edge, everywhere, means), likely)
+    assert 0 < (means > edge).all(axis=0).sum() < likely.sum() < len(likely)
+
+
 def test_a_past_has_its_say_as_long_as_it_is_right(rng):
     """A past that erred to the other side starts at 80%, and is below 10% after four trials; one that erred as the
     study does is above 90%, and predicts the untried.

@@ -20,6 +20,8 @@ from tuner.run.studies import is_running, stored_study
 from tuner.search.observations import OBSERVATION
 from tuner.search.population import read_moments
 from tuner.search.pruning import MARGIN, MAX_REPORTS
+from tuner.search.stopping import StopReason
+from tuner.search.waiting import SLOTS, Slots, Wait
 from tuner.storage.opening import find_study
 from tuner.storage.record import MEANING, ORIGIN, SPENT_S, STOP_REASON, num_failed, num_pruned, read_records, saved_s
 from tuner.study_file.config import load_study
@@ -152,6 +154,63 @@ def test_measured_memory_is_a_constraint_of_the_trial(study):
     ok, out_of_memory, unknown = (trial.constraints for trial in stored_study(config).get_trials())
     assert -1 < ok["memory"] < 0 < out_of_memory["memory"]
     assert unknown == {}
+
+
+class Watched(InProcessExecutor):
+    """Executor that notes at every poll how many trials run, and what a reader of the storage is told of the slots."""
+
+    def watch(self, config, on_idle=None):
+        """Return itself, watched with a study of this configuration; `on_idle` is called the first time one is idle."""
+        self.config, self.seen_slots, self.on_idle = config, [], on_idle
+        return self
+
+    def poll(self, timeout_s, /):
+        """As the loop calls it."""
+        attributes = stored_study(self.config).user_attrs
+        self.seen_slots.append((len(self.waiting), Slots.from_json(attributes[SLOTS])))
+        if self.on_idle is not None and self.num_free_slots:
+            self.on_idle()
+            self.on_idle = None
+        return super().poll(timeout_s)
+
+
+def test_slots_stay_busy_while_there_is_something_to_try(study):
+    """A search that confidence cannot end keeps four slots busy until every candidate is tried, and then says that."""
+    config = study("search.max_trials=100")
+    executor = Watched(Scripted(), slots=4).watch(config)
+
+    result = run_study(config, executor=executor)
+
+    left = [result.num_candidates - ended for ended in range(result.num_candidates)]
+    assert result.stop_reason == StopReason.EXHAUSTED
+    assert [busy for busy, _ in executor.seen_slots] == [min(4, count) for count in left]
+    assert [slots.why for _, slots in executor.seen_slots] == [
+        "" if count >= 4 else StopReason.EXHAUSTED.sentence for count in left
+    ]
+
+
+def test_a_run_says_why_slots_are_idle(study, meshtune, monkeypatch):
+    """Where confidence may end a search with what runs, slots are idle; readers and progress are told why."""
+    config = study("search.max_trials=100", "search.confidence=0.95")
+    # a claim of this very process counts as one that nobody holds
+    monkeypatch.setattr("tuner.run.studies.is_running", lambda _: True)
+    shown = []
+    options = (config.file, "--storage", config.storage)
+    executor, told = Watched(Scripted(), slots=8), []
+    executor.watch(config, lambda: shown.extend(meshtune("status", *options, *more) for more in (("--json",), ())))
+
+    run_study(config, executor=executor, on_progress=lambda progress: told.append(progress.idle_in_words))
+
+    idle = [(8 - busy, slots) for busy, slots in executor.seen_slots if busy < 8]
+    assert {slots.count for _, slots in executor.seen_slots} == {8}
+    assert idle
+    assert all(slots.why for _, slots in idle)
+    assert Wait.NOTHING_NAMED in {slots.why for _, slots in idle}
+    assert any(Wait.NOTHING_NAMED in words for words in told)
+    busy, why = next((busy, slots.why) for busy, slots in executor.seen_slots if busy < 8)
+    as_json, in_words = shown[0].json, shown[1].out
+    assert (as_json["slots"], as_json["running"], as_json["idle_because"]) == (8, busy, why)
+    assert f"{busy} trials running, {8 - busy} of 8 slots idle: {why}" in " ".join(in_words.split())
 
 
 def test_confidence_waits_for_what_is_pending(study):

@@ -21,6 +21,7 @@ from tuner.search.population import P_STAR, read_moments
 from tuner.search.posterior import posterior_of
 from tuner.search.sampler import CONFIRMATIONS, ThompsonSampler
 from tuner.search.stopping import StopReason
+from tuner.search.waiting import Wait
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -137,6 +138,24 @@ def test_candidates_are_repeated_once_all_were_tried(exhausted):
 
     assert sorted(order[: len(grid)]) == list(range(len(grid)))
     assert set(order[len(grid) :]) <= set(np.argsort(world(grid)[1])[:3].tolist())
+
+
+def test_close_candidates_are_measured_again_side_by_side(grid):
+    """A settled search has one trial of each close candidate at a time; it waits for what may change who is close."""
+    sampler = make(grid, repeats=2, confidence=0.01)
+    study = optuna.create_study(sampler=sampler)
+    first, second = (study.ask(fixed_distributions=sampler.search_space) for _ in range(2))
+    study.tell(first, 1.0)
+    waits_for_a_new_one = sampler.waits(known_to(sampler, study))
+    study.tell(second, 1.001)
+
+    replicates = []
+    while (wait := sampler.waits(known_to(sampler, study))) is None:
+        replicates.append(study.ask(fixed_distributions=sampler.search_space).params)
+
+    assert waits_for_a_new_one is Wait.SETTLED
+    assert wait is Wait.REPLICATES
+    assert replicates == [first.params, second.params]
 
 
 def test_pending_candidates_are_closed_and_prove_nothing(grid):

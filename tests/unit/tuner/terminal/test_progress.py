@@ -13,9 +13,12 @@ from tuner.answers.comparison import Comparison
 from tuner.run.loop import run_study
 from tuner.run.opening import Opening
 from tuner.run.progress import Progress
+from tuner.search.waiting import Slots, Wait
 from tuner.storage.record import TrialRecord
 from tuner.study_file.config import load_study
+from tuner.terminal.event_log import state_of
 from tuner.terminal.progress import ALIVE_S, ProgressLine
+from tuner.terminal.trial_words import state_line
 
 STUDY = Path(__file__).resolve().parents[4] / "configs" / "studies" / "llama3-8b-dgx-h100.yaml"
 CURRENT = dict.fromkeys(DEGREES, 1) | {"tp": 8, "dp": 8}
@@ -124,6 +127,17 @@ def test_the_first_line_says_what_comes_first(told):
     assert "trying first tp=8,dp=8: the current configuration" in new
     assert "predicted 9.5 s per step" in new
     assert "7 trials so far, best 8 s; trying first tp=2,dp=8: the most promising configuration" in again
+
+
+def test_idle_slots_have_their_reason():
+    """Where a run knows why slots are idle, the line of state and the event log say so; else neither does."""
+    idle, busy = (progress(1, slots=Slots(count=4, why=why)) for why in (Wait.NOTHING_NAMED, ""))
+
+    words = f"3 of 4 slots idle: {Wait.NOTHING_NAMED.value}"
+    assert state_line(idle, "", COMPARED).endswith(f"running pp=2,tp=8,dp=8, {words}")
+    assert (state_of(idle)["slots"], state_of(idle)["idle_because"]) == (4, Wait.NOTHING_NAMED.value)
+    assert "idle" not in state_line(busy, "", COMPARED)
+    assert state_of(busy)["idle_because"] is None
 
 
 def test_a_log_shows_that_a_long_trial_runs(told):
