@@ -22,8 +22,9 @@ from typing import Any
 from hardware.io.errors import ConfigError
 from trials import ray_keeper
 from trials.ray_cluster import first_line
-from trials.ray_helpers import without_helpers
+from trials.ray_helpers import kill_when_ended, without_helpers
 from trials.ray_keeper import DISMISSED, GRACE_S, MARK
+from trials.unheard_signals import unheard
 
 OBJECT_STORE_BYTES = 100_000_000
 """Size of Ray's object store [bytes]. Trials exchange a few kilobytes, and Ray would reserve 30% of the memory."""
@@ -100,7 +101,7 @@ def _start(num_cpus: int) -> bool:
             return False
         _start_keepers(mark, str(Path(ray.__file__).parent))
         try:
-            with without_helpers(ray):
+            with unheard(), without_helpers(ray):
                 ray.init(
                     address="local",
                     num_cpus=num_cpus,
@@ -119,6 +120,7 @@ def _start(num_cpus: int) -> bool:
 
 def stop_local_ray(ray: Any) -> None:
     """End the Ray that `start_local_ray` has started."""
+    kill_when_ended(ray)
     ray.shutdown()
     keepers, _KEEPERS[:] = _KEEPERS[:], []
     for keeper in keepers:
@@ -150,14 +152,15 @@ def _start_keepers(mark: str, folder: str) -> None:
 
 def _start_keeper(command: Any) -> subprocess.Popen[bytes]:
     """Start one keeper; Popen, whose `args` may be given here again, types its command as nothing in particular."""
-    return subprocess.Popen(  # noqa: S603 # our own module
-        command,
-        env={name: value for name, value in os.environ.items() if name != MARK},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    with unheard():
+        return subprocess.Popen(  # noqa: S603 # our own module
+            command,
+            env={name: value for name, value in os.environ.items() if name != MARK},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
 
 @contextlib.contextmanager

@@ -21,6 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trials.unheard_signals import hear_signals, ignore_signals
+
 GRACE_S = 3.0
 """Time that a command has to end by itself after SIGTERM [s]: launchers such as srun end processes on other hosts."""
 
@@ -111,8 +113,7 @@ def start_supervised(
         os.close(life_line)
         os.close(output)
         os.setsid()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+        ignore_signals()
         adopt_orphans()
         code = _supervise(arguments, environment, directory, life_end, output_end, linger_s=linger_s)
     except OSError as error:
@@ -146,7 +147,7 @@ def _supervise(
         cwd=directory,
         start_new_session=True,
         restore_signals=True,
-        preexec_fn=_restore_signals,  # noqa: PLW1509 # the process has one thread
+        preexec_fn=hear_signals,  # noqa: PLW1509 # the process has one thread
     )
     os.close(output_end)
     while command.poll() is None:
@@ -176,11 +177,6 @@ def _has_descendants() -> bool:
             pass
         return True
     return False
-
-
-def _restore_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def _end_all(command: subprocess.Popen[bytes]) -> None:

@@ -78,9 +78,12 @@ from tuner.terminal.console import (
 from tuner.terminal.streams import lossy_streams
 
 if TYPE_CHECKING:  # these load numpy, Optuna and Ray
+    from tuner.run.following import Followed
     from tuner.run.progress import Progress, RunResult
     from tuner.storage.record import TrialRecord
     from tuner.study_file.config import StudyConfig
+    from tuner.terminal.event_log import EventLog
+    from tuner.terminal.progress import ProgressLine
 
 app = typer.Typer(
     name="meshtune",
@@ -261,32 +264,56 @@ def run(
     changes = list(overrides or [])
     changes += [f"search.max_trials={whole_number('--trials', trials, 1)}"] if trials is not None else []
     changes += [f"search.seed={whole_number('--seed', seed, 0)}"] if seed is not None else []
-    config = with_plans(load(study, changes, storage), runs=True)
+    line: ProgressLine | EventLog | None = None
 
-    # Import after reading the study: loading Optuna takes seconds, and mistakes should be told at once.
-    from tuner.run.following import run_following
-    from tuner.study_file.config import load_study
-    from tuner.terminal.event_log import EventLog
+    def show_interrupt() -> None:
+        if line is not None:
+            line.show_interrupt()
+
+    with ending_signals(show_interrupt) as is_preempted:
+        try:
+            config = with_plans(load(study, changes, storage), runs=True)
+
+            # Import after reading the study: loading Optuna takes seconds, and mistakes should be told at once.
+            from tuner.run.following import run_following
+            from tuner.study_file.config import load_study
+            from tuner.terminal.event_log import EventLog
+            from tuner.terminal.metrics_file import MetricsFile
+            from tuner.terminal.progress import ProgressLine
+
+            os.environ.pop("MESHTUNE_STORAGE", None)  # the processes of trials would inherit it
+            events = EventLog(config) if log_format == "json" else None
+            shown = MetricsFile(metrics, config.name, lambda trouble: warn([trouble])) if metrics is not None else None
+
+            def show(progress: Progress) -> None:
+                assert line is not None, "the run begins after it"
+                line.show(progress)
+                if shown is not None:
+                    shown.show(progress)
+
+            with events or ProgressLine(config) as line:
+                followed = run_following(
+                    config,
+                    lambda hosts: with_plans(
+                        load_study(study, overrides=changes, storage=storage, hosts=hosts), runs=True
+                    ),
+                    on_progress=show,
+                    ray_address=ray_address,
+                )
+            _tell_end(followed, events, as_json=as_json)
+        except KeyboardInterrupt:  # before the study was begun, or again while the run ended
+            raise typer.Exit(PREEMPTED if is_preempted() else INTERRUPTED) from None
+    result = followed.result
+    if result.stop_reason == "interrupted":
+        raise typer.Exit(PREEMPTED if is_preempted() else INTERRUPTED)
+    if result.best is None and result.extrapolated is None:
+        raise typer.Exit(FOUND_NOTHING)
+
+
+def _tell_end(followed: Followed, events: EventLog | None, *, as_json: bool) -> None:
+    """Print what a run has found."""
     from tuner.terminal.failing_command import failing_command_lines
-    from tuner.terminal.metrics_file import MetricsFile
-    from tuner.terminal.progress import ProgressLine
 
-    os.environ.pop("MESHTUNE_STORAGE", None)  # the processes of trials would inherit it
-    events = EventLog(config) if log_format == "json" else None
-    shown = MetricsFile(metrics, config.name, lambda trouble: warn([trouble])) if metrics is not None else None
-
-    def show(progress: Progress) -> None:
-        line.show(progress)
-        if shown is not None:
-            shown.show(progress)
-
-    with events or ProgressLine(config) as line, ending_signals(line.show_interrupt) as is_preempted:
-        followed = run_following(
-            config,
-            lambda hosts: with_plans(load_study(study, overrides=changes, storage=storage, hosts=hosts), runs=True),
-            on_progress=show,
-            ray_address=ray_address,
-        )
     config, result = followed.config, followed.result
     payload = {**_run_payload(config, result), "hosts": list(followed.hosts)}
     if events is None:
@@ -301,10 +328,6 @@ def run(
         print_json(payload)
     elif not result.fails_alike:
         print_run(config, result, payload)
-    if result.stop_reason == "interrupted":
-        raise typer.Exit(PREEMPTED if is_preempted() else INTERRUPTED)
-    if result.best is None and result.extrapolated is None:
-        raise typer.Exit(FOUND_NOTHING)
 
 
 def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
