@@ -24,7 +24,7 @@ from trials import ray_keeper
 from trials.ray_cluster import first_line
 from trials.ray_helpers import kill_when_ended, without_helpers
 from trials.ray_keeper import DISMISSED, GRACE_S, MARK
-from trials.unheard_signals import unheard
+from trials.unheard_signals import sigterm_kept, unheard
 
 OBJECT_STORE_BYTES = 100_000_000
 """Size of Ray's object store [bytes]. Trials exchange a few kilobytes, and Ray would reserve 30% of the memory."""
@@ -101,7 +101,7 @@ def _start(num_cpus: int) -> bool:
             return False
         _start_keepers(mark, str(Path(ray.__file__).parent))
         try:
-            with unheard(), without_helpers(ray):
+            with unheard(), sigterm_kept(), without_helpers(ray):
                 ray.init(
                     address="local",
                     num_cpus=num_cpus,
@@ -121,7 +121,8 @@ def _start(num_cpus: int) -> bool:
 def stop_local_ray(ray: Any) -> None:
     """End the Ray that `start_local_ray` has started."""
     kill_when_ended(ray)
-    ray.shutdown()
+    with unheard(), sigterm_kept():
+        ray.shutdown()
     keepers, _KEEPERS[:] = _KEEPERS[:], []
     for keeper in keepers:
         assert keeper.stdin is not None, "a keeper has a pipe"

@@ -9,6 +9,7 @@ users hear it again, since whoever ends them, and what they start, may rely on i
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,6 +25,18 @@ def unheard() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def sigterm_kept() -> Iterator[None]:
+    """Keep the handler of SIGTERM: Ray sets its own when it starts, and the default, which kills, when it ends."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        # None: not installed from Python, and Python cannot put it back
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 def ignore_signals() -> None:

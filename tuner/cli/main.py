@@ -26,6 +26,7 @@ from typer.main import get_command
 
 from hardware.io.errors import ConfigError, shown_url
 from hardware.io.output_file import check_place
+from trials.unheard_signals import ignore_signals
 from tuner.cli import calibrate as cli_calibrate
 from tuner.cli import completion as cli_completion
 from tuner.cli import dashboard as cli_dashboard
@@ -40,9 +41,7 @@ from tuner.cli import upkeep as cli_upkeep
 from tuner.cli import watch as cli_watch
 from tuner.cli.options import (
     FOUND_NOTHING,
-    INTERRUPTED,
     OUTPUT_LOST,
-    PREEMPTED,
     STORAGE_LOST,
     TAKEN_OVER,
     USERS_MISTAKE,
@@ -57,7 +56,7 @@ from tuner.cli.options import (
     with_plans,
     write_file,
 )
-from tuner.run.endings import StorageLostError, TakenOverError, ending_signals, keep_status
+from tuner.run.endings import INTERRUPTED, PREEMPTED, StorageLostError, TakenOverError, ending_signals, keep_status
 from tuner.terminal.console import (
     NOTHING_WORKS,
     confidence_in_words,
@@ -100,6 +99,8 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 def main() -> NoReturn:
     """Run the command line and exit; a user's mistake ends in one message and status 2."""
     _hide_secrets()
+    # called last of all: Python then puts the default back in place of handlers, long before the process has ended
+    atexit.register(ignore_signals)
     # with the default of 700 new objects, collections during imports take a tenth of the time of a quick command
     gc.set_threshold(100_000)
     try:
@@ -270,7 +271,7 @@ def run(
         if line is not None:
             line.show_interrupt()
 
-    with ending_signals(show_interrupt) as is_preempted:
+    with ending_signals(show_interrupt) as interrupted:
         try:
             config = with_plans(load(study, changes, storage), runs=True)
 
@@ -302,10 +303,10 @@ def run(
                 )
             _tell_end(followed, events, as_json=as_json)
         except KeyboardInterrupt:  # before the study was begun, or again while the run ended
-            raise typer.Exit(PREEMPTED if is_preempted() else INTERRUPTED) from None
+            raise typer.Exit(interrupted()) from None
     result = followed.result
     if result.stop_reason == "interrupted":
-        raise typer.Exit(PREEMPTED if is_preempted() else INTERRUPTED)
+        raise typer.Exit(interrupted())
     if result.best is None and result.extrapolated is None:
         raise typer.Exit(FOUND_NOTHING)
 

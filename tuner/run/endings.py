@@ -11,6 +11,11 @@ from contextlib import contextmanager
 from hardware.io.errors import ConfigError
 from trials.unheard_signals import ENDING_SIGNALS
 
+PREEMPTED = 75
+"""Status for batch systems: the machine was taken away, and the same command goes on (EX_TEMPFAIL of sysexits.h)."""
+
+INTERRUPTED = 130
+
 SAME_S = 1.0
 """Time within which further signals ask for nothing more than the first [s]: `timeout` sends its signal to the program
 and to its process group, and a terminal that is closed and its shell both send one."""
@@ -40,12 +45,11 @@ class FirstSignal:
 
 
 @contextmanager
-def ending_signals(on_signal: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+def ending_signals(on_signal: Callable[[], None]) -> Iterator[Callable[[], int]]:
     """Raise KeyboardInterrupt in the block at a signal that ends a run, after calling `on_signal`.
 
-    A later one interrupts the ending, too, unless it follows at once. The function that it gives tells whether one came
-    that is not the user's: the machine is taken away, and the run is to be started again elsewhere. A signal that is
-    ignored, as `nohup` has it, stays ignored.
+    A later one interrupts the ending, too, unless it follows at once; after the block it ends the process. The function
+    that it gives returns the exit status. A signal that is ignored, as `nohup` has it, stays ignored.
     """
     came: list[int] = []
     first = FirstSignal()
@@ -61,12 +65,19 @@ def ending_signals(on_signal: Callable[[], None]) -> Iterator[Callable[[], bool]
         for number in ENDING_SIGNALS
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
     }
+
+    def status() -> int:
+        return PREEMPTED if any(number != signal.SIGINT for number in came) else INTERRUPTED
+
     try:
-        yield lambda: any(number != signal.SIGINT for number in came)
+        yield status
     finally:
-        for number, handler in before.items():
-            if handler is not None:  # None: not installed from Python, and Python cannot put it back
-                signal.signal(number, handler)
+        if came:
+            keep_status(status())
+        else:
+            for number, handler in before.items():
+                if handler is not None:  # None: not installed from Python, and Python cannot put it back
+                    signal.signal(number, handler)
 
 
 def keep_status(status: int) -> None:

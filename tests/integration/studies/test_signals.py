@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 
 import optuna
 import pytest
@@ -89,10 +88,8 @@ class Signalled:
         time.sleep(2.0 if self._trials == "simulated" else 4.0)  # until their workers are at them
 
     def assert_ended_in_order(self, driver, wanted):
-        """The driver ends with this status and one answer, the study is free and well, no trial runs, nothing is left."""
-        began_s = time.monotonic()
+        """The driver ends with this status and an answer, the study is free, no trial runs, and nothing is left."""
         status, out, err = driver.ended()
-        print(f"{wanted}: {time.monotonic() - began_s:.1f} s to the end")
         left = driver.processes_after(LEFT_WITHIN_S)
         states, claim = self.read()
         found = subprocess.run(
@@ -213,7 +210,7 @@ def test_a_closed_terminal_is_an_end_in_order(study):
     """A run whose terminal is closed gives its study up and leaves nothing."""
     process, terminal = pty.fork()
     if not process:
-        os.execv(sys.executable, [sys.executable, "-m", "tuner", "run", str(study.file)])
+        os.execv(sys.executable, [sys.executable, "-m", "tuner", "run", str(study.file)])  # noqa: S606 # no shell wanted
     study.wait_for_work()
     os.close(terminal)
     _, status = os.waitpid(process, 0)
