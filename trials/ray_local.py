@@ -21,10 +21,10 @@ from typing import Any
 
 from hardware.io.errors import ConfigError
 from trials import ray_keeper
+from trials.ranks.unheard_signals import sigterm_kept, unheard
 from trials.ray_cluster import first_line
 from trials.ray_helpers import kill_when_ended, without_helpers
 from trials.ray_keeper import DISMISSED, GRACE_S, MARK
-from trials.unheard_signals import sigterm_kept, unheard
 
 OBJECT_STORE_BYTES = 100_000_000
 """Size of Ray's object store [bytes]. Trials exchange a few kilobytes, and Ray would reserve 30% of the memory."""

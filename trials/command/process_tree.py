@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trials.unheard_signals import hear_signals, ignore_signals
+from trials.ranks.unheard_signals import hear_signals, ignore_signals
 
 GRACE_S = 3.0
 """Time that a command has to end by itself after SIGTERM [s]: launchers such as srun end processes on other hosts."""

@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection, wait
 
 from trials.ranks.memory_limit import limit_data
 from trials.ranks.messages import Exit, Kill, Launch, Place, Reserve, Reserved, Told
-from trials.unheard_signals import hear_signals
+from trials.ranks.unheard_signals import hear_signals
 
 LOST_PARENT = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 

@@ -26,7 +26,7 @@ from typer.main import get_command
 
 from hardware.io.errors import ConfigError, shown_url
 from hardware.io.output_file import check_place
-from trials.unheard_signals import ignore_signals
+from trials.ranks.unheard_signals import ignore_signals
 from tuner.cli import calibrate as cli_calibrate
 from tuner.cli import completion as cli_completion
 from tuner.cli import dashboard as cli_dashboard

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from hardware.io.errors import ConfigError
-from trials.unheard_signals import ENDING_SIGNALS
+from trials.ranks.unheard_signals import ENDING_SIGNALS
 from tuner.run.endings import FirstSignal, TakenOverError
 from tuner.storage.store import AbstractStore, Condition, OvertakenError
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from hardware.io.errors import ConfigError
-from trials.unheard_signals import ENDING_SIGNALS
+from trials.ranks.unheard_signals import ENDING_SIGNALS
 
 PREEMPTED = 75
 """Status for batch systems: the machine was taken away, and the same command goes on (EX_TEMPFAIL of sysexits.h)."""

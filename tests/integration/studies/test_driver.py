@@ -14,7 +14,7 @@ from sqlalchemy import select
 
 from hardware.io.errors import ConfigError
 from tests.support.studies.driver_process import ROOT
-from trials.unheard_signals import ENDING_SIGNALS
+from trials.ranks.unheard_signals import ENDING_SIGNALS
 from tuner.run.driver import DRIVER, RENEW_AFTER_S, STALE_AFTER_S, WATCHED_S, claim, interrupts_held, is_held
 from tuner.run.endings import PREEMPTED, ending_signals
 from tuner.storage.history.tables import METADATA, make_tables

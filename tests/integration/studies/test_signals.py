@@ -188,18 +188,16 @@ def test_a_signal_to_the_group_while_ray_starts(study, number):
 
 @of("command")
 def test_signals_that_follow_do_not_disturb_the_end(study):
-    """Further signals, at once as `timeout` sends them and while Ray ends, change nothing of the end but its time."""
+    """Further signals, at once as `timeout` sends them and again and again until Python has ended, change nothing."""
     with study.driver() as driver:
         study.wait_for_work()
         driver.process.send_signal(signal.SIGTERM)
         os.killpg(driver.process.pid, signal.SIGTERM)
         time.sleep(0.01)
         os.killpg(driver.process.pid, signal.SIGHUP)
-        wait_until(lambda: study.read()[1] is None)
-        for _ in range(4):
-            time.sleep(0.4)
-            if driver.process.poll() is None:
-                os.killpg(driver.process.pid, signal.SIGTERM)
+        while driver.process.poll() is None:
+            time.sleep(0.05)
+            driver.process.send_signal(signal.SIGTERM)
         study.assert_ended_in_order(driver, 75)
 
     study.assert_goes_on()

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.support.studies.command_line import Done
-from trials.unheard_signals import ENDING_SIGNALS
+from trials.ranks.unheard_signals import ENDING_SIGNALS
 from tuner.cli.main import main
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trials.command.slurm.queue import SUBMITTER_KILLED, QueueError, cancel, jobs_named, submit
-from trials.unheard_signals import ignore_signals
+from trials.ranks.unheard_signals import ignore_signals
 
 RETRY_AFTER_S = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Pauses between attempts to cancel a job while the controller does not answer [s]."""
