@@ -3,8 +3,8 @@
 Ray's agents look for the raylet now and then, and some go on for minutes after a driver was killed, because they tell a
 server that has died too. A keeper waits for the end of the driver, by a pipe whose other end only the driver has and by
 the driver's process itself. When the driver is gone, however it ended, the keeper gives Ray some seconds to end by
-itself and then kills the rest. A driver that has ended its Ray in order dismisses its keepers by a byte. It has two, so
-that one may be killed too, and starts another for each that was (`ray_local.py`).
+itself and then kills the rest. A driver that has ended its Ray in order dismisses its keepers by a byte, and they kill
+the rest at once. It has two, so that one may be killed too, and starts another for each that was (`ray_local.py`).
 
 A process is this Ray's if its environment holds a mark that this Ray alone has, or if it has an open file in the folder
 of this Ray's session. The mark does not suffice: agents write their titles over the front of their environments, and
@@ -90,8 +90,8 @@ def keep(mark: str, folder: str, driver: int) -> None:
     ended_s = time.monotonic()
     while time.monotonic() < ended_s + GIVE_UP_S:
         left = [*ray_processes(mark, folder, session)]
-        is_late = time.monotonic() > ended_s + GRACE_S
-        if not left and (is_dismissed or is_late):  # Ray that was just starting may show no process for a moment
+        is_late = is_dismissed or time.monotonic() > ended_s + GRACE_S
+        if not left and is_late:  # Ray that was just starting may show no process for a moment
             return
         if is_late:
             for number in left:
@@ -125,7 +125,5 @@ def _wait(mark: str, driver: int) -> tuple[str, bool]:
         session = session or session_of(mark)
 
 
-if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the end of the driver is the only end
+if __name__ == "__main__":  # the end of the driver is its only end: it is started among unheard signals
     keep(sys.argv[1], sys.argv[2], int(sys.argv[3]))

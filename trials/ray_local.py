@@ -22,8 +22,9 @@ from typing import Any
 from hardware.io.errors import ConfigError
 from hardware.io.temporary import check_room
 from trials import ray_keeper
+from trials.ranks.unheard_signals import sigterm_kept, unheard
 from trials.ray_cluster import first_line
-from trials.ray_helpers import without_helpers
+from trials.ray_helpers import kill_when_ended, without_helpers
 from trials.ray_keeper import DISMISSED, GRACE_S, MARK
 
 OBJECT_STORE_BYTES = 100_000_000
@@ -107,7 +108,7 @@ def _start(num_cpus: int) -> bool:
         _check_room()
         _start_keepers(mark, str(Path(ray.__file__).parent))
         try:
-            with without_helpers(ray):
+            with unheard(), sigterm_kept(), without_helpers(ray):
                 ray.init(
                     address="local",
                     num_cpus=num_cpus,
@@ -137,7 +138,9 @@ def _check_room() -> None:
 
 def stop_local_ray(ray: Any) -> None:
     """End the Ray that `start_local_ray` has started."""
-    ray.shutdown()
+    kill_when_ended(ray)
+    with unheard(), sigterm_kept():
+        ray.shutdown()
     keepers, _KEEPERS[:] = _KEEPERS[:], []
     for keeper in keepers:
         assert keeper.stdin is not None, "a keeper has a pipe"
@@ -168,14 +171,15 @@ def _start_keepers(mark: str, folder: str) -> None:
 
 def _start_keeper(command: Any) -> subprocess.Popen[bytes]:
     """Start one keeper; Popen, whose `args` may be given here again, types its command as nothing in particular."""
-    return subprocess.Popen(  # noqa: S603 # our own module
-        command,
-        env={name: value for name, value in os.environ.items() if name != MARK},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    with unheard():
+        return subprocess.Popen(  # noqa: S603 # our own module
+            command,
+            env={name: value for name, value in os.environ.items() if name != MARK},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
 
 @contextlib.contextmanager

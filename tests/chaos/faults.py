@@ -6,6 +6,7 @@ it has hit something; after a while `undo`; a driver that ends meanwhile may do 
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import time
@@ -147,6 +148,23 @@ def _signal_driver(number: signal.Signals, scene: Scene, pick: int) -> bool:  # 
     return scene.driver is not None and send(scene.driver.process.pid, number)
 
 
+def _signal_group(number: signal.Signals, scene: Scene, pick: int) -> bool:  # noqa: ARG001 # the contract's
+    """Signal the driver's process group, as terminals and `timeout` do."""
+    if scene.driver is None or scene.driver.process.poll() is not None:
+        return False
+    os.killpg(scene.driver.process.pid, number)
+    return True
+
+
+def _signal_all(number: signal.Signals, scene: Scene, pick: int) -> bool:
+    """Signal the driver and all that it has started, in whatever session, as systemd does."""
+    if scene.driver is None:
+        return False
+    for process in below(scene.driver.process.pid):
+        send(process, number)
+    return _signal_driver(number, scene, pick)
+
+
 # What holds the study: the database, and the disk under its files
 
 
@@ -223,6 +241,27 @@ FAULTS: dict[str, Fault] = {
             name="interrupt driver",  # as Ctrl-C does
             strike=partial(_signal_driver, signal.SIGINT),
             statuses=frozenset({INTERRUPTED}),
+            **OF_DRIVER,
+        ),
+        *(
+            Fault(
+                name=f"{deed} driver's group",
+                strike=partial(_signal_group, number),
+                statuses=frozenset({status}),
+                **OF_DRIVER,
+            )
+            for deed, number, status in (
+                ("terminate", signal.SIGTERM, TOLD_TO_END),
+                ("hang up", signal.SIGHUP, TOLD_TO_END),
+                ("interrupt", signal.SIGINT, INTERRUPTED),
+                ("kill", signal.SIGKILL, -signal.SIGKILL),
+            )
+        ),
+        Fault(
+            name="terminate driver and all it started",
+            suits=lambda _storage, trials, ray: trials != "slurm" and ray == "local",
+            strike=partial(_signal_all, signal.SIGTERM),
+            statuses=frozenset({TOLD_TO_END}),
             **OF_DRIVER,
         ),
         Fault(

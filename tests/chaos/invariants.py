@@ -20,6 +20,9 @@ CLOSE = 1e-9
 
 WENT_WELL = 0
 
+IN_ORDER = (75, 130)
+"""Statuses of drivers that were told to end."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class End:
@@ -30,12 +33,14 @@ class End:
         allowed: Statuses that the faults of its life excuse, beside 0.
         faults: Their names.
         told: Its stderr.
+        left: What the storage held when it had ended.
     """
 
     status: int
     allowed: frozenset[int] = frozenset()
     faults: tuple[str, ...] = ()
     told: str = ""
+    left: Stored = EMPTY
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,6 +221,20 @@ def drivers_end_well(study: Disturbed) -> list[str]:
     return told
 
 
+def gives_its_study_up(study: Disturbed) -> list[str]:
+    """A driver that ends because it was told to leaves no claim and no running trial."""
+    ends = [end for end in study.ends if end.status in IN_ORDER]
+    return [
+        *(f"a driver ended with {end.status} and left its claim: {end.left.claim}" for end in ends if end.left.claim),
+        *(
+            f"a driver ended with {end.status} and left trial {trial.number} running"
+            for end in ends
+            for trial in end.left.trials
+            if trial.state == "RUNNING"
+        ),
+    ]
+
+
 def leaves_nothing(study: Disturbed) -> list[str]:
     """No process, job, shared memory or port that the study held is held after it."""
     after, used, before = study.after, study.used, study.before
@@ -237,6 +256,7 @@ INVARIANTS: tuple[Callable[[Disturbed], list[str]], ...] = (
     ends_as_undisturbed,
     tells_of_memory,
     drivers_end_well,
+    gives_its_study_up,
     leaves_nothing,
 )
 

@@ -18,8 +18,8 @@ from benchmarks.support.process_table import marked_processes
 from benchmarks.support.ray_nodes import RayNodes
 from benchmarks.support.timing import tell
 from tests.chaos.disk import SmallDisk, why_no_disk
-from tests.chaos.invariants import End
-from tests.chaos.stored import Stored, read_stored
+from tests.chaos.invariants import IN_ORDER, End
+from tests.chaos.stored import EMPTY, Stored, read_stored
 from tests.chaos.studies import Round, write_study
 from tests.support.own_slurm import OwnSlurm
 from tests.support.studies.driver_process import DriverProcess
@@ -148,7 +148,8 @@ class Scene:
         status, printed, told = self.driver.end()
         self.driver = None
         allowed = frozenset(self._allowed)
-        self.ends.append(End(status=status, allowed=allowed, faults=tuple(self._faults), told=told + hangs))
+        left = read_stored(self.storage) if status in IN_ORDER else EMPTY
+        self.ends.append(End(status=status, allowed=allowed, faults=tuple(self._faults), told=told + hangs, left=left))
         self._faults, self._allowed = [], set()
         tell(f"  driver ended with {status}: {told.strip().splitlines()[-1:]}{hangs}")
         if status == 0:

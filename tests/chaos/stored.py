@@ -25,6 +25,7 @@ VALUES = "SELECT trial_id, value FROM trial_values"
 PARAMS = "SELECT trial_id, param_name, param_value FROM trial_params ORDER BY param_id"
 ATTRIBUTES = "SELECT trial_id, key, value_json FROM trial_user_attributes WHERE key IN ('observation', 'prediction')"
 KEPT = "SELECT trial FROM meshtune_runs"
+CLAIM = "SELECT value_json FROM study_user_attributes WHERE key = 'driver'"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,10 +63,12 @@ class Stored:
     Attributes:
         trials: In the order of their numbers.
         kept: The trials of which a row is kept for later studies, one each.
+        claim: JSON text of the driver's claim; empty where nobody claims the study.
     """
 
     trials: tuple[StoredTrial, ...] = ()
     kept: tuple[int, ...] = ()
+    claim: str = ""
 
 
 EMPTY = Stored()
@@ -113,6 +116,7 @@ def _of_tables(rows: Any) -> Stored:
             for key, number, state, ended in rows(TRIALS)
         ),
         kept=tuple(trial for (trial,) in rows(KEPT)),
+        claim="".join(text for (text,) in rows(CLAIM) if text != "null"),
     )
 
 
@@ -154,6 +158,7 @@ def _of_journal(path: Path) -> Stored:
             for number, told in enumerate(trials)
         ),
         kept=tuple(kept),
+        claim="" if attributes.get("driver") == "null" else attributes.get("driver", ""),
     )
 
 

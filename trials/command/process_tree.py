@@ -21,6 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trials.ranks.unheard_signals import hear_signals, ignore_signals
+
 GRACE_S = 3.0
 """Time that a command has to end by itself after SIGTERM [s]: launchers such as srun end processes on other hosts."""
 
@@ -145,7 +147,7 @@ def _supervise(
         cwd=directory,
         start_new_session=True,
         restore_signals=True,
-        preexec_fn=restore_signals,  # noqa: PLW1509 # the process has one thread
+        preexec_fn=hear_signals,  # noqa: PLW1509 # the process has one thread
     )
     os.close(output_end)
     while command.poll() is None:
@@ -175,18 +177,6 @@ def _has_descendants() -> bool:
             pass
         return True
     return False
-
-
-def ignore_signals() -> None:
-    """Ignore the signals that end a command: what watches over it ends after it."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-
-
-def restore_signals() -> None:
-    """Give the signals that end a command their usual meaning again."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def _end_all(command: subprocess.Popen[bytes]) -> None:

@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection, wait
 
 from trials.ranks.memory_limit import limit_data
 from trials.ranks.messages import Exit, Kill, Launch, Place, Reserve, Reserved, Told
+from trials.ranks.unheard_signals import hear_signals
 
 LOST_PARENT = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 
@@ -158,6 +159,7 @@ def _set_death_signal(parent: int) -> None:
 
 def _set_up_rank(launch: Launch, rank: int, log: int) -> None:
     """Set the signals, variables, output and memory limit of one rank's process."""
+    hear_signals()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which ends the ranks
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(launch.world_size))
     fcntl.fcntl(log, fcntl.F_SETFL, fcntl.fcntl(log, fcntl.F_GETFL) | os.O_APPEND)

@@ -19,7 +19,7 @@ class TrialRow:
     Attributes:
         trial: Number of the trial.
         config: Value of each dimension of its candidate.
-        status: Outcome in one word: a value of `trials.backend.Status`, or `running`.
+        status: Outcome in one word: a value of `trials.backend.Status`, `running`, or `waiting` for the next driver.
         is_proxy: Whether a smaller job ran in place of the candidate.
         step_time_s: Median of the measured steps, also of a trial that was stopped early or ran a proxy [s]; None
             without one.
@@ -75,7 +75,7 @@ def _row(record: TrialRecord, compared: Comparison | None) -> TrialRow:
     return TrialRow(
         trial=record.number,
         config=dict(record.params),
-        status=record.status.value if record.status else "running",
+        status=record.status.value if record.status else record.unfinished_in_words,
         is_proxy=record.is_proxy,
         step_time_s=observation.median_s if observation else record.step_time_s,
         speedup=compared.speedup(record.step_time_s) if compared else None,

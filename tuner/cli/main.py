@@ -16,7 +16,6 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -28,6 +27,7 @@ from typer.main import get_command
 from hardware.io.errors import ConfigError, shorten, shown_url
 from hardware.io.output_file import check_place
 from hardware.io.secret_texts import hide_words, holds_secret
+from trials.ranks.unheard_signals import ignore_signals
 from tuner.cli import calibrate as cli_calibrate
 from tuner.cli import completion as cli_completion
 from tuner.cli import dashboard as cli_dashboard
@@ -37,14 +37,13 @@ from tuner.cli import place as cli_place
 from tuner.cli import plan as cli_plan
 from tuner.cli import predictions as cli_predictions
 from tuner.cli import replan as cli_replan
+from tuner.cli import status as cli_status
 from tuner.cli import trials as cli_trials
 from tuner.cli import upkeep as cli_upkeep
 from tuner.cli import watch as cli_watch
 from tuner.cli.options import (
     FOUND_NOTHING,
-    INTERRUPTED,
     OUTPUT_LOST,
-    PREEMPTED,
     STORAGE_LOST,
     TAKEN_OVER,
     USERS_MISTAKE,
@@ -59,20 +58,15 @@ from tuner.cli.options import (
     with_plans,
     write_file,
 )
-from tuner.run.endings import StorageLostError, TakenOverError, ending_signals, keep_status
+from tuner.cli.status import counts
+from tuner.run.endings import INTERRUPTED, PREEMPTED, StorageLostError, TakenOverError, ending_signals, keep_status
 from tuner.terminal.console import (
     NOTHING_WORKS,
-    confidence_in_words,
     in_words,
-    print_device_time,
-    print_extrapolated,
-    print_failed,
     print_json,
     print_judged,
     print_run,
-    print_taken,
     printable,
-    pruned_in_words,
     say,
     throughput_in_words,
     warn,
@@ -81,9 +75,11 @@ from tuner.terminal.event_lines import EventLines
 from tuner.terminal.streams import lossy_streams
 
 if TYPE_CHECKING:  # these load numpy, Optuna and Ray
+    from tuner.run.following import Followed
     from tuner.run.progress import Progress, RunResult
-    from tuner.storage.record import TrialRecord
     from tuner.study_file.config import StudyConfig
+    from tuner.terminal.event_log import EventLog
+    from tuner.terminal.progress import ProgressLine
 
 app = typer.Typer(
     name="meshtune",
@@ -100,6 +96,8 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 def main() -> NoReturn:
     """Run the command line and exit; a user's mistake ends in one message and status 2."""
     _hide_secrets()
+    # called last of all: Python then puts the default back in place of handlers, long before the process has ended
+    atexit.register(ignore_signals)
     # with the default of 700 new objects, collections during imports take a tenth of the time of a quick command
     gc.set_threshold(100_000)
     try:
@@ -287,35 +285,59 @@ def run(
     changes = list(overrides or [])
     changes += [f"search.max_trials={whole_number('--trials', trials, 1)}"] if trials is not None else []
     changes += [f"search.seed={whole_number('--seed', seed, 0)}"] if seed is not None else []
-    config = load(study, changes, storage)
-    if lines is not None:
-        lines.study = config.name
-    config = with_plans(config, runs=True)
+    line: ProgressLine | EventLog | None = None
 
-    # Import after reading the study: loading Optuna takes seconds, and mistakes should be told at once.
-    from tuner.run.following import run_following
-    from tuner.study_file.config import load_study
-    from tuner.terminal.event_log import EventLog
+    def show_interrupt() -> None:
+        if line is not None:
+            line.show_interrupt()
+
+    with ending_signals(show_interrupt) as interrupted:
+        try:
+            config = load(study, changes, storage)
+            if lines is not None:
+                lines.study = config.name
+            config = with_plans(config, runs=True)
+
+            # Import after reading the study: loading Optuna takes seconds, and mistakes should be told at once.
+            from tuner.run.following import run_following
+            from tuner.study_file.config import load_study
+            from tuner.terminal.event_log import EventLog
+            from tuner.terminal.metrics_file import MetricsFile
+            from tuner.terminal.progress import ProgressLine
+
+            os.environ.pop("MESHTUNE_STORAGE", None)  # the processes of trials would inherit it
+            events = EventLog(config) if log_format == "json" else None
+            shown = MetricsFile(metrics, config.name, lambda trouble: warn([trouble])) if metrics is not None else None
+
+            def show(progress: Progress) -> None:
+                assert line is not None, "the run begins after it"
+                line.show(progress)
+                if shown is not None:
+                    shown.show(progress)
+
+            with events or ProgressLine(config) as line:
+                followed = run_following(
+                    config,
+                    lambda hosts: with_plans(
+                        load_study(study, overrides=changes, storage=storage, hosts=hosts), runs=True
+                    ),
+                    on_progress=show,
+                    ray_address=ray_address,
+                )
+            _tell_end(followed, events, as_json=as_json)
+        except KeyboardInterrupt:  # before the study was begun, or again while the run ended
+            raise typer.Exit(interrupted()) from None
+    result = followed.result
+    if result.stop_reason == "interrupted":
+        raise typer.Exit(interrupted())
+    if result.best is None and result.extrapolated is None:
+        raise typer.Exit(FOUND_NOTHING)
+
+
+def _tell_end(followed: Followed, events: EventLog | None, *, as_json: bool) -> None:
+    """Print what a run has found."""
     from tuner.terminal.failing_command import failing_command_lines
-    from tuner.terminal.metrics_file import MetricsFile
-    from tuner.terminal.progress import ProgressLine
 
-    os.environ.pop("MESHTUNE_STORAGE", None)  # the processes of trials would inherit it
-    events = EventLog(config) if log_format == "json" else None
-    shown = MetricsFile(metrics, config.name, lambda trouble: warn([trouble])) if metrics is not None else None
-
-    def show(progress: Progress) -> None:
-        line.show(progress)
-        if shown is not None:
-            shown.show(progress)
-
-    with events or ProgressLine(config) as line, ending_signals(line.show_interrupt) as is_preempted:
-        followed = run_following(
-            config,
-            lambda hosts: with_plans(load_study(study, overrides=changes, storage=storage, hosts=hosts), runs=True),
-            on_progress=show,
-            ray_address=ray_address,
-        )
     config, result = followed.config, followed.result
     payload = {**_run_payload(config, result), "hosts": list(followed.hosts)}
     if events is None:
@@ -330,10 +352,6 @@ def run(
         print_json(payload)
     elif not result.fails_alike:
         print_run(config, result, payload)
-    if result.stop_reason == "interrupted":
-        raise typer.Exit(PREEMPTED if is_preempted() else INTERRUPTED)
-    if result.best is None and result.extrapolated is None:
-        raise typer.Exit(FOUND_NOTHING)
 
 
 def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
@@ -357,26 +375,13 @@ def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
         "training": training and training.as_json(config.dimensions),
         "extrapolated": extrapolated is not None,
         "front": front_json(config, measured_front(config, result.records)),
-        **_counts(result.records),
+        **counts(result.records),
         **device_time_json(config, compared, result.records),
         "candidates": result.num_candidates,
         "p_star": result.p_star,
         "stop_reason": result.stop_reason.value,
         "study_name": config.name,
         "storage": shown_url(config.storage),
-    }
-
-
-def _counts(records: Sequence[TrialRecord]) -> dict[str, float]:
-    """Return the numbers of trials under the keys of JSON."""
-    from tuner.storage.record import num_failed, num_proxies, num_pruned, saved_s
-
-    return {
-        "trials": sum(record.finished for record in records),
-        "proxies": num_proxies(records),
-        "failed": num_failed(records),
-        "pruned": num_pruned(records),
-        "saved_s": saved_s(records),
     }
 
 
@@ -394,85 +399,7 @@ app.command(short_help="Follow a cluster; say when to change a running job.")(cl
 app.command(short_help="Fit a runtime's profile, or time operators on this machine.")(cli_calibrate.calibrate)
 
 
-@app.command()
-def status(study: StudyFile, storage: Storage = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Show the progress of a study, which may be running."""
-    config = load(study, overrides, storage)
-
-    from tuner.answers.device_time import device_time_json
-    from tuner.answers.fewer_hosts import phases_of
-    from tuner.answers.gain import compared_in, gains
-    from tuner.answers.planned_candidates import plans_in
-    from tuner.answers.reference import reference_of
-    from tuner.answers.training import limited_of
-    from tuner.report.words import after_trials
-    from tuner.run.studies import is_driven, is_running, stored_study
-    from tuner.search.population import P_STAR, in_lines, read_moments
-    from tuner.search.proxy.extrapolation import extrapolated_of
-    from tuner.search.stopping import StopReason
-    from tuner.search.waiting import SLOTS, Slots
-    from tuner.storage.record import HISTORY, STOP_REASON, best_record, read_records
-
-    stored = stored_study(config)
-    config = plans_in(config, stored)
-    records = read_records(stored)
-    best = best_record(records)
-    best_s = best.step_time_s if best else None
-    extrapolated = None if best else extrapolated_of(stored.user_attrs)
-    phases, running = phases_of(config), is_running(stored)
-    in_flight = sum(not record.finished for record in records) if running else 0
-    slots = Slots.from_json(stored.user_attrs.get(SLOTS) if running else None)
-    under_way = next((phase for phase in phases if is_driven(phase.attributes)), None)
-    moments = read_moments(stored)
-    compared = compared_in(config, reference_of(config, stored), records, best, stored.user_attrs)
-    training = limited_of(config, best, extrapolated)
-    payload = {
-        "study_name": config.name,
-        **_counts(records),
-        "running": in_flight,
-        **slots.state_of(in_flight),
-        **device_time_json(config, compared, records),
-        "clock": config.backend.clock,
-        "best_step_time_s": extrapolated.step_time_s if extrapolated else best_s,
-        **gains(compared),
-        "training": training and training.as_json(config.dimensions),
-        "extrapolated": extrapolated is not None,
-        "p_star": stored.user_attrs.get(P_STAR, 0.0),
-        "stop_reason": None if running or under_way else stored.user_attrs.get(STOP_REASON, "interrupted"),
-        "population": asdict(moments[-1]) if moments else None,
-        "fewer_hosts": [phase.as_json() for phase in phases],
-    }
-    if as_json:
-        print_json(payload)
-        return
-    stopped = f"stopped: {StopReason(payload['stop_reason']).sentence}" if payload["stop_reason"] else ""
-    state = (
-        f"running on {under_way.hosts_in_words}"
-        if under_way
-        else stopped or ", ".join(filter(None, (f"{in_flight} trials running", slots.in_words(in_flight))))
-    )
-    say(f"{config.name}: {payload['trials']} trials, {payload['failed']} failed; {state}")
-    print_failed(records)
-    print_taken(records)
-    if payload["pruned"]:
-        say(f"{pruned_in_words(payload['pruned'], payload['saved_s'])}.")
-    if stored.user_attrs.get(HISTORY):
-        typer.echo(stored.user_attrs[HISTORY])
-    if best is not None:
-        say(f"Best: {in_words(best.params)}")
-        source = config.backend.source_in_words
-        say(f"  {best.step_time_s:.4g} s per step ({source}); {confidence_in_words(config, payload['p_star'])}")
-    elif extrapolated is not None:
-        print_extrapolated(extrapolated)
-    if best or extrapolated:
-        print_judged(config, compared, training, payload["p_star"] if best else None)
-    print_device_time(config, compared, records)
-    for phase in phases:
-        say(f"Ran besides: {phase.in_words}")
-    if moments:
-        typer.echo("\n".join(in_lines(moments[-1], after_trials(records, moments[-1].trial), in_words)))
-
-
+app.command()(cli_status.status)
 app.command(short_help="Print the table of a study's trials.")(cli_trials.trials)
 app.command(short_help="Look for damage and for what dead drivers have left.")(cli_upkeep.doctor)
 app.command(short_help="Copy a study's storage, while it runs or afterwards.")(cli_upkeep.backup)

@@ -56,9 +56,6 @@ OUTPUT_LOST = 1
 USERS_MISTAKE = 2
 STORAGE_LOST = 3
 TAKEN_OVER = 4
-PREEMPTED = 75
-"""Status for batch systems: the machine was taken away, and the same command goes on (EX_TEMPFAIL of sysexits.h)."""
-INTERRUPTED = 130
 
 
 def with_options(table: Mapping[str, tuple[str, str]]) -> Callable[[Command], Command]:

@@ -10,18 +10,8 @@ import typer
 from typer import Argument
 
 from hardware.io.errors import shown_url
-from tuner.cli.options import (
-    INTERRUPTED,
-    PREEMPTED,
-    SOMETHING_WRONG,
-    AsJson,
-    Overrides,
-    Storage,
-    StudyFile,
-    check_out,
-    load,
-)
-from tuner.run.endings import ending_signals, ignore_signal
+from tuner.cli.options import SOMETHING_WRONG, AsJson, Overrides, Storage, StudyFile, check_out, load
+from tuner.run.endings import ending_signals
 from tuner.terminal.console import print_json, printable, say
 
 
@@ -78,11 +68,11 @@ def backup(
     from tuner.storage.backup import back_up
     from tuner.study_file.storage_url import is_journal
 
-    with ending_signals(ignore_signal) as is_preempted:
+    with ending_signals(lambda: None) as interrupted:
         try:
             written = back_up(config.storage, target)
         except KeyboardInterrupt:
-            raise typer.Exit(PREEMPTED if is_preempted() else INTERRUPTED) from None
+            raise typer.Exit(interrupted()) from None
     url = f"{'journal' if is_journal(config.storage) else 'sqlite'}:///{written}"
     if as_json:
         print_json({"study_name": config.name, "storage": shown_url(config.storage), "backup": url})

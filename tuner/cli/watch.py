@@ -15,7 +15,7 @@ import typer
 from typer import Option
 
 from hardware.io.errors import ConfigError, did_you_mean
-from tuner.cli.options import INTERRUPTED, PREEMPTED, Overrides, Storage, StudyFile, load, number, with_plans
+from tuner.cli.options import Overrides, Storage, StudyFile, load, number, with_plans
 from tuner.cli.replan import CheckpointEvery, Restart, StorageBandwidth, costs_of_change
 from tuner.run.endings import ending_signals
 from tuner.terminal.console import printable, say
@@ -126,7 +126,7 @@ def watch(
     file = state or Path(f"{config.name}.watch.json")
     rules = Rules(settle_s=settle_s, horizon_s=horizon_s, costs=Assumptions(**costs))
     chosen = _parse(config, running)
-    with locked(file), ending_signals(lambda: None) as is_preempted:
+    with locked(file), ending_signals(lambda: None) as interrupted:
         kept = read_state(file, config)
         if kept is None or kept.source != hosts_from:
             kept = Kept(source=hosts_from, began_s=time.time())
@@ -145,7 +145,7 @@ def watch(
             with closing(probing) if probing is not None else nullcontext():
                 watch_cluster(Watched(config), hosts, kept, rules, doing, running=chosen, probing=probing)
         except KeyboardInterrupt:
-            raise typer.Exit(PREEMPTED if is_preempted() else INTERRUPTED) from None
+            raise typer.Exit(interrupted()) from None
 
 
 def _probe_s(probe: str, hosts_from: str, network: Path | None) -> float:

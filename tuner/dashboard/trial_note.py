@@ -81,7 +81,7 @@ def trial_facts(record: TrialRecord, reference: Reference | None) -> dict[str, A
 
 
 def _status(record: TrialRecord) -> str:
-    words = STATUS_WORDS[record.status] if record.status else "running"
+    words = STATUS_WORDS[record.status] if record.status else record.unfinished_in_words
     return f"proxy: {words}" if record.is_proxy else words
 
 

@@ -67,13 +67,15 @@ def findings_of_study(config: StudyConfig) -> Iterator[Finding]:
             found=f"process {held['pid']} on {held['host']} claims the study, and has been silent for {age_s:.0f} s",
             advice="run the study again: it takes a dead driver's claim over",
         )
-    running = [trial.number for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))]
-    if running:
-        yield Finding(
-            what="trials",
-            found=f"{len(running)} trials are left running without a driver: {_some(running)}",
-            advice="run the study again: it ends those that were measured, and starts the others under their numbers",
-        )
+        # without a claim their driver has ended in order, and they wait for the next one
+        running = [trial.number for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))]
+        if running:
+            yield Finding(
+                what="trials",
+                found=f"{len(running)} trials are left running without a driver: {_some(running)}",
+                advice="run the study again: it ends those that were measured, and starts the others under their "
+                "numbers",
+            )
 
 
 def findings_of_machine() -> Iterator[Finding]:

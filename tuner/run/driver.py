@@ -21,7 +21,8 @@ from types import FrameType
 from typing import Any
 
 from hardware.io.errors import ConfigError
-from tuner.run.endings import ENDING_SIGNALS, TakenOverError
+from trials.ranks.unheard_signals import ENDING_SIGNALS
+from tuner.run.endings import FirstSignal, TakenOverError
 from tuner.storage.store import AbstractStore, Condition, OvertakenError
 
 DRIVER = "driver"
@@ -115,8 +116,13 @@ def claim(
         held, text = store.read_attribute(study_id, DRIVER)
         if held and (is_held(held, now_s=now_s) or _is_renewed(store, study_id, text, held, on_note, sleep)):
             raise _driven_error(study_name, held)
-        if store.replace_attribute(Condition(study_id=study_id, key=DRIVER, text=text), mine):
-            return Claim(store, study_id, json.dumps(mine), now_s)
+        made = Claim(store, study_id, json.dumps(mine), now_s)
+        try:
+            if store.replace_attribute(Condition(study_id=study_id, key=DRIVER, text=text), mine):
+                return made
+        except KeyboardInterrupt:  # it may be written already
+            made.release()
+            raise
     raise _driven_error(study_name, held or {})
 
 
@@ -215,15 +221,16 @@ def _start_of(pid: int) -> str:
 def interrupts_held() -> Iterator[None]:
     """Let signals that end a run wait until the block has ended, then hand them to the handlers that were there before.
 
-    It protects steps that an interrupt would leave half done. A second signal does not wait. Handlers that the block
-    installs do not outlive it. Starting Ray replaces that of SIGTERM by one that exits: such an exit is handed on as
-    the signal that it was.
+    It protects steps that an interrupt would leave half done. A second signal does not wait, unless it only repeats the
+    first. Handlers that the block installs do not outlive it. Starting Ray replaces that of SIGTERM by one that exits:
+    such an exit is handed on as the signal that it was.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # signals reach the main thread alone
         return
     before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
     waiting: list[int] = []
+    first = FirstSignal()
 
     def put_back() -> None:
         for number, handler in before.items():
@@ -232,7 +239,7 @@ def interrupts_held() -> Iterator[None]:
 
     def hold(number: int, _frame: FrameType | None) -> None:
         waiting.append(number)
-        if len(waiting) > 1:
+        if not first.is_repeated() and len(waiting) > 1:
             put_back()
             signal.raise_signal(number)
 

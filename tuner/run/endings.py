@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
 
 from hardware.io.errors import ConfigError
+from trials.ranks.unheard_signals import ENDING_SIGNALS
 
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""Signals that end a run in order: the user's, those of whoever takes the machine away, and the warning before that."""
+PREEMPTED = 75
+"""Status for batch systems: the machine was taken away, and the same command goes on (EX_TEMPFAIL of sysexits.h)."""
+
+INTERRUPTED = 130
+
+SAME_S = 1.0
+"""Time within which further signals ask for nothing more than the first [s]: `timeout` sends its signal to the program
+and to its process group, and a terminal that is closed and its shell both send one."""
 
 
 class StorageLostError(ConfigError):
@@ -22,35 +29,55 @@ class TakenOverError(ConfigError):
     """Study that another process has taken over while this one ran it."""
 
 
-def ignore_signal() -> None:
-    """Do nothing, for commands that say nothing when a signal comes."""
+class FirstSignal:
+    """Moment of the first signal of some, which tells whether a later one only repeats it."""
+
+    def __init__(self) -> None:
+        self._came_s: float | None = None
+
+    def is_repeated(self) -> bool:
+        """Take note of a signal that comes now; return whether it only repeats the first."""
+        now_s = time.monotonic()
+        if self._came_s is None:
+            self._came_s = now_s
+            return False
+        return now_s - self._came_s < SAME_S
 
 
 @contextmanager
-def ending_signals(on_signal: Callable[[], None]) -> Iterator[Callable[[], bool]]:
-    """Raise KeyboardInterrupt in the block at each signal that ends a run, after calling `on_signal`.
+def ending_signals(on_signal: Callable[[], None]) -> Iterator[Callable[[], int]]:
+    """Raise KeyboardInterrupt in the block at a signal that ends a run, after calling `on_signal`.
 
-    The function that it gives tells whether one came that is not the user's: the machine is taken away, and the run is
-    to be started again elsewhere. A signal that is ignored, as `nohup` has it, stays ignored.
+    A later one interrupts the ending, too, unless it follows at once; after the block it ends the process. The function
+    that it gives returns the exit status. A signal that is ignored, as `nohup` has it, stays ignored.
     """
     came: list[int] = []
+    first = FirstSignal()
 
-    def end(number: int, _frame: object) -> NoReturn:
+    def end(number: int, _frame: object) -> None:
         came.append(number)
-        on_signal()
-        raise KeyboardInterrupt
+        if not first.is_repeated():
+            on_signal()
+            raise KeyboardInterrupt
 
     before = {
         number: signal.signal(number, end)
         for number in ENDING_SIGNALS
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
     }
+
+    def status() -> int:
+        return PREEMPTED if any(number != signal.SIGINT for number in came) else INTERRUPTED
+
     try:
-        yield lambda: any(number != signal.SIGINT for number in came)
+        yield status
     finally:
-        for number, handler in before.items():
-            if handler is not None:  # None: not installed from Python, and Python cannot put it back
-                signal.signal(number, handler)
+        if came:
+            keep_status(status())
+        else:
+            for number, handler in before.items():
+                if handler is not None:  # None: not installed from Python, and Python cannot put it back
+                    signal.signal(number, handler)
 
 
 def keep_status(status: int) -> None:

@@ -5,9 +5,9 @@ transactions. A trial passes five points. It is asked for: its candidate's dimen
 attribute. It is submitted to the executor. It is followed: its first steps are intermediate values, and it is stopped
 where they are clearly slower than the best. It is observed: the observation is an attribute. It is told to Optuna.
 
-A driver that dies leaves trials behind at any of these points. The next one adopts them under their own numbers: it
-closes a trial without a candidate, tells one with an observation, and submits the others again. So nothing that was
-observed is lost, and no candidate is finished twice.
+A driver that dies leaves trials behind at any of these points, and one that ends in order lets those that it has not
+told wait. The next one adopts them under their own numbers: it closes a trial without a candidate, tells one with an
+observation, and submits the others again. So nothing that was observed is lost, and no candidate is finished twice.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState, create_trial
@@ -142,28 +143,33 @@ def run_study(
         if config.own_step is not None and OWN_PLANS not in study.user_attrs:
             study.set_user_attr(OWN_PLANS, config.own_step.as_json())
         held = claim(store, config.name, now_s=wall_clock(), on_note=tell)
-        # past Optuna's cache, which would keep all that was ever read
-        trials = OwnTrials(
-            store.storage.get_all_trials(study._study_id, deepcopy=False),
-            config.dimensions,
-            sampler,
-            lambda record: device_time_of(config, [record]).device_s,
-        )
-        run = _Run(
-            config=config,
-            candidates=candidates,
-            sampler=sampler,
-            store=store,
-            held=held,
-            study=DrivenStudy(study, trials),
-            trials=trials,
-            past=past,
-            reference=reference_of(config, study),
-            spending=Spending(config.search, occupies_devices=config.backend.trains),
-            reports=StepReports(study=study, pruner=make_pruner(config)) if config.search.prune else None,
-            expected=expected,
-            ended=[(each.number, each.observation) for each in trials.records if each.finished and each.observation],
-        )
+        try:
+            # past Optuna's cache, which would keep all that was ever read
+            trials = OwnTrials(
+                store.storage.get_all_trials(study._study_id, deepcopy=False),
+                config.dimensions,
+                sampler,
+                lambda record: device_time_of(config, [record]).device_s,
+            )
+            ended = [(each.number, each.observation) for each in trials.records if each.finished and each.observation]
+            run = _Run(
+                config=config,
+                candidates=candidates,
+                sampler=sampler,
+                store=store,
+                held=held,
+                study=DrivenStudy(study, trials),
+                trials=trials,
+                past=past,
+                reference=reference_of(config, study),
+                spending=Spending(config.search, occupies_devices=config.backend.trains),
+                reports=StepReports(study=study, pruner=make_pruner(config)) if config.search.prune else None,
+                expected=expected,
+                ended=ended,
+            )
+        except KeyboardInterrupt:  # reading a large study takes seconds
+            held.release()
+            raise
         with rescued(config.storage, config.file, run.remember):
             stop_reason = _drive(run, executor, on_progress, clock, wall_clock)
         best = trials.best
@@ -201,27 +207,36 @@ def _drive(
 ) -> StopReason:
     """Ask, submit, poll and record until there is a reason to stop, then give the claim up.
 
-    Steps that write more than one thing are not interrupted half-way; only a kill can do that, and `_Run.adopt` mends
-    it.
+    It is given up before the executor ends, which takes seconds. Steps that write more than one thing are not
+    interrupted half-way; only a kill can do that, and `_Run.adopt` mends it.
     """
     started_s = clock() - float(run.study.user_attrs.get(SPENT_S, 0.0))
     stop_reason = StopReason.INTERRUPTED
-    try:
+
+    def give_up() -> None:
         with interrupts_held():
-            todo = run.adopt()
-            run.count_measured()
-        reason = run.reason_to_stop(clock() - started_s)
-        if not (todo := run.keep(todo, reason)) and reason is not None:
-            stop_reason = reason
-            return stop_reason
-        with run.held.together():
-            # told now, because a driver that is killed cannot
-            run.study.set_user_attr(STOP_REASON, StopReason.INTERRUPTED.value)
-            if run.past.in_words != run.study.user_attrs.get(HISTORY, ""):
-                run.study.set_user_attr(HISTORY, run.past.in_words)
-        on_progress(run.progress(clock() - started_s, opening=run.opening(todo)))
-        with ExitStack() as stack:
-            running, notes = _enter(run, executor, stack)
+            run.give_up(stop_reason, clock() - started_s)
+
+    try:
+        with ExitStack() as last, ExitStack() as first:
+            first.callback(give_up)
+            with interrupts_held():
+                todo = run.adopt()
+                run.count_measured()
+            reason = run.reason_to_stop(clock() - started_s)
+            if not (todo := run.keep(todo, reason)) and reason is not None:
+                stop_reason = reason
+                return stop_reason
+            with run.held.together():
+                # told now, because a driver that is killed cannot
+                run.study.set_user_attr(STOP_REASON, StopReason.INTERRUPTED.value)
+                if run.past.in_words != run.study.user_attrs.get(HISTORY, ""):
+                    run.study.set_user_attr(HISTORY, run.past.in_words)
+            on_progress(run.progress(clock() - started_s, opening=run.opening(todo)))
+            left_over = run.end_left_over()
+            running = last.enter_context(executor)
+            first.callback(run.end_left_over)
+            notes = "; ".join(filter(None, (run.past.in_words, left_over, running.slots_note)))
             on_progress(run.progress(clock() - started_s, note=notes))
             while True:
                 if run.held.renew(now_s=wall_clock()):
@@ -243,11 +258,6 @@ def _drive(
                 on_progress(run.progress(clock() - started_s, ended=records, queued=running.queued))
     except KeyboardInterrupt:
         stop_reason = StopReason.INTERRUPTED
-    finally:
-        if not run.held.is_lost:
-            with interrupts_held():
-                run.keep_end(stop_reason, clock() - started_s)
-            run.held.release()
     return stop_reason
 
 
@@ -267,14 +277,6 @@ def _fill_slots(
         reason = run.reason_to_stop(elapsed_s())
     run.look_at_slots(running, reason)
     return reason
-
-
-def _enter(run: _Run, executor: AbstractContextManager[Executor], stack: ExitStack) -> tuple[Executor, str]:
-    """Start the executor among nothing that trials have left, and leave nothing; return it with notes on the run."""
-    left_over = run.end_left_over()
-    stack.callback(run.end_left_over)
-    running = stack.enter_context(executor)
-    return running, "; ".join(filter(None, (run.past.in_words, left_over, running.slots_note)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -332,7 +334,11 @@ class _Run:
         """Settle the trials that an earlier driver left running; return those that must run again."""
         again = []
         for trial in self.trials.running:
-            if trial.state != TrialState.RUNNING:
+            if trial.state == TrialState.WAITING and PREDICTION in trial.user_attrs:  # given up
+                with self.held.together():
+                    self.store.storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
+                trial.state, trial.datetime_start = TrialState.RUNNING, datetime.now()
+            if trial.state != TrialState.RUNNING:  # enqueued by somebody else
                 continue
             position = self.sampler.position_of(trial.params) if self.trials.has_candidate(trial) else None
             stored = trial.user_attrs.get(PROXY)
@@ -384,6 +390,19 @@ class _Run:
             return not pending and not waits
         assert self.expected is not None, "a run that looks after its hosts expects some"
         return not pending or not {*self.hosts} >= {*self.expected.hosts}
+
+    def give_up(self, stop_reason: StopReason, spent_s: float) -> None:
+        """Give the study up, if this driver has it: trials that have not ended wait for the next driver."""
+        if self.held.is_lost:
+            return
+        if stop_reason is not StopReason.INTERRUPTED:  # who interrupts does not wait
+            self.keep_gain()
+        with self.held.together():
+            for live in self.live.values():
+                self.store.storage.set_trial_state_values(live.trial_id, TrialState.WAITING)
+            self.study.set_user_attr(STOP_REASON, stop_reason.value)
+            self.study.set_user_attr(SPENT_S, spent_s)
+        self.held.release()
 
     def end_left_over(self) -> str:
         """End what trials without a driver have left on other machines; return a note on it, or nothing."""
@@ -588,14 +607,6 @@ class _Run:
         is_of_reference = any(self._is_reference(record.params) for record in self.trials.records_of([number]))
         if best is not None and (is_of_reference or known is None or known.best != best.params):
             self.keep_gain()
-
-    def keep_end(self, stop_reason: StopReason, spent_s: float) -> None:
-        """Keep why the run ended, the time that was spent on the study [s], and the gain that all trials show."""
-        if stop_reason is not StopReason.INTERRUPTED:  # who interrupts does not wait
-            self.keep_gain()
-        with self.held.together():
-            self.study.set_user_attr(STOP_REASON, stop_reason.value)
-            self.study.set_user_attr(SPENT_S, spent_s)
 
     def _is_reference(self, values: Mapping[str, Value]) -> bool:
         return self.reference is not None and dict(self.reference.values) == dict(values)

@@ -72,6 +72,7 @@ class TrialRecord:
         started_at: Date at which it was asked for.
         ended_at: Date at which it was told.
         values: Values that the study minimizes, where it completed: the step time [s], or those of its objective.
+        waits: Whether its driver has given it up, and it waits for the next one.
     """
 
     number: int
@@ -88,12 +89,18 @@ class TrialRecord:
     started_at: datetime | None
     ended_at: datetime | None
     values: tuple[float, ...] = ()
+    waits: bool = False
 
     @property
     def merit(self) -> float:
         """Number by which completed trials are ordered: the one value of the study or, of two, the step time."""
         assert self.step_time_s is not None, "the trial completed"
         return self.values[0] if len(self.values) == 1 else self.step_time_s
+
+    @property
+    def unfinished_in_words(self) -> str:
+        """State of a trial that has not ended."""
+        return "waiting" if self.waits else "running"
 
     @property
     def is_proxy(self) -> bool:
@@ -158,6 +165,7 @@ def record_of(trial: FrozenTrial, p_star: float | None = None, *, has_plans: boo
         end_order=end_order(trial),
         started_at=trial.datetime_start,
         ended_at=trial.datetime_complete,
+        waits=trial.state == TrialState.WAITING,
     )
 
 

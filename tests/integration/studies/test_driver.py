@@ -14,8 +14,9 @@ from sqlalchemy import select
 
 from hardware.io.errors import ConfigError
 from tests.support.studies.driver_process import ROOT
+from trials.ranks.unheard_signals import ENDING_SIGNALS
 from tuner.run.driver import DRIVER, RENEW_AFTER_S, STALE_AFTER_S, WATCHED_S, claim, interrupts_held, is_held
-from tuner.run.endings import ending_signals
+from tuner.run.endings import PREEMPTED, ending_signals
 from tuner.storage.history.tables import METADATA, make_tables
 from tuner.storage.opening import open_store
 from tuner.storage.store import Rows
@@ -279,8 +280,7 @@ def test_nothing_is_written_after_a_claim_was_lost(url, store):
 def handled():
     """Signals that reach the handlers of this test, in order."""
     seen = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda number, _: seen.append(number)) for number in numbers}
+    before = {number: signal.signal(number, lambda number, _: seen.append(number)) for number in ENDING_SIGNALS}
     yield seen
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -298,13 +298,20 @@ def test_interrupt_waits_for_the_end_of_the_block(handled):
     assert handled == [signal.SIGTERM] * 2
 
 
-def test_second_interrupt_does_not_wait(handled):
-    """Who presses Ctrl-C twice is heard at once."""
+def test_second_interrupt_does_not_wait(handled, monkeypatch):
+    """Who presses Ctrl-C twice is heard at once, and a signal that repeats the first within a second is not."""
     with interrupts_held():
         signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
         assert handled == []
+    assert handled == [signal.SIGINT]
+
+    monkeypatch.setattr("tuner.run.endings.SAME_S", 0.0)
+    with interrupts_held():
         signal.raise_signal(signal.SIGINT)
         assert handled == [signal.SIGINT]
+        signal.raise_signal(signal.SIGINT)
+        assert handled == [signal.SIGINT] * 2
 
 
 def exit_at_sigterm():
@@ -321,12 +328,13 @@ def test_an_exit_by_another_handler_is_the_signal_that_it_was(handled):
     assert handled == [signal.SIGTERM]
 
 
-def test_a_run_that_is_told_to_end_while_ray_starts_is_preempted():
+def test_a_run_that_is_told_to_end_while_ray_starts_is_preempted(handled):  # which puts its handlers back
     """SIGTERM that Ray turns into an exit counts as being told to end, not as the user's interrupt."""
-    with pytest.raises(KeyboardInterrupt), ending_signals(lambda: None) as is_preempted, interrupts_held():
+    with pytest.raises(KeyboardInterrupt), ending_signals(lambda: None) as status, interrupts_held():
         exit_at_sigterm()
 
-    assert is_preempted()
+    assert status() == PREEMPTED
+    assert handled == []
 
 
 def test_interrupts_are_nothing_to_other_threads(handled):

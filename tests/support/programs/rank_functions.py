@@ -27,6 +27,11 @@ def raise_on_rank_1(place):
         raise ValueError("rank 1 has had enough")
 
 
+def terminate_itself(_place):
+    """Send itself SIGTERM, as `multiprocessing` does to processes that it ends."""
+    signal.raise_signal(signal.SIGTERM)
+
+
 def kill_itself(place):
     """Print a line and die by SIGKILL."""
     place.tell("before")

@@ -22,7 +22,8 @@ LIMIT_S = 120.0
 class DriverProcess:
     """Process of one `meshtune run --json STUDY`.
 
-    All its processes, children of Ray included, are found by a mark in their environment.
+    It leads a process group and a session. All its processes, children of Ray included, are found by a mark in their
+    environment.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class DriverProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # as `timeout`, shells and batch systems start programs
         )
         self._told: dict[str, str] = {"stdout": "", "stderr": ""}
         self._readers = [threading.Thread(target=self._read, args=(stream,), daemon=True) for stream in self._told]
@@ -75,6 +77,10 @@ class DriverProcess:
         """Send a signal, if one is given, wait for the end, and return exit status, stdout and stderr."""
         if number is not None:
             self.process.send_signal(number)
+        return self.ended()
+
+    def ended(self) -> tuple[int, str, str]:
+        """Wait for the end, and return exit status, stdout and stderr."""
         status = self.process.wait(LIMIT_S)
         for reader in self._readers:
             reader.join(LIMIT_S)

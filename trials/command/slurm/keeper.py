@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trials.command.slurm.queue import SUBMITTER_KILLED, QueueError, cancel, jobs_named, submit
+from trials.ranks.unheard_signals import ignore_signals
 
 RETRY_AFTER_S = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Pauses between attempts to cancel a job while the controller does not answer [s]."""
@@ -137,8 +138,7 @@ def _cancel_at_end(job: str, output: Path, life_end: int) -> None:
 def _leave(*kept: int) -> None:
     """Leave the follower's session, signals and open files, except for some."""
     os.setsid()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    ignore_signals()
     _close_all_but(*kept)
 
 

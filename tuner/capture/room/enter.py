@@ -23,7 +23,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trials.command.process_tree import NOT_STARTED, Supervised, adopt_orphans, ignore_signals, restore_signals
+from trials.command.process_tree import NOT_STARTED, Supervised, adopt_orphans
+from trials.ranks.unheard_signals import hear_signals, ignore_signals
 from tuner.capture.record import record_paths
 from tuner.capture.room.exec_watch import NEVER, NEVER_WITHOUT_NAMESPACES, ExecWatch, start_watch
 from tuner.capture.room.guard import allow_changes_in
@@ -303,7 +304,7 @@ def _start(setting: Setting, confine: Callable[[], None], *, never: tuple[str, .
         ours.close()
         try:
             os.setsid()
-            restore_signals()
+            hear_signals()
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             resource.setrlimit(resource.RLIMIT_FSIZE, (setting.bounds.written_bytes,) * 2)
             os.chdir(setting.directory)

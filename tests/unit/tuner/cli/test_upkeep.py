@@ -65,6 +65,19 @@ def test_a_claim_and_trials_of_a_dead_driver_are_told(finished, meshtune, tmp_pa
     assert all("run the study again" in finding["advice"] for finding in done.json["findings"])
 
 
+def test_trials_of_an_end_in_order_are_no_damage(finished, meshtune, tmp_path):
+    """Trials that wait since their driver gave the study up, or are left running by an older version's, are well."""
+    path, storage = finished[0], copied(finished, tmp_path)
+    with opened(storage) as database, database:
+        database.execute("UPDATE trials SET state = 'WAITING' WHERE number = 1")
+        database.execute("UPDATE trials SET state = 'RUNNING' WHERE number = 2")
+
+    done, listed = (meshtune(command, path, "--storage", storage, "--json") for command in ("doctor", "trials"))
+
+    assert (done.status, done.json["findings"]) == (0, [])
+    assert [trial["status"] for trial in listed.json["trials"][1:3]] == ["waiting", "running"]
+
+
 @pytest.mark.parametrize("damage", ["page", "text", "missing"])
 def test_a_damaged_storage_is_told(finished, meshtune, tmp_path, damage):
     """A database with a broken page, a file that is no database and a file that is not there are told, and kept."""

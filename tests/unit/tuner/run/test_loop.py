@@ -15,6 +15,7 @@ from tests.support.studies.in_process_executor import InProcessExecutor
 from tests.support.studies.in_process_executor import run_here as run
 from tests.support.studies.stepping_executor import SteppingExecutor
 from trials.backend import Observation, Status
+from tuner.run.driver import DRIVER
 from tuner.run.loop import run_study
 from tuner.run.studies import is_running, stored_study
 from tuner.search.observations import OBSERVATION
@@ -585,3 +586,29 @@ def test_study_that_has_not_run(study):
     """Looking at a study that has no trials says how to start it."""
     with pytest.raises(ConfigError, match="has no trials in its storage yet; start it with `meshtune run "):
         stored_study(study())
+
+
+def test_an_interrupted_run_gives_its_study_up_before_its_executor_ends(database, tmp_path):
+    """When the executor is ended nobody claims the study and its trials wait; the next run goes on with them."""
+    (tmp_path / "study.yaml").write_text(SMALL)
+    overrides = ["search.max_trials=3", "search.parallel_trials=2"]
+    config = load_study(tmp_path / "study.yaml", overrides=overrides, storage=database)
+    seen = []
+
+    class Interrupted(InProcessExecutor):
+        def poll(self, _timeout_s):
+            raise KeyboardInterrupt
+
+        def __exit__(self, *_):
+            stored = stored_study(config)
+            seen.append((stored.user_attrs[DRIVER], [trial.state.name for trial in stored.get_trials()]))
+
+    told = run_study(config, on_progress=lambda _: None, executor=Interrupted(config.backend, slots=2))
+    waiting = [record.waits for record in read_records(stored_study(config))]
+    executor = InProcessExecutor(config.backend, slots=2)
+    done = run_study(config, on_progress=lambda _: None, executor=executor)
+
+    assert seen == [(None, ["WAITING", "WAITING"])]
+    assert (told.stop_reason, waiting) == (StopReason.INTERRUPTED, [True, True])
+    assert (done.stop_reason, [number for number, _ in executor.seen]) == ("max_trials", [0, 1, 2])
+    assert all(record.status is Status.OK for record in read_records(stored_study(config)))

@@ -1,0 +1,126 @@
+"""Command `meshtune status`: the progress of a study."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import typer
+
+from tuner.cli.options import AsJson, Overrides, Storage, StudyFile, load
+from tuner.terminal.console import (
+    confidence_in_words,
+    in_words,
+    print_device_time,
+    print_extrapolated,
+    print_failed,
+    print_json,
+    print_judged,
+    print_taken,
+    pruned_in_words,
+    say,
+)
+
+if TYPE_CHECKING:  # these load numpy and Optuna
+    from tuner.search.proxy.extrapolation import Extrapolated
+    from tuner.storage.record import TrialRecord
+    from tuner.study_file.config import StudyConfig
+
+
+def status(study: StudyFile, storage: Storage = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Show the progress of a study, which may be running."""
+    config = load(study, overrides, storage)
+
+    from tuner.answers.device_time import device_time_json
+    from tuner.answers.fewer_hosts import phases_of
+    from tuner.answers.gain import compared_in, gains
+    from tuner.answers.planned_candidates import plans_in
+    from tuner.answers.reference import reference_of
+    from tuner.answers.training import limited_of
+    from tuner.report.words import after_trials
+    from tuner.run.studies import is_driven, is_running, stored_study
+    from tuner.search.population import P_STAR, in_lines, read_moments
+    from tuner.search.proxy.extrapolation import extrapolated_of
+    from tuner.search.stopping import StopReason
+    from tuner.search.waiting import SLOTS, Slots
+    from tuner.storage.record import HISTORY, STOP_REASON, best_record, read_records
+
+    stored = stored_study(config)
+    config = plans_in(config, stored)
+    records = read_records(stored)
+    best = best_record(records)
+    best_s = best.step_time_s if best else None
+    extrapolated = None if best else extrapolated_of(stored.user_attrs)
+    phases, running = phases_of(config), is_running(stored)
+    in_flight = sum(not record.finished for record in records) if running else 0
+    slots = Slots.from_json(stored.user_attrs.get(SLOTS) if running else None)
+    under_way = next((phase for phase in phases if is_driven(phase.attributes)), None)
+    moments = read_moments(stored)
+    compared = compared_in(config, reference_of(config, stored), records, best, stored.user_attrs)
+    training = limited_of(config, best, extrapolated)
+    payload = {
+        "study_name": config.name,
+        **counts(records),
+        "running": in_flight,
+        **slots.state_of(in_flight),
+        **device_time_json(config, compared, records),
+        "clock": config.backend.clock,
+        "best_step_time_s": extrapolated.step_time_s if extrapolated else best_s,
+        **gains(compared),
+        "training": training and training.as_json(config.dimensions),
+        "extrapolated": extrapolated is not None,
+        "p_star": stored.user_attrs.get(P_STAR, 0.0),
+        "stop_reason": None if running or under_way else stored.user_attrs.get(STOP_REASON, "interrupted"),
+        "population": asdict(moments[-1]) if moments else None,
+        "fewer_hosts": [phase.as_json() for phase in phases],
+    }
+    if as_json:
+        print_json(payload)
+        return
+    stopped = f"stopped: {StopReason(payload['stop_reason']).sentence}" if payload["stop_reason"] else ""
+    state = (
+        f"running on {under_way.hosts_in_words}"
+        if under_way
+        else stopped or ", ".join(filter(None, (f"{in_flight} trials running", slots.in_words(in_flight))))
+    )
+    say(f"{config.name}: {payload['trials']} trials, {payload['failed']} failed; {state}")
+    print_failed(records)
+    print_taken(records)
+    if payload["pruned"]:
+        say(f"{pruned_in_words(payload['pruned'], payload['saved_s'])}.")
+    if stored.user_attrs.get(HISTORY):
+        typer.echo(stored.user_attrs[HISTORY])
+    _print_best(config, best, extrapolated, payload["p_star"])
+    if best or extrapolated:
+        print_judged(config, compared, training, payload["p_star"] if best else None)
+    print_device_time(config, compared, records)
+    for phase in phases:
+        say(f"Ran besides: {phase.in_words}")
+    if moments:
+        typer.echo("\n".join(in_lines(moments[-1], after_trials(records, moments[-1].trial), in_words)))
+
+
+def _print_best(
+    config: StudyConfig, best: TrialRecord | None, extrapolated: Extrapolated | None, confidence: float
+) -> None:
+    """Print the best configuration so far, if there is one."""
+    if best is not None:
+        say(f"Best: {in_words(best.params)}")
+        source = config.backend.source_in_words
+        say(f"  {best.step_time_s:.4g} s per step ({source}); {confidence_in_words(config, confidence)}")
+    elif extrapolated is not None:
+        print_extrapolated(extrapolated)
+
+
+def counts(records: Sequence[TrialRecord]) -> dict[str, float]:
+    """Return the numbers of trials under the keys of JSON."""
+    from tuner.storage.record import num_failed, num_proxies, num_pruned, saved_s
+
+    return {
+        "trials": sum(record.finished for record in records),
+        "proxies": num_proxies(records),
+        "failed": num_failed(records),
+        "pruned": num_pruned(records),
+        "saved_s": saved_s(records),
+    }
