@@ -172,6 +172,11 @@ class Observation:
         return statistics.median(self.step_times_s) if self.step_times_s else None
 
     @property
+    def timed_samples(self) -> tuple[OperatorSample, ...]:
+        """Operator times above 0; a profiler that misses an operator may say 0 or nan."""
+        return tuple(sample for sample in self.operator_samples if 0 < sample.time_s < math.inf)
+
+    @property
     def saved_s(self) -> float:
         """Time that stopping early has saved [s]: the steps not measured, at the median of those that were."""
         if self.status is not Status.PRUNED or self.expected_steps is None or not self.step_times_s:

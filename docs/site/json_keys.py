@@ -90,6 +90,8 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "variables": "environment variables that `meshtune run` needs: the script's secrets, which the study file "
             "only names",
             "holds_secret": "whether the study file still shows a secret, and only you may therefore read it",
+            "capture": "with `--capture`: the `boundary` that held the script, what it had `written` and is gone, and "
+            "what it could not see (`unseen`); null without",
         },
         "with `--from-jax` or `--from-torch`": {
             "written": "study file that was written",

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from typer import Argument, Option
 
-from hardware.io.config_file import check_size
 from hardware.io.errors import ConfigError
 from hardware.io.output_file import write_output
 from trials.ray_job import check_outlives_job
@@ -95,6 +94,9 @@ def number(option: str, text: str, *, above_zero: bool = False) -> float:
         found = math.nan
     if not (math.isfinite(found) and (found > 0 if above_zero else found >= 0)):
         raise ConfigError(rule, key=option, value=text)
+
+    from hardware.io.config_file import check_size
+
     check_size(found, key=option)
     return found
 

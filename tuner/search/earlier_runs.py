@@ -19,7 +19,7 @@ from costmodels.operators.isolated import IsolatedCall
 from costmodels.operators.layer_operators import OpKind, Phase
 from costmodels.step.memory import MemoryMeaning, WhichStage
 from hardware.cluster import Cluster
-from trials.backend import Clock, Observation, OperatorSample, Origin, Status
+from trials.backend import Clock, Origin, Status
 
 Fact = tuple[str, Any]
 """Field of a RuntimeProfile that says what the runtime does, and its value."""
@@ -229,8 +229,3 @@ def facts_of_profile(runtime: Mapping[str, Any]) -> tuple[Fact, ...]:
 def log_spread(step_times_s: Sequence[float]) -> float:
     """Return the standard deviation of the logarithm of the steps; 0 for fewer than two."""
     return statistics.stdev(map(math.log, step_times_s)) if len(step_times_s) > 1 else 0.0
-
-
-def timed_samples(observation: Observation) -> list[OperatorSample]:
-    """Return the operator times of a trial above 0; a profiler that misses an operator may say 0 or nan."""
-    return [sample for sample in observation.operator_samples if 0 < sample.time_s < math.inf]

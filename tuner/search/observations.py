@@ -522,9 +522,7 @@ def _parse_trial(
         startup_s=observation.startup_s if observation else None,
         cut=observation if observation and observation.status is Status.TIMEOUT else None,
         peak_bytes=observation.peak_memory_bytes if observation and status is Status.OK else None,
-        samples=tuple(sample for sample in observation.operator_samples if 0 < sample.time_s < math.inf)
-        if observation
-        else (),
+        samples=observation.timed_samples if observation else (),
         proxy=None if proxy is None else Proxy.from_json(proxy),
         fails_alike=tuple(trial.user_attrs.get(FAILS_ALIKE, ())),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Self
 
 from optuna import Study
@@ -256,7 +257,11 @@ def check_new_attribute(name: str, value: Any) -> None:
 
 
 def storable(observation: Observation) -> Observation:
-    """Return an observation that can be read again: the given one, or a failure that says what could not be kept."""
+    """Return an observation that can be read again: the given one, or a failure that says what could not be kept.
+
+    Operator times that are no times are left out.
+    """
+    observation = replace(observation, operator_samples=observation.timed_samples)
     attributes = {STATUS: observation.status.value, OBSERVATION: observation.as_json()}
     try:
         _check_new(attributes, _OF_TRIAL, "a trial")

@@ -113,10 +113,11 @@ class Outcome:
 def start_behind(setting: Setting) -> Supervised:
     """Start the script of a setting behind its boundary, without input; its output and error become one stream.
 
-    Closing the life line ends the script.
+    Closing the life line ends the script. If this process is killed, the capture's folder is removed too.
     """
     life_end, life_line = os.pipe()
     output, output_end = os.pipe()
+    parent = os.getpid()
     keeper = os.fork()
     if keeper:
         os.close(life_end)
@@ -134,6 +135,8 @@ def start_behind(setting: Setting) -> Supervised:
         traceback.print_exc()  # a mistake of ours; the last line is told
         raise
     finally:
+        if os.getppid() != parent:  # it was killed, and can remove nothing
+            shutil.rmtree(setting.folder, ignore_errors=True)
         sys.stderr.flush()
         os._exit(status)
 

@@ -24,16 +24,7 @@ from costmodels.operators.layer_operators import OpKind, Phase
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError, quote_value
 from trials.backend import Observation, Status
-from tuner.search.earlier_runs import (
-    Fact,
-    IsolatedSample,
-    Past,
-    PastRun,
-    PastSample,
-    facts_of_profile,
-    log_spread,
-    timed_samples,
-)
+from tuner.search.earlier_runs import Fact, IsolatedSample, Past, PastRun, PastSample, facts_of_profile, log_spread
 from tuner.search.observations import OBSERVATION
 from tuner.search.parameters import ASSIGNMENT
 from tuner.search.proxy.proxy_trials import PROXY
@@ -315,7 +306,7 @@ class _Meaning:
                 count=sample.count,
                 name=sample.name,
             )
-            for sample in timed_samples(observation)
+            for sample in observation.timed_samples
         ]
 
 

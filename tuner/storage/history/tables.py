@@ -39,7 +39,7 @@ from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, Parallel
 from costmodels.job.setting import Setting
 from hardware.io.errors import ConfigError, shown_url
 from trials.backend import Observation
-from tuner.search.earlier_runs import facts_of, log_spread, timed_samples
+from tuner.search.earlier_runs import facts_of, log_spread
 from tuner.storage.store import AbstractStore, Rows
 
 VERSION = 1
@@ -160,7 +160,7 @@ def keep_run(
             "count": sample.count,
             "name": sample.name[:NAME_LENGTH],
         }
-        for position, sample in enumerate(timed_samples(observation))
+        for position, sample in enumerate(observation.timed_samples)
     ]
     key = {"study": study, "trial": trial}
     store.replace_rows(Rows(table=SAMPLES, key=key, rows=samples), Rows(table=RUNS, key=key, rows=[run]))

@@ -7,10 +7,12 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from tests.support.programs.rights import NOBODY, reachable_folder
 from tuner.capture.room.enter import GUARD, NAMESPACES
 from tuner.capture.room.keeper import Bounds
 from tuner.capture.room.system_calls import LIBC
@@ -265,8 +267,8 @@ def as_nobody(run):
     if not child:
         try:
             os.setgroups([])
-            os.setresgid(65534, 65534, 65534)
-            os.setresuid(65534, 65534, 65534)
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
             LIBC.prctl(4, 1, 0, 0, 0)  # a program of this user would be dumpable
             os.write(write_end, run().encode())
         except Exception as error:  # noqa: BLE001 # told as what it prints
@@ -281,28 +283,78 @@ def as_nobody(run):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_user_without_rights_is_held_too(tmp_path, monkeypatch):
+def test_a_user_without_rights_is_held_too(monkeypatch):
     """A user's script writes below its folder, also if that lies in root's, and nothing of it stays."""
     python = shutil.which("python3", path="/usr/bin:/usr/local/bin")
     module = Path(__file__).resolve().parents[4] / "tuner" / "__init__.py"
     if python is None or not as_nobody(lambda: module.read_text(encoding="utf-8")[:1]):
         pytest.skip("another user can read no interpreter or not this checkout")
-    monkeypatch.setattr(sys, "executable", python)
-    folder = tmp_path / "others" / "own"
-    (folder / "logs").mkdir(parents=True)
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)
-    (folder / "train.sh").write_text("srun torchrun $(id -u) | tee logs/log; echo lost > /usr/lost\n", encoding="utf-8")
-    for path in (folder, *folder.iterdir()):
-        os.chown(path, 65534, 65534)
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    monkeypatch.setenv("HOME", str(folder))
+    with reachable_folder() as base:
+        folder = base / "others" / "own"
+        (folder / "logs").mkdir(parents=True)
+        (folder / "train.sh").write_text(
+            "srun torchrun $(id -u) | tee logs/log; echo lost > /usr/lost\n", encoding="utf-8"
+        )
+        for path in (folder, *folder.iterdir()):
+            os.chown(path, NOBODY, NOBODY)
+        monkeypatch.setattr(sys, "executable", python)
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("PATH", "/usr/bin:/bin")
+        monkeypatch.setenv("HOME", str(folder))
 
-    def told():
-        done = capture(["bash", "train.sh"], boundaries=[NAMESPACES])
-        return "\n".join((*(" ".join(record.words) for record in done.records), *done.written))
+        def told():
+            done = capture(["bash", "train.sh"], boundaries=[NAMESPACES])
+            return "\n".join((*(" ".join(record.words) for record in done.records), *done.written))
 
-    assert as_nobody(told).splitlines() == ["torchrun 65534", str(folder / "logs" / "log"), "/usr/lost"]
-    assert list((folder / "logs").iterdir()) == []
-    assert not Path("/usr/lost").exists()
+        assert as_nobody(told).splitlines() == ["torchrun 65534", str(folder / "logs" / "log"), "/usr/lost"]
+        assert list((folder / "logs").iterdir()) == []
+        assert not Path("/usr/lost").exists()
+        monkeypatch.undo()
+
+
+KILLED = """
+import sys
+from tuner.capture.run_script import capture
+capture(["bash", "train.sh"], boundaries=[sys.argv[1]])
+"""
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_a_killed_capture_leaves_nothing(place, boundary):
+    """If Meshtune is killed while a script runs, the script ends, and the capture's folder goes."""
+    (place / "temporary").mkdir()
+    Path("train.sh").write_text("(while :; do :; done) & while :; do :; done\n", encoding="utf-8")
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(__file__).resolve().parents[4]),
+        "TMPDIR": str(place / "temporary"),
+    }
+    killed = subprocess.Popen([sys.executable, "-c", KILLED, boundary], env=environment)
+    # the script's two shells
+    assert eventually(lambda: len(_processes_of(b"train.sh", place)) >= 2)
+    assert list((place / "temporary").iterdir())
+
+    killed.kill()
+    killed.wait()
+
+    assert eventually(lambda: not _processes_of(b"train.sh", place))
+    assert eventually(lambda: not list((place / "temporary").iterdir()))
+
+
+def eventually(found):
+    """Whether something becomes true within a time that is long for a busy machine."""
+    end_s = time.monotonic() + 20.0
+    while not (result := found()) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    return result
+
+
+def _processes_of(word, place):
+    """Other processes with that word in their command line and the place in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if word in (path / "cmdline").read_bytes() and str(place).encode() in (path / "environ").read_bytes():
+                found.append(path)
+        except OSError:  # it has ended
+            continue
+    return found

@@ -8,7 +8,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from hardware.io.errors import ConfigError
-from tests.support.programs.rights import without_roots_rights
+from tests.support.programs.rights import reachable_folder, without_roots_rights
 from tuner.storage.opening import find_study, open_store, storage_errors
 from tuner.storage.store import Condition
 
@@ -98,16 +98,15 @@ def test_a_broken_journal_is_refused_in_one_message(path):
         open_store(f"journal:///{path.parent}/missing/study.journal")
 
 
-def test_an_unwritable_journal_is_refused(tmp_path):
+def test_an_unwritable_journal_is_refused():
     """A journal that may be read and not written is refused before any trial is run."""
-    file = tmp_path / "study.journal"
-    open_store(f"journal:///{file}")
-    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
-        folder.chmod(0o755)
-    file.chmod(0o444)
-
-    with without_roots_rights(), pytest.raises(ConfigError, match="you may not write it"):
+    with reachable_folder() as folder:
+        file = folder / "study.journal"
         open_store(f"journal:///{file}")
+        file.chmod(0o444)
+
+        with without_roots_rights(), pytest.raises(ConfigError, match="you may not write it"):
+            open_store(f"journal:///{file}")
 
 
 def test_a_full_disk_is_one_message(path, monkeypatch):
