@@ -188,6 +188,12 @@ def _fill_disk(scene: Scene, _pick: int) -> bool:
     return True
 
 
+def _kill_capture(scene: Scene, pick: int) -> bool:
+    """Kills a capture beside the study at some moment from its start to the script's loop."""
+    scene.kill_a_capture(0.2 + pick % 40 / 10)
+    return True
+
+
 OF_OWN_RAY = {"suits": lambda _storage, _trials, ray: ray == "local", "statuses": frozenset({RAY_ENDED_IT, GAVE_UP})}
 OF_DRIVER = {"ends_driver": True, "may_be_early": True}
 OF_DATABASE = {"suits": lambda storage, _trials, _ray: storage == "postgresql", "statuses": frozenset({GAVE_UP})}
@@ -209,6 +215,7 @@ FAULTS: dict[str, Fault] = {
         Fault(name="kill rank", suits=lambda _storage, trials, _ray: trials in (*PROGRAMS, "torch"), strike=_kill_rank),
         Fault(name="cancel job", suits=lambda _storage, trials, _ray: trials == "slurm", strike=_cancel_job),
         Fault(name="kill worker", strike=_kill_worker),
+        Fault(name="kill a capture beside", strike=_kill_capture),
         Fault(
             name="kill node's raylet",
             suits=lambda _storage, _trials, ray: ray == "nodes",

@@ -59,6 +59,7 @@ class Disturbed:
         before: What the machine held before.
         used: What the study's processes were seen to hold.
         after: What the machine holds after.
+        harmed: The user's files that captures beside it have changed.
     """
 
     budget: int = 0
@@ -71,6 +72,7 @@ class Disturbed:
     before: Held = NOTHING_HELD
     used: Held = NOTHING_HELD
     after: Held = NOTHING_HELD
+    harmed: tuple[str, ...] = ()
 
 
 def spends_its_budget(study: Disturbed) -> list[str]:
@@ -246,6 +248,11 @@ def leaves_nothing(study: Disturbed) -> list[str]:
     ]
 
 
+def captures_harm_nothing(study: Disturbed) -> list[str]:
+    """A script that is captured beside a study changes no file of the user's, and starts nothing."""
+    return [f"a capture has changed {name}" for name in study.harmed]
+
+
 INVARIANTS: tuple[Callable[[Disturbed], list[str]], ...] = (
     spends_its_budget,
     records_each_once,
@@ -258,6 +265,7 @@ INVARIANTS: tuple[Callable[[Disturbed], list[str]], ...] = (
     drivers_end_well,
     gives_its_study_up,
     leaves_nothing,
+    captures_harm_nothing,
 )
 
 

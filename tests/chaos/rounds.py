@@ -148,6 +148,7 @@ class Stage:
                     ends=tuple(scene.ends),
                     undisturbed=undisturbed(which.budget, which.seed) if which.trials == "replay" else None,
                     before=before,
+                    harmed=tuple(scene.harmed),
                 )
         except BaseException:
             watch.stop()

@@ -17,6 +17,7 @@ from benchmarks.support.postgresql_server import PostgresqlServer
 from benchmarks.support.process_table import marked_processes
 from benchmarks.support.ray_nodes import RayNodes
 from benchmarks.support.timing import tell
+from tests.chaos.captures import kill_a_capture
 from tests.chaos.disk import SmallDisk, why_no_disk
 from tests.chaos.invariants import IN_ORDER, End
 from tests.chaos.stored import EMPTY, Stored, read_stored
@@ -48,6 +49,7 @@ class Scene:
         moments: What the storage held after each fault.
         answer: What the last driver that ended well printed.
         drivers: The numbers of their processes.
+        harmed: The user's files that captures beside the study have changed.
     """
 
     def __init__(self, which: Round, folder: Path, server: PostgresqlServer | None, slurm: OwnSlurm | None) -> None:
@@ -63,6 +65,8 @@ class Scene:
         self.moments: list[Stored] = []
         self.answer: dict[str, Any] | None = None
         self.drivers: list[int] = []
+        self.harmed: list[str] = []
+        self._beside = folder / "beside"
         self._faults: list[str] = []
         self._allowed: set[int] = set()
         own = self.disk.folder if self.disk is not None else folder
@@ -125,6 +129,11 @@ class Scene:
             self.storage, *self.round.overrides, study=self.study, environment=self._environment
         )
         self.drivers.append(self.driver.process.pid)
+
+    def kill_a_capture(self, after_s: float) -> None:
+        """Captures a script beside the study, and kills the capture after that time."""
+        folder = self._beside / uuid.uuid4().hex
+        self.harmed += kill_a_capture(folder, self._environment, after_s)
 
     def excuse(self, fault: str, statuses: frozenset[int]) -> None:
         """Notes a fault that the present driver was hit by, and what it may end with."""

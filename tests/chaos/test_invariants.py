@@ -9,6 +9,7 @@ from tests.chaos.invariants import (
     Disturbed,
     End,
     answers_with_the_best,
+    captures_harm_nothing,
     drivers_end_well,
     ends_as_undisturbed,
     gives_its_study_up,
@@ -175,6 +176,7 @@ FORGED = {
         "a driver ended with 130 and left trial 1 running",
     ),
     "no end": (drivers_end_well, replace(WELL, ends=WELL.ends[:1]), "the study did not come to its end"),
+    "file emptied": (captures_harm_nothing, replace(WELL, harmed=("kept",)), "a capture has changed kept"),
     "job left": (leaves_nothing, replace(WELL, after=Held(jobs=frozenset({"8"}))), "job 8 is left"),
     "process left": (leaves_nothing, replace(WELL, after=Held(processes=frozenset({(5, "7")}))), "process 5 is left"),
     "memory left": (
