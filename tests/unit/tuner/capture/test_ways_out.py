@@ -182,6 +182,7 @@ def lacking(place):
     return run
 
 
+@pytest.mark.slow
 def test_without_namespaces_the_guard_holds(lacking):
     """Where namespaces are not allowed, the script runs under the guard, without a question."""
     done = lacking("unshare", "--yes")
@@ -190,6 +191,7 @@ def test_without_namespaces_the_guard_holds(lacking):
     assert not Path("log").exists()
 
 
+@pytest.mark.slow
 def test_without_any_boundary_nothing_runs_but_with_a_word(lacking):
     """Where the kernel offers nothing, consent to a capture is not enough; `--unconfined` is."""
     refused = lacking("unshare,landlock_create_ruleset", "--yes")
@@ -248,6 +250,7 @@ def _leads_below(link, folder):
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("place")
 def test_a_script_fills_no_disk():
     """What a script writes is bounded too, and goes with it."""

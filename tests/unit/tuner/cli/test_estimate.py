@@ -89,6 +89,7 @@ def test_an_estimate_is_held_to_the_studys_limits(meshtune, tmp_path):
     assert shown.out.count("max_cost") == len(told.json["trainings"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_ray")
 def test_every_answer_says_which_limits_the_best_breaks(meshtune, tmp_path):
     """run, status, best, export and the report tell in words and as JSON that the best breaks a limit; the first three

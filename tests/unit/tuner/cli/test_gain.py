@@ -7,6 +7,7 @@ BASELINE = "pp=1,tp=2,dp=4,cp=1,up=1,vpp=1,ep=1,mbs=1"
 """Of the measured rows that are predicted to fit, the one with the least tp and pp."""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_ray")
 def test_every_command_tells_the_gain_over_the_baseline(meshtune, replay, tmp_path):
     """run, status, best and the report name the baseline and the gain over it, and no current configuration's."""
@@ -82,6 +83,7 @@ def test_a_low_confidence_stands_beside_the_gain(meshtune, tmp_path):
         assert "that no untried configuration is faster" in line
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_ray")
 def test_a_study_from_before_has_the_measured_gain(meshtune, tmp_path):
     """Without a kept gain the ratio of measured steps is told, with no interval; to run the study again keeps one."""
