@@ -27,6 +27,7 @@ STARTED = {
     # how a script may start srun, which lies in $SITE and leaves a mark
     "search path": 'PATH="$SITE:$PATH"; srun A torchrun a.py',
     "search path of modules": 'export PATH="$SITE:/usr/bin:/bin"; sh -c "srun B torchrun a.py"',
+    "search path without any site's": "PATH=/usr/bin:/bin; module load cuda; srun S torchrun a.py",
     "full path": '"$SITE"/srun C torchrun a.py',
     "variable": "RUN=$SITE/srun; $RUN D torchrun a.py",
     "env -i": 'env -i "$SITE/srun" E torchrun a.py',
@@ -134,13 +135,14 @@ def test_no_way_around_the_stand_ins_leaves_anything(place, boundary):
 
 def test_without_a_boundary_a_script_meets_the_stand_ins_and_a_copy(place):
     """Where the kernel cannot help, shells still find the stand-ins, and files here and in folders here stay whole."""
-    names = ("search path", "search path of modules", "full path", "variable", "command", "timeout")
+    names = ("search path", "search path of modules", "search path without any site's", "full path", "variable")
+    names += ("command", "timeout")
     ways = [*(STARTED[name] for name in names), AROUND["a folder here"]]
     Path("train.sh").write_text("\n".join(f"({way})" for way in ways), encoding="utf-8")
 
     done = capture(["bash", "train.sh"], boundaries=[], unconfined=True)
 
-    assert {outer[1] for record in done.records for outer in record.through} == set("ABCD")
+    assert {outer[1] for record in done.records for outer in record.through} == set("ABSCD")
     assert marks(place) == ["kept", *(mark for mark in marks(place) if mark.startswith(("ran-G", "ran-I")))]
     assert Path("folder/log").stat().st_size == len("measured") * 200_000
     assert done.boundary == ""
