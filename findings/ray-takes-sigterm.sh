@@ -6,9 +6,12 @@
 # sees nothing. The kernel's view (SigCgt in /proc/self/status) shows it. Whoever wants to end in order after Ray has to
 # call `signal.signal` again after `ray.shutdown()`.
 #
-# Seen: "after init: python has the handler: False", "after shutdown: python has the handler: ..., the kernel catches
-# SIGTERM: False", and a SIGTERM after the shutdown kills the process (status -15) although Python reports a handler that
-# the driver has set again before the shutdown.
+# Seen, as `python` (signal.getsignal is the driver's handler) and `kernel` (SIGTERM is caught):
+#   before: python=True kernel=True
+#   after init: python=False kernel=True
+#   set again: python=True kernel=True
+#   after shutdown: python=True kernel=False
+# and a SIGTERM after that kills the process: status 143, and not the handler's 75.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
