@@ -29,7 +29,7 @@ LUCK_WORTH_TELLING = 0.03
 
 
 class Known(StrEnum):
-    """What is known of a reference."""
+    """State of a reference: measured, predicted or failed."""
 
     MEASURED = "measured"
     """A trial has measured its steps."""
@@ -55,7 +55,7 @@ _FAILED = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compared:
-    """Reference of a study, with what is known of it and the gain of the best over it.
+    """Reference of a study, with its state and the gain of the best over it.
 
     Attributes:
         reference: Reference.

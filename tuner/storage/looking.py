@@ -32,10 +32,10 @@ _NEEDS_TO_WRITE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 
 
 class NoRightsError(Exception):
-    """File that this process may not read or not write; the text says which of both.
+    """Lack of the right to read or to write a file; the text says which.
 
     Attributes:
-        advice: What to do about it.
+        advice: Advice on the way out.
     """
 
     def __init__(self, text: str, advice: str) -> None:
