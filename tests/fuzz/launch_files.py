@@ -89,17 +89,8 @@ RECORDS = (
         "directory": "/home/me/run",
         "environment": {"PATH": "/usr/bin", "OMP_NUM_THREADS": "4", "HF_TOKEN": "hf_" + "x" * 30},
         "through": [["srun", "-N", "2", "--export=ALL,A=b"]],
-        "files": {},
+        "files": {"ds.json": '{"train_batch_size": 64, "zero_optimization": {"stage": 1}}'},
         "allocation": {"hosts": 2, "tasks_per_host": 1, "devices_per_host": 8},
-        "held_back": False,
-    },
-    {
-        "words": ["deepspeed", "train.py", "--deepspeed_config", "ds.json"],
-        "directory": "/run",
-        "environment": {},
-        "through": [],
-        "files": {"ds.json": '{"train_batch_size": 64, "zero_optimization": {"stage": 1}, "bf16": {"enabled": true}}'},
-        "allocation": {"hosts": None, "tasks_per_host": None, "devices_per_host": None},
         "held_back": False,
     },
 )
