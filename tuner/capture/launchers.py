@@ -22,9 +22,9 @@ HELD_BACK = (
     *("rm", "rmdir", "kill", "pkill", "killall", "scancel", "shutdown", "reboot"),
     *("ssh", "pdsh", "scp", "rsync", "wget", "curl", "git", "aws", "gsutil", "hf", "huggingface-cli", "wandb"),
     *("pip", "pip3", "conda", "mamba", "micromamba", "uv", "poetry", "pixi", "apt", "apt-get"),
-    *("sleep", "squeue", "sinfo", "sacct"),
+    *("sleep", "squeue", "sinfo", "sacct", "module", "ml", "spack"),
 )
-"""Programs that delete, end processes, reach other machines, install or wait; a stand-in only writes them down."""
+"""Programs that delete, end processes, reach other machines, install, load or wait; only written down."""
 ANSWERED = ("scontrol", "nvidia-smi")
 """Programs whose output scripts use to count hosts and devices; a stand-in prints it."""
 

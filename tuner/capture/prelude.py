@@ -62,7 +62,8 @@ command_not_found_handle() {
 cd() { builtin cd "$@" 2>/dev/null || echo "capture: no folder here: $*" >&2; }
 """
 _SHELL = """\
-#!/bin/sh
+#!BASH -p
+# Other shells would drop exported functions, and without -p this one would load the prelude twice.
 # A login shell would run this machine's profile, which sets the search path anew and may start programs.
 leading=yes
 for word do

@@ -154,7 +154,7 @@ def _run_behind(boundary: str, command: Sequence[str], folder: Path, bounds: Bou
             environment=environment,
             folder=str(folder),
             stand_ins=NAMES,
-            own=_own_folders(command, here),
+            own=() if os.geteuid() == 0 else _own_folders(command, here),
             boundary=boundary,
             bounds=bounds,
         )
@@ -224,6 +224,7 @@ def _environment(folder: Path, allocation: Allocation, work: Path) -> dict[str, 
         "PATH": os.pathsep.join((str(folder / "bin"), environment.get("PATH", os.defpath))),
         "PWD": str(work),
         "BASH_ENV": str(folder / "prelude.sh"),
+        "GIT_DISCOVERY_ACROSS_FILESYSTEM": "1",  # overlays are file systems
         "PYTHONPATH": os.pathsep.join(filter(None, (str(folder / "site"), environment.get("PYTHONPATH")))),
         ALLOCATION: json.dumps(asdict(allocation)),
     }
@@ -286,5 +287,6 @@ def _at_home(record: Record, folder: Path, here: Path) -> Record:
         words=tuple(_home_text(word, folder, here) for word in record.words),
         directory=_home_text(record.directory, folder, here),
         environment={name: _home_text(value, folder, here) for name, value in record.environment.items()},
+        through=tuple(tuple(_home_text(word, folder, here) for word in outer) for outer in record.through),
         files={_home_text(name, folder, here): text for name, text in record.files.items()},
     )

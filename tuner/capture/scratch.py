@@ -17,6 +17,7 @@ MOST_BYTES = 16_000_000
 MOST_FILES = 2_000
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 _TRIES = 1_000
+_NO_FILE = (0, 0)
 
 
 @contextlib.contextmanager
@@ -58,7 +59,7 @@ class Copy:
         left_out: Places that are not copied.
         bytes_left: Bytes that may still be copied.
         files_left: Files and folders that may still be copied.
-        copied: Size and time of change of each copied file.
+        copied: Size and time of change of each copied file, and nothing for folders and links.
     """
 
     to: Path
@@ -88,8 +89,10 @@ class Copy:
                     continue  # the capture's own folder
                 if entry.is_symlink():
                     own.symlink_to(os.path.realpath(entry) if self.links else os.devnull)
+                    self.copied[own] = _NO_FILE
                 elif self.files_left > 0 and _can_be_copied(entry, device):
                     own.mkdir()
+                    self.copied[own] = _NO_FILE
                     self.files_left -= 1
                     waiting.append((entry, own))
                 else:
@@ -111,16 +114,18 @@ class Copy:
         """Link what is not copied, or leave it out."""
         if self.links:
             own.symlink_to(entry)
+            self.copied[own] = _NO_FILE
         else:
             self.left_out.append(str(entry))
 
     def changes(self, most: int) -> list[str]:
-        """Return the files that were written into the copy, by their path in it."""
-        found = []
-        for folder, _, names in os.walk(self.to):
-            for name in sorted(names):
-                path = Path(folder, name)
-                if not path.is_symlink() and self.copied.get(path) != _mark(path):
+        """Return what was written into the copy, by its path in it; removed files have a leading `-`."""
+        found = [f"-{path}" for path in self.copied if not os.path.lexists(path)]  # pathlib has none
+        for folder, folders, names in os.walk(self.to):
+            for path in (Path(folder, name) for name in sorted((*names, *folders))):
+                if path not in self.copied:
+                    found.append(f"{path}/" if path.is_dir() and not path.is_symlink() else str(path))
+                elif path.is_file() and not path.is_symlink() and self.copied[path] != _mark(path):
                     found.append(str(path))
             if len(found) > most:
                 break

@@ -34,7 +34,11 @@ THROUGH_SO_FAR = "MESHTUNE_CAPTURE_THROUGH"
 """Variable with the commands around the present one, as JSON."""
 ALLOCATION = "MESHTUNE_CAPTURE_ALLOCATION"
 """Variable with the present allocation, as JSON."""
-OWN = (THROUGH_SO_FAR, ALLOCATION)
+SUBMITTED = "MESHTUNE_CAPTURE_SUBMITTED"
+"""Variable with the scripts that sbatch has begun around the present command, as JSON."""
+OWN = (THROUGH_SO_FAR, ALLOCATION, SUBMITTED)
+READS_ONLY = frozenset(("rev-parse", "describe", "symbolic-ref", "ls-files"))
+"""Commands of git that only read, and whose answers scripts use."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,11 +89,22 @@ def _act(words: list[str], home: Home) -> int:
         inner = inner_command(words[1:])
         return _run_inner(words[1:], inner, home) if inner else 127
     if name in THROUGH and (inner := inner_command(words) or _from_input(words, home)):
-        return _run_inner(words, inner, home)
-    if is_python(name) and not is_program(words):
+        if not (name == "sbatch" and _is_resubmitted(inner)):
+            return _run_inner(words, inner, home)
+        _write(words, home, held_back=True)  # it would submit itself again and again
+        return 0
+    if (is_python(name) and not is_program(words)) or (name == "git" and READS_ONLY & set(words[1:])):
         return _run_really(words, home)
     _write(words, home, held_back=name in HELD_BACK)
     return 0
+
+
+def _is_resubmitted(inner: tuple[str, ...]) -> bool:
+    """Return whether a script submits one that is submitted already; otherwise it counts as submitted from now on."""
+    script = os.path.realpath(inner[1]) if len(inner) > 1 else ""
+    submitted = json.loads(os.environ.get(SUBMITTED, "[]"))
+    os.environ[SUBMITTED] = json.dumps([*submitted, script])
+    return script in submitted
 
 
 def _from_input(words: list[str], home: Home) -> tuple[str, ...]:
@@ -129,10 +144,15 @@ def _write(words: list[str], home: Home, *, held_back: bool) -> None:
 
 
 def _run_really(words: list[str], home: Home) -> int:
-    """Run an interpreter from the search path without stand-ins."""
+    """Run a program from the search path without stand-ins; without an interpreter there, Meshtune's own."""
     found = (f"{folder}/{words[0]}" for folder in home.path.split(os.pathsep) if folder)
     program = next((path for path in found if os.access(path, os.X_OK)), home.python)
-    return _run([program, *words[1:]], dict(os.environ), home)
+    if is_python(words[0]):
+        return _run([program, *words[1:]], dict(os.environ), home)
+    # started through a path of the capture, it is not taken for a program of the script
+    link = Path(home.folder) / "records" / os.urandom(16).hex()
+    link.symlink_to(program)
+    return _run([str(link), *words[1:]], dict(os.environ), home)
 
 
 def _run(command: Sequence[str], environment: dict[str, str], home: Home) -> int:
@@ -164,9 +184,9 @@ def _run_inner(words: list[str], inner: tuple[str, ...], home: Home) -> int:
         }
     environment[ALLOCATION] = json.dumps(asdict(allocation))
     before = json.loads(os.environ.get(THROUGH_SO_FAR, "[]"))
-    # a script among the words begins with a shell that is not
+    # a script among the words begins with a shell that is not, and one of the input has no word
     is_whole = tuple(words[-len(inner) :]) == inner
-    outer = words[: len(words) - len(inner) + (not is_whole)]
+    outer = words[: len(words) - len(inner) + (not is_whole)] if inner[-1] in words else words
     environment[THROUGH_SO_FAR] = json.dumps([*before, [outer[0], *header, *outer[1:]]])
     return _run((home.program(inner[0]), *inner[1:]), environment, home)
 

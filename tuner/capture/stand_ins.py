@@ -51,13 +51,16 @@ def write_stand_ins(folder: Path, path: str) -> None:
         f"import sys; sys.path.insert(0, {root!r}); from tuner.capture import stand_in; "
         f"stand_in.main(sys.argv[1:], stand_in.Home(**{home.as_values()!r}))"
     )
+    bash = shutil.which("bash")
+    # bash keeps exported functions, which other shells drop; with -p it loads nothing first
+    first = f"#!{bash} -p" if bash else "#!/bin/sh"
     words = shlex.join((str(interpreter), "-I", "-S", "-B", "-c", start))
     for name in NAMES:
-        _write_program(f"{stand_ins}/{name}", f'#!/bin/sh\nexec {words} {name} "$@"\n')
-    if (bash := shutil.which("bash")) is not None:
+        _write_program(f"{stand_ins}/{name}", f'{first}\nexec {words} {name} "$@"\n')
+    if bash is not None:
         # where sh is a smaller shell, a script for bash would fail under it
         for name in SHELLS:
-            _write_program(f"{stand_ins}/{name}", shell(shlex.quote(bash)))
+            _write_program(f"{stand_ins}/{name}", shell(bash))
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text(
         _SITE.format(stand_in=str(stand_ins / "python")), encoding="utf-8"

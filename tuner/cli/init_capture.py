@@ -42,7 +42,7 @@ def captured_import(command: Sequence[str], *, yes: bool, unconfined: bool) -> t
             captured.
     """
     from tuner.capture.run_script import LIMIT_S
-    from tuner.imports.captured import import_captured
+    from tuner.imports.captured import import_captured, without_known_secrets
     from tuner.study_file.answers import SCRIPTS
 
     if not command:
@@ -57,7 +57,8 @@ def captured_import(command: Sequence[str], *, yes: bool, unconfined: bool) -> t
         imported = import_captured(captured)
     except ConfigError as error:
         raise error.in_file(str(script)) from None
-    return replace(imported, notes=(*imported.notes, *_notes(captured))), script, captured
+    told = without_known_secrets(captured)
+    return replace(imported, notes=(*imported.notes, *_notes(told))), script, told
 
 
 def _captured(command: Sequence[str], *, yes: bool, unconfined: bool) -> Capture:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hardware.io.errors import ConfigError, shorten
-from hardware.io.secret_texts import hide_command, hide_words
+from hardware.io.secret_texts import HIDDEN, hide, hide_command, hide_words, is_secret, secret_words
 from tuner.capture.launchers import TRAINING
 from tuner.capture.record import Record
 from tuner.capture.run_script import Capture
@@ -36,6 +36,8 @@ _OF_DEEPSPEED = ("precision", "zero_stage", "offload")
 _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
 _PROCESS_STARTERS = ("srun", "mpirun", "mpiexec", "mpiexec.hydra")
 _LAUNCHER_MODULES = ("torch.distributed.launch", "torch.distributed.run")
+_SHORTEST = 6
+"""Length from which a secret is hidden wherever it occurs: a shorter one is a part of other words."""
 _SHOWN = 3
 """Number of commands that an error message lists."""
 
@@ -247,20 +249,50 @@ def _with_deepspeed(found: Imported, config: Imported) -> Imported:
     )
 
 
+def without_known_secrets(captured: Capture) -> Capture:
+    """Return the capture with `***` for each secret of its commands in what is told of it besides them."""
+    known = _known_secrets(captured)
+
+    def clean(text: str) -> str:
+        for value in known:
+            text = text.replace(value, HIDDEN)
+        return hide(text)
+
+    return replace(
+        captured,
+        output=clean(captured.output),
+        written=tuple(map(clean, captured.written)),
+        unseen=tuple(map(clean, captured.unseen)),
+        unread=tuple(map(clean, captured.unread)),
+    )
+
+
+def _known_secrets(captured: Capture) -> list[str]:
+    """Return the values that a name or a form tells to be secrets in the captured commands, the longest first."""
+    found = {value for name, value in captured.environment.items() if is_secret(name, value)}
+    for record in captured.records:
+        found |= {value for name, value in record.environment.items() if is_secret(name, value)}
+        found |= {secret.value for words in (record.words, *record.through) for secret in secret_words(words)}
+    return sorted((value for value in found if len(value) >= _SHORTEST), key=len, reverse=True)
+
+
 def _nothing(captured: Capture) -> ConfigError:
     """Return the error for a capture without a training command, with the captured commands and the script's output."""
     commands = [record for record in captured.records if not record.held_back]
     ended = f"it was ended: {captured.stopped}" if captured.stopped else f"it ended with status {captured.status}"
     parts = ["no training command of a known framework was captured", ended]
-    if commands:
-        listed = "; ".join(map(_shown, commands[-_SHOWN:]))
-        parts.append(f"captured {len(commands)}: {listed}")
+    held = [record for record in captured.records if record.held_back]
+    for what, records in (("captured", commands), ("held back", [] if commands else held)):
+        if records:
+            parts.append(f"{what} {len(records)}: {'; '.join(map(_shown, records[-_SHOWN:]))}")
     parts += captured.unread[:_SHOWN]
     if lines := [line.strip() for line in captured.output.splitlines() if line.strip()]:
         parts.append(f"its last output: {' | '.join(map(hide_command, lines[-_SHOWN:]))}")
+    text = "; ".join(parts)
+    for value in _known_secrets(captured):
+        text = text.replace(value, HIDDEN)
     return ConfigError(
-        "; ".join(parts),
-        nearest="set the variables that the script needs, pass its arguments, or read its log by --from-log",
+        text, nearest="set the variables that the script needs, pass its arguments, or read its log by --from-log"
     )
 
 

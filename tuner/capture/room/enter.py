@@ -267,7 +267,7 @@ def _run_as_first(setting: Setting, out: int, life_end: int, tell: int) -> int:
     os.close(tell)  # nothing was refused
     watch = ExecWatch(listener=listener, short_paths=paths, own_folders=(f"{setting.folder}/", f"{SHORT}/"))
     status, stopped = keep(command, watch, setting.bounds, life_end)
-    names = written(root.layers, without=setting.folder, most=MOST_WRITTEN)
+    names = written(root, without=setting.folder, most=MOST_WRITTEN)
     _finish(setting, out, Outcome(stopped=stopped, written=tuple(names), unshown=tuple(root.unshown)))
     return status
 

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -90,6 +90,7 @@ class NewRoot:
         base: Folder of the file system in memory.
         own: Folders that get an overlay of their own, so that a user may write below folders of others.
         mounts: Kind of file system by mount point of the old root.
+        parts: Names in each folder that was taken apart.
         layers: Upper layers so far.
         unshown: Places that could not be shown.
     """
@@ -97,6 +98,7 @@ class NewRoot:
     base: str
     own: frozenset[str]
     mounts: dict[str, str]
+    parts: dict[str, frozenset[str]] = field(default_factory=dict)
     layers: list[Layer] = field(default_factory=list)
     unshown: list[str] = field(default_factory=list)
 
@@ -121,10 +123,19 @@ class NewRoot:
                 for own in sorted(one for one in self.own if one.startswith(below)):
                     self._overlay(own, f"{self.base}/root{own}")
 
+    def added(self, most: int) -> list[str]:
+        """Return what was written into folders that were taken apart, as far as its name is new there."""
+        found: list[str] = []
+        for place, names in self.parts.items():
+            for name in sorted(set(os.listdir(place)) - names):  # noqa: PTH208 # names, not paths
+                found += _names_below(f"{place.rstrip('/')}/{name}", most)
+        return found
+
     def _show_parts(self, place: str, below: str) -> None:
         entries = sorted(os.listdir(place))  # noqa: PTH208 # names, not paths
         if len(entries) > MOST_ENTRIES:
             raise OSError(f"{place} has mounts below it and {len(entries)} entries")
+        self.parts[place] = frozenset(entries)
         for name in entries:
             try:
                 self.show(below + name)
@@ -192,6 +203,7 @@ def build_root(
                 found.unshown.append(f"/{name}: {error.strerror}")
     _make_proc(f"{base}/root/proc")
     _make_devices(f"{base}/root/dev", bytes_in_memory)
+    found.parts |= {"/": frozenset((*os.listdir("/"), short[1:])), "/dev/shm": frozenset()}  # noqa: PTH208, S108 # names
     Path(f"{base}/root/sys").mkdir()
     with contextlib.suppress(OSError):  # a container may hide it
         mount("sysfs", f"{base}/root/sys", "sysfs", READ_ONLY | NO_SETUID | NO_DEVICES | NO_PROGRAMS)
@@ -259,10 +271,17 @@ def _option(text: str) -> str:
     return re.sub(r"([\\:,])", r"\\\1", text)
 
 
-def written(layers: Sequence[Layer], *, without: str, most: int) -> list[str]:
-    """Return the names of what was written in all layers, without those below one folder."""
-    found: list[str] = []
-    for layer in layers:
-        names = layer.changes(most + 1_000)
-        found += [name for name in names if not name.lstrip("-").startswith(f"{without}/")]
-    return sorted(found)[:most]
+def written(root: NewRoot, *, without: str, most: int) -> list[str]:
+    """Return the names of what was written in the room that is entered, without those below one folder."""
+    found = root.added(most)
+    for layer in root.layers:
+        found += layer.changes(most + 1_000)
+    return sorted(name for name in found if not name.lstrip("-").startswith(f"{without}/"))[:most]
+
+
+def _names_below(path: str, most: int) -> list[str]:
+    """Return the files below a path, or the path itself, which ends in a slash if it is an empty folder."""
+    if os.path.islink(path) or not os.path.isdir(path):  # noqa: PTH112, PTH114 # texts
+        return [path]
+    found = [f"{folder}/{name}" for folder, _, names in os.walk(path) for name in sorted(names)]
+    return found[:most] or [f"{path}/"]

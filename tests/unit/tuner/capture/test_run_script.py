@@ -1,4 +1,5 @@
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -241,3 +242,46 @@ def test_a_command_may_be_the_launcher_itself(tmp_path, monkeypatch, boundary, p
     command = [program, *(["torchrun"] if program != "torchrun" else []), "a.py"]
 
     assert commands(capture(command, boundaries=[boundary])) == [("torchrun", "a.py")]
+
+
+USUAL = {
+    "module": "module load cuda || exit 1",
+    "exported functions": "f() { torchrun f.py; }; export -f f; bash -c f; srun bash -c f",
+    "a job on the input": "sbatch <<END\n#!/bin/bash\ntorchrun input.py\nEND",
+    "the top of a checkout": 'cd "$(git rev-parse --show-toplevel)/sub" || exit 1\ntorchrun $PWD',
+    "a job that submits itself": "cd $FOLDER; sbatch train.sh",
+}
+
+
+@pytest.mark.parametrize("boundary", [NAMESPACES, GUARD])
+def test_what_scripts_of_clusters_do_is_followed(captured, tmp_path, monkeypatch, boundary):
+    """Modules, exported functions, jobs on the input, git's answers and jobs that submit themselves are no obstacle."""
+    git = shutil.which("git")
+    if git is None:
+        pytest.skip("there is no git to ask")
+    subprocess.run([git, "init", "--quiet", tmp_path], check=True)
+    (tmp_path / "sub").mkdir()
+    monkeypatch.setenv("FOLDER", str(tmp_path))
+    done = captured("#!/bin/bash\n" + "\n".join(USUAL.values()), boundaries=[boundary])
+
+    once = [("torchrun", "f.py"), ("torchrun", "f.py"), ("torchrun", "input.py"), ("torchrun", str(tmp_path / "sub"))]
+    assert commands(done) == once * 2
+    assert done.stopped == ""
+
+
+@pytest.mark.parametrize("boundary", [NAMESPACES, GUARD])
+def test_all_that_a_script_writes_is_named(captured, tmp_path, boundary):
+    """New files, folders and links, changed and removed files are named, wherever the script may write."""
+    (tmp_path / "removed").touch()
+    (tmp_path / "changed").touch()
+    text = "echo x > changed; mkdir -p new/empty; ln -s x link; python3 -c \"import os; os.remove('removed')\"\n"
+    beyond = ["/new-at-the-root/a", "/dev/shm/new"] if boundary == NAMESPACES else []  # noqa: S108 # gone afterwards
+    text += "mkdir -p /new-at-the-root; " + "".join(f"echo x > {path}; " for path in beyond)
+
+    done = captured(text, boundaries=[boundary])
+
+    named = {name.rstrip("/") for name in done.written}
+    assert {str(tmp_path / name) for name in ("changed", "new/empty", "link")} <= named
+    assert f"-{tmp_path / 'removed'}" in named
+    assert set(beyond) <= named
+    assert not any(Path(path).exists() for path in beyond)

@@ -100,7 +100,7 @@ def test_no_way_of_starting_a_program_reaches_it(place, boundary):
     assert marks(place) == ["kept"]
     found = {outer[1] for record in done.records for outer in record.through}
     assert {name for name, way in ways.items() if not set(re.findall(r"\b[A-Z]\b", way)) & found} == set()
-    assert {record.words[0] for record in done.records} == {"torchrun"}
+    assert {record.words[0] for record in done.records if not record.held_back} == {"torchrun"}
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)

@@ -6,7 +6,7 @@ from hardware.io.errors import ConfigError
 from tests.support.studies.launch_scripts import ARRAYS, ASCEND, TORCHTITAN_FLAGS, TORCHTITAN_SCRIPT
 from tuner.capture.run_script import capture
 from tuner.imports import IMPORTERS
-from tuner.imports.captured import import_captured
+from tuner.imports.captured import import_captured, without_known_secrets
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash to run scripts with")
 
@@ -248,3 +248,25 @@ def test_an_evaluation_before_the_training_is_passed_over(imported):
     )
 
     assert found.degrees["tp"] == 2
+
+
+def test_a_secret_of_the_command_is_hidden_in_all_that_is_told(tmp_path, monkeypatch):
+    """A value that one word tells to be a secret is hidden in outputs, names of files and other words as well."""
+    monkeypatch.chdir(tmp_path)
+    text = "P=hunter2secret\necho connecting with $P\necho x > log-$P\npython serve.py --api-key $P --pw $P\n"
+    (tmp_path / "serve.sh").write_text(text, encoding="utf-8")
+    captured = capture(["bash", "serve.sh"])
+    told = without_known_secrets(captured)
+
+    with pytest.raises(ConfigError) as refused:
+        import_captured(captured)
+
+    assert [name.rpartition("/")[2] for name in told.written] == ["log-***"]
+    assert told.output.strip() == "connecting with ***"
+    assert "hunter2secret" not in str(refused.value)
+
+
+def test_commands_that_are_held_back_are_shown_where_there_is_no_other(imported):
+    """A loop over hosts ends in a message that shows the command which would have reached them."""
+    with pytest.raises(ConfigError, match=r"held back 1: ssh host-1 'torchrun pretrain.py'"):
+        imported("ssh host-1 'torchrun pretrain.py'\n")
