@@ -35,7 +35,8 @@ def nodes():
 def study(tmp_path):
     """A study whose trials run a command, which leaves a child in a session of its own."""
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM, encoding="utf-8")
+    # longer steps: Ray's command that ends a job may take ten seconds to start on a busy machine
+    program.write_text(PROGRAM.replace("time.sleep(0.4)", "time.sleep(1.2)"), encoding="utf-8")
     file = tmp_path / "study.yaml"
     trial = COMMAND.format(python=sys.executable, program=program, folder=tmp_path)
     file.write_text(STUDY.format(model=MODEL, trials=TRIALS, seed=0, trial=trial), encoding="utf-8")
