@@ -107,6 +107,7 @@ def test_threads_write_into_no_answer(capfd, monkeypatch):
     assert (out, sorted(err.split())) == ("{\n}\n", ["late", "thread"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", ["jax", "torch"])
 def test_a_module_that_ends_the_interpreter_is_refused(tmp_path, world):
     """A command whose user's module ends the interpreter as if all were well ends with status 2 and says so."""
@@ -119,6 +120,7 @@ def test_a_module_that_ends_the_interpreter_is_refused(tmp_path, world):
     assert_users_mistake(done, f"--{world} = 'own:step'", "it ends the interpreter", "line 3 of", "own.py")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["..own:step", "own\0:step", "\udcff:step", "builtins:print.x", "own:"])
 def test_names_that_are_no_modules_are_refused(tmp_path, monkeypatch, name):
     """A factory's name that Python cannot import is refused in words."""
