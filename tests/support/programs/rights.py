@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import tempfile
 from collections.abc import Iterator
@@ -10,18 +11,44 @@ from pathlib import Path
 
 NOBODY = 65534
 
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+_CAPABILITIES_3 = 0x20080522
+"""Version of the structures of capget(2) and capset(2)."""
+
+_OVER_FILES = 1 << 1 | 1 << 2
+"""The capabilities that let root write, and read, what a file's mode forbids (capabilities(7))."""
+
 
 @contextmanager
 def without_roots_rights() -> Iterator[None]:
-    """Take root's rights over files away from this process in the block; others have none to lose."""
+    """Hold this thread, and those that it starts in the block, to the modes of files; only root is not held to them.
+
+    The user stays who it is: libraries that are imported in the block may lie where no other user can read.
+    """
     if os.geteuid():
         yield
         return
-    os.seteuid(NOBODY)
+    before = _capabilities()
+    _set_capabilities((before[0] & ~_OVER_FILES, *before[1:]))
     try:
         yield
     finally:
-        os.seteuid(0)
+        _set_capabilities(before)
+
+
+def _capabilities() -> tuple[int, ...]:
+    """Ask for this thread's capabilities: effective, permitted and inheritable ones, the first 32 and then the rest."""
+    found = (ctypes.c_uint32 * 6)()
+    if _LIBC.capget((ctypes.c_uint32 * 2)(_CAPABILITIES_3, 0), found):
+        raise OSError(ctypes.get_errno(), "capget")
+    return tuple(found)
+
+
+def _set_capabilities(wanted: tuple[int, ...]) -> None:
+    if _LIBC.capset((ctypes.c_uint32 * 2)(_CAPABILITIES_3, 0), (ctypes.c_uint32 * 6)(*wanted)):
+        raise OSError(ctypes.get_errno(), "capset")
 
 
 @contextmanager

@@ -196,12 +196,12 @@ def test_secrets_are_taken_off_the_command_line(options):
     environment when it reads its study, and still reads what it was given.
     """
     code = (
-        "import os, sys, tuner.cli.main\n"
+        "import os, sys, tuner.cli.main, tuner.cli.status\n"
         "def told(*given):\n"
         "    seen = open('/proc/self/cmdline').read().split('\\0') + [str(dict(os.environ))]\n"
         f"    print([{PASSWORD!r} in str(place) for place in (sys.argv, given, seen)])\n"
         "    raise SystemExit(3)\n"
-        "tuner.cli.main.load = told\n"
+        "tuner.cli.status.load = told\n"
         "sys.argv[0] = 'meshtune'\n"
         "tuner.cli.main.main()\n"
     ).replace(repr(PASSWORD), "'-'.join(['canary', '7f3a'])")
