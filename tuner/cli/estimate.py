@@ -90,7 +90,9 @@ def _print(found: TrainingEstimate, config: StudyConfig) -> None:
     elif compared is not None and saved is not None:
         low, high = (hours(end * HOUR_S) for end in between or (saved, saved))
         told = "" if between is None else f", {low} to {high} with probability {COVERED:.0%}"
-        say(f"The best saves {hours(saved * HOUR_S)} device-hours over {compared.reference.in_words}{told}.")
+        # the table shows the measured steps, whose ratio is another
+        best = "The best" if compared.measured_gain in (None, compared.gain) else "By all trials together, the best"
+        say(f"{best} saves {hours(saved * HOUR_S)} device-hours over {compared.reference.in_words}{told}.")
         if compared.luck_in_words:
             say(f"It is {compared.gain:.3f}x as fast; {compared.luck_in_words}.")
     if found.takes_devices and found.tuning_device_hours:

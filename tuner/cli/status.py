@@ -93,7 +93,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
         typer.echo(stored.user_attrs[HISTORY])
     _print_best(config, best, extrapolated, payload["p_star"])
     if best or extrapolated:
-        print_judged(config, compared, training, payload["p_star"] if best else None)
+        print_judged(config, compared, training, None)
     print_device_time(config, compared, records)
     for phase in phases:
         say(f"Ran besides: {phase.in_words}")

@@ -35,16 +35,21 @@ def test_the_best_says_which_limits_it_breaks(meshtune, simulated):
 
 
 def test_step_times_that_were_measured_count(meshtune, finished):
-    """After trials a training's time is that of the measured step, and no range is given."""
+    """After trials a training's time is that of the measured step, and no range is given; the saving says that it is
+    not the mere ratio of those.
+    """
     study, storage, _ = finished
 
     told = meshtune("estimate", study, "--tokens", "300B", "--storage", storage, "--json").json
+    shown = meshtune("estimate", study, "--tokens", "300B", "--storage", storage).out
 
     best = meshtune("best", study, "--storage", storage, "--json").json
     assert told["tokens"] == 300e9
     assert [training["source"] for training in told["trainings"]] == ["measured", "measured"]
     assert told["trainings"][-1]["step_time_s"] == best["step_time_s"]
     assert told["trainings"][-1]["seconds_range"] is None
+    assert told["gain_over_current"] != told["measured_gain"]
+    assert "\nBy all trials together, the best saves " in shown
 
 
 def test_other_sizes_are_predicted(meshtune, simulated):
