@@ -217,14 +217,14 @@ def prepared(study: str) -> Prepared:
         grid,
         space.memory.fits(config.options.memory_headroom),
         devices_per_host=config.setting.cluster.devices_per_host,
-        defaults=config.config_defaults,
+        defaults=config.subject.defaults,
     )
     return Prepared(
         baseline=None if baseline is None else grid.config(baseline),
         config=config,
         full=full,
         grid=grid,
-        posterior=initial_posterior([(config.measured_setting, np.arange(len(grid)))], grid),
+        posterior=initial_posterior([(config.subject.measured_setting, np.arange(len(grid)))], grid),
     )
 
 

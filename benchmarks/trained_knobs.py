@@ -40,7 +40,6 @@ from trials.command.backend import COMMAND_RANKS
 from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
 from tuner.answers.candidates import candidates_of
-from tuner.answers.first_posterior import first_posterior
 from tuner.answers.searched_knobs import searched_knobs
 from tuner.search.observations import OBSERVATION
 from tuner.search.sampler import ThompsonSampler
@@ -138,10 +137,7 @@ def _problem(folder: Path, steps: int) -> KnobProblem:
     space = searched_knobs(config, candidates)
     assert space is not None, "the study has knobs"
     return KnobProblem(
-        config=config,
-        candidates=candidates,
-        posterior=first_posterior(config, candidates.space.grid, None),
-        space=space,
+        config=config, candidates=candidates, posterior=config.subject.prior(candidates.space.grid, None), space=space
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field
 
 from costmodels.calibration.measured_runs import MeasuredGroup
 from costmodels.job.setting import Setting
+from hardware.cluster import Cluster
 from hardware.io.config_file import DocumentedModel
 from trials.backend import AbstractBackend
 from trials.framework_flags import FlagExporter
@@ -48,31 +49,49 @@ class ProxyKeys(DocumentedModel):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SubjectParts:
+    """What a study tunes, for the backend of its trials; the backend takes what it runs.
+
+    Attributes:
+        setting: Job, cluster and runtime of the trials; None for a step of the user's own.
+        measured: Measured runs that the trials replay, as `AbstractTrialKeys.measured_runs` returned them, or None.
+        flag_exporters: Exporters of the frameworks whose flags are known, by the framework's name.
+        own_step: Plans of the user's own step, in place of a job of the catalog; None in all other studies.
+    """
+
+    setting: Setting | None = None
+    measured: MeasuredGroup | None = None
+    flag_exporters: Mapping[str, FlagExporter] = field(default_factory=dict)
+    own_step: OwnStepPlans | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StudyParts:
     """Parts of a study that a backend is built from.
 
     Attributes:
         name: Name of the study.
         storage: Place of the study's storage, which tells it apart from others of the same name; without passwords.
-        setting: Job, cluster and runtime of the trials.
+        cluster: Cluster of the study.
         base_dir: Folder of the study file, to which paths in it are relative.
-        measured: Measured runs that the trials replay, as `AbstractTrialKeys.measured_runs` returned them, or None.
-        flag_exporters: Exporters of the frameworks whose flags are known, by the framework's name.
+        subject: What the study tunes.
         step_planner: Planner of whole training steps, for backends that run sharding plans.
-        own_step: Plans of the user's own step, in place of a job of the catalog; None in all other studies. The setting
-            of such a study has a cluster alone.
         knobs: Knobs of the study.
     """
 
     name: str
     storage: str
-    setting: Setting
+    cluster: Cluster
     base_dir: Path
-    measured: MeasuredGroup | None
-    flag_exporters: Mapping[str, FlagExporter]
+    subject: SubjectParts
     step_planner: StepPlanner
-    own_step: OwnStepPlans | None = None
     knobs: tuple[Knob, ...] = ()
+
+    @property
+    def setting(self) -> Setting:
+        """Job, cluster and runtime of the trials, for backends of a step that is not the user's own."""
+        assert self.subject.setting is not None, "a backend that takes steps of users asks for them first"
+        return self.subject.setting
 
 
 class AbstractTrialKeys(DocumentedModel, ABC):
@@ -83,7 +102,7 @@ class AbstractTrialKeys(DocumentedModel, ABC):
 
     Attributes:
         WITHOUT_MEANING: Names of keys that a resumed study may change, because its recorded trials stay comparable.
-        OWN_STEPS: Libraries of a user's own steps that the backend runs (`StudyParts.own_step`).
+        OWN_STEPS: Libraries of a user's own steps that the backend runs (`SubjectParts.own_step`).
     """
 
     WITHOUT_MEANING: ClassVar[frozenset[str]] = frozenset({"time_limit", "hang_limit_s", "seconds_per_trial", "proxy"})

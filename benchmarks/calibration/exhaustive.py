@@ -133,7 +133,7 @@ def _row(
         **degrees,
         "recompute": job.recompute,
         "zero_stage": job.zero_stage,
-        "seq_parallel": int(bool(config.config_defaults["sequence_parallel"]) and degrees["tp"] > 1),
+        "seq_parallel": int(bool(config.subject.defaults["sequence_parallel"]) and degrees["tp"] > 1),
         "precision": job.precision,
         "step_seconds": f"{step_s:.6g}" if step_s else "",
         "peak_mem_gib": f"{observation.peak_memory_bytes / GIB:.4g}" if observation.peak_memory_bytes else "",
@@ -184,7 +184,7 @@ def _judge(config: StudyConfig, grid: ConfigGrid, path: Path) -> dict[str, Any]:
     steps_s = np.array([[float(rows[number, keys[at]]["step_seconds"]) for at in timed] for number in rounds])
     cpus_s = np.array([[float(_parse_notes(rows[number, keys[at]])["cpu_s"]) for at in timed] for number in rounds])
     truth_s = np.median(steps_s, axis=0)
-    predicted_s = predict(config.measured_setting, grid).step_time_s[timed]
+    predicted_s = predict(config.subject.measured_setting, grid).step_time_s[timed]
     others = [float(_parse_notes(row).get("others_cpu_share", "nan")) for row in rows.values()]
     figures: dict[str, Any] = {
         "clock": CLOCK_WORDS[config.backend.clock],
@@ -232,7 +232,7 @@ def _cross_validate(config: StudyConfig, path: Path, grid: ConfigGrid, truth_s: 
         seen: list[MeasuredRun] = [run for run in runs if in_half.get(_key(run.config.values(DEGREES))) == 1 - fold]
         profile = calibrate(seen, config.setting.runtime, on_progress=lambda _: None).profile
         own = np.flatnonzero(half == fold)
-        measured = replace(config.measured_setting, setting=replace(config.setting, runtime=profile))
+        measured = replace(config.subject.measured_setting, setting=replace(config.setting, runtime=profile))
         predicted_s[own] = predict(measured, grid.take(own)).step_time_s
     return _compare(predicted_s, truth_s)
 

@@ -49,7 +49,7 @@ def row_of(name: str, config: StudyConfig, sequence_length: int) -> dict[str, An
     current, found, speed_up = TABLE_2[name]
     job = replace(config.setting.job, sequence_length=sequence_length)
     setting = replace(config.setting, job=job)
-    defaults = config.config_defaults
+    defaults = config.subject.defaults
     chosen = [ParallelConfig(**dict(zip(DEGREES, degrees, strict=True)), **defaults) for degrees in (current, found)]
     grid = ConfigGrid.from_configs(chosen)
     memory = estimate_memory(setting, grid)

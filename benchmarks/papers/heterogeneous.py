@@ -79,7 +79,7 @@ class Case:
             return config
         cluster = config.setting.cluster
         slow = replace(cluster, groups=tuple(map(_with_bf16, cluster.groups)))
-        return replace(config, setting=replace(config.setting, cluster=slow))
+        return replace(config, subject=config.subject.on_cluster(slow))
 
 
 def _with_bf16(group: HostGroup) -> HostGroup:

@@ -35,8 +35,8 @@ def main() -> None:
     rows = []
     for size, num_trials in ((3_000, 50), (len(grid), 200))[: options.sizes]:
         some = grid.take(np.arange(size))
-        predicted = predict(config.measured_setting, some)
-        posterior = initial_posterior([(config.measured_setting, np.arange(size))], some)
+        predicted = predict(config.subject.measured_setting, some)
+        posterior = initial_posterior([(config.subject.measured_setting, np.arange(size))], some)
         own_s = _sampler_s(posterior, some, num_trials, options.repeats)
         peer_s = _peer_s(predicted, some, num_trials, options.repeats)
         rows.append(

@@ -92,7 +92,7 @@ def knob_problem(study: str, num_knobs: int) -> KnobProblem:
     return KnobProblem(
         config=config,
         candidates=candidates,
-        posterior=initial_posterior([(config.measured_setting, np.arange(len(grid)))], grid),
+        posterior=initial_posterior([(config.subject.measured_setting, np.arange(len(grid)))], grid),
         space=space,
     )
 

@@ -140,7 +140,7 @@ shared_expert_ffn_size: 256
 def _read_space(data: bytes, folder: Path) -> None:
     """As far as the candidates, which a study may have millions of."""
     config = _read_study(data, folder)
-    if config.measured is None:
+    if not config.subject.rows:
         enumerate_space(config.setting, config.options)
 
 

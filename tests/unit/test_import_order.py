@@ -72,22 +72,23 @@ ROOMS: dict[str, set[str]] = {
     "tuner.capture": set(),
     "tuner.imports": {"tuner.export", "tuner.capture"},
     "tuner.plans": {"tuner.space", "tuner.export"},
+    "tuner.subject": {"tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.plans"},
     "tuner.study_file": {
         *("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.imports", "tuner.plans"),
-        "tuner.knobs",
+        *("tuner.knobs", "tuner.subject"),
     },
     "tuner.storage": {"tuner.space", "tuner.search", "tuner.study_file"},
     "tuner.answers": {
-        *("tuner.space", "tuner.search", "tuner.own_step", "tuner.plans", "tuner.study_file", "tuner.storage"),
-        "tuner.knobs",
+        *("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.plans", "tuner.study_file"),
+        *("tuner.storage", "tuner.knobs", "tuner.subject"),
     },
     "tuner.calibrate": {"tuner.space", "tuner.search", "tuner.study_file", "tuner.storage"},
-    "tuner.run": {"tuner.search", "tuner.study_file", "tuner.storage", "tuner.answers"},
+    "tuner.run": {"tuner.search", "tuner.study_file", "tuner.storage", "tuner.answers", "tuner.subject"},
     "tuner.place": {"tuner.space"},
     "tuner.replan": {"tuner.space", "tuner.search", "tuner.study_file", "tuner.storage", "tuner.answers", "tuner.run"},
     "tuner.terminal": {
         *("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.study_file", "tuner.storage"),
-        *("tuner.answers", "tuner.calibrate", "tuner.run"),
+        *("tuner.answers", "tuner.calibrate", "tuner.run", "tuner.subject"),
     },
     "tuner.watch": {"tuner.export", "tuner.study_file", "tuner.replan", "tuner.terminal"},
     "tuner.report": {
@@ -100,11 +101,11 @@ ROOMS: dict[str, set[str]] = {
             "tuner.study_file",
             "tuner.storage",
         ),
-        *("tuner.answers", "tuner.calibrate", "tuner.run"),
+        *("tuner.answers", "tuner.calibrate", "tuner.run", "tuner.subject"),
     },
     "tuner.dashboard": {
         *("tuner.search", "tuner.study_file", "tuner.storage", "tuner.answers", "tuner.run", "tuner.terminal"),
-        "tuner.report",
+        *("tuner.report", "tuner.subject"),
     },
     "tuner.cli": {
         *("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.capture", "tuner.imports"),
@@ -118,7 +119,7 @@ ROOMS: dict[str, set[str]] = {
             "tuner.replan",
             "tuner.place",
         ),
-        *("tuner.terminal", "tuner.watch", "tuner.report", "tuner.dashboard"),
+        *("tuner.terminal", "tuner.watch", "tuner.report", "tuner.dashboard", "tuner.subject"),
     },
     "tuner": {"tuner.search", "tuner.study_file", "tuner.answers", "tuner.place", "tuner.run", "tuner.cli"},
 }

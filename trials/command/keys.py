@@ -146,7 +146,7 @@ class CommandKeys(AbstractTrialKeys):
         _check_profile(self)
         files = _read_files(self, study)
         _check_knobs(self, study.knobs, files)
-        groups = study.setting.cluster.groups
+        groups = study.cluster.groups
         if len(groups) > 1 and self.launch != "once":
             raise ConfigError(
                 f"needs hosts with equally many devices, and the cluster has {len(groups)} groups of them",
@@ -158,11 +158,11 @@ class CommandKeys(AbstractTrialKeys):
         logs = None if self.logs is None else (base_dir / self.logs).absolute()
         return CommandBackend(
             job=study.setting.job,
-            cluster=study.setting.cluster,
+            cluster=study.cluster,
             arguments=tuple(self.command),
             environment=tuple(self.environment.items()),
             variables=tuple((name, os.environ[name]) for name in self._variables() if name in os.environ),
-            flags=_find_flags(self, study.flag_exporters),
+            flags=_find_flags(self, study.subject.flag_exporters),
             directory=(base_dir / self.directory).absolute(),
             pattern=_find_pattern(self.log),
             launch="per_host" if self.launch == "slurm" else self.launch,

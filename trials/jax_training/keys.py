@@ -68,9 +68,9 @@ class JaxKeys(AbstractTrialKeys):
                 contradict.
         """
         check_numbers_of_steps(self.min_steps, self.max_steps)
-        if study.own_step is not None:
-            self._check_cluster(study.setting.cluster)
-            return OwnStepBackend(steps=study.own_step, cluster=study.setting.cluster, **self._options())
+        if study.subject.own_step is not None:
+            self._check_cluster(study.cluster)
+            return OwnStepBackend(steps=study.subject.own_step, cluster=study.cluster, **self._options())
         runtime = study.setting.runtime
         if runtime.rule_set != "jax-reference":
             raise ConfigError(
@@ -79,16 +79,14 @@ class JaxKeys(AbstractTrialKeys):
                 value=runtime.name,
                 nearest="runtime: jax-reference",
             )
-        self._check_cluster(study.setting.cluster)
+        self._check_cluster(study.cluster)
         check_plannable(
             study.setting.job,
             backend="jax",
             nearest="trial.backend: torch, or a model with plain attention",
             precisions=("fp32", "bf16"),
         )
-        return JaxBackend(
-            job=study.setting.job, cluster=study.setting.cluster, planner=study.step_planner, **self._options()
-        )
+        return JaxBackend(job=study.setting.job, cluster=study.cluster, planner=study.step_planner, **self._options())
 
     def _options(self) -> dict[str, Any]:
         """Return the options that every backend in JAX has."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from costmodels.job.parallel_config import KnobValue, ParallelConfig
 from trials.knobs.condition import ALWAYS, Condition
@@ -79,3 +80,19 @@ def knob_file_keys(knobs: Sequence[Knob], config: ParallelConfig) -> dict[str, d
 def today_of(knobs: Iterable[Knob]) -> dict[str, KnobValue]:
     """Return today's values of the knobs, by name."""
     return {knob.name: knob.today for knob in knobs}
+
+
+def describe_knobs(knobs: Sequence[Knob]) -> list[dict[str, Any]]:
+    """Return what gives the values of knobs their meaning, as JSON."""
+    return [
+        {
+            "name": knob.name,
+            "values": list(knob.values),
+            "today": knob.today,
+            "when": str(knob.when),
+            "flag": {text: list(words) for text, words in knob.place.flags} or knob.place.flag,
+            "environment": knob.place.environment,
+            "file": [knob.place.file, knob.place.key] if knob.place.file else [],
+        }
+        for knob in knobs
+    ]

@@ -42,8 +42,8 @@ class ReplayKeys(AbstractTrialKeys):
 
     def build(self, study: StudyParts) -> ReplayBackend:
         """Build the backend that replays the study's measured runs."""
-        assert study.measured is not None, "a replay has measured rows"
-        return ReplayBackend(group=study.measured, seconds_per_trial=self.seconds_per_trial)
+        assert study.subject.measured is not None, "a replay has measured rows"
+        return ReplayBackend(group=study.subject.measured, seconds_per_trial=self.seconds_per_trial)
 
     def measured_runs(self, base_dir: Path) -> MeasuredGroup:
         """Read the rows that `measured` and `where` choose.

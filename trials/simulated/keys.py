@@ -56,16 +56,17 @@ class SimulatedKeys(AbstractTrialKeys):
         Raises:
             ConfigError: The event simulator is asked for a step of the user's own.
         """
-        if study.own_step is not None:
+        own_step = study.subject.own_step
+        if own_step is not None:
             if self.fidelity != "step_time":
                 raise ConfigError(
                     "cannot run a step of your own",
                     key="trial.fidelity",
                     value=self.fidelity,
-                    nearest=f"fidelity: step_time, or backend: {study.own_step.step.world}, which runs it for real",
+                    nearest=f"fidelity: step_time, or backend: {own_step.step.world}, which runs it for real",
                 )
             errors = self.model_dump(exclude={"backend", "time_limit", "proxy", "fidelity"})
-            return OwnSimulatedBackend(steps=study.own_step, cluster=study.setting.cluster, **errors)
+            return OwnSimulatedBackend(steps=own_step, cluster=study.cluster, **errors)
         setting, world = study.setting, self.model_dump(exclude={"backend", "time_limit", "proxy"})
         return SimulatedBackend(
             job=setting.job, cluster=setting.cluster, runtime=setting.runtime, knobs=study.knobs, **world

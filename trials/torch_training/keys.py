@@ -88,8 +88,8 @@ class TorchKeys(AbstractTrialKeys):
             ConfigError: This trainer cannot train the model, the runtime is another one, or two keys contradict.
         """
         check_numbers_of_steps(self.min_steps, self.max_steps)
-        if study.own_step is not None:
-            return self._build_own_step(study.setting.cluster, study.own_step)
+        if study.subject.own_step is not None:
+            return self._build_own_step(study.cluster, study.subject.own_step)
         runtime = study.setting.runtime
         if runtime.rule_set not in RULE_SETS:
             raise ConfigError(
@@ -103,7 +103,7 @@ class TorchKeys(AbstractTrialKeys):
             self._check_planned(study)
         else:
             check_trainable(study.setting.job)
-        device = self.device if self.device != "auto" else "cpu" if is_cpu_cluster(study.setting.cluster) else "cuda"
+        device = self.device if self.device != "auto" else "cpu" if is_cpu_cluster(study.cluster) else "cuda"
         if device == "cuda" and self.clock == "virtual":
             raise ConfigError(
                 "measures CPU time, which says nothing about a GPU",
@@ -113,7 +113,7 @@ class TorchKeys(AbstractTrialKeys):
             )
         return TorchBackend(
             job=study.setting.job,
-            cluster=study.setting.cluster,
+            cluster=study.cluster,
             runtime=runtime,
             device=device,
             capacity_factor=self.capacity_factor,
@@ -161,8 +161,7 @@ class TorchKeys(AbstractTrialKeys):
             ConfigError: A part of the model, the devices or a key are not for plans.
         """
         self._check_processors(
-            study.setting.cluster,
-            "runtime: torch-reference, or a cluster of processors, for example cluster: {name: cpu-host}",
+            study.cluster, "runtime: torch-reference, or a cluster of processors, for example cluster: {name: cpu-host}"
         )
         if self.capacity_factor is not None:
             raise ConfigError(

@@ -187,7 +187,7 @@ def compare_costs(
     """
     steps = math.ceil(tokens / config.setting.job.tokens_per_step)
     correction = _measured_correction(config)
-    own = _hosts_of(config.setting.cluster)
+    own = _hosts_of(config.cluster)
     offers: list[Offer] = []
     sources: list[ErrorSources] = []
     count = len(hosts) * max(len(clusters), 1)

@@ -74,7 +74,7 @@ class Payback:
 
 def device_time_of(config: StudyConfig, records: Sequence[TrialRecord]) -> DeviceTime:
     """Return the device time of the trials that have ended."""
-    full_size = config.setting.cluster.num_devices
+    full_size = config.cluster.num_devices
     steps_device_s = startup_device_s = 0.0
     for record in records:
         if record.observation is None or not record.finished or record.observation.taken_from:
@@ -102,7 +102,7 @@ def payback_of(config: StudyConfig, compared: Compared | None, records: Sequence
         return None
     # every step of training saves this much with the best configuration
     best_s = reference_s / gain
-    saved_device_s = (reference_s - best_s) * config.setting.cluster.num_devices
+    saved_device_s = (reference_s - best_s) * config.cluster.num_devices
     steps = math.ceil(device_time_of(config, records).device_s / saved_device_s)
     return Payback(steps=steps, seconds=steps * best_s)
 

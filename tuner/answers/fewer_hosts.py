@@ -83,7 +83,7 @@ def phases_of(config: StudyConfig) -> tuple[OnFewerHosts, ...]:
                 OnFewerHosts(
                     study_name=name,
                     hosts=hosts,
-                    num_hosts=config.setting.cluster.num_hosts,
+                    num_hosts=config.cluster.num_hosts,
                     records=read_records(phase),
                     attributes=phase.user_attrs,
                 )

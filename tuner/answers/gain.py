@@ -15,7 +15,6 @@ import numpy as np
 
 from trials.backend import Status
 from tuner.answers.candidates import Candidates, predict_candidate
-from tuner.answers.first_posterior import first_posterior
 from tuner.answers.reference import Reference
 from tuner.search.gain import COVERED, GAIN_DRAWS, KnownGain, gain_in, gain_quantiles
 from tuner.search.observations import EXPLORING, observations_of
@@ -189,7 +188,7 @@ def compared_by_prediction(
         return Compared(reference=reference, known=known, gain=step_times_s[0] / step_times_s[1])
     none = observations_of([], lambda _: None)
     at, rng = np.array([own, best], dtype=np.int64), np.random.default_rng(0)
-    drawn = first_posterior(config, grid, None).draw_steps_at(none, at, GAIN_DRAWS, rng)
+    drawn = config.subject.prior(grid, None).draw_steps_at(none, at, GAIN_DRAWS, rng)
     low, gain, high = gain_quantiles(drawn[:, 0] - drawn[:, 1])
     return Compared(reference=reference, known=known, gain=gain, interval=(low, high))
 

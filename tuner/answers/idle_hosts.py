@@ -54,7 +54,7 @@ class IdleHosts:
 
 def idle_hosts_of(config: StudyConfig, chosen: ParallelConfig) -> IdleHosts | None:
     """Return the hosts that a configuration leaves idle and what that gains by the predictions; None if it uses all."""
-    if not is_on_fewer(config.setting.cluster, chosen.assignment.hosts):
+    if not is_on_fewer(config.cluster, chosen.assignment.hosts):
         return None
     found = candidates_of(config)
     fits = found.space.memory.fits(config.options.memory_headroom)
@@ -67,7 +67,7 @@ def idle_hosts_of_first(config: StudyConfig, candidates: Candidates, ranked: Ran
     """Return the hosts that the first candidate of a ranking leaves idle and what that gains; None if it uses all."""
     first = int(ranked.order[0])
     chosen = candidates.space.grid.config(first)
-    if not is_on_fewer(config.setting.cluster, chosen.assignment.hosts):
+    if not is_on_fewer(config.cluster, chosen.assignment.hosts):
         return None
     # a simulated step is compared with simulated ones only
     comparable = ranked.fits & (ranked.is_simulated | ~ranked.is_simulated[first])
@@ -81,7 +81,7 @@ def best_on_all_s(
     config: StudyConfig, candidates: Candidates, step_time_s: FloatArray, fits: NDArray[np.bool_]
 ) -> float:
     """Return the shortest step time of the candidates that fit and use all hosts [s]; inf without any."""
-    is_on_all = ~leaves_hosts_idle(config.setting.cluster, candidates.space.grid)
+    is_on_all = ~leaves_hosts_idle(config.cluster, candidates.space.grid)
     return float(step_time_s[is_on_all & fits].min(initial=math.inf))
 
 
@@ -94,7 +94,7 @@ def notes_on_idle_hosts(config: StudyConfig, chosen: ParallelConfig) -> tuple[st
 def _idle_hosts(
     config: StudyConfig, chosen: ParallelConfig, step_time_s: float, on_all_s: float, *, is_predicted: bool
 ) -> IdleHosts:
-    cluster = config.setting.cluster
+    cluster = config.cluster
     used = set(chosen.assignment.hosts)
     idle = tuple(host for host in range(cluster.num_hosts) if host not in used)
     return IdleHosts(

@@ -9,6 +9,7 @@ from trials.knobs.knob import Knob
 from tuner.knobs.known_knob import KnownKnob
 from tuner.knobs.recommended import Verdict
 from tuner.study_file.config import StudyConfig
+from tuner.subject.contract import Ability
 
 
 def knob_rows(config: StudyConfig) -> list[dict[str, Any]]:
@@ -30,7 +31,7 @@ def knob_rows(config: StudyConfig) -> list[dict[str, Any]]:
 
 def _verdicts(config: StudyConfig) -> dict[str, Verdict]:
     """Return the verdicts on the known knobs of the study's framework, by name; none if the catalog has none of it."""
-    if config.knob_catalog is None or config.measured is not None:
+    if config.knob_catalog is None or not config.subject.has(Ability.KNOBS):
         return {}
     try:
         return {verdict.known.name: verdict for verdict in config.knob_catalog.verdicts}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from tuner.answers.candidates import Candidates
-from tuner.answers.first_posterior import first_posterior
 from tuner.answers.ranked import Ranked, by_objective
 from tuner.search.observations import observations_on
 from tuner.search.prior import OnProgress
@@ -33,7 +32,7 @@ def learned_ranking(config: StudyConfig, candidates: Candidates, *, on_progress:
     if not observations.num_ended:
         return None
     everywhere = np.arange(len(grid))
-    posterior = first_posterior(config, grid, past_of(config), on_progress=on_progress)
+    posterior = config.subject.prior(grid, past_of(config), on_progress=on_progress)
     expected = posterior.expected(observations, everywhere)
     ran = np.isin(everywhere, sorted(observations.explored))
     room = np.log((1 - config.options.memory_headroom) * memory.capacity_bytes)

@@ -47,7 +47,7 @@ def rate_of(name: str, config: StudyConfig, grid: ConfigGrid, estimate: StepEsti
     if name == COST:
         return _price_per_hour(config, grid) / HOUR_S * TOKENS_PRICED / tokens
     assert name == ENERGY, "the step time and memory have no rate"
-    cluster = config.setting.cluster
+    cluster = config.cluster
     power_w = mean_power_w(cluster, grid, estimate, counts_idle=config.pays_idle_hosts)
     assert power_w is not None, "a study of energy knows the power of every device"
     return power_w / tokens
@@ -55,7 +55,7 @@ def rate_of(name: str, config: StudyConfig, grid: ConfigGrid, estimate: StepEsti
 
 def _price_per_hour(config: StudyConfig, grid: ConfigGrid) -> FloatArray:
     """Return the price of the hosts that each candidate pays for, for one hour [n]."""
-    cluster, prices = config.setting.cluster, config.prices
+    cluster, prices = config.cluster, config.prices
     assert prices is not None, "a study of costs has prices"
     found = np.zeros(len(grid))
     for hosts, at in grid.by_host_order():

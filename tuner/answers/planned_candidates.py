@@ -27,7 +27,7 @@ from costmodels.step.changed_layers import shape_keys
 from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.io.errors import ConfigError
-from tuner.answers.own_step_plans import restore_plans
+from tuner.answers.stored_subject import restore_subject
 from tuner.planners.engine.workers import AbstractBound, ProcessWorkers
 from tuner.plans.layer_planning import AUTO_SHAPES, LayerPlanning, shape_text
 from tuner.plans.layer_plans import LayerTask, freeze, layer_tasks, plan_layer, summary_of
@@ -114,8 +114,7 @@ def plan_layers(config: StudyConfig, chosen: ParallelConfig | None = None) -> St
     Raises:
         ConfigError: The planner's pins cannot hold.
     """
-    if config.own_step is not None:
-        return restore_plans(config)
+    restore_subject(config)
     if config.planning.name == "megatron" or config.layer_plans:
         return config
     return plan_study(config, grid_to_plan(config, chosen), stored=stored_plans(config))
@@ -129,7 +128,7 @@ def predicted_plans(config: StudyConfig, chosen: ParallelConfig | None = None) -
     Raises:
         ConfigError: The planner's pins cannot hold.
     """
-    if config.own_step is None and config.planning.is_auto and (chosen is None or chosen.plan == HAND):
+    if config.planning.is_auto and (chosen is None or chosen.plan == HAND):
         return known_plans(config)
     return plan_layers(config, chosen)
 
@@ -146,8 +145,7 @@ def known_plans(config: StudyConfig) -> StudyConfig:
 
 def plans_in(config: StudyConfig, study: Study) -> StudyConfig:
     """Return the study with the plans that its stored counterpart holds, which the caller has opened."""
-    if config.own_step is not None:
-        return restore_plans(config, study)
+    restore_subject(config, study)
     return config if config.planning.name == "megatron" else _with_stored(config, _plans_of(config, study))
 
 
@@ -169,7 +167,7 @@ def planned_in_words(config: StudyConfig) -> str:
     if not config.planning.is_auto or not config.layer_plans:
         return ""
     grid = config.space().grid
-    tasks = layer_tasks(config.setting.job, config.setting.cluster, grid, config.planning)
+    tasks = layer_tasks(config.setting.job, config.cluster, grid, config.planning)
     left = [task for task in tasks if shape_text(task.config) not in config.layer_plans]
     if not left:
         return ""
@@ -218,7 +216,7 @@ def unused_pins(config: StudyConfig) -> tuple[str, ...]:
 def by_hand(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any] | None:
     """Return the plan by hand of one configuration in the same form; None where it has nothing to shard."""
     grid = ConfigGrid.from_configs([chosen])
-    tasks = layer_tasks(config.setting.job, config.setting.cluster, grid, LayerPlanning())
+    tasks = layer_tasks(config.setting.job, config.cluster, grid, LayerPlanning())
     return _plan(tasks[0], None).by_hand if tasks else None
 
 
@@ -268,7 +266,11 @@ def _with_plans(
     if changes and "plan" not in options.opened:
         options = replace(options, opened=(*options.opened, "plan"))
     return replace(
-        config, setting=replace(config.setting, runtime=runtime), options=options, backend=backend, layer_plans=plans
+        config,
+        subject=config.subject.with_setting(replace(config.setting, runtime=runtime)),
+        options=options,
+        backend=backend,
+        layer_plans=plans,
     )
 
 

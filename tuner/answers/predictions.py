@@ -29,14 +29,14 @@ def predict(study: StudyConfig | Path | str, config: ParallelConfig | Mapping[st
     """
     loaded = _load(study)
     if isinstance(config, str):
-        chosen = parse_config(config, loaded.config_defaults, option="config")
+        chosen = parse_config(config, loaded.subject.defaults, option="config")
     elif isinstance(config, ParallelConfig):
         chosen = config
     else:
-        chosen = ParallelConfig(**(loaded.config_defaults | dict(config)))  # type: ignore[arg-type] # checked there
+        chosen = ParallelConfig(**(loaded.subject.defaults | dict(config)))  # type: ignore[arg-type] # checked there
     if not launchable(loaded.setting, chosen):
         raise ConfigError(
-            f"cannot be launched on the {loaded.setting.cluster.num_devices} devices of the study",
+            f"cannot be launched on the {loaded.cluster.num_devices} devices of the study",
             file=loaded.file,
             key="config",
             value=str(chosen),

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from costmodels.simulator.leaders import LEADERS, is_worth_simulating, simulated_times_s
 from hardware.arrays import FloatArray, IntArray
-from tuner.answers.candidates import Candidates, ranking, throughput_of
+from tuner.answers.candidates import Candidates, ranking
 from tuner.answers.objective import rate_of
 from tuner.search.objectives import COST, ENERGY
 from tuner.study_file.config import StudyConfig
+from tuner.subject.contract import Ability
 
 OnProgress = Callable[[str], None]
 
@@ -63,7 +64,7 @@ def predicted_ranking(
     """
     memory, order = candidates.space.memory, ranking(config, candidates)
     step_time_s, is_simulated = candidates.estimate.step_time_s.copy(), np.zeros(len(order), dtype=np.bool_)
-    if config.own_step is None and is_worth_simulating(config.setting.cluster):
+    if config.subject.has(Ability.LAYERS) and is_worth_simulating(config.cluster):
         leaders = order[:LEADERS][memory.fits(config.options.memory_headroom)[order[:LEADERS]]]
         on_progress(f"simulating the {len(leaders)} fastest predictions, because stages or links are unlike")
         step_time_s[leaders] = simulated_times_s(config.setting, candidates.space.grid, leaders, memory=memory)
@@ -103,7 +104,7 @@ def row_of(config: StudyConfig, candidates: Candidates, ranked: Ranked, place: i
         "step_time_s": step_time_s,
         "peak_memory_bytes": int(ranked.peak_bytes[position]),
         "fits": bool(ranked.fits[position]),
-        "tokens_per_s_per_device": throughput_of(config, step_time_s),
+        "tokens_per_s_per_device": config.subject.throughput(step_time_s),
         "source": source,
         **({} if ranked.value is None else {config.objective[0]: float(ranked.value[position])}),
     }

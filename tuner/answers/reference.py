@@ -55,8 +55,8 @@ def reference_among(config: StudyConfig, candidates: Candidates) -> Reference | 
     position = baseline_position(
         space.grid,
         space.memory.fits(config.options.memory_headroom),
-        devices_per_host=config.setting.cluster.devices_per_host,
-        defaults=config.config_defaults,
+        devices_per_host=config.cluster.devices_per_host,
+        defaults=config.subject.defaults,
     )
     return None if position is None else _make_reference(config, "baseline", space.grid.config(position))
 

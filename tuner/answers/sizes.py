@@ -19,11 +19,12 @@ from hardware.cluster import Cluster
 from hardware.cluster_file import MAX_DEVICES, cluster_from_mapping, cluster_names
 from hardware.device import device_names, find_device
 from hardware.io.errors import ConfigError, did_you_mean
-from tuner.answers.candidates import tokens_per_s_per_device
 from tuner.answers.planned_candidates import plan_study
 from tuner.search.objectives import ENERGY
 from tuner.space.enumeration import Space, build_space
 from tuner.study_file.config import StudyConfig
+from tuner.subject.contract import Ability
+from tuner.subject.model import tokens_per_s_per_device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,15 +83,11 @@ def parse_sizes(config: StudyConfig, text: str, clusters: Sequence[Cluster] = ()
     Raises:
         ConfigError: An entry is no possible number of hosts, or comes twice, or a cluster has no one number.
     """
-    if config.measured is not None:
+    if rule := config.subject.refusal(Ability.SIZES):
         raise ConfigError(
-            f"needs predictions of other sizes, and the measured rows ran on {config.measured.devices} devices",
-            file=config.file,
-            key="--hosts",
-            value=text,
-            nearest="use a study with a model and a job",
+            rule, file=config.file, key="--hosts", value=text, nearest="use a study with a model and a job"
         )
-    groups = config.setting.cluster.groups
+    groups = config.cluster.groups
     if len(groups) > 1 and not clusters:
         raise ConfigError(
             f"needs a cluster of equal hosts, and this one has {len(groups)} groups",
@@ -98,7 +95,7 @@ def parse_sizes(config: StudyConfig, text: str, clusters: Sequence[Cluster] = ()
             key="--hosts",
             value=text,
         )
-    largest = max(each.devices_per_host for each in clusters or (config.setting.cluster,))
+    largest = max(each.devices_per_host for each in clusters or (config.cluster,))
     most = MAX_DEVICES // largest
     hosts = tuple(number for entry in text.split(",") for number in _numbers_in(entry.strip(), most))
     if len(set(hosts)) < len(hosts):
@@ -162,7 +159,7 @@ def best_by_size(config: StudyConfig, sizes: Sequence[int], clusters: Sequence[C
     Raises:
         ConfigError: A size has too many configurations to predict.
     """
-    for each in clusters or (config.setting.cluster,):
+    for each in clusters or (config.cluster,):
         for hosts in sizes:
             cluster = each.with_hosts(hosts)
             yield _predict_best(_study_on(config, cluster), cluster)
@@ -175,10 +172,10 @@ def _study_on(config: StudyConfig, cluster: Cluster) -> StudyConfig:
         runtime = replace(own.runtime, knows_cluster=False, knows_memory=False)
         own = replace(own, runtime=runtime)
     options = config.options
-    if config.setting.cluster.is_mixed:  # work is uneven because hosts are unlike, and here they are alike
+    if config.cluster.is_mixed:  # work is uneven because hosts are unlike, and here they are alike
         opened = tuple(name for name in options.opened if name != "assignment")
         options = replace(options, uneven=(), opened=opened)
-    return replace(config, setting=replace(own, cluster=cluster), options=options)
+    return replace(config, subject=config.subject.with_setting(replace(own, cluster=cluster)), options=options)
 
 
 def _predict_best(config: StudyConfig, cluster: Cluster) -> Size:

@@ -23,6 +23,7 @@ from tuner.storage.opening import find_study
 from tuner.storage.record import TrialRecord, read_records
 from tuner.study_file.config import StudyConfig
 from tuner.study_file.cost_keys import NO_LIMITS, Limits
+from tuner.subject.contract import Ability
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,7 +194,7 @@ def limited_training(config: StudyConfig, best: ParallelConfig, source: str, ste
         step_time_s: Step time of the configuration [s].
     """
     tokens = config.limits.tokens
-    if tokens is None or config.own_step is not None:
+    if tokens is None or not config.subject.has(Ability.TOKENS):
         return None
     steps = math.ceil(tokens / config.setting.job.tokens_per_step)
     return _training(config, "best", best, source, step_time_s, steps)
@@ -215,7 +216,7 @@ def measured_correction(config: StudyConfig) -> float:
 
 
 def _correction(config: StudyConfig, best: Best) -> float:
-    if best.source != "measured" or config.measured is not None:
+    if best.source != "measured" or not config.subject.has(Ability.SIZES):
         return 1.0
     return best.step_time_s / float(predict_candidate(config, best.config)["step_time_s"])
 
@@ -240,13 +241,13 @@ def _training(
         step_time_s, range_s, source = float(predicted["step_time_s"]), (low_s, high_s), "predicted"
     return Training(
         label=label,
-        devices=config.setting.cluster.num_devices,
+        devices=config.cluster.num_devices,
         config=chosen,
         source=source,
         step_time_s=step_time_s,
         range_s=range_s,
         steps=steps,
-        per_hour=_price_per_hour(config, config.setting.cluster),
+        per_hour=_price_per_hour(config, config.cluster),
         limits=config.limits,
     )
 

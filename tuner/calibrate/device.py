@@ -211,7 +211,7 @@ def _count_ranks(
 
 def _note_shared_cores(config: StudyConfig) -> tuple[str, ...]:
     cores = os.cpu_count() or 1
-    ranks = min(config.setting.cluster.devices_per_host, MOST_CPU_RANKS)
+    ranks = min(config.cluster.devices_per_host, MOST_CPU_RANKS)
     if ranks <= cores:
         return ()
     return (f"collectives of more than {cores} ranks share this machine's {cores} cores and are therefore slower",)

@@ -107,7 +107,7 @@ def rank_costs(
             nearest="give --prices FILE, or cost.price_per_device_hour in the study",
         )
     found_clusters = () if clusters is None else parse_clusters(clusters)
-    sizes = parse_sizes(config, hosts or str(config.setting.cluster.num_hosts), found_clusters)
+    sizes = parse_sizes(config, hosts or str(config.cluster.num_hosts), found_clusters)
     with SizesLine() as line:
         found = compare_costs(
             config, count, sizes, found_clusters, prices=config.prices, limits=limits, on_size=line.show

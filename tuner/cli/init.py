@@ -230,6 +230,7 @@ def _init_own_step(
     from tuner.cli.options import whole_number
     from tuner.study_file.config import load_study
     from tuner.study_file.own_study_text import own_study_text
+    from tuner.subject.own_step import OwnStepSubject
 
     if cluster is None:
         raise ConfigError("is missing", key="--cluster", nearest="for example --cluster cpu-host --devices-per-host 4")
@@ -253,18 +254,19 @@ def _init_own_step(
         trial = folder / "study.yaml"
         trial.write_text(text, encoding="utf-8")
         try:
-            plans = load_study(trial).own_step
+            subject = load_study(trial).subject
         except ConfigError as error:
             key = error.key and error.key.replace(f"model.{world}", f"--from-{world}", 1)
             raise ConfigError(error.rule, key=key, value=error.value, nearest=error.nearest) from None
-    assert plans is not None, "the text names such a step"
+    assert isinstance(subject, OwnStepSubject), "the text names such a step"
+    devices, operators = subject.cluster.num_devices, len(subject.plans.graph().ops)
     write_file(out, text)
     if as_json:
-        print_json({"written": str(out), "devices": plans.cluster.num_devices, "operators": len(plans.graph().ops)})
+        print_json({"written": str(out), "devices": devices, "operators": operators})
         return
     study = printable(str(out))
     typer.echo(f"wrote {study}")
-    typer.echo(f"{factory}: {len(plans.graph().ops):,} operators, on {plans.cluster.num_devices:,} devices")
+    typer.echo(f"{factory}: {operators:,} operators, on {devices:,} devices")
     typer.echo("Next:")
     typer.echo(f"  meshtune rank {study}    # meshes and plans by their predicted step times")
     typer.echo(f"  meshtune run {study}     # time them")

@@ -355,7 +355,6 @@ def _tell_end(followed: Followed, events: EventLog | None, *, as_json: bool) -> 
 
 
 def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
-    from tuner.answers.candidates import throughput_of
     from tuner.answers.device_time import device_time_json
     from tuner.answers.gain import compared_of, gains
     from tuner.answers.measured_front import front_json, measured_front
@@ -368,7 +367,7 @@ def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
     return {
         "best": best.params if best else extrapolated.config if extrapolated else None,
         "step_time_s": step_time_s,
-        "tokens_per_s_per_device": throughput_of(config, step_time_s) if step_time_s else None,
+        "tokens_per_s_per_device": config.subject.throughput(step_time_s) if step_time_s else None,
         **gains(compared),
         "source": "predicted" if extrapolated else config.backend.origin,
         "clock": config.backend.clock,
@@ -412,7 +411,6 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
     config = load(study, overrides, storage)
 
     from tuner.answers.best import best_configuration
-    from tuner.answers.candidates import throughput_of
     from tuner.answers.gain import gains
     from tuner.answers.idle_hosts import idle_hosts_of
     from tuner.answers.training import limited_training
@@ -436,24 +434,21 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
         **gains(found.compared),
         "training": training and training.as_json(config.dimensions),
     }
+    shardings = config.subject.shardings(found.config, config.name)
     if as_json:
-        if config.own_step is not None:
-            from tuner.own_step.programs import answer_of
-
-            payload["shardings"] = answer_of(config.own_step, found.config).to_json()
-        print_json(payload)
+        print_json(payload | ({} if shardings is None else {"shardings": shardings.answer.to_json()}))
         return
     known = found.known_in_words
     say(f"Best: {in_words(payload['config'])}")
-    tokens = throughput_in_words(throughput_of(config, found.step_time_s))
+    tokens = throughput_in_words(config.subject.throughput(found.step_time_s))
     say(f"  {found.step_time_s:.4g} s per step{tokens} ({known})")
     print_judged(config, found.compared, training, found.p_star)
     if idle is not None:
         say(f"  {idle.in_words}")
-    if config.own_step is not None:
-        from tuner.terminal.own_step_words import print_answer
+    if shardings is not None:
+        from tuner.terminal.shardings import print_shardings
 
-        print_answer(config, config.own_step, found.config)
+        print_shardings(config, shardings)
 
 
 app.command(short_help="Print the days, device-hours and cost of a whole training.")(cli_estimate.estimate)
@@ -502,26 +497,15 @@ def export(
     A step of your own is written as a Python module that shards it (`--to jax`, `--to torch`).
     """
     from tuner.answers.candidates import notes_on_plan
+    from tuner.answers.export import export_configuration
     from tuner.answers.idle_hosts import notes_on_idle_hosts
-    from tuner.answers.own_step_export import OWN_TARGETS, export_own_step
     from tuner.export import find_exporter
-    from tuner.export.exporter import Export
-    from tuner.export.knob_export import with_knobs
+    from tuner.own_step.answer import OWN_TARGETS
 
-    exporter = None if to in OWN_TARGETS else find_exporter(to)
+    if to not in OWN_TARGETS:
+        find_exporter(to)
     config = load(study, overrides, storage)
-    if exporter is None and config.own_step is None:
-        raise ConfigError(
-            "is for studies of a training step of your own",
-            key="--to",
-            value=to,
-            nearest=f"`meshtune plan STUDY --export {to}` has the plan of a model of the catalog",
-        )
-    if exporter is None and config.own_step is not None and to != config.own_step.step.world:
-        world = config.own_step.step.world
-        raise ConfigError(
-            f"is not the library of {config.own_step.factory}", key="--to", value=to, nearest=f"--to {world}"
-        )
+    config.subject.check_target(to)
     if chosen is not None:
         wanted, notes = launchable_config(config, chosen)
         config = with_plans(config, wanted)
@@ -540,12 +524,9 @@ def export(
         training = limited_training(config, found.config, found.source, found.step_time_s)
         if training is None or training.breaks:
             notes += tuple(filter(None, [limited_in_words(config, training)]))
-    if exporter is None:
-        exported = Export(target=to, text=export_own_step(config, wanted, out))
-    else:
-        notes += notes_on_idle_hosts(config, wanted)
-        notes += notes_on_plan(config, wanted) if to != "json" else ()
-        exported = with_knobs(exporter(config.setting, wanted), config.knobs, wanted)
+    notes += notes_on_idle_hosts(config, wanted)
+    notes += notes_on_plan(config, wanted) if to != "json" else ()
+    exported = export_configuration(config, wanted, to, out)
     if out is not None:
         write_file(out, exported.text)
     if as_json:

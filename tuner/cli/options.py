@@ -17,7 +17,6 @@ from tuner.terminal.console import warn
 
 if TYPE_CHECKING:  # these load numpy
     from costmodels.job.parallel_config import ParallelConfig
-    from tuner.own_step.plans import OwnStepPlans
     from tuner.study_file.config import StudyConfig
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -116,7 +115,7 @@ def at_time(config: StudyConfig, at: str | None, network: Path | None) -> tuple[
 
     time_s = number("--at", at)
     trace = trace_of(config, network, option="--at", value=at)
-    return study_at(config, trace, time_s), missing_in_words(config.setting.cluster, trace, time_s)
+    return study_at(config, trace, time_s), missing_in_words(config.cluster, trace, time_s)
 
 
 def with_plans(config: StudyConfig, chosen: ParallelConfig | None = None, *, runs: bool = False) -> StudyConfig:
@@ -127,10 +126,9 @@ def with_plans(config: StudyConfig, chosen: ParallelConfig | None = None, *, run
     Raises:
         ConfigError: The planner's pins cannot be satisfied.
     """
-    if config.own_step is not None:
-        from tuner.answers.own_step_plans import restore_plans
+    from tuner.answers.stored_subject import restore_subject
 
-        return restore_plans(config)
+    restore_subject(config)
     if config.planning.name == "megatron":
         return config
     from tuner.answers.planned_candidates import (
@@ -163,49 +161,13 @@ def launchable_config(config: StudyConfig, text: str, missing: str = "") -> tupl
         ConfigError: The configuration cannot be launched at all.
     """
     from costmodels.job.parallel_config import parse_config
-    from tuner.space.enumeration import broken_rules, launchable
-    from tuner.space.fewer_hosts import setting_on_hosts
 
-    wanted = parse_config(text, config.config_defaults)
-    if config.own_step is not None:
-        return _own_candidate(config, config.own_step, wanted), ()
-    broken = broken_rules(config.setting, config.options, wanted)
-    if launchable(config.setting, wanted):
-        return wanted, tuple(f"{name}: {reason}" for name, reason in broken.items())
-    on_hosts = setting_on_hosts(config.setting, wanted)
-    devices, rest = on_hosts.cluster.num_devices, wanted.num_devices // wanted.dp
-    nearest = "`meshtune space --list` prints the configurations that can be launched"
-    if wanted.num_devices != devices and devices % rest == 0:
-        nearest = f"with dp={devices // rest} it would occupy the {devices} devices"
-    raise ConfigError(
-        "cannot be launched: "
-        + ("; ".join(broken.values()) or "its degrees do not divide the job")
-        + (f"; {missing}" if missing else ""),
-        file=config.file,
-        key="--config",
-        value=str(wanted),
-        nearest=nearest,
-    )
-
-
-def _own_candidate(config: StudyConfig, plans: OwnStepPlans, wanted: ParallelConfig) -> ParallelConfig:
-    """Return a configuration of a study of a user's own step, if there is a plan of it.
-
-    Raises:
-        ConfigError: There is none; the message says why.
-    """
-    from tuner.answers.candidates import reasons_against
-    from tuner.own_step.plans import words_of
-
-    if plans.find(wanted) is not None:
-        return wanted
-    raise ConfigError(
-        "; ".join(reasons_against(config, config.space(), wanted).values()),
-        file=config.file,
-        key="--config",
-        value=words_of(wanted),
-        nearest="`meshtune rank` prints the candidates",
-    )
+    wanted = parse_config(text, config.subject.defaults)
+    try:
+        notes = config.subject.check_launchable(config.options, wanted, current=config.current, missing=missing)
+    except ConfigError as error:
+        raise error.in_file(config.file) from None
+    return wanted, notes
 
 
 def load(study: Path, overrides: list[str] | None = None, storage: str | None = None) -> StudyConfig:

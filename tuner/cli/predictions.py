@@ -35,7 +35,6 @@ from tuner.terminal.console import (
     print_knobs,
     print_reasons,
     print_simulation,
-    print_space,
     print_table,
     printable,
     speed_in_words,
@@ -61,12 +60,11 @@ def space(
 ) -> None:
     """Count the configurations that can work, and explain why the others cannot."""
     from costmodels.job.parallel_config import parse_config
-    from tuner.answers.candidates import reasons_against
+    from tuner.answers.stored_subject import restore_subject
 
     config = load(study, overrides)
-    chosen = None if why is None else parse_config(why, config.config_defaults, option="--why")
-    if config.own_step is not None:
-        config = with_plans(config)
+    chosen = None if why is None else parse_config(why, config.subject.defaults, option="--why")
+    restore_subject(config)
     found = config.space()
     if chosen is None:
         warn(found.warnings)
@@ -76,7 +74,7 @@ def space(
 
         payload["knobs"] = knob_rows(config)
     configs = [found.grid.values(position) for position in range(len(found.grid))] if list_configs else []
-    reasons = reasons_against(config, found, chosen) if chosen is not None else {}
+    reasons = config.subject.reasons_against(config.options, chosen, found) if chosen is not None else {}
     if as_json:
         listed = {"configs": configs} if list_configs else {}
         told = {"config": chosen.values(config.dimensions), "reasons": reasons} if chosen is not None else {}
@@ -89,7 +87,8 @@ def space(
         elif knobs:
             print_knobs(payload["knobs"])
         elif not list_configs:
-            print_space(config, found)
+            for line in config.subject.space_lines(config.options, found):
+                typer.echo(line)
     if chosen is None and not len(found.grid):
         raise typer.Exit(FOUND_NOTHING)
 
@@ -120,26 +119,17 @@ def predict(
         return
     typer.echo(f"Predicted for {config_in_words(config, wanted)}")
     typer.echo(speed_in_words(payload))
-    if config.own_step is not None:
-        _print_own_parts(config, payload)
-        return
-    low_s, high_s = payload["step_time_range_s"]
-    widening = {f"the constant {name}": effect for name, effect in payload["step_time_from_constants"].items()}
-    if payload["step_time_from_cluster"]:
-        widening["a cluster that no fit has seen"] = payload["step_time_from_cluster"]
-    most = sorted(widening.items(), key=lambda each: -each[1])[:2]
-    leading = " and ".join(f"{name} ({effect:.1%})" for name, effect in most)
-    reasons = f", mostly for {leading}" if leading else ""
-    typer.echo(f"  {low_s:.3g} to {high_s:.3g} s with probability 95%{reasons}")
-    for part, seconds in payload["breakdown_s"].items():
-        if seconds:
-            typer.echo(f"  {part:<12} {seconds:10.4f} s  {seconds / payload['step_time_s']:6.1%}")
+    if "step_time_range_s" in payload:
+        _print_step_range(payload)
+    for line in config.subject.part_lines(payload["breakdown_s"], payload["step_time_s"]):
+        typer.echo(line)
     _print_peak(config, payload)
-    low_gib, high_gib = (size / 2**30 for size in payload["peak_memory_range_bytes"])
-    typer.echo(
-        f"  {low_gib:.1f} to {high_gib:.1f} GiB with probability 95%; "
-        f"probability of fit {payload['fit_probability']:.2f}"
-    )
+    if "peak_memory_range_bytes" in payload:
+        low_gib, high_gib = (size / 2**30 for size in payload["peak_memory_range_bytes"])
+        typer.echo(
+            f"  {low_gib:.1f} to {high_gib:.1f} GiB with probability 95%; "
+            f"probability of fit {payload['fit_probability']:.2f}"
+        )
     _print_memory_parts(payload)
     if plan:
         from tuner.plans.layer_plans import plan_lines
@@ -148,14 +138,16 @@ def predict(
             typer.echo(printable(line))
 
 
-def _print_own_parts(config: StudyConfig, payload: dict[str, Any]) -> None:
-    """Print the parts of a step of the user's own, whose collectives are told by the axes of its mesh."""
-    names = {"compute": "compute", "dp": "data", "tp": "model"}
-    for part, name in names.items():
-        seconds = payload["breakdown_s"][part]
-        typer.echo(f"  {name:<12} {seconds:10.3g} s  {seconds / payload['step_time_s']:6.1%}")
-    _print_peak(config, payload)
-    _print_memory_parts(payload)
+def _print_step_range(payload: dict[str, Any]) -> None:
+    """Print the range of a predicted step time, and what makes it wide."""
+    low_s, high_s = payload["step_time_range_s"]
+    widening = {f"the constant {name}": effect for name, effect in payload["step_time_from_constants"].items()}
+    if payload["step_time_from_cluster"]:
+        widening["a cluster that no fit has seen"] = payload["step_time_from_cluster"]
+    most = sorted(widening.items(), key=lambda each: -each[1])[:2]
+    leading = " and ".join(f"{name} ({effect:.1%})" for name, effect in most)
+    reasons = f", mostly for {leading}" if leading else ""
+    typer.echo(f"  {low_s:.3g} to {high_s:.3g} s with probability 95%{reasons}")
 
 
 def _print_peak(config: StudyConfig, payload: dict[str, Any]) -> None:
@@ -296,6 +288,7 @@ def _rank_configs(config: StudyConfig, num_rows: int, as_json: bool) -> None:
     from tuner.answers.objective import labels_of
     from tuner.answers.predictions import rank_candidates
     from tuner.answers.ranked import place_of_current, row_of
+    from tuner.subject.contract import Ability
 
     config = with_plans(config)
     candidates = candidates_of(config)
@@ -323,10 +316,8 @@ def _rank_configs(config: StudyConfig, num_rows: int, as_json: bool) -> None:
                 f"Ranked by what {ranked.num_trials:,} trials taught: step times of trials (*), and of the others the "
                 "mean of the posterior."
             )
-        own = config.own_step
-        shows_tokens = own is None
-        mesh = ("dp", "tp", "mbs") if own is not None and own.mbs else ("dp", "tp")
-        dimensions = grid.dimensions if shows_tokens else (*mesh, *config.options.opened)
+        shows_tokens, digits = config.subject.has(Ability.TOKENS), config.subject.memory_digits
+        dimensions = config.subject.columns(grid.dimensions)
         pairs = zip(labels_of(config), config.objective, strict=True)
         value_heads = dict(pairs) if ranked.value is not None else {}
         print_table(
@@ -340,7 +331,7 @@ def _rank_configs(config: StudyConfig, num_rows: int, as_json: bool) -> None:
                     f"{'>' if current is not None and place == current + 1 else ''}{place}",
                     *(value_in_words(row[name]) for name in dimensions),
                     f"{row['step_time_s']:.4g}" + _measured_mark(row, ranked.num_trials),
-                    f"{row['peak_memory_bytes'] / 2**30:.{1 if shows_tokens else 3}f}" + ("" if row["fits"] else "!"),
+                    f"{row['peak_memory_bytes'] / 2**30:.{digits}f}" + ("" if row["fits"] else "!"),
                     *([f"{row['tokens_per_s_per_device']:,.0f}"] if shows_tokens else []),
                     *(f"{row[name]:.4g}" for name in value_heads.values()),
                 ]

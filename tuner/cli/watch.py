@@ -18,6 +18,7 @@ from hardware.io.errors import ConfigError, did_you_mean
 from tuner.cli.options import Overrides, Storage, StudyFile, load, number, with_plans
 from tuner.cli.replan import CheckpointEvery, Restart, StorageBandwidth, costs_of_change
 from tuner.run.endings import ending_signals
+from tuner.subject.contract import Ability
 from tuner.terminal.console import printable, say
 
 if TYPE_CHECKING:  # these load numpy and Optuna
@@ -108,12 +109,8 @@ def watch(
         raise ConfigError("is for ray and slurm: a trace tells of hosts and links", key="--network", value=str(network))
     probe_s = None if probe is None else _probe_s(probe, hosts_from, network)
     config = load(study, overrides, storage)
-    if config.own_step is not None:
-        raise ConfigError(
-            "is of a training step of your own, and only layouts of a model of the catalog can be watched",
-            file=config.file,
-            key="model",
-        )
+    if rule := config.subject.refusal(Ability.WATCH):
+        raise ConfigError(rule, file=config.file, key="model")
     config = with_plans(config)
 
     from tuner.replan.present import Watched
@@ -172,7 +169,7 @@ def _parse(config: StudyConfig, text: str | None) -> ParallelConfig | None:
     """Parse the configuration that runs now."""
     from costmodels.job.parallel_config import parse_config
 
-    return None if text is None else parse_config(text, config.config_defaults)
+    return None if text is None else parse_config(text, config.subject.defaults)
 
 
 def _hosts(
@@ -190,7 +187,7 @@ def _hosts(
     from tuner.watch.hosts import FileHosts, NodeHosts, read_growing
     from tuner.watch.probing import Probing
 
-    cluster = config.setting.cluster
+    cluster = config.cluster
     if hosts_from not in SYSTEMS:
         file = Path(hosts_from)
         if not file.exists() and file.suffix == "":

@@ -9,8 +9,6 @@ from typing import Any
 from optuna import Study
 
 from costmodels.job.parallel_config import ConfigGrid, Value
-from costmodels.step.memory import estimate_memory
-from costmodels.surrogates.uncertainty import step_uncertainty
 from tuner.answers.gain import Compared, compared_in
 from tuner.answers.planned_candidates import plans_in
 from tuner.answers.reference import Reference, reference_of
@@ -93,10 +91,10 @@ def snapshot_of(config: StudyConfig, study: Study, attributes: Mapping[str, Any]
 
 def step_errors(config: StudyConfig, candidates: Sequence[Mapping[str, Value]]) -> dict[Key, float]:
     """Compute one standard deviation of the logarithm of each candidate's predicted step time."""
-    if not candidates or config.own_step is not None:  # the errors of planners' costs are not known
+    if not candidates:
         return {}
-    setting = config.setting
     grid = ConfigGrid.from_configs([config.config_of(each) for each in candidates], config.options.opened)
-    memory = estimate_memory(setting, grid)
-    errors = step_uncertainty(setting, grid, memory=memory).log_error
-    return {tuple(each.values()): float(error) for each, error in zip(candidates, errors, strict=True)}
+    uncertainty = config.subject.uncertainty(grid)
+    if uncertainty is None:
+        return {}
+    return {tuple(each.values()): float(error) for each, error in zip(candidates, uncertainty.log_error, strict=True)}

@@ -6,7 +6,6 @@ from collections import Counter
 from typing import Any
 
 from trials.backend import Status
-from tuner.answers.candidates import throughput_of
 from tuner.answers.cost_words import limited_in_words
 from tuner.answers.gain import Compared
 from tuner.answers.training import limited_of
@@ -102,7 +101,7 @@ def _figures(seen: Snapshot) -> list[tuple[str, str]]:
         words = f"{seen.p_star:.2f} that no untried configuration is faster; the search stops above {limit:g}"
         figures.append(("confidence", words))
     if seen.best_step_s is not None:
-        tokens = throughput_of(seen.config, seen.best_step_s)
+        tokens = seen.config.subject.throughput(seen.best_step_s)
         figures += [] if tokens is None else [("throughput", f"{tokens:,.0f} tokens/s per device")]
     if seen.best_step_s is not None and seen.config.limits.are_set:
         training = limited_of(seen.config, seen.best, seen.extrapolated)

@@ -8,7 +8,6 @@ from typing import Any
 
 from costmodels.surrogates.uncertainty import likely_range
 from trials.backend import Status
-from tuner.answers.candidates import throughput_of
 from tuner.answers.reference import Reference
 from tuner.dashboard.markdown import block, code, paragraphs, plain, table
 from tuner.dashboard.study_note import STATUS_WORDS
@@ -16,6 +15,7 @@ from tuner.report.sections.accuracy import relative_error
 from tuner.report.words import MISSING, gibibytes, percent, plural, seconds
 from tuner.storage.record import TrialRecord
 from tuner.study_file.config import StudyConfig
+from tuner.subject.contract import Ability
 from tuner.terminal.console import in_words
 
 GIB = 2**30
@@ -125,14 +125,14 @@ def _figures(config: StudyConfig, record: TrialRecord, step_error: float | None)
     error = relative_error(record)
     off = "" if error is None else f", {percent(error, signed=True)} off"
     throughputs = [
-        MISSING if told_s is None or (found := throughput_of(config, told_s)) is None else f"{found:,.0f}"
+        MISSING if told_s is None or (found := config.subject.throughput(told_s)) is None else f"{found:,.0f}"
         for told_s in (step_s, measured_s)
     ]
     return table(
         ["", "predicted", "measured"],
         [
             ["step", seconds(step_s) + known + off, seconds(measured_s)],
-            *([["tokens/s per device", *throughputs]] if config.own_step is None else []),
+            *([["tokens/s per device", *throughputs]] if config.subject.has(Ability.TOKENS) else []),
             [
                 "memory of the fullest device",
                 f"{gibibytes(predicted['peak_memory_bytes'])} of {gibibytes(predicted['memory_capacity_bytes'])}",

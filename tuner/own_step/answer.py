@@ -10,7 +10,8 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 from costmodels.job.parallel_config import ParallelConfig
 from trials.own_step import World
@@ -18,6 +19,9 @@ from tuner.own_step.plans import OwnStepPlans
 
 WIDTH = 108
 """Width to which tables of numbers are wrapped."""
+
+OWN_TARGETS: tuple[str, ...] = get_args(World)
+"""Targets of exports: the libraries that a step may be written in."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +85,13 @@ class OwnAnswer:
         """Return mesh and layouts as JSON; of a step in JAX also which results replace arguments."""
         found = {"mesh": self.mesh} | {name: [asdict(leaf) for leaf in leaves] for name, leaves in self.groups.items()}
         return found | ({"kept": self.kept, "donated": self.donated} if self.world == "jax" else {})
+
+
+def module_name(study: str, out: Path | None = None) -> str:
+    """Return the name of the exported module: that of its file, or one made of the study's name."""
+    stem = out.stem if out is not None else f"{study}_sharded"
+    name = "".join(char if char.isalnum() else "_" for char in stem)
+    return name if name.isidentifier() else f"study_{name}"
 
 
 def micro_batches_argument(plans: OwnStepPlans, chosen: ParallelConfig) -> str:

@@ -183,7 +183,7 @@ class Pricing:
     """Enumeration and pricing of one study's setups; repeated queries are computed once."""
 
     def __init__(self, config: StudyConfig) -> None:
-        self.config, self.nominal = config, config.setting.cluster
+        self.config, self.nominal = config, config.cluster
         self.all_hosts: Hosts = tuple(range(self.nominal.num_hosts))
         self._spaces: dict[Cluster, Space] = {}
         self._ranked: dict[ClusterState, Ranked] = {}
@@ -394,7 +394,7 @@ def _price_states(
     for at in changed:
         if states[at][0] == pricing.nominal:
             same_as[starts[at] : starts[at] + len(grids[at])] = np.arange(len(grids[at]))
-    measured = config.measured_setting
+    measured = config.subject.measured_setting
     posterior = initial_posterior(
         [(measured, np.arange(len(own)))],
         concatenate([own_grid, *(grids[at] for at in changed)]),

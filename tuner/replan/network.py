@@ -26,7 +26,7 @@ def trace_of(config: StudyConfig, file: Path | None, *, option: str, value: str 
         ConfigError: No trace is given, or it cannot be read.
     """
     if file is not None:
-        return read_trace(file, config.setting.cluster)
+        return read_trace(file, config.cluster)
     if config.trace is None:
         raise ConfigError(
             "needs a trace, and the study's cluster has none",
@@ -40,8 +40,7 @@ def trace_of(config: StudyConfig, file: Path | None, *, option: str, value: str 
 
 def study_at(config: StudyConfig, trace: Trace, time_s: float) -> StudyConfig:
     """Return the study with its cluster in the state at `time_s`."""
-    cluster = cluster_at(config.setting.cluster, trace, time_s)
-    return replace(config, setting=replace(config.setting, cluster=cluster))
+    return replace(config, subject=config.subject.on_cluster(cluster_at(config.cluster, trace, time_s)))
 
 
 def name_hosts(hosts: Collection[int]) -> str:

@@ -222,7 +222,7 @@ def end_of(trace: Trace, until_s: float | None) -> float:
 
 def course_of(config: StudyConfig, trace: Trace, until_s: float | None) -> Course:
     """Split a trace into its intervals."""
-    return Course(trace=trace, intervals=intervals(config.setting.cluster, trace, end_of(trace, until_s)))
+    return Course(trace=trace, intervals=intervals(config.cluster, trace, end_of(trace, until_s)))
 
 
 def replan_trace(

@@ -7,19 +7,17 @@ from dataclasses import dataclass
 
 from costmodels.job.parallel_config import ParallelConfig
 from trials.backend import Origin
-from tuner.answers.candidates import Candidates, candidates_of, speed_of
+from tuner.answers.candidates import Candidates, candidates_of
 from tuner.answers.fewer_hosts import OnFewerHosts, phases_of
 from tuner.answers.gain import Compared, compared_in
 from tuner.answers.planned_candidates import plans_in
 from tuner.answers.ranked import Ranked, predicted_ranking
 from tuner.answers.reference import Reference, reference_of
-from tuner.own_step import predictions as own
 from tuner.run.studies import is_running, stored_study
 from tuner.search.failures import FailureConclusion, failure_conclusions
 from tuner.search.population import Moment, read_moments
 from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
 from tuner.search.stopping import StopReason
-from tuner.space.enumeration import rule_reasons
 from tuner.storage.record import ORIGIN, STOP_REASON, TrialRecord, best_record, read_records
 from tuner.study_file.config import StudyConfig
 
@@ -61,11 +59,9 @@ class ReportData:
         """Reason of each active rule for removing configurations, and of the memory limit."""
         config = self.config
         free = f"{config.options.memory_headroom:.0%}"
-        if config.own_step is not None:
-            rules = own.rule_reasons(config.options)
-        else:
-            rules = rule_reasons(config.setting, config.options)
-        return rules | {"memory": f"the predicted peak must leave {free} of the device's memory free"}
+        return config.subject.rule_reasons(config.options) | {
+            "memory": f"the predicted peak must leave {free} of the device's memory free"
+        }
 
     @property
     def dimensions(self) -> tuple[str, ...]:
@@ -125,7 +121,7 @@ class ReportData:
 
     def mfu(self, step_time_s: float) -> float:
         """Compute the model FLOPs utilisation at a step time."""
-        return speed_of(self.config, step_time_s)["mfu"]
+        return self.config.subject.utilisation(step_time_s)
 
     @property
     def prior_choice(self) -> ParallelConfig | None:

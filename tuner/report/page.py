@@ -18,56 +18,43 @@ from tuner.report.sections.caveats import warnings_section
 from tuner.report.sections.failures import conclusions_section
 from tuner.report.sections.flags import flags_section
 from tuner.report.sections.memory import memory_section
-from tuner.report.sections.own_step import own_step_section
 from tuner.report.sections.pipeline import pipeline_section
 from tuner.report.sections.plan import plan_section
 from tuner.report.sections.population import population_section
 from tuner.report.sections.progress import progress_section
 from tuner.report.sections.pruning import pruning_section
+from tuner.report.sections.shardings import shardings_section
 from tuner.report.sections.space_map import map_section
 from tuner.report.sections.summary import summary_section
 from tuner.report.sections.trials import trials_section
 from tuner.report.style import COPY_SCRIPT, STYLE, WITHOUT_SCRIPTS
 from tuner.report.words import plural
 from tuner.study_file.config import StudyConfig
+from tuner.subject.contract import Ability
 
-SECTIONS: tuple[Section, ...] = (
-    summary_section,
-    flags_section,
-    warnings_section,
-    progress_section,
-    trials_section,
-    conclusions_section,
-    time_section,
-    pipeline_section,
-    plan_section,
-    memory_section,
+SECTIONS: tuple[tuple[Section, Ability | None], ...] = (
+    (summary_section, None),
+    (flags_section, Ability.FLAGS),
+    (shardings_section, Ability.SHARDINGS),
+    (warnings_section, None),
+    (progress_section, None),
+    (trials_section, None),
+    (conclusions_section, None),
+    (time_section, None),
+    (pipeline_section, Ability.LAYERS),
+    (plan_section, Ability.LAYERS),
+    (memory_section, Ability.LAYERS),
 )
-"""Sections of the page from top to bottom."""
+"""Sections of the page from top to bottom, each with the ability of the subject that it needs."""
 
-APPENDIX: tuple[Section, ...] = (
-    population_section,
-    map_section,
-    accuracy_section,
-    calibration_section,
-    pruning_section,
+APPENDIX: tuple[tuple[Section, Ability | None], ...] = (
+    (population_section, None),
+    (map_section, Ability.LAYERS),
+    (accuracy_section, Ability.LAYERS),
+    (calibration_section, Ability.LAYERS),
+    (pruning_section, None),
 )
 """Sections on how the search went, which stand at the end."""
-
-
-OWN_SECTIONS: tuple[Section, ...] = (
-    summary_section,
-    own_step_section,
-    warnings_section,
-    progress_section,
-    trials_section,
-    conclusions_section,
-    time_section,
-)
-"""Sections of the page of a step of the user's own, which has no framework and no layers of a known shape."""
-
-OWN_APPENDIX: tuple[Section, ...] = (population_section, pruning_section)
-"""Sections at the end of that page."""
 
 
 def write_report(config: StudyConfig, out: Path) -> Path:
@@ -82,8 +69,10 @@ def write_report(config: StudyConfig, out: Path) -> Path:
 
 def render_report(data: ReportData) -> str:
     """Render the whole page; equal data give equal text."""
-    groups = (SECTIONS, APPENDIX) if data.config.own_step is None else (OWN_SECTIONS, OWN_APPENDIX)
-    sections, appendix = ([Html(section(data)) for section in group] for group in groups)
+    sections, appendix = (
+        [Html(section(data)) for section, need in group if need is None or data.config.subject.has(need)]
+        for group in (SECTIONS, APPENDIX)
+    )
     end = tag("h2", "Appendix: how the search went", class_="part")
     scripts = tag("script", DRAW_SCRIPT), tag("script", COPY_SCRIPT)
     body = tag("body", _header(data), tag("main", *sections, end, *appendix), _footer(data), *scripts)
@@ -121,23 +110,17 @@ def _digest(script: str) -> str:
 
 
 def _header(data: ReportData) -> Html:
-    setting = data.config.setting
-    cluster = setting.cluster
+    subject = data.config.subject
     devices = ", ".join(
-        f"{group.num_devices:,} {group.device.name} in {plural(group.hosts, 'host')}" for group in cluster.groups
+        f"{group.num_devices:,} {group.device.name} in {plural(group.hosts, 'host')}"
+        for group in subject.cluster.groups
     )
-    if data.config.own_step is not None:
-        words = f"{data.config.own_step.factory}, a training step of your own, on {devices}"
-    else:
-        job = setting.job
-        words = (
-            f"{job.model.name}, {job.sequence_length:,} tokens per sequence, "
-            f"{job.global_batch_size:,} sequences per step, {job.precision}, on {devices}, {setting.runtime.name}"
-        )
     without = (
         "Most figures are drawn by scripts, which are blocked here; all texts and tables are complete without them."
     )
-    return tag("header", tag("h1", data.config.name), tag("p", words), tag("noscript", tag("p", without)))
+    return tag(
+        "header", tag("h1", data.config.name), tag("p", subject.title(devices)), tag("noscript", tag("p", without))
+    )
 
 
 def _footer(data: ReportData) -> Html:

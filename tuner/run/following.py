@@ -33,6 +33,7 @@ from tuner.search.stopping import StopReason
 from tuner.storage.opening import find_study
 from tuner.storage.record import PHASES, SPENT_S, read_records
 from tuner.study_file.config import SearchOptions, StudyConfig
+from tuner.subject.contract import Ability
 
 FOLLOW_AFTER_S = 30.0
 """Time for which machines of a Ray cluster have to be gone or back before the study follows [s]; assumed. A raylet that
@@ -88,10 +89,10 @@ def run_following(
     Raises:
         ConfigError: See `run_study`.
     """
-    everywhere = tuple(range(config.setting.cluster.num_hosts))
+    everywhere = tuple(range(config.cluster.num_hosts))
     follows_trace = config.trace is not None and config.backend.origin == "synthetic"
     follows_ray = len(config.backend.hosts) > 1
-    if config.own_step is not None or not (follows_trace or follows_ray):
+    if not config.subject.has(Ability.FEWER_HOSTS) or not (follows_trace or follows_ray):
         executor = None if executor_of is None else executor_of(config)
         result = run_study(config, on_progress=on_progress, ray_address=ray_address, executor=executor, clock=clock)
         return Followed(result=result, config=config, hosts=everywhere)

@@ -59,6 +59,7 @@ from tuner.storage.record import HISTORY, LAYER_PLANS, OWN_PLANS, PREDICTION, SP
 from tuner.storage.store import AbstractStore
 from tuner.storage.stored_values import check_new_trial, storable
 from tuner.study_file.config import StudyConfig
+from tuner.subject.contract import Ability
 
 POLL_S = 1.0
 
@@ -140,8 +141,8 @@ def run_study(
         keep_baseline(study, reference_among(config, candidates))
         if config.layer_plans.keys() > study.user_attrs.get(LAYER_PLANS, {"plans": {}})["plans"].keys():
             study.set_user_attr(LAYER_PLANS, as_stored(config))
-        if config.own_step is not None and OWN_PLANS not in study.user_attrs:
-            study.set_user_attr(OWN_PLANS, config.own_step.as_json())
+        if (kept := config.subject.as_stored()) and OWN_PLANS not in study.user_attrs:
+            study.set_user_attr(OWN_PLANS, kept)
         held = claim(store, config.name, now_s=wall_clock(), on_note=tell)
         try:
             # past Optuna's cache, which would keep all that was ever read
@@ -539,7 +540,7 @@ class _Run:
     def _keep_run_in(
         self, store: AbstractStore, number: int, observation: Observation, position: int | None, proxy: Proxy | None
     ) -> None:
-        if position is None or self.config.own_step is not None:  # later studies learn from models of the catalog only
+        if position is None or not self.config.subject.has(Ability.HISTORY):
             return
         setting, config = self.config.setting, self.sampler.choices.config(position)
         if config.knobs != self.config.with_knobs(replace(config, knobs=())).knobs:
@@ -653,7 +654,7 @@ class _Run:
     def _devices_of(self, number: int) -> int:
         """Return how many devices a trial in flight occupies."""
         proxy = self.live[number].proxy
-        return proxy.config.num_devices if proxy else self.config.setting.cluster.num_devices
+        return proxy.config.num_devices if proxy else self.config.cluster.num_devices
 
     def reason_to_stop(self, elapsed_s: float) -> StopReason | None:
         """Return the reason to ask for no further trial, or None; confidence waits for the trials in flight."""

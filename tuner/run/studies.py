@@ -15,7 +15,6 @@ from optuna.storages import BaseStorage
 
 from hardware.io.errors import ConfigError, quote_value
 from tuner.answers.candidates import Candidates, candidates_of
-from tuner.answers.first_posterior import first_posterior
 from tuner.answers.objective import objective_of
 from tuner.answers.reference import reference_among
 from tuner.answers.searched_knobs import searched_knobs
@@ -57,7 +56,7 @@ def make_sampler(
     reference = reference_among(config, candidates)
     return ThompsonSampler(
         grid,
-        with_room(first_posterior(config, grid, past, on_progress=on_note), config.limits.free_memory),
+        with_room(config.subject.prior(grid, past, on_progress=on_note), config.limits.free_memory),
         knobs=searched_knobs(config, candidates),
         acquisition=ACQUISITION_FUNCTIONS[config.search.acquisition],
         draws=config.search.draws,

@@ -13,14 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from costmodels.calibration.measured_runs import MeasuredGroup
-from costmodels.calibration.sources import MeasuredSetting, source_of
-from costmodels.job.model_catalog import load_model
-from costmodels.job.parallel_config import DEGREES, DIMENSIONS, ParallelConfig, Value
-from costmodels.job.runtime import RuntimeProfile, find_runtime, read_profile
-from costmodels.job.sequences import check_rows
+from costmodels.job.parallel_config import DEGREES, ParallelConfig, Value
 from costmodels.job.setting import Setting
-from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
 from hardware.cluster_file import read_described_cluster
 from hardware.device import power_limit_w
@@ -33,32 +27,18 @@ from trials.backend import AbstractBackend, Observation, Status
 from trials.knobs.knob import Knob, today_of
 from trials.trial_keys import AbstractTrialKeys, StudyParts
 from tuner.knobs.known_knob import KnownKnob
-from tuner.own_step.plans import OwnStepPlans
-from tuner.own_step.predictions import DEFAULTS, space_of
-from tuner.plans.layer_planning import AUTO_PLANNER, LayerPlanning
+from tuner.plans.layer_planning import LayerPlanning
 from tuner.plans.step_planner import LayeredStepPlanner
 from tuner.search.objectives import COST, ENERGY, MEMORY, STEP_TIME
 from tuner.search.proxy.proxy_trials import ProxyOptions
-from tuner.space.enumeration import Space, SpaceOptions, build_space, setting_for
+from tuner.space.enumeration import Space, SpaceOptions
 from tuner.study_file.cost_keys import NO_LIMITS, CostKeys, Limits, build_prices
-from tuner.study_file.exported_flags import flag_exporters
 from tuner.study_file.key_errors import under
 from tuner.study_file.knob_keys import KnobKeys, build_knobs
 from tuner.study_file.known_knobs import Entries, KnobCatalog, StudyKnobs
-from tuner.study_file.meaning import describe_own_trials, describe_trials
 from tuner.study_file.paths import StudyPaths
 from tuner.study_file.proxy_keys import proxy_options
-from tuner.study_file.sequence_keys import read_sequences, rows_of_step
-from tuner.study_file.space_options import (
-    build_options,
-    check_absent_dimensions,
-    check_fixed_dimensions,
-    check_possible_values,
-    find_current,
-    find_uneven,
-    further_defaults,
-    runnable_options,
-)
+from tuner.study_file.space_options import runnable_options
 from tuner.study_file.storage_url import (
     check_history,
     check_storage,
@@ -67,8 +47,9 @@ from tuner.study_file.storage_url import (
     storage_place,
     without_environments_password,
 )
-from tuner.study_file.study_keys import LONGEST_NAME, JobKeys, OwnModelKeys, PlannerKeys, SearchKeys, StudyKeys
-from tuner.study_file.subject import Subject, describe_own, own_current, own_subject
+from tuner.study_file.study_keys import LONGEST_NAME, PlannerKeys, SearchKeys, StudyKeys
+from tuner.study_file.subject import choose_subject
+from tuner.subject.contract import Ability, AbstractSubject
 
 USUAL_REPEATS = 2
 """Default of `search.repeats` if trials train for real."""
@@ -101,7 +82,7 @@ class StudyConfig:
     Attributes:
         name: Name of the study in its storage.
         file: Path of the file that the study was read from.
-        setting: Job, cluster and runtime of the study.
+        subject: What is tuned: a model of the catalog, a step of the user's own, or published rows.
         trace: Changes of the cluster over time, or None. Simulated trials run on the hosts that it leaves.
         options: Options of the search space.
         planning: Planner that shards the layers of candidates.
@@ -116,10 +97,8 @@ class StudyConfig:
         storage: URL of the database or journal that holds the results.
         history: Sources of earlier runs: database URLs, and CSV files relative to `file`.
         meaning: Values that give the study's trials their meaning; a resumed study must have equal ones.
-        measured: Measured rows that a replay serves, or None.
         notes: Sentences on files that are read outside the study's folder and the working directory, and on servers
             that are not given a password.
-        own_step: Plans of the user's own step, which is trained in place of a model of the catalog; else None.
         knobs: Knobs that are searched beside the layout.
         prices: Prices of device-hours; None if the study names none.
         limits: Limits of the whole training.
@@ -133,7 +112,7 @@ class StudyConfig:
 
     name: str
     file: str
-    setting: Setting
+    subject: AbstractSubject
     trace: Trace | None
     options: SpaceOptions
     planning: LayerPlanning
@@ -145,11 +124,9 @@ class StudyConfig:
     storage: str
     history: tuple[str, ...]
     meaning: dict[str, Any]
-    measured: MeasuredGroup | None
     layer_plans: Mapping[str, dict[str, Any] | None] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     current_observation: Observation | None = None
-    own_step: OwnStepPlans | None = None
     knobs: tuple[Knob, ...] = ()
     prices: Prices | None = None
     limits: Limits = NO_LIMITS
@@ -160,21 +137,18 @@ class StudyConfig:
     kin: tuple[str, ...] = ()
 
     @property
-    def measured_setting(self) -> MeasuredSetting:
-        """Setting, with the meaning of memory peaks: those of the device, or those that a sweep published."""
-        source = source_of(self.measured.runs[0]) if self.measured else None
-        return MeasuredSetting(
-            setting=self.setting,
-            memory=source.memory if source else "device",
-            stage=source.stage if source else "fullest",
-        )
+    def cluster(self) -> Cluster:
+        """Cluster of the study."""
+        return self.subject.cluster
 
     @property
-    def config_defaults(self) -> dict[str, Value]:
-        """Default values of the further dimensions, by name."""
-        if self.own_step is not None:
-            return DEFAULTS
-        return further_defaults(self.setting.job, self.setting.runtime)
+    def setting(self) -> Setting:
+        """Job, cluster and runtime of the study.
+
+        Raises:
+            ConfigError: The study is of a step of the user's own.
+        """
+        return self.subject.setting
 
     @property
     def dimensions(self) -> tuple[str, ...]:
@@ -204,15 +178,13 @@ class StudyConfig:
             position = grid.positions().get(tuple(values[name] for name in grid.dimensions))
             if position is not None:
                 return grid.config(position)
-        return ParallelConfig(**(self.config_defaults | dict(values)))  # type: ignore[arg-type] # checked by ParallelConfig
+        return ParallelConfig(**(self.subject.defaults | dict(values)))  # type: ignore[arg-type] # checked by ParallelConfig
 
     def space(self) -> Space:
         """Enumerate and prune the study's candidates, and predict their memory."""
         try:
-            if self.own_step is not None:
-                return space_of(self.own_step, self.options, self.current)
             measured = self.backend.candidates(self.options.opened)
-            return build_space(self.setting, self.options, current=self.current, measured=measured)
+            return self.subject.space(self.options, current=self.current, measured=measured)
         except ConfigError as error:
             raise error.in_file(self.file) from None
 
@@ -286,80 +258,67 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
     if hosts is not None:
         keys = keys.model_copy(update={"name": name_on(keys.name, cluster, hosts), "current": None, "measured": None})
         described, cluster = replace(described, trace=None), hosts_alone(cluster, hosts)
-    own = keys.model if isinstance(keys.model, OwnModelKeys) else None
-    subject = _of_catalog(keys, cluster, base_dir) if own is None else own_subject(keys, own, cluster, base_dir)
-    setting, options, group = subject.setting, subject.options, subject.measured
-    catalog = None if own else _knob_catalog(keys, setting, options)
-    found = _knobs_of(keys.space.knobs, catalog)
+    chosen = choose_subject(keys, cluster, base_dir)
+    subject = chosen.subject
+    found = _knobs_of(keys.space.knobs, chosen.catalog, subject)
     knobs = found.knobs
-    chosen = LayerPlanning() if own else _planning(keys.planner)
     parts = StudyParts(
         name=keys.name,
         storage=storage_place(storage),
-        setting=setting,
+        cluster=cluster,
         base_dir=base_dir,
-        measured=group,
-        flag_exporters=subject.flag_exporters,
-        step_planner=LayeredStepPlanner(planning=chosen),
-        own_step=subject.own_step,
+        subject=chosen.parts,
+        step_planner=LayeredStepPlanner(planning=chosen.planning),
         knobs=knobs,
     )
     backend = keys.trial.build(parts)
     _check_knobs(keys, knobs, backend)
-    current = own_current(keys) if own else find_current(keys, setting, options)
+    options = chosen.options
+    current = subject.current(keys.current, options)
     if keys.limits.free_memory is not None:
         options = replace(options, memory_headroom=keys.limits.free_memory)
-    if own is None:
-        options = runnable_options(keys.space, options, backend, current, cluster)
-    planning = _resolved_planning(chosen, keys.planner, backend, subject.runtime) if subject.runtime else chosen
-    objective, prices = _objective(keys), under("cost", lambda: build_prices(keys.cost, base_dir))
+    options = runnable_options(keys.space, options, backend, current, cluster)
+    planning = _resolved_planning(chosen.planning, keys.planner, backend, subject)
+    objective, prices = _objective(keys, subject), under("cost", lambda: build_prices(keys.cost, base_dir))
     check_storage(storage)
     check_history(keys.history, base_dir, storage)
     _check_written(keys.trial, storage, paths)
     return StudyConfig(
         name=keys.name,
         file=str(path),
-        setting=setting,
+        subject=subject,
         trace=under("cluster.trace", lambda: read_trace(described.trace, cluster)) if described.trace else None,
         options=options,
         planning=planning,
         search=_search(keys.search, backend, objective),
         current=current and replace(current, knobs=tuple(today_of(knobs).items())),
         backend=backend,
-        proxy=proxy_options(keys.trial, setting, backend, keys.search.max_trials),
+        proxy=proxy_options(keys.trial, subject, backend, keys.search.max_trials),
         time_limit_s=keys.trial.time_limit,
         storage=storage,
         history=tuple(keys.history),
-        meaning=describe_own_trials(cluster, describe_own(subject.own_step), keys.trial, backend)
-        if subject.own_step
-        else describe_trials(setting, options, planning, keys.trial, backend, knobs)
-        | _describe_objective(objective, setting, prices, keys.cost),
-        measured=group,
+        meaning=subject.meaning(options, planning, knobs)
+        | {"trial": keys.trial.meaning() | backend.describe()}
+        | _describe_objective(objective, cluster, prices, keys.cost),
         current_observation=_current_observation(keys, backend),
         notes=paths.read_elsewhere(_files_read(keys, described.trace, base_dir)),
-        own_step=subject.own_step,
         knobs=knobs,
         prices=prices,
         limits=Limits(**keys.limits.model_dump()),
         objective=objective,
         pays_idle_hosts=keys.cost.idle_hosts == "paid",
         known_knobs=found.known,
-        knob_catalog=catalog,
+        knob_catalog=chosen.catalog,
     )
 
 
-def _knob_catalog(keys: StudyKeys, setting: Setting, options: SpaceOptions) -> KnobCatalog:
-    files = tuple(keys.trial.config_files())
-    return KnobCatalog(setting=setting, options=options, framework=keys.trial.framework(), files=files)
-
-
-def _knobs_of(entries: Entries, catalog: KnobCatalog | None) -> StudyKnobs:
+def _knobs_of(entries: Entries, catalog: KnobCatalog | None, subject: AbstractSubject) -> StudyKnobs:
     """Return the knobs of a study; known ones need a framework."""
     if catalog is not None:
         return catalog.build(entries)
     own = [entry for entry in entries if isinstance(entry, KnobKeys) and entry.catalog is None]
     if len(own) < len(entries):
-        rule = "are known of frameworks, and this is a step of your own"
+        rule = subject.refusal(Ability.KNOBS) or ""
         raise ConfigError(rule, key="space.knobs", nearest="mappings with name and values")
     return StudyKnobs(knobs=build_knobs(own))
 
@@ -375,32 +334,6 @@ def _check_knobs(keys: StudyKeys, knobs: Sequence[Knob], backend: AbstractBacken
         )
     if knobs and keys.trial.proxy is not None:
         raise ConfigError("cannot be searched by smaller jobs", key="space.knobs", nearest="leave trial.proxy out")
-
-
-def _of_catalog(keys: StudyKeys, cluster: Cluster, base_dir: Path) -> Subject:
-    """Return a model of the catalog, or that of measured rows, as what a study trains."""
-    runtime = under("runtime", lambda: _runtime(keys.runtime, base_dir))
-    group = under("trial", lambda: keys.trial.measured_runs(base_dir))
-    job = _job(keys, base_dir, group, runtime)
-    for device in cluster.devices:
-        under("job", lambda device=device: device.peak_flop_per_s(job.precision))
-    uneven = find_uneven(keys.space, cluster, runtime) if group is None else ()
-    options = build_options(keys.space, uneven)
-    setting = setting_for(job, cluster, runtime, options)
-    if group is not None and group.devices != cluster.num_devices:
-        raise ConfigError(
-            f"the measured rows ran on {group.devices} devices, and the cluster has {cluster.num_devices}",
-            key="cluster",
-            value=keys.cluster,
-            nearest="change the cluster's hosts or trial.where",
-        )
-    check_fixed_dimensions(setting, options, measured=group is not None)
-    check_absent_dimensions(setting, options)
-    if group is None:
-        check_possible_values(setting, options)
-    return Subject(
-        setting=setting, options=options, runtime=runtime, measured=group, flag_exporters=flag_exporters(setting)
-    )
 
 
 def _check_written(trial: AbstractTrialKeys, storage: str, paths: StudyPaths) -> None:
@@ -445,10 +378,10 @@ def _check_no_nul(value: Any, key: str = "") -> None:
 
 
 def _resolved_planning(
-    chosen: LayerPlanning, keys: PlannerKeys, backend: AbstractBackend, runtime: RuntimeProfile
+    chosen: LayerPlanning, keys: PlannerKeys, backend: AbstractBackend, subject: AbstractSubject
 ) -> LayerPlanning:
     """Return the planner of layers; under `auto` it is the plan by hand unless trials and framework run others."""
-    if chosen.is_auto and not (backend.runs_plans and runtime.runs_plans):
+    if chosen.is_auto and not (backend.runs_plans and subject.setting.runtime.runs_plans):
         return LayerPlanning()
     if backend.runs_plans or chosen.name == "megatron":
         return chosen
@@ -458,23 +391,6 @@ def _resolved_planning(
         value=keys.name,
         nearest="planner.name: megatron, trial.backend: simulated or jax, or torch with runtime: torch-planned",
     )
-
-
-def _planning(keys: PlannerKeys) -> LayerPlanning:
-    """Return the planner of layers for trials that run plans."""
-    if keys.name == "megatron" and keys.pins:
-        raise ConfigError(
-            "have no effect with planner.name: megatron, which is the plan by hand",
-            key="planner.pins",
-            nearest="planner.name: descent",
-        )
-    name = AUTO_PLANNER if keys.name == "auto" else keys.name
-    if not keys.pins:
-        return LayerPlanning(name=name, is_auto=keys.name == "auto")
-    # pins come with the planners, and few studies have any
-    from tuner.planners.sharding.pins import Pin  # noqa: PLC0415
-
-    return LayerPlanning(name=name, pins=tuple(Pin(**pin.model_dump()) for pin in keys.pins))
 
 
 def _current_observation(keys: StudyKeys, backend: AbstractBackend) -> Observation | None:
@@ -503,7 +419,7 @@ def _current_observation(keys: StudyKeys, backend: AbstractBackend) -> Observati
     )
 
 
-def _objective(keys: StudyKeys) -> tuple[str, ...]:
+def _objective(keys: StudyKeys, subject: AbstractSubject) -> tuple[str, ...]:
     """Return the names of what the study minimizes.
 
     Raises:
@@ -519,8 +435,7 @@ def _objective(keys: StudyKeys) -> tuple[str, ...]:
             value=keys.objective,
             nearest="for example [step_time, memory]",
         )
-    if isinstance(keys.model, OwnModelKeys):
-        rule = "needs a model of the catalog or a file, because a step of your own has no known tokens"
+    if rule := subject.refusal(Ability.TOKENS):
         raise ConfigError(rule, key="objective", value=keys.objective, nearest="step_time")
     if getattr(keys.trial, "proxy", None) is not None:
         raise ConfigError(
@@ -539,7 +454,7 @@ def _objective(keys: StudyKeys) -> tuple[str, ...]:
 
 
 def _describe_objective(
-    objective: tuple[str, ...], setting: Setting, prices: Prices | None, keys: CostKeys
+    objective: tuple[str, ...], cluster: Cluster, prices: Prices | None, keys: CostKeys
 ) -> dict[str, Any]:
     """Return what gives the values of trials their meaning, beside that of trials whose value is the step time.
 
@@ -549,12 +464,12 @@ def _describe_objective(
     if objective == (STEP_TIME,):
         return {}
     told: dict[str, Any] = {"values": list(objective), "idle_hosts": keys.idle_hosts}
-    unknown = [device.name for device in setting.cluster.devices if power_limit_w(device) is None]
+    unknown = [device.name for device in cluster.devices if power_limit_w(device) is None]
     if ENERGY in objective and unknown:
         rule = f"needs the power limit of every device, and the catalog has none of {' and '.join(unknown)}"
         raise ConfigError(rule, key="objective", value=ENERGY)
     if COST in objective:
-        groups = setting.cluster.groups
+        groups = cluster.groups
         per_hour = [None if prices is None else prices.per_device_hour(group) for group in groups]
         if prices is None or None in per_hour:
             raise ConfigError(
@@ -579,63 +494,6 @@ def _search(keys: SearchKeys, backend: AbstractBackend, objective: tuple[str, ..
     baseline = backend.trains if keys.baseline is None else keys.baseline
     options = SearchOptions(**keys.model_dump(exclude={"repeats", "baseline"}), repeats=repeats, baseline=baseline)
     return options if objective == (STEP_TIME,) else replace(options, prune=False, repeats=0)
-
-
-def _runtime(name: str, base_dir: Path) -> RuntimeProfile:
-    is_file = name.endswith((".yaml", ".yml")) or "/" in name
-    return read_profile(base_dir / name) if is_file else find_runtime(name)
-
-
-def _job(keys: StudyKeys, base_dir: Path, group: MeasuredGroup | None, runtime: RuntimeProfile) -> TrainingJob:
-    """Return the job of the keys or, in a replay, of the measured rows."""
-    if group is not None:
-        for key in ("model", "job"):
-            if getattr(keys, key) is not None:
-                raise ConfigError(
-                    "a replayed study takes its model and job from the measured rows",
-                    key=key,
-                    value=getattr(keys, key) if key == "model" else None,
-                    nearest=f"leave {key} out",
-                )
-        first = group.runs[0].config
-        return TrainingJob(
-            model=group.model,
-            sequence_length=group.sequence_length,
-            global_batch_size=group.global_batch_size,
-            precision=group.precision,
-            recompute_modules=group.runs[0].recompute_modules,
-            **(first.values(DIMENSIONS) | {"sequence_parallel": None}),  # type: ignore[arg-type] # TrainingJob checks types
-        )
-    for key in ("model", "job"):
-        if getattr(keys, key) is None:
-            raise ConfigError("is required and missing", key=key)
-    assert isinstance(keys.model, str), "checked above"
-    assert keys.job is not None, "checked above"
-    model = load_model(keys.model, base_dir)
-    values = keys.job.model_dump()
-    if values["zero_stage"] is None:
-        sharded = [stage for stage in runtime.zero_stages if stage]
-        values["zero_stage"] = 1 if 1 in sharded else min(sharded, default=0)
-    values["recompute_modules"] = tuple(values["recompute_modules"])
-    of_job = keys.job
-    under("job", lambda: _set_batch(values, of_job, base_dir))
-    return under("job", lambda: TrainingJob(model=model, **values))  # type: ignore[no-any-return] # _under returns what the lambda does
-
-
-def _set_batch(values: dict[str, Any], keys: JobKeys, base_dir: Path) -> None:
-    """Replace the keys of sequences and of the batch among the job's values by what they mean."""
-    given, tokens = keys.sequences, values.pop("global_batch_tokens")
-    sequences = None if given is None else under("sequences", lambda: read_sequences(given, base_dir))
-    values["sequences"] = sequences
-    if sequences is not None:
-        check_rows(sequences, keys.sequence_length)
-    values["global_batch_size"] = rows_of_step(
-        keys.global_batch_size,
-        tokens=tokens,
-        per_step=None if given is None else given.per_step,
-        sequence_length=keys.sequence_length,
-        sequences=sequences,
-    )
 
 
 def _apply_override(mapping: dict[str, Any], override: str) -> None:

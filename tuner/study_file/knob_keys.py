@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -152,22 +152,6 @@ def build_knobs(entries: Sequence[KnobKeys]) -> tuple[Knob, ...]:
     _check_places(knobs)
     _check_groups(knobs)
     return tuple(knobs)
-
-
-def describe_knobs(knobs: Sequence[Knob]) -> list[dict[str, Any]]:
-    """Return what gives the values of knobs their meaning, as JSON."""
-    return [
-        {
-            "name": knob.name,
-            "values": list(knob.values),
-            "today": knob.today,
-            "when": str(knob.when),
-            "flag": {text: list(words) for text, words in knob.place.flags} or knob.place.flag,
-            "environment": knob.place.environment,
-            "file": [knob.place.file, knob.place.key] if knob.place.file else [],
-        }
-        for knob in knobs
-    ]
 
 
 def _build(keys: KnobKeys, before: Sequence[Knob]) -> Knob:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from costmodels.job.proxy_job import Reduction, least_layers
-from costmodels.job.setting import Setting
 from hardware.io.errors import ConfigError
 from trials.backend import AbstractBackend
 from trials.registry import TrialKeys
 from tuner.search.proxy.proxy_trials import ProxyOptions
+from tuner.subject.contract import AbstractSubject
 
 
-def proxy_options(keys: TrialKeys, setting: Setting, backend: AbstractBackend, max_trials: int) -> ProxyOptions | None:
+def proxy_options(
+    keys: TrialKeys, subject: AbstractSubject, backend: AbstractBackend, max_trials: int
+) -> ProxyOptions | None:
     """Return the study's options for proxy trials; None where every trial runs at full size.
 
     Raises:
@@ -19,7 +21,8 @@ def proxy_options(keys: TrialKeys, setting: Setting, backend: AbstractBackend, m
     wanted = keys.proxy
     if wanted is None:
         return None
-    model, cluster = setting.job.model, setting.cluster
+    job, cluster = subject.setting.job, subject.cluster
+    model = job.model
     layers = wanted.layers if isinstance(wanted.layers, int) else None
     if len(cluster.groups) > 1:
         raise ConfigError(
@@ -27,7 +30,7 @@ def proxy_options(keys: TrialKeys, setting: Setting, backend: AbstractBackend, m
             key="trial.proxy",
             nearest="leave proxy out",
         )
-    one_host = Reduction(hosts=1, layers=model.num_layers, global_batch_size=setting.job.global_batch_size)
+    one_host = Reduction(hosts=1, layers=model.num_layers, global_batch_size=job.global_batch_size)
     if backend.reduced(one_host) is None:
         raise ConfigError(
             f"cannot be run by the backend {keys.backend}, which can only run its own job",

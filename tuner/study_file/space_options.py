@@ -5,24 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from costmodels.job.parallel_config import (
-    DEGREES,
-    DIMENSIONS,
-    ENUMERATED_DIMENSIONS,
-    FURTHER_DIMENSIONS,
-    ParallelConfig,
-    Value,
-)
+from costmodels.job.parallel_config import DEGREES, DIMENSIONS, ENUMERATED_DIMENSIONS, ParallelConfig, Value
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
-from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
 from trials.backend import AbstractBackend
 from tuner.space.dimensions import SEARCHED
-from tuner.space.enumeration import SpaceOptions, active_rules, broken_rules, impossible_values, launchable
+from tuner.space.enumeration import SpaceOptions, active_rules, impossible_values
 from tuner.space.fewer_hosts import IDLE_HOSTS, is_on_fewer
-from tuner.study_file.study_keys import SpaceKeys, StudyKeys
+from tuner.study_file.study_keys import SpaceKeys
 
 
 def find_uneven(keys: SpaceKeys, cluster: Cluster, runtime: RuntimeProfile) -> tuple[str, ...]:
@@ -123,11 +115,6 @@ def check_possible_values(setting: Setting, options: SpaceOptions) -> None:
             )
 
 
-def further_defaults(job: TrainingJob, runtime: RuntimeProfile) -> dict[str, Value]:
-    """Return the values of the further dimensions that the job and the runtime fix, by name."""
-    return job.fixed_values(sequence_parallel=runtime.sequence_parallel) | {"assignment": ""}
-
-
 def runnable_options(
     keys: SpaceKeys, options: SpaceOptions, backend: AbstractBackend, current: ParallelConfig | None, cluster: Cluster
 ) -> SpaceOptions:
@@ -161,32 +148,3 @@ def runnable_options(
             nearest="describe the used hosts as the cluster",
         )
     return replace(options, uneven=tuple(part for part in options.uneven if part != IDLE_HOSTS))
-
-
-def find_current(keys: StudyKeys, setting: Setting, options: SpaceOptions) -> ParallelConfig | None:
-    """Return the configuration in use today, checked against the study; None if the study names none."""
-    if keys.current is None:
-        return None
-    known = [name for name in DEGREES + FURTHER_DIMENSIONS if name != "plan"]  # today layers are sharded by hand
-    for name, value in keys.current.items():
-        if name not in known:
-            raise ConfigError("unknown key", key=f"current.{name}", value=value, nearest=f"valid: {', '.join(known)}")
-    fixed = further_defaults(setting.job, setting.runtime)
-    try:
-        config = ParallelConfig(**(fixed | keys.current))
-    except ConfigError as error:
-        raise error.under("current") from None
-    for name, value in keys.current.items():
-        if name in FURTHER_DIMENSIONS and name not in options.opened and value != fixed[name]:
-            raise ConfigError(
-                f"the study fixes {name} to {fixed[name]}",
-                key=f"current.{name}",
-                value=value,
-                nearest=f"leave it out, change job.{name}, or search it with space.{name}",
-            )
-    if not launchable(setting, config):
-        reasons = broken_rules(setting, options, config)
-        raise ConfigError(
-            "cannot be launched: " + "; ".join(reasons.values()), key="current", value=str(config), nearest=None
-        )
-    return config

@@ -1,63 +1,83 @@
-"""Subject of a study: a model of the catalog under a framework, or a step of the user's own."""
+"""Choice of a study's subject by the keys of its file, with the options of its search space."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 from costmodels.calibration.measured_runs import MeasuredGroup
-from costmodels.job.parallel_config import ParallelConfig
-from costmodels.job.runtime import RuntimeProfile
-from costmodels.job.setting import Setting
+from costmodels.job.model_catalog import load_model
+from costmodels.job.parallel_config import DIMENSIONS
+from costmodels.job.runtime import RuntimeProfile, find_runtime, read_profile
+from costmodels.job.sequences import check_rows
+from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
-from trials.framework_flags import FlagExporter
 from trials.own_step import OwnStep, World
+from trials.trial_keys import SubjectParts
 from tuner.own_step.plans import OwnStepPlans
-from tuner.own_step.predictions import DEFAULTS, OPENED, SEARCHED
-from tuner.own_step.setting import OwnSetting
+from tuner.own_step.predictions import OPENED, SEARCHED
 from tuner.own_step.tracing import takes_micro_batches
-from tuner.space.enumeration import SpaceOptions
-from tuner.study_file.study_keys import OwnModelKeys, SpaceKeys, StudyKeys
+from tuner.plans.layer_planning import AUTO_PLANNER, LayerPlanning
+from tuner.space.enumeration import SpaceOptions, setting_for
+from tuner.study_file.exported_flags import flag_exporters
+from tuner.study_file.key_errors import under
+from tuner.study_file.known_knobs import KnobCatalog
+from tuner.study_file.sequence_keys import read_sequences, rows_of_step
+from tuner.study_file.space_options import (
+    build_options,
+    check_absent_dimensions,
+    check_fixed_dimensions,
+    check_possible_values,
+    find_uneven,
+)
+from tuner.study_file.study_keys import JobKeys, OwnModelKeys, PlannerKeys, SpaceKeys, StudyKeys
+from tuner.subject.catalog import CatalogSubject
+from tuner.subject.contract import AbstractSubject
+from tuner.subject.own_step import OwnStepSubject
+from tuner.subject.replay import ReplaySubject
 
 _TITLES: dict[World, str] = {"jax": "JAX", "torch": "torch"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Subject:
-    """What a study trains, and what it searches.
+class Chosen:
+    """Subject of a study, with what its trials are built from.
 
     Attributes:
-        setting: Job, cluster and runtime; of a user's own step an `OwnSetting`, which refuses to have the other two.
+        subject: Subject.
         options: Options of the search space.
-        runtime: Profile of the framework; None for a user's own step.
-        measured: Measured rows that a replay serves, or None.
-        flag_exporters: Exporters of the frameworks whose flags are known.
-        own_step: Plans of a user's own step; None for a model of the catalog.
+        parts: Parts of the study that its backend is built from; without name, storage, folder, cluster and knobs.
+        planning: Planner of layers that the study asks for.
+        catalog: Catalog of the framework's knobs; None for a step of the user's own.
     """
 
-    setting: Setting
+    subject: AbstractSubject
     options: SpaceOptions
-    runtime: RuntimeProfile | None = None
-    measured: MeasuredGroup | None = None
-    flag_exporters: Mapping[str, FlagExporter] = field(default_factory=dict)
-    own_step: OwnStepPlans | None = None
+    parts: SubjectParts
+    planning: LayerPlanning = field(default_factory=LayerPlanning)
+    catalog: KnobCatalog | None = None
 
 
-def own_subject(keys: StudyKeys, model: OwnModelKeys, cluster: Cluster, folder: Path) -> Subject:
-    """Return a user's own step as what a study trains.
+def choose_subject(keys: StudyKeys, cluster: Cluster, folder: Path) -> Chosen:
+    """Return the subject that the keys of a study name.
 
     Args:
         keys: Keys of the study.
-        model: Key `model` of the study.
         cluster: Cluster of the study.
         folder: Folder of the study file.
 
     Raises:
-        ConfigError: The step cannot be imported or traced, or a key needs a model of the catalog.
+        ConfigError: The subject cannot be read, or a key contradicts another.
     """
+    if isinstance(keys.model, OwnModelKeys):
+        return _choose_own_step(keys, keys.model, cluster, folder)
+    return _choose_model(keys, cluster, folder)
+
+
+def _choose_own_step(keys: StudyKeys, model: OwnModelKeys, cluster: Cluster, folder: Path) -> Chosen:
+    """Return a step of the user's own, which can be imported and traced."""
     step = _step_of(model, folder)
     _check_keys(keys, step)
     planner = "descent" if keys.planner.name == "auto" else keys.planner.name
@@ -72,33 +92,40 @@ def own_subject(keys: StudyKeys, model: OwnModelKeys, cluster: Cluster, folder: 
         )
     plans = OwnStepPlans(step=step, cluster=cluster, planner=planner, mbs=mbs)
     plans.graph()  # a mistake in the user's program is told before anything else happens
-    # the rest of the tuner asks such a setting for its cluster only; whatever asks for more is refused in one message
-    setting = cast("Setting", OwnSetting(cluster=cluster, step=step))
-    return Subject(setting=setting, options=options, own_step=plans)
+    parts = SubjectParts(own_step=plans)
+    return Chosen(subject=OwnStepSubject(cluster=cluster, plans=plans), options=options, parts=parts)
 
 
-def own_current(keys: StudyKeys) -> ParallelConfig | None:
-    """Return the configuration in use today; `StudyConfig.space` checks that it is a candidate."""
-    if keys.current is None:
-        return None
-    for name, value in keys.current.items():
-        if name not in SEARCHED:
-            raise ConfigError(
-                "unknown key", key=f"current.{name}", value=value, nearest=f"valid: {', '.join(SEARCHED)}"
-            )
-    try:
-        return ParallelConfig(**(DEFAULTS | keys.current))
-    except ConfigError as error:
-        raise error.under("current") from None
-
-
-def describe_own(plans: OwnStepPlans) -> dict[str, Any]:
-    """Return what gives a trial of a user's own step its meaning, beside its cluster and its backend, as JSON."""
-    return {
-        "model": {plans.step.world: plans.factory, "program": plans.fingerprint()},
-        "space": {"opened": list(OPENED)},
-        "planner": {"name": plans.planner},
-    }
+def _choose_model(keys: StudyKeys, cluster: Cluster, base_dir: Path) -> Chosen:
+    """Return a model of the catalog, or the rows of one that trials replay."""
+    runtime = under("runtime", lambda: _runtime(keys.runtime, base_dir))
+    group = under("trial", lambda: keys.trial.measured_runs(base_dir))
+    job = _job(keys, base_dir, group, runtime)
+    for device in cluster.devices:
+        under("job", lambda device=device: device.peak_flop_per_s(job.precision))
+    uneven = find_uneven(keys.space, cluster, runtime) if group is None else ()
+    options = build_options(keys.space, uneven)
+    setting = setting_for(job, cluster, runtime, options)
+    if group is not None and group.devices != cluster.num_devices:
+        raise ConfigError(
+            f"the measured rows ran on {group.devices} devices, and the cluster has {cluster.num_devices}",
+            key="cluster",
+            value=keys.cluster,
+            nearest="change the cluster's hosts or trial.where",
+        )
+    check_fixed_dimensions(setting, options, measured=group is not None)
+    check_absent_dimensions(setting, options)
+    if group is None:
+        check_possible_values(setting, options)
+    return Chosen(
+        subject=CatalogSubject(trained=setting) if group is None else ReplaySubject(predicted=setting, group=group),
+        options=options,
+        parts=SubjectParts(setting=setting, measured=group, flag_exporters=flag_exporters(setting)),
+        catalog=KnobCatalog(
+            setting=setting, options=options, framework=keys.trial.framework(), files=tuple(keys.trial.config_files())
+        ),
+        planning=_planning(keys.planner),
+    )
 
 
 def _step_of(model: OwnModelKeys, folder: Path) -> OwnStep:
@@ -171,3 +198,77 @@ def _check_keys(keys: StudyKeys, step: OwnStep) -> None:
         )
     if keys.trial.proxy is not None:
         raise ConfigError("has no smaller form of a step of your own", key="trial.proxy", nearest="leave proxy out")
+
+
+def _planning(keys: PlannerKeys) -> LayerPlanning:
+    """Return the planner of layers for trials that run plans."""
+    if keys.name == "megatron" and keys.pins:
+        raise ConfigError(
+            "have no effect with planner.name: megatron, which is the plan by hand",
+            key="planner.pins",
+            nearest="planner.name: descent",
+        )
+    name = AUTO_PLANNER if keys.name == "auto" else keys.name
+    if not keys.pins:
+        return LayerPlanning(name=name, is_auto=keys.name == "auto")
+    # pins come with the planners, and few studies have any
+    from tuner.planners.sharding.pins import Pin  # noqa: PLC0415
+
+    return LayerPlanning(name=name, pins=tuple(Pin(**pin.model_dump()) for pin in keys.pins))
+
+
+def _runtime(name: str, base_dir: Path) -> RuntimeProfile:
+    is_file = name.endswith((".yaml", ".yml")) or "/" in name
+    return read_profile(base_dir / name) if is_file else find_runtime(name)
+
+
+def _job(keys: StudyKeys, base_dir: Path, group: MeasuredGroup | None, runtime: RuntimeProfile) -> TrainingJob:
+    """Return the job of the keys or, in a replay, of the measured rows."""
+    if group is not None:
+        for key in ("model", "job"):
+            if getattr(keys, key) is not None:
+                raise ConfigError(
+                    "a replayed study takes its model and job from the measured rows",
+                    key=key,
+                    value=getattr(keys, key) if key == "model" else None,
+                    nearest=f"leave {key} out",
+                )
+        first = group.runs[0].config
+        return TrainingJob(
+            model=group.model,
+            sequence_length=group.sequence_length,
+            global_batch_size=group.global_batch_size,
+            precision=group.precision,
+            recompute_modules=group.runs[0].recompute_modules,
+            **(first.values(DIMENSIONS) | {"sequence_parallel": None}),  # type: ignore[arg-type] # TrainingJob checks types
+        )
+    for key in ("model", "job"):
+        if getattr(keys, key) is None:
+            raise ConfigError("is required and missing", key=key)
+    assert isinstance(keys.model, str), "checked above"
+    assert keys.job is not None, "checked above"
+    model = load_model(keys.model, base_dir)
+    values = keys.job.model_dump()
+    if values["zero_stage"] is None:
+        sharded = [stage for stage in runtime.zero_stages if stage]
+        values["zero_stage"] = 1 if 1 in sharded else min(sharded, default=0)
+    values["recompute_modules"] = tuple(values["recompute_modules"])
+    of_job = keys.job
+    under("job", lambda: _set_batch(values, of_job, base_dir))
+    return under("job", lambda: TrainingJob(model=model, **values))  # type: ignore[no-any-return] # _under returns what the lambda does
+
+
+def _set_batch(values: dict[str, Any], keys: JobKeys, base_dir: Path) -> None:
+    """Replace the keys of sequences and of the batch among the job's values by what they mean."""
+    given, tokens = keys.sequences, values.pop("global_batch_tokens")
+    sequences = None if given is None else under("sequences", lambda: read_sequences(given, base_dir))
+    values["sequences"] = sequences
+    if sequences is not None:
+        check_rows(sequences, keys.sequence_length)
+    values["global_batch_size"] = rows_of_step(
+        keys.global_batch_size,
+        tokens=tokens,
+        per_step=None if given is None else given.per_step,
+        sequence_length=keys.sequence_length,
+        sequences=sequences,
+    )

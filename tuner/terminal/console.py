@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # these load numpy, Optuna and Ray
     from tuner.calibrate.measured_steps import CalibratedFile
     from tuner.run.progress import RunResult
     from tuner.search.proxy.extrapolation import Extrapolated
-    from tuner.space.enumeration import Space
     from tuner.storage.record import TrialRecord
     from tuner.study_file.config import StudyConfig
 
@@ -128,10 +127,10 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
             )
     print_judged(config, compared, training, result.p_star)
     _print_front(config, result)
-    if config.measured is not None:
-        fastest_s = min(run.step_time_s for run in config.measured.runs if run.step_time_s is not None)
+    if rows := config.subject.rows:
+        fastest_s = min(run.step_time_s for run in rows if run.step_time_s is not None)
         behind = best_s / fastest_s - 1
-        among = f"all {len(config.measured.runs)} measured rows"
+        among = f"all {len(rows)} measured rows"
         needed = 1 + [record.number for record in result.records].index(result.best.number)
         slower = f"{behind:.1%} slower than the fastest of {among} ({fastest_s:.4g} s)"
         say(f"  {slower if behind > 0 else f'the fastest of {among}'}, found with {needed} trials")
@@ -163,10 +162,11 @@ def _print_use(config: StudyConfig, chosen: ParallelConfig) -> None:
     from tuner.answers.idle_hosts import notes_on_idle_hosts
     from tuner.export import exporter_for
     from tuner.export.knob_export import with_knobs
-    from tuner.terminal.own_step_words import print_answer
+    from tuner.terminal.shardings import print_shardings
 
-    if config.own_step is not None:
-        print_answer(config, config.own_step, chosen)
+    shardings = config.subject.shardings(chosen, config.name)
+    if shardings is not None:
+        print_shardings(config, shardings)
         return
     export_config, what = exporter_for(config.setting.runtime)
     say(f"{what}:")
@@ -231,45 +231,6 @@ def print_extrapolated(found: Extrapolated) -> None:
     """Print the best configuration of a study in which only proxy jobs have completed."""
     say(f"Best by extrapolation: {in_words(found.config)}")
     say(f"  {found.step_time_s:.4g} s per step, {found.in_words}; no full-size trial has completed")
-
-
-def print_space(config: StudyConfig, found: Space) -> None:
-    """Print the number of configurations, and how many each rule removed."""
-    from tuner.space.enumeration import rule_reasons
-    from tuner.terminal.own_step_words import print_own_space
-
-    if config.own_step is not None:
-        print_own_space(config, found)
-        return
-    feasible = len(found.grid)
-    if config.measured is not None:
-        runs, skipped = config.measured.runs, config.measured.skipped
-        failed = sum(run.is_failed for run in runs)
-        typer.echo(
-            f"{len(runs):,} measured rows ({len(runs) - failed:,} ran, {failed:,} failed) "
-            f"hold {feasible:,} different configurations."
-        )
-        if skipped:
-            typer.echo(f"  {skipped:,} further rows match, but lack part of the configuration or the step time")
-        return
-    fitting = found.num_before_memory - found.removed.get("memory", 0)
-    current = "; the current configuration is kept as well" if feasible > fitting else ""
-    typer.echo(
-        f"{found.num_before_memory:,} configurations obey every rule, {fitting:,} of them may fit in memory{current}."
-    )
-    if "memory" in found.removed:
-        profiles = "its own profile" if config.setting.runtime.knows_memory else "every runtime profile"
-        typer.echo(
-            f"  {found.removed['memory']:,} are predicted by {profiles} to need more than a device's memory minus the "
-            "headroom"
-        )
-    by_rules = {name: count for name, count in found.removed.items() if name != "memory"}
-    if by_rules:
-        typer.echo("Combinations of degrees removed by each rule:")
-    reasons = rule_reasons(config.setting, config.options)
-    for name, count in sorted(by_rules.items(), key=lambda entry: -entry[1]):
-        rule = reasons.get(name, "").partition(":")[0]
-        typer.echo(f"  {name:<20} {count:>9,}  {rule}".rstrip())
 
 
 def print_knobs(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -445,7 +406,7 @@ def in_words(values: Mapping[str, Any]) -> str:
 
 def config_in_words(config: StudyConfig, chosen: ParallelConfig) -> str:
     """Format a configuration as `--config` takes it, with fixed dimensions that differ from the job's values."""
-    fixed = config.config_defaults
+    fixed = config.subject.defaults
     values = chosen.values(fixed)
     changed = [name for name in fixed if name not in config.dimensions and values[name] != fixed[name]]
     return in_words(chosen.values((*config.dimensions, *changed)))

@@ -63,7 +63,7 @@ def write_state(file: Path, config: StudyConfig, kept: Kept) -> None:
     told = {
         "version": VERSION,
         "study_name": config.name,
-        "hosts": config.setting.cluster.num_hosts,
+        "hosts": config.cluster.num_hosts,
         "source": kept.source,
         "began_s": kept.began_s,
         "running": None if standing is None else _standing_json(config, standing),
@@ -98,7 +98,7 @@ def _read(file: Path, config: StudyConfig, text: str | None = None) -> Kept:
         if told["version"] != VERSION:
             raise ValueError(f"version {told['version']!r}")
         whose = (told["study_name"], told["hosts"])
-        if whose == (config.name, config.setting.cluster.num_hosts):
+        if whose == (config.name, config.cluster.num_hosts):
             return _kept_of(file, config, told)
     except (
         OSError,
@@ -117,7 +117,7 @@ def _read(file: Path, config: StudyConfig, text: str | None = None) -> Kept:
     name, hosts = whose
     raise ConfigError(
         f"is the state of the study {name!r} on {hosts} hosts, and this is {config.name!r} on "
-        f"{config.setting.cluster.num_hosts}",
+        f"{config.cluster.num_hosts}",
         key="--state",
         value=str(file),
         nearest=nearest,
@@ -155,10 +155,10 @@ def setup_json(config: StudyConfig, setup: Setup) -> dict[str, Any]:
 
 def _setup_of(config: StudyConfig, told: Mapping[str, Any]) -> Setup:
     hosts = tuple(map(_whole, told["hosts"]))
-    if list(hosts) != sorted({*hosts}) or not hosts or hosts[-1] >= config.setting.cluster.num_hosts:
+    if list(hosts) != sorted({*hosts}) or not hosts or hosts[-1] >= config.cluster.num_hosts:
         raise ValueError(f"hosts {hosts}")
-    chosen = parse_config(str(told["config"]), config.config_defaults)
-    devices = [group.devices_per_host for group in config.setting.cluster.groups for _ in range(group.hosts)]
+    chosen = parse_config(str(told["config"]), config.subject.defaults)
+    devices = [group.devices_per_host for group in config.cluster.groups for _ in range(group.hosts)]
     if chosen.num_devices > sum(devices[host] for host in hosts):  # uneven work may leave some idle
         raise ValueError(f"{chosen} needs more than the hosts {hosts}")
     return Setup(hosts=hosts, config=chosen)
@@ -195,7 +195,7 @@ def _standing_of(config: StudyConfig, told: Mapping[str, Any]) -> Standing:
 
 
 def _kept_of(file: Path, config: StudyConfig, told: Mapping[str, Any]) -> Kept:
-    if len(told["seats"]) not in (0, config.setting.cluster.num_hosts):
+    if len(told["seats"]) not in (0, config.cluster.num_hosts):
         raise ValueError(f"{len(told['seats'])} nodes")
     return Kept(
         source=str(told["source"]),
@@ -212,7 +212,7 @@ def _kept_of(file: Path, config: StudyConfig, told: Mapping[str, Any]) -> Kept:
             )
             for seat in told["seats"]
         ),
-        trace=parse_trace(str(told["trace"]), config.setting.cluster, place=str(file)),
+        trace=parse_trace(str(told["trace"]), config.cluster, place=str(file)),
         # states from before there was a probe have none
         links=_links_of(told["links"]) if "links" in told else Links(),
     )

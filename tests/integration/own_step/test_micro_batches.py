@@ -15,8 +15,7 @@ from trials.backend import Status
 from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
 from tuner import load_study
-from tuner.answers.candidates import reasons_against
-from tuner.answers.own_step_export import export_own_step
+from tuner.answers.export import export_configuration
 from tuner.own_step.plans import OwnStepPlans
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -89,7 +88,7 @@ def test_sizes_that_divide_the_batch_are_candidates(config):
     """Each mesh has plans for each size that divides its rows, of a step with the number of micro-batches; others are
     told, and so are plans that went through JSON.
     """
-    space, plans = config.space(), config.own_step
+    space, plans = config.space(), config.subject.plans
     found = {(each.dp, each.mbs) for each in map(space.grid.config, range(len(space.grid)))}
     again = OwnStepPlans(step=plans.step, cluster=plans.cluster, planner="unknown", mbs=plans.mbs)
     again.restore(json.loads(json.dumps(plans.as_json())))
@@ -97,14 +96,16 @@ def test_sizes_that_divide_the_batch_are_candidates(config):
     assert found == {(2, 2), (2, 4), (1, 2), (1, 4), (1, 8)}
     assert plans.step_of(ParallelConfig(dp=2, mbs=2)).micro_batches == 2
     assert plans.step_of(ParallelConfig(tp=2, mbs=2)).micro_batches == 4
-    assert list(reasons_against(config, space, ParallelConfig(dp=2, mbs=8, zero_stage=0))) == ["plan"]
+    assert list(config.subject.reasons_against(config.options, ParallelConfig(dp=2, mbs=8, zero_stage=0), space)) == [
+        "plan"
+    ]
     assert again.as_json() == plans.as_json()
 
 
 def test_each_micro_batch_has_its_passes_and_its_sums(config):
     """With twice as many micro-batches, gradients are added up along `data` once more."""
     few, many = (ParallelConfig(dp=2, mbs=size, zero_stage=0) for size in (4, 2))
-    plans = config.own_step
+    plans = config.subject.plans
 
     assert plans.step_time_s(many)[1] > 1.5 * plans.step_time_s(few)[1]
 
@@ -130,7 +131,9 @@ def test_trials_run_all_micro_batches(config):
 def test_the_exported_program_has_the_number(config, world, tmp_path):
     """The written module calls the factory with the number of micro-batches, and trains as it stands."""
     module = tmp_path / "sharded.py"
-    module.write_text(export_own_step(config, ParallelConfig(tp=2, mbs=2, zero_stage=0), module), encoding="utf-8")
+    module.write_text(
+        export_configuration(config, ParallelConfig(tp=2, mbs=2, zero_stage=0), world, module).text, encoding="utf-8"
+    )
     launcher = {"jax": [], "torch": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]}
     flags = {"XLA_FLAGS": on_devices(2), "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

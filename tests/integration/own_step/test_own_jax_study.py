@@ -23,8 +23,8 @@ from trials.jax_training.backend import JAX_RANKS
 from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
 from tuner import load_study, rank, run_study
-from tuner.answers.candidates import candidates_of, reasons_against
-from tuner.answers.own_step_export import export_own_step
+from tuner.answers.candidates import candidates_of
+from tuner.answers.export import export_configuration
 from tuner.cli.main import app
 from tuner.dashboard.snapshot import snapshot_of
 from tuner.dashboard.study_note import study_note
@@ -131,7 +131,7 @@ def test_candidates_are_meshes_times_plans_at_their_planned_cost(study):
     assert {each.plan for each in chosen} == {"hand", "descent"}
     assert ParallelConfig(dp=4, zero_stage=0) in chosen
     for position, each in enumerate(chosen):
-        cost = cost_of(config.own_step.plan(each))
+        cost = cost_of(config.subject.plans.plan(each))
         assert found.estimate.step_time_s[position] == pytest.approx(cost.step_time_s)
         assert found.space.memory.peak_bytes[position] == pytest.approx(cost.peak_memory_bytes)
     by_hand_s = min(found.estimate.step_time_s[position] for position, each in enumerate(chosen) if each.plan == "hand")
@@ -140,7 +140,7 @@ def test_candidates_are_meshes_times_plans_at_their_planned_cost(study):
 
 def test_plain_data_parallelism_keeps_parameters_whole_and_fsdp_cuts_them(study):
     """The two plans by hand on the axis `data` are those that their ZeRO stages name."""
-    plans = load_study(study()).own_step
+    plans = load_study(study()).subject.plans
     plain, sharded = (plans.plan(ParallelConfig(dp=4, zero_stage=stage)) for stage in (0, 3))
     names = {tensor.name: number for number, tensor in enumerate(plans.graph().tensors)}
 
@@ -153,12 +153,15 @@ def test_meshes_that_do_not_divide_the_batch_are_left_out_with_the_reason(study)
     """With six rows, four devices along `data` are left out, and the reason names the sizes that there are."""
     config = load_study(study("own_program:odd_step"))
     space = config.space()
-    reasons = reasons_against(config, space, ParallelConfig(dp=4, zero_stage=0))
+    reasons = config.subject.reasons_against(config.options, ParallelConfig(dp=4, zero_stage=0), space)
 
     assert space.removed == {"data": 1}
     assert {space.grid.config(position).dp for position in range(len(space.grid))} == {1, 2}
     assert reasons == {"data": "data=4 divides the first dim of no input, its batch (sizes: 6)"}
-    assert "dp*tp must be the 4 devices" in reasons_against(config, space, ParallelConfig(dp=3))["devices"]
+    assert (
+        "dp*tp must be the 4 devices"
+        in config.subject.reasons_against(config.options, ParallelConfig(dp=3), space)["devices"]
+    )
 
 
 def test_a_study_can_tighten_the_mesh(study):
@@ -203,7 +206,7 @@ def test_a_step_that_does_not_fit_ends_as_out_of_memory(study, rank_processes):
 
 def test_stored_plans_stand_in_for_planning(study):
     """Plans that went through JSON are the same candidates at the same cost, and no planner runs for them."""
-    plans = load_study(study()).own_step
+    plans = load_study(study()).subject.plans
     made = {tp: [(each.config, each.step_time_s) for each in plans.on(tp).candidates] for tp in plans.degrees}
     again = OwnStepPlans(step=plans.step, cluster=plans.cluster, planner="unknown")
     again.restore(json.loads(json.dumps(plans.as_json())))
@@ -239,7 +242,7 @@ def test_the_exported_program_runs_and_computes_the_same(study, tmp_path, chosen
         each for position in range(len(space.grid)) if (each := space.grid.config(position)).plan == "descent"
     )
     module = tmp_path / "sharded.py"
-    module.write_text(export_own_step(config, chosen or planned, module), encoding="utf-8")
+    module.write_text(export_configuration(config, chosen or planned, "jax", module).text, encoding="utf-8")
     (tmp_path / "check.py").write_text(CHECK.format(module="sharded"), encoding="utf-8")
     environment = os.environ | {"XLA_FLAGS": on_devices(4), "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
 
@@ -260,7 +263,8 @@ def test_a_state_that_holds_functions_and_keys_runs_and_is_exported(study, tmp_p
         config.space().grid.config(0), trial_number=0
     )
     (tmp_path / "sharded.py").write_text(
-        export_own_step(config, config.space().grid.config(0), tmp_path / "sharded.py"), encoding="utf-8"
+        export_configuration(config, config.space().grid.config(0), "jax", tmp_path / "sharded.py").text,
+        encoding="utf-8",
     )
     environment = os.environ | {"XLA_FLAGS": on_devices(4), "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
 
@@ -336,7 +340,7 @@ def test_simulated_trials_answer_for_any_cluster(study):
     assert "tokens" not in study_note(seen) + trial_note(config, seen.records[0], seen.reference, None)
     again = load_study(file)
     assert run_study(again, executor=InProcessExecutor(again.backend)).stop_reason == result.stop_reason
-    assert again.own_step.as_json() == config.own_step.as_json()
+    assert again.subject.plans.as_json() == config.subject.plans.as_json()
 
 
 def test_a_changed_program_is_another_study(study):

@@ -22,8 +22,7 @@ from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
 from trials.torch_training.rank_setup import TORCH_RANKS
 from tuner import load_study, rank, run_study
-from tuner.answers.candidates import reasons_against
-from tuner.answers.own_step_export import export_own_step
+from tuner.answers.export import export_configuration
 from tuner.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -147,12 +146,12 @@ def test_candidates_are_meshes_times_plans_at_their_planned_cost(study):
     config = load_study(study())
     grid = config.space().grid
     chosen = [grid.config(position) for position in range(len(grid))]
-    names = {tensor.name: number for number, tensor in enumerate(config.own_step.graph().tensors)}
-    plain, sharded = (config.own_step.plan(ParallelConfig(dp=4, zero_stage=stage)) for stage in (0, 3))
+    names = {tensor.name: number for number, tensor in enumerate(config.subject.plans.graph().tensors)}
+    plain, sharded = (config.subject.plans.plan(ParallelConfig(dp=4, zero_stage=stage)) for stage in (0, 3))
 
     assert {(each.dp, each.tp) for each in chosen} == {(4, 1), (2, 2), (1, 4)}
     assert rank(config)[0]["step_time_s"] == pytest.approx(
-        min(cost_of(config.own_step.plan(each)).step_time_s for each in chosen)
+        min(cost_of(config.subject.plans.plan(each)).step_time_s for each in chosen)
     )
     assert plain.dims_of(names["inputs.0"])[0] == sharded.dims_of(names["inputs.0"])[0] == ("data",)
     assert plain.dims_of(names["up.weight"]) == ((), ())
@@ -165,7 +164,7 @@ def test_meshes_that_do_not_divide_the_batch_are_left_out_with_the_reason(study)
     space = config.space()
 
     assert space.removed == {"data": 1}
-    assert reasons_against(config, space, ParallelConfig(dp=4, zero_stage=0)) == {
+    assert config.subject.reasons_against(config.options, ParallelConfig(dp=4, zero_stage=0), space) == {
         "data": "data=4 divides the first dim of no input, its batch (sizes: 6)"
     }
 
@@ -264,7 +263,7 @@ def test_the_exported_program_runs_and_computes_the_same(study, tmp_path):
     """
     config = load_study(study(devices=2))
     module = tmp_path / "sharded.py"
-    module.write_text(export_own_step(config, TENSORS, module), encoding="utf-8")
+    module.write_text(export_configuration(config, TENSORS, "torch", module).text, encoding="utf-8")
     (tmp_path / "check.py").write_text(CHECK, encoding="utf-8")
 
     for program, told in (("sharded.py", "step 2: loss"), ("check.py", "alike")):
@@ -358,4 +357,4 @@ def test_simulated_trials_answer_for_any_cluster(study):
     assert result.best is not None
     again = load_study(file)
     assert run_study(again, executor=InProcessExecutor(again.backend)).stop_reason == result.stop_reason
-    assert again.own_step.as_json() == config.own_step.as_json()
+    assert again.subject.plans.as_json() == config.subject.plans.as_json()

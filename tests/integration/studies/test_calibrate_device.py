@@ -273,7 +273,7 @@ def keep_world(config, grid, seconds=20.0):
 def prior_of(config, grid, past):
     """The logarithm of the step times that a study expects before its first trial."""
     everywhere = np.arange(len(grid))
-    posterior = initial_posterior([(config.measured_setting, everywhere)], grid, past)
+    posterior = initial_posterior([(config.subject.measured_setting, everywhere)], grid, past)
     return posterior.expected(observations_of([], lambda _: None), everywhere).log_step_s
 
 

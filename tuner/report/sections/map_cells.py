@@ -22,6 +22,7 @@ from tuner.report.data import ReportData
 from tuner.space.enumeration import enumerate_space
 from tuner.space.rules import Columns, Keep
 from tuner.storage.record import TrialRecord, step_time_of
+from tuner.subject.contract import Ability
 
 Key = tuple[int, int, int, int]
 """Key of a cell: tp, pp, mbs and cp*up; mbs is 0 if a rule removed all sizes without looking at mbs."""
@@ -82,7 +83,7 @@ def space_map(data: ReportData) -> SpaceMap:
     distinct, first, counts = np.unique(keys[order], axis=0, return_index=True, return_counts=True)
     correction = _correction(data.records)
     measured, failed = _find_tried(data.records)
-    removed, least_bytes = _count_removed(data) if data.config.measured is None else ({}, {})
+    removed, least_bytes = _count_removed(data) if data.config.subject.has(Ability.RULES) else ({}, {})
     shown = [tuple(np.unique(keys[:, at]).tolist()) for at in range(4)]
     cells: dict[Key, Cell] = {}
     for row, at, count in zip(distinct.tolist(), order[first].tolist(), counts.tolist(), strict=True):

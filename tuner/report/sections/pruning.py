@@ -5,6 +5,7 @@ from __future__ import annotations
 from tuner.report.data import ReportData
 from tuner.report.markup import Content, Html, section, table, tag
 from tuner.report.words import percent
+from tuner.subject.contract import Ability
 
 TITLE = "Removed configurations"
 
@@ -12,8 +13,7 @@ TITLE = "Removed configurations"
 def pruning_section(data: ReportData) -> Html:
     """Render a table of the rules, the most effective first, and of the memory limit."""
     space, config = data.candidates.space, data.config
-    if config.measured is not None:
-        words = "A replay contains exactly the measured configurations, so no rule removed any."
+    if words := config.subject.refusal(Ability.RULES):
         return section("pruning", TITLE, tag("p", words))
     reasons = data.reasons
     total = space.num_before_memory + sum(count for rule, count in space.removed.items() if rule != "memory")

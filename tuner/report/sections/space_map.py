@@ -9,6 +9,7 @@ from tuner.report.data import ReportData
 from tuner.report.markup import Html, empty_section, section, tag
 from tuner.report.sections.map_cells import Cell, SpaceMap, space_map
 from tuner.report.words import GIB, in_short, percent, plural, seconds
+from tuner.subject.contract import Ability
 
 TITLE = "Map of the search space"
 
@@ -231,7 +232,7 @@ def _legend(data: ReportData, found: SpaceMap) -> Html:
         entries.append(tag("span", tag("i", "\N{HEAVY MULTIPLICATION X}"), "a trial failed"))
     if any(not cell.candidates for cell in cells):
         entries.append(tag("span", tag("i", class_="swatch removed"), "removed"))
-    blank = "not measured" if data.config.measured is not None else "does not divide the devices"
+    blank = "does not divide the devices" if data.config.subject.has(Ability.RULES) else "not measured"
     if len(found.cells) < len(found.tp) * len(found.pp) * len(found.mbs) * len(found.inner):
         entries.append(tag("span", tag("i", class_="swatch blank"), blank))
     return tag("div", *entries, class_="legend map-legend")

@@ -6,7 +6,6 @@ from collections import Counter
 
 from costmodels.job.parallel_config import DEGREES
 from trials.backend import CLOCK_WORDS
-from tuner.answers.candidates import throughput_of
 from tuner.answers.cost_words import limited_in_words
 from tuner.answers.device_time import device_time_of, duration, hours, payback_of
 from tuner.answers.training import limited_of
@@ -15,6 +14,7 @@ from tuner.report.markup import Content, Html, concatenate, section, tag
 from tuner.report.sections.outcomes import outcomes_table
 from tuner.report.words import MISSING, format_value, in_short, percent, plural, seconds
 from tuner.storage.record import num_proxies, num_pruned, saved_s, step_time_of
+from tuner.subject.contract import Ability
 
 
 def summary_section(data: ReportData) -> Html:
@@ -86,9 +86,9 @@ def _card(name: str, figure: str, note: str) -> Html:
 
 def _throughput_card(data: ReportData) -> Html | None:
     """Render the throughput; None for a step of the user's own, which has no tokens."""
-    if data.config.own_step is not None:
+    if not data.config.subject.has(Ability.TOKENS):
         return None
-    tokens_per_s = throughput_of(data.config, data.best_step_time_s) if data.best_step_time_s else None
+    tokens_per_s = data.config.subject.throughput(data.best_step_time_s) if data.best_step_time_s else None
     return _card("throughput", MISSING if tokens_per_s is None else f"{tokens_per_s:,.0f}", "tokens/s per device")
 
 
@@ -207,7 +207,7 @@ def _funnel(data: ReportData) -> Html:
         *([(by_proxy, "tried as proxy job")] if by_proxy else []),
         (tried, "tried at full size" if by_proxy else "tried"),
     ]
-    if data.config.measured is not None:
+    if not data.config.subject.has(Ability.RULES):
         steps = [(len(space.grid), plural(len(space.grid), "measured row").partition(" ")[2]), (tried, "tried")]
     items: list[Content] = [tag("li", tag("b", f"{count:,}"), " ", words) for count, words in steps]
     return concatenate(tag("ol", *items, class_="funnel"))

@@ -34,9 +34,8 @@ def past_of(config: StudyConfig) -> Past:
     except ConfigError as error:
         raise error.in_file(config.file) from None
     past = together([past, _of_kin(config), Past(alone=_own_calibrations(config.storage))])
-    if config.measured is not None:
-        replayed = {published_group(run) for run in config.measured.runs}
-        past = past.without_groups(replayed, "rows that the study itself replays")
+    replayed = {published_group(run) for run in config.subject.rows}
+    past = past.without_groups(replayed, "rows that the study itself replays")
     past = past.on_clock(config.backend.clock)
     return past if config.backend.origin == "synthetic" else past.measured
 

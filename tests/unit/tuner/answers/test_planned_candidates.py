@@ -150,7 +150,7 @@ def test_a_prediction_has_the_plan_of_its_candidate(planned):
 def test_what_plans_are_worth_is_an_error_that_all_layouts_share(planned):
     """The surrogate has a column for plans, equal for all planned candidates and zero for those by hand."""
     grid = planned.space().grid
-    column = predict(planned.measured_setting, grid).constant_effects[:, -1]
+    column = predict(planned.subject.measured_setting, grid).constant_effects[:, -1]
 
     assert set(column[grid.is_planned]) == {PLAN_ERROR}
     assert set(column[~grid.is_planned]) == {0.0}

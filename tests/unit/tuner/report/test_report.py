@@ -118,7 +118,9 @@ def test_hostile_text_stays_text(data):
     """Names, reasons and logs that look like HTML are shown as they are, and become no element."""
     config = data.config
     job = replace(config.setting.job, model=replace(config.setting.job.model, name=HOSTILE))
-    config = replace(config, name=HOSTILE, file=HOSTILE, setting=replace(config.setting, job=job))
+    config = replace(
+        config, name=HOSTILE, file=HOSTILE, subject=config.subject.with_setting(replace(config.setting, job=job))
+    )
     crash = Observation(status=Status.CRASHED, reason=HOSTILE, log_tail=HOSTILE, origin="synthetic")
     records = [replace(record, observation=crash) if record.number == 3 else record for record in data.records]
 

@@ -13,7 +13,6 @@ from costmodels.job.uneven_work import Assignment
 from hardware.io.errors import ConfigError
 from tests.support.studies.in_process_executor import run_here
 from trials.backend import Status
-from tuner.answers.candidates import reasons_against
 from tuner.run.loop import run_study
 from tuner.search.parameters import ASSIGNMENT, distribution_of, params_of
 from tuner.space.enumeration import assignment_error
@@ -153,6 +152,6 @@ def test_why_tells_what_is_planned_instead(study):
     most = 32 - (planned.pp - 1)
     other = replace(planned, assignment=Assignment(layers=(most, *(1,) * (planned.pp - 1))))
 
-    assert reasons_against(config, space, planned) == {}
-    told = reasons_against(config, space, other)["assignment"]
+    assert config.subject.reasons_against(config.options, planned, space) == {}
+    told = config.subject.reasons_against(config.options, other, space)["assignment"]
     assert told == f"is not what is planned for these degrees: {planned.assignment}"

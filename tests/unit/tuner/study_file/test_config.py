@@ -59,7 +59,7 @@ def test_what_a_study_leaves_out_has_its_documented_default(good_study):
     assert config.history == ()
     assert config.current is None
     assert config.time_limit_s is None
-    assert config.measured is None
+    assert not config.subject.rows
     assert isinstance(config.backend, SimulatedBackend)
     assert (config.backend.seed, config.backend.noise, config.backend.operator_error) == (0, 0.02, 0.3)
     assert (config.backend.fidelity, config.backend.num_steps, config.backend.seconds_per_trial) == (
@@ -68,7 +68,7 @@ def test_what_a_study_leaves_out_has_its_documented_default(good_study):
         0.0,
     )
     assert (job.recompute_modules, job.expert_tp, job.dp_shard) == (("core_attn",), 0, 0)
-    assert config.config_defaults == {
+    assert config.subject.defaults == {
         "recompute": "none",
         "offload": "none",
         "zero_stage": 1,
@@ -99,8 +99,8 @@ def test_the_playbook_study_replays_the_whole_sweep():
     config = load_study(STUDIES / "ultrascale-llama-8b-128.yaml")
 
     assert isinstance(config.backend, ReplayBackend)
-    assert config.measured is not None
-    assert config.setting.job.model == config.measured.model
+    assert config.subject.rows
+    assert config.setting.job.model == config.subject.rows[0].model
     assert (config.setting.job.sequence_length, config.setting.job.global_batch_size) == (4096, 256)
     assert config.options.opened == ("zero_stage",)
     space = config.space()
@@ -155,7 +155,7 @@ def test_degrees_of_the_experts_and_of_sharding_are_fixed_or_opened(tmp_path):
     fixed = load_study(write(tmp_path, study(model="mixtral-8x7b", job=job)))
     opened = load_study(write(tmp_path, study(model="mixtral-8x7b", space="{expert_tp: [0, 1], dp_shard: [0, 2]}")))
 
-    assert (fixed.config_defaults["expert_tp"], fixed.config_defaults["dp_shard"]) == (1, 2)
+    assert (fixed.subject.defaults["expert_tp"], fixed.subject.defaults["dp_shard"]) == (1, 2)
     assert fixed.setting.job.recompute_modules == ("mlp", "layernorm")
     assert opened.options.opened == ("expert_tp", "dp_shard")
     assert dict(opened.options.allowed) == {"expert_tp": (0, 1), "dp_shard": (0, 2)}
@@ -177,7 +177,7 @@ def test_paths_are_relative_to_the_study(tmp_path, monkeypatch):
     config = load_study(fresh)
 
     assert (config.setting.job.model.name, config.setting.cluster.num_devices) == ("seven", 16)
-    assert load_study(replay).measured.runs[0].place == "rows.csv:2"
+    assert load_study(replay).subject.rows[0].place == "rows.csv:2"
 
 
 def test_a_cluster_may_change_over_time(tmp_path, good_study):
@@ -246,7 +246,7 @@ def test_the_good_studies_that_are_broken_below_do_load(tmp_path):
     """The texts that the cases change have no mistake of their own."""
     assert load_study(write(tmp_path, study(GOOD))).name == "broken"
     write(tmp_path, rows({}), "rows.csv")
-    assert len(load_study(write(tmp_path, study(REPLAY))).measured.runs) == 1
+    assert len(load_study(write(tmp_path, study(REPLAY))).subject.rows) == 1
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)

@@ -3,10 +3,7 @@
 import pytest
 import yaml
 
-from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError
-from trials.own_step import OwnStep
-from tuner.own_step.setting import OwnSetting
 from tuner.study_file.config import load_study
 from tuner.study_file.own_study_text import own_study_text
 
@@ -46,20 +43,6 @@ def test_keys_of_the_catalog_are_refused(tmp_path, keys, message):
 
     with pytest.raises(ConfigError, match=message):
         load_study(file)
-
-
-@pytest.mark.parametrize("world", ["jax", "torch"])
-def test_the_setting_refuses_a_job_and_a_framework(world):
-    """Whatever asks a study of a user's own step for a job or a runtime is refused in the same words."""
-    step = OwnStep(world=world, factory="program:step", folder=".")
-    setting = OwnSetting(cluster=find_cluster("cpu-host"), step=step)
-
-    for part in ("job", "runtime"):
-        with pytest.raises(ConfigError, match="is a training step of your own, and this needs a model") as caught:
-            getattr(setting, part)
-        assert caught.value.key == f"model.{world}"
-        assert f"export --to {world}" in str(caught.value)
-    assert setting.cluster.num_devices == find_cluster("cpu-host").num_devices
 
 
 @pytest.mark.parametrize("world", ["jax", "torch"])

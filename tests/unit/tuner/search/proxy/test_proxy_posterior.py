@@ -31,7 +31,7 @@ def problem():
         if len(found) == 60:
             break
     grid = whole.take(np.array(list(found)))
-    posterior = initial_posterior([(config.measured_setting, np.arange(len(grid)))], grid, other_profiles=())
+    posterior = initial_posterior([(config.subject.measured_setting, np.arange(len(grid)))], grid, other_profiles=())
     return config, grid, posterior, tuple(found.values())
 
 

@@ -482,7 +482,7 @@ def test_a_replay_does_not_read_its_own_rows(tmp_path):
         run for run in whole.runs if (run.job.global_batch_size, run.job.sequence_length, run.job.model.name) == key
     ]
     assert len(past.runs) == len(whole.runs) - len(left_out)
-    assert past.skipped["rows that the study itself replays"] == len(left_out) >= len(config.measured.runs)
+    assert past.skipped["rows that the study itself replays"] == len(left_out) >= len(config.subject.rows)
 
 
 @pytest.mark.slow

@@ -1,0 +1,32 @@
+"""Export of a configuration of a study, in the form of a framework or as a program that shards a user's own step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from tuner.answers.best import best_configuration
+from tuner.export.exporter import Export
+from tuner.own_step.answer import module_name
+from tuner.study_file.config import StudyConfig
+
+
+def export_configuration(config: StudyConfig, chosen: ParallelConfig, target: str, out: Path | None = None) -> Export:
+    """Return a configuration in the form of a target that suits the study's subject.
+
+    Args:
+        config: Study.
+        chosen: Configuration.
+        target: Name of the target.
+        out: File that is written, after which a module is named; None for a name made of the study's.
+    """
+
+    def known() -> str:
+        best = best_configuration(config)
+        if best is not None and best.config == chosen:
+            return f"{best.step_time_s:.3g} s per step, {best.known_in_words}"
+        forecast = config.subject.forecast(ConfigGrid.from_configs([chosen], config.options.opened))
+        return f"{forecast.estimate.step_time_s[0]:.3g} s per step, predicted"
+
+    module = module_name(config.name, out)
+    return config.subject.export(chosen, target, knobs=config.knobs, known=known, module=module)

@@ -1,0 +1,16 @@
+"""Parts of the meaning of trials that several subjects describe alike."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from hardware.cluster import Cluster
+
+
+def describe_cluster(cluster: Cluster) -> dict[str, Any]:
+    """Return the cluster's fields, without those that only a trace changes, and without switches if it has none."""
+    assert not cluster.slow_pairs, "a study describes the cluster while nothing has changed"
+    assert not cluster.networks, "a study describes the cluster while nothing has changed"
+    left_out = {"slow_pairs", "networks"} | (set() if cluster.switches else {"switches", "uplink_bytes_per_s"})
+    return {key: value for key, value in asdict(cluster).items() if key not in left_out}
