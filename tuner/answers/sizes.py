@@ -83,11 +83,12 @@ def parse_sizes(config: StudyConfig, text: str, clusters: Sequence[Cluster] = ()
     Raises:
         ConfigError: An entry is no possible number of hosts, or comes twice, or a cluster has no one number.
     """
+    cluster = config.setting.cluster
     if rule := config.subject.refusal(Ability.SIZES):
         raise ConfigError(
             rule, file=config.file, key="--hosts", value=text, nearest="use a study with a model and a job"
         )
-    groups = config.cluster.groups
+    groups = cluster.groups
     if len(groups) > 1 and not clusters:
         raise ConfigError(
             f"needs a cluster of equal hosts, and this one has {len(groups)} groups",
@@ -95,7 +96,7 @@ def parse_sizes(config: StudyConfig, text: str, clusters: Sequence[Cluster] = ()
             key="--hosts",
             value=text,
         )
-    largest = max(each.devices_per_host for each in clusters or (config.cluster,))
+    largest = max(each.devices_per_host for each in clusters or (cluster,))
     most = MAX_DEVICES // largest
     hosts = tuple(number for entry in text.split(",") for number in _numbers_in(entry.strip(), most))
     if len(set(hosts)) < len(hosts):

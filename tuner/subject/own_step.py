@@ -37,7 +37,7 @@ OF_CATALOG = "is a training step of your own, and this needs a model of the cata
 REFUSALS = {
     Ability.FLAGS: OF_CATALOG,
     Ability.LAYERS: OF_CATALOG,
-    Ability.SIZES: "needs a model of the catalog, and this is a training step of your own",
+    Ability.SIZES: OF_CATALOG,
     Ability.TOKENS: "needs a model of the catalog or a file, because a step of your own has no known tokens",
     Ability.KNOBS: "are known of frameworks, and this is a step of your own",
     Ability.HISTORY: "cannot inform other studies: they learn from models of the catalog only",
