@@ -1,6 +1,6 @@
 """Follow a cluster through whole days with the policy of `meshtune watch`, and compare it with other ways.
 
-    python -m benchmarks.watched_day [--days 12] [--first-seed 0] [--trials 8] [--restart 120 900] [--json]
+    python -m benchmarks.judges.watched_day [--days 12] [--first-seed 0] [--trials 8] [--restart 120 900] [--json]
 
 The first day is configs/traces/dgx-h100-8-day.csv; the others are random, with about 20 events each, by
 seed. The study is configs/studies/llama3-8b-dgx-h100.yaml after some trials. Decisions use the predictions of the
@@ -42,7 +42,7 @@ from tuner.replan.timeline import best_timeline, steps_of
 from tuner.study_file.config import StudyConfig, load_study
 from tuner.watch.policy import Decision, Rules, Standing, Verdict, changed, decide, keep_accounts
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 STUDY = ROOT / "configs" / "studies" / "llama3-8b-dgx-h100.yaml"
 DAY = ROOT / "configs" / "traces" / "dgx-h100-8-day.csv"
 DAY_S = 86_400.0
@@ -56,7 +56,7 @@ Choose = Callable[[Standing, Present, float], Verdict]
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare the ways on all days, and return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.watched_day",
+        prog="python -m benchmarks.judges.watched_day",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

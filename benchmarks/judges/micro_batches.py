@@ -1,6 +1,6 @@
 """Compare predicted with measured step times and memory of JAX trials, by micro-batch size and precision.
 
-    python -m benchmarks.micro_batches [--rounds N] [--json]
+    python -m benchmarks.judges.micro_batches [--rounds N] [--json]
 
 A small model of two layers, GPT-2's with a width of 256, is trained by hand with dp=2 and tp=4 on eight virtual devices
 of one machine. Each trial takes another micro-batch size, from the smallest to the whole batch. Step times are those of
@@ -15,7 +15,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.planned_trials import LAYERS, MODELS, SEQUENCE_LENGTH
+from benchmarks.judges.planned_trials import LAYERS, MODELS, SEQUENCE_LENGTH
 from benchmarks.support.planned_runs import backend_of, cpu_host, run_backends, small
 from benchmarks.support.timing import answer, count_at_least, publish
 from costmodels.job.model_catalog import load_model
@@ -37,7 +37,7 @@ CONFIGS = tuple(ParallelConfig(dp=2, tp=4, mbs=mbs, zero_stage=1) for mbs in (1,
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the ratios and return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.micro_batches",
+        prog="python -m benchmarks.judges.micro_batches",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,6 @@
 """Measure what idle hosts and tensor degrees of stages gain on ten mixed clusters, in the event simulator.
 
-    python -m benchmarks.mixed_clusters [--cases N] [--json]
+    python -m benchmarks.judges.mixed_clusters [--cases N] [--json]
 
 Each cluster has two kinds of hosts with eight devices each. Three searches look for the fastest layout: with uneven
 layers and any order of all hosts, with hosts that may be idle as well, and with a tensor degree for each kind of hosts.
@@ -99,7 +99,7 @@ CASES = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the gains and return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.mixed_clusters",
+        prog="python -m benchmarks.judges.mixed_clusters",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,6 @@
 """Take the pictures of a report that README and docs show.
 
-    python -m benchmarks.screenshots [--out FOLDER]
+    python -m benchmarks.support.screenshots [--out FOLDER]
 
 An example study runs to its end in a temporary folder, its report is written, and headless Chromium renders it at two
 widths. The program needs `chromium` (Debian's package, or any build of that name) on the path.
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 STUDY = ROOT / "configs" / "studies" / "ultrascale-llama-8b-128.yaml"
 PICTURES = ROOT / "docs" / "pictures"
 MAX_BYTES = 200_000
@@ -52,7 +52,7 @@ SHOTS = (
 def main(given: Sequence[str] | None = None) -> None:
     """Run the study, write its report and take all pictures."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.screenshots", description=(__doc__ or "").splitlines()[0]
+        prog="python -m benchmarks.support.screenshots", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--out", type=Path, default=PICTURES, help="the folder to write to (docs/pictures)")
     out = parser.parse_args(given).out

@@ -1,6 +1,6 @@
 """Trials to the best micro-batch and knobs of a real training on this machine, beside other optimizers.
 
-    python -m benchmarks.trained_knobs [--seeds 20] [--peers random,tpe,gp] [--steps 6] [--within 0.02] [--json]
+    python -m benchmarks.search.trained_knobs [--seeds 20] [--peers random,tpe,gp] [--steps 6] [--within 0.02] [--json]
 
 A small GPT is trained by torch in one process (benchmarks/support/torch_knob_program.py), as the command of a study:
 three micro-batch sizes, and four knobs: attention, implementation of the optimizer, recomputation, and what happens to
@@ -46,7 +46,7 @@ from tuner.search.observations import OBSERVATION
 from tuner.search.sampler import ThompsonSampler
 from tuner.study_file.config import StudyConfig, load_study
 
-PROGRAM = Path(__file__).parent / "support" / "torch_knob_program.py"
+PROGRAM = Path(__file__).parents[1] / "support" / "torch_knob_program.py"
 
 MODEL = """
 source: that of torch_knob_program.py
@@ -93,7 +93,7 @@ Pair = tuple[int, tuple[int, ...]]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark and return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.trained_knobs",
+        prog="python -m benchmarks.search.trained_knobs",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,6 @@
 """Compare the event simulator with the closed form, and measure the simulator's speed.
 
-    python -m benchmarks.simulator [--json]
+    python -m benchmarks.judges.simulator [--json]
 
 Agreement: both models predict the same feasible configurations. These are drawn with a seed from the spaces of the
 studies, about equally many from each study. The difference of a configuration is the simulator's step time over the
@@ -44,7 +44,7 @@ from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError
 from tuner.study_file.config import load_study
 
-FOLDER = Path(__file__).resolve().parents[1] / "configs" / "studies"
+FOLDER = Path(__file__).resolve().parents[2] / "configs" / "studies"
 STUDIES = (*sorted(FOLDER.glob("*.yaml")), *sorted((FOLDER / "flexparallel").glob("*.yaml")))
 LARGE_STUDY = FOLDER / "flexparallel" / "pangu-135b-8192.yaml"
 
@@ -130,7 +130,9 @@ class _Feasible:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables and return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.simulator", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.judges.simulator",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--configs", type=count_at_least(1), default=1000, help="configurations to compare (1000)")
     parser.add_argument("--seed", type=count_at_least(0), default=0, help="seed of the draw (0)")

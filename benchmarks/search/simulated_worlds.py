@@ -1,6 +1,6 @@
 """Repeat FlexParallel's Table 2 in simulated worlds: the explored share of each space at the stop, and the regret.
 
-    python -m benchmarks.simulated_worlds [--studies llama-7b-8,gpt-13b-32] [--seeds 10] [--workers 2] [--json]
+    python -m benchmarks.search.simulated_worlds [--studies llama-7b-8,gpt-13b-32] [--seeds 10] [--workers 2] [--json]
 
 Each study of configs/studies/flexparallel is searched in worlds of several seeds (trials/simulated/backend.py). The
 tuner knows the cost model from which a world was made, but not by how much each operator, collective and the memory
@@ -173,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.simulated_worlds",
+        prog="python -m benchmarks.search.simulated_worlds",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

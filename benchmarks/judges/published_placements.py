@@ -7,7 +7,7 @@ includes what the prediction leaves out: balancing and padding of batches, resha
 Sources: recipe/one_step_off_policy/README.md and recipe/one_step_off_policy/dapo_7b_math_megatron_4_12.sh of verl
 (Qwen2.5-Math-7B, DAPO, 16 H20, vLLM and Megatron), and docs/advance/fully_async.md (32 to 128 H20, vLLM and FSDP2).
 
-    python -m benchmarks.published_placements
+    python -m benchmarks.judges.published_placements
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Draw layouts with values of known knobs, and let the frameworks' own parsers read what trials would be given.
 
-    python -m benchmarks.known_knobs [--count 500] [--target megatron,torchtitan] [--seed 0] [--recommended] [--json]
+    python -m benchmarks.judges.known_knobs [--count 500] [--target megatron,torchtitan] [--seed 0] [--recommended]
+        [--json]
 
 For each framework `--count` configurations that it can run are drawn (benchmarks/support/export_samples.py), each with
 random values of all knobs of the catalog that suit its model and cluster, or of the recommended ones. What a trial of
@@ -50,7 +51,7 @@ from tuner.study_file.known_knobs import KnobCatalog
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a row for each framework and return the exit status."""
     options = argparse.ArgumentParser(
-        prog="python -m benchmarks.known_knobs",
+        prog="python -m benchmarks.judges.known_knobs",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,6 @@
 """Measure the cost model's accuracy: fit it to some measured runs and quote its errors on others.
 
-    python -m benchmarks.fidelity [--fit A.csv] [--quote B.csv C.csv ...] [--model both] [--json]
+    python -m benchmarks.judges.fidelity [--fit A.csv] [--quote B.csv C.csv ...] [--model both] [--json]
 
 A fit starts from each profile as it was before it saw any run. Without `--fit` the shipped profiles are quoted. Without
 `--quote` all of configs/measured/runs is quoted; the shipped profiles were fitted to much of it, so their errors there
@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fidelity", description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.judges.fidelity", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--fit", nargs="+", type=Path, default=[], metavar="CSV", help="fit the profiles to these runs")
     parser.add_argument(
         "--quote",

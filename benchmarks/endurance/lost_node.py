@@ -1,6 +1,6 @@
 """Kill a node of a Ray cluster while a study runs on it, repeatedly, and check the trials afterwards.
 
-    python -m benchmarks.lost_node [--rounds 5] [--trials 6] [--seed 0] [--json]
+    python -m benchmarks.endurance.lost_node [--rounds 5] [--trials 6] [--seed 0] [--json]
 
 Each round starts four raylets on this machine, a head and three nodes of two CPUs, and runs two studies on them one
 after the other. The trials of the first are simulated. The trials of the second run a command that leaves a child in a
@@ -30,7 +30,7 @@ from benchmarks.support.timing import answer, count_at_least, publish, tell
 from tuner.storage.opening import find_study
 from tuner.storage.record import TrialRecord, read_records
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 NODES = (0, 2, 2, 2)
 KINDS = ("simulated", "command")
 STUDY = """
@@ -69,7 +69,9 @@ GONE_LIMIT_S = 30.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Run all rounds and return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.lost_node", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.endurance.lost_node",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rounds", type=count_at_least(1), default=5, help="rounds, each with fresh nodes (5)")
     parser.add_argument("--trials", type=count_at_least(4), default=6, help="trials of each study (6)")

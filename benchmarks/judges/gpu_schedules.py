@@ -1,8 +1,8 @@
 """Hold the cost of JAX steps to the programs that XLA's compiler makes for eight H100; no GPU is needed.
 
     pip install jax-cuda12-pjrt jax-cuda12-plugin   # of the version of jax; XLA's compiler for GPUs
-    JAX_PLATFORMS=cpu python -m benchmarks.gpu_schedules traffic [unet ...]
-    JAX_PLATFORMS=cpu python -m benchmarks.gpu_schedules overlap [gemma ...] [--planner descent]
+    JAX_PLATFORMS=cpu python -m benchmarks.judges.gpu_schedules traffic [unet ...]
+    JAX_PLATFORMS=cpu python -m benchmarks.judges.gpu_schedules overlap [gemma ...] [--planner descent]
 
 `traffic`: the bytes that the kernels of an unsharded step of the zoo move, and how many times as many a plan's cost
 counts, with and without fusion. `overlap`: a planned step on three meshes; the share of its collectives that XLA's
@@ -24,7 +24,7 @@ from benchmarks.support.timing import USERS_MISTAKE, publish, tell
 from costmodels.sharding.graph import Graph
 from hardware.device import Device
 
-TARGET = Path(__file__).parent / "support" / "h100_sxm.txtpb"
+TARGET = Path(__file__).parents[1] / "support" / "h100_sxm.txtpb"
 """Description of an H100 for XLA's compiler, with the main figures of XLA's own (openxla/xla,
 `xla/backends/gpu/target_config/specs/h100_sxm.txtpb`)."""
 OPTIONS: dict[str, str | bool] = {"xla_gpu_enable_triton_gemm": False}

@@ -1,6 +1,6 @@
 """Compare the closed form with the event simulator on the leaders of studies of unlike devices.
 
-    python -m benchmarks.two_fidelities [--studies NAME ...] [--top 30] [--drawn 10] [--seed 1] [--json]
+    python -m benchmarks.judges.two_fidelities [--studies NAME ...] [--top 30] [--drawn 10] [--seed 1] [--json]
 
 For each study, the `top` candidates with the shortest predicted steps are simulated. The table gives Kendall's tau
 between both orders, how much longer the closed form's first takes in the simulator than the simulator's best leader,
@@ -129,7 +129,7 @@ def rows(names: list[str], top: int, drawn: int, seed: int) -> Iterator[dict[str
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.two_fidelities",
+        prog="python -m benchmarks.judges.two_fidelities",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

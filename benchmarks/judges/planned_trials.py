@@ -1,6 +1,6 @@
 """Run sharding plans in real trials, and compare what they gain with what was predicted.
 
-    python -m benchmarks.planned_trials [--backend torch jax] [--models NAME ...] [--rounds N] [--json]
+    python -m benchmarks.judges.planned_trials [--backend torch jax] [--models NAME ...] [--rounds N] [--json]
 
 The models are published ones with two layers, a width of 512 and 16 heads, so that eight ranks of one machine train
 them. Each case is a model with a layout of eight devices. Its whole step is sharded by hand and by each planner; plans
@@ -35,7 +35,7 @@ from tuner.planners.planning import Planner, PlannerOptions, plan_graph
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.plans.step_plans import plan_step
 
-MODELS = Path(__file__).resolve().parents[1] / "configs/models"
+MODELS = Path(__file__).resolve().parents[2] / "configs/models"
 PLANNERS: tuple[Planner, ...] = ("recursive", "descent", "toast")
 HIDDEN, SEQUENCE_LENGTH, SEQUENCES, LAYERS = 512, 128, 8, 2
 DENSE = {
@@ -61,7 +61,7 @@ CASES = DENSE | EXPERTS
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the ratios of all plans and return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.planned_trials",
+        prog="python -m benchmarks.judges.planned_trials",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,7 @@
 """Fuzz everything that reads a file or an option, and list the inputs that were not refused with a clear message.
 
-    python -m benchmarks.fuzz [--targets NAME ...] [--inputs N] [--seconds S] [--blind SEED] [--folder DIR] [--json]
+    python -m benchmarks.endurance.fuzz [--targets NAME ...] [--inputs N] [--seconds S] [--blind SEED]
+        [--folder DIR] [--json]
 
 Each target of tests/fuzz runs in a process of its own. Coverage guides the mutation of its inputs (atheris, from the
 extra `fuzz`; benchmarks/support/fuzz_target.py). With `--blind`, good inputs are changed at random, repeatably and
@@ -9,7 +10,7 @@ whichever comes first. A defect is one of these: an exception other than the one
 message of more than LONGEST_MESSAGE characters, more than 5 seconds for one input, or more than half a GiB for one
 input. The folder keeps the corpus of each target, with which the next run continues, and the input of every defect.
 
-    python -m benchmarks.fuzz --targets study --inputs 100000
+    python -m benchmarks.endurance.fuzz --targets study --inputs 100000
 
 The exit status is 1 if there are defects.
 """
@@ -149,7 +150,9 @@ def show(found: Mapping[str, Any]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fuzz the selected targets and return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.endurance.fuzz",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--targets", nargs="+", choices=TARGETS, default=list(TARGETS), metavar="NAME", help="targets to fuzz (all)"

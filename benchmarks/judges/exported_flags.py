@@ -1,6 +1,6 @@
 """Export random configurations, read them with the frameworks' own parsers, and check that broken exports are refused.
 
-    python -m benchmarks.exported_flags [--count 500] [--target megatron,torchtitan] [--seed 0] [--json]
+    python -m benchmarks.judges.exported_flags [--count 500] [--target megatron,torchtitan] [--seed 0] [--json]
 
 For each framework `--count` configurations that it can run are drawn (benchmarks/support/export_samples.py) and
 exported. Our own reader reads each export back and checks it against the framework's published rules
@@ -88,7 +88,7 @@ def failed(row: dict[str, Any]) -> bool:
 def main(arguments: list[str] | None = None) -> int:
     """Print a row for each framework and return the exit status."""
     options = argparse.ArgumentParser(
-        prog="python -m benchmarks.exported_flags",
+        prog="python -m benchmarks.judges.exported_flags",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

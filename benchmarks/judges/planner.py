@@ -1,6 +1,6 @@
 """Compare sharding plans with the optimum of the same cost model, in step time and in planning time.
 
-    python -m benchmarks.planner [--models llama3-8b ...] [--meshes data=2,model=4 ...] [--layers N] [--json]
+    python -m benchmarks.judges.planner [--models llama3-8b ...] [--meshes data=2,model=4 ...] [--layers N] [--json]
 
 The graphs are the first layers of models' training steps, as few as show every kind of layer. They are planned on
 meshes of H100 hosts in three ways: by D-Rec in every order, by axis descent from each of these plans, and by a mixed
@@ -45,7 +45,9 @@ Found = TypeVar("Found")
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables and return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.planner", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.judges.planner",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--models", nargs="+", default=list(model_names()), help="models of the catalog (all)")
     parser.add_argument("--meshes", nargs="+", default=list(MESHES), help=f"axes of each mesh ({' '.join(MESHES)})")

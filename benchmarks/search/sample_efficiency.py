@@ -1,6 +1,6 @@
 """Count the trials that each sampler needs on measured grids, beside general-purpose optimizers on the same candidates.
 
-    python -m benchmarks.sample_efficiency [--measured C.csv ...] [--history A.csv ...] [--json]
+    python -m benchmarks.search.sample_efficiency [--measured C.csv ...] [--history A.csv ...] [--json]
 
 Each group of runs (one model on one cluster) is a search space that is known completely. Without --measured the groups
 are those of configs/measured/runs. A trial of a candidate finds the median of its measured step times, or that it
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = searching("sample_efficiency", __doc__)
+    parser = searching("search.sample_efficiency", __doc__)
     parser.add_argument(
         "--history",
         nargs="+",

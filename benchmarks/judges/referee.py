@@ -1,6 +1,7 @@
 """Judge sharding plans by XLA and Shardy: compare the bytes that a planned JAX program sends with those of its plan.
 
-    python -m benchmarks.referee [--model NAME ...] [--planner descent|recursive|toast ...] [--mesh data=4,model=2 ...]
+    python -m benchmarks.judges.referee [--model NAME ...] [--planner descent|recursive|toast ...]
+        [--mesh data=4,model=2 ...]
                                  [--judge xla|shardy|both] [--json]
 
 Each program, planner and mesh gives one row: the bytes that a device sends by kind (reduced, gathered, exchanged), the
@@ -30,7 +31,9 @@ MESHES = ("data=4,model=2",)
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table and return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.referee", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.judges.referee",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", nargs="+", default=[], help="names of programs (all small and medium ones)")
     parser.add_argument("--planner", nargs="+", default=["descent"], help="names of planners (descent)")

@@ -1,6 +1,6 @@
 """Measure the storage time of a study's driver per trial, for each kind of storage.
 
-    python -m benchmarks.storage_cost [--storages sqlite postgresql journal] [--at 0 300 1000] [--trials 30]
+    python -m benchmarks.endurance.storage_cost [--storages sqlite postgresql journal] [--at 0 300 1000] [--trials 30]
         [--folder DIR] [--json]
 
 The driver runs as in `meshtune run`, with two exceptions. Trials end at once. Random draws replace the draws of the
@@ -352,7 +352,7 @@ def _show(figures: dict[str, Any]) -> None:
 def main() -> int:
     """Measure, print the table and return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.storage_cost",
+        prog="python -m benchmarks.endurance.storage_cost",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,6 @@
 """Check that every prediction is a plausible number, for all models on all clusters and devices of the catalog.
 
-    python -m benchmarks.sane_numbers [--json] [--variants N] [--deep N] [--workers N]
+    python -m benchmarks.judges.sane_numbers [--json] [--variants N] [--deep N] [--workers N]
 
 A pair is a model and a cluster. The clusters are those of the catalog, one of each device of the catalog, clusters of
 unlike hosts, and a network that a trace has slowed down. For each pair several variants are drawn with a seed: number
@@ -67,7 +67,7 @@ from tuner.planners.pipeline.uneven import plan_uneven_work
 from tuner.search.proxy.proxy_trials import ProxyOptions, proxy_of
 from tuner.space.enumeration import SpaceOptions, enumerate_space
 
-PROGRAM = "sane_numbers"
+PROGRAM = "judges.sane_numbers"
 VIOLATED = 1
 MOST = 1500
 """Maximum number of candidates predicted for one variant."""

@@ -1,6 +1,6 @@
 """Search the five ready placements, and compare each with the usual placements beside it.
 
-    python -m benchmarks.placements [--time_limit 60] [--names ppo-7b-16 ...] [--overlap] [--json]
+    python -m benchmarks.judges.placements [--time_limit 60] [--names ppo-7b-16 ...] [--overlap] [--json]
 
 For each file in configs/placements: the predicted step, the lower bound of the family and the gap, the time until the
 gap was 5%, the baselines (all modules on all devices in turn, and fixed halves), and for small ones HiGHS.
@@ -19,7 +19,7 @@ from benchmarks.support.timing import count_at_least, publish, tell
 from tuner.place.answer import check_answer, place
 from tuner.place.placement_file import read_placement
 
-PLACEMENTS = Path(__file__).resolve().parents[1] / "configs" / "placements"
+PLACEMENTS = Path(__file__).resolve().parents[2] / "configs" / "placements"
 NAMES = ("ppo-7b-16", "grpo-32b-64", "ppo-70b-256", "vlm-7b-32", "vlm-76b-128")
 ACCEPTED_GAP = 0.05
 

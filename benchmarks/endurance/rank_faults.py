@@ -1,6 +1,6 @@
 """Disturb the ranks of a study that trains for real, and check the results of its trials.
 
-    python -m benchmarks.rank_faults [--trials 20] [--seed 0] [--json]
+    python -m benchmarks.endurance.rank_faults [--trials 20] [--seed 0] [--json]
 
 A small model is tuned on four processes of this machine. At random moments a rank is killed (SIGKILL), made to hang
 (SIGSTOP), or denied further memory (its limit is lowered to its present use, so that its next large allocation fails).
@@ -41,7 +41,7 @@ search: {{max_trials: {trials}, seed: {seed}, prune: false, confidence: 1.0, rep
 trial: {{backend: torch, clock: cpu, warmup_steps: 1, min_steps: 6, max_steps: 6, profile: false, hang_limit_s: 6}}
 storage: sqlite:///{folder}/faults.db
 """
-MODEL = Path(__file__).parents[1] / "configs" / "models" / "gpt-small.yaml"
+MODEL = Path(__file__).parents[2] / "configs" / "models" / "gpt-small.yaml"
 FAULTS = ("kill", "hang", "memory")
 MARK = "MESHTUNE_RANK_FAULTS"
 """Environment variable set for every process that the study starts."""
@@ -54,7 +54,7 @@ PAUSE_S = (4.0, 16.0)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the study and return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.rank_faults",
+        prog="python -m benchmarks.endurance.rank_faults",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,6 @@
 """Probe hosts whose adapters slow down, and hosts whose training sends traffic meanwhile.
 
-    python -m benchmarks.probed_links [--probes 20] [--json]
+    python -m benchmarks.endurance.probed_links [--probes 20] [--json]
 
 Four hosts of 400 Mbit/s are network namespaces of this machine, whose adapters `tc` shapes, which needs root. First
 one host is given a tenth of its bandwidth, then another receives at a quarter, and each is restored. The program
@@ -42,7 +42,7 @@ FAULTS = (("h1 at a tenth", 1, 0.1, 0.1), ("h2 receives at a quarter", 2, 1.0, 0
 def main(argv: Sequence[str] | None = None) -> int:
     """Probe the hosts and return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.probed_links",
+        prog="python -m benchmarks.endurance.probed_links",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,6 @@
 """Kill two of the four nodes that each trial of a study occupies, start two others later, and check the trials.
 
-    python -m benchmarks.lost_hosts [--trials 16] [--seed 0] [--follow-after 30] [--json]
+    python -m benchmarks.endurance.lost_hosts [--trials 16] [--seed 0] [--follow-after 30] [--json]
 
 Five raylets start on this machine: a head, and four nodes of two CPUs. Each trial of the study runs a command on all
 four. When two trials have ended, two raylets are killed by SIGKILL while a trial runs. When two more have ended on the
@@ -34,7 +34,7 @@ from tuner.run.following import FOLLOW_AFTER_S
 from tuner.storage.opening import find_study
 from tuner.storage.record import HISTORY, TrialRecord, read_records
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 NODES = (0, 2, 2, 2, 2)
 KILLED = (2, 3)
 DONE_BEFORE = 2
@@ -80,7 +80,7 @@ MODEL = ROOT / "configs" / "models" / "gpt-small.yaml"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the study once and return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.lost_hosts",
+        prog="python -m benchmarks.endurance.lost_hosts",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

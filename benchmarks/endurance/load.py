@@ -1,6 +1,6 @@
 """Measure the driver's cost of a study with 10,000 trials among about 80,000 candidates, 64 in flight, over time.
 
-    python -m benchmarks.load [--trials 10000] [--storages sqlite postgresql] [--parallel 64] [--seeded N]
+    python -m benchmarks.endurance.load [--trials 10000] [--storages sqlite postgresql] [--parallel 64] [--seeded N]
         [--folder DIR] [--json]
 
 The study tunes Pangu-135B for 6,144 devices. FlexParallel's Table 2 counts 58,205 configurations for it; our nearest
@@ -56,7 +56,7 @@ from optuna.storages._rdb import models
 from optuna.trial import TrialState
 from sqlalchemy import insert
 
-from benchmarks.storage_cost import PASSWORD, Stopwatch
+from benchmarks.endurance.storage_cost import PASSWORD, Stopwatch
 from benchmarks.support.postgresql_server import postgresql_server, server_programs
 from benchmarks.support.timing import answer, count_at_least, publish, tell
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
@@ -551,7 +551,9 @@ def _show(figures: dict[str, Any]) -> None:
 def main() -> int:
     """Measure, print the tables and return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.load", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.endurance.load",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     usual = [name for name in STORAGES if name != "postgresql" or server_programs() is not None]
     parser.add_argument("--trials", type=count_at_least(1), default=10000, help="trials of the study (10000)")

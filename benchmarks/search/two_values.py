@@ -1,11 +1,11 @@
 """Search the Pareto front of step time and peak memory in measured grids, beside general-purpose optimizers.
 
-    python -m benchmarks.two_values [--measured C.csv ...] [--seeds 5] [--trials 40] [--json]
+    python -m benchmarks.search.two_values [--measured C.csv ...] [--seeds 5] [--trials 40] [--json]
 
 Each group of runs (one model on one cluster) is a search space that is known completely. Groups with too few candidates
 whose step time and peak memory were both measured are left out, and so are timed candidates without a peak. Failed
 candidates stay, and cost a trial. Predictions are those of a shipped profile that was never fitted to the source, as in
-`python -m benchmarks.sample_efficiency`.
+`python -m benchmarks.search.sample_efficiency`.
 
 The figure is the share of the hypervolume of the true front that the trials dominate, in logarithms of both values,
 with the worst measured values as its reference: 0 before the first trial, 1 with the whole front. Samplers: directions
@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = searching("two_values", __doc__)
+    parser = searching("search.two_values", __doc__)
     parser.add_argument("--seeds", type=count_at_least(1), default=5, help="searches of each group (5)")
     parser.add_argument("--trials", type=count_at_least(1), default=AT[-1], help=f"trials of each search ({AT[-1]})")
     parser.add_argument("--groups", type=count_at_least(1), help="number of groups, the first ones (all)")

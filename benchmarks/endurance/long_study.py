@@ -1,6 +1,6 @@
 """Measure time and memory per trial of one long study that runs real commands on Ray, 3,000 trials by default.
 
-    python -m benchmarks.long_study [--trials 3000] [--parallel 2] [--json]
+    python -m benchmarks.endurance.long_study [--trials 3000] [--parallel 2] [--json]
 
 `meshtune run` is started as users start it, with SQLite and its own Ray. Its study tunes Llama-3-70B for 32 hosts of
 eight H100; the command of a trial is a small program of this benchmark, which prints step times at once. So nearly all
@@ -91,7 +91,7 @@ class Moment:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark and return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.long_study",
+        prog="python -m benchmarks.endurance.long_study",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -119,7 +119,7 @@ def _run(folder: Path, trials: int, parallel: int) -> Iterator[Moment]:
     options = {"search.max_trials": trials, "search.parallel_trials": parallel}
     command = [sys.executable, "-m", "tuner", "run", study.name, "--log-format", "json"]
     command += [word for key, number in options.items() for word in ("--set", f"{key}={number}")]
-    environment = {**os.environ, variable: value, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    environment = {**os.environ, variable: value, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     with subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as driver:

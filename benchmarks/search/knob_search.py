@@ -1,6 +1,7 @@
 """Trials to the best layout and knobs in simulated worlds, beside other optimizers.
 
-    python -m benchmarks.knob_search [--study llama3-8b-dgx-h100] [--knobs 8] [--seeds 20] [--peers tpe,gp] [--json]
+    python -m benchmarks.search.knob_search [--study llama3-8b-dgx-h100] [--knobs 8] [--seeds 20] [--peers tpe,gp]
+        [--json]
 
 Each world (trials/simulated/) has hidden effects of its layouts and of its knobs, about half of which do nothing. A
 search ends once it has tried a pair of layout and knobs whose noise-free step is within --within of the best pair, or
@@ -105,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.knob_search",
+        prog="python -m benchmarks.search.knob_search",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
