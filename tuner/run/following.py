@@ -19,8 +19,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from hardware.dynamics import lost_hosts
+from trials.on_ray.executor import RayExecutor
 from trials.placement import NoRoomError
-from trials.ray_executor import RayExecutor
 from tuner.answers.candidates import candidates_of
 from tuner.answers.device_time import device_time_of
 from tuner.answers.fewer_hosts import phases_in, phases_of

@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from costmodels.job.parallel_config import ParallelConfig, Value
 from costmodels.job.proxy_job import Reduction
 from trials.backend import Observation, Status
-from trials.ray_executor import RayExecutor
+from trials.on_ray.executor import RayExecutor
 from tuner.answers.candidates import Candidates, candidates_of, plan_of, prediction_json
 from tuner.answers.comparison import Comparison, comparison_of
 from tuner.answers.device_time import HOUR_S, device_time_of

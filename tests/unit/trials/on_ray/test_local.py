@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.support.process_table import commands_below
 from hardware.io.errors import ConfigError
-from trials.ray_helpers import without_helpers
-from trials.ray_local import import_ray, start_local_ray, stop_local_ray
+from trials.on_ray.local import import_ray, start_local_ray, stop_local_ray
+from trials.on_ray.side_processes import without_helpers
 
 
 def test_a_ray_that_does_not_start_is_told(tmp_path, monkeypatch):

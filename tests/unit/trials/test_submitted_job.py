@@ -4,7 +4,7 @@ import pytest
 
 from hardware.io.errors import ConfigError
 from tests.support.programs.small_commands import backend_of
-from trials.ray_job import check_outlives_job
+from trials.submitted_job import check_outlives_job
 
 COPY = Path("/tmp/ray/session_1/runtime_resources/working_dir_files/_ray_pkg_1")  # noqa: S108 # as Ray names it
 

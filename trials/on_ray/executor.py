@@ -11,8 +11,8 @@ that the worker runs is retried as well; the same fault of the program in both a
 asked for again, but if its node is gone there may never be room for it. The trial therefore goes to the first worker
 that is free, and the slot takes no other trial until its worker is back.
 
-Ray is imported when an executor is entered, not before (`ray_local.py` says why). The actors are in
-`ray_worker.py`.
+Ray is imported when an executor is entered, not before (`local.py` says why). The actors are in
+`worker.py`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from hardware.io.errors import ConfigError
 from trials.backend import PROGRAM_SIGNALS, AbstractBackend, HostNeeds, Observation, Status, tail_of
+from trials.on_ray.cluster import first_line, join_cluster
+from trials.on_ray.local import import_ray, renew_keepers, start_local_ray, stop_local_ray
+from trials.on_ray.worker import Mailbox, News, Slot, Start
 from trials.placement import in_words, machines_in_words, machines_of, no_room, reserve_hosts, room_for
 from trials.ranks.contract import RanksLostError
-from trials.ray_cluster import first_line, join_cluster
-from trials.ray_local import import_ray, renew_keepers, start_local_ray, stop_local_ray
-from trials.ray_worker import Mailbox, News, Slot, Start
 
 PLACEMENT_WAIT_S = 30.0
 """Default time that a cluster has to provide the slots [s]; a study then uses those that it has."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hardware.io.errors import ConfigError
-from trials.ray_job import is_submitted_job
+from trials.submitted_job import is_submitted_job
 
 CONNECT_LIMIT_S = 10.0
 """Time that a cluster's address may take to answer [s]."""

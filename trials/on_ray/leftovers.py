@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from trials.ray_local import OWN_SESSION
+from trials.on_ray.local import OWN_SESSION
 
 _SESSION = re.compile(r"(/\S*/session_[0-9_-]+_[0-9]+)(?:/|$)")
 

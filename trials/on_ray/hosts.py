@@ -9,11 +9,11 @@ import time
 from typing import Any
 
 from trials.backend import HostNeeds
+from trials.on_ray.cluster import first_line
+from trials.on_ray.local import import_ray
 from trials.ranks.contract import AbstractRanks, RankSetup, RanksLostError
 from trials.ranks.messages import Exit, Launch, Told
 from trials.ranks.processes import LOOPBACK, START_LIMIT_S, RankProcesses
-from trials.ray_cluster import first_line
-from trials.ray_local import import_ray
 
 HEAR_S = 0.2
 """Time that a host waits for an event before it answers that there was none [s]. Meanwhile it takes no orders."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from trials.link_probe.contract import AbstractProber, HostPair, Measured, name_pair
 from trials.link_probe.transfer import Arrived, Receiver, make_token, send
-from trials.ray_cluster import first_line
-from trials.ray_local import import_ray
+from trials.on_ray.cluster import first_line
+from trials.on_ray.local import import_ray
 
 ANSWER_LIMIT_S = 15.0
 """Time that a node has to start its actor, and to answer [s]: longer than a sender may need to reach its receiver.

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hardware.io.errors import ConfigError
-from trials.ray_cluster import first_line, join_cluster
-from trials.ray_local import import_ray
+from trials.on_ray.cluster import first_line, join_cluster
+from trials.on_ray.local import import_ray
 
 _ACCELERATORS = ("GPU", "NPU", "TPU", "HPU", "neuron_cores")
 """Resources that Ray counts devices by (Ray 2.60 python/ray/_private/accelerators)."""

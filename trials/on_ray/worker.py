@@ -18,9 +18,9 @@ from typing import Any
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from trials.backend import AbstractBackend, Observation, Status, tail_of
+from trials.on_ray.hosts import RayRanks
 from trials.ranks.contract import AbstractRanks, RanksLostError
 from trials.ranks.processes import RankProcesses
-from trials.ray_hosts import RayRanks
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ Ray's agents look for the raylet now and then, and some go on for minutes after 
 server that has died too. A keeper waits for the end of the driver, by a pipe whose other end only the driver has and by
 the driver's process itself. When the driver is gone, however it ended, the keeper gives Ray some seconds to end by
 itself and then kills the rest. A driver that has ended its Ray in order dismisses its keepers by a byte, and they kill
-the rest at once. It has two, so that one may be killed too, and starts another for each that was (`ray_local.py`).
+the rest at once. It has two, so that one may be killed too, and starts another for each that was (`local.py`).
 
 A process is this Ray's if its environment holds a mark that this Ray alone has, or if it has an open file in the folder
 of this Ray's session. The mark does not suffice: agents write their titles over the front of their environments, and

@@ -21,11 +21,11 @@ from typing import Any
 
 from hardware.io.errors import ConfigError
 from hardware.io.temporary import check_room
-from trials import ray_keeper
+from trials.on_ray import keeper as keeper_program
+from trials.on_ray.cluster import first_line
+from trials.on_ray.keeper import DISMISSED, GRACE_S, MARK
+from trials.on_ray.side_processes import kill_when_ended, without_helpers
 from trials.ranks.unheard_signals import sigterm_kept, unheard
-from trials.ray_cluster import first_line
-from trials.ray_helpers import kill_when_ended, without_helpers
-from trials.ray_keeper import DISMISSED, GRACE_S, MARK
 
 OBJECT_STORE_BYTES = 100_000_000
 """Size of Ray's object store [bytes]. Trials exchange a few kilobytes, and Ray would reserve 30% of the memory."""
@@ -165,7 +165,7 @@ def _start_keepers(mark: str, folder: str) -> None:
     """Start the keepers of Ray, which is installed in `folder`; they end after this process."""
     if sys.platform != "linux":  # where processes tell their environment
         return
-    command = [sys.executable, "-I", "-S", str(Path(ray_keeper.__file__)), mark, folder, str(os.getpid())]
+    command = [sys.executable, "-I", "-S", str(Path(keeper_program.__file__)), mark, folder, str(os.getpid())]
     _KEEPERS.extend(_start_keeper(command) for _ in range(NUM_KEEPERS))
 
 
