@@ -63,8 +63,9 @@ from hardware.cluster_file import cluster_from_mapping, cluster_names, find_clus
 from hardware.device import device_names
 from hardware.dynamics import INTER, HostEvent, LinkEvent, Trace, cluster_at
 from hardware.io.errors import ConfigError, did_you_mean
+from trials.trial_keys import ProxyOptions
 from tuner.planners.pipeline.uneven import plan_uneven_work
-from tuner.search.proxy.proxy_trials import ProxyOptions, proxy_of
+from tuner.search.proxy.proxy_trials import proxy_of
 from tuner.space.enumeration import SpaceOptions, enumerate_space
 
 PROGRAM = "judges.sane_numbers"
@@ -78,7 +79,7 @@ SEQUENCE_LENGTHS = (512, 2048, 4096, 8192, 32768, 131072)
 PER_DEVICE = (1, 2, 6, 16)
 """Global batch sizes over the number of devices."""
 HEADROOM = 0.08
-PROXY = ProxyOptions(hosts=1, layers=None, full_trials=1)
+PROXY = ProxyOptions(hosts=1, layers="auto", full_trials=1)
 SAME = 1e-9
 """Largest relative difference between a sum and its parts."""
 MIXED: dict[str, dict[str, Any]] = {
