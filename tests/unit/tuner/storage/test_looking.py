@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import text
 
 from hardware.io.errors import ConfigError
+from hardware.io.looking import look_at
 from tests.support.programs.rights import reachable_folder, read_only, without_roots_rights
-from tuner.storage.looking import look_at
 from tuner.storage.opening import find_study, open_store, open_to_look
 
 ENDS = ("-wal", "-shm", "-journal")

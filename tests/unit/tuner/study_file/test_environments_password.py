@@ -3,11 +3,11 @@ import struct
 import threading
 
 import pytest
+from tuner.study_file.storage_url import without_environments_password
 
 from tests.support.studies.command_line import write_replay
 from tuner.storage.opening import find_study
 from tuner.study_file.config import load_study
-from tuner.study_file.storage_url import without_environments_password
 
 ELSEWHERE = "127.0.0.2"
 """Address of this machine that its usual names are not."""

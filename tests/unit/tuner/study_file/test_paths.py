@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 from optuna.study import StudyDirection
+from tuner.study_file.storage_url import check_storage
 
 from hardware.io.errors import ConfigError
 from tests.support.studies.broken_studies import GOOD, study
@@ -16,7 +17,6 @@ from tuner.run.studies import stored_study
 from tuner.storage.opening import open_store
 from tuner.storage.record import read_records
 from tuner.study_file.config import load_study
-from tuner.study_file.storage_url import check_storage
 
 OUTSIDE = "outside the study file's folder and the working directory"
 
