@@ -57,6 +57,7 @@ from tuner.storage.history import Past, keep_run, make_tables, past_of
 from tuner.storage.opening import open_store, storage_errors
 from tuner.storage.record import HISTORY, LAYER_PLANS, OWN_PLANS, PREDICTION, SPENT_S, STOP_REASON, TrialRecord
 from tuner.storage.store import AbstractStore
+from tuner.storage.stored_studies import StoredStudies
 from tuner.storage.stored_values import check_new_trial, storable
 from tuner.study_file.config import StudyConfig
 
@@ -110,7 +111,7 @@ def run_study(
             database fails.
         StorageLostError: The storage's file was lost; what was measured is kept beside it.
     """
-    config = plan_layers(config)
+    config = plan_layers(config, StoredStudies(config.storage))
     candidates = candidates_of(config)
     if not len(candidates.space.grid):
         removed = max(candidates.space.removed.items(), key=lambda entry: entry[1], default=("", 0))
