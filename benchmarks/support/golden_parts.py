@@ -61,7 +61,7 @@ def predictions(_: Path) -> Iterator[Figure]:
         yield Figure(name=source, whole=rows, shown={"rows": len(rows), "first": rows[0]})
 
 
-MIXED = ("space.mbs=[2]", "space.tp=[4]", "space.pp=[2,4]")
+MIXED = ("space.mbs=[2]", "space.tp=[4]", "space.pp=[4]")
 RANKED: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     *((f"flexparallel/{path.stem}", 50, ()) for path in FLEXPARALLEL),
     *((name, 10, ()) for name in ("cpu-gpt", "cpu-jax", "cpu-moe", "cpu-torch-planned", "llama3-70b-known-knobs")),
@@ -69,8 +69,12 @@ RANKED: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     *((f"heterogeneous/{name}", 10, ()) for name in ("llama-7b-v100-8", "gpt-13b-v100-16", "gpt-22b-v100-64")),
     ("heterogeneous/llama-7b-4090d-v100", 10, MIXED),
     ("unlike-hosts", 10, ("space.mbs=[2]", "space.tp=[4]")),
-    ("llama3-8b-dgx-h100", 10, ("space.recompute=[none,selective,full]", "space.zero_stage=[1,2,3]")),
-    ("llama3-8b-dgx-h100", 10, ("model=deepseek-v3", "cluster.hosts=64", "space.expert_tp=[1,8]")),
+    ("llama3-8b-dgx-h100", 10, ("space.recompute=[none,full]", "space.zero_stage=[1,3]")),
+    (
+        "llama3-8b-dgx-h100",
+        10,
+        ("model=deepseek-v3", "cluster.hosts=64", "space.expert_tp=[1,8]", "current={pp: 8, tp: 8, dp: 8}"),
+    ),
 )
 """Studies, the number of configurations that are shown of each, and changed keys. Large mixed clusters take minutes."""
 
@@ -80,6 +84,7 @@ def ranks(_: Path) -> Iterator[Figure]:
     for name, count, changes in RANKED:
         study, options = STUDIES / f"{name}.yaml", _set(changes)
         space, ranked = ask("space", study, *options), ask("rank", study, "--top", ALL, *options)
+        assert ranked["status"] == 0, f"an example study has candidates, but {ranked['messages']}"
         rows = ranked["answer"]["configs"]
         full = [ask("predict", study, "--config", _config(row), *options) for row in _spread(rows, 5)]
         shown = [f"{_config(row)} {row['step_time_s']!r} {row['peak_memory_bytes']!r}" for row in rows[:count]]
@@ -253,7 +258,7 @@ def simulations(_: Path) -> Iterator[Figure]:
         yield Figure(name=f"{name} {config} {schedule}", whole=told, shown=told["answer"] or told["messages"])
 
 
-def _own_steps(model: str, target: str) -> Iterator[Figure]:
+def _own_steps(model: str, target: str, *questions: tuple[str, ...]) -> Iterator[Figure]:
     for file in (ROOT / "docs" / "examples" / "own-step").glob("*.py"):
         shutil.copy(file, ".")
     study = Path("own.yaml")
@@ -265,19 +270,19 @@ def _own_steps(model: str, target: str) -> Iterator[Figure]:
     ranked = ask("rank", study, "--top", ALL)
     rows = (ranked["answer"] or {}).get("configs", [])
     yield Figure(name="rank", whole=ranked, shown=[f"{_config(row)} {row['step_time_s']!r}" for row in rows[:10]])
-    for question in (("space",), ("export", "--to", target)):
+    for question in questions:
         told = ask(question[0], study, *question[1:])
         yield Figure(name=" ".join(question), whole=told, shown=told["messages"])
 
 
 def own_jax_steps(_: Path) -> Iterator[Figure]:
-    """Rank and export a JAX step of the documentation."""
+    """Rank a JAX step of the documentation; each further command would trace it for many seconds."""
     return _own_steps("jax: 'tiny_decoder:step'", "jax")
 
 
 def own_torch_steps(_: Path) -> Iterator[Figure]:
     """Rank and export a torch step of the documentation."""
-    return _own_steps("torch: 'tiny_torch:step'", "torch")
+    return _own_steps("torch: 'tiny_torch:step'", "torch", ("export", "--to", "torch"))
 
 
 PARTS = {
