@@ -61,13 +61,11 @@ def predictions(_: Path) -> Iterator[Figure]:
         yield Figure(name=source, whole=rows, shown={"rows": len(rows), "first": rows[0]})
 
 
-MIXED = ("space.mbs=[2]", "space.tp=[4]", "space.pp=[4]")
 RANKED: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     *((f"flexparallel/{path.stem}", 50, ()) for path in FLEXPARALLEL),
     *((name, 10, ()) for name in ("cpu-gpt", "cpu-jax", "cpu-moe", "cpu-torch-planned", "llama3-70b-known-knobs")),
     *((name, 10, ()) for name in ("llama3-8b-dgx-h100", "llama3-8b-sft", "ultrascale-llama-8b-128")),
     *((f"heterogeneous/{name}", 10, ()) for name in ("llama-7b-v100-8", "gpt-13b-v100-16", "gpt-22b-v100-64")),
-    ("heterogeneous/llama-7b-4090d-v100", 10, MIXED),
     ("unlike-hosts", 10, ("space.mbs=[2]", "space.tp=[4]")),
     ("llama3-8b-dgx-h100", 10, ("space.recompute=[none,full]", "space.zero_stage=[1,3]")),
     (
