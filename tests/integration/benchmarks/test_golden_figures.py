@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from benchmarks import golden_figures
-from benchmarks.golden_figures import differences
+from benchmarks.judges import golden_figures
+from benchmarks.judges.golden_figures import differences
 from benchmarks.support import golden_parts
 
 

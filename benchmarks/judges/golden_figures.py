@@ -1,6 +1,6 @@
 """Compare this version's figures with recorded ones to the last bit; exit status 1 names what differs.
 
-    python -m benchmarks.golden_figures [--only PART ...] [--write] [--folder FOLDER] [--whole FOLDER] [--json]
+    python -m benchmarks.judges.golden_figures [--only PART ...] [--write] [--folder FOLDER] [--whole FOLDER] [--json]
 
 Parts: predictions of all measured rows; ranks of the example studies; exports; answers of stored studies; plans;
 simulated steps; sequences of trials from fixed seeds; own steps in JAX and torch. benchmarks/support/golden_parts.py
@@ -34,7 +34,7 @@ from typing import Any
 from benchmarks.support.golden_parts import PARTS, record_studies
 from benchmarks.support.timing import tell
 
-FOLDER = Path(__file__).with_name("golden")
+FOLDER = Path(__file__).parents[1] / "golden"
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 SHOWN = 12
 """Differences of a part that are printed."""
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.golden_figures",
+        prog="python -m benchmarks.judges.golden_figures",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
