@@ -5,24 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
-from tuner.answers.best import best_configuration
+from tuner.answers.best import best_known
 from tuner.export.exporter import Export
 from tuner.own_step.answer import module_name
+from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.config import StudyConfig
 
 
-def export_configuration(config: StudyConfig, chosen: ParallelConfig, target: str, out: Path | None = None) -> Export:
+def export_configuration(
+    config: StudyConfig, stored: StoredStudies, chosen: ParallelConfig, target: str, out: Path | None = None
+) -> Export:
     """Return a configuration in the form of a target that suits the study's subject.
 
     Args:
         config: Study.
+        stored: Studies in its storage.
         chosen: Configuration.
         target: Name of the target.
         out: File that is written, after which a module is named; None for a name made of the study's.
     """
 
     def known() -> str:
-        best = best_configuration(config)
+        best = best_known(config, stored.find(config.name))
         if best is not None and best.config == chosen:
             return f"{best.step_time_s:.3g} s per step, {best.known_in_words}"
         forecast = config.subject.forecast(ConfigGrid.from_configs([chosen], config.options.opened))

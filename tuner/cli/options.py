@@ -12,11 +12,12 @@ from typer import Argument, Option
 
 from hardware.io.errors import ConfigError
 from hardware.io.output_file import write_output
-from trials.ray_job import check_outlives_job
+from trials.submitted_job import check_outlives_job
 from tuner.terminal.console import warn
 
 if TYPE_CHECKING:  # these load numpy
     from costmodels.job.parallel_config import ParallelConfig
+    from tuner.storage.stored_studies import StoredStudies
     from tuner.study_file.config import StudyConfig
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -118,7 +119,9 @@ def at_time(config: StudyConfig, at: str | None, network: Path | None) -> tuple[
     return study_at(config, trace, time_s), missing_in_words(config.cluster, trace, time_s)
 
 
-def with_plans(config: StudyConfig, chosen: ParallelConfig | None = None, *, runs: bool = False) -> StudyConfig:
+def with_plans(
+    config: StudyConfig, stored: StoredStudies, chosen: ParallelConfig | None = None, *, runs: bool = False
+) -> StudyConfig:
     """Return the study with the sharding of its layers planned, for all candidates or only the chosen one.
 
     Plans in the study's storage are reused. Under `auto`, only a run plans: other commands answer at once.
@@ -128,7 +131,7 @@ def with_plans(config: StudyConfig, chosen: ParallelConfig | None = None, *, run
     """
     from tuner.answers.stored_subject import restore_subject
 
-    restore_subject(config)
+    restore_subject(config, lambda: stored.look(config.name))
     if config.planning.name == "megatron":
         return config
     from tuner.answers.planned_candidates import (
@@ -142,10 +145,10 @@ def with_plans(config: StudyConfig, chosen: ParallelConfig | None = None, *, run
     from tuner.terminal.progress import PlanningLine
 
     if chosen is not None or (config.planning.is_auto and not runs):
-        return predicted_plans(config, chosen)
+        return predicted_plans(config, stored, chosen)
     with PlanningLine() as line:
         grid = grid_to_plan(config, None)
-        planned = plan_study(config, grid, stored=stored_plans(config), on_planned=line.show)
+        planned = plan_study(config, grid, stored=stored_plans(config, stored), on_planned=line.show)
     warn(unused_pins(planned))
     left = planned_in_words(planned)
     warn([left] if left else [])

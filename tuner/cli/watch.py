@@ -18,6 +18,7 @@ from hardware.io.errors import ConfigError, did_you_mean
 from tuner.cli.options import Overrides, Storage, StudyFile, load, number, with_plans
 from tuner.cli.replan import CheckpointEvery, Restart, StorageBandwidth, costs_of_change
 from tuner.run.endings import ending_signals
+from tuner.storage.stored_studies import StoredStudies
 from tuner.subject.contract import Ability
 from tuner.terminal.console import printable, say
 
@@ -111,7 +112,7 @@ def watch(
     config = load(study, overrides, storage)
     if rule := config.subject.refusal(Ability.WATCH):
         raise ConfigError(rule, file=config.file, key="model")
-    config = with_plans(config)
+    config = with_plans(config, StoredStudies(config.storage))
 
     from tuner.replan.present import Watched
     from tuner.replan.replanning import Assumptions
@@ -204,12 +205,12 @@ def _hosts(
 
     prober: AbstractProber | None = None
     if hosts_from == "ray":
-        from trials.ray_members import RayMembers
+        from trials.on_ray.members import RayMembers
 
         members = RayMembers(ray_address or os.environ.get("RAY_ADDRESS") or "auto")
         look = partial(nodes_of_ray, members, cluster)
         if probe_s is not None:
-            from trials.ray_probe import RayProber
+            from trials.on_ray.probe import RayProber
 
             prober = RayProber(members.ray)
     else:

@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from costmodels.job.parallel_config import ParallelConfig, Value
 from costmodels.job.proxy_job import Reduction
 from trials.backend import Observation, Status
-from trials.ray_executor import RayExecutor
+from trials.on_ray.executor import RayExecutor
 from tuner.answers.candidates import Candidates, candidates_of, plan_of, prediction_json
 from tuner.answers.comparison import Comparison, comparison_of
 from tuner.answers.device_time import HOUR_S, device_time_of
@@ -57,6 +57,7 @@ from tuner.storage.history import Past, keep_run, make_tables, past_of
 from tuner.storage.opening import open_store, storage_errors
 from tuner.storage.record import HISTORY, LAYER_PLANS, OWN_PLANS, PREDICTION, SPENT_S, STOP_REASON, TrialRecord
 from tuner.storage.store import AbstractStore
+from tuner.storage.stored_studies import StoredStudies
 from tuner.storage.stored_values import check_new_trial, storable
 from tuner.study_file.config import StudyConfig
 from tuner.subject.contract import Ability
@@ -111,7 +112,7 @@ def run_study(
             database fails.
         StorageLostError: The storage's file was lost; what was measured is kept beside it.
     """
-    config = plan_layers(config)
+    config = plan_layers(config, StoredStudies(config.storage))
     candidates = candidates_of(config)
     if not len(candidates.space.grid):
         removed = max(candidates.space.removed.items(), key=lambda entry: entry[1], default=("", 0))

@@ -25,54 +25,27 @@ from hardware.price_file import Prices
 from hardware.trace_file import read_trace
 from trials.backend import AbstractBackend, Observation, Status
 from trials.knobs.knob import Knob, today_of
-from trials.trial_keys import AbstractTrialKeys, StudyParts
+from trials.trial_keys import AbstractTrialKeys, ProxyOptions, StudyParts
 from tuner.knobs.known_knob import KnownKnob
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.plans.step_planner import LayeredStepPlanner
 from tuner.search.objectives import COST, ENERGY, MEMORY, STEP_TIME
-from tuner.search.proxy.proxy_trials import ProxyOptions
 from tuner.space.enumeration import Space, SpaceOptions
 from tuner.study_file.cost_keys import NO_LIMITS, CostKeys, Limits, build_prices
 from tuner.study_file.key_errors import under
 from tuner.study_file.knob_keys import KnobKeys, build_knobs
 from tuner.study_file.known_knobs import Entries, KnobCatalog, StudyKnobs
+from tuner.study_file.named_storages import HistoryEntry, history_of, storage_of
 from tuner.study_file.paths import StudyPaths
 from tuner.study_file.proxy_keys import proxy_options
 from tuner.study_file.space_options import runnable_options
-from tuner.study_file.storage_url import (
-    check_history,
-    check_storage,
-    is_database,
-    storage_file,
-    storage_place,
-    without_environments_password,
-)
-from tuner.study_file.study_keys import LONGEST_NAME, PlannerKeys, SearchKeys, StudyKeys
+from tuner.study_file.storage_address import StorageAddress
+from tuner.study_file.study_keys import LONGEST_NAME, PlannerKeys, SearchOptions, StudyKeys
 from tuner.study_file.subject import choose_subject
 from tuner.subject.contract import Ability, AbstractSubject
 
 USUAL_REPEATS = 2
 """Default of `search.repeats` if trials train for real."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SearchOptions:
-    """Options of the search; see the study file's `search:` keys."""
-
-    draws: int
-    confidence: float
-    tolerance: float
-    max_trials: int
-    max_minutes: float | None
-    budget_device_hours: float | None
-    parallel_trials: int
-    share_hosts: bool
-    placement_wait_s: float
-    seed: int
-    prune: bool
-    repeats: int
-    acquisition: str
-    baseline: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -94,11 +67,11 @@ class StudyConfig:
         backend: Backend that runs the trials.
         proxy: Options of proxy trials; None if every trial runs at full size.
         time_limit_s: Time limit of one trial [s], or None.
-        storage: URL of the database or journal that holds the results.
-        history: Sources of earlier runs: database URLs, and CSV files relative to `file`.
+        storage: Address of the database or journal that holds the results.
+        history: Sources of earlier runs: addresses of databases, and CSV files relative to `file`.
         meaning: Values that give the study's trials their meaning; a resumed study must have equal ones.
-        notes: Sentences on files that are read outside the study's folder and the working directory, and on servers
-            that are not given a password.
+        notes: Sentences on files that are read outside the study's folder and the working directory, on servers
+            that are not given a password, and on a storage in the working directory by default.
         knobs: Knobs that are searched beside the layout.
         prices: Prices of device-hours; None if the study names none.
         limits: Limits of the whole training.
@@ -121,8 +94,8 @@ class StudyConfig:
     backend: AbstractBackend
     proxy: ProxyOptions | None
     time_limit_s: float | None
-    storage: str
-    history: tuple[str, ...]
+    storage: StorageAddress
+    history: tuple[HistoryEntry, ...]
     meaning: dict[str, Any]
     layer_plans: Mapping[str, dict[str, Any] | None] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -213,22 +186,9 @@ def load_study(
         users = storage or os.environ.get("MESHTUNE_STORAGE")
         named = {override.partition("=")[0] for override in overrides} | ({"storage"} if users else set())
         paths = StudyPaths(folder=path.parent, named=frozenset(named))
-        keys, notes = _without_environments_password(keys, paths)
-        config = _resolve(keys, path, users or keys.storage, paths, hosts)
-        return replace(config, notes=(*notes, *config.notes))
+        return _resolve(keys, path, users or keys.storage, paths, hosts)
     except ConfigError as error:
         raise _without_secret(error).in_file(str(path)) from None
-
-
-def _without_environments_password(keys: StudyKeys, paths: StudyPaths) -> tuple[StudyKeys, list[str]]:
-    """Return the keys with URLs that send no password of the environment to servers that the file names, and notes."""
-    urls = {"storage": keys.storage} | {f"history.{number}": entry for number, entry in enumerate(keys.history)}
-    guarded = {
-        key: (url, "") if paths.is_users(key) else without_environments_password(url) for key, url in urls.items()
-    }
-    history = [guarded[key][0] for key in urls if key != "storage"]
-    notes = [f"{key}: {note}" for key, (_, note) in guarded.items() if note]
-    return keys.model_copy(update={"storage": guarded["storage"][0], "history": history}), notes
 
 
 def _without_secret(error: ConfigError) -> ConfigError:
@@ -250,9 +210,12 @@ def name_on(name: str, cluster: Cluster, hosts: Sequence[int]) -> str:
     return f"{found[: LONGEST_NAME - 13]}-{digest}"
 
 
-def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts: Sequence[int] | None) -> StudyConfig:
+def _resolve(
+    keys: StudyKeys, path: Path, url: str | None, paths: StudyPaths, hosts: Sequence[int] | None
+) -> StudyConfig:
     base_dir = path.parent
     _check_no_nul(keys.model_dump())
+    storage, notes = storage_of(url, keys.name, paths)
     described = under("cluster", lambda: read_described_cluster(keys.cluster, base_dir))
     cluster = described.cluster
     if hosts is not None:
@@ -264,7 +227,7 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
     knobs = found.knobs
     parts = StudyParts(
         name=keys.name,
-        storage=storage_place(storage),
+        storage=storage.place,
         cluster=cluster,
         base_dir=base_dir,
         subject=chosen.parts,
@@ -280,8 +243,7 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
     options = runnable_options(keys.space, options, backend, current, cluster)
     planning = _resolved_planning(chosen.planning, keys.planner, backend, subject)
     objective, prices = _objective(keys, subject), under("cost", lambda: build_prices(keys.cost, base_dir))
-    check_storage(storage)
-    check_history(keys.history, base_dir, storage)
+    history, history_notes = history_of(keys.history, storage, paths)
     _check_written(keys.trial, storage, paths)
     return StudyConfig(
         name=keys.name,
@@ -296,15 +258,15 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
         proxy=proxy_options(keys.trial, subject, backend, keys.search.max_trials),
         time_limit_s=keys.trial.time_limit,
         storage=storage,
-        history=tuple(keys.history),
+        history=history,
         meaning=subject.meaning(options, planning, knobs)
         | {"trial": keys.trial.meaning() | backend.describe()}
         | _describe_objective(objective, cluster, prices, keys.cost),
         current_observation=_current_observation(keys, backend),
-        notes=paths.read_elsewhere(_files_read(keys, described.trace, base_dir)),
+        notes=(*notes, *history_notes, *paths.read_elsewhere(_files_read(keys, history, described.trace, base_dir))),
         knobs=knobs,
         prices=prices,
-        limits=Limits(**keys.limits.model_dump()),
+        limits=keys.limits,
         objective=objective,
         pays_idle_hosts=keys.cost.idle_hosts == "paid",
         known_knobs=found.known,
@@ -336,17 +298,18 @@ def _check_knobs(keys: StudyKeys, knobs: Sequence[Knob], backend: AbstractBacken
         raise ConfigError("cannot be searched by smaller jobs", key="space.knobs", nearest="leave trial.proxy out")
 
 
-def _check_written(trial: AbstractTrialKeys, storage: str, paths: StudyPaths) -> None:
+def _check_written(trial: AbstractTrialKeys, storage: StorageAddress, paths: StudyPaths) -> None:
     """Check that a study writes only to its own folder, or to places that the user allows."""
-    file = storage_file(storage)
-    if file is not None:
+    if storage.file is not None:
         nearest = f"give --storage {storage}, or MESHTUNE_STORAGE"
-        paths.check_written(file, key="storage", value=storage, nearest=nearest)
+        paths.check_written(storage.file, key="storage", value=str(storage), nearest=nearest)
     for key, name in trial.files_written():
         paths.check_written(paths.folder / name, key=key, value=name, nearest=f"give --set {key}={name}")
 
 
-def _files_read(keys: StudyKeys, trace: Path | None, base_dir: Path) -> Iterator[tuple[str, Path]]:
+def _files_read(
+    keys: StudyKeys, history: Sequence[HistoryEntry], trace: Path | None, base_dir: Path
+) -> Iterator[tuple[str, Path]]:
     """Yield the key and path of each file that a study may read; the name of a catalog entry is no existing path."""
     named = [
         ("model", keys.model if isinstance(keys.model, str) else None),
@@ -355,11 +318,11 @@ def _files_read(keys: StudyKeys, trace: Path | None, base_dir: Path) -> Iterator
         ("cost.prices", keys.cost.prices),
     ]
     named += keys.trial.files_read()
-    for number, entry in enumerate(keys.history):
-        if not is_database(entry):
+    for number, entry in enumerate(history):
+        if isinstance(entry, str):
             named.append((f"history.{number}", entry))
-        elif (file := storage_file(entry)) is not None:
-            yield f"history.{number}", file
+        elif entry.file is not None:
+            yield f"history.{number}", entry.file
     for key, name in named:
         if name is not None:
             yield key, base_dir / name
@@ -482,7 +445,7 @@ def _describe_objective(
     return {"objective": told}
 
 
-def _search(keys: SearchKeys, backend: AbstractBackend, objective: tuple[str, ...]) -> SearchOptions:
+def _search(keys: SearchOptions, backend: AbstractBackend, objective: tuple[str, ...]) -> SearchOptions:
     """Return the options of the search, with defaults that depend on the backend.
 
     Trials are stopped early by their step times, and measured again by them, so only a study of step times does either.
@@ -492,8 +455,8 @@ def _search(keys: SearchKeys, backend: AbstractBackend, objective: tuple[str, ..
     """
     repeats = keys.repeats if keys.repeats is not None else USUAL_REPEATS if backend.trains else 0
     baseline = backend.trains if keys.baseline is None else keys.baseline
-    options = SearchOptions(**keys.model_dump(exclude={"repeats", "baseline"}), repeats=repeats, baseline=baseline)
-    return options if objective == (STEP_TIME,) else replace(options, prune=False, repeats=0)
+    known = {"repeats": repeats, "baseline": baseline}
+    return keys.model_copy(update=known if objective == (STEP_TIME,) else known | {"prune": False, "repeats": 0})
 
 
 def _apply_override(mapping: dict[str, Any], override: str) -> None:

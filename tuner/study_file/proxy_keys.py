@@ -6,7 +6,7 @@ from costmodels.job.proxy_job import Reduction, least_layers
 from hardware.io.errors import ConfigError
 from trials.backend import AbstractBackend
 from trials.registry import TrialKeys
-from tuner.search.proxy.proxy_trials import ProxyOptions
+from trials.trial_keys import ProxyOptions
 from tuner.subject.contract import AbstractSubject
 
 
@@ -58,4 +58,4 @@ def proxy_options(
             value=wanted.full_trials,
             nearest=f"at most {max_trials - 1}",
         )
-    return ProxyOptions(hosts=wanted.hosts, layers=layers, full_trials=wanted.full_trials)
+    return wanted

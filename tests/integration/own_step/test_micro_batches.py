@@ -17,6 +17,7 @@ from trials.ranks.processes import RankProcesses
 from tuner import load_study
 from tuner.answers.export import export_configuration
 from tuner.own_step.plans import OwnStepPlans
+from tuner.storage.stored_studies import StoredStudies
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -132,7 +133,10 @@ def test_the_exported_program_has_the_number(config, world, tmp_path):
     """The written module calls the factory with the number of micro-batches, and trains as it stands."""
     module = tmp_path / "sharded.py"
     module.write_text(
-        export_configuration(config, ParallelConfig(tp=2, mbs=2, zero_stage=0), world, module).text, encoding="utf-8"
+        export_configuration(
+            config, StoredStudies(config.storage), ParallelConfig(tp=2, mbs=2, zero_stage=0), world, module
+        ).text,
+        encoding="utf-8",
     )
     launcher = {"jax": [], "torch": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]}
     flags = {"XLA_FLAGS": on_devices(2), "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}

@@ -31,6 +31,7 @@ from tuner.dashboard.study_note import study_note
 from tuner.dashboard.trial_note import trial_note
 from tuner.own_step.plans import OwnStepPlans
 from tuner.run.studies import stored_study
+from tuner.storage.stored_studies import StoredStudies
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -242,7 +243,10 @@ def test_the_exported_program_runs_and_computes_the_same(study, tmp_path, chosen
         each for position in range(len(space.grid)) if (each := space.grid.config(position)).plan == "descent"
     )
     module = tmp_path / "sharded.py"
-    module.write_text(export_configuration(config, chosen or planned, "jax", module).text, encoding="utf-8")
+    module.write_text(
+        export_configuration(config, StoredStudies(config.storage), chosen or planned, "jax", module).text,
+        encoding="utf-8",
+    )
     (tmp_path / "check.py").write_text(CHECK.format(module="sharded"), encoding="utf-8")
     environment = os.environ | {"XLA_FLAGS": on_devices(4), "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
 
@@ -263,7 +267,9 @@ def test_a_state_that_holds_functions_and_keys_runs_and_is_exported(study, tmp_p
         config.space().grid.config(0), trial_number=0
     )
     (tmp_path / "sharded.py").write_text(
-        export_configuration(config, config.space().grid.config(0), "jax", tmp_path / "sharded.py").text,
+        export_configuration(
+            config, StoredStudies(config.storage), config.space().grid.config(0), "jax", tmp_path / "sharded.py"
+        ).text,
         encoding="utf-8",
     )
     environment = os.environ | {"XLA_FLAGS": on_devices(4), "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}

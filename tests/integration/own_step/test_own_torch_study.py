@@ -24,6 +24,7 @@ from trials.torch_training.rank_setup import TORCH_RANKS
 from tuner import load_study, rank, run_study
 from tuner.answers.export import export_configuration
 from tuner.cli.main import app
+from tuner.storage.stored_studies import StoredStudies
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -263,7 +264,9 @@ def test_the_exported_program_runs_and_computes_the_same(study, tmp_path):
     """
     config = load_study(study(devices=2))
     module = tmp_path / "sharded.py"
-    module.write_text(export_configuration(config, TENSORS, "torch", module).text, encoding="utf-8")
+    module.write_text(
+        export_configuration(config, StoredStudies(config.storage), TENSORS, "torch", module).text, encoding="utf-8"
+    )
     (tmp_path / "check.py").write_text(CHECK, encoding="utf-8")
 
     for program, told in (("sharded.py", "step 2: loss"), ("check.py", "alike")):

@@ -16,7 +16,8 @@ from costmodels.step.memory import estimate_memory
 from costmodels.step.placement import place
 from costmodels.step.step_time import estimate_step
 from hardware.cluster_file import find_cluster
-from tuner.search.proxy.proxy_trials import LIKELY_FIT, MAX_ROUNDS, Proxy, ProxyOptions, proxy_of
+from trials.trial_keys import ProxyOptions
+from tuner.search.proxy.proxy_trials import LIKELY_FIT, MAX_ROUNDS, Proxy, proxy_of
 from tuner.space.enumeration import broken_rules
 from tuner.study_file.config import load_study
 
@@ -32,7 +33,7 @@ def study(file):
     return config, config.space().grid
 
 
-def options(hosts=2, layers=None, full_trials=3):
+def options(hosts=2, layers="auto", full_trials=3):
     """Proxies on so many hosts."""
     return ProxyOptions(hosts=hosts, layers=layers, full_trials=full_trials)
 
@@ -93,7 +94,7 @@ def llama(**degrees):
     """The proxy on two hosts of a configuration of Llama 3 8B (32 layers) on 64 devices with 512 sequences a step."""
     config, _ = study("llama3-8b-dgx-h100.yaml")
     setting = replace(config.setting, job=replace(config.setting.job, global_batch_size=512))
-    hosts, layers = degrees.pop("hosts", 2), degrees.pop("layers", None)
+    hosts, layers = degrees.pop("hosts", 2), degrees.pop("layers", "auto")
     return proxy_of(ParallelConfig(**degrees), setting, options(hosts, layers), config.options)
 
 
