@@ -73,7 +73,7 @@ chaos: $(CHOSEN) ## disturb studies at random for half an hour, and check what m
 	@$(BIN)/python -m tests.chaos --rounds 1000 --seconds 1800 $(ARGS)
 
 fuzz: $(call installed,test$(comma)fuzz) ## feed changed inputs to everything that reads files or options
-	@$(BIN)/python -m benchmarks.fuzz $(ARGS)
+	@$(BIN)/python -m benchmarks.endurance.fuzz $(ARGS)
 
 docs: $(call installed,docs) ## build the documentation as a site, into build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

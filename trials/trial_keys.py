@@ -34,7 +34,7 @@ def _check_layers(layers: int | str) -> int | str:
     return layers
 
 
-class ProxyKeys(DocumentedModel):
+class ProxyOptions(DocumentedModel):
     """`trial.proxy:`."""
 
     hosts: PositiveInt

@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.assignment.problem import problem_of
 from benchmarks.assignment.solve import solve
-from benchmarks.planner import graph_of, mesh_from
+from benchmarks.judges.planner import graph_of, mesh_from
 from benchmarks.support.timing import answer, count_at_least, publish, tell
 from costmodels.sharding.plan import Plan, cost_of
 from tuner.planners.engine.outcome import Limits

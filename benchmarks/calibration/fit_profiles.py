@@ -4,7 +4,7 @@
 
 Every runtime with enough clean, timed runs in the files (all of configs/measured/runs if none is named) is fitted; the
 other profiles stay unchanged. A new profile is fitted to all of these runs, so its errors on them are no test: quote
-figures from `benchmarks.fidelity --fit ... --quote ...`.
+figures from `benchmarks.judges.fidelity --fit ... --quote ...`.
 """
 
 from __future__ import annotations

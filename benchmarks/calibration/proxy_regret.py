@@ -44,9 +44,10 @@ from costmodels.job.proxy_job import Reduction
 from costmodels.job.setting import Setting
 from hardware.io.errors import ConfigError
 from trials.backend import Observation
+from trials.trial_keys import ProxyOptions
 from tuner.search.observations import OBSERVATION, STATUS
 from tuner.search.proxy.proxy_plan import ProxyPlan
-from tuner.search.proxy.proxy_trials import PROXY, Proxy, ProxyOptions, probably_fits
+from tuner.search.proxy.proxy_trials import PROXY, Proxy, probably_fits
 from tuner.search.sampler import ThompsonSampler
 from tuner.space.enumeration import SpaceOptions
 
@@ -248,7 +249,7 @@ def run_with_proxies(pair: Pair, problem: Problem, num_proxies: int, seed: int) 
 def _plan(pair: Pair, problem: Problem, num_proxies: int) -> ProxyPlan:
     """Build a plan of proxies that are all known beforehand."""
     return ProxyPlan(
-        options=ProxyOptions(hosts=1, layers=None, full_trials=AT_FULL_SIZE),
+        options=ProxyOptions(hosts=1, layers="auto", full_trials=AT_FULL_SIZE),
         setting=_setting(problem),
         space=SpaceOptions(),
         grid=problem.grid,

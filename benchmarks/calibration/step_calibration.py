@@ -3,11 +3,11 @@
     python -m benchmarks.calibration.step_calibration [--measured C.csv ...] [--history A.csv ...] [--seeds 5]
         [--trials 0,3,6,10] [--json]
 
-Groups of measured runs are problems as in benchmarks/sample_efficiency.py. Without --history they are predicted by a
-shipped profile that was never fitted to their source. With --history they are predicted by their own runtime, without
-the measurements of the group itself. After some trials, chosen by Thompson sampling, 400 joint draws of all step times
-give a 95% interval for each candidate that was timed and not yet tried. Memory and crashes do not enter these draws,
-since candidates that did not run have no step time to compare.
+Groups of measured runs are problems as in benchmarks/search/sample_efficiency.py. Without --history they are predicted
+by a shipped profile that was never fitted to their source. With --history they are predicted by their own runtime,
+without the measurements of the group itself. After some trials, chosen by Thompson sampling, 400 joint draws of all
+step times give a 95% interval for each candidate that was timed and not yet tried. Memory and crashes do not enter
+these draws, since candidates that did not run have no step time to compare.
 
 Columns: coverage is the share of the measured times inside their interval, with 0.90 to 0.98 as the target. worst tenth
 is the coverage that one group in ten falls below. error is the median relative error of the median draw. width is the

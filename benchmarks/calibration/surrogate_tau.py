@@ -3,9 +3,9 @@
     python -m benchmarks.calibration.surrogate_tau [--measured C.csv ...] [--runtime NAME] [--trials 0 3 6 10]
     [--json]
 
-Each group of runs is a search space that is known completely, as in benchmarks/sample_efficiency.py. Meshtune's sampler
-tries candidates one by one. After some trials its surrogate's expected step times of all candidates that ran are
-compared with the measured ones: Kendall's tau-b over all, tau-b over the untried ones, and the median error of the
+Each group of runs is a search space that is known completely, as in benchmarks/search/sample_efficiency.py. Meshtune's
+sampler tries candidates one by one. After some trials its surrogate's expected step times of all candidates that ran
+are compared with the measured ones: Kendall's tau-b over all, tau-b over the untried ones, and the median error of the
 latter. 0 trials give the prior's figures. Figures are medians over seeds.
 
 FlexParallel (appendix A.2) reports tau 0.84 for its cost model on all 30 feasible configurations of one job on 8

@@ -20,8 +20,8 @@ from typing import Any
 
 import jax
 
+from benchmarks.judges.planned_trials import agreement
 from benchmarks.papers.toast_planners import PLANNERS, Problem
-from benchmarks.planned_trials import agreement
 from benchmarks.support.planned_runs import OPTIONS, cpu_host, distinct, run_backends, sign_of
 from benchmarks.support.referee_cases import BASE, widened
 from benchmarks.support.timing import answer, count_at_least, publish

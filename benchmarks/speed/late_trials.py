@@ -2,11 +2,11 @@
 
     python -m benchmarks.speed.late_trials [--at 1000 10000] [--trials 40] [--json]
 
-The study is that of benchmarks.load on SQLite. Its first trials are written at once; the next ones end at once, and
-random numbers replace the draws of the surrogate. What is left is what each trial costs the driver: asking, recording,
-deciding and the storage. The table has the median of its CPU time per trial [ms], the share of it in the storage, and
-the memory of this process at the end [MiB].
-It must not grow with the trials that have ended: Optuna's own count of a study's trials is all that does.
+The study is that of benchmarks.endurance.load on SQLite. Its first trials are written at once; the next ones end at
+once, and random numbers replace the draws of the surrogate. What is left is what each trial costs the driver: asking,
+recording, deciding and the storage. The table has the median of its CPU time per trial [ms], the share of it in the
+storage, and the memory of this process at the end [MiB]. It must not grow with the trials that have ended: Optuna's own
+count of a study's trials is all that does.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load import STUDY, rss_mib, seed
-from benchmarks.storage_cost import EndingTrials, Stopwatch, drawn_at_random
+from benchmarks.endurance.load import STUDY, rss_mib, seed
+from benchmarks.endurance.storage_cost import EndingTrials, Stopwatch, drawn_at_random
 from benchmarks.support.timing import answer, count_at_least, publish, tell
 from tuner.run.loop import run_study
 from tuner.study_file.config import load_study

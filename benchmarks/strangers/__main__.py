@@ -7,7 +7,7 @@ then (a) predicted with the profile of their own runtime: errors, order within g
 the stated intervals, for memory and for step times, under the error models of all other publishers (errors.py); and (b)
 tuned: each group of at least --min-candidates candidates is searched by a study that names the right profile, by
 studies that name each of the other profiles, and by one that names none (`runtime: unknown`). Searches end as in
-benchmarks.sample_efficiency. `NAME_failed.csv` beside `NAME.csv` is read too. The constants of the search
+benchmarks.search.sample_efficiency. `NAME_failed.csv` beside `NAME.csv` is read too. The constants of the search
 (costmodels/catalog/search.yaml) are the catalog's.
 
 Lines of the second table: Meshtune and its prior alone (candidates in the order of their predicted time) with the right

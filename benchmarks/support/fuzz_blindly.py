@@ -2,9 +2,9 @@
 
     python -m benchmarks.support.fuzz_blindly NAME --seed SEED --first N --inputs N --seconds S --folder DIR
 
-`python -m benchmarks.fuzz --blind SEED` starts such processes one after the other. The seed and the number of an input
-determine it: a good input, changed in its form or, one time in five, in its bytes. The folder gets the counts and the
-defects (fuzz_reader.py), and `current`, the input that is being read, which is at fault if it ends the process.
+`python -m benchmarks.endurance.fuzz --blind SEED` starts such processes one after the other. The seed and the number of
+an input determine it: a good input, changed in its form or, one time in five, in its bytes. The folder gets the counts
+and the defects (fuzz_reader.py), and `current`, the input that is being read, which is at fault if it ends the process.
 """
 
 from __future__ import annotations

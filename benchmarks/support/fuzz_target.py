@@ -2,9 +2,9 @@
 
     python -m benchmarks.support.fuzz_target NAME --inputs N --seconds S --folder DIR
 
-`python -m benchmarks.fuzz` starts such processes one after the other. The folder gets the corpus, the counts and the
-defects (fuzz_reader.py). An input that takes longer than LIMIT_S, or that ends the process, ends the run as well;
-libFuzzer then leaves the input as `timeout-*` or `crash-*`.
+`python -m benchmarks.endurance.fuzz` starts such processes one after the other. The folder gets the corpus, the counts
+and the defects (fuzz_reader.py). An input that takes longer than LIMIT_S, or that ends the process, ends the run as
+well; libFuzzer then leaves the input as `timeout-*` or `crash-*`.
 """
 
 from __future__ import annotations

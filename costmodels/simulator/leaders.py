@@ -96,7 +96,7 @@ def _first_try(config: ParallelConfig, whole: int, size: int, *, is_long: bool) 
     """Return the micro-batches of the step that may repeat itself, and those of one repetition.
 
     As many micro-batches as the whole step has mean that a try would cost more than it saves. Of the leaders of
-    benchmarks/two_fidelities, 94% of those without chunks repeat themselves in their second round, after every
+    benchmarks/judges/two_fidelities, 94% of those without chunks repeat themselves in their second round, after every
     micro-batch. With chunks 45% do in the third round, and 58% in the fourth, after every round.
     """
     if config.vpp == 1:

@@ -30,7 +30,7 @@ _NEIGHBOURS = 3
 _RELAXED = 0.5
 """Share of the delays by shared links that is applied: a delayed message meets fewer others than it did undelayed.
 
-Set by hand; all of the delays, or iterating, came no closer to the simulator (benchmarks/two_fidelities.py).
+Set by hand; all of the delays, or iterating, came no closer to the simulator (benchmarks/judges/two_fidelities.py).
 """
 
 _NOTICEABLE = 0.01

@@ -128,7 +128,7 @@ def _kill_of_ray(program: str, scene: Scene, _pick: int) -> bool:
 
 def _kill_keeper(scene: Scene, pick: int) -> bool:
     """Kills one of the processes that end Ray's if the driver is killed."""
-    keepers = sorted(number for number, command in scene.processes().items() if "ray_keeper.py" in command)
+    keepers = sorted(number for number, command in scene.processes().items() if "on_ray/keeper.py" in command)
     return bool(keepers) and send(keepers[pick % len(keepers)], signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""Changed inputs of every kind, as many as there is time for; `python -m benchmarks.fuzz` reads more of them."""
+"""Changed inputs of every kind, as many as there is time for; benchmarks/endurance/fuzz.py reads more of them."""
 
 from random import Random
 

@@ -55,6 +55,7 @@ ROOMS: dict[str, set[str]] = {
     "trials.command": {"trials", "trials.ranks", "trials.profiling", "trials.link_probe", "trials.knobs"},
     "trials.torch_training": {"trials", "trials.ranks", "trials.profiling"},
     "trials.jax_training": {"trials", "trials.ranks"},
+    "trials.on_ray": {"trials", "trials.ranks", "trials.link_probe"},
     "trials.registry": {
         *("trials.replay", "trials.simulated", "trials.command", "trials.torch_training", "trials.jax_training")
     },
@@ -125,7 +126,7 @@ ROOMS: dict[str, set[str]] = {
 
 # The paths in which a library may be imported.
 FENCES = {
-    "ray": r"trials/ray_[^/]*\.py",
+    "ray": r"trials/on_ray/.*",
     "optuna": r"tuner/(?!planners[/.]).*",
     "torch": r".*torch.*",
     "jax": r".*jax.*",
@@ -333,7 +334,7 @@ BROKEN_HOUSES: tuple[tuple[Check, dict[str, str]], ...] = (
     (folders_that_are_no_rooms, {"tuner/planners/attic/box.py": ""}),
     (libraries_outside_their_fence, {"trials/backend.py": "import ray"}),
     (libraries_outside_their_fence, {"tuner/run/loop.py": "from ray.util import placement_group"}),
-    (libraries_outside_their_fence, {"trials/ray_executor.py": "import optuna"}),
+    (libraries_outside_their_fence, {"trials/on_ray/executor.py": "import optuna"}),
     (libraries_outside_their_fence, {"tuner/planners/toast/search.py": "from optuna import samplers"}),
     (libraries_outside_their_fence, {"costmodels/step/memory.py": "import torch.nn as nn"}),
     (libraries_outside_their_fence, {"costmodels/sharding/frontends/torch/graph.py": "import jax.numpy"}),

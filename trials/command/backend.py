@@ -35,7 +35,7 @@ from trials.knobs.knob import Knob, knob_environment, knob_file_keys, knob_words
 from trials.knobs.places import text_of
 from trials.rank_backend import AbstractRankBackend, is_cpu_cluster
 from trials.ranks.contract import AbstractRanks, RankSetup
-from trials.ray_job import check_outlives_job
+from trials.submitted_job import check_outlives_job
 
 Launch = Literal["per_host", "once"]
 """Whether the command is started on every host, or once and reaches the hosts by itself."""

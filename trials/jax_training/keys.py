@@ -15,7 +15,7 @@ from trials.plannable import check_plannable
 from trials.rank_backend import is_cpu_cluster
 from trials.step_options import check_numbers_of_steps
 from trials.time_limit import TimeLimit
-from trials.trial_keys import AbstractTrialKeys, ProxyKeys, StudyParts
+from trials.trial_keys import AbstractTrialKeys, ProxyOptions, StudyParts
 
 
 class JaxKeys(AbstractTrialKeys):
@@ -57,7 +57,7 @@ class JaxKeys(AbstractTrialKeys):
     `1:30:00` is hours; `2-00:00:00` is days. A plain number is in seconds.
     """
 
-    proxy: ProxyKeys | None = None
+    proxy: ProxyOptions | None = None
     """Smaller jobs that may run in place of candidates; refused for a step of your own."""
 
     def build(self, study: StudyParts) -> AbstractJaxBackend:

@@ -11,7 +11,7 @@ from pydantic import Field
 from costmodels.calibration.measured_runs import MeasuredGroup, read_measured_group
 from trials.replay.backend import ReplayBackend
 from trials.time_limit import TimeLimit
-from trials.trial_keys import AbstractTrialKeys, ProxyKeys, StudyParts
+from trials.trial_keys import AbstractTrialKeys, ProxyOptions, StudyParts
 
 
 class ReplayKeys(AbstractTrialKeys):
@@ -37,7 +37,7 @@ class ReplayKeys(AbstractTrialKeys):
     `1:30:00` is hours; `2-00:00:00` is days. A plain number is in seconds.
     """
 
-    proxy: ProxyKeys | None = None
+    proxy: ProxyOptions | None = None
     """Refused: there are no rows of smaller jobs."""
 
     def build(self, study: StudyParts) -> ReplayBackend:

@@ -11,7 +11,7 @@ from trials.own_step import World
 from trials.simulated.backend import Fidelity, SimulatedBackend
 from trials.simulated.own_step import OwnSimulatedBackend
 from trials.time_limit import TimeLimit
-from trials.trial_keys import AbstractTrialKeys, ProxyKeys, StudyParts
+from trials.trial_keys import AbstractTrialKeys, ProxyOptions, StudyParts
 
 
 class SimulatedKeys(AbstractTrialKeys):
@@ -47,7 +47,7 @@ class SimulatedKeys(AbstractTrialKeys):
     `1:30:00` is hours; `2-00:00:00` is days. A plain number is in seconds.
     """
 
-    proxy: ProxyKeys | None = None
+    proxy: ProxyOptions | None = None
     """Smaller jobs that run in place of candidates before any runs at full size; see below."""
 
     def build(self, study: StudyParts) -> SimulatedBackend | OwnSimulatedBackend:

@@ -16,7 +16,7 @@ from trials.time_limit import TimeLimit
 from trials.torch_training.backend import AbstractTorchBackend, ClockChoice, TorchBackend
 from trials.torch_training.own_step.backend import OwnTorchBackend
 from trials.torch_training.trainable import check_trainable
-from trials.trial_keys import AbstractTrialKeys, ProxyKeys, StudyParts
+from trials.trial_keys import AbstractTrialKeys, ProxyOptions, StudyParts
 
 PLANNED = "torch-planned"
 """Rules of the runtime whose candidates run as sharding plans."""
@@ -78,7 +78,7 @@ class TorchKeys(AbstractTrialKeys):
     `1:30:00` is hours; `2-00:00:00` is days. A plain number is in seconds.
     """
 
-    proxy: ProxyKeys | None = None
+    proxy: ProxyOptions | None = None
     """Smaller jobs that run in place of candidates before any runs at full size; see below."""
 
     def build(self, study: StudyParts) -> AbstractTorchBackend:

@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from hardware.io.errors import ConfigError
 from hardware.io.output_file import write_output
-from trials.ray_job import check_outlives_job
+from trials.submitted_job import check_outlives_job
 from tuner.terminal.console import warn
 
 if TYPE_CHECKING:  # these load numpy

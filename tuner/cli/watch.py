@@ -207,12 +207,12 @@ def _hosts(
 
     prober: AbstractProber | None = None
     if hosts_from == "ray":
-        from trials.ray_members import RayMembers
+        from trials.on_ray.members import RayMembers
 
         members = RayMembers(ray_address or os.environ.get("RAY_ADDRESS") or "auto")
         look = partial(nodes_of_ray, members, cluster)
         if probe_s is not None:
-            from trials.ray_probe import RayProber
+            from trials.on_ray.probe import RayProber
 
             prober = RayProber(members.ray)
     else:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from optuna.trial import TrialState
 
 from hardware.io.errors import shown_url
-from trials.ray_leftovers import left_processes
+from trials.on_ray.leftovers import left_processes
 from tuner.run.driver import DRIVER, is_held
 from tuner.storage.integrity import trouble_of_storage
 from tuner.storage.looking import NoRightsError

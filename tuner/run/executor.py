@@ -11,7 +11,7 @@ from trials.backend import Observation
 
 
 class Executor(Protocol):
-    """Executor of trials, as the loop uses it; `trials.ray_executor.RayExecutor` is the one that users get."""
+    """Executor of trials, as the loop uses it; `trials.on_ray.executor.RayExecutor` is the one that users get."""
 
     @property
     def slots_note(self) -> str:

@@ -19,8 +19,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from hardware.dynamics import lost_hosts
+from trials.on_ray.executor import RayExecutor
 from trials.placement import NoRoomError
-from trials.ray_executor import RayExecutor
 from tuner.answers.candidates import candidates_of
 from tuner.answers.device_time import device_time_of
 from tuner.answers.fewer_hosts import phases_in, phases_of
@@ -33,7 +33,8 @@ from tuner.search.prior import ignore_progress
 from tuner.search.stopping import StopReason
 from tuner.storage.opening import find_study
 from tuner.storage.record import PHASES, SPENT_S, read_records
-from tuner.study_file.config import SearchOptions, StudyConfig
+from tuner.study_file.config import StudyConfig
+from tuner.study_file.study_keys import SearchOptions
 
 FOLLOW_AFTER_S = 30.0
 """Time for which machines of a Ray cluster have to be gone or back before the study follows [s]; assumed. A raylet that
@@ -219,14 +220,9 @@ class _Following:
             trials += sum(record.finished for record in records)
             device_hours += device_time_of(one, records).device_hours
         minutes = sum(map(self._spent_s, others)) / 60
-        return replace(
-            search,
-            max_trials=max(search.max_trials - trials, 0),
-            max_minutes=None if search.max_minutes is None else max(search.max_minutes - minutes, 0.0),
-            budget_device_hours=None
-            if search.budget_device_hours is None
-            else max(search.budget_device_hours - device_hours, 0.0),
-        )
+        used = {"max_trials": trials, "max_minutes": minutes, "budget_device_hours": device_hours}
+        budgets = {name: budget for name in used if (budget := getattr(search, name)) is not None}
+        return search.model_copy(update={name: max(budget - used[name], 0) for name, budget in budgets.items()})
 
 
 def _name_phase(config: StudyConfig, phase: StudyConfig, hosts: tuple[int, ...]) -> None:

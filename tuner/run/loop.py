@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from optuna.trial import TrialState, create_trial
 
-from trials.ray_executor import RayExecutor
+from trials.on_ray.executor import RayExecutor
 from tuner.answers.candidates import candidates_of
 from tuner.answers.planned_candidates import as_stored, plan_layers
 from tuner.answers.reference import keep_baseline, reference_among

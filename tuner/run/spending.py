@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tuner.answers.device_time import HOUR_S
 from tuner.run.executor import Executor
 from tuner.search.stopping import Budgets, StopReason
-from tuner.study_file.config import SearchOptions
+from tuner.study_file.study_keys import SearchOptions
 
 HARD_BUDGETS = (StopReason.MINUTES, StopReason.DEVICE_HOURS)
 """Budgets that end what runs, too."""

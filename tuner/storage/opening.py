@@ -21,7 +21,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError, DisconnectionError, IntegrityError, SQLAlchemyError
 
 from hardware.io.errors import ConfigError, shorten, shown_url
-from trials.ray_job import check_outlives_job
+from trials.submitted_job import check_outlives_job
 from tuner.storage.journal_file import JournalError
 from tuner.storage.journal_store import JournalStore, journal_to_look_at, rows_of_journal
 from tuner.storage.looking import NoRightsError, check_writable, is_outdated, look_at, may_write

@@ -31,14 +31,13 @@ from hardware.price_file import Prices
 from hardware.trace_file import read_trace
 from trials.backend import AbstractBackend, Observation, Status
 from trials.knobs.knob import Knob, today_of
-from trials.trial_keys import AbstractTrialKeys, StudyParts
+from trials.trial_keys import AbstractTrialKeys, ProxyOptions, StudyParts
 from tuner.knobs.known_knob import KnownKnob
 from tuner.own_step.plans import OwnStepPlans
 from tuner.own_step.predictions import DEFAULTS, space_of
 from tuner.plans.layer_planning import AUTO_PLANNER, LayerPlanning
 from tuner.plans.step_planner import LayeredStepPlanner
 from tuner.search.objectives import COST, ENERGY, MEMORY, STEP_TIME
-from tuner.search.proxy.proxy_trials import ProxyOptions
 from tuner.space.enumeration import Space, SpaceOptions, build_space, setting_for
 from tuner.study_file.cost_keys import NO_LIMITS, CostKeys, Limits, build_prices
 from tuner.study_file.exported_flags import flag_exporters
@@ -67,31 +66,11 @@ from tuner.study_file.storage_url import (
     storage_place,
     without_environments_password,
 )
-from tuner.study_file.study_keys import LONGEST_NAME, JobKeys, OwnModelKeys, PlannerKeys, SearchKeys, StudyKeys
+from tuner.study_file.study_keys import LONGEST_NAME, JobKeys, OwnModelKeys, PlannerKeys, SearchOptions, StudyKeys
 from tuner.study_file.subject import Subject, describe_own, own_current, own_subject
 
 USUAL_REPEATS = 2
 """Default of `search.repeats` if trials train for real."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SearchOptions:
-    """Options of the search; see the study file's `search:` keys."""
-
-    draws: int
-    confidence: float
-    tolerance: float
-    max_trials: int
-    max_minutes: float | None
-    budget_device_hours: float | None
-    parallel_trials: int
-    share_hosts: bool
-    placement_wait_s: float
-    seed: int
-    prune: bool
-    repeats: int
-    acquisition: str
-    baseline: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -340,7 +319,7 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
         own_step=subject.own_step,
         knobs=knobs,
         prices=prices,
-        limits=Limits(**keys.limits.model_dump()),
+        limits=keys.limits,
         objective=objective,
         pays_idle_hosts=keys.cost.idle_hosts == "paid",
         known_knobs=found.known,
@@ -567,7 +546,7 @@ def _describe_objective(
     return {"objective": told}
 
 
-def _search(keys: SearchKeys, backend: AbstractBackend, objective: tuple[str, ...]) -> SearchOptions:
+def _search(keys: SearchOptions, backend: AbstractBackend, objective: tuple[str, ...]) -> SearchOptions:
     """Return the options of the search, with defaults that depend on the backend.
 
     Trials are stopped early by their step times, and measured again by them, so only a study of step times does either.
@@ -577,8 +556,8 @@ def _search(keys: SearchKeys, backend: AbstractBackend, objective: tuple[str, ..
     """
     repeats = keys.repeats if keys.repeats is not None else USUAL_REPEATS if backend.trains else 0
     baseline = backend.trains if keys.baseline is None else keys.baseline
-    options = SearchOptions(**keys.model_dump(exclude={"repeats", "baseline"}), repeats=repeats, baseline=baseline)
-    return options if objective == (STEP_TIME,) else replace(options, prune=False, repeats=0)
+    known = {"repeats": repeats, "baseline": baseline}
+    return keys.model_copy(update=known if objective == (STEP_TIME,) else known | {"prune": False, "repeats": 0})
 
 
 def _runtime(name: str, base_dir: Path) -> RuntimeProfile:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -42,8 +41,8 @@ class CostKeys(DocumentedModel):
     """
 
 
-class LimitsKeys(DocumentedModel):
-    """`limits:`."""
+class Limits(DocumentedModel):
+    """`limits:` of the whole training; None stands for no limit."""
 
     tokens: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
     """Number of tokens of the whole training, to which the other limits belong.
@@ -69,23 +68,6 @@ class LimitsKeys(DocumentedModel):
 
     Default: `space.memory_headroom` holds for predictions, and what ran has fitted
     """
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """Limits of a whole training; None stands for no limit.
-
-    Attributes:
-        tokens: Number of tokens of the training; None where nobody has said.
-        max_days: Longest time [days].
-        max_cost: Highest cost, in the currency of the prices.
-        free_memory: Share of each device's memory that must stay free.
-    """
-
-    tokens: float | None = None
-    max_days: float | None = None
-    max_cost: float | None = None
-    free_memory: float | None = None
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from costmodels.job.setting import Setting
 from hardware.io.errors import ConfigError
 from trials.backend import AbstractBackend
 from trials.registry import TrialKeys
-from tuner.search.proxy.proxy_trials import ProxyOptions
+from trials.trial_keys import ProxyOptions
 
 
 def proxy_options(keys: TrialKeys, setting: Setting, backend: AbstractBackend, max_trials: int) -> ProxyOptions | None:
@@ -55,4 +55,4 @@ def proxy_options(keys: TrialKeys, setting: Setting, backend: AbstractBackend, m
             value=wanted.full_trials,
             nearest=f"at most {max_trials - 1}",
         )
-    return ProxyOptions(hosts=wanted.hosts, layers=layers, full_trials=wanted.full_trials)
+    return wanted

@@ -16,7 +16,7 @@ from hardware.io.config_file import DocumentedModel
 from trials.registry import DEFAULT_TRIAL, TrialKeys
 from trials.trial_keys import PositiveInt
 from tuner.plans.layer_planning import PlannerChoice
-from tuner.study_file.cost_keys import CostKeys, LimitsKeys
+from tuner.study_file.cost_keys import CostKeys, Limits
 from tuner.study_file.dimension_keys import JOB_CHOICES, JOB_NUMBERS, SPACE_LISTS, declare_keys
 from tuner.study_file.knob_keys import KnobKeys
 from tuner.study_file.sequence_keys import SequenceKeys
@@ -156,7 +156,7 @@ class PlannerKeys(DocumentedModel):
     """Dims that the planner must shard."""
 
 
-class SearchKeys(DocumentedModel):
+class SearchOptions(DocumentedModel):
     """`search:`."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {"max_seconds": "max_minutes, in minutes: a sixtieth of the number"}
@@ -316,7 +316,7 @@ class StudyKeys(DocumentedModel):
     Default: `{name: auto}`
     """
 
-    search: SearchKeys = SearchKeys()
+    search: SearchOptions = SearchOptions()
     """Options of the search, and conditions under which it ends.
 
     Default: those of its keys
@@ -333,7 +333,7 @@ class StudyKeys(DocumentedModel):
     Default: no prices
     """
 
-    limits: LimitsKeys = LimitsKeys()
+    limits: Limits = Limits()
     """Limits of the whole training: a deadline and a budget. Memory that must stay free is `space.memory_headroom`.
 
     Default: none

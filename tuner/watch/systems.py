@@ -8,7 +8,7 @@ from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
 from trials.command.slurm.nodes import slurm_nodes
 from trials.command.slurm.queue import QueueError
-from trials.ray_members import RayMembers
+from trials.on_ray.members import RayMembers
 from tuner.watch.hosts import Node
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import fidelity
 from benchmarks.calibration import fit_profiles
 from benchmarks.calibration.noise_floor import noise_floor
+from benchmarks.judges import fidelity
 from costmodels.calibration.fidelity import GROUP, predict, settings_of
 from costmodels.calibration.measured_runs import read_measured
 from costmodels.job.runtime import catalog_path, find_prior, read_profile
@@ -221,8 +221,8 @@ def test_bad_files_are_one_message(tmp_path, capsys, content, words):
 
 
 def test_it_starts_from_the_root_of_the_project(write):
-    """`python -m benchmarks.fidelity` works as documented, and an unknown runtime is status 2 without a traceback."""
-    done = run_from_root("fidelity", "--quote", write("runs.csv", *RUNS), "--runtime", "megatrn")
+    """`python -m benchmarks.judges.fidelity` works as documented; an unknown runtime is status 2, no traceback."""
+    done = run_from_root("judges.fidelity", "--quote", write("runs.csv", *RUNS), "--runtime", "megatrn")
 
     assert (done.returncode, done.stdout) == (2, "")
     assert "did you mean 'megatron-core'?" in done.stderr

@@ -5,7 +5,7 @@ import resource
 import time
 from pathlib import Path
 
-from benchmarks import fuzz
+from benchmarks.endurance import fuzz
 from benchmarks.support import fuzz_reader
 from benchmarks.support.fuzz_tally import counted
 from hardware.io.errors import ConfigError

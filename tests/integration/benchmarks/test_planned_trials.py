@@ -2,11 +2,11 @@
 
 import pytest
 
-from benchmarks import planned_trials
+from benchmarks.judges import planned_trials
+from benchmarks.judges.planned_trials import agreement, config_of, plans_of
 from benchmarks.papers import manumatic_trials
 from benchmarks.papers.manumatic_rows import D_REC, EXPERT, PIN, SCENARIOS, best_of, candidates
 from benchmarks.papers.manumatic_trials import scenario_of
-from benchmarks.planned_trials import agreement, config_of, plans_of
 from benchmarks.support import planned_runs
 from costmodels.job.parallel_config import HAND
 from costmodels.sharding.plan import cost_of, violations

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import planner
+from benchmarks.judges import planner
 from tuner.planners.sharding.recursive import ORDERS
 
 

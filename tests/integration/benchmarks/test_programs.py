@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import screenshots
+from benchmarks.support import screenshots
 from hardware.dynamics import Trace
 from tests.support.benchmark_runs import ROOT
 from tests.support.studies.report_pages import run
@@ -52,21 +52,21 @@ def first_events(read):
 
 
 SMALL = {
-    "knob_search": (("--knobs", 2, "--seeds", 1, "--trials", 2, "--peers", "random"), {}),
-    "load": (("--trials", 10, "--parallel", 4, "--storages", "sqlite", "--unopened"), {"STUDY": on_one_host}),
-    "long_study": (("--trials", 2), {"STUDY": on_one_host}),
-    "micro_batches": (
+    "search.knob_search": (("--knobs", 2, "--seeds", 1, "--trials", 2, "--peers", "random"), {}),
+    "endurance.load": (("--trials", 10, "--parallel", 4, "--storages", "sqlite", "--unopened"), {"STUDY": on_one_host}),
+    "endurance.long_study": (("--trials", 2), {"STUDY": on_one_host}),
+    "judges.micro_batches": (
         ("--rounds", 1),
         {"PRECISIONS": lambda _: ("bf16",), "CONFIGS": lambda configs: configs[2:3], "HIDDEN": lambda _: 128},
     ),
-    "mixed_clusters": (
+    "judges.mixed_clusters": (
         ("--cases", 1),
         {"SIMULATED": lambda _: 1, "BATCH_PER_DEVICE": lambda _: 1, "CASES": on_two_hosts},
     ),
     "papers.branch_and_bound": (("--limit", 1, "--workers", 1), {"_pipelines": first, "_workloads": first}),
     "papers.flexparallel": ((), {}),
-    "placements": (("--names", "ppo-7b-16", "--time_limit", 5), {}),
-    "published_placements": (("--rows", 1), {}),
+    "judges.placements": (("--names", "ppo-7b-16", "--time_limit", 5), {}),
+    "judges.published_placements": (("--rows", 1), {}),
     "speed.command_line": (("--help_repeats", 1, "--repeats", 1), {"COMMANDS": lambda commands: commands[:1]}),
     "speed.jax_graphs": (("--repeats", 1), {"benchmarks.zoo.FACTORIES": only("gemma_small")}),
     "speed.late_trials": (("--at", 5, "--trials", 2), {"STUDY": on_one_host}),
@@ -77,27 +77,28 @@ SMALL = {
         {"STUDIES": lambda studies: SimpleNamespace(glob=lambda _: [studies / "llama-7b-8.yaml"])},
     ),
     "speed.torch_graphs": (("--repeats", 1), {"benchmarks.zoo.torch_modules.FACTORIES": only("llama_small")}),
-    "trained_knobs": (("--seeds", 1, "--steps", 1, "--pairs", 4), {}),
-    "two_fidelities": (("--studies", "8b-slow-nic", "--top", 4), {}),
-    "two_values": (("--groups", 1, "--seeds", 1, "--trials", 5, "--workers", 1), {}),
-    "watched_day": (("--days", 0, "--trials", 2, "--restart", 120), {"read_trace": first_events}),
-    "storage_cost": (("--at", 0, "--trials", 2, "--storages", "sqlite"), {"STUDY": on_one_host}),
+    "search.trained_knobs": (("--seeds", 1, "--steps", 1, "--pairs", 4), {}),
+    "judges.two_fidelities": (("--studies", "8b-slow-nic", "--top", 4), {}),
+    "search.two_values": (("--groups", 1, "--seeds", 1, "--trials", 5, "--workers", 1), {}),
+    "judges.watched_day": (("--days", 0, "--trials", 2, "--restart", 120), {"read_trace": first_events}),
+    "endurance.storage_cost": (("--at", 0, "--trials", 2, "--storages", "sqlite"), {"STUDY": on_one_host}),
 }
 """Options that make a program small, and functions that make the values of some of its names smaller."""
 
 NEEDS = {
-    "micro_batches": "jax",
+    "judges.micro_batches": "jax",
     "speed.jax_graphs": "jax",
     "speed.torch_graphs": "torch",
     "speed.sampler": "torch",
-    "trained_knobs": "torch",
+    "search.trained_knobs": "torch",
 }
 ELSEWHERE = {
-    "gpu_schedules": "needs XLA's compiler for GPUs, of 180 MB; test_gpu_program.py tests its reader",
+    "judges.gpu_schedules": "needs XLA's compiler for GPUs, of 180 MB; test_gpu_program.py tests its reader",
     "calibration.fit_kernels": "reads sources of 5 MB that the project does not ship",
-    "support.fuzz_blindly": "is the process that benchmarks.fuzz --blind starts",
-    "support.fuzz_target": "is the process that benchmarks.fuzz starts",
-    "support.torch_knob_program": "is the process that benchmarks.trained_knobs starts",
+    "support.screenshots": "is tested at the end of this file",
+    "support.fuzz_blindly": "is the process that benchmarks.endurance.fuzz --blind starts",
+    "support.fuzz_target": "is the process that benchmarks.endurance.fuzz starts",
+    "support.torch_knob_program": "is the process that benchmarks.search.trained_knobs starts",
 }
 
 
@@ -129,7 +130,7 @@ def test_every_program_is_started_by_a_test():
     """Each program stands in the table above, or a test of its own imports or starts it."""
     tests = [file for file in TESTED.rglob("test_*.py") if file.name != Path(__file__).name]
     texts = "\n".join(file.read_text(encoding="utf-8") for file in tests)
-    started = {*SMALL, *ELSEWHERE, "screenshots"}
+    started = {*SMALL, *ELSEWHERE}
 
     def is_tested(program):
         folder, _, name = program.rpartition(".")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import rank_faults
+from benchmarks.endurance import rank_faults
 from trials.backend import Status
 
 CHILD = """

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("jax", reason="plans of JAX programs need JAX: pip install 'meshtune[jax]'")
 
-from benchmarks import referee
+from benchmarks.judges import referee
 from tests.support.benchmark_runs import json_of
 
 SMALL = ("gemma_small_scan", "moe_small", "graph_network_small", "unet_small", "decode_small")
@@ -17,7 +17,7 @@ D_REC = ("--planner", "recursive")
 
 def rows(*arguments):
     """Run the referee in a process of its own, which sets the number of devices, and return its rows."""
-    return json_of("benchmarks.referee", "--json", *D_REC, *arguments)["rows"]
+    return json_of("benchmarks.judges.referee", "--json", *D_REC, *arguments)["rows"]
 
 
 def assert_sent(row, judge):

@@ -10,7 +10,7 @@ import pytest
 from optuna.samplers import PartialFixedSampler, RandomSampler
 from optuna.trial import TrialState
 
-from benchmarks import sample_efficiency
+from benchmarks.search import sample_efficiency
 from benchmarks.support import peers
 from benchmarks.support.problems import Problem, groups_of, problem_of, read_runs, stranger_to
 from benchmarks.support.searchers import run_trials
@@ -500,10 +500,10 @@ def test_a_space_of_one_candidate_is_no_search(write, capsys):
 
 
 def test_it_starts_from_the_root_of_the_project(told, write):
-    """`python -m benchmarks.sample_efficiency` works as documented; worker processes change nothing but the time."""
+    """`python -m benchmarks.search.sample_efficiency` works as documented; worker processes change the time only."""
     path = write("runs.csv", *RUNS, *FAILED)
     arguments = ["--measured", str(path), "--samplers", "thompson,random", "--seeds", "1", "--min-candidates", "2"]
-    done = run_from_root("sample_efficiency", *arguments, "--workers", "2", "--json")
+    done = run_from_root("search.sample_efficiency", *arguments, "--workers", "2", "--json")
 
     assert done.returncode == 0, done.stderr
     results = [json.loads(done.stdout)["overall"], told(*arguments)["overall"]]

@@ -1,4 +1,4 @@
-"""A few of the variants that `python -m benchmarks.sane_numbers` checks, drawn anew by Hypothesis."""
+"""A few of the variants that `python -m benchmarks.judges.sane_numbers` checks, drawn anew by Hypothesis."""
 
 import json
 from dataclasses import replace
@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
-from benchmarks import sane_numbers
-from benchmarks.sane_numbers import Figures, checked, cluster_labels, drawn, share_of_peak
+from benchmarks.judges import sane_numbers
+from benchmarks.judges.sane_numbers import Figures, checked, cluster_labels, drawn, share_of_peak
 from costmodels.job.model_catalog import model_names
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.step.step_time import estimate_step, model_flops_utilisation

@@ -2,8 +2,9 @@
 
 import pytest
 
-from benchmarks import fidelity, sample_efficiency
 from benchmarks.calibration import fit_profiles
+from benchmarks.judges import fidelity
+from benchmarks.search import sample_efficiency
 from benchmarks.strangers import __main__ as strangers
 from benchmarks.support.shipped_runs import shipped_runs
 

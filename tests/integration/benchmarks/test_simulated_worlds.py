@@ -6,8 +6,16 @@ from functools import partial
 
 import pytest
 
-from benchmarks import simulated_worlds
-from benchmarks.simulated_worlds import A2_FEASIBLE, SEARCHED, Search, feasible_counts, prepared, row_of, search_in
+from benchmarks.search import simulated_worlds
+from benchmarks.search.simulated_worlds import (
+    A2_FEASIBLE,
+    SEARCHED,
+    Search,
+    feasible_counts,
+    prepared,
+    row_of,
+    search_in,
+)
 from benchmarks.support.workers import mapper
 from trials.backend import Status
 

@@ -6,8 +6,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from benchmarks import simulator
-from benchmarks.simulator import CAUSES, STUDIES, Compared, _draw_tasks, _feasible, agreement, compared
+from benchmarks.judges import simulator
+from benchmarks.judges.simulator import CAUSES, STUDIES, Compared, _draw_tasks, _feasible, agreement, compared
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.step.breakdown import BREAKDOWN
 from tests.support.benchmark_runs import run_from_root
@@ -107,8 +107,8 @@ def test_the_tables_in_words(capsys):
 
 
 def test_a_study_that_is_not_there_is_one_message():
-    """`python -m benchmarks.simulator` works as documented, and ends with status 2 where a study cannot be read."""
-    done = run_from_root("simulator", "--studies", "nowhere.yaml", "--repeats", "1")
+    """`python -m benchmarks.judges.simulator` works as documented; it ends with status 2 where no study can be read."""
+    done = run_from_root("judges.simulator", "--studies", "nowhere.yaml", "--repeats", "1")
 
     assert (done.returncode, done.stdout) == (2, "")
     assert "nowhere.yaml" in done.stderr

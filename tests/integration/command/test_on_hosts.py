@@ -37,9 +37,9 @@ from hardware.cluster_file import read_described_cluster
 from tests.support.programs.small_commands import backend_of
 from trials.command.backend import COMMAND_RANKS
 from trials.ranks.contract import RanksLostError
-from trials.ray_executor import RayExecutor
-from trials.ray_hosts import RayRanks
-from trials.ray_local import import_ray
+from trials.on_ray.executor import RayExecutor
+from trials.on_ray.hosts import RayRanks
+from trials.on_ray.local import import_ray
 
 ray = import_ray()
 from ray.cluster_utils import Cluster

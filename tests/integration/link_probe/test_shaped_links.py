@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import probed_links
+from benchmarks.endurance import probed_links
 from benchmarks.support.shaped_hosts import missing
 
 

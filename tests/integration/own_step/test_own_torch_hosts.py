@@ -26,8 +26,8 @@ TRIAL = """
 import json
 
 from costmodels.job.parallel_config import ParallelConfig
-from trials.ray_executor import RayExecutor
-from trials.ray_local import import_ray
+from trials.on_ray.executor import RayExecutor
+from trials.on_ray.local import import_ray
 from tuner import load_study
 
 ray = import_ray()

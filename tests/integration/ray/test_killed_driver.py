@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.support.process_table import below
-from trials.ray_keeper import MARK, ray_processes, session_of
-from trials.ray_leftovers import left_processes
+from trials.on_ray.keeper import MARK, ray_processes, session_of
+from trials.on_ray.leftovers import left_processes
 
 ROOT = Path(__file__).resolve().parents[3]
 LIMIT_S = 10.0
@@ -20,7 +20,7 @@ LIMIT_S = 10.0
 
 DRIVER = """
 import sys, time
-from trials.ray_local import import_ray, renew_keepers, start_local_ray
+from trials.on_ray.local import import_ray, renew_keepers, start_local_ray
 start_local_ray(2)
 ray = import_ray()
 at_work = ray.remote(lambda: time.sleep(300)).remote()
@@ -92,7 +92,7 @@ def kill(driver, *names):
             continue
         victims = [each for each in below(driver.pid) if name in command_of(each)]
         assert victims, name
-        for each in victims[: 1 if name == "ray_keeper" else None]:
+        for each in victims[: 1 if name == "on_ray/keeper.py" else None]:
             os.kill(each, signal.SIGKILL)
 
 
@@ -100,9 +100,9 @@ def kill(driver, *names):
     "order",
     [
         ("raylet/raylet", "gcs_server", "driver"),
-        ("ray_keeper", "driver"),
-        ("ray_keeper", "ray::", "gcs_server", "driver"),
-        ("ray_keeper", "later", "ray_keeper", "later", "ray_keeper", "gcs_server", "driver"),
+        ("on_ray/keeper.py", "driver"),
+        ("on_ray/keeper.py", "ray::", "gcs_server", "driver"),
+        ("on_ray/keeper.py", "later", "on_ray/keeper.py", "later", "on_ray/keeper.py", "gcs_server", "driver"),
     ],
     ids=" ".join,
 )
@@ -125,8 +125,8 @@ def test_what_nobody_has_ended_is_told(other):
         agents = {each for each in below(driver.pid) if "Agent" in command_of(each)}
         kept = {*below(other.pid)}
         driver.send_signal(signal.SIGSTOP)  # it would start others
-        kill(driver, "ray_keeper")
-        kill(driver, "ray_keeper")
+        kill(driver, "on_ray/keeper.py")
+        kill(driver, "on_ray/keeper.py")
         kill(driver, "gcs_server", "driver")
         time.sleep(3.0)
         found = left_processes()

@@ -1,6 +1,6 @@
 """The benchmark in which two of the four nodes that each trial occupies are killed, and others join."""
 
-from benchmarks import lost_hosts
+from benchmarks.endurance import lost_hosts
 
 
 def test_a_study_follows_its_cluster(answered):

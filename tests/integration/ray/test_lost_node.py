@@ -1,6 +1,6 @@
 """The benchmark that kills nodes of a Ray cluster, one round of it with commands."""
 
-from benchmarks import lost_node
+from benchmarks.endurance import lost_node
 
 
 def test_a_study_outlives_a_node(answered, monkeypatch):

@@ -12,7 +12,7 @@ from tests.chaos.disk import SmallDisk, why_no_disk
 
 PROGRAM = """
 import os
-from trials.ray_local import import_ray, start_local_ray, stop_local_ray
+from trials.on_ray.local import import_ray, start_local_ray, stop_local_ray
 started = start_local_ray(1)
 ray = import_ray()
 print(started, ray.get(ray.remote(lambda: 5).remote()), "RAY_AUTH_TOKEN" in os.environ)

@@ -25,8 +25,8 @@ from pathlib import Path
 from hardware.cluster_file import read_described_cluster
 from hardware.io.errors import ConfigError
 from tests.support.programs.small_commands import backend_of
-from trials.ray_executor import RayExecutor
-from trials.ray_local import import_ray
+from trials.on_ray.executor import RayExecutor
+from trials.on_ray.local import import_ray
 
 ray = import_ray()
 from ray.cluster_utils import Cluster

@@ -12,7 +12,7 @@ pytest.importorskip("jax", reason="needs JAX: pip install 'meshtune[jax]'")
 PROGRAM = """
 import jax
 jax.devices()
-from trials.ray_local import import_ray, start_local_ray, stop_local_ray
+from trials.on_ray.local import import_ray, start_local_ray, stop_local_ray
 print(start_local_ray(1))
 stop_local_ray(import_ray())
 """

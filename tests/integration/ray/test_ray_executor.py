@@ -13,8 +13,8 @@ from benchmarks.support.process_table import marked_processes
 from hardware.io.errors import ConfigError
 from tests.support.programs.misbehaving_backend import NUM_STEPS, SECONDS_AFTER_STEPS, MisbehavingBackend, config_that
 from trials.backend import Status
-from trials.ray_executor import RayExecutor
-from trials.ray_worker import Mailbox
+from trials.on_ray.executor import RayExecutor
+from trials.on_ray.worker import Mailbox
 
 ROOT = Path(__file__).resolve().parents[3]
 SLOTS = 2
@@ -311,7 +311,7 @@ def test_the_time_of_a_trial_that_is_given_up_counts_once(executor, monkeypatch)
 
     with monkeypatch.context() as patched:
         start_all_workers(executor)
-        patched.setattr("trials.ray_executor.START_LIMIT_S", 0.0)
+        patched.setattr("trials.on_ray.executor.START_LIMIT_S", 0.0)
         patched.setattr(executor, "_slot_class", NeverStarting(executor._slot_class))
         begin_s = time.monotonic()
         never_started = observe(executor, {0: "step_and_die"})[0]
@@ -333,7 +333,7 @@ def test_nothing_is_left_and_stdout_is_clean(tmp_path):
     program = """
 import json, signal, sys
 from tests.support.programs.misbehaving_backend import MisbehavingBackend, config_that
-from trials.ray_executor import RayExecutor
+from trials.on_ray.executor import RayExecutor
 statuses = []
 try:
     with RayExecutor(MisbehavingBackend(folder=sys.argv[1]), parallel_trials=2) as executor:
@@ -370,7 +370,7 @@ def test_a_backend_that_no_worker_can_read_is_told(tmp_path):
     program = """
 import sys
 from tests.support.programs.misbehaving_backend import DriversBackend, config_that
-from trials.ray_executor import RayExecutor
+from trials.on_ray.executor import RayExecutor
 with RayExecutor(DriversBackend(folder=sys.argv[1]), parallel_trials=1, address="local") as executor:
     executor.submit(0, config_that("succeed"))
     while executor.pending:
@@ -418,7 +418,7 @@ def test_an_unreachable_cluster_is_told_soon(port, scheme, request, tmp_path):
     """An address where no Ray answers ends in one message that names it, not in minutes of waiting."""
     address = f"{scheme}127.0.0.1:{request.getfixturevalue(port)}"
     program = (
-        "import sys\nfrom hardware.io.errors import ConfigError\nfrom trials.ray_executor import RayExecutor\n"
+        "import sys\nfrom hardware.io.errors import ConfigError\nfrom trials.on_ray.executor import RayExecutor\n"
         "from tests.support.programs.misbehaving_backend import MisbehavingBackend\n"
         "try:\n    RayExecutor(MisbehavingBackend(folder=''), parallel_trials=1).__enter__()\n"
         "except ConfigError as error:\n    print(error)\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from optuna.trial import TrialState
 
-from benchmarks.lost_node import COMMAND, MODEL, PROGRAM, STUDY
+from benchmarks.endurance.lost_node import COMMAND, MODEL, PROGRAM, STUDY
 from benchmarks.support.ray_nodes import RayNodes
 from tests.integration.studies.test_resume import assert_complete, assert_continued, trials_in, whole
 from tuner.run.driver import DRIVER

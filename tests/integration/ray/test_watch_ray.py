@@ -22,9 +22,9 @@ trial: {{backend: simulated}}
 
 FAST_BYTES_PER_S, SLOW_BYTES_PER_S = 20_000_000, 2_000_000
 QUICK = """
-from trials import ray_probe
+from trials.on_ray import probe
 from tuner.watch import probing
-ray_probe.ANSWER_LIMIT_S, probing.TRANSFERS = 8.0, 2
+probe.ANSWER_LIMIT_S, probing.TRANSFERS = 8.0, 2
 """
 """Settings with which a probe takes less time, and a node that hangs is told sooner."""
 

@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 import pytest
 from hypothesis import example, given
 
-from benchmarks.exported_flags import failed, main, measure
+from benchmarks.judges.exported_flags import failed, main, measure
 from benchmarks.support.export_samples import MUTATIONS, differences, mutants, samples
 from benchmarks.support.framework_parsers import PARSERS
 from benchmarks.support.megatron_parser import MegatronParser

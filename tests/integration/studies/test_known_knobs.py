@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from benchmarks.known_knobs import main, measure
+from benchmarks.judges.known_knobs import main, measure
 from benchmarks.support.framework_parsers import KNOB_PARSERS, Refused
 
 COUNT = int(os.environ.get("MESHTUNE_EXPORTS", "15"))

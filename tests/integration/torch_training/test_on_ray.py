@@ -15,7 +15,7 @@ from hardware.io.errors import ConfigError
 from tests.support.listening_sockets import LOOPBACK, MARK, watch_listening
 from tests.support.programs.small_backends import DP, PP, backend_of, cluster_of
 from trials.backend import Status
-from trials.ray_executor import RayExecutor
+from trials.on_ray.executor import RayExecutor
 
 
 @pytest.fixture(scope="module")

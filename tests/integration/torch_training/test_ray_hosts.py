@@ -14,8 +14,8 @@ import json
 
 from costmodels.job.parallel_config import ParallelConfig
 from tests.support.programs.small_backends import backend_of, cluster_of
-from trials.ray_executor import RayExecutor
-from trials.ray_local import import_ray
+from trials.on_ray.executor import RayExecutor
+from trials.on_ray.local import import_ray
 
 ray = import_ray()
 from ray.cluster_utils import Cluster

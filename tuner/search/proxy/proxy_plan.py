@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.setting import Setting
 from hardware.arrays import IntArray
+from trials.trial_keys import ProxyOptions
 from tuner.search.observations import Observations
-from tuner.search.proxy.proxy_trials import Proxy, ProxyOptions, proxy_of
+from tuner.search.proxy.proxy_trials import Proxy, proxy_of
 from tuner.space.enumeration import SpaceOptions
 
 

@@ -23,6 +23,7 @@ from costmodels.job.proxy_job import Reduction, least_layers
 from costmodels.job.setting import Setting
 from costmodels.step.error_models import memory_error_of
 from costmodels.step.memory import estimate_memory
+from trials.trial_keys import ProxyOptions
 from tuner.space.dimensions import divisors
 from tuner.space.enumeration import SpaceOptions, broken_rules, launchable
 
@@ -34,21 +35,6 @@ MAX_ROUNDS = 4
 
 LIKELY_FIT = 0.9
 """Probability with which a proxy must fit: with fewer layers its peak tells as much, and its steps tell more."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProxyOptions:
-    """Options of a study on its proxies.
-
-    Attributes:
-        hosts: Number of hosts that a proxy may occupy.
-        layers: Number of layers of the proxy's model; None keeps those of each stage.
-        full_trials: Number of trials that run at full size, after the proxies.
-    """
-
-    hosts: int
-    layers: int | None
-    full_trials: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +111,7 @@ def _enumerate_layers(
 ) -> Iterator[int]:
     """Enumerate numbers of layers to try, the largest first, each once."""
     model = setting.job.model
-    if options.layers is not None:
+    if isinstance(options.layers, int):
         yield options.layers
         return
     chunks = smaller.pp * smaller.vpp

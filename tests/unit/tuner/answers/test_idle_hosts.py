@@ -11,10 +11,11 @@ from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError
 from tests.support.programs.small_commands import backend_of
 from trials.command.slurm.jobs import SlurmJobs
+from trials.trial_keys import ProxyOptions
 from tuner.answers.candidates import candidates_of
 from tuner.export import find_exporter
 from tuner.replan.cluster_states import Pricing
-from tuner.search.proxy.proxy_trials import ProxyOptions, proxy_of
+from tuner.search.proxy.proxy_trials import proxy_of
 from tuner.space.fewer_hosts import leaves_hosts_idle
 from tuner.study_file.config import load_study
 
@@ -158,7 +159,7 @@ def test_proxies_of_layouts_with_idle_hosts_use_their_own(study):
     cluster = {"name": "dgx-h100", "hosts": 5}
     setting = load_study(study(cluster=cluster, job={"sequence_length": 2048, "global_batch_size": 64})).setting
     candidate = ParallelConfig(dp=4, tp=8, assignment=Assignment(hosts=(0, 1, 2, 3)))
-    proxy = proxy_of(candidate, setting, ProxyOptions(hosts=2, layers=None, full_trials=1))
+    proxy = proxy_of(candidate, setting, ProxyOptions(hosts=2, layers="auto", full_trials=1))
 
     assert proxy is not None
     assert (proxy.config.assignment.hosts, proxy.config.num_devices) == ((), 16)

@@ -7,14 +7,15 @@ import pytest
 
 from trials.backend import Status
 from trials.simulated.backend import SimulatedBackend
+from trials.trial_keys import ProxyOptions
 from tuner.search.observations import ProxyObservations, observations_of
 from tuner.search.prior import initial_posterior
 from tuner.search.proxy.proxy_plan import ProxyPlan
-from tuner.search.proxy.proxy_trials import ProxyOptions, proxy_of
+from tuner.search.proxy.proxy_trials import proxy_of
 from tuner.study_file.config import load_study
 
 STUDY = Path(__file__).resolve().parents[5] / "configs" / "studies" / "llama3-8b-dgx-h100.yaml"
-OPTIONS = ProxyOptions(hosts=2, layers=None, full_trials=2)
+OPTIONS = ProxyOptions(hosts=2, layers="auto", full_trials=2)
 NUM_DRAWS = 200
 
 

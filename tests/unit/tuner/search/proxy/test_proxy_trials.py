@@ -16,7 +16,8 @@ from costmodels.step.memory import estimate_memory
 from costmodels.step.placement import place
 from costmodels.step.step_time import estimate_step
 from hardware.cluster_file import find_cluster
-from tuner.search.proxy.proxy_trials import LIKELY_FIT, MAX_ROUNDS, Proxy, ProxyOptions, proxy_of
+from trials.trial_keys import ProxyOptions
+from tuner.search.proxy.proxy_trials import LIKELY_FIT, MAX_ROUNDS, Proxy, proxy_of
 from tuner.space.enumeration import broken_rules
 from tuner.study_file.config import load_study
 
@@ -32,7 +33,7 @@ def study(file):
     return config, config.space().grid
 
 
-def options(hosts=2, layers=None, full_trials=3):
+def options(hosts=2, layers="auto", full_trials=3):
     """Proxies on so many hosts."""
     return ProxyOptions(hosts=hosts, layers=layers, full_trials=full_trials)
 

@@ -1,0 +1,179 @@
+"""Hold the cost of JAX steps to the programs that XLA's compiler makes for eight H100; no GPU is needed.
+
+    pip install jax-cuda12-pjrt jax-cuda12-plugin   # of the version of jax; XLA's compiler for GPUs
+    JAX_PLATFORMS=cpu python -m benchmarks.judges.gpu_schedules traffic [unet ...]
+    JAX_PLATFORMS=cpu python -m benchmarks.judges.gpu_schedules overlap [gemma ...] [--planner descent]
+
+`traffic`: the bytes that the kernels of an unsharded step of the zoo move, and how many times as many a plan's cost
+counts, with and without fusion. `overlap`: a planned step on three meshes; the share of its collectives that XLA's
+schedule hides behind kernels, beside that of the plan's timeline. Both are priced alike: kernels by the roofline of an
+H100, collectives by the links of its host. Matrix products are left to the library, as XLA's own refuse some shapes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.support.timing import USERS_MISTAKE, publish, tell
+from costmodels.sharding.graph import Graph
+from hardware.device import Device
+
+TARGET = Path(__file__).parents[1] / "support" / "h100_sxm.txtpb"
+"""Description of an H100 for XLA's compiler, with the main figures of XLA's own (openxla/xla,
+`xla/backends/gpu/target_config/specs/h100_sxm.txtpb`)."""
+OPTIONS: dict[str, str | bool] = {"xla_gpu_enable_triton_gemm": False}
+TRAFFIC = ("unet", "graph_network", "moe", "gemma_2b")
+OVERLAP = ("gemma", "llama", "mixture")
+MESHES: tuple[Mapping[str, int], ...] = ({"data": 8}, {"data": 2, "model": 4}, {"model": 8})
+CLUSTER = "dgx-h100"
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("traffic", "overlap"))
+    parser.add_argument("programs", nargs="*", help=f"default: {', '.join(TRAFFIC)}, or {', '.join(OVERLAP)}")
+    parser.add_argument("--planner", default="descent", help="default: descent")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    given = parser.parse_args()
+    if importlib.util.find_spec("jax_plugins.xla_cuda12") is None:
+        tell("XLA's compiler for GPUs is missing: pip install jax-cuda12-pjrt jax-cuda12-plugin")
+        sys.exit(USERS_MISTAKE)
+    if given.what == "traffic":
+        rows = [traffic(name) for name in given.programs or TRAFFIC]
+    else:
+        rows = [row for name in given.programs or OVERLAP for row in overlap(name, given.planner)]
+    publish(rows, as_json=given.json)
+
+
+def traffic(name: str) -> dict[str, Any]:
+    """Compare the traffic of an unsharded program of the zoo."""
+    import jax  # noqa: PLC0415 # JAX may be missing
+    import numpy as np  # noqa: PLC0415 # beside it
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: PLC0415 # JAX may be missing
+
+    from benchmarks.support.gpu_program import kernels_of, without_comments  # noqa: PLC0415 # as above
+    from benchmarks.zoo import FACTORIES  # noqa: PLC0415 # as above
+    from costmodels.sharding.frontends.jax.graph import graph_of_jax  # noqa: PLC0415 # as above
+    from costmodels.sharding.fusion import traffic_of, unfused  # noqa: PLC0415 # as above
+
+    function, arguments, donated = FACTORIES[name]()
+    whole = NamedSharding(Mesh(np.array(_devices(1)), ("one",)), PartitionSpec())
+    lowered = jax.jit(function, in_shardings=whole, out_shardings=whole, donate_argnames=donated).lower(*arguments)
+    kernels = kernels_of(without_comments(str(lowered.compile(compiler_options=OPTIONS).as_text())))
+    graph = graph_of_jax(function, *arguments, donated=donated)
+
+    def counted(graph: Graph, *, is_product: bool) -> float:
+        return sum(
+            op.times * (sum(one.reads) + sum(one.writes))
+            for op, one in zip(graph.ops, traffic_of(graph), strict=True)
+            if not op.is_free and (op.flop > 0) == is_product
+        )
+
+    of_products, of_others = (
+        sum(k.times * k.num_bytes for k in kernels if k.is_product == one) for one in (True, False)
+    )
+    return {
+        "program": name,
+        "XLA [GB]": (of_products + of_others) / 1e9,
+        "products": counted(graph, is_product=True) / of_products,
+        "others": counted(graph, is_product=False) / of_others,
+        "all": sum(counted(graph, is_product=one) for one in (True, False)) / (of_products + of_others),
+        "unfused": sum(counted(unfused(graph), is_product=one) for one in (True, False)) / (of_products + of_others),
+    }
+
+
+def overlap(name: str, planner: Any) -> Iterator[dict[str, Any]]:
+    """Compare the overlap of a planned program on each mesh."""
+    import jax  # noqa: PLC0415 # JAX may be missing
+    import numpy as np  # noqa: PLC0415 # beside it
+    from jax.sharding import Mesh  # noqa: PLC0415 # JAX may be missing
+
+    from benchmarks.support.gpu_program import Kernel, replayed, without_comments  # noqa: PLC0415 # as above
+    from tuner.planners import plan_jax  # noqa: PLC0415 # as above
+    from tuner.planners.planning import PlannerOptions  # noqa: PLC0415 # as above
+
+    function, arguments, donated = _programs()[name]
+    options = PlannerOptions(planner=planner, whole_axes=True, overlap=True)
+    for sizes in MESHES:
+        mesh = Mesh(np.array(_devices(8)).reshape(tuple(sizes.values())), tuple(sizes))
+        begun_s = time.perf_counter()
+        plan = plan_jax(function, *arguments, mesh=mesh, cluster=CLUSTER, donated=donated, options=options)
+        planned_s = time.perf_counter() - begun_s
+        step = jax.jit(
+            plan.function,
+            in_shardings=plan.in_shardings,
+            out_shardings=plan.out_shardings,
+            donate_argnums=plan.donate_argnums,
+        )
+        text = without_comments(str(step.lower(*arguments).compile(compiler_options=OPTIONS).as_text()))
+        cost, timeline, own_mesh = plan.planned.cost, plan.planned.timeline, plan.planned.plan.mesh
+        device = own_mesh.cluster.devices[0]
+
+        def kernel_s(kernel: Kernel, device: Device = device) -> float:
+            moved_s = kernel.num_bytes / device.memory_bandwidth_bytes_per_s
+            return max(kernel.flop / device.peak_flop_per_s("bf16"), moved_s)
+
+        found = replayed(text, sizes, kernel_s=kernel_s, collective_s=own_mesh.seconds)
+        assert timeline is not None, "overlap was asked for"
+        compute_s = float(cost.compute_s.sum())
+        yield {
+            "program": name,
+            "mesh": ",".join(f"{axis}={size}" for axis, size in sizes.items()),
+            "step [ms]": timeline.step_time_s * 1e3,
+            "XLA's [ms]": found.step_time_s * 1e3,
+            "sent [ms]": cost.comm_s * 1e3,
+            "XLA's sent": found.comm_s * 1e3,
+            "hidden": 1 - (timeline.step_time_s - compute_s) / cost.comm_s if cost.comm_s else 1.0,
+            "XLA's hidden": 1 - (found.step_time_s - found.compute_s) / found.comm_s if found.comm_s else 1.0,
+            "collectives": found.collectives,
+            "synchronous": found.synchronous,
+            "planned [s]": planned_s,
+        }
+
+
+def _programs() -> dict[str, Any]:
+    """Return training steps of two layers, or of one with experts."""
+    from dataclasses import replace  # noqa: PLC0415 # of this function alone
+
+    from benchmarks.zoo.gemma import GEMMA_2B, Gemma  # noqa: PLC0415 # JAX may be missing
+    from benchmarks.zoo.mixtures import FOUR_LAYERS  # noqa: PLC0415 # JAX may be missing
+
+    llama = Gemma(
+        layers=2,
+        model=4096,
+        heads=32,
+        head=128,
+        hidden=2 * 11008,
+        vocabulary=32000,
+        batch=8,
+        tokens=4096,
+        key_heads=32,
+        is_tied=False,
+    )
+    return {
+        "gemma": replace(GEMMA_2B, layers=2, batch=16, vocabulary=32768).train_program(),
+        "llama": llama.train_program(),
+        "mixture": replace(FOUR_LAYERS, base=replace(FOUR_LAYERS.base, layers=1)).train_program(),
+    }
+
+
+def _devices(count: int) -> list[Any]:
+    """Return devices that exist only for the compiler."""
+    from jax.experimental import topologies  # noqa: PLC0415 # JAX may be missing
+
+    target = TARGET.read_text(encoding="utf-8")
+    found: list[Any] = topologies.get_topology_desc(
+        "", platform="cuda", target_config=target, topology=f"1x1x{count}"
+    ).devices
+    return found
+
+
+if __name__ == "__main__":
+    main()

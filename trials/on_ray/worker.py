@@ -1,0 +1,132 @@
+"""Actors of the executor: a slot, which measures trials in a worker process, and the mailbox for news of them.
+
+Steps travel through a mailbox, an actor that needs no CPU. Workers put steps in without waiting, and the driver asks
+for them from time to time, so that steps outlive their worker. The mailbox has one thread and repeats no call, because
+only then does Ray keep the order of a worker's calls. It numbers the steps and keeps them until the driver has read
+them, so that an answer may be late or lost. Streaming generators would need no such process, but Ray's client has none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.proxy_job import Reduction
+from trials.backend import AbstractBackend, Observation, Status, tail_of
+from trials.on_ray.hosts import RayRanks
+from trials.ranks.contract import AbstractRanks, RanksLostError
+from trials.ranks.processes import RankProcesses
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """News that a trial that waited in a queue has got its devices, with its number and attempt (from 0)."""
+
+    trial_number: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One measured step on its way to the driver, with its trial's number and attempt (from 0)."""
+
+    trial_number: int
+    attempt: int
+    step_time_s: float
+    measured_after_s: float
+
+
+News = Start | Step
+"""News of a running trial."""
+
+
+class Mailbox:
+    """Actor that holds measured steps and other news until the driver has read them."""
+
+    def __init__(self) -> None:
+        self.news: list[News] = []
+        self.num_dropped: int | None = None
+
+    def put(self, news: News) -> None:
+        """Store a step, or the start of a trial."""
+        self.news.append(news)
+
+    def read(self, num_read: int) -> tuple[int, list[News]]:
+        """Return the number of the first news that are still held, and all from there, in order of arrival.
+
+        The driver has the first `num_read` already; they may be dropped.
+        """
+        if self.num_dropped is None:  # the first call, or the first after this process was restarted
+            self.num_dropped = num_read
+        del self.news[: max(num_read - self.num_dropped, 0)]
+        self.num_dropped = max(num_read, self.num_dropped)
+        return self.num_dropped, self.news
+
+
+class Slot:
+    """Actor that measures one trial after the other in a process of its own."""
+
+    def __init__(self, backend: AbstractBackend, group: Any) -> None:
+        self.backend = backend
+        self.group = group
+        self.opened: AbstractBackend | None = None
+
+    def ready(self) -> bool:
+        """Return True once the process runs and the backend has arrived."""
+        return True
+
+    def measure(
+        self, config: ParallelConfig, reduction: Reduction | None, trial_number: int, attempt: int, mailbox: Any
+    ) -> Observation:
+        """Run one trial. This is the boundary at which an exception becomes an observation."""
+        begin_s: float | None = None if self.backend.waits_in_queue else time.monotonic()
+        steps_s: list[float] = []
+        measured_after_s: float | None = None
+
+        def elapsed() -> float:
+            return 0.0 if begin_s is None else time.monotonic() - begin_s
+
+        def on_start() -> None:
+            nonlocal begin_s
+            begin_s = time.monotonic()
+            mailbox.put.remote(Start(trial_number, attempt))
+
+        def on_step(step_time_s: float) -> None:
+            nonlocal measured_after_s
+            assert 0 < step_time_s < math.inf, f"a step takes some time, not {step_time_s!r} s"
+            steps_s.append(float(step_time_s))
+            if measured_after_s is None:
+                own_s = steps_s[0] if self.backend.clock == "wall" else 0.0
+                measured_after_s = max(elapsed() - own_s, 0.0)
+            mailbox.put.remote(Step(trial_number, attempt, steps_s[-1], measured_after_s))
+
+        try:
+            if self.opened is None:
+                self.opened = self.backend.opened(self._ranks(is_retry=attempt > 0))
+            backend = self.opened if reduction is None else self.opened.reduced(reduction)
+            assert backend is not None, "no smaller job is asked of a backend that measures its own only"
+            observation = backend.measure(config, trial_number=trial_number, on_step=on_step, on_start=on_start)
+            assert isinstance(observation, Observation), f"`measure` gives an Observation, not {observation!r}"
+        except RanksLostError:
+            raise  # as a lost worker: the trial is tried once more in a fresh one
+        except (Exception, SystemExit):  # noqa: BLE001 # the trial boundary: a failure is a result
+            text = traceback.format_exc()
+            observation = Observation(
+                status=Status.CRASHED,
+                step_times_s=tuple(steps_s),
+                log_tail=tail_of(text),
+                reason=text.rstrip().rpartition("\n")[2][:500],
+                origin=self.backend.origin,
+                clock=self.backend.clock,
+            )
+        return dataclasses.replace(observation, elapsed_s=elapsed(), measured_after_s=measured_after_s)
+
+    def _ranks(self, *, is_retry: bool) -> AbstractRanks:
+        hosts = self.backend.hosts
+        setup = self.backend.rank_setup
+        return RayRanks(self.group, hosts, setup, is_retry=is_retry) if len(hosts) > 1 else RankProcesses(setup)
