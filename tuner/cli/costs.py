@@ -87,17 +87,18 @@ def rank_costs(
     """
     from tuner.answers.costs import compare_costs
     from tuner.answers.sizes import parse_clusters, parse_sizes
+    from tuner.study_file.cost_keys import Limits
     from tuner.terminal.progress import SizesLine
 
     if out is not None:
         check_out(out)
     stated = config.limits
     count = tokens_of(config, tokens)
-    limits = replace(
-        stated,
+    limits = Limits(
         tokens=count,
         max_days=stated.max_days if max_days is None else number("--max-days", max_days, above_zero=True),
         max_cost=stated.max_cost if max_cost is None else number("--max-cost", max_cost, above_zero=True),
+        free_memory=stated.free_memory,
     )
     if limits.max_cost is not None and config.prices is None:
         raise ConfigError(

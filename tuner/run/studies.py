@@ -75,7 +75,7 @@ def make_sampler(
             max_trials=config.search.max_trials,
             confidence=config.search.confidence,
         ),
-        repeats=config.search.repeats,
+        repeats=config.search.repeats or 0,
         stop_when_confident=stop_when_confident,
         objective=objective_of(config, candidates),
     )

@@ -94,7 +94,7 @@ def llama(**degrees):
     """The proxy on two hosts of a configuration of Llama 3 8B (32 layers) on 64 devices with 512 sequences a step."""
     config, _ = study("llama3-8b-dgx-h100.yaml")
     setting = replace(config.setting, job=replace(config.setting.job, global_batch_size=512))
-    hosts, layers = degrees.pop("hosts", 2), degrees.pop("layers", None)
+    hosts, layers = degrees.pop("hosts", 2), degrees.pop("layers", "auto")
     return proxy_of(ParallelConfig(**degrees), setting, options(hosts, layers), config.options)
 
 
