@@ -73,6 +73,7 @@ from tuner.storage.history import make_tables
 from tuner.storage.opening import open_store
 from tuner.storage.record import PREDICTION
 from tuner.study_file.config import StudyConfig, load_study
+from tuner.study_file.storage_address import StorageAddress
 
 STORAGES = ("sqlite", "postgresql")
 MARKS = (10, 300, 1000, 3000, 10000)
@@ -527,7 +528,7 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
 def _size_mib(url: str, folder: Path) -> float:
     if url.startswith("sqlite"):
         return sum(file.stat().st_size for file in folder.glob("load.db*")) / 2**20
-    store = open_store(url)
+    store = open_store(StorageAddress.parse(url))
     assert isinstance(store.storage, RDBStorage), "a database"
     with store.storage.engine.connect() as connection:
         size = connection.exec_driver_sql("select pg_database_size(current_database())").scalar_one()

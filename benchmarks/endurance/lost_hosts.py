@@ -33,6 +33,7 @@ from tuner.answers.fewer_hosts import phases_in
 from tuner.run.following import FOLLOW_AFTER_S
 from tuner.storage.opening import find_study
 from tuner.storage.record import HISTORY, TrialRecord, read_records
+from tuner.study_file.storage_address import StorageAddress
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = (0, 2, 2, 2, 2)
@@ -139,7 +140,10 @@ def _run(folder: Path, trials: int, follow_after_s: float) -> dict[str, Any]:
             driver.process.kill()
             driver.process.wait()
     marks["ended_s"] = time.monotonic() - begin_s
-    whole, fewer = find_study(storage, "lost-hosts"), find_study(storage, "lost-hosts.on-2-hosts")
+    whole, fewer = (
+        find_study(StorageAddress.parse(storage), "lost-hosts"),
+        find_study(StorageAddress.parse(storage), "lost-hosts.on-2-hosts"),
+    )
     on_all, on_two = (read_records(study) if study is not None else [] for study in (whole, fewer))
     started = [line.split() for line in (folder / "started").read_text(encoding="ascii").splitlines()]
     twice = {trial for hosts, trial, rank, _ in started if (hosts, rank) == ("4", "0")} & {
@@ -199,7 +203,7 @@ def _devices(record: TrialRecord) -> int:
 
 def _ended(storage: str, on: str = "lost-hosts") -> int:
     """Return the number of trials of a study that have ended."""
-    study = find_study(storage, on)
+    study = find_study(StorageAddress.parse(storage), on)
     return 0 if study is None else sum(record.finished for record in read_records(study))
 
 

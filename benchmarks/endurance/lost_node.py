@@ -29,6 +29,7 @@ from benchmarks.support.ray_nodes import RayNodes
 from benchmarks.support.timing import answer, count_at_least, publish, tell
 from tuner.storage.opening import find_study
 from tuner.storage.record import TrialRecord, read_records
+from tuner.study_file.storage_address import StorageAddress
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = (0, 2, 2, 2)
@@ -125,7 +126,7 @@ def _run_round(kind: str, folder: Path, trials: int, seed: int) -> dict[str, Any
             driver.process.kill()
             driver.process.wait()
     left = marked_processes(nodes.mark)
-    stored = find_study(storage, "lost-node")
+    stored = find_study(StorageAddress.parse(storage), "lost-node")
     records = read_records(stored) if stored is not None else []
     starts = {
         int(file.name.partition("-")[2]): [int(line) for line in file.read_text(encoding="ascii").splitlines()]

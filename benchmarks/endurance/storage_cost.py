@@ -58,6 +58,7 @@ from tuner.search.posterior import Posterior
 from tuner.storage.journal_file import JournalFile
 from tuner.storage.opening import open_store
 from tuner.study_file.config import StudyConfig, load_study
+from tuner.study_file.storage_address import StorageAddress
 
 STORAGES = ("sqlite", "postgresql", "journal")
 TARGET_S = 0.1
@@ -335,7 +336,7 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
                 config = load_study(folder / "cost.yaml", overrides=[f"name=cost-{at}"], storage=url)
                 config = _with(config, at + given.trials + 1)
                 rows.append(_row("meshtune", storage, at, cost_of_a_run(config, at, given.trials + 1)))
-                store = open_store(url)
+                store = open_store(StorageAddress.parse(url))
                 plain = cost_of_plain_optuna(store.storage, at, given.trials + 1)
                 rows.append(_row("plain Optuna", storage, at, plain))
                 store.close()

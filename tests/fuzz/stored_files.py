@@ -32,6 +32,7 @@ from tuner.storage.history.tables import METADATA, RUNS, SAMPLES
 from tuner.storage.opening import find_study, open_store, reading
 from tuner.storage.record import MEANING
 from tuner.study_file.config import StudyConfig, load_study
+from tuner.study_file.storage_address import StorageAddress
 from tuner.watch.hosts import Seat
 from tuner.watch.link_shares import Links, LinkShare, PairRates
 from tuner.watch.policy import Standing
@@ -50,7 +51,7 @@ def _journal() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         config = _study(Path(folder))
         url = f"journal:///{folder}/study.journal"
-        store = open_store(url)
+        store = open_store(StorageAddress.parse(url))
         make_tables(store)
         keep_run(store, "other", 0, config.setting, CONFIG, OBSERVED)
         left = optuna.create_study(study_name="left", storage=store.storage)
@@ -74,7 +75,10 @@ def _database() -> bytes:
         config = _study(Path(folder))
         journal = Path(folder, "study.journal")
         journal.write_bytes(_journal())
-        with reading(f"journal:///{journal}", METADATA) as rows, closing(sqlite3.connect(path)) as connection:
+        with (
+            reading(StorageAddress.parse(f"journal:///{journal}"), METADATA) as rows,
+            closing(sqlite3.connect(path)) as connection,
+        ):
             for table in METADATA.sorted_tables:
                 names = [column.name for column in table.columns if column.name != "recorded_at"]
                 connection.execute(f"CREATE TABLE {table.name} ({', '.join([*names, 'recorded_at'])})")
@@ -130,20 +134,20 @@ def _read_rows(data: bytes, folder: Path) -> None:
                 except UnicodeEncodeError:
                     continue
         connection.commit()
-    read_past([f"sqlite:///{path}"], base_dir=folder)
+    read_past([StorageAddress.parse(f"sqlite:///{path}")], base_dir=folder)
 
 
 def _read_database(data: bytes, folder: Path) -> None:
     for left in folder.glob("bytes.db*"):
         left.unlink()
     (path := folder / "bytes.db").write_bytes(data)
-    read_past([f"sqlite:///{path}"], base_dir=folder)
+    read_past([StorageAddress.parse(f"sqlite:///{path}")], base_dir=folder)
 
 
 def _read_journal(data: bytes, folder: Path) -> None:
     (path := folder / "study.journal").write_bytes(data)
-    read_past([f"journal:///{path}"], base_dir=folder)
-    found = find_study(f"journal:///{path}", "left")
+    read_past([StorageAddress.parse(f"journal:///{path}")], base_dir=folder)
+    found = find_study(StorageAddress.parse(f"journal:///{path}"), "left")
     if found is not None:
         found.get_trials()
 

@@ -14,7 +14,6 @@ from tuner.answers.ranked import predicted_ranking
 from tuner.answers.reference import reference_among, reference_of
 from tuner.search.population import P_STAR
 from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
-from tuner.storage.opening import find_study
 from tuner.storage.record import best_record, read_records
 from tuner.study_file.config import StudyConfig
 
@@ -50,13 +49,13 @@ class Best:
         return self.extrapolated.in_words if self.extrapolated else self.source_in_words
 
 
-def best_configuration(config: StudyConfig) -> Best | None:
-    """Return the best known answer of a study; None if no configuration fits, or all that fit have failed."""
-    return best_known(config, find_study(config.storage, config.name))
-
-
 def best_known(config: StudyConfig, study: Study | None) -> Best | None:
-    """Return the best known answer of a study that was opened already; None is a study that was never run."""
+    """Return the best known answer of a study; None if no configuration fits, or all that fit have failed.
+
+    Args:
+        config: Study.
+        study: Its stored counterpart; None for a study that was never run.
+    """
     records = read_records(study) if study is not None else []
     attributes = study.user_attrs if study is not None else {}
     best = best_record(records)

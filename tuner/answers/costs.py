@@ -24,9 +24,9 @@ from hardware.price_file import Prices
 from tuner.answers.device_time import DAY_S, HOUR_S
 from tuner.answers.pareto import front_chances, pareto_front
 from tuner.answers.sizes import Size, best_by_size
+from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.config import StudyConfig
 from tuner.study_file.cost_keys import NO_LIMITS, Limits
-from tuner.study_file.storage_url import storage_file
 
 KWH_J = 3.6e6
 NUM_DRAWS = 1_000
@@ -316,10 +316,9 @@ def _hosts_of(cluster: Cluster) -> tuple[object, ...]:
 
 def _measured_correction(config: StudyConfig) -> float:
     """Return the ratio of the best configuration's measured step time to its predicted one; 1 without a measurement."""
-    file = storage_file(config.storage)
-    if file is not None and not file.is_file():
+    study = StoredStudies(config.storage).look(config.name)
+    if study is None:
         return 1.0
-    # Optuna takes a second to load, and a study that was never run does not need it
-    from tuner.answers.training import measured_correction  # noqa: PLC0415
+    from tuner.answers.training import measured_correction  # noqa: PLC0415 # it loads Optuna
 
-    return measured_correction(config)
+    return measured_correction(config, study)

@@ -8,8 +8,8 @@ from typing import Any
 
 from optuna import Study
 
-from tuner.storage.opening import find_study
 from tuner.storage.record import PHASES, TrialRecord, best_record, read_records
+from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.config import StudyConfig
 
 
@@ -72,12 +72,12 @@ def phases_in(study: Study) -> dict[str, tuple[int, ...]]:
     }
 
 
-def phases_of(config: StudyConfig) -> tuple[OnFewerHosts, ...]:
+def phases_of(config: StudyConfig, stored: StoredStudies) -> tuple[OnFewerHosts, ...]:
     """Return the phases of a study on fewer hosts, in the order in which they were first needed."""
-    study = find_study(config.storage, config.name)
+    study = stored.find(config.name)
     found = []
     for name, hosts in phases_in(study).items() if study is not None else ():
-        phase = find_study(config.storage, name)
+        phase = stored.find(name)
         if phase is not None:
             found.append(
                 OnFewerHosts(

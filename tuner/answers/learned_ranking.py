@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from optuna import Study
 
 from tuner.answers.candidates import Candidates
 from tuner.answers.first_posterior import first_posterior
@@ -10,24 +11,23 @@ from tuner.answers.ranked import Ranked, by_objective
 from tuner.search.observations import observations_on
 from tuner.search.prior import OnProgress
 from tuner.storage.history import past_of
-from tuner.storage.opening import find_study
 from tuner.study_file.config import StudyConfig
 
 
-def learned_ranking(config: StudyConfig, candidates: Candidates, *, on_progress: OnProgress) -> Ranked | None:
+def learned_ranking(
+    config: StudyConfig, study: Study, candidates: Candidates, *, on_progress: OnProgress
+) -> Ranked | None:
     """Return the ranking by the posterior means after a study's trials; None if none has told anything.
 
     Args:
         config: Study.
+        study: Its stored counterpart.
         candidates: Its candidates, with their predictions.
         on_progress: Function that is told what takes seconds.
 
     Raises:
         ConfigError: The storage or the history cannot be read.
     """
-    study = find_study(config.storage, config.name)
-    if study is None:
-        return None
     grid, memory = candidates.space.grid, candidates.space.memory
     observations = observations_on(grid, study.get_trials(deepcopy=False))
     if not observations.num_ended:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import get_args
 
+from optuna import Study
+
 from costmodels.job.parallel_config import ParallelConfig
 from trials.own_step import World
-from tuner.answers.best import best_configuration
+from tuner.answers.best import best_known
 from tuner.own_step.programs import program_text
 from tuner.study_file.config import StudyConfig
 
@@ -15,16 +17,17 @@ OWN_TARGETS: tuple[str, ...] = get_args(World)
 """Names of the targets of such exports: the library of the step."""
 
 
-def export_own_step(config: StudyConfig, chosen: ParallelConfig, out: Path | None) -> str:
+def export_own_step(config: StudyConfig, study: Study | None, chosen: ParallelConfig, out: Path | None) -> str:
     """Return the text of the module of a candidate.
 
     Args:
         config: Study of a user's own step.
+        study: Its stored counterpart; None for a study that was never run.
         chosen: Candidate.
         out: File that the module is written to; None for a module named after the study.
     """
     assert config.own_step is not None, "the caller checked"
-    best = best_configuration(config)
+    best = best_known(config, study)
     seconds = config.own_step.step_time_s(chosen)
     known = f"{sum(seconds):.3g} s per step, predicted"
     if best is not None and best.config == chosen:

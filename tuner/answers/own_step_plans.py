@@ -7,28 +7,19 @@ from typing import TYPE_CHECKING
 
 from tuner.study_file.config import StudyConfig
 from tuner.study_file.meaning import first_difference
-from tuner.study_file.storage_url import storage_file
 
 if TYPE_CHECKING:  # Optuna takes a second to load
     from optuna import Study
 
 
-def restore_plans(config: StudyConfig, study: Study | None = None) -> StudyConfig:
-    """Return the study of a user's own step after taking over the plans that its storage holds, if it holds any.
-
-    Args:
-        config: Study of a user's own step.
-        study: Its stored counterpart; looked up if it is not given.
-    """
-    file = storage_file(config.storage)
-    if study is None and file is not None and not file.is_file():
+def restore_plans(config: StudyConfig, study: Study | None) -> StudyConfig:
+    """Return the study of a user's own step after taking over the plans that its stored counterpart holds, if any."""
+    if study is None:
         return config
-    from tuner.storage.opening import find_study  # noqa: PLC0415 # it loads Optuna
     from tuner.storage.record import MEANING, OWN_PLANS  # noqa: PLC0415 # it loads Optuna
 
     assert config.own_step is not None, "the caller checked"
-    study = study or find_study(config.storage, config.name)
-    attributes = {} if study is None else study.user_attrs
+    attributes = study.user_attrs
     meaning = attributes.get(MEANING)
     if meaning is None or first_difference(meaning, json.loads(json.dumps(config.meaning))):
         return config

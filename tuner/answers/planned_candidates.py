@@ -31,9 +31,9 @@ from tuner.answers.own_step_plans import restore_plans
 from tuner.planners.engine.workers import AbstractBound, ProcessWorkers
 from tuner.plans.layer_planning import AUTO_SHAPES, LayerPlanning, shape_text
 from tuner.plans.layer_plans import LayerTask, freeze, layer_tasks, plan_layer, summary_of
+from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.config import StudyConfig
 from tuner.study_file.meaning import first_difference
-from tuner.study_file.storage_url import storage_file
 
 if TYPE_CHECKING:  # Optuna takes a second to load
     from optuna import Study
@@ -106,7 +106,7 @@ def plan_study(
     return _with_plans(config, [*changes, *(each.change for each in found if each.change is not None)], plans)
 
 
-def plan_layers(config: StudyConfig, chosen: ParallelConfig | None = None) -> StudyConfig:
+def plan_layers(config: StudyConfig, stored: StoredStudies, chosen: ParallelConfig | None = None) -> StudyConfig:
     """Return the study with its layers planned, for all candidates or only the chosen configuration.
 
     Layers that are planned already, or sharded by hand, stay as they are.
@@ -115,13 +115,13 @@ def plan_layers(config: StudyConfig, chosen: ParallelConfig | None = None) -> St
         ConfigError: The planner's pins cannot hold.
     """
     if config.own_step is not None:
-        return restore_plans(config)
+        return restore_plans(config, stored.look(config.name))
     if config.planning.name == "megatron" or config.layer_plans:
         return config
-    return plan_study(config, grid_to_plan(config, chosen), stored=stored_plans(config))
+    return plan_study(config, grid_to_plan(config, chosen), stored=stored_plans(config, stored))
 
 
-def predicted_plans(config: StudyConfig, chosen: ParallelConfig | None = None) -> StudyConfig:
+def predicted_plans(config: StudyConfig, stored: StoredStudies, chosen: ParallelConfig | None = None) -> StudyConfig:
     """Return the study with the plans that predictions count: under `auto`, those that its runs have made.
 
     A chosen configuration that names a plan is planned in any case.
@@ -130,18 +130,16 @@ def predicted_plans(config: StudyConfig, chosen: ParallelConfig | None = None) -
         ConfigError: The planner's pins cannot hold.
     """
     if config.own_step is None and config.planning.is_auto and (chosen is None or chosen.plan == HAND):
-        return known_plans(config)
-    return plan_layers(config, chosen)
+        return known_plans(config, stored)
+    return plan_layers(config, stored, chosen)
 
 
-def known_plans(config: StudyConfig) -> StudyConfig:
+def known_plans(config: StudyConfig, stored: StoredStudies) -> StudyConfig:
     """Return the study with the plans that its storage holds; nothing is planned."""
     if config.planning.name == "megatron" or config.layer_plans:
         return config
-    file = storage_file(config.storage)
-    if file is not None and not file.is_file():
-        return config  # Optuna takes a second to load, and a study that was never run does not need it
-    return _with_stored(config, stored_plans(config))
+    study = stored.look(config.name)
+    return config if study is None else _with_stored(config, _plans_of(config, study))
 
 
 def plans_in(config: StudyConfig, study: Study) -> StudyConfig:
@@ -185,12 +183,9 @@ def as_stored(config: StudyConfig) -> dict[str, Any]:
     return {"changes": changes, "plans": dict(config.layer_plans)}
 
 
-def stored_plans(config: StudyConfig) -> dict[str, Any] | None:
+def stored_plans(config: StudyConfig, stored: StoredStudies) -> dict[str, Any] | None:
     """Return the plans in the study's storage; None if there are none, or they are of another study of that name."""
-    # `meshtune predict` reads no storage, and loading Optuna takes longer than all of its answer
-    from tuner.storage.opening import find_study  # noqa: PLC0415
-
-    study = find_study(config.storage, config.name)
+    study = stored.find(config.name)
     return None if study is None else _plans_of(config, study)
 
 

@@ -12,8 +12,8 @@ from tuner.answers.candidates import Candidates, candidates_of, predict_with_err
 from tuner.answers.planned_candidates import predicted_plans
 from tuner.answers.ranked import OnProgress, Ranked, ignore_progress, predicted_ranking, row_of
 from tuner.space.enumeration import launchable
+from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.config import StudyConfig, load_study
-from tuner.study_file.storage_url import storage_file
 
 
 def predict(study: StudyConfig | Path | str, config: ParallelConfig | Mapping[str, Value] | str) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def predict(study: StudyConfig | Path | str, config: ParallelConfig | Mapping[st
             value=str(chosen),
             nearest="rank() lists configurations that can",
         )
-    return predict_with_errors(predicted_plans(loaded, chosen), chosen)
+    return predict_with_errors(predicted_plans(loaded, StoredStudies(loaded.storage), chosen), chosen)
 
 
 def rank(study: StudyConfig | Path | str, *, top: int | None = 10) -> list[dict[str, Any]]:
@@ -61,31 +61,33 @@ def rank(study: StudyConfig | Path | str, *, top: int | None = 10) -> list[dict[
     Raises:
         ConfigError: The study is wrong.
     """
-    planned = predicted_plans(_load(study))
+    loaded = _load(study)
+    stored = StoredStudies(loaded.storage)
+    planned = predicted_plans(loaded, stored)
     candidates = candidates_of(planned)
-    ranked = rank_candidates(planned, candidates)
+    ranked = rank_candidates(planned, stored, candidates)
     return [row_of(planned, candidates, ranked, place) for place in range(len(ranked.order))[:top]]
 
 
 def rank_candidates(
-    config: StudyConfig, candidates: Candidates, *, on_progress: OnProgress = ignore_progress
+    config: StudyConfig, stored: StoredStudies, candidates: Candidates, *, on_progress: OnProgress = ignore_progress
 ) -> Ranked:
     """Rank the candidates of a study, by what its trials taught if its storage holds any that have ended.
 
     Args:
         config: Study.
+        stored: Studies in its storage.
         candidates: Its candidates, with their predictions.
         on_progress: Function that is told what takes seconds.
 
     Raises:
         ConfigError: The storage or the history cannot be read.
     """
-    file = storage_file(config.storage)
-    if file is None or file.is_file():
-        # Optuna takes a second to load, and a study that was never run does not need it
-        from tuner.answers.learned_ranking import learned_ranking  # noqa: PLC0415
+    study = stored.look(config.name)
+    if study is not None:
+        from tuner.answers.learned_ranking import learned_ranking  # noqa: PLC0415 # it loads Optuna
 
-        learned = learned_ranking(config, candidates, on_progress=on_progress)
+        learned = learned_ranking(config, study, candidates, on_progress=on_progress)
         if learned is not None:
             return learned
     return predicted_ranking(config, candidates, on_progress=on_progress)

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from optuna import Study
+
 from costmodels.job.parallel_config import ParallelConfig
 from hardware.cluster import Cluster
 from tuner.answers.best import Best, best_known
@@ -19,7 +21,6 @@ from tuner.answers.device_time import DAY_S, HOUR_S, device_time_of
 from tuner.answers.gain import Compared, Known
 from tuner.answers.sizes import best_by_size
 from tuner.search.proxy.extrapolation import Extrapolated
-from tuner.storage.opening import find_study
 from tuner.storage.record import TrialRecord, read_records
 from tuner.study_file.config import StudyConfig
 from tuner.study_file.cost_keys import NO_LIMITS, Limits
@@ -134,15 +135,17 @@ class TrainingEstimate:
         return self.trainings[0].device_hours * (1 - 1 / gain)
 
 
-def estimate_training(config: StudyConfig, tokens: float, sizes: Sequence[int] = ()) -> TrainingEstimate | None:
+def estimate_training(
+    config: StudyConfig, study: Study | None, tokens: float, sizes: Sequence[int] = ()
+) -> TrainingEstimate | None:
     """Return what training on a number of tokens takes; None if no configuration fits.
 
     Args:
         config: Study.
+        study: Its stored counterpart; None for a study that was never run.
         tokens: Number of tokens.
         sizes: Numbers of hosts to predict too.
     """
-    study = find_study(config.storage, config.name)
     best, records = best_known(config, study), read_records(study) if study is not None else []
     if best is None:
         return None
@@ -208,9 +211,9 @@ def limited_of(config: StudyConfig, best: TrialRecord | None, extrapolated: Extr
     return None
 
 
-def measured_correction(config: StudyConfig) -> float:
+def measured_correction(config: StudyConfig, study: Study) -> float:
     """Return the ratio of the best configuration's measured step time to its predicted one; 1 without a measurement."""
-    best = best_known(config, find_study(config.storage, config.name))
+    best = best_known(config, study)
     return 1.0 if best is None else _correction(config, best)
 
 

@@ -12,7 +12,7 @@ from functools import cache, partial
 from costmodels.job.training_job import NARROW_BYTES
 from costmodels.operators.isolated import IsolatedCall
 from hardware.device import Device, find_device
-from hardware.io.errors import ConfigError, shown_url
+from hardware.io.errors import ConfigError
 from trials.ranks.contract import RanksLostError
 from trials.ranks.processes import RankProcesses
 from trials.torch_training.benchmarks.device import DeviceBenchmarks, DeviceType
@@ -85,7 +85,7 @@ def calibrate_device(
     return DeviceCalibration(
         cluster=setting.cluster,
         precision=setting.job.precision,
-        storage=shown_url(config.storage),
+        storage=str(config.storage),
         planned=len(plan),
         measured=len(run.measured),
         known=len(plan) - len(left),

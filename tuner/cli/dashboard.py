@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from hardware.io.errors import ConfigError, shown_url
+from hardware.io.errors import ConfigError
 from tuner.cli.options import AsJson, Overrides, Storage, StudyFile, load, whole_number
 from tuner.terminal.console import print_json, warn
 
@@ -49,7 +49,7 @@ def dashboard(
                 "url": opened.url,
                 "study_url": opened.study_url,
                 "study_name": config.name,
-                "storage": shown_url(config.storage),
+                "storage": str(config.storage),
             }
         )
     else:

@@ -10,6 +10,7 @@ from typer import Option
 
 from tuner.cli.costs import load_with_prices, tokens_of
 from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, StudyFile, with_plans
+from tuner.storage.stored_studies import StoredStudies
 from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, print_table, say
 
 if TYPE_CHECKING:  # these load numpy
@@ -42,7 +43,9 @@ def estimate(
 
     config = load_with_prices(study, list(overrides or []), storage, prices)
     count = tokens_of(config, tokens)
-    found = estimate_training(with_plans(config), count, () if hosts is None else parse_sizes(config, hosts))
+    stored = StoredStudies(config.storage)
+    sizes = () if hosts is None else parse_sizes(config, hosts)
+    found = estimate_training(with_plans(config, stored), stored.find(config.name), count, sizes)
     if as_json:
         print_json(_as_json(config, found))
     elif found is not None:

@@ -60,6 +60,7 @@ from tuner.cli.options import (
 )
 from tuner.cli.status import counts
 from tuner.run.endings import INTERRUPTED, PREEMPTED, StorageLostError, TakenOverError, ending_signals, keep_status
+from tuner.storage.stored_studies import StoredStudies
 from tuner.terminal.console import (
     NOTHING_WORKS,
     in_words,
@@ -296,7 +297,7 @@ def run(
             config = load(study, changes, storage)
             if lines is not None:
                 lines.study = config.name
-            config = with_plans(config, runs=True)
+            config = with_plans(config, StoredStudies(config.storage), runs=True)
 
             # Import after reading the study: loading Optuna takes seconds, and mistakes should be told at once.
             from tuner.run.following import run_following
@@ -305,7 +306,12 @@ def run(
             from tuner.terminal.metrics_file import MetricsFile
             from tuner.terminal.progress import ProgressLine
 
-            os.environ.pop("MESHTUNE_STORAGE", None)  # the processes of trials would inherit it
+            inherited = os.environ.pop("MESHTUNE_STORAGE", None)  # the processes of trials would inherit it
+
+            def on_hosts(hosts: tuple[int, ...]) -> StudyConfig:
+                part = load_study(study, overrides=changes, storage=storage or inherited, hosts=hosts)
+                return with_plans(part, StoredStudies(part.storage), runs=True)
+
             events = EventLog(config) if log_format == "json" else None
             shown = MetricsFile(metrics, config.name, lambda trouble: warn([trouble])) if metrics is not None else None
 
@@ -316,14 +322,7 @@ def run(
                     shown.show(progress)
 
             with events or ProgressLine(config) as line:
-                followed = run_following(
-                    config,
-                    lambda hosts: with_plans(
-                        load_study(study, overrides=changes, storage=storage, hosts=hosts), runs=True
-                    ),
-                    on_progress=show,
-                    ray_address=ray_address,
-                )
+                followed = run_following(config, on_hosts, on_progress=show, ray_address=ray_address)
             _tell_end(followed, events, as_json=as_json)
         except KeyboardInterrupt:  # before the study was begun, or again while the run ended
             raise typer.Exit(interrupted()) from None
@@ -381,7 +380,7 @@ def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
         "p_star": result.p_star,
         "stop_reason": result.stop_reason.value,
         "study_name": config.name,
-        "storage": shown_url(config.storage),
+        "storage": str(config.storage),
     }
 
 
@@ -411,14 +410,15 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
     """Print the best known configuration: measured if the study has run, else predicted."""
     config = load(study, overrides, storage)
 
-    from tuner.answers.best import best_configuration
+    from tuner.answers.best import best_known
     from tuner.answers.candidates import throughput_of
     from tuner.answers.gain import gains
     from tuner.answers.idle_hosts import idle_hosts_of
     from tuner.answers.training import limited_training
 
-    config = with_plans(config)
-    found = best_configuration(config)
+    stored = StoredStudies(config.storage)
+    config = with_plans(config, stored)
+    found = best_known(config, stored.find(config.name))
     if found is None:
         unknown = dict.fromkeys(("config", "step_time_s", "source", "clock", "idle_hosts", "training"))
         _finish_empty(as_json, {**unknown, "extrapolated": False, **gains(None)})
@@ -522,16 +522,17 @@ def export(
         raise ConfigError(
             f"is not the library of {config.own_step.factory}", key="--to", value=to, nearest=f"--to {world}"
         )
+    stored = StoredStudies(config.storage)
     if chosen is not None:
         wanted, notes = launchable_config(config, chosen)
-        config = with_plans(config, wanted)
+        config = with_plans(config, stored, wanted)
     else:
-        from tuner.answers.best import best_configuration
+        from tuner.answers.best import best_known
         from tuner.answers.cost_words import limited_in_words
         from tuner.answers.training import limited_training
 
-        config = with_plans(config)
-        found = best_configuration(config)
+        config = with_plans(config, stored)
+        found = best_known(config, stored.find(config.name))
         if found is None:
             _finish_empty(as_json, {"target": to, "text": None, "notes": []})
         wanted = found.config
@@ -541,7 +542,7 @@ def export(
         if training is None or training.breaks:
             notes += tuple(filter(None, [limited_in_words(config, training)]))
     if exporter is None:
-        exported = Export(target=to, text=export_own_step(config, wanted, out))
+        exported = Export(target=to, text=export_own_step(config, stored.find(config.name), wanted, out))
     else:
         notes += notes_on_idle_hosts(config, wanted)
         notes += notes_on_plan(config, wanted) if to != "json" else ()

@@ -18,6 +18,7 @@ from tuner.terminal.console import warn
 if TYPE_CHECKING:  # these load numpy
     from costmodels.job.parallel_config import ParallelConfig
     from tuner.own_step.plans import OwnStepPlans
+    from tuner.storage.stored_studies import StoredStudies
     from tuner.study_file.config import StudyConfig
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -119,7 +120,9 @@ def at_time(config: StudyConfig, at: str | None, network: Path | None) -> tuple[
     return study_at(config, trace, time_s), missing_in_words(config.setting.cluster, trace, time_s)
 
 
-def with_plans(config: StudyConfig, chosen: ParallelConfig | None = None, *, runs: bool = False) -> StudyConfig:
+def with_plans(
+    config: StudyConfig, stored: StoredStudies, chosen: ParallelConfig | None = None, *, runs: bool = False
+) -> StudyConfig:
     """Return the study with the sharding of its layers planned, for all candidates or only the chosen one.
 
     Plans in the study's storage are reused. Under `auto`, only a run plans: other commands answer at once.
@@ -130,7 +133,7 @@ def with_plans(config: StudyConfig, chosen: ParallelConfig | None = None, *, run
     if config.own_step is not None:
         from tuner.answers.own_step_plans import restore_plans
 
-        return restore_plans(config)
+        return restore_plans(config, stored.look(config.name))
     if config.planning.name == "megatron":
         return config
     from tuner.answers.planned_candidates import (
@@ -144,10 +147,10 @@ def with_plans(config: StudyConfig, chosen: ParallelConfig | None = None, *, run
     from tuner.terminal.progress import PlanningLine
 
     if chosen is not None or (config.planning.is_auto and not runs):
-        return predicted_plans(config, chosen)
+        return predicted_plans(config, stored, chosen)
     with PlanningLine() as line:
         grid = grid_to_plan(config, None)
-        planned = plan_study(config, grid, stored=stored_plans(config), on_planned=line.show)
+        planned = plan_study(config, grid, stored=stored_plans(config, stored), on_planned=line.show)
     warn(unused_pins(planned))
     left = planned_in_words(planned)
     warn([left] if left else [])

@@ -26,6 +26,7 @@ from tuner.cli.options import (
     whole_number,
     with_plans,
 )
+from tuner.storage.stored_studies import StoredStudies
 from tuner.terminal.console import (
     NOTHING_WORKS,
     config_in_words,
@@ -66,7 +67,7 @@ def space(
     config = load(study, overrides)
     chosen = None if why is None else parse_config(why, config.config_defaults, option="--why")
     if config.own_step is not None:
-        config = with_plans(config)
+        config = with_plans(config, StoredStudies(config.storage))
     found = config.space()
     if chosen is None:
         warn(found.warnings)
@@ -109,7 +110,7 @@ def predict(
     config, missing = at_time(load(study, overrides), at, network)
     wanted, broken = launchable_config(config, chosen, missing)
     warn(broken)
-    config = with_plans(config, wanted)
+    config = with_plans(config, StoredStudies(config.storage), wanted)
     payload = predict_with_errors(config, wanted)
     if plan:
         from tuner.answers.planned_candidates import by_hand
@@ -195,7 +196,7 @@ def simulate(
         check_out(trace, "--trace")
     config, missing = at_time(load(study, overrides), at, network)
     wanted, broken = launchable_config(config, chosen, missing)
-    config = with_plans(config, wanted)
+    config = with_plans(config, StoredStudies(config.storage), wanted)
     simulation = simulate_candidate(config, wanted, schedule)
     payload = simulation_json(config, wanted, schedule, simulation)
     if trace is not None:
@@ -297,11 +298,12 @@ def _rank_configs(config: StudyConfig, num_rows: int, as_json: bool) -> None:
     from tuner.answers.predictions import rank_candidates
     from tuner.answers.ranked import place_of_current, row_of
 
-    config = with_plans(config)
+    stored = StoredStudies(config.storage)
+    config = with_plans(config, stored)
     candidates = candidates_of(config)
     warn(candidates.space.warnings)
     grid, memory = candidates.space.grid, candidates.space.memory
-    ranked = rank_candidates(config, candidates, on_progress=lambda note: warn([note]))
+    ranked = rank_candidates(config, stored, candidates, on_progress=lambda note: warn([note]))
     rows = [row_of(config, candidates, ranked, place) for place in range(min(num_rows, len(grid)))]
     current = place_of_current(config, candidates, ranked) if rows else None
     shown = dict(enumerate(rows, start=1))

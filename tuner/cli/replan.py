@@ -12,6 +12,7 @@ from typer import Option
 
 from hardware.io.errors import ConfigError, did_you_mean
 from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, StudyFile, load, number, with_plans
+from tuner.storage.stored_studies import StoredStudies
 from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, print_table, printable
 
 if TYPE_CHECKING:  # these load numpy and Optuna
@@ -80,7 +81,8 @@ def replan(
         raise ConfigError(
             "cannot be combined with --robust, which plans no changes", key="--unforeseen", nearest="use one of the two"
         )
-    config = with_plans(load(study, overrides, storage))
+    config = load(study, overrides, storage)
+    config = with_plans(config, StoredStudies(config.storage))
 
     from tuner.replan.network import trace_of
     from tuner.replan.replanning import STATISTICS, Assumptions, plan_json, replan_trace

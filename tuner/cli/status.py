@@ -45,14 +45,16 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     from tuner.search.stopping import StopReason
     from tuner.search.waiting import SLOTS, Slots
     from tuner.storage.record import HISTORY, STOP_REASON, best_record, read_records
+    from tuner.storage.stored_studies import StoredStudies
 
-    stored = stored_study(config)
+    studies = StoredStudies(config.storage)
+    stored = stored_study(config, studies)
     config = plans_in(config, stored)
     records = read_records(stored)
     best = best_record(records)
     best_s = best.step_time_s if best else None
     extrapolated = None if best else extrapolated_of(stored.user_attrs)
-    phases, running = phases_of(config), is_running(stored)
+    phases, running = phases_of(config, studies), is_running(stored)
     in_flight = sum(not record.finished for record in records) if running else 0
     slots = Slots.from_json(stored.user_attrs.get(SLOTS) if running else None)
     under_way = next((phase for phase in phases if is_driven(phase.attributes)), None)

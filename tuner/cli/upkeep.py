@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 from typer import Argument
 
-from hardware.io.errors import shown_url
 from tuner.cli.options import SOMETHING_WRONG, AsJson, Overrides, Storage, StudyFile, check_out, load
 from tuner.run.endings import ending_signals
 from tuner.terminal.console import print_json, printable, say
@@ -37,7 +36,7 @@ def doctor(
         print_json(
             {
                 "study_name": config.name if config else None,
-                "storage": shown_url(config.storage) if config else None,
+                "storage": str(config.storage) if config else None,
                 "findings": [asdict(finding) for finding in findings],
             }
         )
@@ -66,15 +65,14 @@ def backup(
     check_out(target, "TARGET")
 
     from tuner.storage.backup import back_up
-    from tuner.study_file.storage_url import is_journal
 
     with ending_signals(lambda: None) as interrupted:
         try:
             written = back_up(config.storage, target)
         except KeyboardInterrupt:
             raise typer.Exit(interrupted()) from None
-    url = f"{'journal' if is_journal(config.storage) else 'sqlite'}:///{written}"
+    url = f"{config.storage.kind}:///{written}"
     if as_json:
-        print_json({"study_name": config.name, "storage": shown_url(config.storage), "backup": url})
+        print_json({"study_name": config.name, "storage": str(config.storage), "backup": url})
     else:
         typer.echo(f"wrote {printable(str(written))}; it continues with --storage {printable(url)}")

@@ -18,6 +18,7 @@ from hardware.io.errors import ConfigError, did_you_mean
 from tuner.cli.options import Overrides, Storage, StudyFile, load, number, with_plans
 from tuner.cli.replan import CheckpointEvery, Restart, StorageBandwidth, costs_of_change
 from tuner.run.endings import ending_signals
+from tuner.storage.stored_studies import StoredStudies
 from tuner.terminal.console import printable, say
 
 if TYPE_CHECKING:  # these load numpy and Optuna
@@ -114,7 +115,7 @@ def watch(
             file=config.file,
             key="model",
         )
-    config = with_plans(config)
+    config = with_plans(config, StoredStudies(config.storage))
 
     from tuner.replan.present import Watched
     from tuner.replan.replanning import Assumptions

@@ -24,13 +24,13 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 import optuna
 
 from hardware.io.errors import ConfigError, shorten
+from hardware.io.looking import may_write
 from tuner.dashboard.artifacts import StudyFiles
 from tuner.dashboard.view import StudyView
 from tuner.run.studies import stored_study
-from tuner.storage.looking import may_write
-from tuner.storage.opening import load_study, open_to_look
+from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.config import StudyConfig
-from tuner.study_file.storage_url import storage_file
+from tuner.study_file.storage_address import StorageAddress
 from tuner.terminal.console import printable, say
 
 PORT = 8080
@@ -107,12 +107,10 @@ def dashboard_server(config: StudyConfig, place: Place) -> DashboardServer:
             key="dashboard",
             nearest="pip install 'meshtune[dashboard]'",
         ) from None
-    stored_study(config)
+    stored = StoredStudies(config.storage)
+    study, storage = stored_study(config, stored), stored.opened
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # its plots warn about every degree that never varied
-    storage = open_to_look(config.storage)
-    study = None if storage is None else load_study(storage, config.name)
-    assert storage is not None, "the study was there a moment ago"
-    assert study is not None, "as above"
+    assert storage is not None, "the study was found in it"
     files = StudyFiles(config)
     view = StudyView(storage, study, config, files)
     server = _listen(place)
@@ -176,8 +174,8 @@ def _bad_host(host: str) -> ConfigError:
     return ConfigError("is no address of this machine", key="--host", value=host, nearest=f"--host {LOOPBACK}")
 
 
-def _may_write(url: str) -> bool:
-    file = storage_file(url)
+def _may_write(address: StorageAddress) -> bool:
+    file = address.file
     return file is None or not file.is_file() or may_write(file)
 
 

@@ -21,6 +21,7 @@ from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
 from tuner.search.stopping import StopReason
 from tuner.space.enumeration import rule_reasons
 from tuner.storage.record import ORIGIN, STOP_REASON, TrialRecord, best_record, read_records
+from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.config import StudyConfig
 
 
@@ -147,7 +148,8 @@ def collect(config: StudyConfig) -> ReportData:
     Raises:
         ConfigError: The storage holds no such study.
     """
-    study = stored_study(config)
+    stored = StoredStudies(config.storage)
+    study = stored_study(config, stored)
     config = plans_in(config, study)
     records = read_records(study)
     best = best_record(records)
@@ -165,6 +167,6 @@ def collect(config: StudyConfig) -> ReportData:
         origin=study.user_attrs.get(ORIGIN, config.backend.origin),
         compared=compared_in(config, reference_of(config, study), records, best, study.user_attrs),
         moments=read_moments(study),
-        fewer_hosts=phases_of(config),
+        fewer_hosts=phases_of(config, stored),
         conclusions=failure_conclusions(study.user_attrs),
     )

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 from optuna.trial import TrialState
 
-from hardware.io.errors import shown_url
+from hardware.io.looking import NoRightsError
 from trials.on_ray.leftovers import left_processes
 from tuner.run.driver import DRIVER, is_held
 from tuner.storage.integrity import trouble_of_storage
-from tuner.storage.looking import NoRightsError
 from tuner.storage.opening import find_study
 from tuner.study_file.config import StudyConfig
 
@@ -44,12 +43,12 @@ def findings_of_study(config: StudyConfig) -> Iterator[Finding]:
     try:
         trouble = trouble_of_storage(config.storage)
     except NoRightsError as error:
-        yield Finding(what="rights", found=f"{shown_url(config.storage)}: {error}", advice=error.advice)
+        yield Finding(what="rights", found=f"{config.storage}: {error}", advice=error.advice)
         return
     if trouble:
         yield Finding(
             what="storage",
-            found=f"{shown_url(config.storage)}: {trouble}",
+            found=f"{config.storage}: {trouble}",
             advice="keep a copy of it as it is, and continue from a backup (`meshtune backup` makes them)",
         )
         return

@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
+from optuna import Study
+
 from hardware.dynamics import lost_hosts
 from trials.on_ray.executor import RayExecutor
 from trials.placement import NoRoomError
@@ -31,8 +33,8 @@ from tuner.run.progress import Progress, RunResult
 from tuner.run.studies import make_sampler, open_study
 from tuner.search.prior import ignore_progress
 from tuner.search.stopping import StopReason
-from tuner.storage.opening import find_study
 from tuner.storage.record import PHASES, SPENT_S, read_records
+from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.config import StudyConfig
 from tuner.study_file.study_keys import SearchOptions
 
@@ -103,7 +105,7 @@ def run_following(
     while True:
         phase = following.phase(hosts)
         if hosts != everywhere:
-            _name_phase(config, phase, hosts)
+            _name_phase(config, following.stored.find(config.name), phase, hosts)
         now = following.trace_hosts(phase) if follows_trace else following.ray_hosts(clock)
         try:
             result = run_study(
@@ -121,7 +123,7 @@ def run_following(
             left = following.usable(everywhere[: error.fitting])
         else:
             if result.stop_reason is not StopReason.HOSTS:
-                warnings = (*result.warnings, *(phase.in_words for phase in phases_of(config)))
+                warnings = (*result.warnings, *(phase.in_words for phase in phases_of(config, following.stored)))
                 return Followed(result=replace(result, warnings=warnings), config=phase, hosts=hosts)
             left = result.hosts
         hosts, has_moved = left, True
@@ -136,10 +138,15 @@ def run_following(
 
 
 class _Following:
-    """Study, its phases so far, and the hosts that are there."""
+    """Study, its phases so far, and the hosts that are there.
+
+    Attributes:
+        stored: Studies in its storage: that on all hosts, and its phases.
+    """
 
     def __init__(self, config: StudyConfig, on_hosts: OnHosts, everywhere: tuple[int, ...]) -> None:
         self._config, self._on_hosts, self._everywhere = config, on_hosts, everywhere
+        self.stored = StoredStudies(config.storage)
         self._usable: dict[tuple[int, ...], tuple[int, ...]] = {everywhere: everywhere}
         self._seen: tuple[int, ...] | None = None
         self._seen_since_s = self._due_s = float("-inf")
@@ -168,7 +175,7 @@ class _Following:
 
     def has_begun(self) -> bool:
         """Return whether the study has had a trial on all its hosts, or a phase."""
-        study = find_study(self._config.storage, self._config.name)
+        study = self.stored.find(self._config.name)
         return study is not None and (bool(study.get_trials(deepcopy=False)) or bool(phases_in(study)))
 
     def phase(self, hosts: tuple[int, ...]) -> StudyConfig:
@@ -204,18 +211,18 @@ class _Following:
         return self.usable(tuple(host for host in self._everywhere if host not in lost))
 
     def _phases(self) -> Mapping[str, StudyConfig]:
-        study = find_study(self._config.storage, self._config.name)
+        study = self.stored.find(self._config.name)
         return {} if study is None else {name: self._on_hosts(hosts) for name, hosts in phases_in(study).items()}
 
     def _spent_s(self, config: StudyConfig) -> float:
-        study = find_study(config.storage, config.name)
+        study = self.stored.find(config.name)
         return 0.0 if study is None else float(study.user_attrs.get(SPENT_S, 0.0))
 
     def _rest(self, search: SearchOptions, others: list[StudyConfig]) -> SearchOptions:
         """Take what the others have spent off the budgets."""
         trials, device_hours = 0, 0.0
         for one in others:
-            study = find_study(one.storage, one.name)
+            study = self.stored.find(one.name)
             records = [] if study is None else read_records(study)
             trials += sum(record.finished for record in records)
             device_hours += device_time_of(one, records).device_hours
@@ -225,9 +232,8 @@ class _Following:
         return search.model_copy(update={name: max(budget - used[name], 0) for name, budget in budgets.items()})
 
 
-def _name_phase(config: StudyConfig, phase: StudyConfig, hosts: tuple[int, ...]) -> None:
-    """Write the name of a phase to the whole study."""
-    study = find_study(config.storage, config.name)
+def _name_phase(config: StudyConfig, study: Study | None, phase: StudyConfig, hosts: tuple[int, ...]) -> None:
+    """Write the name of a phase to the whole study, which is begun if it was not yet."""
     if study is None:
         study = open_study(config, make_sampler(config))
     known = phases_in(study)

@@ -41,6 +41,7 @@ from tuner.search.waiting import Wait
 from tuner.storage.history import make_tables, past_of
 from tuner.storage.opening import open_store, storage_errors
 from tuner.storage.record import HISTORY, LAYER_PLANS, OWN_PLANS, SPENT_S, STOP_REASON
+from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.config import StudyConfig
 
 POLL_S = 1.0
@@ -72,7 +73,7 @@ def run_study(
             database fails.
         StorageLostError: The storage's file was lost; what was measured is kept beside it.
     """
-    config = plan_layers(config)
+    config = plan_layers(config, StoredStudies(config.storage))
     candidates = candidates_of(config)
     if not len(candidates.space.grid):
         removed = max(candidates.space.removed.items(), key=lambda entry: entry[1], default=("", 0))

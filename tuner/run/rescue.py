@@ -26,14 +26,14 @@ from tuner.storage.opening import UnusableStorageError, open_store, storage_erro
 from tuner.storage.record import MEANING, TrialRecord
 from tuner.storage.sql_store import SqlStore
 from tuner.storage.store import AbstractStore
-from tuner.study_file.storage_url import storage_file
+from tuner.study_file.storage_address import StorageAddress
 
 MOST_NAMES = 100
 """Number of names that are tried for the rescued file: an earlier one is never overwritten."""
 
 
 @contextmanager
-def rescued(url: str, file: str, ledger: Ledger) -> Iterator[None]:
+def rescued(address: StorageAddress, file: str, ledger: Ledger) -> Iterator[None]:
     """Save the study if the file of its storage is lost in the block.
 
     A database server keeps what it has, and so does a file whose disk is full.
@@ -43,10 +43,10 @@ def rescued(url: str, file: str, ledger: Ledger) -> Iterator[None]:
         ConfigError: The storage cannot be used, and has lost nothing.
     """
     try:
-        with storage_errors(url):
+        with storage_errors(address):
             yield
     except UnusableStorageError as error:
-        lost = storage_file(url)
+        lost = address.file
         if error.is_sound or lost in (None, Path()):
             raise
         saved = _save(ledger, beside=lost)
@@ -64,7 +64,7 @@ def _save(ledger: Ledger, *, beside: Path) -> Path:
     is_copied = isinstance(left, SqlStore) and left.copy_to(path)
     if not is_copied:
         path.unlink(missing_ok=True)
-    with closing(open_store(f"sqlite:///{path}")) as store:
+    with closing(open_store(StorageAddress.of_file(path))) as store:
         (_complete if is_copied else _write_remembered)(ledger, store)
     return path
 

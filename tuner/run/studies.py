@@ -28,8 +28,9 @@ from tuner.search.proxy.proxy_plan import ProxyPlan
 from tuner.search.pruning import ClearlySlowerPruner
 from tuner.search.sampler import ThompsonSampler
 from tuner.storage.history import Past
-from tuner.storage.opening import find_study, foreign_values, open_store
+from tuner.storage.opening import foreign_values, open_store
 from tuner.storage.record import MEANING, ORIGIN
+from tuner.storage.stored_studies import StoredStudies
 from tuner.storage.stored_values import check_values
 from tuner.study_file.config import StudyConfig
 from tuner.study_file.meaning import first_difference
@@ -152,14 +153,18 @@ def is_by_hand_so_far(meaning: Mapping[str, Any]) -> bool:
     return "planner" not in meaning
 
 
-def stored_study(config: StudyConfig) -> Study:
+def stored_study(config: StudyConfig, stored: StoredStudies | None = None) -> Study:
     """Return the study that the storage holds, for reading.
+
+    Args:
+        config: Study.
+        stored: Studies in its storage, where the caller looks up others too.
 
     Raises:
         ConfigError: The storage holds none yet.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = find_study(config.storage, config.name)
+    study = (stored or StoredStudies(config.storage)).find(config.name)
     if study is None:
         raise ConfigError(
             "has no trials in its storage yet",

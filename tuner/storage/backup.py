@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from hardware.io.errors import ConfigError, shown_url
+from hardware.io.errors import ConfigError
+from hardware.io.looking import NoRightsError, check_readable, look_at
 from tuner.storage.integrity import trouble_of_journal, trouble_of_sqlite
-from tuner.storage.looking import NoRightsError, check_readable, look_at
-from tuner.study_file.storage_url import is_journal, storage_file
+from tuner.study_file.storage_address import StorageAddress, StorageKind
 
 PG_DUMP = "pg_dump --format=custom --file=TARGET URL makes one, and pg_restore reads it"
 
@@ -21,8 +21,8 @@ _ENDS = ("", "-journal", "-wal", "-shm")
 """Ends of the names of all files that SQLite may make of a database."""
 
 
-def back_up(url: str, target: Path) -> Path:
-    """Copy the storage at `url` to a new file, whole or not at all; return its path.
+def back_up(address: StorageAddress, target: Path) -> Path:
+    """Copy the storage at an address to a new file, whole or not at all; return its path.
 
     SQLite copies a database page by page as it stood at one moment (https://www.sqlite.org/backup.html). Of a journal,
     all complete entries are copied.
@@ -30,16 +30,15 @@ def back_up(url: str, target: Path) -> Path:
     Raises:
         ConfigError: The storage is a server's, there is none, the copy is damaged, or the target cannot be written.
     """
-    file = storage_file(url)
+    file = address.file
     if file is None:
-        raise ConfigError(
-            "is a server's, which has its own copies", key="storage", value=shown_url(url), nearest=PG_DUMP
-        )
+        raise ConfigError("is a server's, which has its own copies", key="storage", value=str(address), nearest=PG_DUMP)
     if not file.is_file():
-        raise ConfigError("does not exist", key="storage", value=shown_url(url))
+        raise ConfigError("does not exist", key="storage", value=str(address))
     if target.exists() or target.is_symlink():
         raise ConfigError("exists already", key="TARGET", value=str(target), nearest="name a file that does not exist")
-    copy, trouble_of = (_copy_journal, trouble_of_journal) if is_journal(url) else (_copy_sqlite, trouble_of_sqlite)
+    is_journal = address.kind is StorageKind.JOURNAL
+    copy, trouble_of = (_copy_journal, trouble_of_journal) if is_journal else (_copy_sqlite, trouble_of_sqlite)
     try:
         with _new_file_beside(target) as beside:
             copy(file, beside)
@@ -48,15 +47,15 @@ def back_up(url: str, target: Path) -> Path:
                 # a link, unlike a renaming, never replaces a file that somebody has made meanwhile
                 os.link(beside, target)
     except NoRightsError as error:
-        raise ConfigError(str(error), key="storage", value=shown_url(url), nearest=error.advice) from None
+        raise ConfigError(str(error), key="storage", value=str(address), nearest=error.advice) from None
     except OSError as error:
         raise _unwritable(target, error.strerror or str(error)) from None
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
             raise _unwritable(target, os.strerror(errno.ENOSPC)) from None
-        raise ConfigError(f"cannot be copied ({error})", key="storage", value=shown_url(url)) from None
+        raise ConfigError(f"cannot be copied ({error})", key="storage", value=str(address)) from None
     if trouble:
-        raise ConfigError(f"is damaged, and so is a copy ({trouble})", key="storage", value=shown_url(url))
+        raise ConfigError(f"is damaged, and so is a copy ({trouble})", key="storage", value=str(address))
     return target.absolute()
 
 

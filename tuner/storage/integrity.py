@@ -8,23 +8,23 @@ from contextlib import closing
 from pathlib import Path
 
 from hardware.io.errors import shorten
-from tuner.storage.looking import check_readable, look_at
-from tuner.study_file.storage_url import is_journal, storage_file
+from hardware.io.looking import check_readable, look_at
+from tuner.study_file.storage_address import StorageAddress, StorageKind
 
 
-def trouble_of_storage(url: str) -> str:
+def trouble_of_storage(address: StorageAddress) -> str:
     """Return what is wrong with the file of a storage; empty if nothing is, or if a server keeps it.
 
     Raises:
         NoRightsError: The file may not be read, which is no damage.
     """
-    file = storage_file(url)
+    file = address.file
     if file is None:
         return ""
     if not file.is_file():
         return "there is no such file"
     check_readable(file)
-    return trouble_of_journal(file) if is_journal(url) else trouble_of_sqlite(file)
+    return trouble_of_journal(file) if address.kind is StorageKind.JOURNAL else trouble_of_sqlite(file)
 
 
 def trouble_of_sqlite(file: Path) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 from optuna.storages import JournalStorage
 from sqlalchemy import Connection, MetaData, and_, create_engine, delete, insert
 
+from hardware.io.looking import check_readable
 from tuner.storage.journal_file import NOTHING, SET_STUDY_ATTRIBUTE, JournalFile, foreign_entries, rows_in
-from tuner.storage.looking import check_readable
 from tuner.storage.own_file import OwnFile
 from tuner.storage.store import AbstractStore, Condition, OvertakenError, Rows
 

@@ -20,16 +20,16 @@ from sqlalchemy import text as statement
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError, DisconnectionError, IntegrityError, SQLAlchemyError
 
-from hardware.io.errors import ConfigError, shorten, shown_url
+from hardware.io.errors import ConfigError, shorten
+from hardware.io.looking import NoRightsError, check_writable, is_outdated, look_at, may_write
 from trials.submitted_job import check_outlives_job
 from tuner.storage.journal_file import JournalError
 from tuner.storage.journal_store import JournalStore, journal_to_look_at, rows_of_journal
-from tuner.storage.looking import NoRightsError, check_writable, is_outdated, look_at, may_write
 from tuner.storage.own_file import GoneError, OwnFile
 from tuner.storage.sql_store import SqlStore
 from tuner.storage.store import AbstractStore, BrokenOffError
 from tuner.storage.stored_values import check_values
-from tuner.study_file.storage_url import is_journal, storage_file
+from tuner.study_file.storage_address import StorageAddress, StorageKind
 
 SQLITE_WAIT_S = 60
 """Time for which one process waits for another's write before it gives up [s]."""
@@ -65,32 +65,32 @@ class UnusableStorageError(ConfigError):
         is_sound: Whether it holds all that was written, and can be used again when the cause is gone.
     """
 
-    def __init__(self, cause: str, url: str, nearest: str | None) -> None:
-        super().__init__(f"cannot be used ({cause})", key="storage", value=shown_url(url), nearest=nearest)
+    def __init__(self, cause: str, address: StorageAddress, nearest: str | None) -> None:
+        super().__init__(f"cannot be used ({cause})", key="storage", value=str(address), nearest=nearest)
         self.is_sound = nearest is not None
 
 
-def open_store(url: str) -> AbstractStore:
-    """Open the store at `url`; create it if it does not exist.
+def open_store(address: StorageAddress) -> AbstractStore:
+    """Open the store at an address; create it if it does not exist.
 
     Raises:
         ConfigError: The database cannot be opened (see `open_database`), or the journal file cannot be read and
             written.
     """
-    _check_outlives(url)
-    file = storage_file(url)
-    with storage_errors(url):
+    _check_outlives(address)
+    file = address.file
+    with storage_errors(address):
         if file is not None and file.is_file():
             check_writable(file)
-    if not is_journal(url):
-        storage = open_database(url)
+    if address.kind is not StorageKind.JOURNAL:
+        storage = open_database(address)
         return SqlStore(storage, OwnFile(file) if file is not None and file.is_file() else None)
-    with storage_errors(url):
-        return JournalStore(storage_file(url) or Path())
+    with storage_errors(address):
+        return JournalStore(address.file or Path())
 
 
-def open_database(url: str) -> RDBStorage:
-    """Open the database at `url`; create it if it does not exist.
+def open_database(address: StorageAddress) -> RDBStorage:
+    """Open the database at an address; create it if it does not exist.
 
     SQLite is set to write-ahead logging, where readers do not block the writer, and to flushing every commit to the
     disk, so that a finished trial survives the machine's death. PostgreSQL is accessed through psycopg2, unless the URL
@@ -99,11 +99,11 @@ def open_database(url: str) -> RDBStorage:
     Raises:
         ConfigError: The URL is malformed, its driver is not installed, or the database does not answer.
     """
-    with storage_errors(url):
-        parsed = _parse(url)
-        if (file := storage_file(url)) is not None and file.is_file():
+    with storage_errors(address):
+        parsed = _parse(address)
+        if (file := address.file) is not None and file.is_file():
             with _engine(parsed, file) as engine:
-                _check_tables(engine, url)
+                _check_tables(engine, address)
         storage = _create(parsed, _connect_args(parsed))
         if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):
             event.listen(storage.engine, "connect", _make_durable)
@@ -115,19 +115,19 @@ def open_database(url: str) -> RDBStorage:
 
 
 @contextmanager
-def reading(url: str, metadata: MetaData) -> Iterator[Connection]:
+def reading(address: StorageAddress, metadata: MetaData) -> Iterator[Connection]:
     """Connect to an existing store, without creating tables or changing settings; a journal needs the `metadata`.
 
     Raises:
         ConfigError: The URL is malformed, or the store cannot be read.
     """
-    with storage_errors(url):
-        if is_journal(url):
-            with rows_of_journal(storage_file(url) or Path(), metadata) as connection:
+    with storage_errors(address):
+        if address.kind is StorageKind.JOURNAL:
+            with rows_of_journal(address.file or Path(), metadata) as connection:
                 yield connection
             return
-        with _engine(_parse(url), storage_file(url)) as engine:
-            _check_tables(engine, url)
+        with _engine(_parse(address), address.file) as engine:
+            _check_tables(engine, address)
             with engine.connect() as connection:
                 yield connection
 
@@ -150,7 +150,7 @@ def _looking(file: Path) -> dict[str, Any]:
     return {"creator": lambda: look_at(file), "poolclass": QueuePool}
 
 
-def _check_tables(engine: Engine, url: str) -> None:
+def _check_tables(engine: Engine, address: StorageAddress) -> None:
     """Refuse a SQLite file with views or triggers: one may have no end, and the other write what nobody asked for."""
     if engine.dialect.name != "sqlite":
         return
@@ -158,7 +158,7 @@ def _check_tables(engine: Engine, url: str) -> None:
         query = statement("SELECT type, name FROM sqlite_master WHERE type IN ('view', 'trigger')")
         found = connection.execute(query).first()
     if found is not None:
-        raise UnusableStorageError(f"it has a {found[0]} {found[1]!r}, which no version makes", url, None)
+        raise UnusableStorageError(f"it has a {found[0]} {found[1]!r}, which no version makes", address, None)
 
 
 def _connect_args(parsed: URL) -> dict[str, Any]:
@@ -167,22 +167,24 @@ def _connect_args(parsed: URL) -> dict[str, Any]:
     return dict(limits.get(parsed.get_backend_name(), {}))
 
 
-def _parse(url: str) -> URL:
+def _parse(address: StorageAddress) -> URL:
     """Return the parsed URL, with psycopg2 as the driver of PostgreSQL."""
-    before_last_at = url.partition("://")[2].rpartition("@")[0]
-    if "@" in before_last_at and not url.startswith("sqlite"):
+    before_last_at = address.url.partition("://")[2].rpartition("@")[0]
+    if "@" in before_last_at and address.kind is StorageKind.SERVER:
         # the end of the password would become part of the host, and of every message that names the host
         raise ConfigError(
-            "holds more than one @", key="storage", value=shown_url(url), nearest="write an @ of the password as %40"
+            "holds more than one @", key="storage", value=str(address), nearest="write an @ of the password as %40"
         )
     try:
-        parsed = make_url(url)
+        parsed = make_url(address.url)
     except ValueError:
-        raise UnusableStorageError("its port is no number", url, None) from None
+        raise UnusableStorageError("its port is no number", address, None) from None
     try:
         parsed.get_dialect()().create_connect_args(parsed)
     except (TypeError, ValueError) as error:
-        raise UnusableStorageError(f"an option of its URL is wrong: {error}", url, None) from None
+        raise UnusableStorageError(f"an option of its URL is wrong: {error}", address, None) from None
+    if address.file not in (None, Path()) and not str(parsed.database).startswith("file:"):
+        return parsed.set(database=str(address.file))  # not every version of SQLAlchemy takes a % as it is
     return parsed.set(drivername="postgresql+psycopg2") if parsed.drivername == "postgresql" else parsed
 
 
@@ -232,7 +234,7 @@ def _make_durable(connection: Any, _record: object) -> None:
 
 
 @contextmanager
-def storage_errors(url: str) -> Iterator[None]:
+def storage_errors(address: StorageAddress) -> Iterator[None]:
     """Turn errors of a database, at its opening or later, into one message without the password.
 
     Raises:
@@ -245,30 +247,30 @@ def storage_errors(url: str) -> Iterator[None]:
         raise ConfigError(
             f"needs a database driver that is not installed ({missing})",
             key="storage",
-            value=shown_url(url),
-            nearest="pip install 'meshtune[postgresql]'" if url.startswith("postgresql") else None,
+            value=str(address),
+            nearest="pip install 'meshtune[postgresql]'" if address.url.startswith("postgresql") else None,
         ) from None
     except BrokenOffError:
-        raise UnusableStorageError("its server went away in the middle of a write", url, SERVER_IS_BACK) from None
+        raise UnusableStorageError("its server went away in the middle of a write", address, SERVER_IS_BACK) from None
     except JournalError as error:
         full = str(error) == os.strerror(errno.ENOSPC)
         raise UnusableStorageError(
-            str(error), url, f"make room there, and {NOTHING_IS_LOST}" if full else None
+            str(error), address, f"make room there, and {NOTHING_IS_LOST}" if full else None
         ) from None
     except NoRightsError as error:
-        raise UnusableStorageError(str(error), url, error.advice) from None
+        raise UnusableStorageError(str(error), address, error.advice) from None
     except GoneError as error:
-        raise UnusableStorageError(str(error), url, None) from None
+        raise UnusableStorageError(str(error), address, None) from None
     except UnicodeDecodeError:  # from where SQLite reads what is no database any more
-        raise UnusableStorageError("it holds text that is not UTF-8", url, None) from None
+        raise UnusableStorageError("it holds text that is not UTF-8", address, None) from None
     except (SQLAlchemyError, StorageInternalError) as error:
-        raise UnusableStorageError(_cause(error, url), url, _advise(error)) from None
+        raise UnusableStorageError(_cause(error, address), address, _advise(error)) from None
     except RuntimeError as error:
         if "table schema" not in str(error):  # the words of Optuna's only RuntimeError about a storage
             raise
         known = "storage upgrade" in str(error)
         nearest = "copy the database, then run `optuna storage upgrade` on it" if known else "install a newer optuna"
-        raise UnusableStorageError("another version of Optuna made its tables", url, nearest) from None
+        raise UnusableStorageError("another version of Optuna made its tables", address, nearest) from None
 
 
 def _advise(error: BaseException) -> str | None:
@@ -285,12 +287,12 @@ def _advise(error: BaseException) -> str | None:
     return None
 
 
-def _cause(error: BaseException, url: str) -> str:
+def _cause(error: BaseException, address: StorageAddress) -> str:
     """Return the database's own message, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    for password in _passwords(url):
+    for password in _passwords(address.url):
         text = text.replace(password, "***")
     return text
 
@@ -302,38 +304,46 @@ def _passwords(url: str) -> list[str]:
     return sorted({*spelled, *map(unquote, spelled), *map(unquote_plus, spelled)}, key=len, reverse=True)
 
 
-def find_study(url: str, name: str) -> optuna.Study | None:
+def find_study(address: StorageAddress, name: str) -> optuna.Study | None:
     """Return the study of that name, or None if there is none; looking for it never creates a database.
 
     Raises:
         ConfigError: The storage cannot be read; see `open_to_look`.
     """
-    with storage_errors(url):
-        _check_outlives(url)
-        storage = open_to_look(url) if _may_hold_studies(url) else None
-        if storage is None:
-            return None
-        with foreign_values(url):
-            study = load_study(storage, name)
-            if study is not None:
-                check_values(study)
+    storage = open_to_look(address)
+    return None if storage is None else find_in(storage, address, name)
+
+
+def find_in(storage: BaseStorage, address: StorageAddress, name: str) -> optuna.Study | None:
+    """Return the study of that name in the opened storage of an address, with its values checked; None without one.
+
+    Raises:
+        ConfigError: The storage cannot be read.
+    """
+    with storage_errors(address), foreign_values(address):
+        study = load_study(storage, name)
+        if study is not None:
+            check_values(study)
         return study
 
 
-def open_to_look(url: str) -> BaseStorage | None:
+def open_to_look(address: StorageAddress) -> BaseStorage | None:
     """Open an existing storage for looking, without the right to write it if need be; None if it has no studies.
 
     Raises:
         ConfigError: The storage cannot be read.
     """
-    file = storage_file(url)
-    with storage_errors(url):
-        if is_journal(url):
+    file = address.file
+    with storage_errors(address):
+        _check_outlives(address)
+        if not address.may_exist:
+            return None
+        if address.kind is StorageKind.JOURNAL:
             return journal_to_look_at(file or Path())
-        if file is None or not file.is_file() or may_write(file):
-            return open_store(url).storage
-        with _engine(_parse(url), file) as engine:
-            _check_tables(engine, url)
+        if file is None or may_write(file):
+            return open_store(address).storage
+        with _engine(_parse(address), file) as engine:
+            _check_tables(engine, address)
             if not inspect(engine).has_table("studies"):
                 return None
         storage = RDBStorage("sqlite://", engine_kwargs=_looking(file), skip_table_creation=True)
@@ -352,7 +362,7 @@ def _renew_copies(file: Path) -> Callable[[object, object, object], None]:
 
 
 @contextmanager
-def foreign_values(url: str) -> Iterator[None]:
+def foreign_values(address: StorageAddress) -> Iterator[None]:
     """Refuse a storage with rows that Optuna cannot read; in the block it reads a study.
 
     Raises:
@@ -370,25 +380,14 @@ def foreign_values(url: str) -> Iterator[None]:
         ValueError,
     ) as error:
         told = " ".join(str(error).split()) or type(error).__name__
-        raise UnusableStorageError(f"it holds what no version writes: {shorten(told, 200)}", url, None) from None
+        raise UnusableStorageError(f"it holds what no version writes: {shorten(told, 200)}", address, None) from None
 
 
-def _check_outlives(url: str) -> None:
+def _check_outlives(address: StorageAddress) -> None:
     """Refuse a file that would vanish with a Ray job's working directory."""
-    file = storage_file(url)
+    file = address.file
     if file is not None:
-        check_outlives_job(file, key="storage", value=shown_url(url), nearest=LASTING)
-
-
-def _may_hold_studies(url: str) -> bool:
-    """Return whether there is something at `url`, as far as that can be told without opening it."""
-    if is_journal(url):
-        return (storage_file(url) or Path()).is_file()
-    parsed = _parse(url)
-    file = parsed.database
-    if parsed.get_backend_name() != "sqlite" or str(file).startswith("file:"):
-        return True
-    return file not in (None, "", ":memory:") and Path(str(file)).is_file()
+        check_outlives_job(file, key="storage", value=str(address), nearest=LASTING)
 
 
 def load_study(storage: BaseStorage, name: str) -> optuna.Study | None:

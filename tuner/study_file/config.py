@@ -45,6 +45,7 @@ from tuner.study_file.key_errors import under
 from tuner.study_file.knob_keys import KnobKeys, build_knobs
 from tuner.study_file.known_knobs import Entries, KnobCatalog, StudyKnobs
 from tuner.study_file.meaning import describe_own_trials, describe_trials
+from tuner.study_file.named_storages import HistoryEntry, history_of, storage_of
 from tuner.study_file.paths import StudyPaths
 from tuner.study_file.proxy_keys import proxy_options
 from tuner.study_file.sequence_keys import read_sequences, rows_of_step
@@ -58,14 +59,7 @@ from tuner.study_file.space_options import (
     further_defaults,
     runnable_options,
 )
-from tuner.study_file.storage_url import (
-    check_history,
-    check_storage,
-    is_database,
-    storage_file,
-    storage_place,
-    without_environments_password,
-)
+from tuner.study_file.storage_address import StorageAddress
 from tuner.study_file.study_keys import LONGEST_NAME, JobKeys, OwnModelKeys, PlannerKeys, SearchOptions, StudyKeys
 from tuner.study_file.subject import Subject, describe_own, own_current, own_subject
 
@@ -92,12 +86,12 @@ class StudyConfig:
         backend: Backend that runs the trials.
         proxy: Options of proxy trials; None if every trial runs at full size.
         time_limit_s: Time limit of one trial [s], or None.
-        storage: URL of the database or journal that holds the results.
-        history: Sources of earlier runs: database URLs, and CSV files relative to `file`.
+        storage: Address of the database or journal that holds the results.
+        history: Sources of earlier runs: addresses of databases, and CSV files relative to `file`.
         meaning: Values that give the study's trials their meaning; a resumed study must have equal ones.
         measured: Measured rows that a replay serves, or None.
-        notes: Sentences on files that are read outside the study's folder and the working directory, and on servers
-            that are not given a password.
+        notes: Sentences on files that are read outside the study's folder and the working directory, on servers
+            that are not given a password, and on a storage in the working directory by default.
         own_step: Plans of the user's own step, which is trained in place of a model of the catalog; else None.
         knobs: Knobs that are searched beside the layout.
         prices: Prices of device-hours; None if the study names none.
@@ -121,8 +115,8 @@ class StudyConfig:
     backend: AbstractBackend
     proxy: ProxyOptions | None
     time_limit_s: float | None
-    storage: str
-    history: tuple[str, ...]
+    storage: StorageAddress
+    history: tuple[HistoryEntry, ...]
     meaning: dict[str, Any]
     measured: MeasuredGroup | None
     layer_plans: Mapping[str, dict[str, Any] | None] = field(default_factory=dict)
@@ -220,22 +214,9 @@ def load_study(
         users = storage or os.environ.get("MESHTUNE_STORAGE")
         named = {override.partition("=")[0] for override in overrides} | ({"storage"} if users else set())
         paths = StudyPaths(folder=path.parent, named=frozenset(named))
-        keys, notes = _without_environments_password(keys, paths)
-        config = _resolve(keys, path, users or keys.storage, paths, hosts)
-        return replace(config, notes=(*notes, *config.notes))
+        return _resolve(keys, path, users or keys.storage, paths, hosts)
     except ConfigError as error:
         raise _without_secret(error).in_file(str(path)) from None
-
-
-def _without_environments_password(keys: StudyKeys, paths: StudyPaths) -> tuple[StudyKeys, list[str]]:
-    """Return the keys with URLs that send no password of the environment to servers that the file names, and notes."""
-    urls = {"storage": keys.storage} | {f"history.{number}": entry for number, entry in enumerate(keys.history)}
-    guarded = {
-        key: (url, "") if paths.is_users(key) else without_environments_password(url) for key, url in urls.items()
-    }
-    history = [guarded[key][0] for key in urls if key != "storage"]
-    notes = [f"{key}: {note}" for key, (_, note) in guarded.items() if note]
-    return keys.model_copy(update={"storage": guarded["storage"][0], "history": history}), notes
 
 
 def _without_secret(error: ConfigError) -> ConfigError:
@@ -257,9 +238,12 @@ def name_on(name: str, cluster: Cluster, hosts: Sequence[int]) -> str:
     return f"{found[: LONGEST_NAME - 13]}-{digest}"
 
 
-def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts: Sequence[int] | None) -> StudyConfig:
+def _resolve(
+    keys: StudyKeys, path: Path, url: str | None, paths: StudyPaths, hosts: Sequence[int] | None
+) -> StudyConfig:
     base_dir = path.parent
     _check_no_nul(keys.model_dump())
+    storage, notes = storage_of(url, keys.name, paths)
     described = under("cluster", lambda: read_described_cluster(keys.cluster, base_dir))
     cluster = described.cluster
     if hosts is not None:
@@ -274,7 +258,7 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
     chosen = LayerPlanning() if own else _planning(keys.planner)
     parts = StudyParts(
         name=keys.name,
-        storage=storage_place(storage),
+        storage=storage.place,
         setting=setting,
         base_dir=base_dir,
         measured=group,
@@ -292,8 +276,7 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
         options = runnable_options(keys.space, options, backend, current, cluster)
     planning = _resolved_planning(chosen, keys.planner, backend, subject.runtime) if subject.runtime else chosen
     objective, prices = _objective(keys), under("cost", lambda: build_prices(keys.cost, base_dir))
-    check_storage(storage)
-    check_history(keys.history, base_dir, storage)
+    history, history_notes = history_of(keys.history, storage, paths)
     _check_written(keys.trial, storage, paths)
     return StudyConfig(
         name=keys.name,
@@ -308,14 +291,14 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths, hosts
         proxy=proxy_options(keys.trial, setting, backend, keys.search.max_trials),
         time_limit_s=keys.trial.time_limit,
         storage=storage,
-        history=tuple(keys.history),
+        history=history,
         meaning=describe_own_trials(cluster, describe_own(subject.own_step), keys.trial, backend)
         if subject.own_step
         else describe_trials(setting, options, planning, keys.trial, backend, knobs)
         | _describe_objective(objective, setting, prices, keys.cost),
         measured=group,
         current_observation=_current_observation(keys, backend),
-        notes=paths.read_elsewhere(_files_read(keys, described.trace, base_dir)),
+        notes=(*notes, *history_notes, *paths.read_elsewhere(_files_read(keys, history, described.trace, base_dir))),
         own_step=subject.own_step,
         knobs=knobs,
         prices=prices,
@@ -382,17 +365,18 @@ def _of_catalog(keys: StudyKeys, cluster: Cluster, base_dir: Path) -> Subject:
     )
 
 
-def _check_written(trial: AbstractTrialKeys, storage: str, paths: StudyPaths) -> None:
+def _check_written(trial: AbstractTrialKeys, storage: StorageAddress, paths: StudyPaths) -> None:
     """Check that a study writes only to its own folder, or to places that the user allows."""
-    file = storage_file(storage)
-    if file is not None:
+    if storage.file is not None:
         nearest = f"give --storage {storage}, or MESHTUNE_STORAGE"
-        paths.check_written(file, key="storage", value=storage, nearest=nearest)
+        paths.check_written(storage.file, key="storage", value=str(storage), nearest=nearest)
     for key, name in trial.files_written():
         paths.check_written(paths.folder / name, key=key, value=name, nearest=f"give --set {key}={name}")
 
 
-def _files_read(keys: StudyKeys, trace: Path | None, base_dir: Path) -> Iterator[tuple[str, Path]]:
+def _files_read(
+    keys: StudyKeys, history: Sequence[HistoryEntry], trace: Path | None, base_dir: Path
+) -> Iterator[tuple[str, Path]]:
     """Yield the key and path of each file that a study may read; the name of a catalog entry is no existing path."""
     named = [
         ("model", keys.model if isinstance(keys.model, str) else None),
@@ -401,11 +385,11 @@ def _files_read(keys: StudyKeys, trace: Path | None, base_dir: Path) -> Iterator
         ("cost.prices", keys.cost.prices),
     ]
     named += keys.trial.files_read()
-    for number, entry in enumerate(keys.history):
-        if not is_database(entry):
+    for number, entry in enumerate(history):
+        if isinstance(entry, str):
             named.append((f"history.{number}", entry))
-        elif (file := storage_file(entry)) is not None:
-            yield f"history.{number}", file
+        elif entry.file is not None:
+            yield f"history.{number}", entry.file
     for key, name in named:
         if name is not None:
             yield key, base_dir / name

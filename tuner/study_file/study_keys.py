@@ -21,8 +21,6 @@ from tuner.study_file.dimension_keys import JOB_CHOICES, JOB_NUMBERS, SPACE_LIST
 from tuner.study_file.knob_keys import KnobKeys
 from tuner.study_file.sequence_keys import SequenceKeys
 
-DEFAULT_STORAGE = "sqlite:///meshtune.db"
-
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -356,9 +354,11 @@ class StudyKeys(DocumentedModel):
     Default: `{backend: simulated}`
     """
 
-    storage: str = DEFAULT_STORAGE
+    storage: str | None = None
     """URL of the results: `sqlite:///FILE`, `postgresql://...` or `journal:///FILE`, see [storage](storage.md).
     `MESHTUNE_STORAGE` replaces it, and `--storage` replaces both.
+
+    Default: the database `meshtune.db` beside the study file
     """
 
     history: list[str] = Field(default_factory=list)

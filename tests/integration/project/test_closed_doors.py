@@ -181,9 +181,6 @@ OPENERS = {
     ("tuner/storage/integrity.py", "open"): A_DATABASE,
     ("tuner/storage/journal_file.py", "open"): A_DATABASE,
     ("tuner/storage/journal_file.py", "os.open"): A_DATABASE,
-    ("tuner/storage/looking.py", "open"): A_DATABASE,
-    ("tuner/storage/looking.py", "shutil.copyfile"): "a database, into a temporary folder of this process",
-    ("tuner/storage/looking.py", "sqlite3.connect"): A_DATABASE,
     ("tuner/storage/sql_store.py", "sqlite3.connect"): A_DATABASE,
     ("tuner/watch/state.py", "os.open"): "a lock, which is neither read nor written, and no link is followed",
 }

@@ -17,6 +17,7 @@ from tests.integration.studies.test_resume import assert_complete, assert_contin
 from tuner.run.driver import DRIVER
 from tuner.storage.opening import find_study
 from tuner.storage.record import STOP_REASON
+from tuner.study_file.storage_address import StorageAddress
 
 ROOT = Path(__file__).resolve().parents[3]
 TRIALS = 7
@@ -84,7 +85,10 @@ def test_a_relative_database_is_refused(nodes):
 
     assert status == 1
     assert "failed with exit code 2" in told
-    assert "storage = 'sqlite:///meshtune.db': would be written into the working directory of this Ray job" in told
+    assert (
+        "storage = 'sqlite:///configs/studies/meshtune.db': would be written into the working directory of this Ray job"
+        in told
+    )
     assert "sqlite:////data/meshtune.db, journal:////data/study.log), or PostgreSQL" in told
     assert "Traceback" not in told
     assert copies(nodes) == []
@@ -118,7 +122,7 @@ def test_a_job_that_is_ended_leaves_nothing_and_is_resumed(nodes, study, tmp_pat
         open_states = (TrialState.RUNNING, TrialState.WAITING)
         in_flight += [trial.number for trial in whole(before) if trial.state in open_states]
     assert in_flight
-    stored = find_study(storage, "lost-node")
+    stored = find_study(StorageAddress.parse(storage), "lost-node")
     assert (stored.user_attrs[STOP_REASON], stored.user_attrs[DRIVER]) == ("interrupted", None)
 
     status, told = submit(nodes, "last", *command)

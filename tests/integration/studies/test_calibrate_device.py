@@ -1,7 +1,6 @@
 import json
 import time
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -335,4 +334,4 @@ def test_a_call_that_is_measured_again_replaces_its_row(study):
     assert len(after) == len(before)
     assert [sample.time_s for sample in after if sample.call == before[0].call] == [7.0]
     assert past_of(config).samples == ()
-    assert Path(config.storage.removeprefix("sqlite:///")).exists()
+    assert config.storage.file.exists()

@@ -31,6 +31,7 @@ from tuner.run.studies import stored_study
 from tuner.search.population import P_STAR
 from tuner.storage.opening import open_store
 from tuner.study_file.config import load_study
+from tuner.study_file.storage_address import StorageAddress
 
 pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed (the extra `dashboard`)")
 
@@ -340,7 +341,7 @@ def test_it_follows_a_study_that_goes_on(tmp_path):
 def test_other_studies_of_the_storage_are_shown_as_they_are(served):
     """Only the study that was asked for is told in our words."""
     other = optuna.create_study(
-        study_name="other", storage=open_store(f"sqlite:///{served.folder / 'study.db'}").storage
+        study_name="other", storage=open_store(StorageAddress.parse(f"sqlite:///{served.folder / 'study.db'}")).storage
     )
     other.set_user_attr("kept", [1, 2])
 
@@ -485,7 +486,7 @@ def test_a_colleague_sees_the_pages_and_saves_no_note(file, capfd):
     """
     with reachable_folder() as folder:
         copy = folder / "study.db"
-        source = sqlite3.connect(load_study(file).storage.removeprefix("sqlite:///"))
+        source = sqlite3.connect(load_study(file).storage.file)
         with closing(source), closing(sqlite3.connect(copy)) as target:
             source.backup(target)
         config = load_study(file, storage=f"sqlite:///{copy}")

@@ -11,6 +11,7 @@ from tests.support.own_server import own_server
 from tuner.storage import opening as storage
 from tuner.storage.opening import open_store, storage_errors
 from tuner.storage.store import Condition
+from tuner.study_file.storage_address import StorageAddress
 
 PASSWORD = "canary-restart"  # noqa: S105 # of a server that lives for these tests
 
@@ -25,7 +26,7 @@ def server():
 @pytest.fixture
 def store(server):
     """A storage on it, which runs when the test begins and when it ends."""
-    opened = open_store(server.url)
+    opened = open_store(StorageAddress.parse(server.url))
     yield opened
     opened.close()
     if server.process.poll() is not None:
@@ -69,7 +70,10 @@ def test_a_server_that_stays_away_is_told(server, store, study, monkeypatch):
     server.stop()
 
     for is_first in (True, False):
-        with pytest.raises(ConfigError, match=r"[Cc]onnection refused") as told, storage_errors(server.url):
+        with (
+            pytest.raises(ConfigError, match=r"[Cc]onnection refused") as told,
+            storage_errors(StorageAddress.parse(server.url)),
+        ):
             attribute(store, study, 2)
         assert PASSWORD not in str(told.value)
         assert bool(waits) == is_first
@@ -85,7 +89,10 @@ def test_a_transaction_that_is_broken_off_is_told(server, store, study, write, h
     _, before = store.read_attribute(study, "claim")
 
     def broken_off():
-        with storage_errors(server.url), store.together(Condition(study_id=study, key="claim", text=before)):
+        with (
+            storage_errors(StorageAddress.parse(server.url)),
+            store.together(Condition(study_id=study, key="claim", text=before)),
+        ):
             store.storage.set_study_user_attr(study, "half", 1)
             server.stop(how)
             if write == "trial":

@@ -20,6 +20,7 @@ from tuner.run.endings import PREEMPTED, ending_signals
 from tuner.storage.history.tables import METADATA, make_tables
 from tuner.storage.opening import open_store
 from tuner.storage.store import Rows
+from tuner.study_file.storage_address import StorageAddress
 
 NOW_S = 1_000_000.0
 STUDY = "claimed"
@@ -31,7 +32,7 @@ ONE_STORAGE = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 @pytest.fixture
 def url(database):
     """A storage with one study in it."""
-    store = open_store(database)
+    store = open_store(StorageAddress.parse(database))
     optuna.create_study(study_name=STUDY, storage=store.storage)
     store.close()
     return database
@@ -40,7 +41,7 @@ def url(database):
 @pytest.fixture
 def store(url):
     """That storage, open."""
-    opened = open_store(url)
+    opened = open_store(StorageAddress.parse(url))
     yield opened
     opened.close()
 
@@ -72,7 +73,8 @@ def another_process(url, *, then="sys.stdin.readline()", inside=()):
         "import sys, time\n"
         "from tuner.run.driver import claim\n"
         "from tuner.storage.opening import open_store\n"
-        f"claim(open_store({url!r}), {STUDY!r}, now_s={NOW_S})\n"
+        "from tuner.study_file.storage_address import StorageAddress\n"
+        f"claim(open_store(StorageAddress.parse({url!r})), {STUDY!r}, now_s={NOW_S})\n"
         "print('claimed', flush=True)\n"
         f"{then}\n"
     )
@@ -252,7 +254,7 @@ def test_nothing_is_written_after_a_claim_was_lost(url, store):
         trial = storage.create_new_trial(study)
     with pytest.raises(ZeroDivisionError), mine.together():
         set_attribute(store, "unfinished", 1 / 0)
-    another = open_store(url)
+    another = open_store(StorageAddress.parse(url))
     set_held(another, {"host": "elsewhere", "pid": 7, "started": "b:1", "renewed_s": NOW_S + 200})
 
     key = {"version": 99}

@@ -15,7 +15,7 @@ ELSEWHERE = ("--storage", "sqlite:////nowhere/study.db")
 @pytest.mark.parametrize(
     ("command", "refused"),
     [
-        (("run", STUDY), "storage = 'sqlite:///meshtune.db'"),
+        (("run", STUDY, "--storage", "sqlite:///meshtune.db"), "storage = 'sqlite:///meshtune.db'"),
         (("run", STUDY, "--storage", "sqlite://"), "storage = 'sqlite://'"),
         (("status", STUDY, "--storage", "sqlite:///a.db"), "storage = 'sqlite:///a.db'"),
         (("best", STUDY, "--storage", "sqlite:///a.db"), "storage = 'sqlite:///a.db'"),

@@ -11,6 +11,7 @@ import pytest
 from tests.support.studies.driver_process import DriverProcess
 from tuner.run.driver import DRIVER
 from tuner.storage.opening import find_study
+from tuner.study_file.storage_address import StorageAddress
 
 SOURCE = Path(__file__).parents[2] / "support" / "programs" / "jumping_clock.c"
 TRIALS = 6
@@ -50,7 +51,9 @@ def test_a_date_that_jumps_changes_no_trial(clock, tmp_path):
     assert (status, calm_status) == (0, 0), complaints
     answers = [json.loads(each) for each in (told, calm)]
     assert answers[0]["best"] == answers[1]["best"]
-    jumping, undisturbed = (find_study(storage, "ultrascale-llama-8b-128") for storage in storages)
+    jumping, undisturbed = (
+        find_study(StorageAddress.parse(storage), "ultrascale-llama-8b-128") for storage in storages
+    )
     assert [trial.params for trial in jumping.get_trials()] == [trial.params for trial in undisturbed.get_trials()]
     began = [trial.datetime_start for trial in jumping.get_trials()]
     assert (max(began) - min(began)).days >= 399, "the date did jump"

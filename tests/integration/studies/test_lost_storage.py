@@ -83,7 +83,7 @@ def test_lost_storage_ends_the_run_and_loses_no_trial(study, tmp_path, kind, los
     error = run_until_lost(study(f"{kind}:///{file}"), lambda: lose(file))
     saved = study(re.search(r"--storage (\S+)$", error.nearest)[1])
 
-    assert saved.storage == f"sqlite:///{tmp_path}/study.rescued.db"
+    assert saved.storage.url == f"sqlite:///{tmp_path}/study.rescued.db"
     assert error.rule.endswith(f"what was measured is kept in {tmp_path}/study.rescued.db")
     assert measured(saved)[:ENDED_BEFORE] == measured(whole)[:ENDED_BEFORE]
     run_study(saved, on_progress=lambda _: None, executor=InProcessExecutor(saved.backend))

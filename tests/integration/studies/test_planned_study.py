@@ -13,6 +13,7 @@ from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
 from tuner.answers.planned_candidates import plan_layers
 from tuner.run.loop import run_study
+from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.config import load_study
 
 MODEL = Path(__file__).resolve().parents[3] / "configs" / "models" / "gpt-tiny.yaml"
@@ -28,12 +29,18 @@ trial: {{backend: jax, min_steps: 4, max_steps: 8, precision: 0.05}}
 """
 
 
+def load_planned(file, folder):
+    """Load a study with a database in the folder, and plan its layers."""
+    config = load_study(file, storage=f"sqlite:///{folder / 'meshtune.db'}")
+    return plan_layers(config, StoredStudies(config.storage))
+
+
 def test_a_simulated_best_ran_a_plan_and_says_so(tmp_path):
     """Where the planned twin of a layout is the fastest, every answer names the plan, and flags disclaim its gain."""
     file = tmp_path / "study.yaml"
     search = "{max_trials: 20, confidence: 1.0, tolerance: 0}"
     file.write_text(planned_study_text(search=search, trial="{backend: simulated, noise: 0.001}"), encoding="utf-8")
-    config = plan_layers(load_study(file, storage=f"sqlite:///{tmp_path / 'meshtune.db'}"))
+    config = load_planned(file, tmp_path)
     executor = InProcessExecutor(backend=config.backend)
     result = run_study(config, executor=executor)
 
@@ -63,7 +70,7 @@ def test_trials_in_jax_train_with_the_plan_of_their_candidate(tmp_path):
     pytest.importorskip("jax", reason="the step needs JAX: pip install 'meshtune[jax]'")
     file = tmp_path / "study.yaml"
     file.write_text(IN_JAX, encoding="utf-8")
-    config = plan_layers(load_study(file, storage=f"sqlite:///{tmp_path / 'meshtune.db'}"))
+    config = load_planned(file, tmp_path)
     assert config.planning.is_auto
     with RankProcesses(JAX_RANKS) as ranks:
         backend = OpenBackend(backend=config.backend, ranks=ranks)

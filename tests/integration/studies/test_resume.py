@@ -24,6 +24,7 @@ from tuner.search.observations import OBSERVATION
 from tuner.storage.opening import find_study
 from tuner.storage.record import PREDICTION, STOP_REASON
 from tuner.study_file.config import load_study
+from tuner.study_file.storage_address import StorageAddress
 
 TRIALS = 6
 UNDISTURBED = ("search.confidence=1.0", f"search.max_trials={TRIALS}", "search.parallel_trials=2")
@@ -35,7 +36,7 @@ WRITES_OF_A_LIFE = 13
 def trials_in(storage, name="replayed"):
     """Every trial of the study, as somebody who opens the database from outside reads it."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    stored = find_study(storage, name)
+    stored = find_study(StorageAddress.parse(storage), name)
     trials = stored.get_trials() if stored is not None else []
     if stored is not None:
         stored._storage._backend.engine.dispose()
@@ -273,7 +274,7 @@ def test_terminated_run_lets_its_trials_wait(tmp_path, short):
     assert json.loads(out)["stop_reason"] == "interrupted"
     assert "Traceback" not in err
     assert (num_in(storage, TrialState.RUNNING), num_in(storage, TrialState.WAITING)) == (0, 2)
-    stored = find_study(storage, "replayed")
+    stored = find_study(StorageAddress.parse(storage), "replayed")
     assert (stored.user_attrs[STOP_REASON], stored.user_attrs[DRIVER]) == ("interrupted", None)
 
     run_in_process(short, storage, 2, 4)

@@ -16,6 +16,7 @@ from tests.support.studies.shared_driver import LEASE_S
 from tuner.storage.history.tables import METADATA, RUNS
 from tuner.storage.opening import find_study, reading
 from tuner.storage.record import STOP_REASON
+from tuner.study_file.storage_address import StorageAddress
 
 LIMIT_S = 90
 
@@ -70,10 +71,10 @@ def wait_for_starts(notes, count):
 
 def assert_each_once(storage, budget):
     """The study has as many trials as it may, each of another configuration, all ended and kept once."""
-    trials = find_study(storage, "replayed").get_trials()
+    trials = find_study(StorageAddress.parse(storage), "replayed").get_trials()
     assert [trial.state.is_finished() for trial in trials] == [True] * budget
     assert len({json.dumps(trial.params, sort_keys=True) for trial in trials}) == budget
-    with reading(storage, METADATA) as connection:
+    with reading(StorageAddress.parse(storage), METADATA) as connection:
         kept = connection.execute(select(RUNS.c.trial, RUNS.c.config)).all()
     assert sorted(trial for trial, _ in kept) == list(range(budget))
     assert len({config for _, config in kept}) == budget
@@ -118,4 +119,4 @@ def test_a_driver_that_slept_writes_nothing_more(short, tmp_path):
     by_host = {host: [number for other, number, _ in starts(notes) if other == host] for host in ("one", "two")}
     assert by_host == {"one": [0, 1], "two": [1, 2, 3]}
     assert_each_once(storage, 4)
-    assert find_study(storage, "replayed").user_attrs[STOP_REASON] == "max_trials"
+    assert find_study(StorageAddress.parse(storage), "replayed").user_attrs[STOP_REASON] == "max_trials"

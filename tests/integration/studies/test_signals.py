@@ -16,6 +16,7 @@ from benchmarks.support.process_table import below
 from tests.support.studies.driver_process import LIMIT_S, ROOT, DriverProcess
 from tuner.run.driver import DRIVER
 from tuner.storage.opening import find_study
+from tuner.study_file.storage_address import StorageAddress
 
 TRIALS = 3
 MODEL = ROOT / "configs" / "models" / "gpt-small.yaml"
@@ -75,7 +76,7 @@ class Signalled:
     def read(self):
         """The states of its trials by number, and who claims it."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        stored = find_study(self.storage, "signalled")
+        stored = find_study(StorageAddress.parse(self.storage), "signalled")
         if stored is None:
             return {}, None
         states = {trial.number: trial.state for trial in stored.get_trials()}

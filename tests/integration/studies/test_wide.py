@@ -20,6 +20,7 @@ from tuner.run.loop import run_study
 from tuner.search.observations import OBSERVATION
 from tuner.storage.opening import find_study
 from tuner.study_file.config import load_study
+from tuner.study_file.storage_address import StorageAddress
 
 NUM_STUDIES = 20
 WRITE_S = 0.2
@@ -39,7 +40,7 @@ def run_one(file, storage, name, failed):
 def assert_complete(storage, name):
     """The study holds its trials, each once and whole, and nobody claims it."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    stored = find_study(storage, name)
+    stored = find_study(StorageAddress.parse(storage), name)
     trials = stored.get_trials()
     assert [trial.number for trial in trials] == [*range(TRIALS)]
     assert all(trial.state.is_finished() and OBSERVATION in trial.user_attrs for trial in trials)

@@ -121,11 +121,6 @@ class KnobSpace:
         return np.array([knob.code_today for knob in self.knobs], dtype=np.int64)
 
     @property
-    def num_combinations(self) -> int:
-        """Number of combinations of the knobs of one layout for which all are set."""
-        return math.prod(len(group.codes) for group in self.groups)
-
-    @property
     def num_pairs(self) -> int:
         """Number of pairs of a layout and the values of the knobs that are set for it."""
         sets, counts = np.unique(self.active, axis=0, return_counts=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sqlalchemy.engine import URL, make_url
 
-from hardware.io.errors import ConfigError, shown_url
+from hardware.io.errors import ConfigError
 from tuner.search.earlier_runs import IsolatedSample, Past, together
 from tuner.storage.history.isolated import read_isolated
 from tuner.storage.history.published import published_group, read_published
@@ -15,7 +15,8 @@ from tuner.storage.history.stored import group_of, read_stored
 from tuner.storage.history.tables import METADATA, has_tables
 from tuner.storage.opening import reading
 from tuner.study_file.config import StudyConfig
-from tuner.study_file.storage_url import is_database, no_database, storage_file
+from tuner.study_file.named_storages import HistoryEntry, no_database
+from tuner.study_file.storage_address import StorageAddress
 
 LOCAL_HOSTS = (None, "", "localhost", "127.0.0.1", "::1")
 
@@ -43,25 +44,26 @@ def past_of(config: StudyConfig) -> Past:
 
 def _of_kin(config: StudyConfig) -> Past:
     """Return the runs of the study's kin, unless an entry of its history has them already."""
-    url = config.storage
-    is_there = any(is_database(entry) and _place(entry) == _place(url) for entry in config.history)
-    file = storage_file(url)
-    if not config.kin or is_there or (file is not None and not file.is_file()):
+    storage = config.storage
+    is_there = any(_is_same(entry, storage) for entry in config.history)
+    if not config.kin or is_there or not storage.may_exist:
         return Past()
-    label = shown_url(url)
-    past, groups = read_stored(url, label, config.name), {group_of(name, label) for name in config.kin}
+    label = str(storage)
+    past, groups = read_stored(storage, label, config.name), {group_of(name, label) for name in config.kin}
     return Past(
         runs=tuple(run for run in past.runs if run.group in groups),
         samples=tuple(sample for sample in past.samples if sample.group in groups),
     )
 
 
-def read_past(entries: Sequence[str], *, base_dir: Path, own: tuple[str, str] | None = None) -> Past:
+def read_past(
+    entries: Sequence[HistoryEntry], *, base_dir: Path, own: tuple[StorageAddress, str] | None = None
+) -> Past:
     """Return the runs and operator times of all entries.
 
     Args:
-        entries: Database URLs, and paths of CSV files.
-        base_dir: Folder in which relative paths start; a relative URL of a file starts at the working directory.
+        entries: Addresses of databases, and paths of CSV files.
+        base_dir: Folder in which relative paths of CSV files start.
         own: Storage and name of the study that asks, whose trials are left out.
 
     Raises:
@@ -70,44 +72,46 @@ def read_past(entries: Sequence[str], *, base_dir: Path, own: tuple[str, str] | 
     parts = []
     for position, entry in enumerate(entries):
         try:
-            parts.append(_read_database(entry, own) if is_database(entry) else read_published(base_dir / entry))
+            parts.append(read_published(base_dir / entry) if isinstance(entry, str) else _read_database(entry, own))
         except ConfigError as error:
             key = f"history.{position}"
             if error.file:  # the mistake stands in the CSV file
                 raise ConfigError(str(error), key=key) from None
-            raise ConfigError(error.rule, key=key, value=shown_url(entry), nearest=error.nearest) from None
+            raise ConfigError(error.rule, key=key, value=str(entry), nearest=error.nearest) from None
     return together(parts)
 
 
-def _read_database(url: str, own: tuple[str, str] | None) -> Past:
+def _read_database(address: StorageAddress, own: tuple[StorageAddress, str] | None) -> Past:
     """Return the runs of one database, without those of the study that asks."""
-    is_own = own is not None and _place(url) == _place(own[0])
-    file = storage_file(url)
-    if file is not None and not file.is_file():
+    is_own = own is not None and _is_same(address, own[0])
+    if not address.may_exist:
         if is_own:
             return Past()  # the study's own storage, before its first run
-        raise no_database(url)  # opening would make one
-    return read_stored(url, shown_url(url), own[1] if own is not None and is_own else None)
+        raise no_database(address)  # opening would make one
+    return read_stored(address, str(address), own[1] if own is not None and is_own else None)
 
 
-def _own_calibrations(url: str) -> tuple[IsolatedSample, ...]:
+def _own_calibrations(address: StorageAddress) -> tuple[IsolatedSample, ...]:
     """Return the measurements of calibrations in a study's own storage, if it exists."""
-    file = storage_file(url)
-    if file is not None and not file.is_file():
+    if not address.may_exist:
         return ()
-    with reading(url, METADATA) as connection:
+    with reading(address, METADATA) as connection:
         return read_isolated(connection) if has_tables(connection) else ()
 
 
-def _place(url: str) -> tuple[object, ...]:
-    """Return a key that is equal for two URLs of one database, however they are spelled."""
-    file = storage_file(url)
-    if file is not None:
-        return ("file", file.resolve())
+def _is_same(entry: HistoryEntry, storage: StorageAddress) -> bool:
+    """Return whether an entry of `history:` is the database of a storage, however they are spelled."""
+    return isinstance(entry, StorageAddress) and _key_of(entry) == _key_of(storage)
+
+
+def _key_of(address: StorageAddress) -> tuple[object, ...]:
+    """Return a key that is equal for two addresses of one database."""
+    if address.file is not None:
+        return ("file", address.file.resolve())
     try:
-        parsed: URL = make_url(url)
+        parsed: URL = make_url(address.url)
     except ValueError:
-        return (url,)
+        return (address.url,)
     host = parsed.host or parsed.query.get("host")
     return (
         parsed.get_backend_name(),

@@ -32,6 +32,7 @@ from tuner.storage.history.isolated import ALONE, read_isolated, shape_of
 from tuner.storage.history.tables import METADATA, RUNS, SAMPLES, device_names, has_tables
 from tuner.storage.opening import reading
 from tuner.storage.record import MEANING
+from tuner.study_file.storage_address import StorageAddress
 
 _JOB = TypeAdapter(TrainingJob)
 _CLUSTER = TypeAdapter(Cluster)
@@ -53,18 +54,18 @@ _Mapping = Mapping[str, Any]
 _Kept = set[tuple[str, int]]
 
 
-def read_stored(url: str, label: str, own: str | None) -> Past:
-    """Return the past runs in the database at `url`, which must exist.
+def read_stored(address: StorageAddress, label: str, own: str | None) -> Past:
+    """Return the past runs in a database, which must exist.
 
     Args:
-        url: URL of the database.
+        address: Address of the database.
         label: Text that tells the database apart from others in the groups of its runs.
         own: Name of the study that asks, whose runs are left out.
 
     Raises:
         ConfigError: The database cannot be read, or no study has ever stood in it.
     """
-    with reading(url, METADATA) as connection:
+    with reading(address, METADATA) as connection:
         return _Reader(connection, label, own).read()
 
 

@@ -22,6 +22,7 @@ from tuner.answers.planned_candidates import (
 from tuner.answers.sizes import best_by_size
 from tuner.plans.layer_planning import LayerPlanning, shape_text
 from tuner.plans.layer_plans import plan_lines
+from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.config import load_study
 from tuner.study_file.meaning import first_difference
 
@@ -193,11 +194,11 @@ def test_auto_plans_for_frameworks_that_run_plans(folder, changes, planning):
 def test_predictions_under_auto_plan_only_what_is_named(folder):
     """Without stored plans nothing is planned under `auto`, except for a configuration that names a plan."""
     auto = replace(config_with(folder, "named"), planning=AUTO)
-    chosen = chosen_of(auto, tp=1, up=2)
+    chosen, stored = chosen_of(auto, tp=1, up=2), StoredStudies(auto.storage)
 
-    assert predicted_plans(auto) is auto
-    assert predicted_plans(auto, chosen) is auto
-    assert list(predicted_plans(auto, replace(chosen, plan="descent")).layer_plans) == [shape_text(chosen)]
+    assert predicted_plans(auto, stored) is auto
+    assert predicted_plans(auto, stored, chosen) is auto
+    assert list(predicted_plans(auto, stored, replace(chosen, plan="descent")).layer_plans) == [shape_text(chosen)]
 
 
 def test_the_plan_by_hand_is_told_the_same_way(config):

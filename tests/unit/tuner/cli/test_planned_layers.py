@@ -10,6 +10,7 @@ from tests.support.studies.planned_studies import NUM_SHAPES, planned_study_text
 from tuner.storage.opening import find_study
 from tuner.storage.record import LAYER_PLANS, PREDICTION
 from tuner.study_file.config import load_study
+from tuner.study_file.storage_address import StorageAddress
 
 PLANNED = f"planned {NUM_SHAPES} of {NUM_SHAPES} layer shapes"
 
@@ -32,7 +33,7 @@ def by_hand(tmp_path):
 
 def stored(tmp_path):
     """The study in the default storage."""
-    return find_study(f"sqlite:///{tmp_path / 'meshtune.db'}", "planned")
+    return find_study(StorageAddress.parse(f"sqlite:///{tmp_path / 'meshtune.db'}"), "planned")
 
 
 def test_rank_plans_layers_and_tells_that_it_does(meshtune, planned, by_hand):

@@ -19,6 +19,7 @@ from tuner.run import following
 from tuner.run.driver import DRIVER
 from tuner.storage import backup
 from tuner.storage.opening import open_store
+from tuner.study_file.storage_address import StorageAddress
 
 
 def opened(storage):
@@ -260,7 +261,11 @@ def test_a_colleague_who_may_read_can_look(finished, meshtune, kind):
             with opened(storage) as source, opened(url) as target:
                 source.backup(target)
         else:
-            copy_study(from_study_name="replayed", from_storage=storage, to_storage=open_store(url).storage)
+            copy_study(
+                from_study_name="replayed",
+                from_storage=storage,
+                to_storage=open_store(StorageAddress.parse(url)).storage,
+            )
         looks = [
             ["status", study, "--json"],
             ["trials", study, "--json"],

@@ -16,6 +16,7 @@ from tuner.answers.planned_candidates import plan_layers
 from tuner.planners.sharding.pins import Pin
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.plans.step_plans import plan_step
+from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.config import load_study
 
 STUDY = Path(__file__).resolve().parents[4] / "configs" / "studies" / "cpu-jax.yaml"
@@ -127,7 +128,8 @@ def test_a_plan_of_two_layers_is_carried_over_to_all(step_of):
 
 def test_trials_run_the_plan_that_their_candidate_names(study):
     """The backend of a planned study runs a candidate as planned where it says so, and its twin by hand."""
-    planned = plan_layers(replace(study, planning=LayerPlanning(name="descent", pins=PINS)), CONFIG)
+    unplanned = replace(study, planning=LayerPlanning(name="descent", pins=PINS))
+    planned = plan_layers(unplanned, StoredStudies(study.storage), CONFIG)
     backend = replace(planned.backend, planner=replace(planned.backend.planner, planning=planned.planning))
     named = replace(CONFIG, plan="descent")
 

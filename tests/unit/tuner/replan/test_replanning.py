@@ -11,7 +11,7 @@ from hardware.io.errors import ConfigError
 from tests.support.studies.broken_studies import study
 from tests.support.studies.command_line import assert_users_mistake
 from tests.support.studies.in_process_executor import InProcessExecutor
-from tuner.answers.best import best_configuration
+from tuner.answers.best import best_known
 from tuner.answers.candidates import predict_candidate
 from tuner.replan import cluster_states as scenes
 from tuner.replan.cluster_states import Pricing, Setup, cluster_of, fastest_hosts, has_slow_hosts, options_over
@@ -28,6 +28,7 @@ from tuner.replan.replanning import (
 )
 from tuner.run.loop import run_study
 from tuner.storage.opening import find_study
+from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.config import load_study
 
 FREE = Assumptions(restart_s=0.0, storage_bytes_per_s=1e18, checkpoint_every_s=0.0)
@@ -161,7 +162,7 @@ def test_every_setup_occupies_its_hosts(config):
 @pytest.mark.slow
 def test_trials_correct_what_is_predicted_for_other_clusters(tuned):
     """What the trials measured is expected where they ran, and their common error also with a host less."""
-    best = best_configuration(tuned)
+    best = best_known(tuned, StoredStudies(tuned.storage).find(tuned.name))
     events = trace(lost(10.0))
     course = course_of(tuned, events, 20.0)
     pricing = Pricing(tuned)
@@ -329,7 +330,7 @@ def test_a_statistic_of_times_counts_traces_that_never_end():
 
 def test_a_stored_study_that_means_something_else_is_refused(tuned):
     """Trials of another job correct nothing."""
-    other = load_study(Path(tuned.file), storage=tuned.storage, overrides=["job.sequence_length=2048"])
+    other = load_study(Path(tuned.file), storage=tuned.storage.url, overrides=["job.sequence_length=2048"])
 
     with pytest.raises(ConfigError, match="would no longer mean the same"):
         replan_trace(other, trace(), until_s=10.0)
@@ -349,7 +350,7 @@ def test_the_command_tells_programs_and_people(meshtune, tuned):
     there are a table, a sentence for each change, and what was assumed.
     """
     file = write_trace("3600,h3,lost", "40000,h3,back")
-    asked = ("replan", tuned.file, "--trace", file, "--storage", tuned.storage)
+    asked = ("replan", tuned.file, "--trace", file, "--storage", tuned.storage.url)
 
     found = meshtune(*asked, "--until", 80000, "--switch-restart", 60, "--json").json
     shown = meshtune(*asked)

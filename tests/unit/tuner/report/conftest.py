@@ -32,7 +32,7 @@ def page(data):
 def copied(config, tmp_path):
     """The same study in a storage of its own, which a test may change."""
     path = tmp_path / "study.db"
-    stored = config.storage.removeprefix("sqlite:///")
+    stored = config.storage.file
     with closing(sqlite3.connect(stored)) as source, closing(sqlite3.connect(path)) as target:
         source.backup(target)
     return replace(config, storage=f"sqlite:///{path}")

@@ -19,7 +19,9 @@ from tuner.search.stopping import StopReason
 from tuner.storage.history import past_of
 from tuner.storage.opening import find_study
 from tuner.storage.record import HISTORY, SPENT_S, read_records
+from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.config import load_study, name_on
+from tuner.study_file.storage_address import StorageAddress
 
 STUDY = """
 name: small
@@ -48,6 +50,10 @@ class Clocked:
         """The study, or that on some hosts."""
         return load_study(self.file, storage=self.storage, hosts=hosts)
 
+    def stored(self):
+        """Its storage, opened anew."""
+        return StoredStudies(StorageAddress.parse(self.storage))
+
     def executor(self, config):
         """An executor whose trials take ten seconds; after the limit the run is interrupted."""
         outer = self
@@ -70,7 +76,7 @@ class Clocked:
 
     def records(self, name="small"):
         """The trials of one of its studies."""
-        return read_records(find_study(self.storage, name))
+        return read_records(find_study(StorageAddress.parse(self.storage), name))
 
 
 @pytest.mark.slow
@@ -89,7 +95,7 @@ def test_a_study_goes_on_with_the_hosts_that_are_left(tmp_path):
     assert done.hosts == (0, 1, 2, 3)
     assert done.result.stop_reason == StopReason.TRIALS
     assert done.result.warnings[-1].startswith("3 trials on 2 of 4 hosts (h0, h2)")
-    assert [(one.study_name, one.hosts, len(one.records)) for one in phases_of(study.load())] == [
+    assert [(one.study_name, one.hosts, len(one.records)) for one in phases_of(study.load(), study.stored())] == [
         ("small.on-2-hosts", (0, 2), 3)
     ]
 
@@ -109,7 +115,11 @@ def test_the_trials_of_other_hosts_are_history(tmp_path):
     assert {run.cluster.num_hosts for run in whole} == {2}
     assert {run.cluster.num_hosts for run in fewer} == {4}
     assert past_of(study.load()).runs == ()
-    assert find_study(study.storage, "small.on-2-hosts").user_attrs[HISTORY].startswith("history: 3 ")
+    assert (
+        find_study(StorageAddress.parse(study.storage), "small.on-2-hosts")
+        .user_attrs[HISTORY]
+        .startswith("history: 3 ")
+    )
     assert "goes on with 2 of 4 hosts" in notes
 
 
@@ -139,7 +149,7 @@ def test_the_budget_of_trials_is_one(tmp_path):
     assert done.hosts == (2, 3)
     assert done.config.name == "small.on-2-hosts"
     assert done.result.best is not None
-    assert find_study(study.storage, "small").user_attrs[SPENT_S] >= 25
+    assert find_study(StorageAddress.parse(study.storage), "small").user_attrs[SPENT_S] >= 25
 
 
 def test_hosts_lost_from_the_start(tmp_path):
@@ -148,7 +158,7 @@ def test_hosts_lost_from_the_start(tmp_path):
     done = study.run()
 
     assert done.hosts == (0, 1)
-    assert [one.study_name for one in phases_of(study.load())] == ["small.on-2-hosts"]
+    assert [one.study_name for one in phases_of(study.load(), study.stored())] == ["small.on-2-hosts"]
 
 
 def test_a_cluster_without_room_is_a_mistake_before_the_first_trial(tmp_path):
@@ -204,7 +214,7 @@ def test_status_of_a_phase_that_runs(tmp_path, meshtune):
     study.run()
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
         held = {**driver._own_claim(time.time()), "pid": other.pid, "started": driver._start_of(other.pid)}
-        find_study(study.storage, "small.on-2-hosts").set_user_attr(driver.DRIVER, held)
+        find_study(StorageAddress.parse(study.storage), "small.on-2-hosts").set_user_attr(driver.DRIVER, held)
         words, data = (meshtune("status", study.file, "--storage", study.storage, *more) for more in ((), ("--json",)))
         other.kill()
 

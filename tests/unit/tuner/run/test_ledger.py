@@ -72,7 +72,7 @@ def test_a_trial_is_told_to_everyone_who_reads_it(opened, config, tmp_path):
     (remembered,) = ledger.trials.records
     assert (stored.number, stored.step_time_s, stored.params) == (number, 1.5, remembered.params)
     assert remembered.step_time_s == ledger.trials.best.step_time_s == 1.5
-    assert len(read_past([f"sqlite:///{tmp_path / 'study.db'}"], base_dir=tmp_path).runs) == 1
+    assert len(read_past([config.storage], base_dir=tmp_path).runs) == 1
     assert ledger.live == {}
 
 

@@ -196,7 +196,7 @@ def test_a_run_says_why_slots_are_idle(study, meshtune, monkeypatch):
     # a claim of this very process counts as one that nobody holds
     monkeypatch.setattr("tuner.run.studies.is_running", lambda _: True)
     shown = []
-    options = (config.file, "--storage", config.storage)
+    options = (config.file, "--storage", config.storage.url)
     executor, told = Watched(Scripted(), slots=8), []
     executor.watch(config, lambda: shown.extend(meshtune("status", *options, *more) for more in (("--json",), ())))
 
@@ -424,7 +424,7 @@ def test_a_trial_left_over_is_cancelled_when_the_budget_is_spent(study):
     config = study("search.max_minutes=3.5")
     with pytest.raises(RuntimeError, match="dies"):
         run(config, Dying(), clock=ticking())
-    with closing(sqlite3.connect(config.storage.removeprefix("sqlite:///"))) as database, database:
+    with closing(sqlite3.connect(config.storage.file)) as database, database:
         database.execute("UPDATE study_user_attributes SET value_json = '9999.0' WHERE key = ?", (SPENT_S,))
     result, executor = run(study("search.max_minutes=3.5"), Scripted(), clock=ticking())
 

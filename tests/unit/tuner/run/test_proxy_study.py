@@ -11,7 +11,7 @@ from tests.support.studies.commits import kept_at_each_commit
 from tests.support.studies.in_process_executor import run_here as run
 from tests.support.studies.stepping_executor import SteppingExecutor
 from trials.backend import Observation, Status
-from tuner.answers.best import best_configuration
+from tuner.answers.best import best_known
 from tuner.cli.main import app
 from tuner.report.data import collect
 from tuner.report.page import render_report
@@ -21,6 +21,7 @@ from tuner.search.prior import learn
 from tuner.search.proxy.proxy_trials import PROXY, Proxy
 from tuner.storage.history import read_past
 from tuner.storage.record import num_failed, num_proxies
+from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.config import load_study
 
 STUDY = """
@@ -189,12 +190,12 @@ def test_without_a_full_trial_the_answer_is_extrapolated(study, capsys):
 
     result, _ = run(config)
 
-    found = best_configuration(config)
+    found = best_known(config, StoredStudies(config.storage).find(config.name))
     assert result.best is None
     assert result.extrapolated.in_words == "extrapolated from 4 trials on 8 devices"
     assert (found.source, found.extrapolated) == ("predicted", result.extrapolated)
     assert found.config == config.config_of(result.extrapolated.config)
-    file = [str(config.file), "--storage", config.storage]
+    file = [str(config.file), "--storage", config.storage.url]
     assert told(capsys, "best", *file, "--json")["extrapolated"] is True
     status = told(capsys, "status", *file, "--json")
     assert (status["extrapolated"], status["proxies"], status["failed"]) == (True, 4, 0)
@@ -216,7 +217,7 @@ def test_with_a_full_trial_it_is_measured(study, capsys):
     config = study("search.max_trials=4", "trial.proxy.full_trials=1")
     result, _ = run(config)
 
-    found = told(capsys, "best", str(config.file), "--storage", config.storage, "--json")
+    found = told(capsys, "best", str(config.file), "--storage", config.storage.url, "--json")
 
     assert found["extrapolated"] is False
     assert found["source"] == "synthetic"

@@ -139,7 +139,7 @@ def test_status_shows_the_newest_population(tmp_path, meshtune):
         )
     )
 
-    shown, told = (meshtune("status", file, "--storage", config.storage, *more) for more in ((), ("--json",)))
+    shown, told = (meshtune("status", file, "--storage", config.storage.url, *more) for more in ((), ("--json",)))
 
     leader = ",".join(f"{name}={value}" for name, value in grid.values(0).items())
     assert "Probability of being the fastest, after 1 trial:\n" in shown.out

@@ -11,13 +11,16 @@ from hardware.io.errors import ConfigError
 from tests.support.programs.rights import reachable_folder, without_roots_rights
 from tuner.storage.opening import find_study, open_store, storage_errors
 from tuner.storage.store import Condition
+from tuner.study_file.storage_address import StorageAddress
 
 
 @pytest.fixture
 def path(tmp_path):
     """A journal with a study in it whose only trial has ended."""
     file = tmp_path / "study.journal"
-    study = optuna.create_study(study_name="kept", storage=open_store(f"journal:///{file}").storage)
+    study = optuna.create_study(
+        study_name="kept", storage=open_store(StorageAddress.parse(f"journal:///{file}")).storage
+    )
     study.tell(study.ask(), 1.0)
     return file
 
@@ -36,10 +39,10 @@ def test_a_torn_end_is_mended_wherever_it_was_torn(path):
 
     for length in range(len(last)):
         path.write_bytes(whole + last[:length])
-        assert find_study(f"journal:///{path}", "kept").user_attrs == {}
-        find_study(f"journal:///{path}", "kept").set_user_attr("length", length)
+        assert find_study(StorageAddress.parse(f"journal:///{path}"), "kept").user_attrs == {}
+        find_study(StorageAddress.parse(f"journal:///{path}"), "kept").set_user_attr("length", length)
 
-        for study in (find_study(f"journal:///{path}", "kept"), plain(path)):
+        for study in (find_study(StorageAddress.parse(f"journal:///{path}"), "kept"), plain(path)):
             assert study.user_attrs == {"length": length}
             assert [trial.state for trial in study.get_trials()] == [TrialState.COMPLETE]
         path.write_bytes(whole)
@@ -50,7 +53,7 @@ def test_zeros_behind_the_last_entry_are_mended(path):
     whole = path.read_bytes()
     path.write_bytes(whole + b"\0" * 500)
 
-    find_study(f"journal:///{path}", "kept").set_user_attr("after", 1)
+    find_study(StorageAddress.parse(f"journal:///{path}"), "kept").set_user_attr("after", 1)
 
     assert plain(path).user_attrs == {"after": 1}
     assert path.read_bytes().startswith(whole)
@@ -66,8 +69,8 @@ def test_another_kind_of_file_is_left_alone(tmp_path, content):
     file = tmp_path / "precious"
     file.write_bytes(content)
 
-    with pytest.raises(ConfigError, match="cannot be used"), storage_errors(f"journal:///{file}"):
-        optuna.create_study(study_name="kept", storage=open_store(f"journal:///{file}").storage)
+    with pytest.raises(ConfigError, match="cannot be used"), storage_errors(StorageAddress.parse(f"journal:///{file}")):
+        optuna.create_study(study_name="kept", storage=open_store(StorageAddress.parse(f"journal:///{file}")).storage)
 
     assert file.read_bytes() == content
 
@@ -76,7 +79,7 @@ def test_order_decides_and_not_the_lock(path):
     """Of two conditional entries that were both appended, as when a lock was broken, the first takes effect for
     everybody who reads the journal.
     """
-    store = open_store(f"journal:///{path}")
+    store = open_store(StorageAddress.parse(f"journal:///{path}"))
     assert store.replace_attribute(Condition(study_id=0, key="owner", text=None), "first")
     entry = json.loads(path.read_text().splitlines()[-1])
     late = entry | {"user_attr": {"owner": "second"}, "batch": "another"}
@@ -84,7 +87,7 @@ def test_order_decides_and_not_the_lock(path):
         file.write(json.dumps(late) + "\n")
 
     assert store.read_attribute(0, "owner") == ("first", '"first"')
-    assert find_study(f"journal:///{path}", "kept").user_attrs == {"owner": "first"}
+    assert find_study(StorageAddress.parse(f"journal:///{path}"), "kept").user_attrs == {"owner": "first"}
 
 
 def test_a_broken_journal_is_refused_in_one_message(path):
@@ -93,20 +96,20 @@ def test_a_broken_journal_is_refused_in_one_message(path):
     path.write_text("\n".join([lines[0], "these are my notes", *lines[1:]]) + "\n")
 
     with pytest.raises(ConfigError, match=r"line 2 of .* is no entry of a journal"):
-        find_study(f"journal:///{path}", "kept")
+        find_study(StorageAddress.parse(f"journal:///{path}"), "kept")
     with pytest.raises(ConfigError, match=r"storage = 'journal:.*missing.*No such file or directory"):
-        open_store(f"journal:///{path.parent}/missing/study.journal")
+        open_store(StorageAddress.parse(f"journal:///{path.parent}/missing/study.journal"))
 
 
 def test_an_unwritable_journal_is_refused():
     """A journal that may be read and not written is refused before any trial is run."""
     with reachable_folder() as folder:
         file = folder / "study.journal"
-        open_store(f"journal:///{file}")
+        open_store(StorageAddress.parse(f"journal:///{file}"))
         file.chmod(0o444)
 
         with without_roots_rights(), pytest.raises(ConfigError, match="you may not write it"):
-            open_store(f"journal:///{file}")
+            open_store(StorageAddress.parse(f"journal:///{file}"))
 
 
 def test_a_full_disk_is_one_message(path, monkeypatch):
@@ -117,11 +120,18 @@ def test_a_full_disk_is_one_message(path, monkeypatch):
             write(file, text[:20])
         raise OSError(28, "No space left on device")
 
-    study = find_study(f"journal:///{path}", "kept")
+    study = find_study(StorageAddress.parse(f"journal:///{path}"), "kept")
     monkeypatch.setattr(os, "write", write)
-    with pytest.raises(ConfigError, match="No space left on device"), storage_errors(f"journal:///{path}"):
+    with (
+        pytest.raises(ConfigError, match="No space left on device"),
+        storage_errors(StorageAddress.parse(f"journal:///{path}")),
+    ):
         study.set_user_attr("lost", 1)
     monkeypatch.undo()
     study.set_user_attr("kept", 2)
 
-    assert find_study(f"journal:///{path}", "kept").user_attrs == plain(path).user_attrs == {"kept": 2}
+    assert (
+        find_study(StorageAddress.parse(f"journal:///{path}"), "kept").user_attrs
+        == plain(path).user_attrs
+        == {"kept": 2}
+    )

@@ -10,9 +10,10 @@ import pytest
 from sqlalchemy import text
 
 from hardware.io.errors import ConfigError
+from hardware.io.looking import look_at
 from tests.support.programs.rights import reachable_folder, read_only, without_roots_rights
-from tuner.storage.looking import look_at
 from tuner.storage.opening import find_study, open_store, open_to_look
+from tuner.study_file.storage_address import StorageAddress
 
 ENDS = ("-wal", "-shm", "-journal")
 
@@ -110,7 +111,7 @@ def test_a_reader_of_a_file_leaves_none_in_a_folder_that_it_may_write(folder):
 def test_a_run_that_begins_is_seen(folder):
     """Who opened a study before its next run began sees the trials of that run, in this thread and in others."""
     url = f"sqlite:///{folder / 'study.db'}"
-    store = open_store(url)
+    store = open_store(StorageAddress.parse(url))
     study = optuna.create_study(study_name="begun", storage=store.storage)
     store.close()
     seen = []
@@ -119,7 +120,7 @@ def test_a_run_that_begins_is_seen(folder):
         seen.append(len(optuna.load_study(study_name="begun", storage=storage).get_trials()))
 
     with read_only(folder), without_roots_rights():
-        storage = open_to_look(url)
+        storage = open_to_look(StorageAddress.parse(url))
         look()
     study.tell(study.ask(), 1.0)
     with read_only(folder), without_roots_rights():
@@ -144,7 +145,7 @@ def test_a_database_of_other_tables_has_no_study(folder):
     closed(folder / "other.db")
 
     with read_only(folder), without_roots_rights():
-        assert find_study(f"sqlite:///{folder / 'other.db'}", "none") is None
+        assert find_study(StorageAddress.parse(f"sqlite:///{folder / 'other.db'}"), "none") is None
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "journal"])
@@ -152,14 +153,14 @@ def test_rights_are_told_as_rights(folder, kind):
     """A file that may not be read, or not be written, is told by the right that is missing and what works without."""
     file = folder / "study"
     url = f"{kind}:///{file}"
-    open_store(url).close()
+    open_store(StorageAddress.parse(url)).close()
 
     refused = pytest.raises(ConfigError, match=r"you may not write it.*meshtune status")
     with read_only(folder), without_roots_rights(), refused:
-        open_store(url)
+        open_store(StorageAddress.parse(url))
     file.chmod(0o000)
     with without_roots_rights(), pytest.raises(ConfigError, match=r"you may not read it.*ask its owner"):
-        find_study(url, "none")
+        find_study(StorageAddress.parse(url), "none")
 
 
 def test_a_full_folder_for_copies_is_named(folder, monkeypatch):

@@ -9,12 +9,13 @@ import pytest
 from optuna.study import StudyDirection
 from sqlalchemy import create_engine, text
 
-from hardware.io.errors import ConfigError
+from hardware.io.errors import ConfigError, shown_url
 from tests.support.own_server import PASSWORD
 from tests.support.programs.rights import reachable_folder, read_only, without_roots_rights
 from tests.support.studies.driver_process import ROOT, STUDY
-from tuner.storage.opening import find_study, load_study, open_database, open_store, shown_url
+from tuner.storage.opening import find_study, load_study, open_database, open_store
 from tuner.storage.store import Condition
+from tuner.study_file.storage_address import StorageAddress
 
 
 def pragma(storage, name):
@@ -26,7 +27,7 @@ def pragma(storage, name):
 def refusal(url):
     """The one message with which a database is refused."""
     with pytest.raises(ConfigError) as caught:
-        open_database(url)
+        open_database(StorageAddress.parse(url))
     message = str(caught.value)
     assert caught.value.key == "storage"
     assert "\n" not in message
@@ -43,7 +44,7 @@ def test_sqlite_flushes_every_commit(tmp_path):
     """SQLite writes ahead of the database and flushes each commit, on every connection, also after reopening."""
     url = f"sqlite:///{tmp_path / 'study.db'}"
 
-    for storage in (open_database(url), open_database(url)):
+    for storage in (open_database(StorageAddress.parse(url)), open_database(StorageAddress.parse(url))):
         assert pragma(storage, "journal_mode") == "wal"
         assert pragma(storage, "synchronous") == 2  # FULL
         with storage.engine.connect(), storage.engine.connect() as second:
@@ -52,7 +53,7 @@ def test_sqlite_flushes_every_commit(tmp_path):
 
 def test_in_memory_database_can_be_used():
     """A database in memory opens, for whoever only looks around."""
-    assert load_study(open_database("sqlite://"), "none") is None
+    assert load_study(open_database(StorageAddress.parse("sqlite://")), "none") is None
 
 
 @pytest.mark.slow
@@ -62,11 +63,12 @@ def test_processes_may_create_one_database_together(tmp_path):
     code = (
         "import sys, time, pathlib\n"
         "from tuner.storage.opening import open_database\n"
+        "from tuner.study_file.storage_address import StorageAddress\n"
         "import optuna\n"
         "print('ready', flush=True)\n"
         "sys.stdin.readline()\n"
         "optuna.logging.set_verbosity(optuna.logging.ERROR)\n"
-        f"storage = open_database({url!r})\n"
+        f"storage = open_database(StorageAddress.parse({url!r}))\n"
         "study = optuna.create_study(study_name=sys.argv[1], storage=storage)\n"
         "for _ in range(5): study.tell(study.ask(), 1.0)\n"
     )
@@ -89,7 +91,7 @@ def test_processes_may_create_one_database_together(tmp_path):
     errors = [process.communicate(timeout=60)[1] for process in processes]
 
     assert [process.returncode for process in processes] == [0] * 4, errors
-    storage = open_database(url)
+    storage = open_database(StorageAddress.parse(url))
     assert [len(load_study(storage, f"study-{number}").trials) for number in range(4)] == [5] * 4
 
 
@@ -98,7 +100,7 @@ def test_no_database_file_is_refused_in_one_message(tmp_path):
     text_file = tmp_path / "notes.txt"
     text_file.write_text("these are my notes " * 500)
     cut = tmp_path / "cut.db"
-    open_database(f"sqlite:///{cut}").engine.dispose()
+    open_database(StorageAddress.parse(f"sqlite:///{cut}")).engine.dispose()
     cut.write_bytes(cut.read_bytes()[:5000])
 
     assert "file is not a database" in refusal(f"sqlite:///{text_file}")
@@ -113,7 +115,7 @@ def test_foreign_tables_are_refused(tmp_path):
         connection.execute("CREATE TABLE studies (pupil TEXT)")
 
     with pytest.raises(ConfigError, match=r"cannot be used .*no such column"):
-        find_study(f"sqlite:///{file}", "physics")
+        find_study(StorageAddress.parse(f"sqlite:///{file}"), "physics")
 
 
 def test_directories_and_missing_folders_are_refused(tmp_path):
@@ -141,7 +143,7 @@ def test_unwritable_database_is_refused():
 def test_other_schema_version_is_refused(tmp_path, version, way_out):
     """Tables of an older or newer Optuna are refused with the way out."""
     file = tmp_path / "study.db"
-    open_database(f"sqlite:///{file}").engine.dispose()
+    open_database(StorageAddress.parse(f"sqlite:///{file}")).engine.dispose()
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("UPDATE alembic_version SET version_num = ?", (version,))
         connection.commit()
@@ -259,7 +261,7 @@ def test_shown_url_hides_the_password(url, shown):
 
 def test_a_server_that_was_restarted_is_connected_to_again(postgresql):
     """A connection that the server has closed between two writes costs none of them."""
-    store = open_store(postgresql)
+    store = open_store(StorageAddress.parse(postgresql))
     with store.engine.connect() as ours:
         process = ours.execute(text("SELECT pg_backend_pid()")).scalar()
     other = create_engine(postgresql.replace("postgresql:", "postgresql+psycopg2:"))
@@ -275,7 +277,7 @@ def test_a_server_that_was_restarted_is_connected_to_again(postgresql):
 
 def test_attribute_is_replaced_once(database):
     """Of two that replace the same text of an attribute, the second is told that it came too late."""
-    store = open_store(database)
+    store = open_store(StorageAddress.parse(database))
     optuna.create_study(study_name="replaced", storage=store.storage)
     study_id = store.storage.get_study_id_from_name("replaced")
 
@@ -298,5 +300,5 @@ def test_looking_for_a_study_creates_nothing(tmp_path):
     """Asking for a study in a database that does not exist does not make one."""
     file = tmp_path / "study.db"
 
-    assert find_study(f"sqlite:///{file}", "none") is None
+    assert find_study(StorageAddress.parse(f"sqlite:///{file}"), "none") is None
     assert not file.exists()

@@ -8,6 +8,7 @@ from tests.support.studies.in_process_executor import run_here
 from tuner.storage.opening import find_study
 from tuner.storage.record import read_records
 from tuner.study_file.config import load_study
+from tuner.study_file.storage_address import StorageAddress
 
 
 def test_rows_are_read_as_they_are(database):
@@ -19,7 +20,7 @@ def test_rows_are_read_as_they_are(database):
 
     found = read_stored(database)
 
-    records = read_records(find_study(database, config.name))
+    records = read_records(find_study(StorageAddress.parse(database), config.name))
     assert found.kept == (0, 1, 2)
     assert [(t.number, t.status, t.value) for t in found.trials] == [
         (record.number, record.status, record.step_time_s) for record in records

@@ -13,6 +13,7 @@ from tests.support.studies.short_study import SHORT_STUDY
 from tuner.run.loop import run_study
 from tuner.storage.opening import find_study
 from tuner.study_file.config import load_study
+from tuner.study_file.storage_address import StorageAddress
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +96,7 @@ def test_strange_value_is_refused_where_it_stands(finished, altered, owner, key,
     url = altered(update, put([value], (0, *path), text)[1:-1], key, row)
 
     with pytest.raises(ConfigError, match=f"the value of {where} is") as caught:
-        find_study(url, "small")
+        find_study(StorageAddress.parse(url), "small")
     assert caught.value.key == "storage"
 
 
@@ -116,7 +117,7 @@ def test_strange_value_is_refused_where_it_stands(finished, altered, owner, key,
 def test_rows_that_optuna_cannot_read_are_refused(altered, statement):
     """Broken JSON, unknown words and values of another type end in one message about the storage."""
     with pytest.raises(ConfigError, match="cannot be used"):
-        find_study(altered(statement), "small")
+        find_study(StorageAddress.parse(altered(statement)), "small")
 
 
 @pytest.mark.parametrize("table", ["studies", "trials"])
@@ -128,7 +129,7 @@ def test_table_without_end_is_refused(altered, tmp_path, table):
         database.execute(f"CREATE VIEW {table} AS {endless}")
 
     with pytest.raises(ConfigError, match=f"it has a view '{table}', which no version makes"):
-        find_study(url, "small")
+        find_study(StorageAddress.parse(url), "small")
 
 
 def test_trigger_is_refused(altered):
@@ -136,7 +137,7 @@ def test_trigger_is_refused(altered):
     url = altered("CREATE TRIGGER t AFTER INSERT ON trials BEGIN DELETE FROM trials; END")
 
     with pytest.raises(ConfigError, match="it has a trigger 't'"):
-        find_study(url, "small")
+        find_study(StorageAddress.parse(url), "small")
 
 
 def test_command_tells_it_in_one_message(finished, altered, meshtune):

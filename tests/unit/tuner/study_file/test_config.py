@@ -9,7 +9,7 @@ from trials.replay.backend import ReplayBackend
 from trials.simulated.backend import SimulatedBackend
 from tuner.study_file.config import load_study
 from tuner.study_file.meaning import first_difference
-from tuner.study_file.study_keys import DEFAULT_STORAGE
+from tuner.study_file.storage_address import StorageAddress
 
 STUDIES = Path(__file__).resolve().parents[4] / "configs" / "studies"
 
@@ -45,7 +45,7 @@ def test_what_a_study_leaves_out_has_its_documented_default(good_study):
 
     assert config.name == "broken"
     assert config.file == str(good_study)
-    assert config.storage == DEFAULT_STORAGE == "sqlite:///meshtune.db"
+    assert config.storage == StorageAddress.of_file(good_study.parent / "meshtune.db")
     assert config.setting.runtime.name == "megatron-core"
     job = config.setting.job
     assert (job.precision, job.optimizer, job.recompute, job.zero_stage) == ("bf16", "adam", "none", 1)
@@ -91,7 +91,7 @@ def test_every_example_loads_and_has_candidates(path):
 
     assert config.name.endswith(path.stem)
     assert len(space.grid) > 10
-    assert config.storage == DEFAULT_STORAGE
+    assert config.storage.file == path.parent / "meshtune.db"
 
 
 def test_the_playbook_study_replays_the_whole_sweep():
@@ -198,13 +198,13 @@ def test_storage_precedence(good_study, monkeypatch):
     """--storage wins over MESHTUNE_STORAGE, which wins over --set and the file, which win over the default."""
     in_file = {"overrides": ["storage=sqlite:///file.db"]}
 
-    assert load_study(good_study).storage == DEFAULT_STORAGE
-    assert load_study(good_study, **in_file).storage == "sqlite:///file.db"
+    assert load_study(good_study).storage.file == good_study.parent / "meshtune.db"
+    assert load_study(good_study, **in_file).storage.url == "sqlite:///file.db"
     monkeypatch.setenv("MESHTUNE_STORAGE", "sqlite:///variable.db")
-    assert load_study(good_study, **in_file).storage == "sqlite:///variable.db"
-    assert load_study(good_study, **in_file, storage="sqlite:///option.db").storage == "sqlite:///option.db"
+    assert load_study(good_study, **in_file).storage.url == "sqlite:///variable.db"
+    assert load_study(good_study, **in_file, storage="sqlite:///option.db").storage.url == "sqlite:///option.db"
     monkeypatch.setenv("MESHTUNE_STORAGE", "")
-    assert load_study(good_study, **in_file).storage == "sqlite:///file.db"
+    assert load_study(good_study, **in_file).storage.url == "sqlite:///file.db"
 
 
 def test_a_broken_storage_variable_is_the_users_mistake(good_study, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 from tests.support.studies.command_line import write_replay
 from tuner.storage.opening import find_study
 from tuner.study_file.config import load_study
-from tuner.study_file.storage_url import without_environments_password
+from tuner.study_file.storage_address import StorageAddress
 
 ELSEWHERE = "127.0.0.2"
 """Address of this machine that its usual names are not."""
@@ -87,12 +87,14 @@ def test_user_is_told_of_each_password_that_is_not_sent(tmp_path, monkeypatch):
 def test_urls_that_send_no_password_elsewhere_stay_as_they_are(monkeypatch, url):
     """A server of this machine, a URL with a password of its own and a file are left alone."""
     monkeypatch.setenv("PGPASSWORD", "of-the-environment")
+    address = StorageAddress.parse(url)
 
-    assert without_environments_password(url) == (url, "")
+    assert address.without_environments_password() == (address, "")
 
 
 def test_nothing_changes_without_such_a_password(monkeypatch):
     """Without the variable there is nothing to keep back."""
     monkeypatch.delenv("PGPASSWORD", raising=False)
+    address = StorageAddress.parse("postgresql://me@elsewhere/x")
 
-    assert without_environments_password("postgresql://me@elsewhere/x") == ("postgresql://me@elsewhere/x", "")
+    assert address.without_environments_password() == (address, "")

@@ -16,7 +16,7 @@ from tuner.run.studies import stored_study
 from tuner.storage.opening import open_store
 from tuner.storage.record import read_records
 from tuner.study_file.config import load_study
-from tuner.study_file.storage_url import check_storage
+from tuner.study_file.storage_address import StorageAddress
 
 OUTSIDE = "outside the study file's folder and the working directory"
 
@@ -85,13 +85,13 @@ def test_the_user_may_write_anywhere(home, monkeypatch):
     elsewhere = f"sqlite:///{home}/x.db"
     file = written(home, storage="sqlite:////nowhere/of/ours.db")
 
-    assert load_study(file, storage=elsewhere).storage == elsewhere
-    assert load_study(file, overrides=[f"storage={elsewhere}"]).storage == elsewhere
+    assert load_study(file, storage=elsewhere).storage.url == elsewhere
+    assert load_study(file, overrides=[f"storage={elsewhere}"]).storage.url == elsewhere
     monkeypatch.setenv("MESHTUNE_STORAGE", elsewhere)
-    assert load_study(file).storage == elsewhere
+    assert load_study(file).storage.url == elsewhere
     monkeypatch.delenv("MESHTUNE_STORAGE")
     for inside in ("sqlite:///x.db", "sqlite:///sub/../x.db", f"journal:///{file.parent}/x.log", "sqlite:///:memory:"):
-        assert load_study(written(home, storage=f"'{inside}'")).storage == inside
+        assert load_study(written(home, storage=f"'{inside}'")).storage.url == inside
 
 
 def test_a_refused_study_leaves_no_file(home):
@@ -185,16 +185,16 @@ def test_a_command_is_never_a_shells(home):
 def test_a_path_that_is_too_long_is_told_with_its_limit(url, words):
     """SQLite and the locks of journals make files with longer names: the message counts, and says how much may be."""
     with pytest.raises(ConfigError, match=words):
-        check_storage(url)
+        StorageAddress.parse(url)
 
 
 def test_the_longest_paths_can_be_used(tmp_path, monkeypatch):
     """A name and a path of just the length that is allowed hold a study."""
     monkeypatch.chdir(tmp_path)
-    open_store(f"sqlite:///{'n' * 247}").close()
+    open_store(StorageAddress.parse(f"sqlite:///{'n' * 247}")).close()
     folder = tmp_path / ("d" * (504 - 201 - len(str(tmp_path))))
     folder.mkdir()
-    open_store(f"sqlite:///{folder / ('n' * 199)}").close()
-    store = open_store(f"journal:///{'n' * 207}")
+    open_store(StorageAddress.parse(f"sqlite:///{folder / ('n' * 199)}")).close()
+    store = open_store(StorageAddress.parse(f"journal:///{'n' * 207}"))
 
     assert store.storage.create_new_study([StudyDirection.MINIMIZE], "kept") == 0

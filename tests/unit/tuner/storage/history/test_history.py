@@ -30,6 +30,7 @@ from tuner.storage.history import Past, keep_run, make_tables, past_of, read_pas
 from tuner.storage.history.tables import METADATA, RUNS, SAMPLES, VERSION
 from tuner.storage.opening import open_store, reading
 from tuner.study_file.config import load_study
+from tuner.study_file.storage_address import StorageAddress
 
 MOE = """
 name: first
@@ -89,7 +90,7 @@ def run(config, backend=None):
 
 def forget_tables(url):
     """Makes the database what an older Meshtune left."""
-    engine = open_store(url).engine
+    engine = open_store(StorageAddress.parse(url)).engine
     with engine.begin() as connection:
         for table in (SAMPLES.name, RUNS.name, "meshtune_history"):
             connection.execute(text(f"DROP TABLE {table}"))
@@ -98,13 +99,13 @@ def forget_tables(url):
 
 def counts(url):
     """Rows of both tables."""
-    with reading(url, METADATA) as connection:
+    with reading(StorageAddress.parse(url), METADATA) as connection:
         return [connection.execute(select(func.count()).select_from(table)).scalar_one() for table in (RUNS, SAMPLES)]
 
 
 def past_in(url, **options):
     """The past that one database holds."""
-    return read_past([url], base_dir=Path(), **options)
+    return read_past([StorageAddress.parse(url)], base_dir=Path(), **options)
 
 
 # Keeping and reading back
@@ -160,7 +161,7 @@ def test_a_past_has_one_order(request, tmp_path):
     url = new_storage("postgresql", request, tmp_path)
     for name in ("a", "B"):
         run(replace(loaded(tmp_path, url, "search.max_trials=1"), name=name), Scripted())
-    engine = open_store(url).engine
+    engine = open_store(StorageAddress.parse(url)).engine
     with engine.begin() as connection:  # as on a server that was made with a locale
         for table in (RUNS.name, SAMPLES.name):
             connection.execute(text(f'ALTER TABLE {table} ALTER COLUMN study TYPE varchar(512) COLLATE "en-x-icu"'))
@@ -199,7 +200,7 @@ def test_a_time_that_is_none_stops_no_study(tmp_path):
 
 def test_a_trial_that_is_kept_twice_is_there_once(database, tmp_path):
     """Keeping a trial again replaces its run and its operator times, and leaves those of others alone."""
-    store = open_store(database)
+    store = open_store(StorageAddress.parse(database))
     setting = loaded(tmp_path, database).setting
     observation = Observation(status=Status.OK, step_times_s=(1.0,), operator_samples=(SAMPLE, SAMPLE))
     again = replace(observation, step_times_s=(2.0,), operator_samples=(SAMPLE,))
@@ -216,7 +217,7 @@ def test_a_trial_that_is_kept_twice_is_there_once(database, tmp_path):
 
 def test_a_trial_is_kept_whole_or_not_at_all(sql_database, tmp_path):
     """A driver that dies while it keeps a trial leaves neither its run nor a part of its operator times."""
-    store = open_store(sql_database)
+    store = open_store(StorageAddress.parse(sql_database))
     engine = store.engine
     make_tables(store)
     observation = Observation(status=Status.OK, step_times_s=(1.0,), operator_samples=(SAMPLE,) * 3)
@@ -279,7 +280,7 @@ def test_an_older_study_is_read_from_its_trials(sql_database, tmp_path):
     assert older == kept
     assert len(older.runs) == 4
     assert len(older.samples) == 2
-    engine = open_store(sql_database).engine
+    engine = open_store(StorageAddress.parse(sql_database)).engine
     assert not [name for name in inspect(engine).get_table_names() if name.startswith("meshtune")]
     engine.dispose()
 
@@ -419,7 +420,11 @@ def test_server_is_known_under_another_spelling(postgresql, tmp_path):
     other = postgresql.replace("postgresql://", "postgresql+psycopg2://").replace("127.0.0.1", "localhost")
 
     assert [run for run in past_in(other).runs if run.group.startswith("spelled ")]
-    assert not [run for run in past_in(other, own=(postgresql, "spelled")).runs if run.group.startswith("spelled ")]
+    assert not [
+        run
+        for run in past_in(other, own=(StorageAddress.parse(postgresql), "spelled")).runs
+        if run.group.startswith("spelled ")
+    ]
 
 
 def test_synthetic_trials_say_nothing_to_a_measured_study(tmp_path):
@@ -441,7 +446,7 @@ def test_synthetic_trials_say_nothing_to_a_measured_study(tmp_path):
 
 def test_runs_by_another_clock_are_left_out_and_their_operators_read(database, tmp_path):
     """Seconds of a virtual clock say nothing to a study by the wall clock; what operators took does."""
-    store = open_store(database)
+    store = open_store(StorageAddress.parse(database))
     make_tables(store)
     setting = loaded(tmp_path, database).setting
     for trial, clock in enumerate(("wall", "virtual", "cpu")):
@@ -533,9 +538,10 @@ def test_a_history_that_cannot_be_read_is_one_message(tmp_path, entry, words):
     (tmp_path / "ragged.csv").write_text(",".join(COLUMNS) + "\na,b\n")
     (tmp_path / "good.csv").write_text(rows({}))
     before = sorted(tmp_path.iterdir())
+    entry = entry.format(folder=tmp_path)
 
     with pytest.raises(ConfigError) as caught:
-        read_past(["good.csv", entry.format(folder=tmp_path)], base_dir=tmp_path)
+        read_past(["good.csv", StorageAddress.parse(entry) if "://" in entry else entry], base_dir=tmp_path)
 
     message = str(caught.value)
     assert caught.value.key == "history.1"
