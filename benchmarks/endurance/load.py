@@ -64,8 +64,8 @@ from costmodels.job.proxy_job import Reduction
 from trials.backend import AbstractBackend, Observation, Status
 from trials.simulated.backend import SimulatedBackend
 from tuner.answers.candidates import candidates_of, plan_of, prediction_json
-from tuner.run import loop as tuner_study
-from tuner.run.loop import run_study
+from tuner.run.ledger import Ledger
+from tuner.run.loop import Loop, run_study
 from tuner.run.studies import make_sampler, open_study
 from tuner.search.observations import OBSERVATION, STATUS
 from tuner.search.parameters import distribution_of, params_of
@@ -236,16 +236,15 @@ class Meter:
     @contextmanager
     def on(self) -> Iterator[None]:
         """Time the driver inside the block."""
-        run = tuner_study._Run
-        before = {name: getattr(run, name) for name in ("ask", "record")}
-        for name, function in before.items():
-            setattr(run, name, self._timed(name, function))
+        before = {"ask": (Loop, Loop.ask), "record": (Ledger, Ledger.record)}
+        for name, (owner, function) in before.items():
+            setattr(owner, name, self._timed(name, function))
         try:
             with self.stopwatch.on():
                 yield
         finally:
-            for name, function in before.items():
-                setattr(run, name, function)
+            for name, (owner, function) in before.items():
+                setattr(owner, name, function)
             self._file.close()
 
     def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:

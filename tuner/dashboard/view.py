@@ -29,7 +29,6 @@ from typing import Any, NoReturn
 from optuna import Study
 from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
-from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 
 from tuner.dashboard.artifacts import OfferedFile, StudyFiles
@@ -38,6 +37,7 @@ from tuner.dashboard.study_note import study_facts, study_note
 from tuner.dashboard.trial_note import trial_facts, trial_note
 from tuner.run.driver import DRIVER
 from tuner.run.studies import is_driven
+from tuner.search.optuna_inside import FrozenStudy, study_id_of, trial_id_of
 from tuner.storage.record import SPENT_S, TrialRecord
 from tuner.study_file.config import StudyConfig
 
@@ -181,9 +181,9 @@ class StudyView(BaseStorage):
             page = told.get(trial.number)
             shown.append(trial if page is None else _replace_attributes(trial, page.facts))
             if page is not None and page.note is not None:
-                notes[f"{NOTES}{trial._trial_id}:"] = page.note
+                notes[f"{NOTES}{trial_id_of(trial)}:"] = page.note
             for file in logs.get(trial.number, ()):
-                files[f"dashboard:artifacts:{trial._trial_id}:{file.identity}"] = file.entry
+                files[f"dashboard:artifacts:{trial_id_of(trial)}:{file.identity}"] = file.entry
         return Pages(facts=study_facts(snapshot), notes=notes, files=files, trials=shown)
 
     def _compose_trials(
@@ -214,11 +214,11 @@ class StudyView(BaseStorage):
 
     def get_all_studies(self) -> list[FrozenStudy]:
         """Return all studies, with our texts in the selected one."""
-        studies = sorted(self._storage.get_all_studies(), key=lambda study: study._study_id)
+        studies = sorted(self._storage.get_all_studies(), key=study_id_of)
         return [self._describe(study) for study in studies]
 
     def _describe(self, study: FrozenStudy) -> FrozenStudy:
-        if study._study_id != self._study_id:
+        if study_id_of(study) != self._study_id:
             return study
         pages, told = self.pages(), copy.copy(study)
         told.user_attrs, told.system_attrs = dict(pages.facts), pages.over(study.system_attrs)
@@ -246,7 +246,7 @@ class StudyView(BaseStorage):
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
         """Return one trial, with figures in place of its attributes."""
-        ours = (trial for trial in self.pages().trials if trial._trial_id == trial_id)
+        ours = (trial for trial in self.pages().trials if trial_id_of(trial) == trial_id)
         return next(ours, None) or self._storage.get_trial(trial_id)
 
     def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:

@@ -44,10 +44,14 @@ class Claim:
 
     A driver writes only in transactions of its claim. If it was suspended or cut off for too long, it finds at its next
     write that the claim belongs to another process, and that write has no effect.
+
+    Attributes:
+        store: Store that holds the study.
+        is_lost: Whether another process has taken the study over, as far as this one has noticed.
     """
 
     def __init__(self, store: AbstractStore, study_id: int, text: str, renewed_s: float) -> None:
-        self._store = store
+        self.store = store
         self._study_id = study_id
         self._text = text
         self._renewed_s = renewed_s
@@ -61,7 +65,7 @@ class Claim:
             TakenOverError: Another process has taken the study over; nothing was written.
         """
         try:
-            with self._store.together(self._condition):
+            with self.store.together(self._condition):
                 yield
         except OvertakenError:
             raise self._overtaken_error() from None
@@ -75,14 +79,14 @@ class Claim:
         if 0 <= now_s - self._renewed_s < RENEW_AFTER_S:
             return False
         mine = _own_claim(now_s)
-        if not self._store.replace_attribute(self._condition, mine):
+        if not self.store.replace_attribute(self._condition, mine):
             raise self._overtaken_error()
         self._text, self._renewed_s = json.dumps(mine), now_s
         return True
 
     def release(self) -> None:
         """Give the claim up, unless another process has taken it over."""
-        self._store.replace_attribute(self._condition, None)
+        self.store.replace_attribute(self._condition, None)
 
     @property
     def _condition(self) -> Condition:
@@ -90,8 +94,8 @@ class Claim:
 
     def _overtaken_error(self) -> TakenOverError:
         self.is_lost = True
-        held, _ = self._store.read_attribute(self._study_id, DRIVER)
-        told = _driven_error(self._store.storage.get_study_name_from_id(self._study_id), held or {})
+        held, _ = self.store.read_attribute(self._study_id, DRIVER)
+        told = _driven_error(self.store.storage.get_study_name_from_id(self._study_id), held or {})
         return TakenOverError(told.rule, key=told.key, value=told.value, nearest=told.nearest)
 
 

@@ -27,7 +27,8 @@ from tuner.answers.candidates import candidates_of
 from tuner.answers.device_time import device_time_of
 from tuner.answers.fewer_hosts import phases_in, phases_of
 from tuner.run.executor import Executor
-from tuner.run.loop import Expected, run_study
+from tuner.run.hosts import Expected
+from tuner.run.loop import run_study
 from tuner.run.progress import Progress, RunResult
 from tuner.run.studies import make_sampler, open_study
 from tuner.search.prior import ignore_progress

@@ -17,6 +17,7 @@ from optuna import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from tuner.search.observations import Observations
+from tuner.search.optuna_inside import storage_of
 from tuner.search.parameters import PLAN
 from tuner.search.population import P_STAR
 from tuner.search.pruning import best_among
@@ -59,7 +60,7 @@ class OwnTrials:
             ended=[trial for trial in self._known.values() if trial.state.is_finished()], running=self._running
         )
         self._records: dict[int, TrialRecord] = {}
-        self._first: list[TrialRecord] = []  # of the trial with the smallest number
+        self._first: TrialRecord | None = None  # of the trial with the smallest number
         self._of_params: dict[frozenset[tuple[str, Any]], list[TrialRecord]] = defaultdict(list)
         self._device_s_of = device_s_of
         self.device_s = 0.0
@@ -104,7 +105,7 @@ class OwnTrials:
         """Return the records of a candidate, by number; without one, those of the candidate that was tried first."""
         running = self._running_records()
         if params is None:
-            first = min((*self._first[:1], *running), key=_number_of, default=None)
+            first = min(filter(None, (self._first, *running)), key=_number_of, default=None)
             if first is None:
                 return []
             params = first.params
@@ -163,8 +164,8 @@ class OwnTrials:
         if record is not None:
             self._records[number] = record
             self._of_params[frozenset(record.params.items())].append(record)
-            if not self._first or number < self._first[0].number:
-                self._first[:] = [record]
+            if self._first is None or number < self._first.number:
+                self._first = record
             self.device_s += self._device_s_of(record)
             self.by_status[record.status.value if record.status else ""] += 1
         return record
@@ -186,7 +187,7 @@ class DrivenStudy(Study):
     """
 
     def __init__(self, study: Study, trials: OwnTrials) -> None:
-        super().__init__(study.study_name, study._storage, sampler=study.sampler, pruner=study.pruner)
+        super().__init__(study.study_name, storage_of(study), sampler=study.sampler, pruner=study.pruner)
         self._own_trials = trials
         self._own_attributes = dict(study.user_attrs)
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, create_trial
@@ -17,10 +15,15 @@ from hardware.io.errors import ConfigError
 from trials.backend import Observation
 from tuner.run.driver import DRIVER
 from tuner.run.endings import StorageLostError
+from tuner.run.ledger import Ledger
+from tuner.run.tasks import Tasks
+from tuner.search.constraints import MEMORY_ATTRIBUTE
 from tuner.search.observations import OBSERVATION, STATUS
+from tuner.search.optuna_inside import trial_id_of
+from tuner.search.population import ENDED, P_STAR
 from tuner.storage.history import make_tables
 from tuner.storage.opening import UnusableStorageError, open_store, storage_errors
-from tuner.storage.record import MEANING
+from tuner.storage.record import MEANING, TrialRecord
 from tuner.storage.sql_store import SqlStore
 from tuner.storage.store import AbstractStore
 from tuner.study_file.storage_address import StorageAddress
@@ -29,31 +32,8 @@ MOST_NAMES = 100
 """Number of names that are tried for the rescued file: an earlier one is never overwritten."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Remembered:
-    """Study as its driver remembers it.
-
-    Attributes:
-        store: Store that was lost.
-        name: Name of the study.
-        attributes: Attributes of the study.
-        trials: Its trials by number; ended ones without their attributes.
-        observations: Observation of each trial that has one, by number, in the order of their ends.
-        describe: Function that returns the other attributes of an ended trial: those of users, and of the system.
-        keep_run: Function that keeps a trial's run in a store for later studies.
-    """
-
-    store: AbstractStore
-    name: str
-    attributes: Mapping[str, Any]
-    trials: Sequence[FrozenTrial]
-    observations: Mapping[int, Observation]
-    describe: Callable[[FrozenTrial], tuple[Mapping[str, Any], Mapping[str, Any]]]
-    keep_run: Callable[[AbstractStore, int, Observation], None]
-
-
 @contextmanager
-def rescued(address: StorageAddress, file: str, remember: Callable[[], Remembered]) -> Iterator[None]:
+def rescued(address: StorageAddress, file: str, ledger: Ledger) -> Iterator[None]:
     """Save the study if the file of its storage is lost in the block.
 
     A database server keeps what it has, and so does a file whose disk is full.
@@ -69,7 +49,7 @@ def rescued(address: StorageAddress, file: str, remember: Callable[[], Remembere
         lost = address.file
         if error.is_sound or lost in (None, Path()):
             raise
-        saved = _save(remember(), beside=lost)
+        saved = _save(ledger, beside=lost)
         raise StorageLostError(
             f"{error.rule}; what was measured is kept in {saved}",
             key=error.key,
@@ -78,54 +58,76 @@ def rescued(address: StorageAddress, file: str, remember: Callable[[], Remembere
         ) from None
 
 
-def _save(study: Remembered, *, beside: Path) -> Path:
+def _save(ledger: Ledger, *, beside: Path) -> Path:
     """Write a study to a new database, and return its path."""
-    path = _free_path(beside)
-    is_copied = isinstance(study.store, SqlStore) and study.store.copy_to(path)
+    path, left = _free_path(beside), ledger.claim.store
+    is_copied = isinstance(left, SqlStore) and left.copy_to(path)
     if not is_copied:
         path.unlink(missing_ok=True)
     with closing(open_store(StorageAddress.of_file(path))) as store:
-        (_complete if is_copied else _write_remembered)(study, store)
+        (_complete if is_copied else _write_remembered)(ledger, store)
     return path
 
 
-def _complete(study: Remembered, store: AbstractStore) -> None:
+def _complete(ledger: Ledger, store: AbstractStore) -> None:
     """Add the observations that were not written any more to the copy of a study, and give up the claim on it."""
-    copied = optuna.load_study(study_name=study.name, storage=store.storage)
+    copied = optuna.load_study(study_name=ledger.study.study_name, storage=store.storage)
+    observations = dict(ledger.ended)
     for trial in copied.get_trials(deepcopy=False):
-        observation = study.observations.get(trial.number)
+        observation = observations.get(trial.number)
         if observation is not None and OBSERVATION not in trial.user_attrs:
-            store.storage.set_trial_user_attr(trial._trial_id, STATUS, observation.status.value)
-            store.storage.set_trial_user_attr(trial._trial_id, OBSERVATION, observation.as_json())
+            store.storage.set_trial_user_attr(trial_id_of(trial), STATUS, observation.status.value)
+            store.storage.set_trial_user_attr(trial_id_of(trial), OBSERVATION, observation.as_json())
     copied.set_user_attr(DRIVER, None)
 
 
-def _write_remembered(study: Remembered, store: AbstractStore) -> None:
+def _write_remembered(ledger: Ledger, store: AbstractStore) -> None:
     """Write a study from its driver's memory, which lacks operator times and populations."""
+    name, attributes, tasks = ledger.study.study_name, ledger.study.user_attrs, ledger.tasks
+    records = {record.number: record for record in ledger.trials.records}
+    places = {number: (place, observation) for place, (number, observation) in enumerate(ledger.ended)}
     make_tables(store)
-    minimized = study.attributes.get(MEANING, {}).get("objective", {}).get("values", [None])
-    made = optuna.create_study(study_name=study.name, storage=store.storage, directions=["minimize"] * len(minimized))
-    for trial in study.trials:
-        made.add_trial(_whole(trial, study))
-    for number, observation in study.observations.items():
-        study.keep_run(store, number, observation)
-    for key, value in study.attributes.items():
+    minimized = attributes.get(MEANING, {}).get("objective", {}).get("values", [None])
+    made = optuna.create_study(study_name=name, storage=store.storage, directions=["minimize"] * len(minimized))
+    for trial in ledger.trials.all:
+        place, observation = places.get(trial.number, (None, None))
+        made.add_trial(_whole(trial, tasks, records.get(trial.number), place, observation))
+    for number, (_, observation) in places.items():
+        tasks.keep_run(store, name, number, tasks.task_of_record(records.get(number)), observation)
+    for key, value in attributes.items():
         if key != DRIVER:
             made.set_user_attr(key, value)
 
 
-def _whole(trial: FrozenTrial, study: Remembered) -> FrozenTrial:
-    """Return a trial with the attributes that memory does not keep."""
-    observation = study.observations.get(trial.number)
-    seen = {} if observation is None else {STATUS: observation.status.value, OBSERVATION: observation.as_json()}
-    known, system = study.describe(trial) if trial.state.is_finished() else (trial.user_attrs, {})
+def _whole(
+    trial: FrozenTrial, tasks: Tasks, record: TrialRecord | None, place: int | None, observation: Observation | None
+) -> FrozenTrial:
+    """Return a trial with the attributes that memory does not keep.
+
+    Args:
+        trial: Trial as memory has it.
+        tasks: Tasks that trials may have.
+        record: Record of the trial; None if it never got a candidate.
+        place: Place among the trials in the order of their ends; None if it has not been observed.
+        observation: Observation of the trial.
+    """
+    user_attrs, system_attrs = dict(trial.user_attrs), dict(trial.system_attrs)
+    if trial.state.is_finished():
+        user_attrs = {} if place is None else {ENDED: place}
+        task = tasks.task_of_record(record)
+        if record is not None and task.position is not None:
+            user_attrs |= tasks.describe(task) | {P_STAR: record.p_star}
+            excess = tasks.memory_excess(task, observation)
+            system_attrs |= {} if excess is None else {MEMORY_ATTRIBUTE: excess}
+    if observation is not None:
+        user_attrs |= {STATUS: observation.status.value, OBSERVATION: observation.as_json()}
     return create_trial(
         state=trial.state,
         values=trial.values,
         params=trial.params,
         distributions=trial.distributions,
-        user_attrs={**known, **seen},
-        system_attrs={**trial.system_attrs, **system},
+        user_attrs=user_attrs,
+        system_attrs=system_attrs,
         intermediate_values=trial.intermediate_values,
     )
 

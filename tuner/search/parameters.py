@@ -15,6 +15,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial
 
 from costmodels.job.parallel_config import DEGREES, DIMENSIONS, HAND, ConfigGrid
+from tuner.search.optuna_inside import contains
 
 ASSIGNMENT = "assignment"
 PLAN = "plan"
@@ -53,7 +54,7 @@ def parameter_of(name: str, value: Any, distribution: BaseDistribution) -> Any:
     if isinstance(distribution, CategoricalDistribution):
         is_held = value in distribution.choices
     else:
-        is_held = not isinstance(value, str) and distribution._contains(float(value))
+        is_held = not isinstance(value, str) and contains(distribution, float(value))
     if not is_held:
         raise ValueError(
             f"`{name}` must be suggested by a distribution that holds the values of all candidates, but {value!r} of "

@@ -41,6 +41,7 @@ from optuna.trial import FrozenTrial, TrialState
 from scipy.special import stdtrit
 
 from costmodels.job.parallel_config import Value
+from tuner.search.optuna_inside import storage_of, trial_id_of
 from tuner.search.parameters import named_values, params_of
 from tuner.search.proxy.proxy_trials import PROXY
 
@@ -211,5 +212,5 @@ class StepReports:
             reported = 0  # it runs again
         for step, step_time_s in enumerate(steps_s[:MAX_REPORTS], start=1):
             if step > reported:
-                self.study._storage.set_trial_intermediate_value(trial._trial_id, step, step_time_s)
+                storage_of(self.study).set_trial_intermediate_value(trial_id_of(trial), step, step_time_s)
                 trial.intermediate_values[step] = step_time_s

@@ -55,6 +55,7 @@ from tuner.search.knobs.knob_choices import KnobChoices
 from tuner.search.knobs.knob_space import KnobSpace
 from tuner.search.objectives import Objective
 from tuner.search.observations import Ending, ObservationLog, Observations
+from tuner.search.optuna_inside import storage_of, trial_id_of
 from tuner.search.parameters import ASSIGNMENT, parameter_of, params_of
 from tuner.search.population import ENDED, P_STAR, POPULATION, POPULATION_AT_START, Population, as_json, shares
 from tuner.search.posterior import Posterior
@@ -258,7 +259,7 @@ class ThompsonSampler(BaseSampler):
         """
         names = self.metric_names
         if study.directions != [StudyDirection.MINIMIZE] * len(names):
-            study._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)  # it would stay running
+            storage_of(study).set_trial_state_values(trial_id_of(trial), TrialState.FAIL)  # it would stay running
             asked = ", ".join(direction.name.lower() for direction in study.directions)
             raise ValueError(
                 f"ThompsonSampler must minimize {'one value' if len(names) == 1 else 'two values'}, "
@@ -329,7 +330,7 @@ class ThompsonSampler(BaseSampler):
             num_ended = sum(each.state.is_finished() for each in others)
         # written after all is computed: no lock of a database is held in the meantime
         for key, value in {ENDED: num_ended, P_STAR: p_star, POPULATION: population}.items():
-            study._storage.set_trial_user_attr(trial._trial_id, key, value)
+            storage_of(study).set_trial_user_attr(trial_id_of(trial), key, value)
         for key, value in found.items():
             if key not in known or known[key] != value:
                 study.set_user_attr(key, value)

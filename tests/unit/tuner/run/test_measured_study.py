@@ -91,7 +91,7 @@ def test_a_driver_that_died_while_counting_it_loses_nothing(file, monkeypatch):
         raise RuntimeError("killed")
 
     with monkeypatch.context() as patched:
-        patched.setattr("tuner.run.loop._Run.record", die)
+        patched.setattr("tuner.run.ledger.Ledger.record", die)
         with pytest.raises(RuntimeError, match="killed"):
             run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend))
     executor = InProcessExecutor(config.backend)

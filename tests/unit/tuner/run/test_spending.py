@@ -1,6 +1,5 @@
 """What trials in flight take of the budgets of time and device-hours."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +14,8 @@ from tuner.study_file.config import load_study
 def options(tmp_path):
     """Options of a search with a budget of one device-hour and ten minutes."""
     (tmp_path / "study.yaml").write_text(SHORT_STUDY, encoding="utf-8")
-    return replace(load_study(tmp_path / "study.yaml").search, budget_device_hours=1.0, max_minutes=10.0)
+    search = load_study(tmp_path / "study.yaml").search
+    return search.model_copy(update={"budget_device_hours": 1.0, "max_minutes": 10.0})
 
 
 def running(pending, *, queued=(), reported=()):
