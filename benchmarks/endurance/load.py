@@ -508,7 +508,8 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
             url = server if storage == "postgresql" else f"sqlite:///{folder.resolve() / 'load.db'}"
             config = load_study(study, storage=url)
             config = replace(
-                config, search=replace(config.search, max_trials=given.trials, parallel_trials=given.parallel)
+                config,
+                search=config.search.model_copy(update={"max_trials": given.trials, "parallel_trials": given.parallel}),
             )
             rows = folder / f"{storage}.jsonl"
             if given.seeded and not rows.exists():

@@ -299,7 +299,7 @@ def cost_of_plain_optuna(storage: BaseStorage, at: int, trials: int) -> Stopwatc
 
 
 def _with(config: StudyConfig, max_trials: int) -> StudyConfig:
-    return replace(config, search=replace(config.search, max_trials=max_trials))
+    return replace(config, search=config.search.model_copy(update={"max_trials": max_trials}))
 
 
 def _row(loop: str, storage: str, at: int, stopwatch: Stopwatch) -> dict[str, Any]:

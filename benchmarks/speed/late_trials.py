@@ -44,7 +44,7 @@ def cost_of_late_trials(at: int, trials: int, folder: Path) -> dict[str, Any]:
     (folder / "late.yaml").write_text(STUDY, encoding="utf-8")
     storage = f"sqlite:///{folder / f'{at}.db'}"
     config = load_study(folder / "late.yaml", overrides=["search.draws=10"], storage=storage)
-    config = replace(config, search=replace(config.search, max_trials=at + trials + FIRST))
+    config = replace(config, search=config.search.model_copy(update={"max_trials": at + trials + FIRST}))
     seed(config, at)
     stopwatch = Timed()
     executor = EndingTrials(stopwatch)

@@ -9,7 +9,7 @@ from trials.knobs.knob import Knob
 from tuner.knobs.known_knob import KnownKnob
 from tuner.knobs.recommended import Verdict
 from tuner.study_file.config import StudyConfig
-from tuner.subject.contract import Ability
+from tuner.subject.ability import Ability
 
 
 def knob_rows(config: StudyConfig) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from tuner.answers.candidates import Candidates, ranking
 from tuner.answers.objective import rate_of
 from tuner.search.objectives import COST, ENERGY
 from tuner.study_file.config import StudyConfig
-from tuner.subject.contract import Ability
+from tuner.subject.ability import Ability
 
 OnProgress = Callable[[str], None]
 

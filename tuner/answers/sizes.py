@@ -23,7 +23,7 @@ from tuner.answers.planned_candidates import plan_study
 from tuner.search.objectives import ENERGY
 from tuner.space.enumeration import Space, build_space
 from tuner.study_file.config import StudyConfig
-from tuner.subject.contract import Ability
+from tuner.subject.ability import Ability
 from tuner.subject.model import tokens_per_s_per_device
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tuner.study_file.config import StudyConfig
 from tuner.study_file.meaning import first_difference
-from tuner.subject.contract import Ability
+from tuner.subject.ability import Ability
 
 if TYPE_CHECKING:  # Optuna takes a second to load
     from optuna import Study

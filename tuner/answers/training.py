@@ -24,7 +24,7 @@ from tuner.search.proxy.extrapolation import Extrapolated
 from tuner.storage.record import TrialRecord, read_records
 from tuner.study_file.config import StudyConfig
 from tuner.study_file.cost_keys import NO_LIMITS, Limits
-from tuner.subject.contract import Ability
+from tuner.subject.ability import Ability
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

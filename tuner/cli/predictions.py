@@ -289,7 +289,7 @@ def _rank_configs(config: StudyConfig, num_rows: int, as_json: bool) -> None:
     from tuner.answers.objective import labels_of
     from tuner.answers.predictions import rank_candidates
     from tuner.answers.ranked import place_of_current, row_of
-    from tuner.subject.contract import Ability
+    from tuner.subject.ability import Ability
 
     stored = StoredStudies(config.storage)
     config = with_plans(config, stored)

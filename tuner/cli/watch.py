@@ -19,7 +19,7 @@ from tuner.cli.options import Overrides, Storage, StudyFile, load, number, with_
 from tuner.cli.replan import CheckpointEvery, Restart, StorageBandwidth, costs_of_change
 from tuner.run.endings import ending_signals
 from tuner.storage.stored_studies import StoredStudies
-from tuner.subject.contract import Ability
+from tuner.subject.ability import Ability
 from tuner.terminal.console import printable, say
 
 if TYPE_CHECKING:  # these load numpy and Optuna

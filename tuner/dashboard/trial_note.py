@@ -15,7 +15,7 @@ from tuner.report.sections.accuracy import relative_error
 from tuner.report.words import MISSING, gibibytes, percent, plural, seconds
 from tuner.storage.record import TrialRecord
 from tuner.study_file.config import StudyConfig
-from tuner.subject.contract import Ability
+from tuner.subject.ability import Ability
 from tuner.terminal.console import in_words
 
 GIB = 2**30

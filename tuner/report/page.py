@@ -30,7 +30,7 @@ from tuner.report.sections.trials import trials_section
 from tuner.report.style import COPY_SCRIPT, STYLE, WITHOUT_SCRIPTS
 from tuner.report.words import plural
 from tuner.study_file.config import StudyConfig
-from tuner.subject.contract import Ability
+from tuner.subject.ability import Ability
 
 SECTIONS: tuple[tuple[Section, Ability | None], ...] = (
     (summary_section, None),

@@ -37,7 +37,7 @@ from tuner.storage.record import PHASES, SPENT_S, read_records
 from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.config import StudyConfig
 from tuner.study_file.study_keys import SearchOptions
-from tuner.subject.contract import Ability
+from tuner.subject.ability import Ability
 
 FOLLOW_AFTER_S = 30.0
 """Time for which machines of a Ray cluster have to be gone or back before the study follows [s]; assumed. A raylet that

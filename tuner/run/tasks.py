@@ -22,7 +22,7 @@ from tuner.storage.record import PREDICTION, TrialRecord
 from tuner.storage.store import AbstractStore
 from tuner.storage.stored_values import check_new_trial
 from tuner.study_file.config import StudyConfig
-from tuner.subject.contract import Ability
+from tuner.subject.ability import Ability
 
 Asked = tuple[int, ParallelConfig, Reduction | None]
 """Trial that is to run: its number and its candidate, or a proxy's configuration and the smaller job."""

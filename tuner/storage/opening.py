@@ -337,6 +337,8 @@ def open_to_look(address: StorageAddress) -> BaseStorage | None:
     with storage_errors(address):
         _check_outlives(address)
         if not address.may_exist:
+            if address.has_options:
+                _parse(address)
             return None
         if address.kind is StorageKind.JOURNAL:
             return journal_to_look_at(file or Path())

@@ -44,9 +44,9 @@ class StoredStudies:
         return self._found.get(name)
 
     def look(self, name: str) -> Study | None:
-        """Return the study of that name, without loading Optuna where there is no storage.
+        """Return the study of that name, without loading Optuna where there is no storage and no option to check.
 
         Raises:
             ConfigError: The storage cannot be read.
         """
-        return self.find(name) if self.address.may_exist else None
+        return self.find(name) if self.address.may_exist or self.address.has_options else None

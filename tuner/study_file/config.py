@@ -42,7 +42,8 @@ from tuner.study_file.space_options import runnable_options
 from tuner.study_file.storage_address import StorageAddress
 from tuner.study_file.study_keys import LONGEST_NAME, PlannerKeys, SearchOptions, StudyKeys
 from tuner.study_file.subject import choose_subject
-from tuner.subject.contract import Ability, AbstractSubject
+from tuner.subject.ability import Ability
+from tuner.subject.contract import AbstractSubject
 
 USUAL_REPEATS = 2
 """Default of `search.repeats` if trials train for real."""

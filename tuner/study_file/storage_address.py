@@ -91,6 +91,11 @@ class StorageAddress:
         return self.file is None or self.file.is_file()
 
     @property
+    def has_options(self) -> bool:
+        """Whether the URL has options of the database's driver, which only the driver can check."""
+        return self.kind is not StorageKind.JOURNAL and "?" in self.url
+
+    @property
     def is_local(self) -> bool:
         """Whether the address names no other machine."""
         query = parse_qsl(self.url.partition("?")[2])

@@ -11,7 +11,7 @@ from costmodels.calibration.sources import MeasuredSetting
 from costmodels.job.parallel_config import FURTHER_DIMENSIONS, HAND, ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.space.enumeration import Space, SpaceOptions, why_not
-from tuner.subject.contract import Ability
+from tuner.subject.ability import Ability
 from tuner.subject.model import NO_SHARDINGS, AbstractModelSubject
 
 

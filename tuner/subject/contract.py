@@ -1,11 +1,10 @@
-"""Contract of the subject of a study, and the abilities that a subject may lack."""
+"""Contract of the subject of a study."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from costmodels.calibration.measured_runs import MeasuredRun
@@ -21,6 +20,7 @@ from tuner.export.exporter import Export
 from tuner.own_step.answer import OwnAnswer
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.space.enumeration import Space, SpaceOptions
+from tuner.subject.ability import Ability
 
 if TYPE_CHECKING:  # surrogates load scipy, and only a search and predictions with errors need them
     from costmodels.surrogates.uncertainty import StepUncertainty
@@ -29,31 +29,6 @@ if TYPE_CHECKING:  # surrogates load scipy, and only a search and predictions wi
 
 OnProgress = Callable[[str], None]
 """Function that is told what takes seconds."""
-
-
-class Ability(StrEnum):
-    """What a command may need of a subject, and some subjects cannot."""
-
-    FLAGS = "flags"
-    """Exporting a configuration to a training framework."""
-    SHARDINGS = "shardings"
-    """Handing out a mesh and the layouts of tensors, and a program with both."""
-    LAYERS = "layers"
-    """Telling the stages, layers and constants of a prediction, and simulating a step of it."""
-    RULES = "rules"
-    """Removing configurations by rules before any trial."""
-    SIZES = "sizes"
-    """Predicting other sizes of the cluster, and other clusters."""
-    TOKENS = "tokens"
-    """Counting the tokens of a step."""
-    KNOBS = "knobs"
-    """Judging known knobs of a framework."""
-    HISTORY = "history"
-    """Teaching later studies by its trials."""
-    FEWER_HOSTS = "fewer hosts"
-    """Going on with trials on fewer hosts."""
-    WATCH = "watch"
-    """Watching the cluster of a running training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

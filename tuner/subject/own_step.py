@@ -23,7 +23,8 @@ from tuner.own_step.plans import OwnStepPlans, words_of
 from tuner.own_step.programs import answer_of, program_text, usage_lines
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.space.enumeration import Space, SpaceOptions
-from tuner.subject.contract import Ability, AbstractSubject, Forecast, OnProgress, Shardings
+from tuner.subject.ability import Ability
+from tuner.subject.contract import AbstractSubject, Forecast, OnProgress, Shardings
 from tuner.subject.meaning import describe_cluster
 
 if TYPE_CHECKING:  # surrogates load scipy, and only a search and predictions with errors need them

@@ -9,7 +9,7 @@ from costmodels.calibration.sources import MeasuredSetting, source_of
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.space.enumeration import Space, SpaceOptions
-from tuner.subject.contract import Ability
+from tuner.subject.ability import Ability
 from tuner.subject.model import NO_SHARDINGS, AbstractModelSubject
 
 

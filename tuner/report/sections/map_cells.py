@@ -22,7 +22,7 @@ from tuner.report.data import ReportData
 from tuner.space.enumeration import enumerate_space
 from tuner.space.rules import Columns, Keep
 from tuner.storage.record import TrialRecord, step_time_of
-from tuner.subject.contract import Ability
+from tuner.subject.ability import Ability
 
 Key = tuple[int, int, int, int]
 """Key of a cell: tp, pp, mbs and cp*up; mbs is 0 if a rule removed all sizes without looking at mbs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tuner.report.data import ReportData
 from tuner.report.markup import Content, Html, section, table, tag
 from tuner.report.words import percent
-from tuner.subject.contract import Ability
+from tuner.subject.ability import Ability
 
 TITLE = "Removed configurations"
 

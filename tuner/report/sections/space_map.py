@@ -9,7 +9,7 @@ from tuner.report.data import ReportData
 from tuner.report.markup import Html, empty_section, section, tag
 from tuner.report.sections.map_cells import Cell, SpaceMap, space_map
 from tuner.report.words import GIB, in_short, percent, plural, seconds
-from tuner.subject.contract import Ability
+from tuner.subject.ability import Ability
 
 TITLE = "Map of the search space"
 

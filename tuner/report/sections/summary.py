@@ -14,7 +14,7 @@ from tuner.report.markup import Content, Html, concatenate, section, tag
 from tuner.report.sections.outcomes import outcomes_table
 from tuner.report.words import MISSING, format_value, in_short, percent, plural, seconds
 from tuner.storage.record import num_proxies, num_pruned, saved_s, step_time_of
-from tuner.subject.contract import Ability
+from tuner.subject.ability import Ability
 
 
 def summary_section(data: ReportData) -> Html:

@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.studies.report_pages import CRASH, OUT_OF_MEMORY, STUDY, run, study_of
 from tuner.report import collect, render_report
+from tuner.study_file.storage_address import StorageAddress
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +36,7 @@ def copied(config, tmp_path):
     stored = config.storage.file
     with closing(sqlite3.connect(stored)) as source, closing(sqlite3.connect(path)) as target:
         source.backup(target)
-    return replace(config, storage=f"sqlite:///{path}")
+    return replace(config, storage=StorageAddress.of_file(path))
 
 
 @pytest.fixture(scope="session")

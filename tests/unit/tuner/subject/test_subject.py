@@ -11,7 +11,7 @@ import pytest
 
 from hardware.io.errors import ConfigError
 from tuner.study_file.config import load_study
-from tuner.subject.contract import Ability
+from tuner.subject.ability import Ability
 
 ROOT = Path(__file__).parents[4]
 STUDIES = ROOT / "configs/studies"
