@@ -10,6 +10,7 @@ from costmodels.step.communication import issued_collectives
 from tests.support.settings.random_settings import cases, grid_of
 
 
+@pytest.mark.slow
 @given(cases())
 @settings(max_examples=40, deadline=None)
 def test_prices_are_those_of_each_configuration_alone(case):

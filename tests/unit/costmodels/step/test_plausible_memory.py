@@ -25,6 +25,7 @@ def one_after_the_other(setting, profiles, grid, headroom):
     return np.any([np.zeros(len(grid), dtype=np.bool_), *masks], axis=0)
 
 
+@pytest.mark.slow
 @given(
     case=cases(max_configs=30),
     names=st.sets(st.sampled_from(runtime_names()), min_size=1),

@@ -93,6 +93,7 @@ def test_a_step_is_between_those_of_its_variants(config):
     assert 0.95 * min(variants) < found < 1.1 * max(variants)
 
 
+@pytest.mark.slow
 @given(unlike(), st.sampled_from([LIKE, MIXED]))
 @settings(max_examples=25, deadline=None)
 def test_the_simulator_agrees_as_well_as_for_like_stages(config, cluster):

@@ -59,6 +59,7 @@ def single(length, layout):
     return Sequences(lengths=(length,), shares=(1.0,), layout=layout)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(cases(), st.sampled_from(["packed", "padded"]))
 def test_sequences_of_one_length_are_those_of_a_job_without_a_histogram(case, layout):

@@ -198,6 +198,7 @@ def test_each_candidate_has_the_errors_of_its_shapes():
     assert terms.log_change(errors) == pytest.approx(np.log1p(expected), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_terms_say_what_they_are():
     """An operator's term has its device and phase, a collective's neither; shapes are distinct, and each is used."""
     terms = step_terms(*SWEEPS["llama3-8b, unlike hosts"]).terms

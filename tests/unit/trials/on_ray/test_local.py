@@ -39,6 +39,7 @@ def test_a_ray_that_starts_too_slowly_is_started_again(monkeypatch):
         stop_local_ray(ray)
 
 
+@pytest.mark.slow
 def test_a_ray_of_one_program_has_no_helpers():
     """A Ray of one program, which works, has no process of Ray's dashboard, autoscaler or logs."""
     try:

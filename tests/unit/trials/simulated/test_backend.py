@@ -201,6 +201,7 @@ def test_collectives_are_sampled_as_operators(world, all_candidates):
     assert sum(s.time_s * s.count for s in samples) == pytest.approx(exposed_s)
 
 
+@pytest.mark.slow
 def test_collectives_of_one_shape_err_alike(world, all_candidates):
     """A collective's error is its kind's, at its shape: the same in every trial, and another at another shape."""
     erring = dataclasses.replace(world, noise=0.0)

@@ -97,6 +97,7 @@ def test_report_of_times_that_teach_little(meshtune, tmp_path, name):
     assert_report_opens(meshtune, path, *storage)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_ray")
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_what_has_failed_is_not_the_best(meshtune, tmp_path):

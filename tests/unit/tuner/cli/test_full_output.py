@@ -26,6 +26,7 @@ def test_result_that_finds_no_room_is_told_once_with_a_status_of_its_own():
     assert done.stderr == "meshtune: standard output could not take the whole result (No space left on device)\n"
 
 
+@pytest.mark.slow
 def test_full_standard_error_changes_no_result():
     """What can't be printed on standard error leaves result and status as they are, for mistakes too."""
     with FULL.open("w") as full:

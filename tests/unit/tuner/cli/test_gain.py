@@ -41,6 +41,7 @@ def test_without_either_nothing_is_compared(meshtune, replay):
     assert (ran["gain_over_current"], ran["gain_over_baseline"]) == (None, None)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_ray")
 def test_nothing_is_gained_over_a_current_configuration_that_does_not_run(meshtune, tmp_path):
     """Where the current configuration ran out of memory, every answer says so, and none has a gain, a saving or a

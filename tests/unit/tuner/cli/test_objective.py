@@ -47,6 +47,7 @@ def test_a_study_of_two_values_keeps_their_front(meshtune, tmp_path, storage):
         assert meshtune(command, path, *options).status == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_ray")
 def test_energy_orders_candidates_and_trials(meshtune, simulated, storage):
     """A study of energy ranks by it, its trials' values are energies, and the best is the one of the least."""

@@ -34,6 +34,7 @@ def test_json_and_trace_hold_the_same_schedule(meshtune, tmp_path):
     assert max(row["ts"] + row["dur"] for row in drawn) == pytest.approx(found["makespan_s"] * 1e6, abs=0.01)
 
 
+@pytest.mark.slow
 def test_two_processes_prove_the_same_optimum(meshtune):
     """With `--gap 0` the schedule is proven, by one process and by two, at one cost."""
     alone, together = (

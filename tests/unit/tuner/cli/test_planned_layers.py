@@ -98,6 +98,7 @@ def test_a_simulated_step_is_planned_too(meshtune, planned):
     assert done.json["predicted_step_time_s"] < plain.json["predicted_step_time_s"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_ray")
 def test_a_run_keeps_its_plans(meshtune, planned, tmp_path):
     """`run` plans, and stores the plans with the study and each trial; after that no command plans anything."""
@@ -122,6 +123,7 @@ def test_a_run_keeps_its_plans(meshtune, planned, tmp_path):
     assert [row["config"]["plan"] for row in listed["trials"]] == [trial.params["plan"] for trial in trials]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_ray")
 def test_a_wider_space_is_planned_where_it_is_new(meshtune, planned, tmp_path):
     """Run again with more degrees, a study plans the shapes that it lacks, and stores them with the others."""
@@ -147,6 +149,7 @@ def test_another_planner_is_another_study(meshtune, planned, planner):
     assert "its trials would no longer mean the same" in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_ray")
 def test_a_study_by_hand_goes_on_with_plans(meshtune, by_hand, tmp_path):
     """A study from before there were plans, or of megatron, goes on with a planner: its trials are those by hand."""

@@ -246,6 +246,7 @@ def test_metrics_that_cannot_be_written_end_no_run(simulated, meshtune, tmp_path
     assert "--metrics" in wrong.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sqlite", "journal"])
 def test_a_colleague_who_may_read_can_look(finished, meshtune, kind):
     """Who may read a study's folder and not write it gets every answer that its owner gets, and its owner's files stay

@@ -52,6 +52,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["some_failed", *CASES])
 def test_a_page_of_every_kind_of_study(case, request, tmp_path):
     """Whatever became of the trials, all sections are there in their order, every element closes where it should,

@@ -130,6 +130,7 @@ def test_a_trial_in_flight_that_succeeds_lets_the_study_go_on(study):
     assert result.best is not None
 
 
+@pytest.mark.slow
 def test_the_command_may_be_mended_in_the_study_file(study):
     """As long as all trials failed alike, the section of trials may change, but not the job; later neither may."""
     run(study(), Script(*[crash()] * 3))
@@ -143,6 +144,7 @@ def test_the_command_may_be_mended_in_the_study_file(study):
         run(study("trial.seed=6"), Script())
 
 
+@pytest.mark.slow
 def test_the_first_trial_is_told_before_any_runs(study):
     """The first progress names the trial that comes first and why, in a new study and in one that goes on."""
     told = []

@@ -140,6 +140,7 @@ def test_a_killed_study_goes_on_where_it_was(tmp_path):
     assert len(study.records()) + len(study.records("small.on-2-hosts")) == 9
 
 
+@pytest.mark.slow
 def test_the_budget_of_trials_is_one(tmp_path):
     """If the budget is spent while hosts are lost, the answer is that on the hosts that are left."""
     study = Clocked(tmp_path, "25,h0,lost\n25,h1,lost\n", trials=6)
@@ -208,6 +209,7 @@ def test_status_and_report_say_where_trials_ran(tmp_path, meshtune):
     assert "On 2 of 4 hosts (h0, h2)" in page
 
 
+@pytest.mark.slow
 def test_status_of_a_phase_that_runs(tmp_path, meshtune):
     """While a process drives the study on fewer hosts, status says so, and gives no reason for a stop."""
     study = Clocked(tmp_path, "25,h1,lost\n25,h3,lost\n", trials=4)

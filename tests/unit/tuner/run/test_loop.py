@@ -239,6 +239,7 @@ def run_step_by_step(config):
     return run_study(config, on_progress=lambda _: None, executor=SteppingExecutor(config.backend, slots=2))
 
 
+@pytest.mark.slow
 def test_clearly_slower_trials_are_stopped(study):
     """A study that stops its slow trials finds the best of one that measures all in full, and says what it saved:
     stopped trials are clearly slower, are no failures, and keep the steps that they have measured.
@@ -324,6 +325,7 @@ def ticking():
     return itertools.count(20.0, 20.0).__next__
 
 
+@pytest.mark.slow
 def test_budget_of_seconds_counts_every_run(study):
     """The budget of time is spent by all runs of a study together; once spent, the study is finished."""
     first, executor = run(study("search.max_minutes=3.5"), clock=ticking())
@@ -372,6 +374,7 @@ def test_dates_that_go_back_shuffle_no_trials(study, tmp_path):
     assert [record.number for record in sorted(records, key=lambda record: record.end_order)] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_budget_of_device_hours_counts_every_run(study):
     """No trial starts once those that ended have spent the budget, in this run and all before; a larger one goes on."""
     hours = {seconds: f"search.budget_device_hours={seconds / 3600}" for seconds in (20, 50)}

@@ -66,6 +66,7 @@ def test_status_and_report_say_where_it_comes_from(file, meshtune):
     assert "measured by your log: train.log" in (file.parent / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_resumed_study_counts_it_once(file):
     """A further run adds trials, and no second measurement, even if the file states another one."""
     run_here(file, MEASURED)

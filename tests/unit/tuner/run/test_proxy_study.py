@@ -135,6 +135,7 @@ def test_a_proxys_step_is_nobodys_best_value(finished):
     assert Proxy.from_json(stored) == result.records[0].proxy
 
 
+@pytest.mark.slow
 def test_every_proxy_is_kept_as_what_it_ran(study):
     """Later studies read a proxy's run under its own job, cluster and configuration."""
     config = study("search.max_trials=3", "search.draws=10", "trial.proxy.full_trials=1")
@@ -254,6 +255,7 @@ def test_the_steps_of_a_proxy_stop_no_trial(study):
         assert not (PROXY in trial.user_attrs and trial.intermediate_values)
 
 
+@pytest.mark.slow
 def test_proxies_may_be_left_out_later(study):
     """A study that was begun with proxies goes on without them, or with others, and keeps what they told."""
     first, _ = run(study("search.max_trials=2", "search.draws=10", "trial.proxy.full_trials=1"))

@@ -191,6 +191,7 @@ def test_a_terminal_keeps_every_line_within_its_width(monkeypatch, width):
     assert any(each.startswith("trial 2") and "crashed: exit status 1: word" in each for each in lines)
 
 
+@pytest.mark.slow
 def test_a_run_tells_its_trials(capsys, tmp_path):
     """A real run has one line per trial in its log, the first of which is that of the current configuration."""
     config = load_study(

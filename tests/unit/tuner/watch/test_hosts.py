@@ -120,6 +120,7 @@ def test_a_trace_is_written_as_it_is_read(events):
     assert parse_trace(format_trace(trace), CLUSTER, place="trace.csv") == trace
 
 
+@pytest.mark.slow
 @given(toggles=st.lists(st.integers(0, 2), min_size=1, max_size=60))
 def test_old_events_are_left_out(toggles):
     """Without the old events the hosts that are lost are the same at every later time."""

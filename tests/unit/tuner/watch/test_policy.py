@@ -115,6 +115,7 @@ def test_without_settling_a_change_has_been_paid_for(states):
             assert standing.lost_steps[verdict.best.setup] >= verdict.best.cost_steps * (1 - 1e-9)
 
 
+@pytest.mark.slow
 @given(steps_s=STEPS_S, lasts_s=st.floats(1.0, 1e5))
 def test_the_account_alone_never_pays_more_than_twice(steps_s, lasts_s):
     """In a state of any length, the steps lost to waiting and changing are at most twice the least possible ones.

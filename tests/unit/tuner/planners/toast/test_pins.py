@@ -75,6 +75,7 @@ def test_a_soft_pin_of_great_weight_holds():
     assert found.bound_s <= found.cost.step_time_s
 
 
+@pytest.mark.slow
 @given(graph=graphs(max_ops=4), mesh=meshes(max_axes=2), share=st.floats(0.2, 1.0))
 @settings(max_examples=15)
 def test_toast_fits_where_the_descent_fits(graph, mesh, share):

@@ -57,6 +57,7 @@ class Row:
         return {0: 1.0, 3: 0.5}.get(state, 1.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", [mlp(), attention()], ids=["mlp", "attention"])
 def test_the_best_of_all_states_is_found(graph):
     """On graphs of few colours the search finds what trying out every state finds."""

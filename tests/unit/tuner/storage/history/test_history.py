@@ -285,6 +285,7 @@ def test_an_older_study_is_read_from_its_trials(sql_database, tmp_path):
     engine.dispose()
 
 
+@pytest.mark.slow
 def test_a_study_that_was_resumed_by_a_newer_version_counts_once(tmp_path):
     """Trials of before the tables and of after are read together, each once."""
     storage = f"sqlite:///{tmp_path / 'past.db'}"
@@ -427,6 +428,7 @@ def test_server_is_known_under_another_spelling(postgresql, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_synthetic_trials_say_nothing_to_a_measured_study(tmp_path):
     """Simulated trials are past for a simulated study only; a study of real devices warns that it leaves them out."""
     simulated = f"sqlite:///{tmp_path / 'past.db'}"
