@@ -63,7 +63,7 @@ from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from trials.backend import AbstractBackend, Observation, Status
 from trials.simulated.backend import SimulatedBackend
-from tuner.answers.candidates import candidates_of, plan_of, prediction_json
+from tuner.forecast.candidates import candidates_of, plan_of, prediction_json
 from tuner.run.ledger import Ledger
 from tuner.run.loop import Loop, run_study
 from tuner.run.studies import make_sampler, open_study

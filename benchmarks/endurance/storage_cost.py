@@ -50,7 +50,7 @@ from benchmarks.support.timing import answer, count_at_least, publish, tell
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from trials.backend import Observation, Status
-from tuner.answers.candidates import candidates_of
+from tuner.forecast.candidates import candidates_of
 from tuner.run.loop import run_study
 from tuner.search.observations import Observations
 from tuner.search.parameters import params_of

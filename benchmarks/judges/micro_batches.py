@@ -23,7 +23,7 @@ from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.step_time import estimate_step
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.plans.step_plans import plan_step

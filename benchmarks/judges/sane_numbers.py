@@ -50,9 +50,9 @@ from costmodels.simulator.stage_rows import stage_rows
 from costmodels.simulator.trace import operator_events
 from costmodels.step.block_costs import block_costs
 from costmodels.step.error_models import memory_error_of
-from costmodels.step.memory import estimate_memory
-from costmodels.step.passes import SCHEDULES
-from costmodels.step.stage_tables import stage_tables
+from costmodels.step.memory.peak import estimate_memory
+from costmodels.step.pipeline.passes import SCHEDULES
+from costmodels.step.pipeline.stage_tables import stage_tables
 from costmodels.step.step_time import estimate_step, model_flops_utilisation
 from costmodels.surrogates.error_terms import step_terms
 from costmodels.surrogates.predicted import predict

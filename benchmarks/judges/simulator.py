@@ -37,7 +37,7 @@ from costmodels.operators.layer_operators import Collective
 from costmodels.simulator.simulated_step import simulate_step
 from costmodels.simulator.trace import operator_events
 from costmodels.step.breakdown import BREAKDOWN
-from costmodels.step.memory import MemoryEstimate
+from costmodels.step.memory.peak import MemoryEstimate
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import FloatArray
 from hardware.cluster_file import find_cluster

@@ -27,7 +27,7 @@ from scipy.stats import kendalltau
 from benchmarks.support.timing import publish, tell
 from costmodels.simulator.leaders import simulated_times_s
 from costmodels.simulator.simulated_step import simulate_step
-from tuner.answers.candidates import candidates_of, ranking
+from tuner.forecast.candidates import candidates_of, ranking
 from tuner.study_file.config import StudyConfig, load_study
 
 _A100, _V100, _H100, _L20, _R4090 = "dgx-a100", "v100-pcie", "dgx-h100", "l20", "rtx4090d"

@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.support.timing import arguments, publish
 from costmodels.job.parallel_config import DEGREES, ConfigGrid, ParallelConfig
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.step_time import estimate_step
 from tuner.study_file.config import StudyConfig, load_study
 

@@ -38,8 +38,8 @@ from costmodels.simulator.simulated_step import simulate_step
 from hardware.cluster import Cluster
 from hardware.host_group import HostGroup
 from hardware.link import Link
-from tuner.answers.candidates import candidates_of
-from tuner.answers.ranked import predicted_ranking
+from tuner.forecast.candidates import candidates_of
+from tuner.forecast.ranked import predicted_ranking
 from tuner.study_file.config import StudyConfig, load_study
 
 STUDIES = Path(__file__).parents[2] / "configs" / "studies" / "heterogeneous"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.papers.layer_figures import LayerFigures, Share
-from costmodels.step.schedules import stage_in_flight
+from costmodels.step.pipeline.schedules import stage_in_flight
 from hardware.arrays import FloatArray
 from tuner.planners.engine.branch_and_bound import branch_and_bound
 from tuner.planners.engine.outcome import Known, Limits

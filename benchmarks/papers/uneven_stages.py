@@ -34,7 +34,7 @@ from costmodels.job.runtime import find_runtime
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.simulator.simulated_step import simulate_step
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError

@@ -5,7 +5,7 @@
 Each study of configs/studies/flexparallel is searched in worlds of several seeds (trials/simulated/backend.py). The
 tuner knows the cost model from which a world was made, but not by how much each operator, collective and the memory
 differ in that world. A search starts from the current configuration; with --first it starts from a baseline
-(tuner/answers/baseline.py) or from the best prediction instead. It measures every trial in full and ends when it is
+(tuner/forecast/baseline.py) or from the best prediction instead. It measures every trial in full and ends when it is
 confident or after --trials trials. The tuner and the world have the same seed. The paper's numbers of trials and sizes
 of the space are shown for comparison.
 
@@ -44,11 +44,11 @@ from benchmarks.support.timing import USERS_MISTAKE, count_at_least, publish, te
 from benchmarks.support.trial_metrics import quantile
 from benchmarks.support.workers import mapper
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
 from hardware.arrays import FloatArray
 from hardware.io.errors import ConfigError, did_you_mean
 from trials.simulated.backend import SimulatedBackend
-from tuner.answers.baseline import baseline_position
+from tuner.forecast.baseline import baseline_position
 from tuner.search.posterior import Posterior
 from tuner.search.prior import initial_posterior
 from tuner.search.sampler import ThompsonSampler

@@ -39,8 +39,8 @@ from trials.backend import Observation
 from trials.command.backend import COMMAND_RANKS
 from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
-from tuner.answers.candidates import candidates_of
-from tuner.answers.searched_knobs import searched_knobs
+from tuner.forecast.candidates import candidates_of
+from tuner.forecast.searched_knobs import searched_knobs
 from tuner.search.observations import OBSERVATION
 from tuner.search.sampler import ThompsonSampler
 from tuner.study_file.config import StudyConfig, load_study

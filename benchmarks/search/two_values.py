@@ -33,7 +33,7 @@ from benchmarks.support.problems import Group, Problem, problem_of, read_groups
 from benchmarks.support.timing import answer, count_at_least, publish, searching, tell
 from benchmarks.support.workers import mapper
 from hardware.arrays import FloatArray
-from tuner.answers.pareto import pareto_front
+from tuner.forecast.pareto import pareto_front
 from tuner.search.objectives import GIB, MEMORY, STEP_TIME, MinimizedValue, Objective, label_of
 from tuner.search.observations import OBSERVATION, STATUS
 from tuner.search.sampler import ThompsonSampler

@@ -29,7 +29,7 @@ from threadpoolctl import threadpool_limits
 from benchmarks.support.timing import arguments, publish
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.setting import Setting
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.step_time import estimate_step
 from tuner.space.enumeration import enumerate_space
 from tuner.study_file.config import load_study

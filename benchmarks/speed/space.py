@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.support.timing import arguments, median_s, peak_rss_bytes, publish
-from tuner.answers.candidates import candidates_of
+from tuner.forecast.candidates import candidates_of
 from tuner.study_file.config import load_study
 
 STUDIES = Path(__file__).parents[2] / "configs" / "studies" / "flexparallel"

@@ -21,7 +21,7 @@ from costmodels.calibration.sources import source_of
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import UNKNOWN, RuntimeProfile
 from costmodels.step.error_models import ErrorModels
-from costmodels.step.memory import LEAST_CHANCE, estimate_memory
+from costmodels.step.memory.peak import LEAST_CHANCE, estimate_memory
 from costmodels.surrogates.uncertainty import SIGMA, WIDE, constant_effects, half_width
 from hardware.arrays import FloatArray
 

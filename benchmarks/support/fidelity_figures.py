@@ -18,7 +18,7 @@ from costmodels.calibration.fidelity import GROUP, Predictions, by_setting, grou
 from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.calibration.sources import MeasuredSetting
 from costmodels.job.parallel_config import ConfigGrid
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
 from costmodels.surrogates.uncertainty import SIGMA, WIDE, memory_half_width, step_uncertainty
 from hardware.arrays import FloatArray
 

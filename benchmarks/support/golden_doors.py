@@ -61,7 +61,7 @@ def measured_predictions(files: Sequence[Path]) -> Iterator[tuple[str, list[dict
     from costmodels.calibration.fidelity import by_setting, predict_unstated, settings_of  # noqa: PLC0415
     from costmodels.calibration.measured_runs import read_measured_and_unstated  # noqa: PLC0415
     from costmodels.job.parallel_config import ConfigGrid  # noqa: PLC0415
-    from costmodels.step.memory import estimate_memory  # noqa: PLC0415
+    from costmodels.step.memory.peak import estimate_memory  # noqa: PLC0415
     from costmodels.step.step_time import estimate_step  # noqa: PLC0415
 
     runs, unstated, left_out = read_measured_and_unstated(files, Path())

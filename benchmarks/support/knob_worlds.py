@@ -18,8 +18,8 @@ from hardware.arrays import FloatArray
 from trials.knobs.knob import Knob, today_of
 from trials.simulated.backend import SimulatedBackend
 from trials.simulated.knob_world import hidden_effects, idle_knobs
-from tuner.answers.candidates import Candidates, candidates_of
-from tuner.answers.searched_knobs import searched_knobs
+from tuner.forecast.candidates import Candidates, candidates_of
+from tuner.forecast.searched_knobs import searched_knobs
 from tuner.search.knobs.knob_space import KnobSpace
 from tuner.search.posterior import Posterior
 from tuner.search.prior import initial_posterior

@@ -16,7 +16,7 @@ from costmodels.calibration.sources import MeasuredSetting
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.simulator.simulated_step import simulate_step
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
 
 TELL_EVERY_S = 20.0
 

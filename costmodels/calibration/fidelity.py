@@ -17,7 +17,7 @@ from costmodels.calibration.sources import MeasuredSetting, setting_of, source_o
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.step.error_models import memory_error_of
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import FloatArray
 from hardware.io.errors import ConfigError

@@ -27,7 +27,7 @@ from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import CONSTANTS, LayerResidual, RuntimeProfile
 from costmodels.operators.kernels import KernelTime, cached_kernel_s
 from costmodels.step.layer_residuals import Cell, cell_of, fit_residuals, layer_residual
-from costmodels.step.memory import MemoryEstimate, estimate_memory
+from costmodels.step.memory.peak import MemoryEstimate, estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import FloatArray
 from hardware.io.errors import ConfigError

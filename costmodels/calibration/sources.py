@@ -29,7 +29,7 @@ from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import CONSTANTS, RuntimeProfile, find_runtime
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import PRECISIONS, TrainingJob
-from costmodels.step.memory import MemoryEstimate, MemoryMeaning, WhichStage, estimate_memory
+from costmodels.step.memory.peak import MemoryEstimate, MemoryMeaning, WhichStage, estimate_memory
 from hardware.arrays import FloatArray
 from hardware.cluster import Cluster
 from hardware.cluster_file import cluster_from_mapping

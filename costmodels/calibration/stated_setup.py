@@ -13,7 +13,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from costmodels.job.runtime import RuntimeProfile, catalog_path
-from costmodels.step.memory import MemoryMeaning
+from costmodels.step.memory.peak import MemoryMeaning
 from hardware.io.errors import ConfigError, did_you_mean
 from hardware.link import link_spellings, spelling_key
 

@@ -26,7 +26,7 @@ class Assignment:
             the configuration's `recompute`.
         micro_batches: Micro-batches of each data parallel replica [dp].
         stage_tp: Tensor parallel degree of each stage [pp], with data parallel replicas to match; see
-            costmodels/step/stage_degrees.py.
+            costmodels/step/pipeline/stage_degrees.py.
         hosts: Hosts of the cluster in the order in which ranks count them [hosts]; those left out are idle.
     """
 

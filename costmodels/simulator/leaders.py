@@ -17,8 +17,8 @@ from costmodels.operators.kernels import CollectiveTime, KernelTime, collective_
 from costmodels.simulator.simulated_step import PricedStep, imbalance_s, price_step
 from costmodels.simulator.stage_prices import price_operators
 from costmodels.simulator.steady_state import repetition_s
-from costmodels.step.memory import MemoryEstimate
-from costmodels.step.schedules import of_round
+from costmodels.step.memory.peak import MemoryEstimate
+from costmodels.step.pipeline.schedules import of_round
 from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import Cluster
 

@@ -6,7 +6,7 @@ streams of devices (see events.py), so that unlike stages, unlike devices among 
 links have their real cost. Replicas that are alike are simulated once.
 
 Sequences of varying length make micro-batches unequal. Here all of them have mean work, and the wait for the longest
-ones is that of the closed form (costmodels/step/unequal_micro_batches.py).
+ones is that of the closed form (costmodels/step/pipeline/unequal_micro_batches.py).
 
 A step: sharded weights are gathered, piece by piece, before the first micro-batch needs them. The passes run in the
 order of their schedule and hand on their results. Gradients leave piece by piece while the last micro-batch runs
@@ -33,11 +33,11 @@ from costmodels.simulator.stage_work import StageWork
 from costmodels.simulator.step_tasks import Label, Role, StepTasks
 from costmodels.step.breakdown import BREAKDOWN
 from costmodels.step.layer_residuals import layer_residual
-from costmodels.step.memory import MemoryEstimate
+from costmodels.step.memory.peak import MemoryEstimate
 from costmodels.step.overheads import overhead_s
-from costmodels.step.passes import SPLIT_BACKWARD, PassOrder, pass_order
+from costmodels.step.pipeline.passes import SPLIT_BACKWARD, PassOrder, pass_order
+from costmodels.step.pipeline.stage_degrees import widest_variant
 from costmodels.step.replicas import ReplicaKind, replica_kinds
-from costmodels.step.stage_degrees import widest_variant
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import FloatArray
 

@@ -32,15 +32,15 @@ from costmodels.simulator.pass_program import (
 from costmodels.simulator.stage_work import NO_MESSAGE, Message, StageWork
 from costmodels.step.changed_layers import change_of
 from costmodels.step.launches import beyond_device_s, hops_launch_s, issue_s
-from costmodels.step.offload import host_rates, optimizer_step_s
-from costmodels.step.passes import Kind
+from costmodels.step.pipeline.passes import Kind
+from costmodels.step.pipeline.schedules import chunk_of_layer, moe_layers
+from costmodels.step.pipeline.stage_degrees import slices_between, stage_variants, variants_of_stages
+from costmodels.step.pipeline.transfers import hop_collectives, transfer_collectives
 from costmodels.step.placement import Groups, local_parameters, place_replica
 from costmodels.step.replicas import ReplicaKind
-from costmodels.step.schedules import chunk_of_layer, moe_layers
-from costmodels.step.stage_degrees import slices_between, stage_variants, variants_of_stages
-from costmodels.step.transfers import hop_collectives, transfer_collectives
-from costmodels.step.weight_passes import accumulation_s
-from costmodels.step.weight_traffic import weight_collectives, weight_traffic
+from costmodels.step.weights.offload import host_rates, optimizer_step_s
+from costmodels.step.weights.passes import accumulation_s
+from costmodels.step.weights.traffic import weight_collectives, weight_traffic
 from hardware.arrays import FloatArray
 from hardware.link import combine_links, detour
 

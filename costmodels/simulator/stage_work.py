@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from costmodels.simulator.pass_program import INSIDE, Piece, Program
-from costmodels.step.passes import Kind
+from costmodels.step.pipeline.passes import Kind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ import numpy as np
 
 from costmodels.simulator.events import Timeline
 from costmodels.simulator.step_tasks import Label, Role, StepTasks
-from costmodels.step.passes import Kind
+from costmodels.step.pipeline.passes import Kind
 from hardware.arrays import FloatArray, IntArray
 
 _ROUNDING = 1e-11

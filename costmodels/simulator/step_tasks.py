@@ -20,7 +20,7 @@ from costmodels.job.runtime import RuntimeProfile
 from costmodels.simulator.events import NOTHING, Demand, Route, TaskGraph
 from costmodels.simulator.pass_program import ACROSS, BETWEEN, INSIDE, LINKS
 from costmodels.simulator.stage_work import Message, StageWork
-from costmodels.step.passes import Kind, PassOrder
+from costmodels.step.pipeline.passes import Kind, PassOrder
 from hardware.arrays import IntArray
 from hardware.sharing import Uses
 

@@ -19,7 +19,7 @@ from costmodels.simulator.pass_program import Piece, Segment
 from costmodels.simulator.simulated_step import Simulation
 from costmodels.simulator.stage_work import StageWork
 from costmodels.simulator.step_tasks import Role
-from costmodels.step.passes import Kind
+from costmodels.step.pipeline.passes import Kind
 from hardware.arrays import FloatArray, IntArray
 
 PASSES, COMPUTE, COMMUNICATION, WEIGHTS, TRANSFERS = range(5)

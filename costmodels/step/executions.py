@@ -27,10 +27,10 @@ from costmodels.operators.layer_operators import (
     step_operators,
 )
 from costmodels.step.communication import layer_collectives, layer_uses
+from costmodels.step.pipeline.schedules import assign_layers
+from costmodels.step.pipeline.transfers import transfer_collectives, transfer_executions
 from costmodels.step.placement import local_parameters, pipelines, place
-from costmodels.step.schedules import assign_layers
-from costmodels.step.transfers import transfer_collectives, transfer_executions
-from costmodels.step.weight_traffic import weight_collectives, weight_executions
+from costmodels.step.weights.traffic import weight_collectives, weight_executions
 from hardware.arrays import FloatArray
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
-from costmodels.step.memory import MemoryEstimate
+from costmodels.step.memory.peak import MemoryEstimate
 from costmodels.step.normal_distribution import normal_cdf
 from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import Cluster

@@ -17,7 +17,7 @@ from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.layer_operators import BLOCKS, Block, local_kv_size
-from costmodels.step.schedules import StageLayers, assign_layers
+from costmodels.step.pipeline.schedules import StageLayers, assign_layers
 from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import Cluster
 from hardware.device import Device

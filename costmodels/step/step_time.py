@@ -19,16 +19,16 @@ from costmodels.operators.layer_operators import unique_shapes
 from costmodels.step.block_costs import shape_costs
 from costmodels.step.breakdown import BREAKDOWN
 from costmodels.step.layer_residuals import layer_residual
-from costmodels.step.memory import MemoryEstimate
+from costmodels.step.memory.peak import MemoryEstimate
 from costmodels.step.overheads import overhead_s
+from costmodels.step.pipeline.stage_degrees import has_unlike_stages
+from costmodels.step.pipeline.stage_pricing import StagePricing, step_parts_s, sum_of
+from costmodels.step.pipeline.transfers import hops_of
+from costmodels.step.pipeline.unequal_micro_batches import excess_of
+from costmodels.step.pipeline.unlike_degrees import unlike_parts_s
+from costmodels.step.pipeline.unlike_stages import UnlikePasses, timed_parts_s, unlike_passes
 from costmodels.step.placement import pipelines, place
 from costmodels.step.replicas import ReplicaRows, even_rows, replica_rows
-from costmodels.step.stage_degrees import has_unlike_stages
-from costmodels.step.stage_pricing import StagePricing, step_parts_s, sum_of
-from costmodels.step.transfers import hops_of
-from costmodels.step.unequal_micro_batches import excess_of
-from costmodels.step.unlike_degrees import unlike_parts_s
-from costmodels.step.unlike_stages import UnlikePasses, timed_parts_s, unlike_passes
 from hardware.arrays import FloatArray
 from hardware.cluster import Cluster
 

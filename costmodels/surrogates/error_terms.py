@@ -57,11 +57,11 @@ from costmodels.operators.layer_operators import (
     unique_tokens,
 )
 from costmodels.step.communication import layer_collectives, layer_uses
-from costmodels.step.memory import MemoryEstimate
+from costmodels.step.memory.peak import MemoryEstimate
+from costmodels.step.pipeline.transfers import transfer_collectives, transfer_executions
 from costmodels.step.placement import local_parameters, pipelines, place
 from costmodels.step.step_time import estimate_step
-from costmodels.step.transfers import transfer_collectives, transfer_executions
-from costmodels.step.weight_traffic import weight_collectives, weight_executions
+from costmodels.step.weights.traffic import weight_collectives, weight_executions
 from hardware.arrays import FloatArray, IntArray
 from hardware.device import Device
 from hardware.distinct import distinct_rows

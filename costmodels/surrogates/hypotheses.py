@@ -20,7 +20,7 @@ from scipy.spatial.distance import cdist
 from scipy.special import chdtri
 
 from costmodels.step.error_models import MemoryErrorModel
-from costmodels.step.memory import MEMORY_PARTS
+from costmodels.step.memory.peak import MEMORY_PARTS
 from costmodels.surrogates.gaussian_process import Hyperparameters, HyperPrior, Points, fit, join_points
 from costmodels.surrogates.predicted import Predicted
 from costmodels.surrogates.search_constants import search_constants

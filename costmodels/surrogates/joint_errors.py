@@ -18,7 +18,7 @@ import numpy as np
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.step.error_models import error_models
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
 from costmodels.surrogates.uncertainty import WIDE, constant_effects, half_width
 from hardware.arrays import FloatArray
 from hardware.cluster import Cluster

@@ -13,7 +13,7 @@ import numpy as np
 from costmodels.calibration.sources import MeasuredSetting
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.step.error_models import MemoryErrorModel, memory_error_of
-from costmodels.step.memory import MEMORY_PARTS, MemoryEstimate, estimate_memory
+from costmodels.step.memory.peak import MEMORY_PARTS, MemoryEstimate, estimate_memory
 from costmodels.step.step_time import estimate_step
 from costmodels.surrogates.features import configuration_features
 from costmodels.surrogates.uncertainty import constant_effects, stall_variance

@@ -26,7 +26,7 @@ from costmodels.job.runtime import CONSTANTS, RuntimeProfile
 from costmodels.job.setting import Setting
 from costmodels.operators.kernels import cached_kernel_s
 from costmodels.step.error_models import error_models, memory_error_of
-from costmodels.step.memory import MemoryEstimate
+from costmodels.step.memory.peak import MemoryEstimate
 from costmodels.step.overheads import stalled_share
 from costmodels.step.placement import spanned_hosts
 from costmodels.step.step_time import estimate_step

@@ -18,8 +18,8 @@ from hardware.trace_file import read_trace
 from tests.fuzz.mutation import of_json, of_lines, of_table, of_yaml
 from tests.fuzz.target import Target
 from tests.support.studies.broken_studies import CONFIG_JSON, REPLAY, rows, study
-from tuner.answers.sizes import parse_clusters
 from tuner.cli.options import number, whole_number
+from tuner.forecast.sizes import parse_clusters
 from tuner.place.operators.graph_file import read_operator_placement
 from tuner.place.placement_file import read_placement
 from tuner.space.enumeration import enumerate_space

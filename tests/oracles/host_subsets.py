@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from costmodels.job.setting import Setting
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.step_time import estimate_step
 from tuner.space.enumeration import SpaceOptions, enumerate_space
 

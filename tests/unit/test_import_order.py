@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "costmodels": {"hardware", "costmodels"},
     "trials": {"hardware", "costmodels", "trials"},
     "tuner.planners": {"hardware", "costmodels", "tuner.planners"},
-    "tuner": {"hardware", "costmodels", "trials", "tuner.planners", "tuner"},
+    "tuner": {"tuner.forecast", "tuner.economics", "hardware", "costmodels", "trials", "tuner.planners", "tuner"},
 }
 
 # The rooms (folders) of each package, from the ground up, and the rooms of the same package that each may import.
@@ -79,20 +79,54 @@ ROOMS: dict[str, set[str]] = {
         *("tuner.knobs", "tuner.subject"),
     },
     "tuner.storage": {"tuner.space", "tuner.search", "tuner.study_file"},
+    "tuner.forecast": {
+        *("tuner.space", "tuner.search", "tuner.export", "tuner.plans", "tuner.study_file"),
+        *("tuner.storage", "tuner.knobs", "tuner.subject"),
+    },
     "tuner.answers": {
+        "tuner.forecast",
         *("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.plans", "tuner.study_file"),
         *("tuner.storage", "tuner.knobs", "tuner.subject"),
     },
+    "tuner.economics": {
+        "tuner.storage",
+        "tuner.study_file",
+        "tuner.subject",
+        "tuner.search",
+        "tuner.forecast",
+        "tuner.answers",
+    },
     "tuner.calibrate": {"tuner.space", "tuner.search", "tuner.study_file", "tuner.storage"},
-    "tuner.run": {"tuner.search", "tuner.study_file", "tuner.storage", "tuner.answers", "tuner.subject"},
+    "tuner.run": {
+        "tuner.forecast",
+        "tuner.economics",
+        "tuner.search",
+        "tuner.study_file",
+        "tuner.storage",
+        "tuner.answers",
+        "tuner.subject",
+    },
     "tuner.place": {"tuner.space"},
-    "tuner.replan": {"tuner.space", "tuner.search", "tuner.study_file", "tuner.storage", "tuner.answers", "tuner.run"},
+    "tuner.replan": {
+        "tuner.forecast",
+        "tuner.economics",
+        "tuner.space",
+        "tuner.search",
+        "tuner.study_file",
+        "tuner.storage",
+        "tuner.answers",
+        "tuner.run",
+    },
     "tuner.terminal": {
+        "tuner.forecast",
+        "tuner.economics",
         *("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.study_file", "tuner.storage"),
         *("tuner.answers", "tuner.calibrate", "tuner.run", "tuner.subject"),
     },
     "tuner.watch": {"tuner.export", "tuner.study_file", "tuner.replan", "tuner.terminal"},
     "tuner.report": {
+        "tuner.forecast",
+        "tuner.economics",
         *(
             "tuner.space",
             "tuner.search",
@@ -105,10 +139,14 @@ ROOMS: dict[str, set[str]] = {
         *("tuner.answers", "tuner.calibrate", "tuner.run", "tuner.subject"),
     },
     "tuner.dashboard": {
+        "tuner.forecast",
+        "tuner.economics",
         *("tuner.search", "tuner.study_file", "tuner.storage", "tuner.answers", "tuner.run", "tuner.terminal"),
         *("tuner.report", "tuner.subject"),
     },
     "tuner.cli": {
+        "tuner.forecast",
+        "tuner.economics",
         *("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.capture", "tuner.imports"),
         *(
             "tuner.plans",
@@ -122,7 +160,15 @@ ROOMS: dict[str, set[str]] = {
         ),
         *("tuner.terminal", "tuner.watch", "tuner.report", "tuner.dashboard", "tuner.subject"),
     },
-    "tuner": {"tuner.search", "tuner.study_file", "tuner.answers", "tuner.place", "tuner.run", "tuner.cli"},
+    "tuner": {
+        "tuner.search",
+        "tuner.study_file",
+        "tuner.forecast",
+        "tuner.answers",
+        "tuner.place",
+        "tuner.run",
+        "tuner.cli",
+    },
 }
 
 # The paths in which a library may be imported.
@@ -327,7 +373,7 @@ BROKEN_HOUSES: tuple[tuple[Check, dict[str, str]], ...] = (
     (imports_going_up, {"tuner/planners/planning.py": "import trials.backend"}),
     (imports_going_up, {"tuner/planners/planning.py": "from tuner.space import rules"}),
     (imports_between_rooms, {"hardware/io/errors.py": "import hardware.link"}),
-    (imports_between_rooms, {"costmodels/job/runtime.py": "from costmodels.step import memory"}),
+    (imports_between_rooms, {"costmodels/job/runtime.py": "from costmodels.step.memory import peak as memory"}),
     (imports_between_rooms, {"trials/replay/backend.py": "from trials.command.backend import CommandBackend"}),
     (imports_between_rooms, {"tuner/planners/engine/workers.py": "from tuner.planners.toast import search"}),
     (imports_between_rooms, {"tuner/space/rules.py": "def late():\n    from tuner.search import sampler"}),
@@ -337,7 +383,7 @@ BROKEN_HOUSES: tuple[tuple[Check, dict[str, str]], ...] = (
     (libraries_outside_their_fence, {"tuner/run/loop.py": "from ray.util import placement_group"}),
     (libraries_outside_their_fence, {"trials/on_ray/executor.py": "import optuna"}),
     (libraries_outside_their_fence, {"tuner/planners/toast/search.py": "from optuna import samplers"}),
-    (libraries_outside_their_fence, {"costmodels/step/memory.py": "import torch.nn as nn"}),
+    (libraries_outside_their_fence, {"costmodels/step/memory/peak.py": "import torch.nn as nn"}),
     (libraries_outside_their_fence, {"costmodels/sharding/frontends/torch/graph.py": "import jax.numpy"}),
     (relative_imports, {"hardware/link.py": "from . import device"}),
     (relative_imports, {"hardware/link.py": "from .device import Device"}),

@@ -2,7 +2,7 @@
 
 Collectives are not part of it: a trace of gloo has no sizes, so the process groups record them (`call_profile.py`).
 Work on weights and gradients between the products (copies of FSDP, sums over micro-batches, clipping, the optimizer) is
-no operator either; `costmodels/step/weight_passes.py` and `weight_traffic.py` model it.
+no operator either; `costmodels/step/weights/passes.py` and `traffic.py` beside it model it.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from costmodels.operators.kernels import collective_s, kernel_s
 from costmodels.operators.layer_operators import Collective, Operator, Phase
 from costmodels.step.breakdown import BREAKDOWN
 from costmodels.step.executions import collective_executions, operator_executions
-from costmodels.step.memory import MemoryEstimate, estimate_memory
+from costmodels.step.memory.peak import MemoryEstimate, estimate_memory
 from costmodels.step.step_time import StepEstimate, estimate_step
 from hardware.arrays import FloatArray
 from hardware.cluster import Cluster
@@ -232,7 +232,7 @@ class SimulatedBackend(AbstractBackend):
         if self.fidelity == "step_time":
             return ""
         # every study file names this backend, and few ask for the simulator
-        from costmodels.step.passes import pass_order  # noqa: PLC0415
+        from costmodels.step.pipeline.passes import pass_order  # noqa: PLC0415
 
         even = self.job.global_batch_size // (config.dp * config.mbs)
         try:

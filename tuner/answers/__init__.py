@@ -1,1 +1,1 @@
-"""Answer questions about a study: its candidates, the best one, and what it gains."""
+"""Answer questions about a study from its trials: the best one, what it gains, and the trials themselves."""

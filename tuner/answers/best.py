@@ -8,10 +8,10 @@ from optuna import Study
 
 from costmodels.job.parallel_config import ParallelConfig
 from trials.backend import Status
-from tuner.answers.candidates import candidates_of
 from tuner.answers.gain import Compared, compared_by_prediction, compared_in
-from tuner.answers.ranked import predicted_ranking
 from tuner.answers.reference import reference_among, reference_of
+from tuner.forecast.candidates import candidates_of
+from tuner.forecast.ranked import predicted_ranking
 from tuner.search.population import P_STAR
 from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
 from tuner.storage.record import best_record, read_records

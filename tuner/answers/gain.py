@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from trials.backend import Status
-from tuner.answers.candidates import Candidates, predict_candidate
 from tuner.answers.reference import Reference
+from tuner.forecast.candidates import Candidates, predict_candidate
 from tuner.search.gain import COVERED, GAIN_DRAWS, KnownGain, gain_in, gain_quantiles
 from tuner.search.observations import EXPLORING, observations_of
 from tuner.storage.record import TrialRecord

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from optuna import Study
 
-from tuner.answers.candidates import Candidates
-from tuner.answers.ranked import Ranked, by_objective
+from tuner.forecast.candidates import Candidates
+from tuner.forecast.ranked import Ranked, by_objective
 from tuner.search.observations import observations_on
 from tuner.search.prior import OnProgress
 from tuner.storage.history import past_of

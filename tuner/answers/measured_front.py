@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tuner.answers.pareto import pareto_front
+from tuner.forecast.pareto import pareto_front
 from tuner.storage.record import TrialRecord, fastest
 from tuner.study_file.config import StudyConfig
 

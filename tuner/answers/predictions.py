@@ -8,9 +8,9 @@ from typing import Any
 
 from costmodels.job.parallel_config import ParallelConfig, Value, parse_config
 from hardware.io.errors import ConfigError
-from tuner.answers.candidates import Candidates, candidates_of, predict_with_errors
-from tuner.answers.planned_candidates import predicted_plans
-from tuner.answers.ranked import OnProgress, Ranked, ignore_progress, predicted_ranking, row_of
+from tuner.forecast.candidates import Candidates, candidates_of, predict_with_errors
+from tuner.forecast.planned_candidates import predicted_plans
+from tuner.forecast.ranked import OnProgress, Ranked, ignore_progress, predicted_ranking, row_of
 from tuner.space.enumeration import launchable
 from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.config import StudyConfig, load_study

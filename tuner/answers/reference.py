@@ -1,6 +1,6 @@
 """Reference with which a study compares its best configuration: the current configuration, or else a baseline.
 
-The baseline is chosen by the rule in tuner/answers/baseline.py. Like the current configuration, it is a candidate and
+The baseline is chosen by the rule in tuner/forecast/baseline.py. Like the current configuration, it is a candidate and
 the first trial. A study stores it when it is first opened, so that the comparison never changes.
 """
 
@@ -13,8 +13,8 @@ from typing import Literal
 from optuna import Study
 
 from costmodels.job.parallel_config import ParallelConfig, Value
-from tuner.answers.baseline import baseline_position
-from tuner.answers.candidates import Candidates
+from tuner.forecast.baseline import baseline_position
+from tuner.forecast.candidates import Candidates
 from tuner.storage.record import BASELINE, TrialRecord, step_time_of
 from tuner.study_file.config import StudyConfig
 

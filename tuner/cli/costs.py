@@ -16,7 +16,7 @@ from tuner.cli.options import FOUND_NOTHING, check_out, load, number
 from tuner.terminal.console import hosts_in_words, in_words, print_json, print_table, say
 
 if TYPE_CHECKING:  # these load numpy
-    from tuner.answers.costs import CostComparison, Offer
+    from tuner.economics.costs import CostComparison, Offer
     from tuner.study_file.config import StudyConfig
 
 _SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -85,8 +85,8 @@ def rank_costs(
     Raises:
         ConfigError: An option cannot work.
     """
-    from tuner.answers.costs import compare_costs
-    from tuner.answers.sizes import parse_clusters, parse_sizes
+    from tuner.economics.costs import compare_costs
+    from tuner.forecast.sizes import parse_clusters, parse_sizes
     from tuner.study_file.cost_keys import Limits
     from tuner.terminal.progress import SizesLine
 
@@ -157,7 +157,7 @@ def _dimensions(config: StudyConfig, found: CostComparison) -> tuple[str, ...]:
 
 
 def _print(config: StudyConfig, found: CostComparison) -> None:
-    from tuner.answers.cost_words import broken_in_words, limits_in_words, offer_in_words, prices_in_words
+    from tuner.economics.cost_words import broken_in_words, limits_in_words, offer_in_words, prices_in_words
 
     per_step = config.setting.job.tokens_per_step
     say(f"{found.tokens:.4g} tokens are {found.steps:,} steps of {per_step:,} tokens; {prices_in_words(found)}.")
@@ -201,8 +201,8 @@ def _chance(offer: Offer, found: CostComparison) -> str:
 
 
 def _row(offer: Offer, found: CostComparison, dimensions: tuple[str, ...]) -> list[str]:
-    from tuner.answers.cost_words import days, money
-    from tuner.answers.costs import KWH_J
+    from tuner.economics.cost_words import days, money
+    from tuner.economics.costs import KWH_J
 
     assert offer.size.config is not None, "the table lists what fits"
     values = {name: value for name, value in offer.size.config.values(dimensions).items() if value != 1}

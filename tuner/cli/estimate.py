@@ -14,7 +14,7 @@ from tuner.storage.stored_studies import StoredStudies
 from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, print_table, say
 
 if TYPE_CHECKING:  # these load numpy
-    from tuner.answers.training import Training, TrainingEstimate
+    from tuner.economics.training import Training, TrainingEstimate
     from tuner.study_file.config import StudyConfig
 
 
@@ -38,8 +38,8 @@ def estimate(
 
     Step times are measured where the study has tried a configuration, and predicted otherwise.
     """
-    from tuner.answers.sizes import parse_sizes
-    from tuner.answers.training import estimate_training
+    from tuner.economics.training import estimate_training
+    from tuner.forecast.sizes import parse_sizes
 
     config = load_with_prices(study, list(overrides or []), storage, prices)
     count = tokens_of(config, tokens)
@@ -75,7 +75,8 @@ def _as_json(config: StudyConfig, found: TrainingEstimate | None) -> dict[str, o
 
 
 def _print(found: TrainingEstimate, config: StudyConfig) -> None:
-    from tuner.answers.device_time import HOUR_S, duration, hours
+    from hardware.time_units import HOUR_S
+    from tuner.economics.device_time import duration, hours
     from tuner.search.gain import COVERED
 
     steps = found.trainings[0].steps
@@ -117,8 +118,9 @@ def _columns(config: StudyConfig) -> list[str]:
 
 
 def _row(training: Training, config: StudyConfig) -> list[str]:
-    from tuner.answers.cost_words import money
-    from tuner.answers.device_time import HOUR_S, duration, hours
+    from hardware.time_units import HOUR_S
+    from tuner.economics.cost_words import money
+    from tuner.economics.device_time import duration, hours
 
     return [
         training.label,

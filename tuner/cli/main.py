@@ -354,10 +354,10 @@ def _tell_end(followed: Followed, events: EventLog | None, *, as_json: bool) -> 
 
 
 def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
-    from tuner.answers.device_time import device_time_json
     from tuner.answers.gain import compared_of, gains
     from tuner.answers.measured_front import front_json, measured_front
-    from tuner.answers.training import limited_of
+    from tuner.economics.device_time import device_time_json
+    from tuner.economics.training import limited_of
 
     best, extrapolated = result.best, result.extrapolated
     compared = compared_of(config, result.reference, result.records, best, result.gain)
@@ -411,8 +411,8 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
 
     from tuner.answers.best import best_known
     from tuner.answers.gain import gains
-    from tuner.answers.idle_hosts import idle_hosts_of
-    from tuner.answers.training import limited_training
+    from tuner.economics.training import limited_training
+    from tuner.forecast.idle_hosts import idle_hosts_of
 
     stored = StoredStudies(config.storage)
     config = with_plans(config, stored)
@@ -496,10 +496,10 @@ def export(
 
     A step of your own is written as a Python module that shards it (`--to jax`, `--to torch`).
     """
-    from tuner.answers.candidates import notes_on_plan
     from tuner.answers.export import export_configuration
-    from tuner.answers.idle_hosts import notes_on_idle_hosts
     from tuner.export import find_exporter
+    from tuner.forecast.candidates import notes_on_plan
+    from tuner.forecast.idle_hosts import notes_on_idle_hosts
     from tuner.own_step.answer import OWN_TARGETS
 
     if to not in OWN_TARGETS:
@@ -512,8 +512,8 @@ def export(
         config = with_plans(config, stored, wanted)
     else:
         from tuner.answers.best import best_known
-        from tuner.answers.cost_words import limited_in_words
-        from tuner.answers.training import limited_training
+        from tuner.economics.cost_words import limited_in_words
+        from tuner.economics.training import limited_training
 
         config = with_plans(config, stored)
         found = best_known(config, stored.find(config.name))

@@ -129,12 +129,12 @@ def with_plans(
     Raises:
         ConfigError: The planner's pins cannot be satisfied.
     """
-    from tuner.answers.stored_subject import restore_subject
+    from tuner.forecast.stored_subject import restore_subject
 
     restore_subject(config, lambda: stored.look(config.name))
     if config.planning.name == "megatron":
         return config
-    from tuner.answers.planned_candidates import (
+    from tuner.forecast.planned_candidates import (
         grid_to_plan,
         plan_study,
         planned_in_words,

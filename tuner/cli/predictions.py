@@ -61,7 +61,7 @@ def space(
 ) -> None:
     """Count the configurations that can work, and explain why the others cannot."""
     from costmodels.job.parallel_config import parse_config
-    from tuner.answers.stored_subject import restore_subject
+    from tuner.forecast.stored_subject import restore_subject
 
     config = load(study, overrides)
     chosen = None if why is None else parse_config(why, config.subject.defaults, option="--why")
@@ -104,7 +104,7 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Predict step time and memory of one configuration, inside the search space or outside it."""
-    from tuner.answers.candidates import predict_with_errors
+    from tuner.forecast.candidates import predict_with_errors
 
     config, missing = at_time(load(study, overrides), at, network)
     wanted, broken = launchable_config(config, chosen, missing)
@@ -112,7 +112,7 @@ def predict(
     config = with_plans(config, StoredStudies(config.storage), wanted)
     payload = predict_with_errors(config, wanted)
     if plan:
-        from tuner.answers.planned_candidates import by_hand
+        from tuner.forecast.planned_candidates import by_hand
 
         payload["plan"] = payload.get("plan") or by_hand(config, wanted)
     if as_json:
@@ -182,7 +182,7 @@ def simulate(
 
     The trace can be opened in ui.perfetto.dev.
     """
-    from tuner.answers.simulation import simulate_candidate, simulation_json, write_trace
+    from tuner.forecast.simulation import simulate_candidate, simulation_json, write_trace
 
     if trace is not None:
         check_out(trace, "--trace")
@@ -284,11 +284,11 @@ def rank(
 
 
 def _rank_configs(config: StudyConfig, num_rows: int, as_json: bool) -> None:
-    from tuner.answers.candidates import candidates_of
-    from tuner.answers.idle_hosts import idle_hosts_of_first
-    from tuner.answers.objective import labels_of
     from tuner.answers.predictions import rank_candidates
-    from tuner.answers.ranked import place_of_current, row_of
+    from tuner.forecast.candidates import candidates_of
+    from tuner.forecast.idle_hosts import idle_hosts_of_first
+    from tuner.forecast.objective import labels_of
+    from tuner.forecast.ranked import place_of_current, row_of
     from tuner.subject.ability import Ability
 
     stored = StoredStudies(config.storage)
@@ -370,7 +370,7 @@ def _measured_mark(row: dict[str, Any], num_trials: int) -> str:
 
 def _rank_sizes(config: StudyConfig, text: str, as_json: bool) -> None:
     from costmodels.job.parallel_config import HAND
-    from tuner.answers.sizes import best_by_size, parse_sizes
+    from tuner.forecast.sizes import best_by_size, parse_sizes
 
     sizes = list(best_by_size(config, parse_sizes(config, text)))
     dimensions = config.dimensions

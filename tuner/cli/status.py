@@ -32,12 +32,12 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     """Show the progress of a study, which may be running."""
     config = load(study, overrides, storage)
 
-    from tuner.answers.device_time import device_time_json
     from tuner.answers.fewer_hosts import phases_of
     from tuner.answers.gain import compared_in, gains
-    from tuner.answers.planned_candidates import plans_in
     from tuner.answers.reference import reference_of
-    from tuner.answers.training import limited_of
+    from tuner.economics.device_time import device_time_json
+    from tuner.economics.training import limited_of
+    from tuner.forecast.planned_candidates import plans_in
     from tuner.report.words import after_trials
     from tuner.run.studies import is_driven, is_running, stored_study
     from tuner.search.population import P_STAR, in_lines, read_moments

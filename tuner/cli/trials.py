@@ -35,9 +35,9 @@ def trials(
     config = load(study, overrides, storage)
 
     from tuner.answers.comparison import comparison_of
-    from tuner.answers.planned_candidates import plans_in
     from tuner.answers.reference import reference_of
     from tuner.answers.trial_rows import csv_of, trial_rows
+    from tuner.forecast.planned_candidates import plans_in
     from tuner.run.studies import stored_study
     from tuner.storage.record import best_record, read_records
     from tuner.terminal.trial_table import table_lines

@@ -10,8 +10,8 @@ from optuna import Study
 
 from costmodels.job.parallel_config import ConfigGrid, Value
 from tuner.answers.gain import Compared, compared_in
-from tuner.answers.planned_candidates import plans_in
 from tuner.answers.reference import Reference, reference_of
+from tuner.forecast.planned_candidates import plans_in
 from tuner.search.failures import FailureConclusion, failure_conclusions
 from tuner.search.population import P_STAR, Moment, read_moments
 from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of

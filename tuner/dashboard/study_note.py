@@ -6,11 +6,11 @@ from collections import Counter
 from typing import Any
 
 from trials.backend import Status
-from tuner.answers.cost_words import limited_in_words
 from tuner.answers.gain import Compared
-from tuner.answers.training import limited_of
 from tuner.dashboard.markdown import code, paragraphs, plain, table
 from tuner.dashboard.snapshot import Snapshot
+from tuner.economics.cost_words import limited_in_words
+from tuner.economics.training import limited_of
 from tuner.report.words import after_trials, in_short, percent, plural, seconds
 from tuner.search.population import Moment
 from tuner.storage.record import TrialRecord, saved_s

@@ -17,7 +17,7 @@ import yaml
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
-from costmodels.step.stage_degrees import stage_variants, widest_variant
+from costmodels.step.pipeline.stage_degrees import stage_variants, widest_variant
 from tuner.export.exporter import Export
 from tuner.export.flag_table import FlagValue, read_flags
 from tuner.export.megatron import environment, export_megatron

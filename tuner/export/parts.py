@@ -10,7 +10,7 @@ from itertools import groupby
 from costmodels.job.parallel_config import DIMENSIONS, ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.job.uneven_work import numbers_in_words
-from costmodels.step.schedules import assign_layers
+from costmodels.step.pipeline.schedules import assign_layers
 from tuner.export.exporter import Export
 
 Environment = tuple[tuple[str, str | None], ...]

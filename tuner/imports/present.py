@@ -13,7 +13,7 @@ from costmodels.job.model_spec import ModelSpec
 from costmodels.job.parallel_config import DEGREES, Value
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.uneven_work import numbers_in_words
-from costmodels.step.schedules import chunk_of_layer
+from costmodels.step.pipeline.schedules import chunk_of_layer
 from hardware.io.errors import ConfigError
 from tuner.imports.imported import Imported
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
 from costmodels.step.breakdown import BREAKDOWN
-from costmodels.step.memory import MEMORY_PARTS
+from costmodels.step.memory.peak import MEMORY_PARTS
 from hardware.io.config_file import StrictModel, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
 from tuner.knobs.known_knob import KnownKnob, KnownValue

@@ -18,7 +18,7 @@ import numpy as np
 from costmodels.job.parallel_config import ConfigGrid, KnobValue
 from costmodels.job.setting import Setting
 from costmodels.step.breakdown import BREAKDOWN
-from costmodels.step.memory import MEMORY_PARTS, MemoryEstimate, estimate_memory
+from costmodels.step.memory.peak import MEMORY_PARTS, MemoryEstimate, estimate_memory
 from costmodels.step.step_time import StepEstimate, estimate_step
 from hardware.arrays import FloatArray
 from trials.knobs.knob import Knob

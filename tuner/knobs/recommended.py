@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.setting import Setting
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import FloatArray
 from trials.knobs.condition import ALWAYS, parse_condition

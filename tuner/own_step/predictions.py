@@ -17,7 +17,7 @@ import numpy as np
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig, Value
 from costmodels.step.breakdown import BREAKDOWN
 from costmodels.step.error_models import error_models
-from costmodels.step.memory import MEMORY_PARTS, MemoryEstimate
+from costmodels.step.memory.peak import MEMORY_PARTS, MemoryEstimate
 from costmodels.step.step_time import StepEstimate
 from hardware.arrays import FloatArray
 from hardware.io.errors import ConfigError, did_you_mean

@@ -18,11 +18,11 @@ from costmodels.job.setting import Setting
 from costmodels.operators.kernels import collective_s, kernel_s
 from costmodels.operators.layer_operators import Phase, unique_shapes
 from costmodels.step.block_costs import block_costs
-from costmodels.step.memory import MemoryEstimate, estimate_memory, layer_activations
+from costmodels.step.memory.peak import MemoryEstimate, estimate_memory, layer_activations
+from costmodels.step.pipeline.stage_pricing import StagePricing
+from costmodels.step.pipeline.transfers import hop_collectives, transfer_collectives
 from costmodels.step.placement import pipelines, place
-from costmodels.step.stage_pricing import StagePricing
 from costmodels.step.step_time import estimate_step
-from costmodels.step.transfers import hop_collectives, transfer_collectives
 from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError

@@ -6,9 +6,9 @@ group's hosts, half of them, or what one of these leaves; all hosts of the clust
 two of its devices.
 
 States that leave the devices are copied over the host link at the rate that copies of pinned memory reach
-(`costmodels.step.offload`): weights before a forward pass; weights and optimizer states before training, and back after
-it. A generator that is sent new weights after every step copies nothing. If everything else waits for it, it needs no
-memory but while it runs; else its weights stay on the devices.
+(`costmodels.step.weights.offload`): weights before a forward pass; weights and optimizer states before training, and
+back after it. A generator that is sent new weights after every step copies nothing. If everything else waits for it, it
+needs no memory but while it runs; else its weights stay on the devices.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from costmodels.step.offload import host_rates
+from costmodels.step.weights.offload import host_rates
 from hardware.cluster import Cluster
 from tuner.place.generation import generation_layouts
 from tuner.place.layouts import Layout, layouts_of

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from optuna import Study
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig, concatenate
-from costmodels.step.memory import MemoryEstimate, estimate_memory
+from costmodels.step.memory.peak import MemoryEstimate, estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import FloatArray
 from hardware.cluster import Cluster

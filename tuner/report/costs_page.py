@@ -8,9 +8,9 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from hardware.io.output_file import write_output
-from tuner.answers.cost_words import broken_in_words, days, limits_in_words, money, offer_in_words, prices_in_words
-from tuner.answers.costs import KWH_J, CostComparison, Offer
-from tuner.answers.device_time import DAY_S
+from hardware.time_units import DAY_S
+from tuner.economics.cost_words import broken_in_words, days, limits_in_words, money, offer_in_words, prices_in_words
+from tuner.economics.costs import KWH_J, CostComparison, Offer
 from tuner.report.figures import CANDIDATES, DRAW_SCRIPT, FAILED, INK, drawing
 from tuner.report.markup import Html, concatenate, section, tag
 from tuner.report.page import head_of

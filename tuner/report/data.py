@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from costmodels.job.parallel_config import ParallelConfig
 from trials.backend import Origin
-from tuner.answers.candidates import Candidates, candidates_of
 from tuner.answers.fewer_hosts import OnFewerHosts, phases_of
 from tuner.answers.gain import Compared, compared_in
-from tuner.answers.planned_candidates import plans_in
-from tuner.answers.ranked import Ranked, predicted_ranking
 from tuner.answers.reference import Reference, reference_of
+from tuner.forecast.candidates import Candidates, candidates_of
+from tuner.forecast.planned_candidates import plans_in
+from tuner.forecast.ranked import Ranked, predicted_ranking
 from tuner.run.studies import is_running, stored_study
 from tuner.search.failures import FailureConclusion, failure_conclusions
 from tuner.search.population import Moment, read_moments

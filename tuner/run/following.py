@@ -23,9 +23,9 @@ from optuna import Study
 from hardware.dynamics import lost_hosts
 from trials.on_ray.executor import RayExecutor
 from trials.placement import NoRoomError
-from tuner.answers.candidates import candidates_of
-from tuner.answers.device_time import device_time_of
 from tuner.answers.fewer_hosts import phases_in, phases_of
+from tuner.economics.device_time import device_time_of
+from tuner.forecast.candidates import candidates_of
 from tuner.run.executor import Executor
 from tuner.run.hosts import Expected
 from tuner.run.loop import run_study

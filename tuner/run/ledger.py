@@ -17,8 +17,8 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from trials.backend import Observation, Status
-from tuner.answers.device_time import device_time_of
 from tuner.answers.reference import Reference, reference_of
+from tuner.economics.device_time import device_time_of
 from tuner.run.alike_failures import alike_failures
 from tuner.run.driver import Claim
 from tuner.run.own_trials import DrivenStudy, OwnTrials

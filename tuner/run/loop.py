@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from optuna.trial import TrialState, create_trial
 
 from trials.on_ray.executor import RayExecutor
-from tuner.answers.candidates import candidates_of
-from tuner.answers.planned_candidates import as_stored, plan_layers
 from tuner.answers.reference import keep_baseline, reference_among
+from tuner.forecast.candidates import candidates_of
+from tuner.forecast.planned_candidates import as_stored, plan_layers
 from tuner.run.adoption import adopt, count_measured
 from tuner.run.budgets import RunBudgets
 from tuner.run.driver import claim, interrupts_held

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
+from hardware.time_units import HOUR_S
 from tuner.answers.comparison import comparison_of
-from tuner.answers.device_time import HOUR_S
 from tuner.run.budgets import RunBudgets
 from tuner.run.executor import Executor
 from tuner.run.opening import Opening, Why, reason_for

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tuner.answers.device_time import HOUR_S
+from hardware.time_units import HOUR_S
 from tuner.run.executor import Executor
 from tuner.search.stopping import Budgets, StopReason
 from tuner.study_file.study_keys import SearchOptions

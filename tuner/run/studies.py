@@ -14,10 +14,10 @@ from optuna.pruners import NopPruner
 from optuna.storages import BaseStorage
 
 from hardware.io.errors import ConfigError, quote_value
-from tuner.answers.candidates import Candidates, candidates_of
-from tuner.answers.objective import objective_of
 from tuner.answers.reference import reference_among
-from tuner.answers.searched_knobs import searched_knobs
+from tuner.forecast.candidates import Candidates, candidates_of
+from tuner.forecast.objective import objective_of
+from tuner.forecast.searched_knobs import searched_knobs
 from tuner.run.driver import DRIVER, is_held
 from tuner.run.memory_limit import with_room
 from tuner.search.acquisition import ACQUISITION_FUNCTIONS

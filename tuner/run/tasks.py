@@ -11,7 +11,7 @@ from optuna.trial import FrozenTrial
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from trials.backend import Observation
-from tuner.answers.candidates import Candidates, plan_of, prediction_json
+from tuner.forecast.candidates import Candidates, plan_of, prediction_json
 from tuner.run.memory_limit import hold_to_limit
 from tuner.search.constraints import memory_excess
 from tuner.search.parameters import ASSIGNMENT, params_of

@@ -17,7 +17,7 @@ from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.isolated import IsolatedCall
 from costmodels.operators.layer_operators import OpKind, Phase
-from costmodels.step.memory import MemoryMeaning, WhichStage
+from costmodels.step.memory.peak import MemoryMeaning, WhichStage
 from hardware.cluster import Cluster
 from trials.backend import Clock, Origin, Status
 

@@ -21,8 +21,8 @@ from costmodels.job.parallel_config import HAND, ConfigGrid
 from costmodels.job.runtime import CONSTANTS, RuntimeProfile, other_runtimes
 from costmodels.job.setting import Setting
 from costmodels.simulator.leaders import LEADERS, is_worth_simulating, simulated_times_s
-from costmodels.step.memory import estimate_memory
-from costmodels.step.stage_degrees import has_unlike_stages
+from costmodels.step.memory.peak import estimate_memory
+from costmodels.step.pipeline.stage_degrees import has_unlike_stages
 from costmodels.step.step_time import estimate_step
 from costmodels.surrogates.error_terms import step_terms
 from costmodels.surrogates.hypotheses import (

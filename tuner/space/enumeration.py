@@ -33,9 +33,9 @@ from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.step.changed_layers import shape_keys
 from costmodels.step.error_models import memory_error_of
-from costmodels.step.memory import MemoryEstimate, estimate_memory
-from costmodels.step.plausible_memory import may_fit_under_any
-from costmodels.step.stage_degrees import stage_tp_error, stage_variants
+from costmodels.step.memory.peak import MemoryEstimate, estimate_memory
+from costmodels.step.memory.plausible import may_fit_under_any
+from costmodels.step.pipeline.stage_degrees import stage_tp_error, stage_variants
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import IntArray
 from hardware.cluster import Cluster

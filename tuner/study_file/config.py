@@ -61,7 +61,7 @@ class StudyConfig:
         options: Options of the search space.
         planning: Planner that shards the layers of candidates.
         layer_plans: Planned layers by shape, as `layer_plans.summary_of` describes them; None for a shape without a
-            plan by hand to compare with. See `tuner/answers/planned_candidates.py`.
+            plan by hand to compare with. See `tuner/forecast/planned_candidates.py`.
         search: Options of the search: budget, confidence, parallel trials, seed.
         current: Configuration in use today, or None.
         current_observation: Measurement of it that the study file states, or None.

@@ -224,7 +224,7 @@ class SearchOptions(DocumentedModel):
     baseline: bool | None = None
     """Whether the first trial runs the configuration that an engineer would write by hand, with which the result is
     compared. It is the candidate that fits with the least tp·pp, tp first up to a host, then pp, with the least ep and
-    mbs, and with dp as the rest ([tuner/answers/baseline.py](../tuner/answers/baseline.py)).
+    mbs, and with dp as the rest ([tuner/forecast/baseline.py](../tuner/forecast/baseline.py)).
 
     Default: `true` if trials train and there is no `current`, else `false`
     """

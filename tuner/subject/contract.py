@@ -11,7 +11,7 @@ from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.calibration.sources import MeasuredSetting
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig, Value
 from costmodels.job.setting import Setting
-from costmodels.step.memory import MemoryEstimate
+from costmodels.step.memory.peak import MemoryEstimate
 from costmodels.step.step_time import StepEstimate
 from hardware.arrays import FloatArray
 from hardware.cluster import Cluster

@@ -11,7 +11,7 @@ import numpy as np
 
 from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, HAND, ConfigGrid, ParallelConfig, Value
 from costmodels.job.setting import Setting
-from costmodels.step.memory import MemoryEstimate, estimate_memory
+from costmodels.step.memory.peak import MemoryEstimate, estimate_memory
 from costmodels.step.step_time import StepEstimate, estimate_step, model_flops_utilisation
 from hardware.arrays import FloatArray
 from hardware.cluster import Cluster

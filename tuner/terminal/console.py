@@ -18,9 +18,9 @@ if TYPE_CHECKING:  # these load numpy, Optuna and Ray
     from costmodels.job.parallel_config import ParallelConfig
     from costmodels.simulator.simulated_step import Simulation
     from tuner.answers.gain import Compared
-    from tuner.answers.training import Training
     from tuner.calibrate.device_results import DeviceCalibration
     from tuner.calibrate.measured_steps import CalibratedFile
+    from tuner.economics.training import Training
     from tuner.run.progress import RunResult
     from tuner.search.proxy.extrapolation import Extrapolated
     from tuner.storage.record import TrialRecord
@@ -78,7 +78,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: S
 def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]) -> None:
     """Print why a run stopped, its best configuration, and the flags for that configuration's framework."""
     from tuner.answers.gain import compared_of
-    from tuner.answers.training import limited_of
+    from tuner.economics.training import limited_of
     from tuner.storage.record import completed_times_s, repeated_trials
 
     compared = compared_of(config, result.reference, result.records, result.best, result.gain)
@@ -140,7 +140,7 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
 def _print_front(config: StudyConfig, result: RunResult) -> None:
     """Print the value that a study minimizes or, of two, the trials that no other beats in both."""
     from tuner.answers.measured_front import measured_front
-    from tuner.answers.objective import labels_of
+    from tuner.forecast.objective import labels_of
     from tuner.search.objectives import STEP_TIME
 
     if config.objective == (STEP_TIME,) or result.best is None:
@@ -158,10 +158,10 @@ def _print_front(config: StudyConfig, result: RunResult) -> None:
 
 def _print_use(config: StudyConfig, chosen: ParallelConfig) -> None:
     """Print how to train with a configuration: flags for the framework, or shardings of the user's own step."""
-    from tuner.answers.candidates import notes_on_plan
-    from tuner.answers.idle_hosts import notes_on_idle_hosts
     from tuner.export import exporter_for
     from tuner.export.knob_export import with_knobs
+    from tuner.forecast.candidates import notes_on_plan
+    from tuner.forecast.idle_hosts import notes_on_idle_hosts
     from tuner.terminal.shardings import print_shardings
 
     shardings = config.subject.shardings(chosen, config.name)
@@ -177,7 +177,7 @@ def _print_use(config: StudyConfig, chosen: ParallelConfig) -> None:
 
 def print_device_time(config: StudyConfig, compared: Compared | None, records: Sequence[TrialRecord]) -> None:
     """Print the device time that the trials took, and the steps after which the gain repays it."""
-    from tuner.answers.device_time import device_time_of, hours_in_words, payback_in_words, payback_of
+    from tuner.economics.device_time import device_time_of, hours_in_words, payback_in_words, payback_of
 
     spent = device_time_of(config, records)
     if not spent.device_s:
@@ -198,7 +198,7 @@ def print_judged(
         training: Training of the study's tokens with the best; see `limited_training`.
         p_star: Confidence that no untried configuration is faster; None before any trial.
     """
-    from tuner.answers.cost_words import limited_in_words
+    from tuner.economics.cost_words import limited_in_words
 
     gain = "" if compared is None else gain_in_words(config, compared, p_star)
     for told in filter(None, (gain, limited_in_words(config, training))):

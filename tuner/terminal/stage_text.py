@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from costmodels.simulator.stage_rows import StageRow
 from costmodels.simulator.step_tasks import Role
-from costmodels.step.passes import Kind
+from costmodels.step.pipeline.passes import Kind
 
 _LETTERS = {Kind.FORWARD: "F", Kind.BACKWARD: "B", Kind.WEIGHTS: "W"}
 IDLE = "."

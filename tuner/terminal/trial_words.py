@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from costmodels.job.parallel_config import DEGREES, Value
 from trials.backend import Observation, Status
 from tuner.answers.comparison import Comparison
-from tuner.answers.device_time import duration
+from tuner.economics.device_time import duration
 from tuner.run.opening import Opening, Why
 from tuner.run.progress import Progress
 from tuner.storage.record import TrialRecord

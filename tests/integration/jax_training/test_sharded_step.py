@@ -15,7 +15,7 @@ from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
 from tests.support.programs.small_backends import cluster_of
 
 ROOT = Path(__file__).parents[3]

@@ -23,12 +23,12 @@ from trials.jax_training.backend import JAX_RANKS
 from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
 from tuner import load_study, rank, run_study
-from tuner.answers.candidates import candidates_of
 from tuner.answers.export import export_configuration
 from tuner.cli.main import app
 from tuner.dashboard.snapshot import snapshot_of
 from tuner.dashboard.study_note import study_note
 from tuner.dashboard.trial_note import trial_note
+from tuner.forecast.candidates import candidates_of
 from tuner.own_step.plans import OwnStepPlans
 from tuner.run.studies import stored_study
 from tuner.storage.stored_studies import StoredStudies

@@ -11,7 +11,7 @@ from tests.support.studies.planned_studies import planned_study_text
 from trials.jax_training.backend import JAX_RANKS
 from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
-from tuner.answers.planned_candidates import plan_layers
+from tuner.forecast.planned_candidates import plan_layers
 from tuner.run.loop import run_study
 from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.config import load_study

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from costmodels.step.passes import Kind, PassOrder
+from costmodels.step.pipeline.passes import Kind, PassOrder
 from hardware.arrays import FloatArray, IntArray
 
 

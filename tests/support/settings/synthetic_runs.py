@@ -12,7 +12,7 @@ from costmodels.calibration.sources import setting_of
 from costmodels.job.model_spec import ModelSpec
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.step_time import estimate_step
 
 SOURCE = "made up"

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import optuna
 
 from trials.backend import Observation, Status
-from tuner.answers.candidates import candidates_of, prediction_json
+from tuner.forecast.candidates import candidates_of, prediction_json
 from tuner.report import write_report
 from tuner.run.studies import make_sampler, open_study
 from tuner.search.observations import OBSERVATION, STATUS

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
-from costmodels.step.schedules import chunk_of_layer
+from costmodels.step.pipeline.schedules import chunk_of_layer
 from trials.torch_training.model.attention import local_positions
 from trials.torch_training.model.blocks import Attention, DenseMlp, Embedding, Head, Surroundings, add_residual
 from trials.torch_training.model.experts import Keep, MoeMlp, keep_all

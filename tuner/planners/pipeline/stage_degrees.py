@@ -22,9 +22,9 @@ import numpy as np
 from costmodels.job.parallel_config import DEGREES, ENUMERATED_DIMENSIONS, ConfigGrid, ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.job.uneven_work import Assignment
-from costmodels.step.memory import estimate_memory
-from costmodels.step.stage_degrees import stage_tp_error
-from costmodels.step.stage_tables import StageTables, stage_tables
+from costmodels.step.memory.peak import estimate_memory
+from costmodels.step.pipeline.stage_degrees import stage_tp_error
+from costmodels.step.pipeline.stage_tables import StageTables, stage_tables
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import Cluster

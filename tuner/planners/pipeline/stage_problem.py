@@ -19,9 +19,9 @@ from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.job.uneven_work import Assignment
 from costmodels.operators.layer_operators import BLOCKS, Block
+from costmodels.step.pipeline.schedules import moe_layers, stage_in_flight
+from costmodels.step.pipeline.stage_tables import stage_figures
 from costmodels.step.placement import alternatives, stage_devices
-from costmodels.step.schedules import moe_layers, stage_in_flight
-from costmodels.step.stage_tables import stage_figures
 from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import Cluster
 from tuner.planners.engine.branch_and_bound import branch_and_bound

@@ -24,9 +24,9 @@ from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.job.uneven_work import Assignment
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
+from costmodels.step.pipeline.stage_tables import StageTables, stage_tables
 from costmodels.step.replicas import ReplicaKind, replica_kinds
-from costmodels.step.stage_tables import StageTables, stage_tables
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import Cluster

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from costmodels.job.parallel_config import ConfigGrid
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
 from costmodels.surrogates.uncertainty import likely_range, step_uncertainty
 from tuner.report.data import ReportData
 from tuner.report.figures import BEST, CONFIDENCE, MEASURED, drawing, time_axis

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from costmodels.job.parallel_config import ParallelConfig, Value
-from tuner.answers.candidates import predict_candidate
+from tuner.forecast.candidates import predict_candidate
 from tuner.report.data import ReportData
 from tuner.report.figures import Bar, drawing, stacked_bars
 from tuner.report.markup import Content, Html, empty_section, section, table, tag

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tuner.answers.candidates import notes_on_plan
-from tuner.answers.idle_hosts import notes_on_idle_hosts
 from tuner.export import exporter_for
 from tuner.export.knob_export import with_knobs
+from tuner.forecast.candidates import notes_on_plan
+from tuner.forecast.idle_hosts import notes_on_idle_hosts
 from tuner.report.data import ReportData
 from tuner.report.markup import Html, concatenate, empty_section, section, tag
 from tuner.report.words import in_short, plural

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from costmodels.job.parallel_config import ConfigGrid, Value
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
 from hardware.arrays import IntArray
 from trials.backend import Status
 from tuner.report.data import ReportData

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from costmodels.step.memory import MemoryEstimate, stage_memory
+from costmodels.step.memory.peak import MemoryEstimate, stage_memory
 from tuner.report.data import ReportData
 from tuner.report.figures import Bar, drawing, stacked_bars
 from tuner.report.markup import Content, Html, concatenate, empty_section, section, table, tag

@@ -12,9 +12,9 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.simulator.simulated_step import Simulation
 from costmodels.simulator.stage_rows import Span, StageRow, idle_gaps, stage_rows
 from costmodels.simulator.step_tasks import Role
-from costmodels.step.passes import Kind
+from costmodels.step.pipeline.passes import Kind
 from hardware.io.errors import ConfigError
-from tuner.answers.simulation import simulate_candidate
+from tuner.forecast.simulation import simulate_candidate
 from tuner.report.data import ReportData
 from tuner.report.figures import BACKWARD, FORWARD, INK, WEIGHT_GRADIENTS, drawing, part_colour
 from tuner.report.markup import Html, empty_section, section, tag

@@ -6,9 +6,9 @@ from collections import Counter
 
 from costmodels.job.parallel_config import DEGREES
 from trials.backend import CLOCK_WORDS
-from tuner.answers.cost_words import limited_in_words
-from tuner.answers.device_time import device_time_of, duration, hours, payback_of
-from tuner.answers.training import limited_of
+from tuner.economics.cost_words import limited_in_words
+from tuner.economics.device_time import device_time_of, duration, hours, payback_of
+from tuner.economics.training import limited_of
 from tuner.report.data import ReportData
 from tuner.report.markup import Content, Html, concatenate, section, tag
 from tuner.report.sections.outcomes import outcomes_table

@@ -22,7 +22,7 @@ from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, ConfigGr
 from costmodels.job.proxy_job import Reduction, least_layers
 from costmodels.job.setting import Setting
 from costmodels.step.error_models import memory_error_of
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
 from trials.trial_keys import ProxyOptions
 from tuner.space.dimensions import divisors
 from tuner.space.enumeration import SpaceOptions, broken_rules, launchable

@@ -11,7 +11,7 @@ from costmodels.job.parallel_config import ConfigGrid, ParallelConfig, concatena
 from costmodels.job.runtime import find_runtime
 from costmodels.job.uneven_work import EVEN, Assignment, numbers_in_words, parse_assignment, parse_numbers
 from costmodels.simulator.simulated_step import simulate_step
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError

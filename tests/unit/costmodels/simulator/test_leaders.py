@@ -11,7 +11,7 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.uneven_work import Assignment
 from costmodels.simulator.leaders import is_worth_simulating, simulated_times_s
 from costmodels.simulator.simulated_step import simulate_step
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
 from hardware.cluster_file import cluster_from_mapping, find_cluster
 from tests.support.settings.random_settings import grid_of, job_of, setting_for
 

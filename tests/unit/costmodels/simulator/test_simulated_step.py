@@ -14,7 +14,7 @@ from costmodels.job.uneven_work import Assignment
 from costmodels.simulator.simulated_step import simulate_step
 from costmodels.simulator.step_tasks import Role
 from costmodels.step.breakdown import BREAKDOWN
-from costmodels.step.passes import Kind, pass_order
+from costmodels.step.pipeline.passes import Kind, pass_order
 from costmodels.step.step_time import estimate_step
 from hardware.cluster_file import cluster_from_mapping, find_cluster
 from tests.support.settings.pass_times import pass_times

@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from costmodels.job.model_catalog import find_model, model_names
 from costmodels.job.runtime import find_runtime, runtime_names
+from costmodels.step.pipeline.schedules import assign_layers
 from costmodels.step.placement import pipelines, stage_devices, stage_kinds
-from costmodels.step.schedules import assign_layers
 from tests.support.settings.random_settings import CLUSTERS, cases
 
 

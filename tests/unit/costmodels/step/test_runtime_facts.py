@@ -10,7 +10,7 @@ from costmodels.job.runtime import find_runtime
 from costmodels.operators.kernels import MISALIGNED_TIME, alone_s
 from costmodels.operators.layer_operators import step_operators
 from costmodels.step.executions import collective_executions
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.cluster_file import find_cluster
 from hardware.device import find_device

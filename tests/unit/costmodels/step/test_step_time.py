@@ -9,7 +9,7 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.operators.kernels import kernel_s
 from costmodels.step.breakdown import BREAKDOWN
-from costmodels.step.memory import MemoryEstimate
+from costmodels.step.memory.peak import MemoryEstimate
 from costmodels.step.placement import place
 from costmodels.step.step_time import estimate_step, model_flops_utilisation
 from hardware.cluster_file import cluster_from_mapping, find_cluster

@@ -11,7 +11,7 @@ from costmodels.job.runtime import find_runtime
 from costmodels.operators.kernels import collective_s, execution_s, kernel_s
 from costmodels.operators.layer_operators import COLLECTIVES
 from costmodels.step.executions import collective_executions, operator_executions
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.step_time import estimate_step
 from costmodels.surrogates.error_terms import step_terms
 from hardware.cluster_file import find_cluster

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import t as student
 
 from costmodels.step.error_models import MemoryErrorModel
-from costmodels.step.memory import MEMORY_PARTS
+from costmodels.step.memory.peak import MEMORY_PARTS
 from costmodels.surrogates.hypotheses import (
     FEWEST_PAST,
     MEMORY_MULTIPLES,

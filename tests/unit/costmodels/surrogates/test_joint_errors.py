@@ -5,7 +5,7 @@ import pytest
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_prior
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
 from costmodels.surrogates.joint_errors import draw_log_errors, error_sources
 from costmodels.surrogates.uncertainty import step_uncertainty
 from hardware.cluster_file import find_cluster

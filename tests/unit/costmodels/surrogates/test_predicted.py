@@ -5,7 +5,7 @@ import pytest
 
 from costmodels.calibration.sources import MeasuredSetting
 from costmodels.step.error_models import MemoryErrorModel, memory_error_of
-from costmodels.step.memory import MEMORY_PARTS, estimate_memory
+from costmodels.step.memory.peak import MEMORY_PARTS, estimate_memory
 from costmodels.step.step_time import estimate_step
 from costmodels.surrogates.features import FEATURES
 from costmodels.surrogates.predicted import Predicted, predict, together

@@ -7,7 +7,7 @@ from scipy.stats import t as student
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import CONSTANTS, find_prior
 from costmodels.step.error_models import error_models
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.overheads import stalled_share
 from costmodels.step.placement import place
 from costmodels.step.step_time import estimate_step

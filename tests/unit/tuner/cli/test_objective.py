@@ -4,8 +4,8 @@ import pytest
 
 from tests.support.studies.broken_studies import study
 from tests.support.studies.command_line import assert_users_mistake, write_replay
-from tuner.answers.candidates import candidates_of
-from tuner.answers.objective import objective_of
+from tuner.forecast.candidates import candidates_of
+from tuner.forecast.objective import objective_of
 from tuner.study_file.config import load_study
 
 MIXED = "{groups: [{name: dgx-h100, hosts: 1}, {name: v100-pcie, hosts: 3}]}"

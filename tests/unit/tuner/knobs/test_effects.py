@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.step_time import estimate_step
 from tests.unit.tuner.export.test_export import setting_of
 from tuner.knobs.catalog import FRAMEWORKS, find_known, known_knobs

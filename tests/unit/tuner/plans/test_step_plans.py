@@ -12,7 +12,7 @@ from costmodels.sharding.graph import STATE, TensorKind
 from costmodels.sharding.layouts import local_share
 from costmodels.sharding.micro_batches import count_micro_batches
 from costmodels.sharding.plan import cost_of, violations
-from tuner.answers.planned_candidates import plan_layers
+from tuner.forecast.planned_candidates import plan_layers
 from tuner.planners.sharding.pins import Pin
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.plans.step_plans import plan_step

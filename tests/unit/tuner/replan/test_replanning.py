@@ -12,7 +12,7 @@ from tests.support.studies.broken_studies import study
 from tests.support.studies.command_line import assert_users_mistake
 from tests.support.studies.in_process_executor import InProcessExecutor
 from tuner.answers.best import best_known
-from tuner.answers.candidates import predict_candidate
+from tuner.forecast.candidates import predict_candidate
 from tuner.replan import cluster_states as scenes
 from tuner.replan.cluster_states import Pricing, Setup, cluster_of, fastest_hosts, has_slow_hosts, options_over
 from tuner.replan.network import study_at

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from costmodels.step.breakdown import BREAKDOWN
-from costmodels.step.memory import MEMORY_PARTS
+from costmodels.step.memory.peak import MEMORY_PARTS
 from hardware.io.errors import ConfigError
 from tests.support.studies.report_pages import (
     CRASH,
@@ -20,8 +20,8 @@ from tests.support.studies.report_pages import (
     visible,
 )
 from trials.backend import Observation, Status
-from tuner.answers.candidates import candidates_of
-from tuner.answers.planned_candidates import as_stored, plan_study
+from tuner.forecast.candidates import candidates_of
+from tuner.forecast.planned_candidates import as_stored, plan_study
 from tuner.report import APPENDIX, SECTIONS, collect, render_report, write_report
 from tuner.report.figures import part_colour, time_axis
 from tuner.report.sections.failures import conclusions_section

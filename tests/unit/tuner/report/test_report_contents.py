@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from costmodels.step.memory import stage_memory
+from costmodels.step.memory.peak import stage_memory
 from tests.support.studies.report_pages import (
     CURRENT,
     STUDY,

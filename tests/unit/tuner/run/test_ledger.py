@@ -4,7 +4,7 @@ import pytest
 from optuna.trial import TrialState
 
 from trials.backend import Observation, Status
-from tuner.answers.candidates import candidates_of
+from tuner.forecast.candidates import candidates_of
 from tuner.run.adoption import adopt
 from tuner.run.driver import DRIVER, claim
 from tuner.run.endings import TakenOverError

@@ -5,7 +5,7 @@ import pytest
 from hardware.io.errors import ConfigError
 from tests.support.studies.commanded_study import run_here, write_study
 from tests.support.studies.in_process_executor import InProcessExecutor
-from tuner.answers.device_time import device_time_of
+from tuner.economics.device_time import device_time_of
 from tuner.run.loop import run_study
 from tuner.run.studies import stored_study
 from tuner.storage.record import read_records

@@ -8,7 +8,7 @@ from hypothesis.extra.numpy import arrays
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.surrogates.predicted import Predicted
 from trials.backend import Observation, Status
-from tuner.answers.pareto import pareto_front
+from tuner.forecast.pareto import pareto_front
 from tuner.search.objectives import COST, GIB, MEMORY, STEP_TIME, MinimizedValue, Objective, label_of
 from tuner.search.posterior import posterior_of
 from tuner.search.sampler import ThompsonSampler

@@ -7,7 +7,7 @@ from optuna.trial import create_trial
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from tests.support.studies.broken_studies import study
-from tuner.answers.candidates import candidates_of
+from tuner.forecast.candidates import candidates_of
 from tuner.run.studies import make_sampler, open_study
 from tuner.search.parameters import params_of
 from tuner.search.population import (

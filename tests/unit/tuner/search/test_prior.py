@@ -10,7 +10,7 @@ from costmodels.calibration.sources import MeasuredSetting
 from costmodels.job.parallel_config import PLANS, concatenate
 from costmodels.job.runtime import find_prior
 from costmodels.job.setting import Setting
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.step_time import estimate_step
 from costmodels.surrogates.hypotheses import FEWEST_PAST, TRUST
 from tests.support.graphs.layer_changes import change_for

@@ -8,7 +8,7 @@ import tuner.space.enumeration
 from costmodels.job.parallel_config import DEGREES, ParallelConfig
 from costmodels.job.runtime import find_runtime, other_runtimes
 from costmodels.step.error_models import memory_error_of
-from costmodels.step.memory import LEAST_CHANCE, estimate_memory
+from costmodels.step.memory.peak import LEAST_CHANCE, estimate_memory
 from hardware.io.errors import ConfigError
 from tests.support.settings.small_spaces import raw_product, rows_of, rules_broken_by_row, setting_of
 from tuner.space.enumeration import (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.uneven_work import Assignment
 from costmodels.simulator.simulated_step import simulate_step
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.cluster_file import cluster_from_mapping
 from tests.oracles.host_subsets import best_on, subsets

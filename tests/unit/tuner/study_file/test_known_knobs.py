@@ -6,8 +6,8 @@ import shlex
 import pytest
 
 from hardware.io.errors import ConfigError
-from tuner.answers.candidates import candidates_of
-from tuner.answers.searched_knobs import searched_knobs
+from tuner.forecast.candidates import candidates_of
+from tuner.forecast.searched_knobs import searched_knobs
 from tuner.study_file.config import load_study
 
 STUDY = """

@@ -9,8 +9,8 @@ import pytest
 
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.uneven_work import Assignment
-from costmodels.step.memory import estimate_memory
-from costmodels.step.stage_degrees import stage_tp_error
+from costmodels.step.memory.peak import estimate_memory
+from costmodels.step.pipeline.stage_degrees import stage_tp_error
 from costmodels.step.step_time import estimate_step
 from hardware.cluster_file import cluster_from_mapping, find_cluster
 from tests.support.settings.random_settings import job_of, setting_for

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.job.setting import Setting
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
+from costmodels.step.pipeline.stage_tables import StageTables, stage_tables
 from costmodels.step.replicas import ReplicaKind
-from costmodels.step.stage_tables import StageTables, stage_tables
 from costmodels.step.step_time import estimate_step
 from hardware.cluster_file import cluster_from_mapping, find_cluster
 from tests.support.settings.random_settings import grid_of, job_of

@@ -12,7 +12,7 @@ from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, ConfigGr
 from costmodels.operators.layer_operators import step_operators
 from costmodels.step.communication import layer_collectives
 from costmodels.step.error_models import memory_error_of
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.placement import place
 from costmodels.step.step_time import estimate_step
 from hardware.cluster_file import find_cluster

@@ -14,7 +14,7 @@ from costmodels.calibration.measured_runs import COLUMNS, read_measured, read_me
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import CONSTANTS, find_prior, find_runtime
 from costmodels.operators.layer_operators import OpKind, Phase
-from costmodels.step.memory import estimate_memory
+from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.io.errors import ConfigError
 from tests.support.own_server import new_storage

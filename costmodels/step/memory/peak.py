@@ -1,0 +1,752 @@
+"""Peak device memory: weights, gradients, optimizer states and activations of every stage; the worst stage decides.
+
+The peak of a stage is the largest of three moments of a backward pass. At its beginning, the loss and the head's
+gradient stand beside all activations. In a layer in the middle, that layer's own gradients stand beside them. At its
+end, the embedding's gradient stands beside the activations of the other micro-batches.
+
+Measured peaks have different meanings: `allocated` counts the tensors, `reserved` the memory that the allocator holds
+for them, and `device` all memory that the process occupies. `peak_as` returns each of them. The memory that the device
+needs decides whether a configuration fits.
+
+Sources: ZeRO (Rajbhandari et al. 2020, sections 3 and 5) for training states. Korthikanti et al. 2022, section 4, for
+activations: 34 s*b*h per layer without attention scores. They are tallied here tensor by tensor, so that grouped-query
+attention, gated MLPs, latent attention and experts come out too. Flash attention keeps q, k, v, its output and one fp32
+number per query and head (Dao 2023) instead of 5 a s / h.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid, ParallelConfig
+from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.setting import Setting
+from costmodels.job.training_job import NARROW_BYTES, TrainingJob
+from costmodels.operators.layer_operators import (
+    Block,
+    local_kv_size,
+    local_tokens,
+    residual_tokens,
+    routed_tokens,
+    unique_shapes,
+)
+from costmodels.step.error_models import MemoryErrorModel
+from costmodels.step.pipeline.schedules import stage_in_flight
+from costmodels.step.pipeline.stage_degrees import by_stage, has_unlike_stages, stage_variants, variants_of_stages
+from costmodels.step.placement import (
+    Pipeline,
+    StageKinds,
+    layer_parameters,
+    local_parameters,
+    pipelines,
+    sharded_parameters,
+)
+from hardware.arrays import FloatArray, IntArray
+
+MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "fragmentation", "overhead")
+MemoryMeaning = Literal["allocated", "reserved", "device"]
+WhichStage = Literal["fullest", "first", "last"]
+
+NOT_COUNTED: dict[MemoryMeaning, tuple[str, ...]] = {
+    "allocated": ("fragmentation", "overhead"),
+    "reserved": ("overhead",),
+    "device": (),
+}
+"""Parts that a peak of each meaning leaves out."""
+
+LEAST_CHANCE = 0.1
+"""Least probability of fit worth a trial (assumed)."""
+
+ROUTED_COPIES = 4
+"""Copies of the routed tokens' gradient that are alive at once while experts run backward: combined, permuted,
+exchanged, and sorted by expert (megatron-core moe/token_dispatcher.py, alltoall dispatcher)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class MemoryEstimate:
+    """Memory of n configurations.
+
+    Attributes:
+        peak_bytes: Peak of the stage that is fullest relative to its devices, as the device sees it [bytes], [n].
+        parts_bytes: Parts of the same peak by MEMORY_PARTS [bytes], each [n].
+        capacity_bytes: Memory of the smallest device of that stage [bytes], [n].
+    """
+
+    peak_bytes: FloatArray
+    parts_bytes: dict[str, FloatArray]
+    capacity_bytes: FloatArray
+
+    def take(self, index: IntArray) -> MemoryEstimate:
+        """Select the estimates at the positions `index`."""
+        return MemoryEstimate(
+            peak_bytes=self.peak_bytes[index],
+            parts_bytes={part: values[index] for part, values in self.parts_bytes.items()},
+            capacity_bytes=self.capacity_bytes[index],
+        )
+
+    def peak_as(self, meaning: MemoryMeaning) -> FloatArray:
+        """Return the peak in a source's meaning [bytes], [n].
+
+        `allocated` counts the tensors, `reserved` the memory held for them, and `device` everything on the device.
+        """
+        left_out = [self.parts_bytes[part] for part in NOT_COUNTED[meaning]]
+        return np.asarray(self.peak_bytes - np.sum(left_out, axis=0)) if left_out else self.peak_bytes
+
+    @property
+    def needed_bytes(self) -> FloatArray:
+        """Memory that the device must have [bytes], [n]: the peak without fragmentation.
+
+        An allocator gives up its fragmented blocks if it must.
+        """
+        return np.asarray(self.peak_bytes - self.parts_bytes["fragmentation"])
+
+    def fits(self, headroom: float) -> np.ndarray:
+        """Return whether the needed memory leaves the share `headroom` of the device free [n]."""
+        return np.asarray(self.needed_bytes <= (1 - headroom) * self.capacity_bytes)
+
+    def may_fit(self, headroom: float, error: MemoryErrorModel) -> np.ndarray:
+        """Return whether `probability_of_fit` is at least LEAST_CHANCE [n].
+
+        A study should drop no such configuration untried.
+        """
+        return np.asarray(self.probability_of_fit(headroom, error) >= LEAST_CHANCE)
+
+    def probability_of_fit(self, headroom: float, error: MemoryErrorModel) -> FloatArray:
+        """Compute P(needed memory <= (1 - headroom) * capacity) [n].
+
+        Args:
+            headroom: Share of the device that must stay free.
+            error: Distribution of log(true / predicted), `memory_error_of` the runtime.
+        """
+        return probability_of_fit(self.needed_bytes, self.capacity_bytes, headroom, error)
+
+
+def probability_of_fit(
+    needed_bytes: FloatArray, capacity_bytes: FloatArray | float, headroom: float, error: MemoryErrorModel
+) -> FloatArray:
+    """Compute P(needed memory <= (1 - headroom) * capacity) [n]; see `MemoryEstimate.probability_of_fit`."""
+    return error.probability_below(np.log((1 - headroom) * capacity_bytes / needed_bytes))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LayerActivations:
+    """Activation memory of one micro-batch in one layer on one rank [bytes], each array [u].
+
+    Attributes:
+        dense: Tensors that a dense layer keeps until its backward pass.
+        moe: Tensors that a layer with experts keeps until its backward pass.
+        dense_working: Tensors that are computed again before a dense layer's backward pass.
+        moe_working: Tensors that are computed again before the backward pass of a layer with experts.
+        dense_gradient: Gradients of activations that are alive at once in a dense layer's backward pass.
+        moe_gradient: Gradients of activations that are alive at once in the backward pass of a layer with experts.
+        gathered: Inputs that a layer's sequence-parallel products gather and then need no longer, one per product.
+    """
+
+    dense: FloatArray
+    moe: FloatArray
+    dense_working: FloatArray
+    moe_working: FloatArray
+    dense_gradient: FloatArray
+    moe_gradient: FloatArray
+    gathered: FloatArray
+
+    def take(self, row: IntArray) -> LayerActivations:
+        """Select the activations of configurations by their shape rows."""
+        return LayerActivations(**{f.name: getattr(self, f.name).take(row) for f in fields(self)})
+
+
+def layer_activations(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid) -> LayerActivations:
+    """Compute the activation memory of one layer and micro-batch for every shape row [u].
+
+    Sources: Korthikanti et al. 2022, section 4.1, for the tensors that each module keeps; megatron-core
+    transformer_config.py, recompute_modules, for those that selective recomputation drops.
+    """
+    tally = _LayerTally(job, runtime, shapes)
+    attention, dense_mlp, moe_mlp = tally.attention(), tally.dense_mlp(), tally.moe_mlp()
+    full = shapes.recompute == RECOMPUTE_MODES.index("full")
+    selective = shapes.recompute == RECOMPUTE_MODES.index("selective")
+    kept, working = [], []
+    for block in (dense_mlp, moe_mlp):
+        # Full recomputation keeps the layer's input alone. Everything else is working memory of the layer at work.
+        whole = attention.kept + block.kept
+        dropped = np.where(selective, attention.dropped + block.dropped, 0.0)
+        kept.append(np.where(full, tally.hidden, whole - dropped))
+        working.append(np.where(full, whole, dropped))
+    return LayerActivations(
+        dense=kept[0],
+        moe=kept[1],
+        dense_working=working[0],
+        moe_working=working[1],
+        dense_gradient=dense_mlp.gradient,
+        moe_gradient=moe_mlp.gradient,
+        gathered=np.where(full, 0.0, tally.gathered) * runtime.gathers_inputs_again,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Block:
+    """Memory of one block of a layer [bytes], each array [u].
+
+    Attributes:
+        kept: Tensors that the block keeps for its backward pass.
+        dropped: Part of them that selective recomputation drops.
+        gradient: Gradients that are alive at once in the block's backward pass.
+    """
+
+    kept: FloatArray
+    dropped: FloatArray
+    gradient: FloatArray
+
+
+class _LayerTally:
+    """Tally of the tensors that each block of a layer keeps."""
+
+    def __init__(self, job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid) -> None:
+        self.job, self.runtime, self.shapes = job, runtime, shapes
+        self.width = job.element_bytes
+        self.tokens = local_tokens(job, shapes)
+        self.residual = residual_tokens(job, shapes)
+        self.hidden = self.width * self.residual * job.model.hidden_size
+        whole = self.width * self.tokens * job.model.hidden_size
+        is_split = self.residual < self.tokens
+        # Products keep their inputs in the precision in which they multiply them (Transformer Engine,
+        # module/linear.py).
+        self.input_share = NARROW_BYTES.get(job.precision, self.width) / self.width
+        self.kept_input = self.input_share * (self.hidden if runtime.gathers_inputs_again else whole)
+        """Input of a column-parallel product, as it is kept."""
+        self.kept_shared = np.where(is_split & (not runtime.gathers_inputs_again), self.input_share * whole, 0.0)
+        """Kept input of the shared experts, where the router's product does not keep it anyway."""
+        self.scattered = np.where(is_split, self.hidden, 0.0)
+        """Sum over the tp ranks that a row-parallel product ends with, as each rank gets its part."""
+        self.gathered = np.where(is_split, 2 * whole, 0.0)
+        """Input that a product gathers, and its gradient, while the gradient of its weight is computed. Also the
+        gathered inputs of a layer's two column-parallel products."""
+        self.working = self.gathered if runtime.gathers_inputs_again else self.gathered / 2
+        """Part of `gathered` that is alive while the weight's gradient is computed, and not kept."""
+
+    def drops(self, module: str) -> bool:
+        """Return whether selective recomputation repeats the module."""
+        return module in self.job.recompute_modules
+
+    def attention(self) -> _Block:
+        """Tally the inputs of norm and first product, q, k, v, and the tensors of the core and the projection."""
+        model, runtime, shapes, width, tokens = self.job.model, self.runtime, self.shapes, self.width, self.tokens
+        # Attention keeps q, k, v and its output per local head; keys and values may have fewer heads than queries.
+        heads = model.num_heads / shapes.tp
+        key_values = 2 * width * tokens * local_kv_size(self.job, shapes)
+        output = width * tokens * heads * model.value_head_dim
+        latent = np.zeros_like(tokens)
+        if model.kv_lora_rank:
+            # Latent attention expands keys and values to all heads.
+            key_values = width * tokens * heads * (model.head_dim + model.v_head_dim)
+            # Each latent is kept before and after its norm.
+            latent = 2 * width * self.residual * (model.q_lora_rank + model.kv_lora_rank)
+        queries = width * tokens * heads * model.head_dim
+        core = self._core(heads)
+        kept = self.hidden + self.kept_input + latent + queries + key_values + output + core
+        if self.input_share < 1:
+            kept = kept + self.input_share * output  # the projection's narrow input, beside attention's 16-bit output
+        if not runtime.fused_elementwise and not model.learned_positions:
+            kept = kept + key_values  # rotary embeddings write the keys anew beside the product's output
+        kept = kept + np.where(shapes.up > 1, output, 0.0)  # the output before and after the exchange of heads
+        if runtime.selective_products:
+            # the layer's input, the products of queries and values, and attention with its output
+            products = self.hidden + queries + key_values / 2 + output + core + self.scattered
+            return _Block(kept=kept, dropped=np.maximum(kept - products, 0.0), gradient=np.zeros_like(kept))
+        dropped = np.zeros_like(kept)
+        if self.drops("core_attn"):
+            dropped = dropped + core
+        if self.drops("mla_up_proj") and model.kv_lora_rank:
+            dropped = dropped + queries + key_values
+        if self.drops("layernorm"):
+            dropped = dropped + self.hidden
+        return _Block(kept=kept, dropped=dropped, gradient=np.zeros_like(kept))
+
+    def _core(self, heads: FloatArray) -> FloatArray:
+        """Return the tensors that attention keeps between its inputs and its output.
+
+        Fused attention keeps one fp32 log-sum-exp per query and head. Otherwise the softmax is kept, and with dropout
+        also its mask and its result: 5 a s^2 b in 16 bits (Korthikanti et al. 2022, section 4.1).
+        """
+        if self.runtime.fused_attention:
+            return 4 * self.tokens * heads
+        kept = 2 * self.width + 1 if self.runtime.attention_dropout else self.width
+        return kept * self.tokens * heads * self.job.sequence_length
+
+    def _mlp(self, rows: FloatArray, inner: FloatArray | float) -> tuple[FloatArray, FloatArray]:
+        """Return the output of the first product(s), and the last one's input with the activation's tensors."""
+        gated = self.job.model.gated_ffn
+        elements = self.width * rows * inner
+        copies = 2 if gated and not self.runtime.fused_elementwise else 1
+        return (1 + gated) * elements, (copies - 1 + self.input_share) * elements
+
+    def dense_mlp(self) -> _Block:
+        """Tally the inputs of norm and first product, and the inner values before and after the activation."""
+        first, last = self._mlp(self.tokens, self.job.model.ffn_size / self.shapes.tp)
+        kept = self.hidden + self.kept_input + first + last
+        dropped = np.zeros_like(first)
+        if self.runtime.selective_products:
+            dropped = np.maximum(kept - self._second_products(first) - self.scattered, 0.0)
+        elif self.drops("mlp"):
+            dropped = dropped + first + last
+        if self.drops("layernorm") and not self.runtime.selective_products:
+            dropped = dropped + self.hidden
+        return _Block(kept=kept, dropped=dropped, gradient=self.hidden + first + self.working)
+
+    def _second_products(self, first: FloatArray) -> FloatArray:
+        """Return the products of an MLP that remain if every second one of a layer is kept: w1 and w2, or up alone."""
+        if not self.job.model.gated_ffn:
+            return first
+        return first / 2 + np.where(first > 0, self.width * self.tokens * self.job.model.hidden_size, 0.0)
+
+    def moe_mlp(self) -> _Block:
+        """Tally the norm, the router, and each expert's input and inner values for the tokens that are routed to it.
+
+        A routed token's weight scales the inner values, so no output is kept (megatron-core moe/experts.py). Only a
+        gated activation is fused with that scaling (fusions/fused_bias_swiglu.py). Others keep the values before and
+        after it.
+        """
+        model, width, tp = self.job.model, self.width, self.shapes.tp
+        routed = routed_tokens(self.job, self.shapes)
+        inputs = width * routed * model.hidden_size * self.input_share
+        first, last = self._mlp(routed, model.expert_ffn_size / self.shapes.expert_tensor)
+        if not model.gated_ffn:
+            last = 2 * last
+        shared_first, shared_last = self._mlp(self.tokens, model.shared_expert_ffn_size / tp)
+        # The router runs in fp32 on the ranks' own shares of the tokens.
+        router = 8 * self.residual * model.num_experts  # scores and probabilities in fp32
+        experts = router + inputs + first + last
+        shared = shared_first + shared_last + self.kept_shared * bool(model.shared_expert_ffn_size)
+        dropped = np.zeros_like(experts)
+        # Dropping the whole MoE module keeps its inputs alone. Otherwise its parts are dropped one by one.
+        if self.runtime.selective_products:
+            # what the experts' exchanges delivered, both ways, and the shared experts' products
+            exchanged = np.where(self.shapes.ep > 1, 2 * inputs, 0.0)
+            products = exchanged + self._second_products(shared_first) + self.scattered
+            whole = (1 + self.input_share) * self.hidden + experts + shared
+            dropped = np.maximum(whole - products, 0.0)
+        elif self.drops("moe"):
+            dropped = dropped + experts + shared_first + shared_last
+        else:
+            dropped = (
+                dropped + self.drops("moe_act") * last + self.drops("shared_experts") * (shared_first + shared_last)
+            )
+        if self.drops("layernorm") and not self.runtime.selective_products:
+            dropped = dropped + self.hidden
+        return _Block(
+            kept=(1 + self.input_share) * self.hidden + experts + shared,
+            dropped=dropped,
+            gradient=self.hidden + first + ROUTED_COPIES * inputs,
+        )
+
+
+def estimate_memory(
+    setting: Setting, grid: ConfigGrid, *, stage: WhichStage = "fullest", schedule: str = "1f1b"
+) -> MemoryEstimate:
+    """Estimate the peak memory of every configuration, by part.
+
+    Args:
+        setting: Job, cluster and runtime.
+        grid: Configurations [n].
+        stage: Stage to report: the fullest one, or the one that a source measures.
+        schedule: Pipeline schedule, one of `passes.SCHEDULES`.
+    """
+    parts = {part: np.zeros(len(grid)) for part in MEMORY_PARTS}
+    capacity = np.zeros(len(grid))
+    for hosts, at in grid.by_host_order():
+        # Configurations with one order of hosts are estimated together, on the cluster in that order.
+        ordered = setting.cluster.reordered(hosts)
+        is_unlike = has_unlike_stages(grid.take(at))
+        for position in at[is_unlike].tolist():
+            one = _fullest_of(stage_memory(setting, grid.config(position), schedule=schedule), stage)
+            for part, values in parts.items():
+                values[position] = one.parts_bytes[part][0]
+            capacity[position] = one.capacity_bytes[0]
+        alike = at[~is_unlike]
+        if not len(alike):
+            continue
+        own = grid if len(alike) == len(grid) else grid.take(alike)
+        for part, values in _parts_bytes(replace(setting, cluster=ordered), own, stage, schedule).items():
+            (capacity if part == _CAPACITY else parts[part])[alike] = values
+    return MemoryEstimate(peak_bytes=np.asarray(sum(parts.values())), parts_bytes=parts, capacity_bytes=capacity)
+
+
+def stage_memory(setting: Setting, config: ParallelConfig, *, schedule: str = "1f1b") -> MemoryEstimate:
+    """Estimate the peak memory of every stage of one configuration [pp]."""
+    if config.assignment.stage_tp:
+        # every stage needs what it needs in its variant
+        every = [stage_memory(setting, one, schedule=schedule) for one in stage_variants(config).values()]
+        number = variants_of_stages(config)
+        return MemoryEstimate(
+            peak_bytes=by_stage([one.peak_bytes for one in every], number),
+            parts_bytes={part: by_stage([one.parts_bytes[part] for one in every], number) for part in MEMORY_PARTS},
+            capacity_bytes=by_stage([one.capacity_bytes for one in every], number),
+        )
+    grid = ConfigGrid.from_configs([config])
+    # Every stage becomes a kind of its own, so that none is merged with its equals.
+    ordered = setting.cluster.reordered(config.assignment.hosts)
+    (pipeline,) = pipelines(replace(setting, cluster=ordered), grid).each
+    stages = pipeline.stages.apart()
+    shapes, shape_of = unique_shapes(grid)
+    passes = Passes.of(setting.job, setting.runtime, shapes, has_recomputed=grid.has_recomputed)
+    num_micro_batches = busiest_micro_batches(setting.job, grid)
+    pipeline = replace(pipeline, stages=stages)
+    needed = _compute_needs(setting, passes, pipeline, grid, shape_of, num_micro_batches, schedule)
+    parts = {part: np.broadcast_to(needed.get(part, 0.0), (config.pp, 1))[:, 0] for part in MEMORY_PARTS}
+    return MemoryEstimate(
+        peak_bytes=np.asarray(sum(parts.values())),
+        parts_bytes=parts,
+        capacity_bytes=stages.smallest([float(device.memory_bytes) for device in ordered.devices]),
+    )
+
+
+def _fullest_of(of_stages: MemoryEstimate, stage: WhichStage) -> MemoryEstimate:
+    """Return the estimate of the fullest stage, or of the first or the last one [1]."""
+    share = of_stages.peak_bytes / of_stages.capacity_bytes
+    at = {"first": 0, "last": len(share) - 1}.get(stage, int(share.argmax()))
+    return of_stages.take(np.array([at]))
+
+
+_CAPACITY = "capacity"
+
+
+def _parts_bytes(setting: Setting, grid: ConfigGrid, stage: WhichStage, schedule: str) -> dict[str, FloatArray]:
+    """Compute the parts of the fullest stage, and the memory of its smallest device as _CAPACITY, each [n].
+
+    The hosts of the cluster stand in the order of the ranks. If replicas run unequal numbers of micro-batches, the
+    busiest ones hold the most.
+    """
+    shapes, shape_of = unique_shapes(grid)
+    passes = Passes.of(setting.job, setting.runtime, shapes, has_recomputed=grid.has_recomputed)
+    num_micro_batches = busiest_micro_batches(setting.job, grid)
+    memory_bytes = [float(device.memory_bytes) for device in setting.cluster.devices]
+    parts = {part: np.zeros(len(grid)) for part in (*MEMORY_PARTS, _CAPACITY)}
+    for pipeline in pipelines(setting, grid).each:
+        stages, at = pipeline.stages, pipeline.at
+        needed = _compute_needs(setting, passes, pipeline, grid, shape_of, num_micro_batches, schedule)
+        smallest = stages.smallest(memory_bytes)[:, None]
+        # The fullest stage is the one with the largest share of its smallest device.
+        share = sum(needed.values()) / smallest * _is_wanted(stages, stage)
+        fullest = share.argmax(axis=0)
+        chosen = np.ravel_multi_index((fullest, np.arange(len(at))), share.shape)
+        for part, values in needed.items():
+            parts[part][at] = values.take(chosen)
+        parts[_CAPACITY][at] = smallest[fullest, 0]
+    return parts
+
+
+def busiest_micro_batches(job: TrainingJob, grid: ConfigGrid) -> IntArray:
+    """Return the number of micro-batches of the busiest replica of every configuration [n]."""
+    even = job.global_batch_size // (grid.dp * grid.mbs)
+    if grid.is_even:
+        return even
+    most = np.array([max(one.micro_batches, default=0) for one in grid.assignments])[grid.assignment]
+    return np.where(most > 0, most, even)
+
+
+def _compute_needs(
+    setting: Setting,
+    passes: Passes,
+    pipeline: Pipeline,
+    grid: ConfigGrid,
+    shape_of: IntArray,
+    num_micro_batches: IntArray,
+    schedule: str,
+) -> dict[str, FloatArray]:
+    """Compute the memory that every kind of stage of one pipeline needs, by part [bytes], each [c, k]."""
+    stages, at = pipeline.stages, pipeline.at
+    # The first stage of each kind holds the most micro-batches.
+    in_flight = stage_in_flight(stages.first[:, None], pipeline.pp, grid.vpp[at], num_micro_batches[at], schedule)
+    needed = passes.parts(stages, in_flight, shape_of[at])
+    held = HeldWeights.of(setting.job, pipeline.weights, stages)
+    for part, values in training_states(setting.job, setting.runtime, held).items():
+        needed[part] = needed.get(part, 0.0) + values.take(pipeline.weights_of, axis=1)
+    return needed
+
+
+def stage_needed_bytes(
+    job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid, stages: StageKinds, in_flight: FloatArray
+) -> FloatArray:
+    """Compute the memory that stages with the given layers need of their devices [bytes], [c, k], each on its own.
+
+    Args:
+        job: Training job.
+        runtime: Runtime profile; it says how weights and activations are kept.
+        grid: Configurations of one pp [k].
+        stages: Stages and the blocks that they hold [c].
+        in_flight: Number of micro-batches whose activations they hold [c, k].
+    """
+    shapes, shape_of = unique_shapes(grid)
+    passes = Passes.of(job, runtime, shapes, has_recomputed=bool(stages.again.any()))
+    needed = passes.parts(stages, in_flight, shape_of)
+    del needed["fragmentation"]
+    states = training_states(job, runtime, HeldWeights.of(job, grid, stages))
+    return np.asarray(sum(needed.values()) + sum(states.values()))
+
+
+def _is_wanted(stages: StageKinds, stage: WhichStage) -> NDArray[np.bool_]:
+    """Select the kinds of stages that the measured stage may be [c, 1]."""
+    ends = {"first": Block.EMBEDDING, "last": Block.HEAD}
+    return stages.held(ends[stage]) > 0 if stage in ends else np.ones((len(stages.count), 1), dtype=np.bool_)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class HeldWeights:
+    """Parameters that one rank of every kind of stage holds, whatever the runtime, each array [c, w].
+
+    Attributes:
+        zero_stage: ZeRO stage [w].
+        is_offloaded: Whether the optimizer states are kept on the host [w].
+        whole: Parameters before ZeRO shards them.
+        shard: Parameters whose states the rank keeps if ZeRO shards them.
+        gathered: Parameters of single layers that stand beside those that ZeRO-3 shards.
+        shapes: Parameters of one weight of each shape.
+    """
+
+    zero_stage: IntArray
+    is_offloaded: NDArray[np.bool_]
+    whole: FloatArray
+    shard: FloatArray
+    gathered: FloatArray
+    shapes: FloatArray
+
+    @classmethod
+    def of(cls, job: TrainingJob, weights: ConfigGrid, stages: StageKinds) -> HeldWeights:
+        """Count the parameters of rows that differ in the way weights are kept [w].
+
+        ZeRO-3 gathers the weights of the current layer and of the next, holds a layer's gradient before it is
+        scattered, and the tables.
+        """
+        local, each = local_parameters(job, weights, stages.blocks), layer_parameters(job, weights)
+        has_dense, has_moe = stages.held(Block.DENSE_MLP) > 0, stages.held(Block.MOE_MLP) > 0
+        # A stage with both kinds of layers needs room for the larger one.
+        layer = np.maximum(each.dense * has_dense, (each.moe + each.expert) * has_moe)
+        num_tables = stages.held(Block.EMBEDDING) + stages.held(Block.HEAD)
+        local_experts = np.maximum(job.model.num_experts / weights.ep, 1.0)
+        return cls(
+            zero_stage=weights.zero_stage,
+            is_offloaded=weights.is_offloaded,
+            whole=local.dense + local.expert,
+            shard=sharded_parameters(weights, local),
+            gathered=3 * layer + each.table * num_tables,
+            shapes=each.attention + each.dense_mlp * has_dense + (each.shared + each.expert / local_experts) * has_moe,
+        )
+
+
+def training_states(job: TrainingJob, runtime: RuntimeProfile, held: HeldWeights) -> dict[str, FloatArray]:
+    """Compute weights, gradients, optimizer states and the buffers of single layers, each [c, w].
+
+    ZeRO shards the states one after the other (ZeRO, section 5). Fused accumulation: Transformer Engine hands autograd
+    an empty gradient of each shape of weight, and keeps it (transformer_engine module/base.py, get_dummy_wgrad).
+    """
+    # ZeRO stages from which weights, gradients and optimizer states are sharded.
+    sharded_from = (3, 1 if runtime.shards_gradients else 2, 1)
+    kept, gradients, optimizer = (np.where(held.zero_stage >= first, held.shard, held.whole) for first in sharded_from)
+    # A runtime that trains in 16 bits keeps an fp32 master copy among the optimizer states. If it keeps fp32 weights
+    # instead, that copy is the weight itself.
+    weight_bytes = 4 if runtime.fp32_weights else job.element_bytes
+    own_copy = weight_bytes - job.element_bytes if not job.is_single else 0
+    # The bf16 weights may be halves of the fp32 copies of the states that a rank keeps (MindSpeed
+    # docs/features/reuse-fp32-param.md: saves 2 bytes per parameter, over dp with the distributed optimizer).
+    shared = job.element_bytes if job.shared_master_weights and not runtime.fp32_weights else 0
+    single_layers = np.where(held.zero_stage == 3, held.gathered, held.shapes * runtime.fused_accumulation)
+    # Offloaded states leave nothing on the device: tensors are converted on the host and copied into the weights.
+    optimizer = np.where(held.is_offloaded, 0.0, optimizer)
+    return {
+        "weights": weight_bytes * kept,
+        "gradients": max(runtime.gradient_bytes, job.element_bytes) * gradients,
+        "optimizer": (job.optimizer_state_bytes - 2 * own_copy - shared + runtime.step_bytes) * optimizer,
+        "buffers": job.element_bytes * single_layers,
+    }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Ends:
+    """Memory of one micro-batch at the ends of a pipeline and between its stages [bytes], each array [u].
+
+    Attributes:
+        logits: Logits, their copies and their gradients that are alive at once.
+        beside_logits: Input of the head, its gradient, and the gradient of the head's weight.
+        table_gradient: Gradient of the embedding.
+        handed_on: Message that a stage hands to the next.
+    """
+
+    logits: FloatArray
+    beside_logits: FloatArray
+    table_gradient: FloatArray
+    handed_on: FloatArray
+
+    def take(self, row: IntArray) -> Ends:
+        """Select the memory of configurations by their shape rows."""
+        return Ends(**{f.name: getattr(self, f.name).take(row) for f in fields(self)})
+
+
+def pipeline_ends(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid) -> Ends:
+    """Compute the head's memory at the loss or at the head's backward pass, whichever needs more.
+
+    A fused loss overwrites the logits with their gradient. Otherwise fp32 copies stand beside the logits. They are gone
+    once the gradient is back in the width of the logits and the weight's gradient is computed.
+    """
+    width, tokens, residual = job.element_bytes, local_tokens(job, shapes), residual_tokens(job, shapes)
+    # The head works on the whole sequence with its share of the vocabulary, so it gathers a sequence-parallel input.
+    elements = tokens * job.model.vocab_size / shapes.tp
+    handed_on = width * residual * job.model.hidden_size
+    inputs = 3 * handed_on + np.where(residual < tokens, 2 * width * tokens * job.model.hidden_size, 0.0)
+    table_gradient = width * layer_parameters(job, shapes).table
+    logits_at_loss = elements * (width if runtime.fused_cross_entropy else runtime.logit_bytes)
+    later = width * elements + table_gradient > logits_at_loss
+    return Ends(
+        logits=np.where(later, width * elements, logits_at_loss),
+        beside_logits=inputs + np.where(later, table_gradient, 0.0),
+        table_gradient=table_gradient,
+        handed_on=handed_on,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Moments:
+    """Memory of stages that passes keep, and what each of three moments adds to it [bytes], each [c, k].
+
+    Attributes:
+        kept: Activations of all micro-batches in flight.
+        released: Part of them that is gone at the end of a backward pass.
+        working: Tensors that are computed again in a layer.
+        gradient: Gradients of activations in a layer.
+        logits: Logits at the head.
+        beside_logits: Further buffers at the head.
+        table: Gradient of the embedding.
+        constant: Buffers at every moment.
+    """
+
+    kept: FloatArray
+    released: FloatArray
+    working: FloatArray
+    gradient: FloatArray
+    logits: FloatArray
+    beside_logits: FloatArray
+    table: FloatArray
+    constant: FloatArray
+
+    @property
+    def in_layer(self) -> FloatArray:
+        """Memory beside the kept one in a layer in the middle of the backward pass [c, k]."""
+        return self.working + self.gradient
+
+    @property
+    def at_head(self) -> FloatArray:
+        """Memory beside the kept one at the beginning of the backward pass [c, k]."""
+        return self.logits + self.beside_logits
+
+    @property
+    def at_end(self) -> FloatArray:
+        """Memory beside the kept one at the end of the backward pass; it may be negative [c, k]."""
+        return self.table - self.released
+
+    def total(self) -> FloatArray:
+        """Return the memory at the fullest moment [bytes], [c, k]."""
+        most = np.maximum(np.maximum(self.in_layer, self.at_head), self.at_end)
+        return np.asarray(self.kept + most + self.constant)
+
+    def parts(self) -> dict[str, FloatArray]:
+        """Return activations, logits and buffers at the fullest moment [bytes], each [c, k]."""
+        in_layer, at_head, at_end = self.in_layer, self.at_head, self.at_end
+        # Only the winning moment's logits, buffers and working memory count towards the peak.
+        head_wins = (at_head > in_layer) & (at_head >= at_end)
+        end_wins = ~head_wins & (at_end > in_layer)
+        layer_wins = ~head_wins & ~end_wins
+        return {
+            "activations": self.kept + self.working * layer_wins - self.released * end_wins,
+            "logits": self.logits * head_wins,
+            "buffers": self.beside_logits * head_wins
+            + self.table * end_wins
+            + self.gradient * layer_wins
+            + self.constant,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Passes:
+    """Memory that the passes of micro-batches keep, computed once per shape row [u].
+
+    Attributes:
+        runtime: Runtime profile.
+        layers: Activations of one layer and micro-batch.
+        again: The same where everything is recomputed.
+        ends: Memory at the ends of a pipeline and between its stages.
+    """
+
+    runtime: RuntimeProfile
+    layers: LayerActivations
+    again: LayerActivations
+    ends: Ends
+
+    @classmethod
+    def of(cls, job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid, *, has_recomputed: bool) -> Passes:
+        """Compute the memory of shape rows [u], which the largest micro-batches of the job need.
+
+        `has_recomputed` says whether some layers are always recomputed.
+        """
+        job = job.largest
+        layers = layer_activations(job, runtime, shapes)
+        full = np.full(len(shapes), RECOMPUTE_MODES.index("full"))
+        again = layer_activations(job, runtime, replace(shapes, recompute=full)) if has_recomputed else layers
+        return cls(runtime=runtime, layers=layers, again=again, ends=pipeline_ends(job, runtime, shapes))
+
+    def parts(self, stages: StageKinds, in_flight: FloatArray, row: IntArray) -> dict[str, FloatArray]:
+        """Compute the parts that are no training states, each [c, k]; `row` is the shape row of each configuration."""
+        dynamic = self.moments(stages, in_flight, row).parts()
+        slack = self.fragmentation(np.asarray(sum(dynamic.values())), stages, in_flight, row)
+        overhead = np.full(slack.shape, float(self.runtime.memory_overhead_bytes))
+        return dynamic | {"fragmentation": slack, "overhead": overhead}
+
+    def fragmentation(
+        self, dynamic: FloatArray, stages: StageKinds, in_flight: FloatArray, row: IntArray
+    ) -> FloatArray:
+        """Compute what the allocator holds beyond activations, logits and buffers, `dynamic` in all [bytes], [c, k].
+
+        The slack grows with all short-lived tensors. Gathered inputs of several micro-batches fragment the memory in
+        addition.
+        """
+        slack = self.runtime.activation_slack * dynamic
+        if not self.runtime.gathered_share:
+            return slack
+        # Every layer has one attention block, so these are the numbers of layers.
+        once, again = stages.held(Block.ATTENTION), stages.held_again(Block.ATTENTION)
+        gathered = self.layers.gathered[row] * (once - again) + self.again.gathered[row] * again
+        return np.asarray(slack + self.runtime.gathered_share * (gathered * in_flight))
+
+    def moments(self, stages: StageKinds, in_flight: FloatArray, row: IntArray) -> _Moments:
+        """Compute the memory of the three moments that compete for the peak [c, k]; see `parts`.
+
+        They are a layer in the middle of the backward pass, the head at its beginning, and the embedding at its end,
+        when one micro-batch's activations are released already.
+        """
+        layers, ends = self.layers.take(row), self.ends.take(row)
+        num_dense, num_moe = stages.held(Block.DENSE_MLP), stages.held(Block.MOE_MLP)
+        dense_again, moe_again = stages.held_again(Block.DENSE_MLP), stages.held_again(Block.MOE_MLP)
+        # Activations of one micro-batch on the stage: layers that recompute in full are counted with their own figures.
+        one = layers.dense * (num_dense - dense_again) + layers.moe * (num_moe - moe_again)
+        working = np.maximum(
+            layers.dense_working * (num_dense > dense_again), layers.moe_working * (num_moe > moe_again)
+        )
+        if stages.again.any():
+            again = self.again.take(row)
+            one = one + again.dense * dense_again + again.moe * moe_again
+            working = np.maximum(working, again.dense_working * (dense_again > 0))
+            working = np.maximum(working, again.moe_working * (moe_again > 0))
+        kept = one * in_flight
+        handed_on = ends.handed_on if stages.count.sum() > 1 else np.zeros(1)
+        return _Moments(
+            kept=kept,
+            released=np.minimum(one, kept),
+            working=working,
+            gradient=np.maximum(layers.dense_gradient * (num_dense > 0), layers.moe_gradient * (num_moe > 0)),
+            logits=ends.logits * stages.held(Block.HEAD),
+            beside_logits=ends.beside_logits * stages.held(Block.HEAD),
+            table=ends.table_gradient * stages.held(Block.EMBEDDING),
+            constant=handed_on + self.runtime.workspace_bytes,
+        )

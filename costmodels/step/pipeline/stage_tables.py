@@ -1,0 +1,117 @@
+"""Tables of the time and memory of every stage by its number of layers; planners cut layers by them.
+
+A table knows how many layers a stage holds, but not which. Therefore layers of unlike kinds count as so many mean
+layers.
+
+Letters: p stages, L layers, k configurations of one pp and vpp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid
+from costmodels.job.setting import Setting
+from costmodels.job.training_job import TrainingJob
+from costmodels.operators.kernels import cached_kernel_s, collective_s
+from costmodels.operators.layer_operators import BLOCKS, Block, unique_shapes
+from costmodels.step.block_costs import block_costs
+from costmodels.step.memory.peak import stage_needed_bytes
+from costmodels.step.pipeline.schedules import stage_in_flight
+from costmodels.step.pipeline.stage_pricing import StagePricing
+from costmodels.step.placement import Pipeline, StageKinds, alternatives, place, stage_devices
+from hardware.arrays import FloatArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StageTables:
+    """Figures of every stage by the number of layers that it holds, from zero to all.
+
+    Attributes:
+        time_s: Time of one micro-batch, forward and backward [s], [p, L + 1, k].
+        again_s: Time of one micro-batch if all of the stage's layers are recomputed in full [s], [p, L + 1, k].
+        needed_bytes: Memory that the stage needs of its devices [bytes], [p, L + 1, k].
+        again_bytes: Memory that it needs if all of its layers are recomputed in full [bytes], [p, L + 1, k].
+        capacity_bytes: Memory of the smallest device of each stage [bytes], [p].
+    """
+
+    time_s: FloatArray
+    again_s: FloatArray
+    needed_bytes: FloatArray
+    again_bytes: FloatArray
+    capacity_bytes: FloatArray
+
+
+def stage_tables(setting: Setting, grid: ConfigGrid, has_device: NDArray[np.bool_] | None = None) -> StageTables:
+    """Tabulate the stages of configurations of one pp and vpp, all their work in equal shares.
+
+    Args:
+        setting: Job, cluster and runtime. The cluster's hosts stand in the order of the ranks.
+        grid: Configurations [k].
+        has_device: Devices of the stages [p, d], if they are those of some replicas alone.
+    """
+    num_layers = setting.job.model.num_layers
+    has_device = stage_devices(setting.cluster, int(grid.pp[0])) if has_device is None else has_device
+    stages = _every_stage(setting.job, has_device)
+    times_s, needed = stage_figures(setting, grid, stages)
+    shape = (2, len(has_device), num_layers + 1, len(grid))
+    time_s, again_s = times_s.reshape(shape)
+    needed_bytes, again_bytes = needed.reshape(shape)
+    smallest = stages.smallest([float(device.memory_bytes) for device in setting.cluster.devices])
+    return StageTables(
+        time_s=time_s,
+        again_s=again_s,
+        needed_bytes=needed_bytes,
+        again_bytes=again_bytes,
+        capacity_bytes=smallest.reshape(shape[:3])[0, :, 0],
+    )
+
+
+def stage_figures(setting: Setting, grid: ConfigGrid, stages: StageKinds) -> tuple[FloatArray, FloatArray]:
+    """Compute the time of one micro-batch, forward and backward, and the needed memory of given stages, both [c, k].
+
+    Args:
+        setting: Job, cluster and runtime. The cluster's hosts stand in the order of the ranks.
+        grid: Configurations of one pp and vpp [k].
+        stages: Any stages [c], with the blocks that they hold and their numbers in a pipeline.
+    """
+    pp = int(grid.pp[0])
+    assert (grid.pp == pp).all(), "all configurations have one pp"
+    assert (grid.vpp == grid.vpp[0]).all(), "all configurations have one vpp"
+    shapes, shape_of = unique_shapes(grid)
+    full = np.full(len(shapes), RECOMPUTE_MODES.index("full"))
+    kernel_time = cached_kernel_s()
+    once = block_costs(setting, shapes, kernel_time, collective_s)
+    again = block_costs(setting, replace(shapes, recompute=full), kernel_time, collective_s)
+    # A pipeline of these stages is priced as if every configuration had weights of its own.
+    everyone = np.arange(len(grid))
+    pipeline = Pipeline(pp=pp, stages=stages, at=everyone, weights=grid, weights_at=everyone, weights_of=everyone)
+    pricing = StagePricing(setting, pipeline, place(setting.cluster, grid), collective_s)
+    parts = pricing.times(once.beside(again).take(shape_of), grid.vpp).parts_s
+    num_micro_batches = setting.job.global_batch_size // (grid.dp * grid.mbs)
+    # A stage's number decides how many micro-batches it holds.
+    in_flight = stage_in_flight(stages.first[:, None], pp, grid.vpp, num_micro_batches)
+    needed = stage_needed_bytes(setting.job, setting.runtime, grid, stages, in_flight)
+    return np.sum(list(parts.values()), axis=0), needed
+
+
+def _every_stage(job: TrainingJob, has_device: NDArray[np.bool_]) -> StageKinds:
+    """Return every stage with every number of layers, plain and with all layers recomputed [2 * pp * (L + 1)]."""
+    model, pp = job.model, len(has_device)
+    moe = model.num_moe_layers / model.num_layers
+    one_layer = {Block.ATTENTION: 1.0, Block.DENSE_MLP: 1.0 - moe, Block.MOE_MLP: moe}
+    # The mean layer is a mix of dense layers and layers with experts.
+    mean = np.array([one_layer.get(block, 0.0) for block in BLOCKS])
+    numbers = np.arange(model.num_layers + 1.0)
+    blocks = np.broadcast_to(numbers[:, None] * mean, (pp, len(numbers), len(BLOCKS))).copy()
+    layers = blocks.copy()
+    blocks[0, :, BLOCKS.index(Block.EMBEDDING)] = 1.0
+    blocks[-1, :, BLOCKS.index(Block.HEAD)] = 1.0
+    # Rows: first all plain stages, then the same stages with all layers recomputed.
+    both = np.stack([blocks, blocks]).reshape(-1, len(BLOCKS))
+    again = np.stack([np.zeros_like(layers), layers]).reshape(-1, len(BLOCKS))
+    stage = np.tile(np.repeat(np.arange(pp), len(numbers)), 2)
+    return alternatives(both, again, has_device[stage], stage)

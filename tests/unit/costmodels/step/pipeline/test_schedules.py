@@ -1,0 +1,158 @@
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costmodels.job.model_catalog import find_model, model_names
+from costmodels.job.runtime import find_runtime, runtime_names
+from costmodels.job.uneven_work import Assignment
+from costmodels.step.pipeline.schedules import assign_layers, idle_time_s, of_round, stage_in_flight
+
+MEGATRON = find_runtime("megatron-core")
+NANOTRON = find_runtime("nanotron")
+
+
+@given(
+    st.sampled_from(model_names()),
+    st.sampled_from(runtime_names()),
+    st.integers(1, 128),
+    st.integers(1, 16),
+    st.sampled_from([1, 8]),
+)
+def test_stages_hold_exactly_the_models_layers(name, runtime, pp, vpp, padding):
+    """Whatever the split, the stages together hold the model's dense and MoE layers, no more and no fewer."""
+    model = find_model(name)
+
+    stages = assign_layers(model, replace(find_runtime(runtime), layer_padding=padding), pp, vpp)
+
+    assert len(stages.dense) == len(stages.moe) == pp
+    assert int(stages.moe.sum()) == model.num_moe_layers
+    assert int(stages.dense.sum()) == model.num_layers - model.num_moe_layers
+    assert min(stages.dense.min(), stages.moe.min()) >= 0
+
+
+def test_even_splits_and_their_no_op_layers():
+    """Each stage holds the same, with any chunks that divide it, or no two layers more than another.
+
+    28 layers filled up to 32 leave the last of 4 stages, or the last chunk, with fewer real layers.
+    """
+    llama, qwen, padded = find_model("llama3-8b"), find_model("qwen2.5-7b"), replace(MEGATRON, layer_padding=8)
+
+    for vpp in (1, 2, 8):
+        assert assign_layers(llama, MEGATRON, 4, vpp).dense.tolist() == [8, 8, 8, 8]
+    assert np.ptp(assign_layers(llama, MEGATRON, 6, 1).dense) <= 1
+    assert assign_layers(qwen, padded, 4, 1).dense.tolist() == [8, 8, 8, 4]
+    assert assign_layers(qwen, padded, 4, 2).dense.tolist() == [8, 8, 8, 4]
+    assert assign_layers(qwen, padded, 8, 4).dense.tolist() == [4, 4, 4, 4, 3, 3, 3, 3]
+    assert assign_layers(qwen, MEGATRON, 4, 1).dense.tolist() == [7, 7, 7, 7]
+
+
+def test_chunks_are_dealt_around_the_stages():
+    """Interleaved, chunk c stands on stage c % pp (Narayanan et al. 2021, section 2.2)."""
+    model = replace(find_model("deepseek-v3"), num_layers=12, num_dense_layers=3)
+
+    plain = assign_layers(model, MEGATRON, 3, 1)
+    interleaved = assign_layers(model, MEGATRON, 3, 4)
+
+    assert plain.dense.tolist() == [3, 0, 0]
+    assert interleaved.dense.tolist() == [1, 1, 1]
+    assert interleaved.moe.tolist() == [3, 3, 3]
+
+
+@given(st.sampled_from(model_names()), st.integers(1, 40))
+def test_balanced_split_exceeds_no_share_by_more_than_a_layer(name, pp):
+    """Blocks are contiguous, and no stage costs more than its share of the compute and one layer."""
+    model = find_model(name)
+    pp = min(pp, model.num_layers)
+    stages = assign_layers(model, NANOTRON, pp, 1)
+    layer_cost = [
+        model.moe_layer_active_parameters if model.is_moe_layer(layer) else model.dense_layer_parameters
+        for layer in range(model.num_layers)
+    ]
+    head_cost = model.hidden_size * model.vocab_size
+    share = (sum(layer_cost) + head_cost) / pp
+
+    ends = np.cumsum(stages.dense + stages.moe)
+    for stage, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+        if stage < pp - 1:  # the last one takes what is left
+            assert sum(layer_cost[begin:end]) <= share + max(layer_cost)
+    dense_then_moe = [model.is_moe_layer(layer) for layer in range(model.num_layers)]
+    assert [sum(dense_then_moe[b:e]) for b, e in zip([0, *ends[:-1]], ends, strict=True)] == stages.moe.tolist()
+
+
+def test_balanced_split_leaves_the_head_room():
+    """The head costs as much as 2.4 layers of Llama 3 8B, so the last of 4 stages gets fewer layers.
+
+    A stage keeps the layer that takes it past its share: 8.6 layers make 9 (nanotron models/base.py).
+    """
+    assert assign_layers(find_model("llama3-8b"), NANOTRON, 4, 1).dense.tolist() == [9, 9, 8, 6]
+
+
+@pytest.mark.parametrize(("pp", "vpp"), [(1, 1), (8, 1), (4, 5)])
+def test_equal_stages_have_narayanans_bubble(pp, vpp):
+    """Bubble over ideal time is (p-1)/m, and (p-1)/(m v) interleaved (Narayanan et al. 2021, sections 2.2.1, 2.2.2)."""
+    silent = (np.zeros((pp - 1, 1)),) * 2
+    idle_s = idle_time_s(np.full((pp, 1), 0.1), np.full((pp, 1), 0.2), silent, np.array([40]), np.array([vpp]))
+
+    assert idle_s.max() / (40 * 0.3) == pytest.approx((pp - 1) / (40 * vpp))
+
+
+def test_a_slow_stage_at_the_begin_hides_the_passes_of_the_others():
+    """By hand: stages of 3 s and 1.5 s with 4 micro-batches take 12.5 s where the slow one is first, whose second
+    forward pass hides 1 s of the other stage, and 13.5 s where it is last and waits for all of the other.
+    """
+    for slow_is_first, idle in ((True, 0.5), (False, 1.5)):
+        forward_s = np.array([[1.0], [0.5]])[:: 1 if slow_is_first else -1]
+        silent = (np.zeros((1, 1)),) * 2
+        idle_s = idle_time_s(forward_s, 2 * forward_s, silent, np.array([4]), np.array([1]))
+        assert (12.0 * (forward_s == 1.0) + 6.0 * (forward_s == 0.5) + idle_s).max() == pytest.approx(12.0 + idle)
+
+
+def test_rounds_are_equal():
+    """Micro-batches go through the chunks in rounds of pp, or of as many more as make the rounds equal."""
+    assert of_round(np.array([8, 12, 6, 3]), 4).tolist() == [4, 4, 6, 3]
+
+
+@pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (4, 2), (4, 8), (8, 5)])
+def test_first_stage_holds_korthikantis_layers(pp, vpp):
+    """Interleaved, stage 0 keeps L(1 + (p-1)/(p v)) layers' activations (Korthikanti et al. 2022, section 4.2.3)."""
+    num_layers = 40 * pp
+
+    in_flight = stage_in_flight(np.arange(pp), pp, vpp, np.array([1000]))
+
+    assert in_flight[0] * num_layers / pp == pytest.approx(num_layers * (1 + (pp - 1) / (pp * vpp)))
+
+
+@given(st.sampled_from(model_names()), st.integers(1, 4))
+def test_the_least_bottleneck_is_that_of_every_cut(name, pp):
+    """No way to cut the first six layers and the head into contiguous stages has a smaller largest stage."""
+    model = replace(find_model(name), num_layers=6)
+    split = replace(MEGATRON, layer_split="least-bottleneck", layer_padding=1)
+    layers = [
+        model.moe_layer_active_parameters if model.is_moe_layer(layer) else model.dense_layer_parameters
+        for layer in range(6)
+    ]
+    costs = np.array([*layers, model.hidden_size * model.vocab_size], dtype=np.float64)
+
+    def largest(cuts):
+        return max(part.sum() for part in np.split(costs, cuts))
+
+    stages = assign_layers(model, split, pp, 1)
+    ends = np.cumsum(stages.dense + stages.moe)
+
+    assert ends[-1] == 6
+    every = itertools.combinations(range(1, 7), pp - 1)
+    assert largest(ends[:-1]) == pytest.approx(min(largest(cuts) for cuts in every))
+
+
+def test_assigned_layers_stand_where_they_are_assigned():
+    """An assignment goes before the runtime's own cut."""
+    model = find_model("llama3-8b")
+
+    assert assign_layers(model, MEGATRON, 3, 1, Assignment(layers=(10, 6, 16))).dense.tolist() == [10, 6, 16]
+    assert assign_layers(model, MEGATRON, 2, 2, Assignment(layers=(9, 7, 10, 6))).dense.tolist() == [19, 13]
+    again = assign_layers(model, MEGATRON, 2, 2, Assignment(recomputed=(8, 1, 0, 2)))
+    assert again.dense_again.tolist() == [8, 3]

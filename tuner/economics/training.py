@@ -1,0 +1,260 @@
+"""Time, device-hours and cost of a whole training: with the current configuration, the best, and on other sizes.
+
+A step consumes global batch size x sequence length tokens. The time of a training is its number of steps times the step
+time; restarts, evaluation and checkpoints are not counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from optuna import Study
+
+from costmodels.job.parallel_config import ParallelConfig
+from hardware.cluster import Cluster
+from hardware.time_units import DAY_S, HOUR_S
+from tuner.answers.best import Best, best_known
+from tuner.answers.gain import Compared, Known
+from tuner.economics.device_time import device_time_of
+from tuner.forecast.candidates import predict_candidate, predict_with_errors
+from tuner.forecast.sizes import best_by_size
+from tuner.search.proxy.extrapolation import Extrapolated
+from tuner.storage.record import TrialRecord, read_records
+from tuner.study_file.config import StudyConfig
+from tuner.study_file.cost_keys import NO_LIMITS, Limits
+from tuner.subject.ability import Ability
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """Whole training with one configuration.
+
+    Attributes:
+        label: What the configuration is: current, baseline or best, or a number of hosts.
+        devices: Number of devices.
+        config: Configuration.
+        source: Source of the step time: measured, synthetic or predicted.
+        step_time_s: Step time [s].
+        range_s: Step time that the 95% interval of a prediction begins and ends with [s]; None otherwise.
+        steps: Number of steps.
+        per_hour: Price of all devices for one hour; None without a price.
+        limits: Limits of the training.
+    """
+
+    label: str
+    devices: int
+    config: ParallelConfig
+    source: str
+    step_time_s: float
+    range_s: tuple[float, float] | None
+    steps: int
+    per_hour: float | None = None
+    limits: Limits = NO_LIMITS
+
+    @property
+    def seconds(self) -> float:
+        """Time of all steps [s]."""
+        return self.steps * self.step_time_s
+
+    @property
+    def device_hours(self) -> float:
+        """Time of all steps on all devices [h]."""
+        return self.devices * self.seconds / HOUR_S
+
+    @property
+    def cost(self) -> float | None:
+        """Cost of all steps; None without a price."""
+        return None if self.per_hour is None else self.per_hour * self.seconds / HOUR_S
+
+    @property
+    def breaks(self) -> tuple[str, ...]:
+        """Names of the study's limits that it breaks."""
+        return self.limits.broken_by(self.seconds / DAY_S, self.cost)
+
+    def as_json(self, dimensions: Sequence[str]) -> dict[str, Any]:
+        """Return the training as an object."""
+        return {
+            "label": self.label,
+            "devices": self.devices,
+            "config": self.config.values(dimensions),
+            "source": self.source,
+            "step_time_s": self.step_time_s,
+            "seconds": self.seconds,
+            "seconds_range": None if self.range_s is None else [self.steps * step_s for step_s in self.range_s],
+            "device_hours": self.device_hours,
+            "cost": self.cost,
+            "breaks": list(self.breaks),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingEstimate:
+    """Answer to what a training takes.
+
+    Attributes:
+        tokens: Number of tokens.
+        trainings: Trainings on the study's cluster: the reference, unless there is none or it has failed, and the best
+            configuration.
+        compared: Comparison of the best with the reference; None without one.
+        sizes: Trainings on other numbers of hosts; a number on which nothing fits is left out.
+        reasons: Reason why nothing fits, for each number of hosts that is left out.
+        correction: Ratio of measured to predicted step time that step times of `sizes` are multiplied by.
+        tuning_device_hours: Device-hours of the trials so far.
+        takes_devices: Whether the trials really took devices.
+    """
+
+    tokens: float
+    trainings: tuple[Training, ...]
+    compared: Compared | None = None
+    sizes: tuple[Training, ...] = ()
+    reasons: tuple[tuple[int, str], ...] = ()
+    correction: float = 1.0
+    tuning_device_hours: float = 0.0
+    takes_devices: bool = False
+
+    @property
+    def saved_device_hours(self) -> float | None:
+        """Device-hours that the best configuration saves over the reference by the gain [h].
+
+        None without a reference that runs, and where one of the two is measured and the other predicted.
+        """
+        return self._saved(None if self.compared is None else self.compared.gain)
+
+    @property
+    def saved_device_hours_interval(self) -> tuple[float, float] | None:
+        """Ends of the same by the ends of the gain's interval [h]; None where that is not known."""
+        if self.compared is None or self.compared.interval is None:
+            return None
+        low, high = (self._saved(end) for end in self.compared.interval)
+        return None if low is None or high is None else (low, high)
+
+    def _saved(self, gain: float | None) -> float | None:
+        if gain is None or len(self.trainings) < 2 or len({training.source for training in self.trainings}) > 1:
+            return None
+        return self.trainings[0].device_hours * (1 - 1 / gain)
+
+
+def estimate_training(
+    config: StudyConfig, study: Study | None, tokens: float, sizes: Sequence[int] = ()
+) -> TrainingEstimate | None:
+    """Return what training on a number of tokens takes; None if no configuration fits.
+
+    Args:
+        config: Study.
+        study: Its stored counterpart; None for a study that was never run.
+        tokens: Number of tokens.
+        sizes: Numbers of hosts to predict too.
+    """
+    best, records = best_known(config, study), read_records(study) if study is not None else []
+    if best is None:
+        return None
+    steps = math.ceil(tokens / config.setting.job.tokens_per_step)
+    trainings = []
+    compared = best.compared
+    if compared is not None and compared.known is not Known.FAILED:
+        reference = compared.reference
+        trainings.append(_training(config, reference.role, reference.config, best.source, compared.step_time_s, steps))
+    known_s = None if best.source == "predicted" else best.step_time_s
+    trainings.append(_training(config, "best", best.config, best.source, known_s, steps))
+    correction = _correction(config, best)
+    found = list(best_by_size(config, sizes))
+    spent = device_time_of(config, records)
+    return TrainingEstimate(
+        tokens=tokens,
+        trainings=tuple(trainings),
+        compared=compared,
+        sizes=tuple(
+            Training(
+                label=str(size.hosts),
+                devices=size.devices,
+                config=size.config,
+                source="predicted",
+                step_time_s=correction * size.step_time_s,
+                range_s=None,
+                steps=steps,
+                per_hour=_price_per_hour(config, size.setting.cluster),
+                limits=config.limits,
+            )
+            for size in found
+            if size.config is not None
+        ),
+        reasons=tuple((size.hosts, size.reason) for size in found if size.config is None),
+        correction=correction,
+        tuning_device_hours=spent.device_hours,
+        takes_devices=spent.is_spent,
+    )
+
+
+def limited_training(config: StudyConfig, best: ParallelConfig, source: str, step_time_s: float) -> Training | None:
+    """Return the training of `limits.tokens` with the best configuration; None where a study has no such limits.
+
+    Args:
+        config: Study.
+        best: Best configuration.
+        source: Source of its step time.
+        step_time_s: Step time of the configuration [s].
+    """
+    tokens = config.limits.tokens
+    if tokens is None or not config.subject.has(Ability.TOKENS):
+        return None
+    steps = math.ceil(tokens / config.setting.job.tokens_per_step)
+    return _training(config, "best", best, source, step_time_s, steps)
+
+
+def limited_of(config: StudyConfig, best: TrialRecord | None, extrapolated: Extrapolated | None) -> Training | None:
+    """Return the training of `limits.tokens` with the answer of a study's trials; see `limited_training`."""
+    if best is not None and best.step_time_s is not None:
+        return limited_training(config, config.config_of(best.params), config.backend.origin, best.step_time_s)
+    if extrapolated is not None:
+        return limited_training(config, config.config_of(extrapolated.config), "predicted", extrapolated.step_time_s)
+    return None
+
+
+def measured_correction(config: StudyConfig, study: Study) -> float:
+    """Return the ratio of the best configuration's measured step time to its predicted one; 1 without a measurement."""
+    best = best_known(config, study)
+    return 1.0 if best is None else _correction(config, best)
+
+
+def _correction(config: StudyConfig, best: Best) -> float:
+    if best.source != "measured" or not config.subject.has(Ability.SIZES):
+        return 1.0
+    return best.step_time_s / float(predict_candidate(config, best.config)["step_time_s"])
+
+
+def _training(
+    config: StudyConfig, label: str, chosen: ParallelConfig, known: str, known_s: float | None, steps: int
+) -> Training:
+    """Return the training with one configuration, predicted where no trial has timed it.
+
+    Args:
+        config: Study.
+        label: What the configuration is.
+        chosen: Configuration.
+        known: Source of its step time, if that is known.
+        known_s: Step time that is known [s]; None where it has to be predicted.
+        steps: Number of steps.
+    """
+    step_time_s, range_s, source = known_s, None, known
+    if step_time_s is None:
+        predicted = predict_with_errors(config, chosen)
+        low_s, high_s = predicted["step_time_range_s"]
+        step_time_s, range_s, source = float(predicted["step_time_s"]), (low_s, high_s), "predicted"
+    return Training(
+        label=label,
+        devices=config.cluster.num_devices,
+        config=chosen,
+        source=source,
+        step_time_s=step_time_s,
+        range_s=range_s,
+        steps=steps,
+        per_hour=_price_per_hour(config, config.cluster),
+        limits=config.limits,
+    )
+
+
+def _price_per_hour(config: StudyConfig, cluster: Cluster) -> float | None:
+    return None if config.prices is None else config.prices.per_hour(cluster)

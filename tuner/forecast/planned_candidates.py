@@ -1,0 +1,292 @@
+"""Layer plans of a study: the candidates that they add, and their effect on the cost model and on simulated trials.
+
+Planning takes a fraction of a second for each shape of a layer, on as many processes as the machine has cores. Plans
+are stored with the study, so that they are made once.
+
+Where the plan of a shape differs from the one by hand, every candidate of the shape is there twice: by hand, and as
+planned. Planners assume that no operator overlaps another, and the cost model does not, so that a plan may be predicted
+to be slower; trials tell.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from costmodels.job.layer_change import LayerChange
+from costmodels.job.parallel_config import DIMENSIONS, HAND, ConfigGrid, ParallelConfig
+from costmodels.job.setting import Setting
+from costmodels.step.changed_layers import shape_keys
+from costmodels.step.memory.peak import estimate_memory
+from costmodels.step.step_time import estimate_step
+from hardware.io.errors import ConfigError
+from tuner.forecast.stored_subject import restore_subject
+from tuner.planners.engine.workers import AbstractBound, ProcessWorkers
+from tuner.plans.layer_planning import AUTO_SHAPES, LayerPlanning, shape_text
+from tuner.plans.layer_plans import LayerTask, freeze, layer_tasks, plan_layer, summary_of
+from tuner.storage.stored_studies import StoredStudies
+from tuner.study_file.config import StudyConfig
+from tuner.study_file.meaning import first_difference
+
+if TYPE_CHECKING:  # Optuna takes a second to load
+    from optuna import Study
+
+OnPlanned = Callable[[int, int], None]
+"""Function that is told how many shapes are planned, and of how many."""
+
+SHAPES_AT_ONCE = 16
+"""Number of shapes between two such calls; with no more than that, starting processes takes longer than planning."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Found:
+    """Plans of one shape.
+
+    Attributes:
+        change: Change of the cost model's layers by the plan.
+        summary: Summary of the plan, as `summary_of` makes it; None where there is none by hand.
+        by_hand: Summary of the plan by hand, likewise.
+    """
+
+    change: LayerChange | None = None
+    summary: dict[str, Any] | None = None
+    by_hand: dict[str, Any] | None = None
+
+
+def plan_study(
+    config: StudyConfig,
+    grid: ConfigGrid,
+    *,
+    stored: Mapping[str, Any] | None = None,
+    on_planned: OnPlanned = lambda _, __: None,
+) -> StudyConfig:
+    """Return the study with the plans of these candidates, and with the dimension `plan` if some differ.
+
+    Only shapes are planned that `stored` lacks, which `as_stored` returned earlier. Under `auto` they are at most
+    AUTO_SHAPES, those of the fastest predicted candidates.
+
+    Args:
+        config: Study.
+        grid: Candidates, with the plan by hand.
+        stored: Plans made earlier.
+        on_planned: Function that is told the progress.
+
+    Raises:
+        ConfigError: Pins cannot hold.
+    """
+    if config.planning.name == "megatron":
+        return config
+    changes = [_change_of(each) for each in stored["changes"]] if stored else []
+    plans = dict(stored["plans"]) if stored else {}
+    setting = config.setting
+    tasks = layer_tasks(setting.job, setting.cluster, grid, config.planning)
+    if config.planning.is_auto and len(tasks) > AUTO_SHAPES:
+        tasks = _leading(config, grid, tasks)
+    tasks = [task for task in tasks if shape_text(task.config) not in plans]
+    if not tasks:
+        return _with_plans(config, changes, plans)
+    found: list[_Found] = []
+    on_planned(0, len(tasks))
+    with _start_planner(len(tasks)) as planned:
+        for at in range(0, len(tasks), SHAPES_AT_ONCE):
+            try:
+                found += planned(tasks[at : at + SHAPES_AT_ONCE])
+            except ConfigError as error:
+                raise error.under("planner").in_file(config.file) from None
+            on_planned(len(found), len(tasks))
+    found = _with_predictions(config, grid, found)
+    plans |= {shape_text(task.config): each.summary for task, each in zip(tasks, found, strict=True)}
+    return _with_plans(config, [*changes, *(each.change for each in found if each.change is not None)], plans)
+
+
+def plan_layers(config: StudyConfig, stored: StoredStudies, chosen: ParallelConfig | None = None) -> StudyConfig:
+    """Return the study with its layers planned, for all candidates or only the chosen configuration.
+
+    Layers that are planned already, or sharded by hand, stay as they are.
+
+    Raises:
+        ConfigError: The planner's pins cannot hold.
+    """
+    restore_subject(config, lambda: stored.look(config.name))
+    if config.planning.name == "megatron" or config.layer_plans:
+        return config
+    return plan_study(config, grid_to_plan(config, chosen), stored=stored_plans(config, stored))
+
+
+def predicted_plans(config: StudyConfig, stored: StoredStudies, chosen: ParallelConfig | None = None) -> StudyConfig:
+    """Return the study with the plans that predictions count: under `auto`, those that its runs have made.
+
+    A chosen configuration that names a plan is planned in any case.
+
+    Raises:
+        ConfigError: The planner's pins cannot hold.
+    """
+    if config.planning.is_auto and (chosen is None or chosen.plan == HAND):
+        return known_plans(config, stored)
+    return plan_layers(config, stored, chosen)
+
+
+def known_plans(config: StudyConfig, stored: StoredStudies) -> StudyConfig:
+    """Return the study with the plans that its storage holds; nothing is planned."""
+    if config.planning.name == "megatron" or config.layer_plans:
+        return config
+    study = stored.look(config.name)
+    return config if study is None else _with_stored(config, _plans_of(config, study))
+
+
+def plans_in(config: StudyConfig, study: Study) -> StudyConfig:
+    """Return the study with the plans that its stored counterpart holds, which the caller has opened."""
+    restore_subject(config, lambda: study)
+    return config if config.planning.name == "megatron" else _with_stored(config, _plans_of(config, study))
+
+
+def _with_stored(config: StudyConfig, stored: Mapping[str, Any] | None) -> StudyConfig:
+    if not stored:
+        return config
+    return _with_plans(config, [_change_of(each) for each in stored["changes"]], stored["plans"])
+
+
+def grid_to_plan(config: StudyConfig, chosen: ParallelConfig | None) -> ConfigGrid:
+    """Return the candidates to plan, all with the plan by hand: those of the study, or the chosen configuration."""
+    if chosen is None:
+        return config.space().grid
+    return ConfigGrid.from_configs([replace(chosen, plan=HAND)], config.options.opened)
+
+
+def planned_in_words(config: StudyConfig) -> str:
+    """Return a sentence on the shapes that `auto` left by hand; empty if it planned all of them."""
+    if not config.planning.is_auto or not config.layer_plans:
+        return ""
+    grid = config.space().grid
+    tasks = layer_tasks(config.setting.job, config.cluster, grid, config.planning)
+    left = [task for task in tasks if shape_text(task.config) not in config.layer_plans]
+    if not left:
+        return ""
+    return (
+        f"sharding plans were made for the layers of the {len(tasks) - len(left)} leading of {len(tasks)} shapes; "
+        f"planner.name: {config.planning.name} plans all"
+    )
+
+
+def as_stored(config: StudyConfig) -> dict[str, Any]:
+    """Return the plans of a study as JSON."""
+    changes = [asdict(change) for change in config.setting.runtime.layer_changes]
+    return {"changes": changes, "plans": dict(config.layer_plans)}
+
+
+def stored_plans(config: StudyConfig, stored: StoredStudies) -> dict[str, Any] | None:
+    """Return the plans in the study's storage; None if there are none, or they are of another study of that name."""
+    study = stored.find(config.name)
+    return None if study is None else _plans_of(config, study)
+
+
+def _plans_of(config: StudyConfig, study: Study) -> dict[str, Any] | None:
+    from tuner.storage.record import LAYER_PLANS, MEANING  # noqa: PLC0415 # it loads Optuna
+
+    attributes = study.user_attrs
+    meaning = attributes.get(MEANING)
+    if meaning is None or first_difference(meaning, json.loads(json.dumps(config.meaning))):
+        return None
+    found: dict[str, Any] | None = attributes.get(LAYER_PLANS)
+    return found
+
+
+def unused_pins(config: StudyConfig) -> tuple[str, ...]:
+    """Return a sentence for each pin that no candidate's degrees allow."""
+    used = {each["pin"] for plan in config.layer_plans.values() if plan is not None for each in plan["pins"]}
+    return tuple(
+        f"planner.pins[{number}]: no candidate has the devices for {pin.in_words}"
+        for number, pin in enumerate(config.planning.pins)
+        if pin.in_words not in used
+    )
+
+
+def by_hand(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any] | None:
+    """Return the plan by hand of one configuration in the same form; None where it has nothing to shard."""
+    grid = ConfigGrid.from_configs([chosen])
+    tasks = layer_tasks(config.setting.job, config.cluster, grid, LayerPlanning())
+    return _plan(tasks[0], None).by_hand if tasks else None
+
+
+def _leading(config: StudyConfig, grid: ConfigGrid, tasks: Sequence[LayerTask]) -> list[LayerTask]:
+    """Return the tasks of the shapes whose fastest candidates are predicted to be the fastest, at most AUTO_SHAPES."""
+    fastest_s = _fastest(config.setting, grid)
+    ordered = sorted(tasks, key=lambda task: fastest_s[shape_keys(ConfigGrid.from_configs([task.config]))[0]])
+    return ordered[:AUTO_SHAPES]
+
+
+def _fastest(setting: Setting, grid: ConfigGrid) -> dict[tuple[int, ...], float]:
+    """Return the predicted step time of the fastest candidate of each shape [s]."""
+    step_time_s = estimate_step(setting, grid, memory=estimate_memory(setting, grid)).step_time_s.tolist()
+    fastest: dict[tuple[int, ...], float] = {}
+    for key, seconds in zip(shape_keys(grid), step_time_s, strict=True):
+        fastest[key] = min(fastest.get(key, math.inf), seconds)
+    return fastest
+
+
+def _with_predictions(config: StudyConfig, grid: ConfigGrid, found: Sequence[_Found]) -> list[_Found]:
+    """Return the plans with the predicted step time of the fastest candidate of each shape, relative to by hand."""
+    changes = tuple(each.change for each in found if each.change is not None)
+    if not changes:
+        return list(found)
+    setting = config.setting
+    changed = replace(setting, runtime=replace(setting.runtime, layer_changes=changes))
+    as_planned = replace(grid, plan=np.full(len(grid), DIMENSIONS["plan"].code_of(config.planning.name)))
+    by_hand_s, planned_s = _fastest(setting, grid), _fastest(changed, as_planned)
+    return [
+        each
+        if each.change is None or each.summary is None
+        else replace(
+            each,
+            summary=each.summary | {"predicted_ratio": planned_s[each.change.shape] / by_hand_s[each.change.shape]},
+        )
+        for each in found
+    ]
+
+
+def _with_plans(
+    config: StudyConfig, changes: Sequence[LayerChange], plans: Mapping[str, dict[str, Any] | None]
+) -> StudyConfig:
+    runtime = replace(config.setting.runtime, layer_changes=tuple(changes))
+    backend = config.backend.with_layer_changes(runtime.layer_changes)
+    assert backend is not None, "the study file refuses other trials, which run the plan by hand"
+    options = config.options
+    if changes and "plan" not in options.opened:
+        options = replace(options, opened=(*options.opened, "plan"))
+    return replace(
+        config,
+        subject=config.subject.with_setting(replace(config.setting, runtime=runtime)),
+        options=options,
+        backend=backend,
+        layer_plans=plans,
+    )
+
+
+def _change_of(stored: Mapping[str, Any]) -> LayerChange:
+    """Return a change as it was before JSON made lists of its tuples."""
+    return LayerChange(**{key: freeze(value) for key, value in stored.items()})
+
+
+@contextmanager
+def _start_planner(num_tasks: int) -> Iterator[Callable[[Sequence[LayerTask]], list[_Found]]]:
+    """Return a function that plans several shapes, on all cores if there are many."""
+    if num_tasks <= SHAPES_AT_ONCE:
+        yield lambda tasks: [_plan(task, None) for task in tasks]
+        return
+    with ProcessWorkers(os.cpu_count() or 1) as workers:
+        yield lambda tasks: workers.map(_plan, tasks)
+
+
+def _plan(task: LayerTask, _: AbstractBound | None) -> _Found:
+    planned = plan_layer(task)
+    if planned is None:
+        return _Found()
+    same = replace(planned, found=planned.by_hand, cost=planned.by_hand_cost, change=None)
+    return _Found(change=planned.change, summary=summary_of(task, planned), by_hand=summary_of(task, same))

@@ -1,0 +1,31 @@
+"""Knobs of a study with the priors of their effects on its candidates."""
+
+from __future__ import annotations
+
+from costmodels.step.breakdown import BREAKDOWN
+from tuner.forecast.candidates import Candidates
+from tuner.knobs.effects import predict, prior_of
+from tuner.search.knobs.knob_prior import KnobPrior
+from tuner.search.knobs.knob_space import KnobSpace, knob_space
+from tuner.study_file.config import StudyConfig
+
+
+def known_effects(config: StudyConfig, candidates: Candidates) -> dict[str, KnobPrior]:
+    """Return what is known of the effects of a study's known knobs, by name."""
+    if not config.known_knobs:
+        return {}
+    predicted = predict(config.setting, candidates.space.grid)
+    knobs = {knob.name: knob for knob in config.knobs}
+    return {known.name: prior_of(known, knobs[known.name], predicted) for known in config.known_knobs}
+
+
+def searched_knobs(config: StudyConfig, candidates: Candidates) -> KnobSpace | None:
+    """Return the knobs of a study beside its layouts; None if it has none."""
+    if not config.knobs:
+        return None
+    estimate = candidates.estimate
+    shares = {part: estimate.breakdown_s[part] / estimate.step_time_s for part in BREAKDOWN}
+    priors = known_effects(config, candidates)
+    return knob_space(
+        config.knobs, candidates.space.grid, candidates.features, shares, estimate.step_time_s, priors=priors
+    )

@@ -1,0 +1,231 @@
+"""Best prediction for each size of a cluster, or of others: how far a job scales, and how few hosts hold it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.setting import Setting
+from costmodels.step.energy import mean_power_w
+from costmodels.step.error_models import memory_error_of
+from costmodels.step.step_time import estimate_step
+from hardware.cluster import Cluster
+from hardware.cluster_file import MAX_DEVICES, cluster_from_mapping, cluster_names
+from hardware.device import device_names, find_device
+from hardware.io.errors import ConfigError, did_you_mean
+from tuner.forecast.planned_candidates import plan_study
+from tuner.search.objectives import ENERGY
+from tuner.space.enumeration import Space, build_space
+from tuner.study_file.config import StudyConfig
+from tuner.subject.ability import Ability
+from tuner.subject.model import tokens_per_s_per_device
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Size:
+    """Prediction of a study's job on a number of hosts.
+
+    Attributes:
+        setting: Setting of the prediction: the study's job on this cluster.
+        hosts: Number of hosts.
+        devices: Number of devices of all hosts.
+        config: Configuration with the shortest predicted step, or of least energy if the study minimizes that; None if
+            none fits.
+        step_time_s: Predicted step time of it [s]; inf without one.
+        tokens_per_s_per_device: Predicted throughput of one device; 0 without one.
+        peak_memory_bytes: Predicted peak of memory [bytes]; 0 without one.
+        fit_probability: Probability that it fits, given the errors of predicted memory; 0 without one.
+        power_w: Mean power of the cluster during the step [W]; None without one, and where no power is known.
+        reason: Reason why there is no configuration; empty otherwise.
+    """
+
+    setting: Setting
+    hosts: int
+    devices: int
+    config: ParallelConfig | None = None
+    step_time_s: float = np.inf
+    tokens_per_s_per_device: float = 0.0
+    peak_memory_bytes: int = 0
+    fit_probability: float = 0.0
+    power_w: float | None = None
+    reason: str = ""
+
+    def as_json(self, dimensions: Sequence[str]) -> dict[str, Any]:
+        """Return the size as an object; null stands for values that were not predicted."""
+        found = self.config is not None
+        return {
+            "hosts": self.hosts,
+            "devices": self.devices,
+            "config": self.config.values(dimensions) if self.config is not None else None,
+            "step_time_s": self.step_time_s if found else None,
+            "tokens_per_s_per_device": self.tokens_per_s_per_device if found else None,
+            "peak_memory_bytes": self.peak_memory_bytes if found else None,
+            "reason": self.reason or None,
+        }
+
+
+def parse_sizes(config: StudyConfig, text: str, clusters: Sequence[Cluster] = ()) -> tuple[int, ...]:
+    """Return the numbers of hosts that `--hosts 2,4,8` lists, in its order.
+
+    `4..64` stands for both ends and the powers of two between them.
+
+    Args:
+        config: Study.
+        text: Text of the option.
+        clusters: Clusters of equal hosts that are asked about in place of the study's own.
+
+    Raises:
+        ConfigError: An entry is no possible number of hosts, or comes twice, or a cluster has no one number.
+    """
+    cluster = config.setting.cluster
+    if rule := config.subject.refusal(Ability.SIZES):
+        raise ConfigError(
+            rule, file=config.file, key="--hosts", value=text, nearest="use a study with a model and a job"
+        )
+    groups = cluster.groups
+    if len(groups) > 1 and not clusters:
+        raise ConfigError(
+            f"needs a cluster of equal hosts, and this one has {len(groups)} groups",
+            file=config.file,
+            key="--hosts",
+            value=text,
+        )
+    largest = max(each.devices_per_host for each in clusters or (cluster,))
+    most = MAX_DEVICES // largest
+    hosts = tuple(number for entry in text.split(",") for number in _numbers_in(entry.strip(), most))
+    if len(set(hosts)) < len(hosts):
+        raise ConfigError("must list each number of hosts once", key="--hosts", value=text)
+    return hosts
+
+
+def _numbers_in(entry: str, most: int) -> list[int]:
+    """Return the numbers of hosts that one entry of a list stands for."""
+    ends = entry.split("..")
+    are_numbers = all(re.fullmatch(rf"[0-9]{{1,{len(str(most))}}}", end) for end in ends)
+    if len(ends) > 2 or not are_numbers or not all(1 <= int(end) <= most for end in ends):
+        raise ConfigError(
+            f"must list numbers of hosts from 1 to {most}",
+            key="--hosts",
+            value=entry,
+            nearest="for example 2,4,8 or 4..64",
+        )
+    first, last = int(ends[0]), int(ends[-1])
+    if first > last:
+        raise ConfigError("must ascend", key="--hosts", value=entry, nearest=f"{last}..{first}")
+    powers = (1 << exponent for exponent in range(most.bit_length()))
+    return sorted({first, last, *(power for power in powers if first < power < last)})
+
+
+def parse_clusters(text: str) -> tuple[Cluster, ...]:
+    """Return the clusters that `--clusters dgx-h100,gb200` lists, one host each: clusters of the catalog, or devices.
+
+    Raises:
+        ConfigError: An entry names neither, or comes twice.
+    """
+    found = tuple(_find_hosts(entry.strip()) for entry in text.split(","))
+    if len(set(found)) < len(found):
+        raise ConfigError("must list each cluster once", key="--clusters", value=text)
+    return found
+
+
+def _find_hosts(name: str) -> Cluster:
+    """Return one host of the cluster of this name or, if there is none, one with devices of this name."""
+    try:
+        return cluster_from_mapping({"name": name, "hosts": 1}, Path())
+    except ConfigError:
+        pass
+    try:
+        device = find_device(name)
+    except ConfigError:
+        nearest = did_you_mean(name, [*cluster_names(), *device_names()])
+        rule = "is no cluster and no device of the catalog"
+        raise ConfigError(rule, key="--clusters", value=name, nearest=nearest) from None
+    return cluster_from_mapping({"device": device.name, "hosts": 1}, Path())
+
+
+def best_by_size(config: StudyConfig, sizes: Sequence[int], clusters: Sequence[Cluster] = ()) -> Iterator[Size]:
+    """Yield the best prediction on each number of hosts, with everything else as the study says.
+
+    Args:
+        config: Study.
+        sizes: Numbers of hosts.
+        clusters: Clusters of equal hosts, on each of which every size is predicted; empty for the study's own.
+
+    Raises:
+        ConfigError: A size has too many configurations to predict.
+    """
+    for each in clusters or (config.cluster,):
+        for hosts in sizes:
+            cluster = each.with_hosts(hosts)
+            yield _predict_best(_study_on(config, cluster), cluster)
+
+
+def _study_on(config: StudyConfig, cluster: Cluster) -> StudyConfig:
+    """Return the study on a cluster of equal hosts; what was fitted to the study's own is not known of others."""
+    own = config.setting
+    if not set(cluster.devices) <= set(own.cluster.devices):
+        runtime = replace(own.runtime, knows_cluster=False, knows_memory=False)
+        own = replace(own, runtime=runtime)
+    options = config.options
+    if config.cluster.is_mixed:  # work is uneven because hosts are unlike, and here they are alike
+        opened = tuple(name for name in options.opened if name != "assignment")
+        options = replace(options, uneven=(), opened=opened)
+    return replace(config, subject=config.subject.with_setting(replace(own, cluster=cluster)), options=options)
+
+
+def _predict_best(config: StudyConfig, cluster: Cluster) -> Size:
+    setting, devices = config.setting, cluster.num_devices
+    current = config.current if config.current is not None and config.current.num_devices == devices else None
+    try:
+        cluster.devices[0].peak_flop_per_s(setting.job.precision)
+    except ConfigError as error:
+        reason = f"{error.key} {error.value} {error.rule}"
+        return Size(setting=setting, hosts=cluster.num_hosts, devices=devices, reason=reason)
+    try:
+        space = build_space(setting, config.options, current=current)
+    except ConfigError as error:
+        raise error.in_file(config.file) from None
+    # layers are planned for candidates that fit only, because planning takes long
+    fitting = np.flatnonzero(space.memory.fits(config.options.memory_headroom))
+    if not len(fitting):
+        return Size(setting=setting, hosts=cluster.num_hosts, devices=devices, reason=_explain_none(space))
+    if config.planning.name != "megatron" and not config.planning.is_auto:
+        planned = plan_study(config, space.grid.take(fitting))
+        setting = planned.setting
+        space = build_space(setting, planned.options, current=current)
+        fitting = np.flatnonzero(space.memory.fits(config.options.memory_headroom))
+    estimate = estimate_step(setting, space.grid, memory=space.memory)
+    power_w = mean_power_w(cluster, space.grid, estimate)
+    # on like hosts the fastest is also the cheapest, but not always that of least energy
+    value = estimate.step_time_s
+    if config.objective == (ENERGY,) and power_w is not None:
+        value = value * power_w
+    # the space may hold configurations that do not fit, such as the current one
+    best = int(fitting[np.argmin(value[fitting])])
+    step_time_s = float(estimate.step_time_s[best])
+    chance = space.memory.probability_of_fit(config.options.memory_headroom, memory_error_of(setting.runtime))
+    return Size(
+        setting=setting,
+        hosts=cluster.num_hosts,
+        devices=devices,
+        config=space.grid.config(best),
+        step_time_s=step_time_s,
+        tokens_per_s_per_device=tokens_per_s_per_device(setting, step_time_s),
+        peak_memory_bytes=int(space.memory.peak_bytes[best]),
+        fit_probability=float(chance[best]),
+        power_w=None if power_w is None else float(power_w[best]),
+    )
+
+
+def _explain_none(space: Space) -> str:
+    """Return the reason why no configuration fits."""
+    if space.num_before_memory:
+        return f"none of the {space.num_before_memory:,} configurations that obey every rule fits in memory"
+    rule = max(space.removed, key=lambda name: space.removed[name], default=None)
+    return "no configuration obeys every rule" + (f"; {rule} removed the most" if rule else "")
