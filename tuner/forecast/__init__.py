@@ -1,1 +1,1 @@
-"""Predict a study's candidates before any trial: their step times and memory, rankings, other sizes. No Optuna is loaded for it."""
+"""Predict a study's candidates before any trial: step times, memory, rankings, other sizes. It loads no Optuna."""
