@@ -31,7 +31,7 @@ def join_cluster(ray: Any, address: str) -> None:
     where = (os.environ.get("RAY_ADDRESS") or "auto") if address == "auto" else address
     if where != "auto":
         _check_answers(where)
-    packages = Path(__file__).resolve().parents[1]
+    packages = Path(__file__).resolve().parents[2]
     # a submitted job brings its own working directory and must not be given another environment
     environment = (
         None

@@ -214,7 +214,7 @@ def _python_path() -> str:
 
     It holds the checkout, and all other folders that this program imports from outside of its Python installation.
     """
-    entries = [Path(__file__).parents[1], *map(Path, sys.path)]
+    entries = [Path(__file__).parents[2], *map(Path, sys.path)]
     prefixes = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
     resolved = dict.fromkeys(entry.resolve() for entry in entries)
     return os.pathsep.join(str(path) for path in resolved if not prefixes & {path, *path.parents})
