@@ -1,5 +1,7 @@
 """Watch of program starts: a program that has a stand-in is replaced by it, by whatever path it is started.
 
+Starts of processes are asked about too, so that a script cannot have more of them than it may, however fast it is.
+
 A filter of system calls (seccomp) asks the keeper before every execve. Where the last part of the path is the name of a
 stand-in, the keeper writes the stand-in's own path over it in the memory of the process that asks, and lets it go on.
 The stand-ins' paths are short, so that they fit in the place of real ones. This holds for paths that do not exist, and
@@ -17,13 +19,13 @@ import fcntl
 import os
 import platform
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tuner.capture.launchers import is_program, is_python
-from tuner.capture.room.system_calls import AUDIT_ARCHITECTURE, filter_program, number_of, system_call
+from tuner.capture.room.system_calls import AUDIT_ARCHITECTURE, filter_program, number_of, numbers_of, system_call
 
-_LOAD, _IF_EQUAL, _IF_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # BPF: load a word, jump, return
+_LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # BPF: load a word, jump, return
 _NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT = 0, 4, 16  # struct seccomp_data
 _ALLOW, _ASK, _FAIL = 0x7FFF0000, 0x7FC00000, 0x00050000
 _OTHER_INTERFACE = 0x40000000  # x32 on x86_64
@@ -34,6 +36,7 @@ _ANSWER = struct.Struct("QqiI")
 _CONTINUE = 1
 _LONGEST_PATH = 4096
 _MOST_WORDS = 32
+_OF_THREADS = 0x00010000  # CLONE_THREAD
 _NETLINK = 16  # AF_NETLINK: a host's own addresses are read through it
 
 NEVER = ("add_key", "request_key", "keyctl")
@@ -43,7 +46,7 @@ NEVER_WITHOUT_NAMESPACES = (*NEVER, "ptrace", "process_vm_writev", "io_uring_set
 
 
 def instructions(*, never: tuple[str, ...], network: bool) -> list[tuple[int, int, int, int]]:
-    """Return the filter: starts of programs are asked about, and some system calls fail.
+    """Return the filter: starts of programs and processes are asked about, and some system calls fail.
 
     Args:
         never: Names of the system calls that fail as if the kernel lacked them.
@@ -60,6 +63,18 @@ def instructions(*, never: tuple[str, ...], network: bool) -> list[tuple[int, in
     ]
     for name in ("execve", "execveat"):
         found += [(_IF_EQUAL, 0, 1, number_of(name)), (_RETURN, 0, 0, _ASK)]
+    for number in numbers_of(("fork", "vfork")):
+        found += [(_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ASK)]
+    found += [
+        (_IF_EQUAL, 0, 4, number_of("clone")),
+        (_LOAD, 0, 0, _FIRST_ARGUMENT_AT),
+        (_IF_ANY_BIT, 1, 0, _OF_THREADS),
+        (_RETURN, 0, 0, _ASK),
+        (_RETURN, 0, 0, _ALLOW),
+        # its flags are in memory; libraries then use the older call
+        (_IF_EQUAL, 0, 1, number_of("clone3")),
+        fail,
+    ]
     for name in never:
         found += [(_IF_EQUAL, 0, 1, number_of(name)), fail]
     if not network:
@@ -96,16 +111,23 @@ class ExecWatch:
     short_paths: Mapping[str, str]
     own_folders: tuple[str, ...]
 
-    def answer(self) -> None:
-        """Answer one question; the process may have ended before."""
+    def answer(self, refuse_process: Callable[[], int]) -> None:
+        """Answer one question; the process may have ended before.
+
+        Args:
+            refuse_process: Function that returns the error with which a start of a process fails, or 0.
+        """
         buffer = bytearray(_REQUEST.size)
         try:
             fcntl.ioctl(self.listener, _RECEIVE, buffer)
         except OSError:  # it was killed while it waited
             return
         number, process, _, call, _, _, *arguments = _REQUEST.unpack(buffer)
-        path, words = arguments[0:2] if call == number_of("execve") else arguments[1:3]
-        refusal = self._send_to_stand_in(process, path, words)
+        if call in (number_of("execve"), number_of("execveat")):
+            path, words = arguments[0:2] if call == number_of("execve") else arguments[1:3]
+            refusal = self._send_to_stand_in(process, path, words)
+        else:
+            refusal = refuse_process()
         reply = _ANSWER.pack(number, 0, -refusal, 0 if refusal else _CONTINUE)
         try:
             fcntl.ioctl(self.listener, _SEND, bytearray(reply))

@@ -7,6 +7,7 @@ the script's processes, and ends all of them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import time
@@ -50,6 +51,35 @@ class Bounds:
         """Return the sentence for a script that was ended by the time limit."""
         return f"it ran longer than {self.seconds:g} s"
 
+    @property
+    def processes_words(self) -> str:
+        """Return the sentence for a script that was ended by the number of its processes."""
+        return f"it had more than {self.processes} processes"
+
+
+class _Processes:
+    """Processes that the script may still start before they are counted again.
+
+    A script that starts processes without end would leave the keeper no time to count them; so each start waits for it.
+
+    Attributes:
+        are_too_many: Whether the bound was passed.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._left = most, 0
+        self.are_too_many = False
+
+    def refuse(self) -> int:
+        """Return the error with which the start of a process fails, or 0."""
+        if self._left <= 0:
+            self._left = self._most - len(descendants(os.getpid()))
+            self.are_too_many |= self._left <= 0
+        if self.are_too_many:
+            return errno.EAGAIN
+        self._left -= 1
+        return 0
+
 
 def keep(command: int, watch: ExecWatch, bounds: Bounds, life_end: int) -> tuple[int, str]:
     """Let the command run to its end or to a bound, and end all that it has started.
@@ -67,13 +97,13 @@ def keep(command: int, watch: ExecWatch, bounds: Bounds, life_end: int) -> tuple
     asked.register(watch.listener, select.POLLIN)
     asked.register(life_end, 0)
     end_s, measured_s = time.monotonic() + bounds.seconds, 0.0
-    status, stopped = None, ""
+    status, stopped, processes = None, "", _Processes(bounds.processes)
     while not stopped:
         events = dict(asked.poll(LOOK_EVERY_S * 1e3))
         if life_end in events:
             break
         if events.get(watch.listener, 0) & select.POLLIN:
-            watch.answer()
+            watch.answer(processes.refuse)
         elif events:  # nothing runs that could ask
             time.sleep(LOOK_EVERY_S)
         ended, is_any_left = _take_ended(command)
@@ -84,6 +114,8 @@ def keep(command: int, watch: ExecWatch, bounds: Bounds, life_end: int) -> tuple
             break
         if now_s >= end_s:
             stopped = bounds.time_words
+        elif processes.are_too_many:
+            stopped = bounds.processes_words
         elif now_s - measured_s >= _MEASURE_EVERY_S:
             measured_s, stopped = now_s, _passed(bounds)
     end_descendants()
@@ -107,7 +139,7 @@ def _passed(bounds: Bounds) -> str:
     """Return the bound of processes or memory that is passed now, as a sentence, or nothing."""
     running = descendants(os.getpid())
     if len(running) > bounds.processes:
-        return f"it had more than {bounds.processes} processes"
+        return bounds.processes_words
     pages = 0
     for process in running:
         with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended

@@ -11,7 +11,7 @@ import os
 import platform
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 NEW_USER = 0x10000000
 NEW_MOUNTS = 0x00020000
@@ -36,6 +36,10 @@ _SET_AMBIENT, _CLEAR_AMBIENT = 47, 4
 NUMBERS = {
     "x86_64": {
         "unshare": 272,
+        "clone": 56,
+        "clone3": 435,
+        "fork": 57,
+        "vfork": 58,
         "execve": 59,
         "execveat": 322,
         "pivot_root": 155,
@@ -53,6 +57,8 @@ NUMBERS = {
     },
     "aarch64": {
         "unshare": 97,
+        "clone": 220,
+        "clone3": 435,
         "execve": 221,
         "execveat": 281,
         "pivot_root": 41,
@@ -84,6 +90,12 @@ def is_known_machine() -> bool:
 def number_of(name: str) -> int:
     """Return the number of a system call on this machine."""
     return NUMBERS[platform.machine()][name]
+
+
+def numbers_of(names: Iterable[str]) -> tuple[int, ...]:
+    """Return the numbers of those system calls that this machine has."""
+    known = NUMBERS[platform.machine()]
+    return tuple(known[name] for name in names if name in known)
 
 
 def system_call(name: str, *arguments: object) -> int:

@@ -244,6 +244,19 @@ def test_a_script_is_held_to_its_bounds(place, boundary, text, bounds, words):
     assert not [path for path in Path("/proc").glob("[0-9]*/cwd") if _leads_below(path, place)]
 
 
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_no_process_starts_beyond_the_bound(boundary):
+    """However fast a script starts processes, each start waits to be counted: there are never more than it may have."""
+    text = "mkfifo line\nfor number in {1..200}; do { read word < line; } & echo $number; done\n"
+    Path("train.sh").write_text(text, encoding="utf-8")
+
+    done = capture(["bash", "train.sh"], boundaries=[boundary], bounds=Bounds(seconds=20.0, processes=30))
+
+    assert done.stopped == "it had more than 30 processes"
+    assert max(int(line) for line in done.output.splitlines() if line.isdigit()) < 30
+
+
 def _leads_below(link, folder):
     """Whether the working directory of another process lies below a folder."""
     try:
