@@ -186,6 +186,7 @@ class TestReplaySubject(SubjectContract):
         assert study.subject.measured_setting.memory != "device"
 
 
+@pytest.mark.slow  # the quick lane has no JAX
 class TestOwnStepSubject(SubjectContract):
     """Step of the user's own."""
 
