@@ -72,7 +72,8 @@ from tuner.search.parameters import distribution_of, params_of
 from tuner.storage.history import make_tables
 from tuner.storage.opening import open_store
 from tuner.storage.record import PREDICTION
-from tuner.study_file.config import StudyConfig, load_study
+from tuner.study_file.config import load_study
+from tuner.study_file.request import StudyRequest
 from tuner.study_file.storage_address import StorageAddress
 
 STORAGES = ("sqlite", "postgresql")
@@ -265,7 +266,7 @@ def rss_mib() -> float:
     return pages * resource.getpagesize() / 2**20
 
 
-def seed(config: StudyConfig, count: int) -> None:
+def seed(config: StudyRequest, count: int) -> None:
     """Write `count` ended trials of random candidates in one transaction."""
     candidates = candidates_of(config)
     grid = candidates.space.grid
@@ -280,7 +281,7 @@ def seed(config: StudyConfig, count: int) -> None:
     }
     rng = np.random.default_rng(1)
     positions = rng.choice(len(grid), count, replace=False)
-    observations = _simulate_observations(config.backend, grid.take(positions), rng)
+    observations = _simulate_observations(config.trials.backend, grid.take(positions), rng)
     with store.storage.engine.begin() as connection:
         for number, (position, observation) in enumerate(zip(positions.tolist(), observations, strict=True)):
             _write_trial(connection, config, candidates, study._study_id, number, position, observation, distributions)
@@ -316,7 +317,7 @@ def _simulate_observations(
 
 def _write_trial(
     connection: Any,
-    config: StudyConfig,
+    config: StudyRequest,
     candidates: Any,
     study_id: int,
     number: int,
@@ -379,10 +380,10 @@ def _write_trial(
     )
 
 
-def run(config: StudyConfig, parallel: int, seeded: int, rows: Path) -> None:
+def run(config: StudyRequest, parallel: int, seeded: int, rows: Path) -> None:
     """Run the study up to its budget, and append a line to `rows` for every trial that was not seeded."""
     meter = Meter(rows, seeded + len(rows.read_text(encoding="utf-8").splitlines()) if rows.exists() else seeded)
-    slots = SimulatedSlots(config.backend, parallel, meter.lap)
+    slots = SimulatedSlots(config.trials.backend, parallel, meter.lap)
     meter.slots = slots
     with meter.on():
         run_study(config, on_progress=lambda _: None, executor=slots)

@@ -39,7 +39,8 @@ from tuner.replan.cluster_states import Course, Figures, Pricing, Setup, cluster
 from tuner.replan.present import Change, Present, change_to
 from tuner.replan.replanning import DEFAULTS, Assumptions, PricedCourse, course_of, find_stored, stays
 from tuner.replan.timeline import best_timeline, steps_of
-from tuner.study_file.config import StudyConfig, load_study
+from tuner.study_file.config import load_study
+from tuner.study_file.request import StudyRequest
 from tuner.watch.policy import Decision, Rules, Standing, Verdict, changed, decide, keep_accounts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,7 +96,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
             tell(name)
             rows += [{"day": name, "events": len(trace.events), **one} for one in _compare(pricing, trace, rules)]
     random = [row for row in rows if row["day"] != "20 events"]
-    return {"tokens_per_step": config.setting.job.tokens_per_step, "days": rows, "random": _summary(random, rules)}
+    return {"tokens_per_step": config.problem.setting.job.tokens_per_step, "days": rows, "random": _summary(random, rules)}
 
 
 def random_day(num_hosts: int, rng: np.random.Generator) -> Trace:
@@ -184,15 +185,15 @@ def _named(rule: Rules) -> dict[str, float]:
     return {"restart_s": rule.costs.restart_s, "settle_s": rule.settle_s, "horizon_s": rule.horizon_s}
 
 
-def _in_the_world(config: StudyConfig, course: Course, present: Present) -> Present:
+def _in_the_world(config: StudyRequest, course: Course, present: Present) -> Present:
     """Return a state of the cluster with the step times of the simulated world."""
-    backend = config.backend
+    backend = config.trials.backend
     assert isinstance(backend, SimulatedBackend), "the study is simulated"
     found: dict[Setup, Figures] = {}
     for hosts in {setup.hosts for setup in present.figures}:
         setups = [setup for setup in present.figures if setup.hosts == hosts]
-        cluster = cluster_of(config.setting.cluster, course.trace, present.interval.from_s, hosts)
-        grid = ConfigGrid.from_configs([setup.config for setup in setups], config.options.opened)
+        cluster = cluster_of(config.problem.setting.cluster, course.trace, present.interval.from_s, hosts)
+        grid = ConfigGrid.from_configs([setup.config for setup in setups], config.problem.options.opened)
         step_time_s = replace(backend, cluster=cluster).hidden_step(grid).step_time_s
         for setup, seconds in zip(setups, step_time_s.tolist(), strict=True):
             found[setup] = replace(present.figures[setup], step_time_s=seconds)

@@ -13,9 +13,10 @@ from benchmarks.launch_scripts.truth import Truth
 from hardware.io.errors import ConfigError
 from tuner.imports import Imported
 from tuner.study_file.answers import Added, parse_ignored
-from tuner.study_file.config import StudyConfig, load_study
+from tuner.study_file.config import load_study
 from tuner.study_file.new_study import new_study
 from tuner.study_file.questions import IGNORE
+from tuner.study_file.request import StudyRequest
 
 _CLUSTERS = {8: "dgx-h100", 16: "ascend-a3", 32: "trn1"}
 """Cluster that answers the question for one, by the devices of a host that it has at least."""
@@ -128,11 +129,11 @@ def _any_model(ep: int) -> str:
     return next((name for most, name in _ANY_MODELS.items() if most >= ep), _ANY_MODELS[1])
 
 
-def _facts(study: StudyConfig) -> dict[str, Any]:
+def _facts(study: StudyRequest) -> dict[str, Any]:
     """Return the facts of a study by the names of truth.FACTS."""
-    job, model, config = study.setting.job, study.setting.job.model, study.current
+    job, model, config = study.problem.setting.job, study.setting.job.model, study.problem.current
     facts: dict[str, Any] = {
-        "world": study.setting.cluster.num_devices,
+        "world": study.problem.setting.cluster.num_devices,
         "gbs": job.global_batch_size,
         "sequence": job.sequence_length,
         "precision": job.precision,

@@ -43,7 +43,8 @@ from tuner.forecast.candidates import candidates_of
 from tuner.forecast.searched_knobs import searched_knobs
 from tuner.search.observations import OBSERVATION
 from tuner.search.sampler import ThompsonSampler
-from tuner.study_file.config import StudyConfig, load_study
+from tuner.study_file.config import load_study
+from tuner.study_file.request import StudyRequest
 
 PROGRAM = Path(__file__).parents[1] / "support" / "torch_knob_program.py"
 
@@ -137,7 +138,7 @@ def _problem(folder: Path, steps: int) -> KnobProblem:
     space = searched_knobs(config, candidates)
     assert space is not None, "the study has knobs"
     return KnobProblem(
-        config=config, candidates=candidates, posterior=config.subject.prior(candidates.space.grid, None), space=space
+        config=config, candidates=candidates, posterior=config.problem.subject.prior(candidates.space.grid, None), space=space
     )
 
 
@@ -151,7 +152,7 @@ def _measure_all(problem: KnobProblem, count: int | None) -> dict[Pair, Observat
     pairs.sort(key=lambda pair: pair[1] != today)
     found: dict[Pair, Observation] = {}
     with RankProcesses(COMMAND_RANKS) as ranks:
-        backend = OpenBackend(backend=config.backend, ranks=ranks)
+        backend = OpenBackend(backend=config.trials.backend, ranks=ranks)
         for number, (layout, codes) in enumerate(pairs[:count]):
             pair = int(layout), tuple(int(code) for code in codes)
             found[pair] = backend.measure(_config(problem, pair), trial_number=number)
@@ -179,8 +180,8 @@ def _search_knobs(problem: KnobProblem, known: Mapping[Pair, Observation], seed:
     return _search(sampler, known, within, partial(_pair_of, sampler, problem))
 
 
-def _first(config: StudyConfig, *, has_knobs: bool) -> ParallelConfig | None:
-    return config.current and (config.current if has_knobs else replace(config.current, knobs=()))
+def _first(config: StudyRequest, *, has_knobs: bool) -> ParallelConfig | None:
+    return config.problem.current and (config.current if has_knobs else replace(config.current, knobs=()))
 
 
 def _pair_of(sampler: ThompsonSampler, problem: KnobProblem, position: int) -> Pair:

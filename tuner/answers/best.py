@@ -15,7 +15,7 @@ from tuner.forecast.ranked import predicted_ranking
 from tuner.search.population import P_STAR
 from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
 from tuner.storage.record import best_record, read_records
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 
 IMPOSSIBLE = (Status.OUT_OF_MEMORY, Status.CRASHED)
 """Statuses of a trial whose configuration is not handed to anybody."""
@@ -49,7 +49,7 @@ class Best:
         return self.extrapolated.in_words if self.extrapolated else self.source_in_words
 
 
-def best_known(config: StudyConfig, study: Study | None) -> Best | None:
+def best_known(config: StudyRequest, study: Study | None) -> Best | None:
     """Return the best known answer of a study; None if no configuration fits, or all that fit have failed.
 
     Args:
@@ -62,17 +62,17 @@ def best_known(config: StudyConfig, study: Study | None) -> Best | None:
     reference = reference_of(config, study) if study is not None else None
     if best is not None and best.step_time_s is not None:
         return Best(
-            config=config.config_of(best.params),
+            config=config.problem.config_of(best.params),
             step_time_s=best.step_time_s,
-            source=config.backend.origin,
-            source_in_words=config.backend.source_in_words,
+            source=config.trials.backend.origin,
+            source_in_words=config.trials.backend.source_in_words,
             compared=compared_in(config, reference, records, best, attributes),
             p_star=float(attributes.get(P_STAR, 0.0)),
         )
     extrapolated = extrapolated_of(attributes)
     if extrapolated is not None:
         return Best(
-            config=config.config_of(extrapolated.config),
+            config=config.problem.config_of(extrapolated.config),
             step_time_s=extrapolated.step_time_s,
             source="predicted",
             compared=compared_in(config, reference, records, None, attributes),
@@ -80,7 +80,7 @@ def best_known(config: StudyConfig, study: Study | None) -> Best | None:
         )
     candidates = candidates_of(config)
     failed = [
-        config.config_of(record.params) for record in records if record.status in IMPOSSIBLE and not record.is_proxy
+        config.problem.config_of(record.params) for record in records if record.status in IMPOSSIBLE and not record.is_proxy
     ]
     predicted = predicted_ranking(config, candidates)
     positions = predicted.order.tolist()

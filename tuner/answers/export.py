@@ -9,11 +9,11 @@ from tuner.answers.best import best_known
 from tuner.export.exporter import Export
 from tuner.own_step.answer import module_name
 from tuner.storage.stored_studies import StoredStudies
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 
 
 def export_configuration(
-    config: StudyConfig, stored: StoredStudies, chosen: ParallelConfig, target: str, out: Path | None = None
+    config: StudyRequest, stored: StoredStudies, chosen: ParallelConfig, target: str, out: Path | None = None
 ) -> Export:
     """Return a configuration in the form of a target that suits the study's subject.
 
@@ -29,8 +29,8 @@ def export_configuration(
         best = best_known(config, stored.find(config.name))
         if best is not None and best.config == chosen:
             return f"{best.step_time_s:.3g} s per step, {best.known_in_words}"
-        forecast = config.subject.forecast(ConfigGrid.from_configs([chosen], config.options.opened))
+        forecast = config.problem.subject.forecast(ConfigGrid.from_configs([chosen], config.problem.options.opened))
         return f"{forecast.estimate.step_time_s[0]:.3g} s per step, predicted"
 
     module = module_name(config.name, out)
-    return config.subject.export(chosen, target, knobs=config.knobs, known=known, module=module)
+    return config.problem.subject.export(chosen, target, knobs=config.problem.knobs, known=known, module=module)

@@ -19,7 +19,7 @@ from tuner.forecast.candidates import Candidates, predict_candidate
 from tuner.search.gain import COVERED, GAIN_DRAWS, KnownGain, gain_in, gain_quantiles
 from tuner.search.observations import EXPLORING, observations_of
 from tuner.storage.record import TrialRecord
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 
 GIB = 2.0**30
 
@@ -122,7 +122,7 @@ class Compared:
 
 
 def compared_of(
-    config: StudyConfig,
+    config: StudyRequest,
     reference: Reference | None,
     records: Sequence[TrialRecord],
     best: TrialRecord | None,
@@ -157,7 +157,7 @@ def compared_of(
 
 
 def compared_in(
-    config: StudyConfig,
+    config: StudyRequest,
     reference: Reference | None,
     records: Sequence[TrialRecord],
     best: TrialRecord | None,
@@ -168,7 +168,7 @@ def compared_in(
 
 
 def compared_by_prediction(
-    config: StudyConfig, reference: Reference | None, records: Sequence[TrialRecord], candidates: Candidates, best: int
+    config: StudyRequest, reference: Reference | None, records: Sequence[TrialRecord], candidates: Candidates, best: int
 ) -> Compared | None:
     """Return the comparison of the candidate at a position, which is predicted to be fastest; None without a reference.
 
@@ -188,7 +188,7 @@ def compared_by_prediction(
         return Compared(reference=reference, known=known, gain=step_times_s[0] / step_times_s[1])
     none = observations_of([], lambda _: None)
     at, rng = np.array([own, best], dtype=np.int64), np.random.default_rng(0)
-    drawn = config.subject.prior(grid, None).draw_steps_at(none, at, GAIN_DRAWS, rng)
+    drawn = config.problem.subject.prior(grid, None).draw_steps_at(none, at, GAIN_DRAWS, rng)
     low, gain, high = gain_quantiles(drawn[:, 0] - drawn[:, 1])
     return Compared(reference=reference, known=known, gain=gain, interval=(low, high))
 
@@ -205,7 +205,7 @@ def gains(compared: Compared | None) -> dict[str, Any]:
     return found
 
 
-def _known_of(config: StudyConfig, reference: Reference, records: Sequence[TrialRecord]) -> tuple[Known, str]:
+def _known_of(config: StudyRequest, reference: Reference, records: Sequence[TrialRecord]) -> tuple[Known, str]:
     """Return what is known of a reference, and in words why nothing can be compared with it."""
     own = [record for record in records if record.params == reference.values and not record.is_proxy]
     if any(record.step_time_s is not None for record in own):

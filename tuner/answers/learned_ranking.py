@@ -10,11 +10,11 @@ from tuner.forecast.ranked import Ranked, by_objective
 from tuner.search.observations import observations_on
 from tuner.search.prior import OnProgress
 from tuner.storage.history import past_of
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 
 
 def learned_ranking(
-    config: StudyConfig, study: Study, candidates: Candidates, *, on_progress: OnProgress
+    config: StudyRequest, study: Study, candidates: Candidates, *, on_progress: OnProgress
 ) -> Ranked | None:
     """Return the ranking by the posterior means after a study's trials; None if none has told anything.
 
@@ -32,10 +32,10 @@ def learned_ranking(
     if not observations.num_ended:
         return None
     everywhere = np.arange(len(grid))
-    posterior = config.subject.prior(grid, past_of(config), on_progress=on_progress)
+    posterior = config.problem.subject.prior(grid, past_of(config), on_progress=on_progress)
     expected = posterior.expected(observations, everywhere)
     ran = np.isin(everywhere, sorted(observations.explored))
-    room = np.log((1 - config.options.memory_headroom) * memory.capacity_bytes)
+    room = np.log((1 - config.problem.options.memory_headroom) * memory.capacity_bytes)
     fits = ((expected.log_needed <= room) | ran) & ~expected.is_broken
     step_time_s, is_measured = np.exp(expected.log_step_s), np.zeros(len(grid), dtype=np.bool_)
     completed = observations.measured[observations.num_completed > 0]

@@ -13,10 +13,11 @@ from tuner.forecast.planned_candidates import predicted_plans
 from tuner.forecast.ranked import OnProgress, Ranked, ignore_progress, predicted_ranking, row_of
 from tuner.space.enumeration import launchable
 from tuner.storage.stored_studies import StoredStudies
-from tuner.study_file.config import StudyConfig, load_study
+from tuner.study_file.config import load_study
+from tuner.study_file.request import StudyRequest
 
 
-def predict(study: StudyConfig | Path | str, config: ParallelConfig | Mapping[str, Value] | str) -> dict[str, Any]:
+def predict(study: StudyRequest | Path | str, config: ParallelConfig | Mapping[str, Value] | str) -> dict[str, Any]:
     """Return the predicted step time and memory of one configuration, as `meshtune predict --json` prints them.
 
     Args:
@@ -29,14 +30,14 @@ def predict(study: StudyConfig | Path | str, config: ParallelConfig | Mapping[st
     """
     loaded = _load(study)
     if isinstance(config, str):
-        chosen = parse_config(config, loaded.subject.defaults, option="config")
+        chosen = parse_config(config, loaded.problem.subject.defaults, option="config")
     elif isinstance(config, ParallelConfig):
         chosen = config
     else:
-        chosen = ParallelConfig(**(loaded.subject.defaults | dict(config)))  # type: ignore[arg-type] # checked there
-    if not launchable(loaded.setting, chosen):
+        chosen = ParallelConfig(**(loaded.problem.subject.defaults | dict(config)))  # type: ignore[arg-type] # checked there
+    if not launchable(loaded.problem.setting, chosen):
         raise ConfigError(
-            f"cannot be launched on the {loaded.cluster.num_devices} devices of the study",
+            f"cannot be launched on the {loaded.problem.cluster.num_devices} devices of the study",
             file=loaded.file,
             key="config",
             value=str(chosen),
@@ -45,7 +46,7 @@ def predict(study: StudyConfig | Path | str, config: ParallelConfig | Mapping[st
     return predict_with_errors(predicted_plans(loaded, StoredStudies(loaded.storage), chosen), chosen)
 
 
-def rank(study: StudyConfig | Path | str, *, top: int | None = 10) -> list[dict[str, Any]]:
+def rank(study: StudyRequest | Path | str, *, top: int | None = 10) -> list[dict[str, Any]]:
     """Return the candidates of a study in the order of their step times, the fastest first.
 
     Step times are predicted, or those that the study's trials taught once some have ended.
@@ -70,7 +71,7 @@ def rank(study: StudyConfig | Path | str, *, top: int | None = 10) -> list[dict[
 
 
 def rank_candidates(
-    config: StudyConfig, stored: StoredStudies, candidates: Candidates, *, on_progress: OnProgress = ignore_progress
+    config: StudyRequest, stored: StoredStudies, candidates: Candidates, *, on_progress: OnProgress = ignore_progress
 ) -> Ranked:
     """Rank the candidates of a study, by what its trials taught if its storage holds any that have ended.
 
@@ -93,5 +94,5 @@ def rank_candidates(
     return predicted_ranking(config, candidates, on_progress=on_progress)
 
 
-def _load(study: StudyConfig | Path | str) -> StudyConfig:
-    return study if isinstance(study, StudyConfig) else load_study(study)
+def _load(study: StudyRequest | Path | str) -> StudyRequest:
+    return study if isinstance(study, StudyRequest) else load_study(study)

@@ -16,7 +16,7 @@ from costmodels.job.parallel_config import ParallelConfig, Value
 from tuner.forecast.baseline import baseline_position
 from tuner.forecast.candidates import Candidates
 from tuner.storage.record import BASELINE, TrialRecord, step_time_of
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 
 Role = Literal["current", "baseline"]
 
@@ -45,28 +45,28 @@ class Reference:
         return step_time_of(records, self.values)
 
 
-def reference_among(config: StudyConfig, candidates: Candidates) -> Reference | None:
+def reference_among(config: StudyRequest, candidates: Candidates) -> Reference | None:
     """Return the reference of a new study; None without a current configuration if no baseline is wanted or fits."""
-    if config.current is not None:
-        return _make_reference(config, "current", config.current)
+    if config.problem.current is not None:
+        return _make_reference(config, "current", config.problem.current)
     if not config.search.baseline or not len(candidates.space.grid):
         return None
     space = candidates.space
     position = baseline_position(
         space.grid,
-        space.memory.fits(config.options.memory_headroom),
-        devices_per_host=config.cluster.devices_per_host,
-        defaults=config.subject.defaults,
+        space.memory.fits(config.problem.options.memory_headroom),
+        devices_per_host=config.problem.cluster.devices_per_host,
+        defaults=config.problem.subject.defaults,
     )
     return None if position is None else _make_reference(config, "baseline", space.grid.config(position))
 
 
-def reference_of(config: StudyConfig, study: Study) -> Reference | None:
+def reference_of(config: StudyRequest, study: Study) -> Reference | None:
     """Return the reference of a stored study."""
-    if config.current is not None:
-        return _make_reference(config, "current", config.current)
+    if config.problem.current is not None:
+        return _make_reference(config, "current", config.problem.current)
     stored = study.user_attrs.get(BASELINE)
-    return None if stored is None else _make_reference(config, "baseline", config.config_of(stored))
+    return None if stored is None else _make_reference(config, "baseline", config.problem.config_of(stored))
 
 
 def keep_baseline(study: Study, reference: Reference | None) -> None:
@@ -77,6 +77,6 @@ def keep_baseline(study: Study, reference: Reference | None) -> None:
         study.set_user_attr(BASELINE, dict(reference.values))
 
 
-def _make_reference(config: StudyConfig, role: Role, chosen: ParallelConfig) -> Reference:
-    complete = config.with_knobs(chosen)
-    return Reference(role=role, config=complete, values=complete.values(config.dimensions))
+def _make_reference(config: StudyRequest, role: Role, chosen: ParallelConfig) -> Reference:
+    complete = config.problem.with_knobs(chosen)
+    return Reference(role=role, config=complete, values=complete.values(config.problem.dimensions))

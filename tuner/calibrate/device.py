@@ -25,7 +25,7 @@ from tuner.storage.history.isolated import keep_isolated, read_isolated
 from tuner.storage.history.tables import METADATA, make_tables
 from tuner.storage.opening import open_store, storage_errors
 from tuner.storage.store import AbstractStore
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 
 MOST_CPU_RANKS = 8
 """Largest number of processes of one group on a CPU."""
@@ -35,7 +35,7 @@ DEFAULT_SECONDS: dict[DeviceType, float] = {"cpu": 120.0, "cuda": 300.0}
 
 
 def calibrate_device(
-    config: StudyConfig, *, seconds: float | None, force: bool, on_progress: OnProgress
+    config: StudyRequest, *, seconds: float | None, force: bool, on_progress: OnProgress
 ) -> DeviceCalibration | None:
     """Measure the calls that the study's candidates need most and its storage lacks.
 
@@ -52,10 +52,10 @@ def calibrate_device(
         ConfigError: The study's device is not in this machine, torch is missing, or the storage cannot be used.
     """
     start_s = time.monotonic()
-    setting = config.setting
+    setting = config.problem.setting
     device, device_type = _device_of(config)
     _check_torch(config)
-    space = config.space()
+    space = config.problem.space()
     if not len(space.grid):
         return None
     limit_s = DEFAULT_SECONDS[device_type] if seconds is None else seconds
@@ -146,9 +146,9 @@ def _read_known(store: AbstractStore, device: Device) -> dict[IsolatedCall, Isol
         return {sample.call: sample for sample in read_isolated(connection) if sample.device == device.name}
 
 
-def _device_of(config: StudyConfig) -> tuple[Device, DeviceType]:
+def _device_of(config: StudyRequest) -> tuple[Device, DeviceType]:
     """Return the only device of the study, and its type for torch."""
-    setting = config.setting
+    setting = config.problem.setting
     if len(setting.cluster.devices) > 1:
         raise ConfigError(
             "has several kinds of devices, and --device measures only one",
@@ -169,7 +169,7 @@ def _device_of(config: StudyConfig) -> tuple[Device, DeviceType]:
     return device, "cpu" if device.is_processor else "cuda"
 
 
-def _check_torch(config: StudyConfig) -> None:
+def _check_torch(config: StudyRequest) -> None:
     """Check that torch is installed."""
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
@@ -180,7 +180,7 @@ def _check_torch(config: StudyConfig) -> None:
         )
 
 
-def _start_benchmarks(config: StudyConfig, device_type: DeviceType, stack: ExitStack) -> DeviceBenchmarks:
+def _start_benchmarks(config: StudyRequest, device_type: DeviceType, stack: ExitStack) -> DeviceBenchmarks:
     """Start ranks that measure; they stop when the stack is left."""
     try:
         processes = stack.enter_context(RankProcesses(TORCH_RANKS))
@@ -190,7 +190,7 @@ def _start_benchmarks(config: StudyConfig, device_type: DeviceType, stack: ExitS
 
 
 def _count_ranks(
-    config: StudyConfig, device: Device, benchmarks: Callable[[], DeviceBenchmarks]
+    config: StudyRequest, device: Device, benchmarks: Callable[[], DeviceBenchmarks]
 ) -> tuple[int, tuple[str, ...]]:
     """Return the size of the largest group that can be formed here, and notes for the user."""
     if device.is_processor:
@@ -209,9 +209,9 @@ def _count_ranks(
     return found.count, (f"torch calls this machine's GPU {found.name}; it is treated as the study's {device.name}",)
 
 
-def _note_shared_cores(config: StudyConfig) -> tuple[str, ...]:
+def _note_shared_cores(config: StudyRequest) -> tuple[str, ...]:
     cores = os.cpu_count() or 1
-    ranks = min(config.cluster.devices_per_host, MOST_CPU_RANKS)
+    ranks = min(config.problem.cluster.devices_per_host, MOST_CPU_RANKS)
     if ranks <= cores:
         return ()
     return (f"collectives of more than {cores} ranks share this machine's {cores} cores and are therefore slower",)

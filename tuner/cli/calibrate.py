@@ -115,7 +115,7 @@ def _measure(
 
     if out is not None:
         check_place(out)
-    with CalibrationLine(config.cluster.device_names) as line:
+    with CalibrationLine(config.problem.cluster.device_names) as line:
         done = calibrate_device(config, seconds=limit_s, force=force, on_progress=line.show)
     if done is None:
         typer.echo(NOTHING_WORKS, err=True)

@@ -17,7 +17,7 @@ from tuner.terminal.console import hosts_in_words, in_words, print_json, print_t
 
 if TYPE_CHECKING:  # these load numpy
     from tuner.economics.costs import CostComparison, Offer
-    from tuner.study_file.config import StudyConfig
+    from tuner.study_file.request import StudyRequest
 
 _SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
@@ -37,13 +37,13 @@ def parse_tokens(text: str) -> float:
     return count
 
 
-def tokens_of(config: StudyConfig, text: str | None) -> float:
+def tokens_of(config: StudyRequest, text: str | None) -> float:
     """Return the number of tokens of a training: that of `--tokens`, or else of the study.
 
     Raises:
         ConfigError: There is none, or the option holds no number.
     """
-    count = config.limits.tokens if text is None else parse_tokens(text)
+    count = config.economics.limits.tokens if text is None else parse_tokens(text)
     if count is None:
         rule = "is needed to tell what a whole training takes"
         raise ConfigError(rule, key="--tokens", nearest="for example --tokens 1e12, or limits.tokens in the study")
@@ -60,17 +60,17 @@ def parse_share(option: str, text: str) -> float:
     return share
 
 
-def load_with_prices(study: Path, overrides: list[str], storage: str | None, prices: Path | None) -> StudyConfig:
+def load_with_prices(study: Path, overrides: list[str], storage: str | None, prices: Path | None) -> StudyRequest:
     """Load a study file, with the prices of a file that `--prices` names in place of its own."""
     if prices is None:
         return load(study, overrides, storage)
     named = [f"cost.prices={json.dumps(str(prices.absolute()))}", "cost.price_per_device_hour=null"]
     config = load(study, [*overrides, *named], storage)
-    return replace(config, prices=config.prices and replace(config.prices, file=str(prices)))
+    return replace(config, prices=config.economics.prices and replace(config.prices, file=str(prices)))
 
 
 def rank_costs(
-    config: StudyConfig,
+    config: StudyRequest,
     *,
     clusters: str | None,
     hosts: str | None,
@@ -92,7 +92,7 @@ def rank_costs(
 
     if out is not None:
         check_out(out)
-    stated = config.limits
+    stated = config.economics.limits
     count = tokens_of(config, tokens)
     limits = Limits(
         tokens=count,
@@ -100,7 +100,7 @@ def rank_costs(
         max_cost=stated.max_cost if max_cost is None else number("--max-cost", max_cost, above_zero=True),
         free_memory=stated.free_memory,
     )
-    if limits.max_cost is not None and config.prices is None:
+    if limits.max_cost is not None and config.economics.prices is None:
         raise ConfigError(
             "needs prices",
             key="--max-cost" if max_cost is not None else "limits.max_cost",
@@ -108,10 +108,10 @@ def rank_costs(
             nearest="give --prices FILE, or cost.price_per_device_hour in the study",
         )
     found_clusters = () if clusters is None else parse_clusters(clusters)
-    sizes = parse_sizes(config, hosts or str(config.cluster.num_hosts), found_clusters)
+    sizes = parse_sizes(config, hosts or str(config.problem.cluster.num_hosts), found_clusters)
     with SizesLine() as line:
         found = compare_costs(
-            config, count, sizes, found_clusters, prices=config.prices, limits=limits, on_size=line.show
+            config, count, sizes, found_clusters, prices=config.economics.prices, limits=limits, on_size=line.show
         )
     if out is not None:
         from tuner.report.costs_page import write_costs_page
@@ -127,7 +127,7 @@ def rank_costs(
         raise typer.Exit(FOUND_NOTHING)
 
 
-def _as_json(config: StudyConfig, found: CostComparison) -> dict[str, Any]:
+def _as_json(config: StudyRequest, found: CostComparison) -> dict[str, Any]:
     dimensions = _dimensions(config, found)
 
     def place(offer: Offer | None) -> int | None:
@@ -148,18 +148,18 @@ def _as_json(config: StudyConfig, found: CostComparison) -> dict[str, Any]:
     }
 
 
-def _dimensions(config: StudyConfig, found: CostComparison) -> tuple[str, ...]:
+def _dimensions(config: StudyRequest, found: CostComparison) -> tuple[str, ...]:
     """Return the dimensions that tell the configurations apart, the plan if one has another than that by hand."""
     from costmodels.job.parallel_config import HAND
 
     has_plans = any(offer.size.config is not None and offer.size.config.plan != HAND for offer in found.offers)
-    return (*config.dimensions, "plan") if has_plans and "plan" not in config.dimensions else config.dimensions
+    return (*config.problem.dimensions, "plan") if has_plans and "plan" not in config.dimensions else config.dimensions
 
 
-def _print(config: StudyConfig, found: CostComparison) -> None:
+def _print(config: StudyRequest, found: CostComparison) -> None:
     from tuner.economics.cost_words import broken_in_words, limits_in_words, offer_in_words, prices_in_words
 
-    per_step = config.setting.job.tokens_per_step
+    per_step = config.problem.setting.job.tokens_per_step
     say(f"{found.tokens:.4g} tokens are {found.steps:,} steps of {per_step:,} tokens; {prices_in_words(found)}.")
     header = ["", "cluster", "hosts", "devices", "step [s]", "days", "95%"]
     header += ["cost", "95%"] if found.has_cost else []

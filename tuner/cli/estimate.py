@@ -15,7 +15,7 @@ from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, print_ta
 
 if TYPE_CHECKING:  # these load numpy
     from tuner.economics.training import Training, TrainingEstimate
-    from tuner.study_file.config import StudyConfig
+    from tuner.study_file.request import StudyRequest
 
 
 def estimate(
@@ -56,15 +56,15 @@ def estimate(
         raise typer.Exit(FOUND_NOTHING)
 
 
-def _as_json(config: StudyConfig, found: TrainingEstimate | None) -> dict[str, object]:
+def _as_json(config: StudyRequest, found: TrainingEstimate | None) -> dict[str, object]:
     from tuner.answers.gain import gains
 
     if found is None:
         return {"tokens": None, "trainings": [], "sizes": []}
     return {
         "tokens": found.tokens,
-        "trainings": [training.as_json(config.dimensions) for training in found.trainings],
-        "sizes": [training.as_json(config.dimensions) for training in found.sizes],
+        "trainings": [training.as_json(config.problem.dimensions) for training in found.trainings],
+        "sizes": [training.as_json(config.problem.dimensions) for training in found.sizes],
         "sizes_without": [{"hosts": hosts, "reason": reason} for hosts, reason in found.reasons],
         "correction": found.correction,
         "saved_device_hours": found.saved_device_hours,
@@ -74,17 +74,17 @@ def _as_json(config: StudyConfig, found: TrainingEstimate | None) -> dict[str, o
     }
 
 
-def _print(found: TrainingEstimate, config: StudyConfig) -> None:
+def _print(found: TrainingEstimate, config: StudyRequest) -> None:
     from hardware.time_units import HOUR_S
     from tuner.economics.device_time import duration, hours
     from tuner.search.gain import COVERED
 
     steps = found.trainings[0].steps
-    per_step = config.setting.job.tokens_per_step
+    per_step = config.problem.setting.job.tokens_per_step
     typer.echo(f"{found.tokens:.4g} tokens are {steps:,} steps of {per_step:,} tokens.")
     print_table(["", *_columns(config)], [_row(training, config) for training in found.trainings])
     for training in found.trainings:
-        typer.echo(f"{training.label}: {in_words(training.config.values(config.dimensions))}")
+        typer.echo(f"{training.label}: {in_words(training.config.values(config.problem.dimensions))}")
         if training.range_s is not None:
             low, high = (duration(training.steps * step_s) for step_s in training.range_s)
             typer.echo(f"  {low} to {high} with probability 95%")
@@ -110,14 +110,14 @@ def _print(found: TrainingEstimate, config: StudyConfig) -> None:
             typer.echo(f"{count} hosts: {reason}")
 
 
-def _columns(config: StudyConfig) -> list[str]:
+def _columns(config: StudyRequest) -> list[str]:
     """Return the heads of a table of trainings behind their labels."""
-    cost = [] if config.prices is None else [f"cost [{config.prices.currency}]"]
-    limits = ["breaks"] if config.limits.are_set else []
+    cost = [] if config.economics.prices is None else [f"cost [{config.prices.currency}]"]
+    limits = ["breaks"] if config.economics.limits.are_set else []
     return ["devices", "step [s]", "source", "time", "device-hours", *cost, *limits]
 
 
-def _row(training: Training, config: StudyConfig) -> list[str]:
+def _row(training: Training, config: StudyRequest) -> list[str]:
     from hardware.time_units import HOUR_S
     from tuner.economics.cost_words import money
     from tuner.economics.device_time import duration, hours
@@ -129,6 +129,6 @@ def _row(training: Training, config: StudyConfig) -> list[str]:
         training.source,
         duration(training.seconds),
         hours(training.device_hours * HOUR_S),
-        *([] if config.prices is None else ["-" if training.cost is None else money(training.cost)]),
-        *([", ".join(training.breaks) or "none"] if config.limits.are_set else []),
+        *([] if config.economics.prices is None else ["-" if training.cost is None else money(training.cost)]),
+        *([", ".join(training.breaks) or "none"] if config.economics.limits.are_set else []),
     ]

@@ -78,7 +78,7 @@ from tuner.terminal.streams import lossy_streams
 if TYPE_CHECKING:  # these load numpy, Optuna and Ray
     from tuner.run.following import Followed
     from tuner.run.progress import Progress, RunResult
-    from tuner.study_file.config import StudyConfig
+    from tuner.study_file.request import StudyRequest
     from tuner.terminal.event_log import EventLog
     from tuner.terminal.progress import ProgressLine
 
@@ -308,7 +308,7 @@ def run(
 
             inherited = os.environ.pop("MESHTUNE_STORAGE", None)  # the processes of trials would inherit it
 
-            def on_hosts(hosts: tuple[int, ...]) -> StudyConfig:
+            def on_hosts(hosts: tuple[int, ...]) -> StudyRequest:
                 part = load_study(study, overrides=changes, storage=storage or inherited, hosts=hosts)
                 return with_plans(part, StoredStudies(part.storage), runs=True)
 
@@ -353,7 +353,7 @@ def _tell_end(followed: Followed, events: EventLog | None, *, as_json: bool) -> 
         print_run(config, result, payload)
 
 
-def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
+def _run_payload(config: StudyRequest, result: RunResult) -> dict[str, Any]:
     from tuner.answers.gain import compared_of, gains
     from tuner.answers.measured_front import front_json, measured_front
     from tuner.economics.device_time import device_time_json
@@ -366,11 +366,11 @@ def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
     return {
         "best": best.params if best else extrapolated.config if extrapolated else None,
         "step_time_s": step_time_s,
-        "tokens_per_s_per_device": config.subject.throughput(step_time_s) if step_time_s else None,
+        "tokens_per_s_per_device": config.problem.subject.throughput(step_time_s) if step_time_s else None,
         **gains(compared),
-        "source": "predicted" if extrapolated else config.backend.origin,
-        "clock": config.backend.clock,
-        "training": training and training.as_json(config.dimensions),
+        "source": "predicted" if extrapolated else config.trials.backend.origin,
+        "clock": config.trials.backend.clock,
+        "training": training and training.as_json(config.problem.dimensions),
         "extrapolated": extrapolated is not None,
         "front": front_json(config, measured_front(config, result.records)),
         **counts(result.records),
@@ -425,22 +425,22 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
         limited_training(config, found.config, found.source, found.step_time_s),
     )
     payload: dict[str, Any] = {
-        "config": found.config.values(config.dimensions),
+        "config": found.config.values(config.problem.dimensions),
         "step_time_s": found.step_time_s,
         "idle_hosts": idle and idle.as_json(),
         "source": found.source,
-        "clock": None if found.source == "predicted" else config.backend.clock,
+        "clock": None if found.source == "predicted" else config.trials.backend.clock,
         "extrapolated": found.extrapolated is not None,
         **gains(found.compared),
-        "training": training and training.as_json(config.dimensions),
+        "training": training and training.as_json(config.problem.dimensions),
     }
-    shardings = config.subject.shardings(found.config, config.name)
+    shardings = config.problem.subject.shardings(found.config, config.name)
     if as_json:
         print_json(payload | ({} if shardings is None else {"shardings": shardings.answer.to_json()}))
         return
     known = found.known_in_words
     say(f"Best: {in_words(payload['config'])}")
-    tokens = throughput_in_words(config.subject.throughput(found.step_time_s))
+    tokens = throughput_in_words(config.problem.subject.throughput(found.step_time_s))
     say(f"  {found.step_time_s:.4g} s per step{tokens} ({known})")
     print_judged(config, found.compared, training, found.p_star)
     if idle is not None:
@@ -505,7 +505,7 @@ def export(
     if to not in OWN_TARGETS:
         find_exporter(to)
     config = load(study, overrides, storage)
-    config.subject.check_target(to)
+    config.problem.subject.check_target(to)
     stored = StoredStudies(config.storage)
     if chosen is not None:
         wanted, notes = launchable_config(config, chosen)

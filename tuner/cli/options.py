@@ -18,7 +18,7 @@ from tuner.terminal.console import warn
 if TYPE_CHECKING:  # these load numpy
     from costmodels.job.parallel_config import ParallelConfig
     from tuner.storage.stored_studies import StoredStudies
-    from tuner.study_file.config import StudyConfig
+    from tuner.study_file.request import StudyRequest
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 StudyFile = Annotated[Path, Argument(metavar="STUDY", help="Study file (YAML).")]
@@ -101,7 +101,7 @@ def number(option: str, text: str, *, above_zero: bool = False) -> float:
     return found
 
 
-def at_time(config: StudyConfig, at: str | None, network: Path | None) -> tuple[StudyConfig, str]:
+def at_time(config: StudyRequest, at: str | None, network: Path | None) -> tuple[StudyRequest, str]:
     """Return the study on its cluster as the trace describes it at `--at`, and a text on what is missing then.
 
     Raises:
@@ -116,12 +116,12 @@ def at_time(config: StudyConfig, at: str | None, network: Path | None) -> tuple[
 
     time_s = number("--at", at)
     trace = trace_of(config, network, option="--at", value=at)
-    return study_at(config, trace, time_s), missing_in_words(config.cluster, trace, time_s)
+    return study_at(config, trace, time_s), missing_in_words(config.problem.cluster, trace, time_s)
 
 
 def with_plans(
-    config: StudyConfig, stored: StoredStudies, chosen: ParallelConfig | None = None, *, runs: bool = False
-) -> StudyConfig:
+    config: StudyRequest, stored: StoredStudies, chosen: ParallelConfig | None = None, *, runs: bool = False
+) -> StudyRequest:
     """Return the study with the sharding of its layers planned, for all candidates or only the chosen one.
 
     Plans in the study's storage are reused. Under `auto`, only a run plans: other commands answer at once.
@@ -132,7 +132,7 @@ def with_plans(
     from tuner.forecast.stored_subject import restore_subject
 
     restore_subject(config, lambda: stored.look(config.name))
-    if config.planning.name == "megatron":
+    if config.problem.planning.name == "megatron":
         return config
     from tuner.forecast.planned_candidates import (
         grid_to_plan,
@@ -144,7 +144,7 @@ def with_plans(
     )
     from tuner.terminal.progress import PlanningLine
 
-    if chosen is not None or (config.planning.is_auto and not runs):
+    if chosen is not None or (config.problem.planning.is_auto and not runs):
         return predicted_plans(config, stored, chosen)
     with PlanningLine() as line:
         grid = grid_to_plan(config, None)
@@ -155,7 +155,7 @@ def with_plans(
     return planned
 
 
-def launchable_config(config: StudyConfig, text: str, missing: str = "") -> tuple[ParallelConfig, tuple[str, ...]]:
+def launchable_config(config: StudyRequest, text: str, missing: str = "") -> tuple[ParallelConfig, tuple[str, ...]]:
     """Parse the configuration of `--config` and return it with a note on each rule of the study that it breaks.
 
     `missing` says what the cluster lacks at that time, for the message.
@@ -165,15 +165,15 @@ def launchable_config(config: StudyConfig, text: str, missing: str = "") -> tupl
     """
     from costmodels.job.parallel_config import parse_config
 
-    wanted = parse_config(text, config.subject.defaults)
+    wanted = parse_config(text, config.problem.subject.defaults)
     try:
-        notes = config.subject.check_launchable(config.options, wanted, current=config.current, missing=missing)
+        notes = config.problem.subject.check_launchable(config.problem.options, wanted, current=config.problem.current, missing=missing)
     except ConfigError as error:
         raise error.in_file(config.file) from None
     return wanted, notes
 
 
-def load(study: Path, overrides: list[str] | None = None, storage: str | None = None) -> StudyConfig:
+def load(study: Path, overrides: list[str] | None = None, storage: str | None = None) -> StudyRequest:
     """Load a study file, with the keys that the command line replaces."""
     from tuner.study_file.config import load_study
 

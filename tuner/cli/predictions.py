@@ -44,7 +44,7 @@ from tuner.terminal.console import (
 )
 
 if TYPE_CHECKING:  # these load numpy
-    from tuner.study_file.config import StudyConfig
+    from tuner.study_file.request import StudyRequest
 
 
 def space(
@@ -64,9 +64,9 @@ def space(
     from tuner.forecast.stored_subject import restore_subject
 
     config = load(study, overrides)
-    chosen = None if why is None else parse_config(why, config.subject.defaults, option="--why")
+    chosen = None if why is None else parse_config(why, config.problem.subject.defaults, option="--why")
     restore_subject(config, lambda: StoredStudies(config.storage).look(config.name))
-    found = config.space()
+    found = config.problem.space()
     if chosen is None:
         warn(found.warnings)
     payload: dict[str, Any] = {"grid": found.num_before_memory, "feasible": len(found.grid), "removed": found.removed}
@@ -75,10 +75,10 @@ def space(
 
         payload["knobs"] = knob_rows(config)
     configs = [found.grid.values(position) for position in range(len(found.grid))] if list_configs else []
-    reasons = config.subject.reasons_against(config.options, chosen, found) if chosen is not None else {}
+    reasons = config.problem.subject.reasons_against(config.problem.options, chosen, found) if chosen is not None else {}
     if as_json:
         listed = {"configs": configs} if list_configs else {}
-        told = {"config": chosen.values(config.dimensions), "reasons": reasons} if chosen is not None else {}
+        told = {"config": chosen.values(config.problem.dimensions), "reasons": reasons} if chosen is not None else {}
         print_json(payload | listed | told)
     else:
         for values in configs:
@@ -88,7 +88,7 @@ def space(
         elif knobs:
             print_knobs(payload["knobs"])
         elif not list_configs:
-            for line in config.subject.space_lines(config.options, found):
+            for line in config.problem.subject.space_lines(config.problem.options, found):
                 typer.echo(line)
     if chosen is None and not len(found.grid):
         raise typer.Exit(FOUND_NOTHING)
@@ -122,7 +122,7 @@ def predict(
     typer.echo(speed_in_words(payload))
     if "step_time_range_s" in payload:
         _print_step_range(payload)
-    for line in config.subject.part_lines(payload["breakdown_s"], payload["step_time_s"]):
+    for line in config.problem.subject.part_lines(payload["breakdown_s"], payload["step_time_s"]):
         typer.echo(line)
     _print_peak(config, payload)
     if "peak_memory_range_bytes" in payload:
@@ -151,11 +151,11 @@ def _print_step_range(payload: dict[str, Any]) -> None:
     typer.echo(f"  {low_s:.3g} to {high_s:.3g} s with probability 95%{reasons}")
 
 
-def _print_peak(config: StudyConfig, payload: dict[str, Any]) -> None:
-    spare = f"{config.options.memory_headroom:.0%} must stay free"
+def _print_peak(config: StudyRequest, payload: dict[str, Any]) -> None:
+    spare = f"{config.problem.options.memory_headroom:.0%} must stay free"
     fits = f"fits ({spare})" if payload["fits"] else f"DOES NOT FIT ({spare})"
     capacity = payload["memory_capacity_bytes"]
-    if payload["fits"] and payload["peak_memory_bytes"] > (1 - config.options.memory_headroom) * capacity:
+    if payload["fits"] and payload["peak_memory_bytes"] > (1 - config.problem.options.memory_headroom) * capacity:
         fits = f"fits only if the allocator releases fragmented memory ({spare})"
     typer.echo(f"{payload['peak_memory_bytes'] / 2**30:.1f} GiB of {capacity / 2**30:.1f} GiB per device: {fits}")
 
@@ -283,7 +283,7 @@ def rank(
     _rank_configs(config, num_rows, as_json)
 
 
-def _rank_configs(config: StudyConfig, num_rows: int, as_json: bool) -> None:
+def _rank_configs(config: StudyRequest, num_rows: int, as_json: bool) -> None:
     from tuner.answers.predictions import rank_candidates
     from tuner.forecast.candidates import candidates_of
     from tuner.forecast.idle_hosts import idle_hosts_of_first
@@ -318,9 +318,9 @@ def _rank_configs(config: StudyConfig, num_rows: int, as_json: bool) -> None:
                 f"Ranked by what {ranked.num_trials:,} trials taught: step times of trials (*), and of the others the "
                 "mean of the posterior."
             )
-        shows_tokens, digits = config.subject.has(Ability.TOKENS), config.subject.memory_digits
-        dimensions = config.subject.columns(grid.dimensions)
-        pairs = zip(labels_of(config), config.objective, strict=True)
+        shows_tokens, digits = config.problem.subject.has(Ability.TOKENS), config.subject.memory_digits
+        dimensions = config.problem.subject.columns(grid.dimensions)
+        pairs = zip(labels_of(config), config.problem.objective, strict=True)
         value_heads = dict(pairs) if ranked.value is not None else {}
         print_table(
             [
@@ -349,7 +349,7 @@ def _rank_configs(config: StudyConfig, num_rows: int, as_json: bool) -> None:
             typer.echo("> the current configuration", err=True)
         if not all(row["fits"] for row in rows):
             capacity = int(memory.capacity_bytes.min()) / 2**30
-            headroom = config.options.memory_headroom
+            headroom = config.problem.options.memory_headroom
             typer.echo(
                 f"! does not fit: {capacity:.1f} GiB per device, of which {headroom:.0%} must stay free"
                 + ("; or crashed" if ranked.num_trials else ""),
@@ -368,12 +368,12 @@ def _measured_mark(row: dict[str, Any], num_trials: int) -> str:
     return " " if row["source"] == "learned" else "*"
 
 
-def _rank_sizes(config: StudyConfig, text: str, as_json: bool) -> None:
+def _rank_sizes(config: StudyRequest, text: str, as_json: bool) -> None:
     from costmodels.job.parallel_config import HAND
     from tuner.forecast.sizes import best_by_size, parse_sizes
 
     sizes = list(best_by_size(config, parse_sizes(config, text)))
-    dimensions = config.dimensions
+    dimensions = config.problem.dimensions
     if any(size.config is not None and size.config.plan != HAND for size in sizes):
         dimensions += ("plan",)
     smallest = next((size for size in sorted(sizes, key=lambda size: size.hosts) if size.config is not None), None)

@@ -18,7 +18,7 @@ from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, print_ta
 if TYPE_CHECKING:  # these load numpy and Optuna
     from hardware.dynamics import Trace
     from tuner.replan.replanning import Assumptions, Plan
-    from tuner.study_file.config import StudyConfig
+    from tuner.study_file.request import StudyRequest
 
 Restart = Annotated[
     str, Option("--switch-restart", metavar="SECONDS", help="Time to stop and restart all processes (assumed).")
@@ -126,7 +126,7 @@ def _print_progress(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def _print_plan(config: StudyConfig, plan: Plan) -> None:
+def _print_plan(config: StudyRequest, plan: Plan) -> None:
     stretches = plan.best.stretches
     changes = [at for at, one in enumerate(stretches) if at == 0 or one.setup != stretches[at - 1].setup]
     shown = list(range(len(stretches))) if len(stretches) <= LONGEST_TABLE else changes
@@ -140,7 +140,7 @@ def _print_plan(config: StudyConfig, plan: Plan) -> None:
                 "-" if one.step_time_s is None else f"{one.step_time_s:.4g}",
                 f"{sum(each.steps for each in stretches[at:end]):,.0f}",
                 f"{one.switch_s + one.lost_work_s:.0f}" if one.switch_s or one.lost_work_s else "",
-                "waits" if one.setup is None else in_words(one.setup.config.values(config.dimensions)),
+                "waits" if one.setup is None else in_words(one.setup.config.values(config.problem.dimensions)),
             ]
             for at, end in zip(shown, [*shown[1:], len(stretches)], strict=True)
             for one in [stretches[at]]
@@ -167,7 +167,7 @@ def _print_plan(config: StudyConfig, plan: Plan) -> None:
 
 
 def _print_robust(
-    config: StudyConfig,
+    config: StudyRequest,
     traces: list[Trace],
     names: list[str],
     statistic: str,
@@ -186,7 +186,7 @@ def _print_robust(
     elif choice.config is None:
         typer.echo(NOTHING_WORKS, err=True)
     else:
-        typer.echo(f"Best over {len(names)} traces: {in_words(choice.config.values(config.dimensions))}")
+        typer.echo(f"Best over {len(names)} traces: {in_words(choice.config.values(config.problem.dimensions))}")
         staying = choice.of_traces_best or (None,) * len(names)
         print_table(
             ["steps", "tokens/s", "steps of the study's best", "trace"],

@@ -25,7 +25,7 @@ from tuner.terminal.console import (
 if TYPE_CHECKING:  # these load numpy and Optuna
     from tuner.search.proxy.extrapolation import Extrapolated
     from tuner.storage.record import TrialRecord
-    from tuner.study_file.config import StudyConfig
+    from tuner.study_file.request import StudyRequest
 
 
 def status(study: StudyFile, storage: Storage = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
@@ -67,10 +67,10 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
         "running": in_flight,
         **slots.state_of(in_flight),
         **device_time_json(config, compared, records),
-        "clock": config.backend.clock,
+        "clock": config.trials.backend.clock,
         "best_step_time_s": extrapolated.step_time_s if extrapolated else best_s,
         **gains(compared),
-        "training": training and training.as_json(config.dimensions),
+        "training": training and training.as_json(config.problem.dimensions),
         "extrapolated": extrapolated is not None,
         "p_star": stored.user_attrs.get(P_STAR, 0.0),
         "stop_reason": None if running or under_way else stored.user_attrs.get(STOP_REASON, "interrupted"),
@@ -104,12 +104,12 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
 
 
 def _print_best(
-    config: StudyConfig, best: TrialRecord | None, extrapolated: Extrapolated | None, confidence: float
+    config: StudyRequest, best: TrialRecord | None, extrapolated: Extrapolated | None, confidence: float
 ) -> None:
     """Print the best configuration so far, if there is one."""
     if best is not None:
         say(f"Best: {in_words(best.params)}")
-        source = config.backend.source_in_words
+        source = config.trials.backend.source_in_words
         say(f"  {best.step_time_s:.4g} s per step ({source}); {confidence_in_words(config, confidence)}")
     elif extrapolated is not None:
         print_extrapolated(extrapolated)

@@ -52,14 +52,14 @@ def trials(
         print_json(
             {
                 "study_name": config.name,
-                "clock": config.backend.clock,
+                "clock": config.trials.backend.clock,
                 "compared_with": compared.name if compared else None,
                 "best_trial": best.number if best else None,
                 "trials": [asdict(row) for row in rows],
             }
         )
     elif as_csv:
-        text = csv_of(rows, tuple(records[0].params) if records else config.dimensions)
+        text = csv_of(rows, tuple(records[0].params) if records else config.problem.dimensions)
         if out is None:
             typer.echo(text, nl=False)
         else:

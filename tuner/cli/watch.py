@@ -25,7 +25,7 @@ from tuner.terminal.console import printable, say
 if TYPE_CHECKING:  # these load numpy and Optuna
     from costmodels.job.parallel_config import ParallelConfig
     from trials.link_probe.contract import AbstractProber
-    from tuner.study_file.config import StudyConfig
+    from tuner.study_file.request import StudyRequest
     from tuner.watch.answer import Answer
     from tuner.watch.hosts import AbstractHosts
     from tuner.watch.probing import Probing
@@ -110,7 +110,7 @@ def watch(
         raise ConfigError("is for ray and slurm: a trace tells of hosts and links", key="--network", value=str(network))
     probe_s = None if probe is None else _probe_s(probe, hosts_from, network)
     config = load(study, overrides, storage)
-    if rule := config.subject.refusal(Ability.WATCH):
+    if rule := config.problem.subject.refusal(Ability.WATCH):
         raise ConfigError(rule, file=config.file, key="model")
     config = with_plans(config, StoredStudies(config.storage))
 
@@ -166,15 +166,15 @@ def _probe_s(probe: str, hosts_from: str, network: Path | None) -> float:
     return number("--probe", probe, above_zero=True)
 
 
-def _parse(config: StudyConfig, text: str | None) -> ParallelConfig | None:
+def _parse(config: StudyRequest, text: str | None) -> ParallelConfig | None:
     """Parse the configuration that runs now."""
     from costmodels.job.parallel_config import parse_config
 
-    return None if text is None else parse_config(text, config.subject.defaults)
+    return None if text is None else parse_config(text, config.problem.subject.defaults)
 
 
 def _hosts(
-    config: StudyConfig,
+    config: StudyRequest,
     hosts_from: str,
     kept: Kept,
     ray_address: str | None,
@@ -188,7 +188,7 @@ def _hosts(
     from tuner.watch.hosts import FileHosts, NodeHosts, read_growing
     from tuner.watch.probing import Probing
 
-    cluster = config.cluster
+    cluster = config.problem.cluster
     if hosts_from not in SYSTEMS:
         file = Path(hosts_from)
         if not file.exists() and file.suffix == "":

@@ -29,7 +29,7 @@ from tuner.dashboard.artifacts import StudyFiles
 from tuner.dashboard.view import StudyView
 from tuner.run.studies import stored_study
 from tuner.storage.stored_studies import StoredStudies
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 from tuner.study_file.storage_address import StorageAddress
 from tuner.terminal.console import printable, say
 
@@ -93,7 +93,7 @@ class DashboardServer:
             self.server.server_close()
 
 
-def dashboard_server(config: StudyConfig, place: Place) -> DashboardServer:
+def dashboard_server(config: StudyRequest, place: Place) -> DashboardServer:
     """Create the server of a study's pages; it listens at once and answers when `serve` is called.
 
     Raises:

@@ -17,7 +17,7 @@ from tuner.search.population import P_STAR, Moment, read_moments
 from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
 from tuner.search.stopping import StopReason
 from tuner.storage.record import HISTORY, STOP_REASON, TrialRecord, best_record, read_records
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 
 Key = tuple[Value, ...]
 """Values of a candidate's dimensions."""
@@ -40,7 +40,7 @@ class Snapshot:
         history: Text on the knowledge taken from earlier studies.
     """
 
-    config: StudyConfig
+    config: StudyRequest
     records: tuple[TrialRecord, ...]
     best: TrialRecord | None
     extrapolated: Extrapolated | None
@@ -69,7 +69,7 @@ class Snapshot:
         return self.compared.reference if self.compared else None
 
 
-def snapshot_of(config: StudyConfig, study: Study, attributes: Mapping[str, Any], *, is_running: bool) -> Snapshot:
+def snapshot_of(config: StudyRequest, study: Study, attributes: Mapping[str, Any], *, is_running: bool) -> Snapshot:
     """Read the present state of a study, whose user attributes the caller has read already."""
     config = plans_in(config, study)
     records = tuple(read_records(study))
@@ -89,12 +89,12 @@ def snapshot_of(config: StudyConfig, study: Study, attributes: Mapping[str, Any]
     )
 
 
-def step_errors(config: StudyConfig, candidates: Sequence[Mapping[str, Value]]) -> dict[Key, float]:
+def step_errors(config: StudyRequest, candidates: Sequence[Mapping[str, Value]]) -> dict[Key, float]:
     """Compute one standard deviation of the logarithm of each candidate's predicted step time."""
     if not candidates:
         return {}
-    grid = ConfigGrid.from_configs([config.config_of(each) for each in candidates], config.options.opened)
-    uncertainty = config.subject.uncertainty(grid)
+    grid = ConfigGrid.from_configs([config.problem.config_of(each) for each in candidates], config.problem.options.opened)
+    uncertainty = config.problem.subject.uncertainty(grid)
     if uncertainty is None:
         return {}
     return {tuple(each.values()): float(error) for each, error in zip(candidates, uncertainty.log_error, strict=True)}

@@ -58,7 +58,7 @@ def _round(value: float) -> float:
 
 def _headline(seen: Snapshot) -> str:
     if seen.best is not None:
-        source = seen.config.backend.source_in_words
+        source = seen.config.trials.backend.source_in_words
         words = [
             f"### Best so far: {seconds(seen.best.step_time_s)} per step",
             f"{code(in_words(seen.best.params))}, trial {seen.best.number}, {source}",
@@ -89,7 +89,7 @@ def _gain(compared: Compared) -> str:
 
 
 def _synthetic(seen: Snapshot) -> str:
-    if seen.config.backend.origin != "synthetic":
+    if seen.config.trials.backend.origin != "synthetic":
         return ""
     return "**SYNTHETIC**: these step times come from a simulated world, not from a measurement."
 
@@ -101,9 +101,9 @@ def _figures(seen: Snapshot) -> list[tuple[str, str]]:
         words = f"{seen.p_star:.2f} that no untried configuration is faster; the search stops above {limit:g}"
         figures.append(("confidence", words))
     if seen.best_step_s is not None:
-        tokens = seen.config.subject.throughput(seen.best_step_s)
+        tokens = seen.config.problem.subject.throughput(seen.best_step_s)
         figures += [] if tokens is None else [("throughput", f"{tokens:,.0f} tokens/s per device")]
-    if seen.best_step_s is not None and seen.config.limits.are_set:
+    if seen.best_step_s is not None and seen.config.economics.limits.are_set:
         training = limited_of(seen.config, seen.best, seen.extrapolated)
         figures.append(("limits", limited_in_words(seen.config, training)))
     if seen.history:

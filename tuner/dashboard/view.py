@@ -39,7 +39,7 @@ from tuner.run.driver import DRIVER
 from tuner.run.studies import is_driven
 from tuner.search.optuna_inside import FrozenStudy, study_id_of, trial_id_of
 from tuner.storage.record import SPENT_S, TrialRecord
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 
 NOTES = "dashboard:"
 """Prefix of the system attributes under which the dashboard keeps notes."""
@@ -130,7 +130,7 @@ class StudyView(BaseStorage):
         self,
         storage: BaseStorage,
         study: Study,
-        config: StudyConfig,
+        config: StudyRequest,
         files: StudyFiles,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -25,8 +25,8 @@ from hardware.time_units import DAY_S, HOUR_S
 from tuner.forecast.pareto import front_chances, pareto_front
 from tuner.forecast.sizes import Size, best_by_size
 from tuner.storage.stored_studies import StoredStudies
-from tuner.study_file.config import StudyConfig
 from tuner.study_file.cost_keys import NO_LIMITS, Limits
+from tuner.study_file.request import StudyRequest
 
 KWH_J = 3.6e6
 NUM_DRAWS = 1_000
@@ -162,7 +162,7 @@ class CostComparison:
 
 
 def compare_costs(
-    config: StudyConfig,
+    config: StudyRequest,
     tokens: float,
     hosts: Sequence[int],
     clusters: Sequence[Cluster],
@@ -185,9 +185,9 @@ def compare_costs(
     Raises:
         ConfigError: A size has too many configurations to predict, or the storage cannot be read.
     """
-    steps = math.ceil(tokens / config.setting.job.tokens_per_step)
+    steps = math.ceil(tokens / config.problem.setting.job.tokens_per_step)
     correction = _measured_correction(config)
-    own = _hosts_of(config.cluster)
+    own = _hosts_of(config.problem.cluster)
     offers: list[Offer] = []
     sources: list[ErrorSources] = []
     count = len(hosts) * max(len(clusters), 1)
@@ -314,7 +314,7 @@ def _hosts_of(cluster: Cluster) -> tuple[object, ...]:
     return tuple((group.device, group.devices_per_host, group.intra_links, group.nic_links) for group in cluster.groups)
 
 
-def _measured_correction(config: StudyConfig) -> float:
+def _measured_correction(config: StudyRequest) -> float:
     """Return the ratio of the best configuration's measured step time to its predicted one; 1 without a measurement."""
     study = StoredStudies(config.storage).look(config.name)
     if study is None:

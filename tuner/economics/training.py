@@ -23,8 +23,8 @@ from tuner.forecast.candidates import predict_candidate, predict_with_errors
 from tuner.forecast.sizes import best_by_size
 from tuner.search.proxy.extrapolation import Extrapolated
 from tuner.storage.record import TrialRecord, read_records
-from tuner.study_file.config import StudyConfig
 from tuner.study_file.cost_keys import NO_LIMITS, Limits
+from tuner.study_file.request import StudyRequest
 from tuner.subject.ability import Ability
 
 
@@ -138,7 +138,7 @@ class TrainingEstimate:
 
 
 def estimate_training(
-    config: StudyConfig, study: Study | None, tokens: float, sizes: Sequence[int] = ()
+    config: StudyRequest, study: Study | None, tokens: float, sizes: Sequence[int] = ()
 ) -> TrainingEstimate | None:
     """Return what training on a number of tokens takes; None if no configuration fits.
 
@@ -151,7 +151,7 @@ def estimate_training(
     best, records = best_known(config, study), read_records(study) if study is not None else []
     if best is None:
         return None
-    steps = math.ceil(tokens / config.setting.job.tokens_per_step)
+    steps = math.ceil(tokens / config.problem.setting.job.tokens_per_step)
     trainings = []
     compared = best.compared
     if compared is not None and compared.known is not Known.FAILED:
@@ -176,7 +176,7 @@ def estimate_training(
                 range_s=None,
                 steps=steps,
                 per_hour=_price_per_hour(config, size.setting.cluster),
-                limits=config.limits,
+                limits=config.economics.limits,
             )
             for size in found
             if size.config is not None
@@ -188,7 +188,7 @@ def estimate_training(
     )
 
 
-def limited_training(config: StudyConfig, best: ParallelConfig, source: str, step_time_s: float) -> Training | None:
+def limited_training(config: StudyRequest, best: ParallelConfig, source: str, step_time_s: float) -> Training | None:
     """Return the training of `limits.tokens` with the best configuration; None where a study has no such limits.
 
     Args:
@@ -197,36 +197,36 @@ def limited_training(config: StudyConfig, best: ParallelConfig, source: str, ste
         source: Source of its step time.
         step_time_s: Step time of the configuration [s].
     """
-    tokens = config.limits.tokens
-    if tokens is None or not config.subject.has(Ability.TOKENS):
+    tokens = config.economics.limits.tokens
+    if tokens is None or not config.problem.subject.has(Ability.TOKENS):
         return None
-    steps = math.ceil(tokens / config.setting.job.tokens_per_step)
+    steps = math.ceil(tokens / config.problem.setting.job.tokens_per_step)
     return _training(config, "best", best, source, step_time_s, steps)
 
 
-def limited_of(config: StudyConfig, best: TrialRecord | None, extrapolated: Extrapolated | None) -> Training | None:
+def limited_of(config: StudyRequest, best: TrialRecord | None, extrapolated: Extrapolated | None) -> Training | None:
     """Return the training of `limits.tokens` with the answer of a study's trials; see `limited_training`."""
     if best is not None and best.step_time_s is not None:
-        return limited_training(config, config.config_of(best.params), config.backend.origin, best.step_time_s)
+        return limited_training(config, config.problem.config_of(best.params), config.trials.backend.origin, best.step_time_s)
     if extrapolated is not None:
-        return limited_training(config, config.config_of(extrapolated.config), "predicted", extrapolated.step_time_s)
+        return limited_training(config, config.problem.config_of(extrapolated.config), "predicted", extrapolated.step_time_s)
     return None
 
 
-def measured_correction(config: StudyConfig, study: Study) -> float:
+def measured_correction(config: StudyRequest, study: Study) -> float:
     """Return the ratio of the best configuration's measured step time to its predicted one; 1 without a measurement."""
     best = best_known(config, study)
     return 1.0 if best is None else _correction(config, best)
 
 
-def _correction(config: StudyConfig, best: Best) -> float:
-    if best.source != "measured" or not config.subject.has(Ability.SIZES):
+def _correction(config: StudyRequest, best: Best) -> float:
+    if best.source != "measured" or not config.problem.subject.has(Ability.SIZES):
         return 1.0
     return best.step_time_s / float(predict_candidate(config, best.config)["step_time_s"])
 
 
 def _training(
-    config: StudyConfig, label: str, chosen: ParallelConfig, known: str, known_s: float | None, steps: int
+    config: StudyRequest, label: str, chosen: ParallelConfig, known: str, known_s: float | None, steps: int
 ) -> Training:
     """Return the training with one configuration, predicted where no trial has timed it.
 
@@ -245,16 +245,16 @@ def _training(
         step_time_s, range_s, source = float(predicted["step_time_s"]), (low_s, high_s), "predicted"
     return Training(
         label=label,
-        devices=config.cluster.num_devices,
+        devices=config.problem.cluster.num_devices,
         config=chosen,
         source=source,
         step_time_s=step_time_s,
         range_s=range_s,
         steps=steps,
-        per_hour=_price_per_hour(config, config.cluster),
-        limits=config.limits,
+        per_hour=_price_per_hour(config, config.problem.cluster),
+        limits=config.economics.limits,
     )
 
 
-def _price_per_hour(config: StudyConfig, cluster: Cluster) -> float | None:
-    return None if config.prices is None else config.prices.per_hour(cluster)
+def _price_per_hour(config: StudyRequest, cluster: Cluster) -> float | None:
+    return None if config.economics.prices is None else config.prices.per_hour(cluster)

@@ -32,8 +32,8 @@ from tuner.planners.engine.workers import AbstractBound, ProcessWorkers
 from tuner.plans.layer_planning import AUTO_SHAPES, LayerPlanning, shape_text
 from tuner.plans.layer_plans import LayerTask, freeze, layer_tasks, plan_layer, summary_of
 from tuner.storage.stored_studies import StoredStudies
-from tuner.study_file.config import StudyConfig
 from tuner.study_file.meaning import first_difference
+from tuner.study_file.request import StudyRequest
 
 if TYPE_CHECKING:  # Optuna takes a second to load
     from optuna import Study
@@ -61,12 +61,12 @@ class _Found:
 
 
 def plan_study(
-    config: StudyConfig,
+    config: StudyRequest,
     grid: ConfigGrid,
     *,
     stored: Mapping[str, Any] | None = None,
     on_planned: OnPlanned = lambda _, __: None,
-) -> StudyConfig:
+) -> StudyRequest:
     """Return the study with the plans of these candidates, and with the dimension `plan` if some differ.
 
     Only shapes are planned that `stored` lacks, which `as_stored` returned earlier. Under `auto` they are at most
@@ -81,13 +81,13 @@ def plan_study(
     Raises:
         ConfigError: Pins cannot hold.
     """
-    if config.planning.name == "megatron":
+    if config.problem.planning.name == "megatron":
         return config
     changes = [_change_of(each) for each in stored["changes"]] if stored else []
     plans = dict(stored["plans"]) if stored else {}
-    setting = config.setting
-    tasks = layer_tasks(setting.job, setting.cluster, grid, config.planning)
-    if config.planning.is_auto and len(tasks) > AUTO_SHAPES:
+    setting = config.problem.setting
+    tasks = layer_tasks(setting.job, setting.cluster, grid, config.problem.planning)
+    if config.problem.planning.is_auto and len(tasks) > AUTO_SHAPES:
         tasks = _leading(config, grid, tasks)
     tasks = [task for task in tasks if shape_text(task.config) not in plans]
     if not tasks:
@@ -106,7 +106,7 @@ def plan_study(
     return _with_plans(config, [*changes, *(each.change for each in found if each.change is not None)], plans)
 
 
-def plan_layers(config: StudyConfig, stored: StoredStudies, chosen: ParallelConfig | None = None) -> StudyConfig:
+def plan_layers(config: StudyRequest, stored: StoredStudies, chosen: ParallelConfig | None = None) -> StudyRequest:
     """Return the study with its layers planned, for all candidates or only the chosen configuration.
 
     Layers that are planned already, or sharded by hand, stay as they are.
@@ -115,12 +115,12 @@ def plan_layers(config: StudyConfig, stored: StoredStudies, chosen: ParallelConf
         ConfigError: The planner's pins cannot hold.
     """
     restore_subject(config, lambda: stored.look(config.name))
-    if config.planning.name == "megatron" or config.layer_plans:
+    if config.problem.planning.name == "megatron" or config.problem.layer_plans:
         return config
     return plan_study(config, grid_to_plan(config, chosen), stored=stored_plans(config, stored))
 
 
-def predicted_plans(config: StudyConfig, stored: StoredStudies, chosen: ParallelConfig | None = None) -> StudyConfig:
+def predicted_plans(config: StudyRequest, stored: StoredStudies, chosen: ParallelConfig | None = None) -> StudyRequest:
     """Return the study with the plans that predictions count: under `auto`, those that its runs have made.
 
     A chosen configuration that names a plan is planned in any case.
@@ -128,66 +128,66 @@ def predicted_plans(config: StudyConfig, stored: StoredStudies, chosen: Parallel
     Raises:
         ConfigError: The planner's pins cannot hold.
     """
-    if config.planning.is_auto and (chosen is None or chosen.plan == HAND):
+    if config.problem.planning.is_auto and (chosen is None or chosen.plan == HAND):
         return known_plans(config, stored)
     return plan_layers(config, stored, chosen)
 
 
-def known_plans(config: StudyConfig, stored: StoredStudies) -> StudyConfig:
+def known_plans(config: StudyRequest, stored: StoredStudies) -> StudyRequest:
     """Return the study with the plans that its storage holds; nothing is planned."""
-    if config.planning.name == "megatron" or config.layer_plans:
+    if config.problem.planning.name == "megatron" or config.problem.layer_plans:
         return config
     study = stored.look(config.name)
     return config if study is None else _with_stored(config, _plans_of(config, study))
 
 
-def plans_in(config: StudyConfig, study: Study) -> StudyConfig:
+def plans_in(config: StudyRequest, study: Study) -> StudyRequest:
     """Return the study with the plans that its stored counterpart holds, which the caller has opened."""
     restore_subject(config, lambda: study)
-    return config if config.planning.name == "megatron" else _with_stored(config, _plans_of(config, study))
+    return config if config.problem.planning.name == "megatron" else _with_stored(config, _plans_of(config, study))
 
 
-def _with_stored(config: StudyConfig, stored: Mapping[str, Any] | None) -> StudyConfig:
+def _with_stored(config: StudyRequest, stored: Mapping[str, Any] | None) -> StudyRequest:
     if not stored:
         return config
     return _with_plans(config, [_change_of(each) for each in stored["changes"]], stored["plans"])
 
 
-def grid_to_plan(config: StudyConfig, chosen: ParallelConfig | None) -> ConfigGrid:
+def grid_to_plan(config: StudyRequest, chosen: ParallelConfig | None) -> ConfigGrid:
     """Return the candidates to plan, all with the plan by hand: those of the study, or the chosen configuration."""
     if chosen is None:
-        return config.space().grid
-    return ConfigGrid.from_configs([replace(chosen, plan=HAND)], config.options.opened)
+        return config.problem.space().grid
+    return ConfigGrid.from_configs([replace(chosen, plan=HAND)], config.problem.options.opened)
 
 
-def planned_in_words(config: StudyConfig) -> str:
+def planned_in_words(config: StudyRequest) -> str:
     """Return a sentence on the shapes that `auto` left by hand; empty if it planned all of them."""
-    if not config.planning.is_auto or not config.layer_plans:
+    if not config.problem.planning.is_auto or not config.problem.layer_plans:
         return ""
-    grid = config.space().grid
-    tasks = layer_tasks(config.setting.job, config.cluster, grid, config.planning)
-    left = [task for task in tasks if shape_text(task.config) not in config.layer_plans]
+    grid = config.problem.space().grid
+    tasks = layer_tasks(config.problem.setting.job, config.problem.cluster, grid, config.problem.planning)
+    left = [task for task in tasks if shape_text(task.config) not in config.problem.layer_plans]
     if not left:
         return ""
     return (
         f"sharding plans were made for the layers of the {len(tasks) - len(left)} leading of {len(tasks)} shapes; "
-        f"planner.name: {config.planning.name} plans all"
+        f"planner.name: {config.problem.planning.name} plans all"
     )
 
 
-def as_stored(config: StudyConfig) -> dict[str, Any]:
+def as_stored(config: StudyRequest) -> dict[str, Any]:
     """Return the plans of a study as JSON."""
-    changes = [asdict(change) for change in config.setting.runtime.layer_changes]
-    return {"changes": changes, "plans": dict(config.layer_plans)}
+    changes = [asdict(change) for change in config.problem.setting.runtime.layer_changes]
+    return {"changes": changes, "plans": dict(config.problem.layer_plans)}
 
 
-def stored_plans(config: StudyConfig, stored: StoredStudies) -> dict[str, Any] | None:
+def stored_plans(config: StudyRequest, stored: StoredStudies) -> dict[str, Any] | None:
     """Return the plans in the study's storage; None if there are none, or they are of another study of that name."""
     study = stored.find(config.name)
     return None if study is None else _plans_of(config, study)
 
 
-def _plans_of(config: StudyConfig, study: Study) -> dict[str, Any] | None:
+def _plans_of(config: StudyRequest, study: Study) -> dict[str, Any] | None:
     from tuner.storage.record import LAYER_PLANS, MEANING  # noqa: PLC0415 # it loads Optuna
 
     attributes = study.user_attrs
@@ -198,26 +198,26 @@ def _plans_of(config: StudyConfig, study: Study) -> dict[str, Any] | None:
     return found
 
 
-def unused_pins(config: StudyConfig) -> tuple[str, ...]:
+def unused_pins(config: StudyRequest) -> tuple[str, ...]:
     """Return a sentence for each pin that no candidate's degrees allow."""
-    used = {each["pin"] for plan in config.layer_plans.values() if plan is not None for each in plan["pins"]}
+    used = {each["pin"] for plan in config.problem.layer_plans.values() if plan is not None for each in plan["pins"]}
     return tuple(
         f"planner.pins[{number}]: no candidate has the devices for {pin.in_words}"
-        for number, pin in enumerate(config.planning.pins)
+        for number, pin in enumerate(config.problem.planning.pins)
         if pin.in_words not in used
     )
 
 
-def by_hand(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any] | None:
+def by_hand(config: StudyRequest, chosen: ParallelConfig) -> dict[str, Any] | None:
     """Return the plan by hand of one configuration in the same form; None where it has nothing to shard."""
     grid = ConfigGrid.from_configs([chosen])
-    tasks = layer_tasks(config.setting.job, config.cluster, grid, LayerPlanning())
+    tasks = layer_tasks(config.problem.setting.job, config.problem.cluster, grid, LayerPlanning())
     return _plan(tasks[0], None).by_hand if tasks else None
 
 
-def _leading(config: StudyConfig, grid: ConfigGrid, tasks: Sequence[LayerTask]) -> list[LayerTask]:
+def _leading(config: StudyRequest, grid: ConfigGrid, tasks: Sequence[LayerTask]) -> list[LayerTask]:
     """Return the tasks of the shapes whose fastest candidates are predicted to be the fastest, at most AUTO_SHAPES."""
-    fastest_s = _fastest(config.setting, grid)
+    fastest_s = _fastest(config.problem.setting, grid)
     ordered = sorted(tasks, key=lambda task: fastest_s[shape_keys(ConfigGrid.from_configs([task.config]))[0]])
     return ordered[:AUTO_SHAPES]
 
@@ -231,14 +231,14 @@ def _fastest(setting: Setting, grid: ConfigGrid) -> dict[tuple[int, ...], float]
     return fastest
 
 
-def _with_predictions(config: StudyConfig, grid: ConfigGrid, found: Sequence[_Found]) -> list[_Found]:
+def _with_predictions(config: StudyRequest, grid: ConfigGrid, found: Sequence[_Found]) -> list[_Found]:
     """Return the plans with the predicted step time of the fastest candidate of each shape, relative to by hand."""
     changes = tuple(each.change for each in found if each.change is not None)
     if not changes:
         return list(found)
-    setting = config.setting
+    setting = config.problem.setting
     changed = replace(setting, runtime=replace(setting.runtime, layer_changes=changes))
-    as_planned = replace(grid, plan=np.full(len(grid), DIMENSIONS["plan"].code_of(config.planning.name)))
+    as_planned = replace(grid, plan=np.full(len(grid), DIMENSIONS["plan"].code_of(config.problem.planning.name)))
     by_hand_s, planned_s = _fastest(setting, grid), _fastest(changed, as_planned)
     return [
         each
@@ -252,17 +252,17 @@ def _with_predictions(config: StudyConfig, grid: ConfigGrid, found: Sequence[_Fo
 
 
 def _with_plans(
-    config: StudyConfig, changes: Sequence[LayerChange], plans: Mapping[str, dict[str, Any] | None]
-) -> StudyConfig:
-    runtime = replace(config.setting.runtime, layer_changes=tuple(changes))
-    backend = config.backend.with_layer_changes(runtime.layer_changes)
+    config: StudyRequest, changes: Sequence[LayerChange], plans: Mapping[str, dict[str, Any] | None]
+) -> StudyRequest:
+    runtime = replace(config.problem.setting.runtime, layer_changes=tuple(changes))
+    backend = config.trials.backend.with_layer_changes(runtime.layer_changes)
     assert backend is not None, "the study file refuses other trials, which run the plan by hand"
-    options = config.options
+    options = config.problem.options
     if changes and "plan" not in options.opened:
         options = replace(options, opened=(*options.opened, "plan"))
     return replace(
         config,
-        subject=config.subject.with_setting(replace(config.setting, runtime=runtime)),
+        subject=config.problem.subject.with_setting(replace(config.problem.setting, runtime=runtime)),
         options=options,
         backend=backend,
         layer_plans=plans,

@@ -18,13 +18,13 @@ from costmodels.step.step_time import StepEstimate
 from hardware.io.errors import ConfigError, did_you_mean
 from hardware.io.output_file import write_output
 from tuner.forecast.candidates import predict_candidate, prediction_json
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 
 SCHEDULE = "1f1b"
 """Schedule that all predictions assume; with chunks it is the interleaved one."""
 
 
-def simulate_candidate(config: StudyConfig, chosen: ParallelConfig, schedule: str = SCHEDULE) -> Simulation:
+def simulate_candidate(config: StudyRequest, chosen: ParallelConfig, schedule: str = SCHEDULE) -> Simulation:
     """Simulate one step of a configuration that can be launched, on the study's cluster.
 
     Raises:
@@ -32,11 +32,11 @@ def simulate_candidate(config: StudyConfig, chosen: ParallelConfig, schedule: st
     """
     _check_schedule(config, chosen, schedule)
     memory = _estimate_memory(config, chosen, schedule)
-    return simulate_step(config.setting, chosen, schedule=schedule, memory=memory)
+    return simulate_step(config.problem.setting, chosen, schedule=schedule, memory=memory)
 
 
 def simulation_json(
-    config: StudyConfig, chosen: ParallelConfig, schedule: str, simulation: Simulation
+    config: StudyRequest, chosen: ParallelConfig, schedule: str, simulation: Simulation
 ) -> dict[str, Any]:
     """Return what `meshtune simulate` prints: a prediction, the closed form's step beside it, and every stage."""
     estimate = StepEstimate(
@@ -74,12 +74,12 @@ def write_trace(simulation: Simulation, out: Path) -> None:
     write_output(out, gzip.compress(content, 6, mtime=0) if out.suffix == ".gz" else content, option="--trace")
 
 
-def _estimate_memory(config: StudyConfig, chosen: ParallelConfig, schedule: str) -> MemoryEstimate:
-    grid = ConfigGrid.from_configs([chosen], config.options.opened)
-    return estimate_memory(config.setting, grid, schedule=schedule)
+def _estimate_memory(config: StudyRequest, chosen: ParallelConfig, schedule: str) -> MemoryEstimate:
+    grid = ConfigGrid.from_configs([chosen], config.problem.options.opened)
+    return estimate_memory(config.problem.setting, grid, schedule=schedule)
 
 
-def _check_schedule(config: StudyConfig, chosen: ParallelConfig, schedule: str) -> None:
+def _check_schedule(config: StudyRequest, chosen: ParallelConfig, schedule: str) -> None:
     """Check that a configuration can run under a schedule."""
     if schedule not in SCHEDULES:
         raise ConfigError("is no schedule", key="--schedule", value=schedule, nearest=did_you_mean(schedule, SCHEDULES))
@@ -90,7 +90,7 @@ def _check_schedule(config: StudyConfig, chosen: ParallelConfig, schedule: str) 
             value=schedule,
             nearest=f"vpp=1, or --schedule {SCHEDULE}",
         )
-    even = config.setting.job.global_batch_size // (chosen.dp * chosen.mbs)
+    even = config.problem.setting.job.global_batch_size // (chosen.dp * chosen.mbs)
     try:
         for num_micro_batches in chosen.assignment.micro_batches or (even,):
             pass_order(schedule, chosen.pp, chosen.vpp, num_micro_batches)

@@ -10,10 +10,10 @@ from hardware.cluster import Cluster
 from hardware.dynamics import Trace, cluster_at, lost_hosts
 from hardware.io.errors import ConfigError
 from hardware.trace_file import read_trace
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 
 
-def trace_of(config: StudyConfig, file: Path | None, *, option: str, value: str | None = None) -> Trace:
+def trace_of(config: StudyRequest, file: Path | None, *, option: str, value: str | None = None) -> Trace:
     """Read the trace of a file, or return the study's own trace.
 
     Args:
@@ -26,7 +26,7 @@ def trace_of(config: StudyConfig, file: Path | None, *, option: str, value: str 
         ConfigError: No trace is given, or it cannot be read.
     """
     if file is not None:
-        return read_trace(file, config.cluster)
+        return read_trace(file, config.problem.cluster)
     if config.trace is None:
         raise ConfigError(
             "needs a trace, and the study's cluster has none",
@@ -38,9 +38,9 @@ def trace_of(config: StudyConfig, file: Path | None, *, option: str, value: str 
     return config.trace
 
 
-def study_at(config: StudyConfig, trace: Trace, time_s: float) -> StudyConfig:
+def study_at(config: StudyRequest, trace: Trace, time_s: float) -> StudyRequest:
     """Return the study with its cluster in the state at `time_s`."""
-    return replace(config, subject=config.subject.on_cluster(cluster_at(config.cluster, trace, time_s)))
+    return replace(config, subject=config.problem.subject.on_cluster(cluster_at(config.problem.cluster, trace, time_s)))
 
 
 def name_hosts(hosts: Collection[int]) -> str:

@@ -17,7 +17,7 @@ from tuner.answers.best import best_known
 from tuner.replan.cluster_states import Course, Figures, Hosts, Pricing, Setup, fastest_hosts, options_over
 from tuner.replan.replanning import Assumptions, course_of, find_stored
 from tuner.space.enumeration import launchable
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -67,7 +67,7 @@ class Change:
 class Watched:
     """Study whose cluster is watched: prices one state of the cluster after the other."""
 
-    def __init__(self, config: StudyConfig) -> None:
+    def __init__(self, config: StudyRequest) -> None:
         self.config, self._pricing = config, Pricing(config)
 
     def price(self, trace: Trace, besides: Iterable[Setup] = ()) -> Present:
@@ -101,7 +101,7 @@ class Watched:
             hosts = fastest_hosts(interval, count)
             base = self._pricing.base(hosts)
             if base.num_devices == config.num_devices and launchable(
-                replace(self.config.setting, cluster=base), config
+                replace(self.config.problem.setting, cluster=base), config
             ):
                 return Setup(hosts=hosts, config=config)
         return None

@@ -40,7 +40,7 @@ from tuner.replan.timeline import Choices, best_timeline, steps_of, unforeseen_t
 from tuner.run.studies import check_meaning
 from tuner.search.prior import ignore_progress
 from tuner.storage.opening import find_study
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 
 AFTER_LAST_S = 3600.0
 """Default length of a trace after its last event [s]."""
@@ -220,13 +220,13 @@ def end_of(trace: Trace, until_s: float | None) -> float:
     return until_s
 
 
-def course_of(config: StudyConfig, trace: Trace, until_s: float | None) -> Course:
+def course_of(config: StudyRequest, trace: Trace, until_s: float | None) -> Course:
     """Split a trace into its intervals."""
-    return Course(trace=trace, intervals=intervals(config.cluster, trace, end_of(trace, until_s)))
+    return Course(trace=trace, intervals=intervals(config.problem.cluster, trace, end_of(trace, until_s)))
 
 
 def replan_trace(
-    config: StudyConfig,
+    config: StudyRequest,
     trace: Trace,
     *,
     until_s: float | None = None,
@@ -267,7 +267,7 @@ def replan_trace(
 
 
 def robust_choice(
-    config: StudyConfig,
+    config: StudyRequest,
     traces: Sequence[Trace],
     statistic: str,
     *,
@@ -308,7 +308,7 @@ def robust_choice(
     )
     options = options_over(pricing, courses, list(besides), study, on_progress=on_progress)
     priced = [PricedCourse(course, options, at, assumptions) for at, course in enumerate(courses)]
-    tokens = config.setting.job.tokens_per_step
+    tokens = config.problem.setting.job.tokens_per_step
     of_traces = {
         one: tuple(
             on_trace(float(steps_of(each.choices, each.places(course)).sum()), each.until_s, tokens)
@@ -361,7 +361,7 @@ def stays(pricing: Pricing, course: Course, config: ParallelConfig) -> list[Setu
     return found
 
 
-def find_stored(config: StudyConfig) -> Study | None:
+def find_stored(config: StudyRequest) -> Study | None:
     """Return the stored study, checking that its trials match the study file; None before its first trial."""
     study = find_study(config.storage, config.name)
     if study is not None and study.get_trials(deepcopy=False):
@@ -480,12 +480,12 @@ class PricedCourse:
         return "; ".join([*told, f"{more:,.0f} more steps until {until_s:g} s outweigh {switch_s:.0f} s of change"])
 
 
-def plan_json(config: StudyConfig, plan: Plan) -> dict[str, Any]:
+def plan_json(config: StudyRequest, plan: Plan) -> dict[str, Any]:
     """Build the JSON object of `meshtune replan`."""
     return {
         "timeline": timeline_json(config, plan.best),
         "steps": plan.best.steps,
-        "tokens": plan.best.steps * config.setting.job.tokens_per_step,
+        "tokens": plan.best.steps * config.problem.setting.job.tokens_per_step,
         "gain_over_staying": plan.gain_over_staying,
         "staying": None
         if plan.staying is None
@@ -496,13 +496,13 @@ def plan_json(config: StudyConfig, plan: Plan) -> dict[str, Any]:
     }
 
 
-def timeline_json(config: StudyConfig, timeline: Timeline) -> list[dict[str, Any]]:
+def timeline_json(config: StudyRequest, timeline: Timeline) -> list[dict[str, Any]]:
     """Build the JSON list of a timeline, with an object per interval."""
     return [
         {
             "from_s": one.from_s,
             "to_s": one.to_s,
-            "config": None if one.setup is None else one.setup.config.values(config.dimensions),
+            "config": None if one.setup is None else one.setup.config.values(config.problem.dimensions),
             "hosts": [] if one.setup is None else list(one.setup.hosts),
             "step_time_s": one.step_time_s,
             "steps": one.steps,
@@ -514,7 +514,7 @@ def timeline_json(config: StudyConfig, timeline: Timeline) -> list[dict[str, Any
     ]
 
 
-def robust_json(config: StudyConfig, choice: RobustChoice, traces: Sequence[str], statistic: str) -> dict[str, Any]:
+def robust_json(config: StudyRequest, choice: RobustChoice, traces: Sequence[str], statistic: str) -> dict[str, Any]:
     """Build the JSON object of `meshtune replan --robust`."""
 
     def told(of_traces: Sequence[OnTrace]) -> list[dict[str, Any]]:
@@ -526,7 +526,7 @@ def robust_json(config: StudyConfig, choice: RobustChoice, traces: Sequence[str]
     # JSON has no infinity: a configuration without any step gives null.
     ratio = choice.figure_best_s / choice.figure_s if math.isfinite(choice.figure_s) else math.inf
     return {
-        "config": None if choice.config is None else choice.config.values(config.dimensions),
+        "config": None if choice.config is None else choice.config.values(config.problem.dimensions),
         "statistic": statistic,
         "time_per_token_s": _finite(choice.figure_s),
         "traces": told(choice.of_traces) if choice.config else [],
@@ -534,7 +534,7 @@ def robust_json(config: StudyConfig, choice: RobustChoice, traces: Sequence[str]
         "staying": None
         if choice.best is None
         else {
-            "config": choice.best.values(config.dimensions),
+            "config": choice.best.values(config.problem.dimensions),
             "time_per_token_s": _finite(choice.figure_best_s),
             "traces": told(choice.of_traces_best),
         },

@@ -15,14 +15,14 @@ from tuner.report.figures import CANDIDATES, DRAW_SCRIPT, FAILED, INK, drawing
 from tuner.report.markup import Html, concatenate, section, tag
 from tuner.report.page import head_of
 from tuner.report.words import MISSING, gibibytes, in_short, percent, plural
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 
 HEIGHT = 520
 """Height of the figure [px]."""
 MWH_J = 1e3 * KWH_J
 
 
-def write_costs_page(config: StudyConfig, found: CostComparison, out: Path) -> Path:
+def write_costs_page(config: StudyRequest, found: CostComparison, out: Path) -> Path:
     """Write the page and return its path.
 
     Raises:
@@ -32,12 +32,12 @@ def write_costs_page(config: StudyConfig, found: CostComparison, out: Path) -> P
     return out
 
 
-def render_costs_page(config: StudyConfig, found: CostComparison) -> str:
+def render_costs_page(config: StudyRequest, found: CostComparison) -> str:
     """Render the whole page; equal comparisons give equal text."""
-    job = config.setting.job
+    job = config.problem.setting.job
     words = (
         f"{job.model.name} on {found.tokens:.4g} tokens: {plural(found.steps, 'step')} of {job.tokens_per_step:,} "
-        f"tokens, {job.precision}, {config.setting.runtime.name}; {prices_in_words(found)}"
+        f"tokens, {job.precision}, {config.problem.setting.runtime.name}; {prices_in_words(found)}"
     )
     second = "cost" if found.has_cost else "energy"
     header = tag("header", tag("h1", f"{config.name}: what training costs"), tag("p", words))
@@ -150,7 +150,7 @@ def _height(offer: Offer, found: CostComparison) -> float | None:
     return None if offer.energy_j is None else offer.energy_j / MWH_J
 
 
-def _table(config: StudyConfig, found: CostComparison) -> Html:
+def _table(config: StudyRequest, found: CostComparison) -> Html:
     currency = found.prices.currency if found.prices is not None else "cost"
     heads = [
         "cluster",
@@ -174,7 +174,7 @@ def _table(config: StudyConfig, found: CostComparison) -> Html:
     return tag("table", tag("thead", head), tag("tbody", *rows))
 
 
-def _row(offer: Offer, config: StudyConfig) -> Html:
+def _row(offer: Offer, config: StudyRequest) -> Html:
     size = offer.size
     mark = "\N{BLACK STAR} " if offer.on_front else "! " if offer.breaks else ""
     numbers = [
@@ -192,7 +192,7 @@ def _row(offer: Offer, config: StudyConfig) -> Html:
     ]
     cells = (tag("td", number, class_="number") for number in numbers)
     return tag(
-        "tr", tag("td", f"{mark}{offer.cluster.name}"), *cells, tag("td", _config_words(offer, config.dimensions))
+        "tr", tag("td", f"{mark}{offer.cluster.name}"), *cells, tag("td", _config_words(offer, config.problem.dimensions))
     )
 
 
@@ -215,7 +215,7 @@ def _without(found: CostComparison) -> Html:
     return tag("div", tag("table", tag("tbody", *rows)), class_="scroll")
 
 
-def _footer(config: StudyConfig) -> str:
+def _footer(config: StudyRequest) -> str:
     return (
         f"Written by Meshtune from {config.file}. Steps are predicted; restarts, evaluation and checkpoints are not "
         "counted, nor are the cooling and losses of the building."

@@ -20,7 +20,7 @@ from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
 from tuner.search.stopping import StopReason
 from tuner.storage.record import ORIGIN, STOP_REASON, TrialRecord, best_record, read_records
 from tuner.storage.stored_studies import StoredStudies
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -42,7 +42,7 @@ class ReportData:
         fewer_hosts: Trials that ran while hosts were lost.
     """
 
-    config: StudyConfig
+    config: StudyRequest
     candidates: Candidates
     predicted: Ranked
     records: tuple[TrialRecord, ...]
@@ -59,15 +59,15 @@ class ReportData:
     def reasons(self) -> dict[str, str]:
         """Reason of each active rule for removing configurations, and of the memory limit."""
         config = self.config
-        free = f"{config.options.memory_headroom:.0%}"
-        return config.subject.rule_reasons(config.options) | {
+        free = f"{config.problem.options.memory_headroom:.0%}"
+        return config.problem.subject.rule_reasons(config.problem.options) | {
             "memory": f"the predicted peak must leave {free} of the device's memory free"
         }
 
     @property
     def dimensions(self) -> tuple[str, ...]:
         """Names of what identifies a candidate: the eight degrees, the opened dimensions, and the knobs."""
-        return (*self.candidates.space.grid.dimensions, *(knob.name for knob in self.config.knobs))
+        return (*self.candidates.space.grid.dimensions, *(knob.name for knob in self.config.problem.knobs))
 
     @property
     def finished(self) -> tuple[TrialRecord, ...]:
@@ -95,8 +95,8 @@ class ReportData:
     def best_config(self) -> ParallelConfig | None:
         """Configuration of the fastest trial, or the one inferred from proxy jobs."""
         if self.best:
-            return self.config.config_of(self.best.params)
-        return self.config.config_of(self.extrapolated.config) if self.extrapolated else None
+            return self.config.problem.config_of(self.best.params)
+        return self.config.problem.config_of(self.extrapolated.config) if self.extrapolated else None
 
     @property
     def best_step_time_s(self) -> float | None:
@@ -108,7 +108,7 @@ class ReportData:
     @property
     def source_in_words(self) -> str:
         """Origin of the step times and, unless it is the wall clock, their clock."""
-        return self.config.backend.source_in_words if self.origin == self.config.backend.origin else self.origin
+        return self.config.trials.backend.source_in_words if self.origin == self.config.backend.origin else self.origin
 
     @property
     def reference(self) -> Reference | None:
@@ -122,7 +122,7 @@ class ReportData:
 
     def mfu(self, step_time_s: float) -> float:
         """Compute the model FLOPs utilisation at a step time."""
-        return self.config.subject.utilisation(step_time_s)
+        return self.config.problem.subject.utilisation(step_time_s)
 
     @property
     def prior_choice(self) -> ParallelConfig | None:
@@ -138,7 +138,7 @@ Section = Callable[[ReportData], str]
 """Pure function that renders one part of the report as HTML."""
 
 
-def collect(config: StudyConfig) -> ReportData:
+def collect(config: StudyRequest) -> ReportData:
     """Read the study's trials and predict its candidates.
 
     Raises:
@@ -160,7 +160,7 @@ def collect(config: StudyConfig) -> ReportData:
         best=best,
         extrapolated=None if best else extrapolated_of(study.user_attrs),
         stop_reason=stop_reason,
-        origin=study.user_attrs.get(ORIGIN, config.backend.origin),
+        origin=study.user_attrs.get(ORIGIN, config.trials.backend.origin),
         compared=compared_in(config, reference_of(config, study), records, best, study.user_attrs),
         moments=read_moments(study),
         fewer_hosts=phases_of(config, stored),

@@ -29,7 +29,7 @@ from tuner.report.sections.summary import summary_section
 from tuner.report.sections.trials import trials_section
 from tuner.report.style import COPY_SCRIPT, STYLE, WITHOUT_SCRIPTS
 from tuner.report.words import plural
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 from tuner.subject.ability import Ability
 
 SECTIONS: tuple[tuple[Section, Ability | None], ...] = (
@@ -57,7 +57,7 @@ APPENDIX: tuple[tuple[Section, Ability | None], ...] = (
 """Sections on how the search went, which stand at the end."""
 
 
-def write_report(config: StudyConfig, out: Path) -> Path:
+def write_report(config: StudyRequest, out: Path) -> Path:
     """Write the report of a study and return its path.
 
     Raises:
@@ -70,7 +70,7 @@ def write_report(config: StudyConfig, out: Path) -> Path:
 def render_report(data: ReportData) -> str:
     """Render the whole page; equal data give equal text."""
     sections, appendix = (
-        [Html(section(data)) for section, need in group if need is None or data.config.subject.has(need)]
+        [Html(section(data)) for section, need in group if need is None or data.config.problem.subject.has(need)]
         for group in (SECTIONS, APPENDIX)
     )
     end = tag("h2", "Appendix: how the search went", class_="part")
@@ -110,7 +110,7 @@ def _digest(script: str) -> str:
 
 
 def _header(data: ReportData) -> Html:
-    subject = data.config.subject
+    subject = data.config.problem.subject
     devices = ", ".join(
         f"{group.num_devices:,} {group.device.name} in {plural(group.hosts, 'host')}"
         for group in subject.cluster.groups

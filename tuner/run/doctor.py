@@ -16,7 +16,7 @@ from trials.on_ray.leftovers import left_processes
 from tuner.run.driver import DRIVER, is_held
 from tuner.storage.integrity import trouble_of_storage
 from tuner.storage.opening import find_study
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +34,7 @@ class Finding:
     advice: str
 
 
-def findings_of_study(config: StudyConfig) -> Iterator[Finding]:
+def findings_of_study(config: StudyRequest) -> Iterator[Finding]:
     """Yield the findings on a study's storage, its claim and its trials.
 
     Raises:

@@ -2,7 +2,7 @@
 
 On fewer hosts there are other candidates, and equal ones take another time. So each set of hosts has a study of its own
 in the same storage, a phase, with its own grid, trials and claim: whoever reads the storage finds studies like any
-other. The runs of the others are history to each (`StudyConfig.kin`). The whole study names its phases in an attribute.
+other. The runs of the others are history to each (`StudyRequest.kin`). The whole study names its phases in an attribute.
 
 Trials that lose their hosts are left running, as by a driver that dies. The study adopts them when it goes on.
 The budgets of trials, time and device-hours are those of the whole study and its phases together.
@@ -35,7 +35,7 @@ from tuner.search.prior import ignore_progress
 from tuner.search.stopping import StopReason
 from tuner.storage.record import PHASES, SPENT_S, read_records
 from tuner.storage.stored_studies import StoredStudies
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 from tuner.study_file.study_keys import SearchOptions
 from tuner.subject.ability import Ability
 
@@ -50,10 +50,10 @@ have to take a fifth less work (assumed)."""
 LOOK_EVERY_S = 2.0
 """Time between two looks at the nodes of a Ray cluster [s]."""
 
-OnHosts = Callable[[tuple[int, ...]], StudyConfig]
+OnHosts = Callable[[tuple[int, ...]], StudyRequest]
 """Function that loads the study as one of its own on some of its hosts."""
 
-MakeExecutor = Callable[[StudyConfig], AbstractContextManager[Executor]]
+MakeExecutor = Callable[[StudyRequest], AbstractContextManager[Executor]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -67,12 +67,12 @@ class Followed:
     """
 
     result: RunResult
-    config: StudyConfig
+    config: StudyRequest
     hosts: tuple[int, ...]
 
 
 def run_following(
-    config: StudyConfig,
+    config: StudyRequest,
     on_hosts: OnHosts,
     *,
     on_progress: Callable[[Progress], None] = ignore_progress,
@@ -93,10 +93,10 @@ def run_following(
     Raises:
         ConfigError: See `run_study`.
     """
-    everywhere = tuple(range(config.cluster.num_hosts))
-    follows_trace = config.trace is not None and config.backend.origin == "synthetic"
-    follows_ray = len(config.backend.hosts) > 1
-    if not config.subject.has(Ability.FEWER_HOSTS) or not (follows_trace or follows_ray):
+    everywhere = tuple(range(config.problem.cluster.num_hosts))
+    follows_trace = config.trace is not None and config.trials.backend.origin == "synthetic"
+    follows_ray = len(config.trials.backend.hosts) > 1
+    if not config.problem.subject.has(Ability.FEWER_HOSTS) or not (follows_trace or follows_ray):
         executor = None if executor_of is None else executor_of(config)
         result = run_study(config, on_progress=on_progress, ray_address=ray_address, executor=executor, clock=clock)
         return Followed(result=result, config=config, hosts=everywhere)
@@ -145,7 +145,7 @@ class _Following:
         stored: Studies in its storage: that on all hosts, and its phases.
     """
 
-    def __init__(self, config: StudyConfig, on_hosts: OnHosts, everywhere: tuple[int, ...]) -> None:
+    def __init__(self, config: StudyRequest, on_hosts: OnHosts, everywhere: tuple[int, ...]) -> None:
         self._config, self._on_hosts, self._everywhere = config, on_hosts, everywhere
         self.stored = StoredStudies(config.storage)
         self._usable: dict[tuple[int, ...], tuple[int, ...]] = {everywhere: everywhere}
@@ -179,13 +179,13 @@ class _Following:
         study = self.stored.find(self._config.name)
         return study is not None and (bool(study.get_trials(deepcopy=False)) or bool(phases_in(study)))
 
-    def phase(self, hosts: tuple[int, ...]) -> StudyConfig:
+    def phase(self, hosts: tuple[int, ...]) -> StudyRequest:
         """Return the study on these hosts, with the budgets that the others leave, and these as its kin."""
         own = self._config if hosts == self._everywhere else self._on_hosts(hosts)
         others = [one for one in (self._config, *self._phases().values()) if one.name != own.name]
         return replace(own, search=self._rest(own.search, others), kin=tuple(one.name for one in others))
 
-    def trace_hosts(self, phase: StudyConfig) -> Callable[[Executor, float], tuple[int, ...]]:
+    def trace_hosts(self, phase: StudyRequest) -> Callable[[Executor, float], tuple[int, ...]]:
         """Return the function of `Expected` that looks into the trace."""
         others = [one for one in (self._config, *self._phases().values()) if one.name != phase.name]
         before_s = sum(map(self._spent_s, others))
@@ -211,15 +211,15 @@ class _Following:
         lost = lost_hosts(self._config.trace, time_s)
         return self.usable(tuple(host for host in self._everywhere if host not in lost))
 
-    def _phases(self) -> Mapping[str, StudyConfig]:
+    def _phases(self) -> Mapping[str, StudyRequest]:
         study = self.stored.find(self._config.name)
         return {} if study is None else {name: self._on_hosts(hosts) for name, hosts in phases_in(study).items()}
 
-    def _spent_s(self, config: StudyConfig) -> float:
+    def _spent_s(self, config: StudyRequest) -> float:
         study = self.stored.find(config.name)
         return 0.0 if study is None else float(study.user_attrs.get(SPENT_S, 0.0))
 
-    def _rest(self, search: SearchOptions, others: list[StudyConfig]) -> SearchOptions:
+    def _rest(self, search: SearchOptions, others: list[StudyRequest]) -> SearchOptions:
         """Take what the others have spent off the budgets."""
         trials, device_hours = 0, 0.0
         for one in others:
@@ -233,7 +233,7 @@ class _Following:
         return search.model_copy(update={name: max(budget - used[name], 0) for name, budget in budgets.items()})
 
 
-def _name_phase(config: StudyConfig, study: Study | None, phase: StudyConfig, hosts: tuple[int, ...]) -> None:
+def _name_phase(config: StudyRequest, study: Study | None, phase: StudyRequest, hosts: tuple[int, ...]) -> None:
     """Write the name of a phase to the whole study, which is begun if it was not yet."""
     if study is None:
         study = open_study(config, make_sampler(config))

@@ -60,7 +60,7 @@ class Ledger:
         # past Optuna's cache, which would keep all that was ever read
         self.trials = OwnTrials(
             self.storage.get_all_trials(study_id_of(study), deepcopy=False),
-            tasks.config.dimensions,
+            tasks.config.problem.dimensions,
             tasks.sampler,
             lambda record: device_time_of(tasks.config, [record]).device_s,
         )

@@ -42,13 +42,13 @@ from tuner.storage.history import make_tables, past_of
 from tuner.storage.opening import open_store, storage_errors
 from tuner.storage.record import HISTORY, LAYER_PLANS, OWN_PLANS, SPENT_S, STOP_REASON
 from tuner.storage.stored_studies import StoredStudies
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 
 POLL_S = 1.0
 
 
 def run_study(
-    config: StudyConfig,
+    config: StudyRequest,
     *,
     on_progress: Callable[[Progress], None] = ignore_progress,
     ray_address: str | None = None,
@@ -85,9 +85,9 @@ def run_study(
 
     if executor is None:
         executor = RayExecutor(
-            config.backend,
+            config.trials.backend,
             parallel_trials=config.search.parallel_trials,
-            time_limit_s=config.time_limit_s,
+            time_limit_s=config.trials.time_limit_s,
             address=ray_address,
             placement_wait_s=config.search.placement_wait_s,
             share_hosts=config.search.share_hosts,
@@ -101,16 +101,16 @@ def run_study(
         make_tables(store)
         study = open_study(config, sampler, store.storage)
         keep_baseline(study, reference_among(config, candidates))
-        if config.layer_plans.keys() > study.user_attrs.get(LAYER_PLANS, {"plans": {}})["plans"].keys():
+        if config.problem.layer_plans.keys() > study.user_attrs.get(LAYER_PLANS, {"plans": {}})["plans"].keys():
             study.set_user_attr(LAYER_PLANS, as_stored(config))
-        if (kept := config.subject.as_stored()) and OWN_PLANS not in study.user_attrs:
+        if (kept := config.problem.subject.as_stored()) and OWN_PLANS not in study.user_attrs:
             study.set_user_attr(OWN_PLANS, kept)
         held = claim(store, config.name, now_s=wall_clock(), on_note=tell)
         try:
             ledger = Ledger(Tasks(config=config, candidates=candidates, sampler=sampler), held, study)
             budgets = RunBudgets(
                 ledger=ledger,
-                spending=Spending(config.search, occupies_devices=config.backend.trains),
+                spending=Spending(config.search, occupies_devices=config.trials.backend.trains),
                 reports=StepReports(study=ledger.study, pruner=make_pruner(config)) if config.search.prune else None,
             )
         except KeyboardInterrupt:  # reading a large study takes seconds
@@ -283,5 +283,5 @@ class Loop:
 
     def _end_left_over(self) -> str:
         """End what trials without a driver have left on other machines; return a note on it, or nothing."""
-        ended = 0 if self.ledger.claim.is_lost else self.ledger.tasks.config.backend.end_left_over()
+        ended = 0 if self.ledger.claim.is_lost else self.ledger.tasks.config.trials.backend.end_left_over()
         return f"ended {ended} job{'s' * (ended != 1)} that an earlier run of this study had left" if ended else ""

@@ -31,12 +31,12 @@ from tuner.storage.opening import foreign_values, open_store
 from tuner.storage.record import MEANING, ORIGIN
 from tuner.storage.stored_studies import StoredStudies
 from tuner.storage.stored_values import check_values
-from tuner.study_file.config import StudyConfig
 from tuner.study_file.meaning import first_difference
+from tuner.study_file.request import StudyRequest
 
 
 def make_sampler(
-    config: StudyConfig,
+    config: StudyRequest,
     candidates: Candidates | None = None,
     past: Past | None = None,
     *,
@@ -57,7 +57,7 @@ def make_sampler(
     reference = reference_among(config, candidates)
     return ThompsonSampler(
         grid,
-        with_room(config.subject.prior(grid, past, on_progress=on_note), config.limits.free_memory),
+        with_room(config.problem.subject.prior(grid, past, on_progress=on_note), config.economics.limits.free_memory),
         knobs=searched_knobs(config, candidates),
         acquisition=ACQUISITION_FUNCTIONS[config.search.acquisition],
         draws=config.search.draws,
@@ -66,11 +66,11 @@ def make_sampler(
         seed=config.search.seed,
         first=None if reference is None else reference.config,
         proxies=None
-        if config.proxy is None
+        if config.trials.proxy is None
         else ProxyPlan(
-            options=config.proxy,
-            setting=config.setting,
-            space=config.options,
+            options=config.trials.proxy,
+            setting=config.problem.setting,
+            space=config.problem.options,
             grid=grid,
             max_trials=config.search.max_trials,
             confidence=config.search.confidence,
@@ -81,12 +81,12 @@ def make_sampler(
     )
 
 
-def make_pruner(config: StudyConfig) -> ClearlySlowerPruner:
+def make_pruner(config: StudyRequest) -> ClearlySlowerPruner:
     """Return the pruner that stops trials early; the current configuration is measured in full."""
-    return ClearlySlowerPruner(current=config.current.values(config.dimensions) if config.current else None)
+    return ClearlySlowerPruner(current=config.problem.current.values(config.problem.dimensions) if config.current else None)
 
 
-def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: BaseStorage | None = None) -> Study:
+def open_study(config: StudyRequest, sampler: ThompsonSampler, storage: BaseStorage | None = None) -> Study:
     """Open the study in its storage, new or as it was left; open the storage too if it is not given.
 
     Raises:
@@ -99,7 +99,7 @@ def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: BaseStora
             storage=open_store(config.storage).storage if storage is None else storage,
             sampler=sampler,
             pruner=make_pruner(config) if config.search.prune else NopPruner(),
-            directions=["minimize"] * len(config.objective),
+            directions=["minimize"] * len(config.problem.objective),
             load_if_exists=True,
         )
         check_values(study)
@@ -108,13 +108,13 @@ def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: BaseStora
     if stored is not None and trials and excused and not is_running(study):
         # nothing was measured, and the command is what has to be mended
         check_meaning(config, study, but="trial")
-        study.set_user_attr(ORIGIN, config.backend.origin)
+        study.set_user_attr(ORIGIN, config.trials.backend.origin)
         study.set_user_attr(MEANING, json.loads(json.dumps(config.meaning)))
     elif stored is None and not trials:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             study.set_metric_names(sampler.metric_names)  # what the dashboard writes beside its axes
-        study.set_user_attr(ORIGIN, config.backend.origin)
+        study.set_user_attr(ORIGIN, config.trials.backend.origin)
         # last: with it the study is complete
         study.set_user_attr(MEANING, json.loads(json.dumps(config.meaning)))
     else:
@@ -124,7 +124,7 @@ def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: BaseStora
     return study
 
 
-def check_meaning(config: StudyConfig, study: Study, *, but: str = "") -> None:
+def check_meaning(config: StudyRequest, study: Study, *, but: str = "") -> None:
     """Check that the stored trials mean what the study file says, whatever its section `but` says.
 
     Raises:
@@ -152,7 +152,7 @@ def is_by_hand_so_far(meaning: Mapping[str, Any]) -> bool:
     return "planner" not in meaning
 
 
-def stored_study(config: StudyConfig, stored: StoredStudies | None = None) -> Study:
+def stored_study(config: StudyRequest, stored: StoredStudies | None = None) -> Study:
     """Return the study that the storage holds, for reading.
 
     Args:

@@ -21,7 +21,7 @@ from tuner.storage.history import keep_run
 from tuner.storage.record import PREDICTION, TrialRecord
 from tuner.storage.store import AbstractStore
 from tuner.storage.stored_values import check_new_trial
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 from tuner.subject.ability import Ability
 
 Asked = tuple[int, ParallelConfig, Reduction | None]
@@ -56,7 +56,7 @@ class Tasks:
         sampler: Its sampler, which chooses among them.
     """
 
-    config: StudyConfig
+    config: StudyRequest
     candidates: Candidates
     sampler: ThompsonSampler
 
@@ -83,7 +83,7 @@ class Tasks:
 
     def num_devices(self, task: Task) -> int:
         """Return how many devices a trial occupies."""
-        return task.proxy.config.num_devices if task.proxy else self.config.cluster.num_devices
+        return task.proxy.config.num_devices if task.proxy else self.config.problem.cluster.num_devices
 
     def predicted_s(self, position: int) -> float:
         """Return the step time that the cost model predicts for a candidate [s]."""
@@ -111,7 +111,7 @@ class Tasks:
         """Return the observation, as one of a configuration that does not fit if it leaves too little memory free."""
         if task.full_position is None:
             return observation
-        return hold_to_limit(observation, self.capacity_bytes(task.full_position), self.config.limits.free_memory)
+        return hold_to_limit(observation, self.capacity_bytes(task.full_position), self.config.economics.limits.free_memory)
 
     def memory_excess(self, task: Task, observation: Observation | None) -> float | None:
         """Return the constraint of a trial at full size; None for others."""
@@ -127,10 +127,10 @@ class Tasks:
     def keep_run(self, store: AbstractStore, study: str, number: int, task: Task, observation: Observation) -> None:
         """Keep the run of a trial in a store, for later studies."""
         position, proxy = task.position, task.proxy
-        if position is None or not self.config.subject.has(Ability.HISTORY):
+        if position is None or not self.config.problem.subject.has(Ability.HISTORY):
             return
-        setting, config = self.config.setting, self.sampler.choices.config(position)
-        if config.knobs != self.config.with_knobs(replace(config, knobs=())).knobs:
+        setting, config = self.config.problem.setting, self.sampler.choices.config(position)
+        if config.knobs != self.config.problem.with_knobs(replace(config, knobs=())).knobs:
             return  # other studies learn from layouts with today's knobs
         if proxy is not None:
             setting, config = proxy.setting(setting), proxy.config

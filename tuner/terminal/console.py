@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # these load numpy, Optuna and Ray
     from tuner.run.progress import RunResult
     from tuner.search.proxy.extrapolation import Extrapolated
     from tuner.storage.record import TrialRecord
-    from tuner.study_file.config import StudyConfig
+    from tuner.study_file.request import StudyRequest
 
 LEFT_OUT_WORTH_TELLING = 0.01
 """Smallest unmeasurable share of the steps that is reported after a device calibration."""
@@ -75,7 +75,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: S
         typer.echo("  ".join(padded).rstrip() if left else "  ".join(padded))
 
 
-def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]) -> None:
+def print_run(config: StudyRequest, result: RunResult, payload: Mapping[str, Any]) -> None:
     """Print why a run stopped, its best configuration, and the flags for that configuration's framework."""
     from tuner.answers.gain import compared_of
     from tuner.economics.training import limited_of
@@ -112,7 +112,7 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
     source = (
         "SYNTHETIC: a simulated world, not a measurement"
         if payload["source"] == "synthetic"
-        else config.backend.source_in_words
+        else config.trials.backend.source_in_words
     )
     best_s = result.best.step_time_s
     say(f"Best: {in_words(result.best.params)}")
@@ -127,25 +127,25 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
             )
     print_judged(config, compared, training, result.p_star)
     _print_front(config, result)
-    if rows := config.subject.rows:
+    if rows := config.problem.subject.rows:
         fastest_s = min(run.step_time_s for run in rows if run.step_time_s is not None)
         behind = best_s / fastest_s - 1
         among = f"all {len(rows)} measured rows"
         needed = 1 + [record.number for record in result.records].index(result.best.number)
         slower = f"{behind:.1%} slower than the fastest of {among} ({fastest_s:.4g} s)"
         say(f"  {slower if behind > 0 else f'the fastest of {among}'}, found with {needed} trials")
-    _print_use(config, config.config_of(result.best.params))
+    _print_use(config, config.problem.config_of(result.best.params))
 
 
-def _print_front(config: StudyConfig, result: RunResult) -> None:
+def _print_front(config: StudyRequest, result: RunResult) -> None:
     """Print the value that a study minimizes or, of two, the trials that no other beats in both."""
     from tuner.answers.measured_front import measured_front
     from tuner.forecast.objective import labels_of
     from tuner.search.objectives import STEP_TIME
 
-    if config.objective == (STEP_TIME,) or result.best is None:
+    if config.problem.objective == (STEP_TIME,) or result.best is None:
         return
-    if len(config.objective) == 1:
+    if len(config.problem.objective) == 1:
         say(f"  {labels_of(config)[0]}: {result.best.values[0]:.4g}")
         return
     front = measured_front(config, result.records)
@@ -153,10 +153,10 @@ def _print_front(config: StudyConfig, result: RunResult) -> None:
     rows = [
         [*(f"{value:.4g}" for value in record.values), str(record.number), in_words(record.params)] for record in front
     ]
-    print_table([*labels_of(config), "trial", "configuration"], rows, left=(len(config.objective) + 1,))
+    print_table([*labels_of(config), "trial", "configuration"], rows, left=(len(config.problem.objective) + 1,))
 
 
-def _print_use(config: StudyConfig, chosen: ParallelConfig) -> None:
+def _print_use(config: StudyRequest, chosen: ParallelConfig) -> None:
     """Print how to train with a configuration: flags for the framework, or shardings of the user's own step."""
     from tuner.export import exporter_for
     from tuner.export.knob_export import with_knobs
@@ -164,18 +164,18 @@ def _print_use(config: StudyConfig, chosen: ParallelConfig) -> None:
     from tuner.forecast.idle_hosts import notes_on_idle_hosts
     from tuner.terminal.shardings import print_shardings
 
-    shardings = config.subject.shardings(chosen, config.name)
+    shardings = config.problem.subject.shardings(chosen, config.name)
     if shardings is not None:
         print_shardings(config, shardings)
         return
-    export_config, what = exporter_for(config.setting.runtime)
+    export_config, what = exporter_for(config.problem.setting.runtime)
     say(f"{what}:")
-    export = with_knobs(export_config(config.setting, chosen), config.knobs, chosen)
+    export = with_knobs(export_config(config.problem.setting, chosen), config.problem.knobs, chosen)
     typer.echo(export.text.rstrip("\n"))
     warn((*notes_on_idle_hosts(config, chosen), *notes_on_plan(config, chosen), *export.notes))
 
 
-def print_device_time(config: StudyConfig, compared: Compared | None, records: Sequence[TrialRecord]) -> None:
+def print_device_time(config: StudyRequest, compared: Compared | None, records: Sequence[TrialRecord]) -> None:
     """Print the device time that the trials took, and the steps after which the gain repays it."""
     from tuner.economics.device_time import device_time_of, hours_in_words, payback_in_words, payback_of
 
@@ -188,7 +188,7 @@ def print_device_time(config: StudyConfig, compared: Compared | None, records: S
 
 
 def print_judged(
-    config: StudyConfig, compared: Compared | None, training: Training | None, p_star: float | None
+    config: StudyRequest, compared: Compared | None, training: Training | None, p_star: float | None
 ) -> None:
     """Print the gain of the best over the reference, and whether its training keeps the study's limits.
 
@@ -205,7 +205,7 @@ def print_judged(
         say(f"  {told}")
 
 
-def gain_in_words(config: StudyConfig, compared: Compared, p_star: float | None) -> str:
+def gain_in_words(config: StudyRequest, compared: Compared, p_star: float | None) -> str:
     """Describe how many times as fast the best configuration is as the reference, or why the two are not compared.
 
     Args:
@@ -253,13 +253,13 @@ def print_knobs(rows: Sequence[Mapping[str, Any]]) -> None:
                 typer.echo(printable(f"      from {row['source']}; effect: {row['effect']}"))
 
 
-def print_reasons(config: StudyConfig, chosen: ParallelConfig, reasons: Mapping[str, str]) -> None:
+def print_reasons(config: StudyRequest, chosen: ParallelConfig, reasons: Mapping[str, str]) -> None:
     """Print every reason that keeps a configuration out of the space."""
     named = config_in_words(config, chosen)
     if not reasons:
         typer.echo(f"{named} is in the space.")
         return
-    stays = chosen == config.current
+    stays = chosen == config.problem.current
     typer.echo(
         f"{named} " + ("is in the space as the current configuration, although:" if stays else "is not in the space:")
     )
@@ -358,9 +358,9 @@ def throughput_in_words(tokens_per_s: float | None) -> str:
     return "" if tokens_per_s is None else f", {tokens_per_s:,.0f} tokens/s per device"
 
 
-def confidence_in_words(config: StudyConfig, p_star: float) -> str:
+def confidence_in_words(config: StudyRequest, p_star: float) -> str:
     """Describe `p_star`: the share of posterior draws in which no untried candidate is the best."""
-    better = "faster" if config.objective == ("step_time",) else "better"
+    better = "faster" if config.problem.objective == ("step_time",) else "better"
     return f"confidence {p_star:.2f} that no untried configuration is {better}"
 
 
@@ -404,12 +404,12 @@ def in_words(values: Mapping[str, Any]) -> str:
     return ",".join(filter(None, told))
 
 
-def config_in_words(config: StudyConfig, chosen: ParallelConfig) -> str:
+def config_in_words(config: StudyRequest, chosen: ParallelConfig) -> str:
     """Format a configuration as `--config` takes it, with fixed dimensions that differ from the job's values."""
-    fixed = config.subject.defaults
+    fixed = config.problem.subject.defaults
     values = chosen.values(fixed)
-    changed = [name for name in fixed if name not in config.dimensions and values[name] != fixed[name]]
-    return in_words(chosen.values((*config.dimensions, *changed)))
+    changed = [name for name in fixed if name not in config.problem.dimensions and values[name] != fixed[name]]
+    return in_words(chosen.values((*config.problem.dimensions, *changed)))
 
 
 def value_in_words(value: object) -> str:

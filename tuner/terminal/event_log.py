@@ -11,7 +11,7 @@ from typing import Any, Self
 from trials.backend import Status
 from tuner.run.progress import Progress
 from tuner.storage.record import TrialRecord
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 from tuner.terminal.progress import ALIVE_S
 
 
@@ -25,7 +25,7 @@ class EventLog:
 
     def __init__(
         self,
-        config: StudyConfig,
+        config: StudyRequest,
         write: Callable[[str], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,

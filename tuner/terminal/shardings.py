@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:  # these load numpy
-    from tuner.study_file.config import StudyConfig
+    from tuner.study_file.request import StudyRequest
     from tuner.subject.contract import Shardings
 
 MOST_LINES = 24
 """Most lines of specs that are printed of arguments, and of outputs."""
 
 
-def print_shardings(config: StudyConfig, shardings: Shardings) -> None:
+def print_shardings(config: StudyRequest, shardings: Shardings) -> None:
     """Print the mesh of a candidate, the layouts of its tensors, and the lines of Python that use them."""
     from tuner.own_step.answer import grouped_lines
 

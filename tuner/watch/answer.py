@@ -14,7 +14,7 @@ from tuner.export.knob_export import with_knobs
 from tuner.replan.cluster_states import Setup
 from tuner.replan.network import name_hosts
 from tuner.replan.present import Change, Present, Watched
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 from tuner.terminal.console import config_in_words
 from tuner.watch.hosts import Look
 from tuner.watch.policy import Decision, Standing, Verdict
@@ -56,7 +56,7 @@ class Seen:
     wall_s: float
 
 
-def answer_of(config: StudyConfig, watched: Watched, seen: Seen) -> Answer:
+def answer_of(config: StudyRequest, watched: Watched, seen: Seen) -> Answer:
     """Write the answer to a state of the cluster."""
     present, verdict, running = seen.present, seen.verdict, seen.standing.running
     change = verdict.best
@@ -89,24 +89,24 @@ def answer_of(config: StudyConfig, watched: Watched, seen: Seen) -> Answer:
     return Answer(payload=payload, lines=tuple(_lines(config, seen, payload)), short=short)
 
 
-def _in_words(config: StudyConfig, setup: Setup | None) -> str:
+def _in_words(config: StudyRequest, setup: Setup | None) -> str:
     return "none" if setup is None else f"{config_in_words(config, setup.config)} on {name_hosts(setup.hosts)}"
 
 
-def _flags(config: StudyConfig, watched: Watched, setup: Setup) -> dict[str, Any]:
+def _flags(config: StudyRequest, watched: Watched, setup: Setup) -> dict[str, Any]:
     """Write a setup as the flags of the study's framework, on a cluster of the setup's hosts alone."""
-    export_config, _ = exporter_for(config.setting.runtime)
-    export = export_config(replace(config.setting, cluster=watched.base(setup.hosts)), setup.config)
-    done = with_knobs(export, config.knobs, setup.config)
+    export_config, _ = exporter_for(config.problem.setting.runtime)
+    export = export_config(replace(config.problem.setting, cluster=watched.base(setup.hosts)), setup.config)
+    done = with_knobs(export, config.problem.knobs, setup.config)
     return {"target": done.target, "text": done.text, "notes": list(done.notes)}
 
 
-def _setup_json(config: StudyConfig, seen: Seen, setup: Setup | None) -> dict[str, Any] | None:
+def _setup_json(config: StudyRequest, seen: Seen, setup: Setup | None) -> dict[str, Any] | None:
     if setup is None:
         return None
     figures = seen.present.figures.get(setup)
     return {
-        "config": setup.config.values(config.dimensions),
+        "config": setup.config.values(config.problem.dimensions),
         "hosts": list(setup.hosts),
         "names": [seen.look.names[host] for host in setup.hosts],
         "step_time_s": None if figures is None else figures.step_time_s,
@@ -159,7 +159,7 @@ def _why(seen: Seen, change: Change, cost_s: float) -> str:
     return f"{repaid}; the cluster has stood for {stood_s:,.0f} s, and {lost:,.1f} steps were lost by staying"
 
 
-def _lines(config: StudyConfig, seen: Seen, payload: dict[str, Any]) -> list[str]:
+def _lines(config: StudyRequest, seen: Seen, payload: dict[str, Any]) -> list[str]:
     verdict = seen.verdict
     happened = ", ".join(payload["events"]) or f"{len(seen.present.hosts)} hosts"
     says = {

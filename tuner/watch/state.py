@@ -19,7 +19,7 @@ from hardware.io.errors import ConfigError
 from hardware.io.output_file import write_output
 from hardware.trace_file import LEAST_SHARE, format_trace, parse_trace
 from tuner.replan.cluster_states import Figures, Setup
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 from tuner.terminal.console import config_in_words
 from tuner.watch.hosts import Seat
 from tuner.watch.link_shares import Links, LinkShare, PairRates
@@ -53,7 +53,7 @@ class Kept:
     links: Links = field(default_factory=Links)
 
 
-def write_state(file: Path, config: StudyConfig, kept: Kept) -> None:
+def write_state(file: Path, config: StudyRequest, kept: Kept) -> None:
     """Write the state whole, in the place of the one before.
 
     Raises:
@@ -63,7 +63,7 @@ def write_state(file: Path, config: StudyConfig, kept: Kept) -> None:
     told = {
         "version": VERSION,
         "study_name": config.name,
-        "hosts": config.cluster.num_hosts,
+        "hosts": config.problem.cluster.num_hosts,
         "source": kept.source,
         "began_s": kept.began_s,
         "running": None if standing is None else _standing_json(config, standing),
@@ -81,7 +81,7 @@ def write_state(file: Path, config: StudyConfig, kept: Kept) -> None:
     write_output(file, text, option="--state")
 
 
-def read_state(file: Path, config: StudyConfig) -> Kept | None:
+def read_state(file: Path, config: StudyRequest) -> Kept | None:
     """Read the state of an earlier watch; None if there is none.
 
     Raises:
@@ -90,7 +90,7 @@ def read_state(file: Path, config: StudyConfig) -> Kept | None:
     return _read(file, config) if file.exists() else None
 
 
-def _read(file: Path, config: StudyConfig, text: str | None = None) -> Kept:
+def _read(file: Path, config: StudyRequest, text: str | None = None) -> Kept:
     """Return the state in a file, or in a text that is to be written there."""
     nearest = "remove the file to begin anew, or name another with --state"
     try:
@@ -98,7 +98,7 @@ def _read(file: Path, config: StudyConfig, text: str | None = None) -> Kept:
         if told["version"] != VERSION:
             raise ValueError(f"version {told['version']!r}")
         whose = (told["study_name"], told["hosts"])
-        if whose == (config.name, config.cluster.num_hosts):
+        if whose == (config.name, config.problem.cluster.num_hosts):
             return _kept_of(file, config, told)
     except (
         OSError,
@@ -117,7 +117,7 @@ def _read(file: Path, config: StudyConfig, text: str | None = None) -> Kept:
     name, hosts = whose
     raise ConfigError(
         f"is the state of the study {name!r} on {hosts} hosts, and this is {config.name!r} on "
-        f"{config.cluster.num_hosts}",
+        f"{config.problem.cluster.num_hosts}",
         key="--state",
         value=str(file),
         nearest=nearest,
@@ -148,23 +148,23 @@ def locked(file: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def setup_json(config: StudyConfig, setup: Setup) -> dict[str, Any]:
+def setup_json(config: StudyRequest, setup: Setup) -> dict[str, Any]:
     """Write a setup as JSON."""
     return {"hosts": list(setup.hosts), "config": config_in_words(config, setup.config)}
 
 
-def _setup_of(config: StudyConfig, told: Mapping[str, Any]) -> Setup:
+def _setup_of(config: StudyRequest, told: Mapping[str, Any]) -> Setup:
     hosts = tuple(map(_whole, told["hosts"]))
-    if list(hosts) != sorted({*hosts}) or not hosts or hosts[-1] >= config.cluster.num_hosts:
+    if list(hosts) != sorted({*hosts}) or not hosts or hosts[-1] >= config.problem.cluster.num_hosts:
         raise ValueError(f"hosts {hosts}")
-    chosen = parse_config(str(told["config"]), config.subject.defaults)
-    devices = [group.devices_per_host for group in config.cluster.groups for _ in range(group.hosts)]
+    chosen = parse_config(str(told["config"]), config.problem.subject.defaults)
+    devices = [group.devices_per_host for group in config.problem.cluster.groups for _ in range(group.hosts)]
     if chosen.num_devices > sum(devices[host] for host in hosts):  # uneven work may leave some idle
         raise ValueError(f"{chosen} needs more than the hosts {hosts}")
     return Setup(hosts=hosts, config=chosen)
 
 
-def _standing_json(config: StudyConfig, standing: Standing) -> dict[str, Any]:
+def _standing_json(config: StudyRequest, standing: Standing) -> dict[str, Any]:
     return {
         "setup": None if standing.running is None else setup_json(config, standing.running),
         "since_s": standing.since_s,
@@ -175,7 +175,7 @@ def _standing_json(config: StudyConfig, standing: Standing) -> dict[str, Any]:
     }
 
 
-def _standing_of(config: StudyConfig, told: Mapping[str, Any]) -> Standing:
+def _standing_of(config: StudyRequest, told: Mapping[str, Any]) -> Standing:
     figures = told["figures"]
     return Standing(
         running=None if told["setup"] is None else _setup_of(config, told["setup"]),
@@ -194,8 +194,8 @@ def _standing_of(config: StudyConfig, told: Mapping[str, Any]) -> Standing:
     )
 
 
-def _kept_of(file: Path, config: StudyConfig, told: Mapping[str, Any]) -> Kept:
-    if len(told["seats"]) not in (0, config.cluster.num_hosts):
+def _kept_of(file: Path, config: StudyRequest, told: Mapping[str, Any]) -> Kept:
+    if len(told["seats"]) not in (0, config.problem.cluster.num_hosts):
         raise ValueError(f"{len(told['seats'])} nodes")
     return Kept(
         source=str(told["source"]),
@@ -212,7 +212,7 @@ def _kept_of(file: Path, config: StudyConfig, told: Mapping[str, Any]) -> Kept:
             )
             for seat in told["seats"]
         ),
-        trace=parse_trace(str(told["trace"]), config.cluster, place=str(file)),
+        trace=parse_trace(str(told["trace"]), config.problem.cluster, place=str(file)),
         # states from before there was a probe have none
         links=_links_of(told["links"]) if "links" in told else Links(),
     )

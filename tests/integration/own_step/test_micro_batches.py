@@ -159,5 +159,5 @@ def test_a_factory_without_the_argument_has_one_micro_batch(new_study, world):
     with pytest.raises(ConfigError, match=r"space.mbs = .*needs a factory that takes micro_batches"):
         load_study(write("own_program:whole_step", space={"mbs": [1, 2]}))
 
-    grid = load_study(write(devices=2)).space().grid
+    grid = load_study(write(devices=2)).problem.space().grid
     assert set(grid.mbs.tolist()) == {1}

@@ -244,8 +244,8 @@ def test_options_of_a_device_need_one(calibrate, option):
 def world_of(path):
     """A study, its candidates, and what their steps take in its simulated world."""
     config = load_study(path)
-    grid = config.space().grid
-    return config, grid, np.log(config.backend.hidden_step(grid).step_time_s)
+    grid = config.problem.space().grid
+    return config, grid, np.log(config.trials.backend.hidden_step(grid).step_time_s)
 
 
 def alone_in(config, call):
@@ -306,7 +306,7 @@ def test_a_calibration_is_evidence_for_every_study_of_its_device_and_precision(s
     assert len(past.alone) > 20
     assert "of a calibration" in past.in_words
     for later, changes in ((longer, True), (other, False)):
-        its_grid = later.space().grid
+        its_grid = later.problem.space().grid
         told, untold = (prior_of(later, its_grid, known) for known in (past_of(later), Past()))
         assert np.allclose(told, untold) != changes
 

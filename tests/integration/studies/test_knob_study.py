@@ -73,7 +73,7 @@ def study(tmp_path_factory):
         run_study(
             config,
             on_progress=lambda _: None,
-            executor=InProcessExecutor(OpenBackend(backend=config.backend, ranks=ranks)),
+            executor=InProcessExecutor(OpenBackend(backend=config.trials.backend, ranks=ranks)),
         )
     return path, config
 

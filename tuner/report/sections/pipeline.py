@@ -142,7 +142,7 @@ def _empty(words: str) -> Html:
 
 def _refusal(data: ReportData, best: ParallelConfig) -> str:
     """Explain why the best configuration is not simulated; empty if it can be."""
-    setting = data.config.setting
+    setting = data.config.problem.setting
     if not launchable(setting, best):
         return "Its degrees do not divide the job, so there is no pipeline to simulate."
     passes = 2 * setting.job.global_batch_size // (best.dp * best.mbs) * best.vpp * best.pp

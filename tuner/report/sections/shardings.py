@@ -10,7 +10,7 @@ TITLE = "Mesh and shardings"
 
 def shardings_section(data: ReportData) -> Html:
     """Render the mesh, the specs of arguments and results, and the lines of Python that use them."""
-    subject = data.config.subject
+    subject = data.config.problem.subject
     found = data.best_config and subject.shardings(data.best_config, data.config.name)
     if not found:
         return empty_section("shardings", TITLE, "Mesh and shardings appear here once a trial has completed.")

@@ -86,9 +86,9 @@ def _card(name: str, figure: str, note: str) -> Html:
 
 def _throughput_card(data: ReportData) -> Html | None:
     """Render the throughput; None for a step of the user's own, which has no tokens."""
-    if not data.config.subject.has(Ability.TOKENS):
+    if not data.config.problem.subject.has(Ability.TOKENS):
         return None
-    tokens_per_s = data.config.subject.throughput(data.best_step_time_s) if data.best_step_time_s else None
+    tokens_per_s = data.config.problem.subject.throughput(data.best_step_time_s) if data.best_step_time_s else None
     return _card("throughput", MISSING if tokens_per_s is None else f"{tokens_per_s:,.0f}", "tokens/s per device")
 
 
@@ -123,7 +123,7 @@ def _reference_card(data: ReportData) -> Html | None:
 def _limits_card(data: ReportData) -> Html | None:
     """Render what the training takes and which limits it breaks; None for a study without limits of time or cost."""
     training = limited_of(data.config, data.best, data.extrapolated)
-    if not data.config.limits.are_set or (data.best is None and data.extrapolated is None):
+    if not data.config.economics.limits.are_set or (data.best is None and data.extrapolated is None):
         return None
     figure = MISSING if training is None else "broken" if training.breaks else "kept"
     return _card("limits", figure, limited_in_words(data.config, training))
@@ -162,7 +162,7 @@ def _device_time_card(data: ReportData) -> Html:
     if payback is not None and data.reference is not None:
         steps = plural(payback.steps, "training step")
         notes.append(f"repaid after {steps} ({duration(payback.seconds)}) by the gain over {data.reference.in_words}")
-    clock = data.config.backend.clock
+    clock = data.config.trials.backend.clock
     if clock != "wall":
         notes.append(f"step times are in {CLOCK_WORDS[clock]}, which cannot be compared with wall time")
     budget = data.config.search.budget_device_hours
@@ -207,7 +207,7 @@ def _funnel(data: ReportData) -> Html:
         *([(by_proxy, "tried as proxy job")] if by_proxy else []),
         (tried, "tried at full size" if by_proxy else "tried"),
     ]
-    if not data.config.subject.has(Ability.RULES):
+    if not data.config.problem.subject.has(Ability.RULES):
         steps = [(len(space.grid), plural(len(space.grid), "measured row").partition(" ")[2]), (tried, "tried")]
     items: list[Content] = [tag("li", tag("b", f"{count:,}"), " ", words) for count, words in steps]
     return concatenate(tag("ol", *items, class_="funnel"))

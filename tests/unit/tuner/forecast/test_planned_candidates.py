@@ -117,12 +117,12 @@ def test_a_plan_that_is_predicted_to_lose_is_a_candidate_too(folder):
     """Along cp a plan sends less, but the ring by hand is hidden: trials may tell, so that both are candidates."""
     ring = config_with(folder, "ring", space="{pp: [1], tp: [1], cp: [2], up: [1], mbs: [1]}")
     found = plan_study(ring, ring.space().grid)
-    (plan,) = found.layer_plans.values()
+    (plan,) = found.problem.layer_plans.values()
 
     assert plan["step_time_s"] < plan["by_hand_step_time_s"]
     assert plan["predicted_ratio"] > 1
     assert any("more than by hand" in line for line in plan_lines(plan))
-    assert [found.space().grid.config(position).plan for position in range(2)] == [HAND, "descent"]
+    assert [found.problem.space().grid.config(position).plan for position in range(2)] == [HAND, "descent"]
 
 
 def test_a_plan_changes_its_fastest_candidate_as_it_says(planned):
@@ -168,7 +168,7 @@ def test_auto_plans_the_leading_shapes(folder, monkeypatch):
             for one in map(auto.space().grid.config, range(len(auto.space().grid)))
             if shape_text(one) == shape
         )
-        for shape in plan_study(replace(auto, planning=LayerPlanning(name="descent")), auto.space().grid).layer_plans
+        for shape in plan_study(replace(auto, planning=LayerPlanning(name="descent")), auto.space().grid).problem.layer_plans
     }
 
     assert list(found.layer_plans) == sorted(step_s, key=step_s.__getitem__)[:2]
@@ -198,7 +198,7 @@ def test_predictions_under_auto_plan_only_what_is_named(folder):
 
     assert predicted_plans(auto, stored) is auto
     assert predicted_plans(auto, stored, chosen) is auto
-    assert list(predicted_plans(auto, stored, replace(chosen, plan="descent")).layer_plans) == [shape_text(chosen)]
+    assert list(predicted_plans(auto, stored, replace(chosen, plan="descent")).problem.layer_plans) == [shape_text(chosen)]
 
 
 def test_the_plan_by_hand_is_told_the_same_way(config):
@@ -256,7 +256,7 @@ def test_pins_are_obeyed_where_a_shape_has_their_axis(folder):
     pinned = config_with(folder, "obeyed", planner=f"{{name: descent, pins: [{PIN}]}}")
     found = plan_study(pinned, pinned.space().grid)
 
-    pins = {tuple(plan["mesh"]): plan["pins"] for plan in found.layer_plans.values()}
+    pins = {tuple(plan["mesh"]): plan["pins"] for plan in found.problem.layer_plans.values()}
     held = [{"pin": "*.dense_mlp.up ffn on up", "ops": 2, "held": 2}]
     assert pins == {("tp",): [], ("up",): held, ("up", "tp"): held}
     assert unused_pins(found) == ()

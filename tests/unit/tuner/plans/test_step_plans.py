@@ -59,13 +59,13 @@ def test_every_candidate_with_experts_has_a_plan_by_hand():
     study = load_study(
         STUDY, overrides=[f"model={MIXTRAL}", "space={ep: [1, 2, 4, 8], sequence_parallel: [true, false]}"]
     )
-    grid = study.space().grid
-    one_layer = replace(study.setting.job, model=replace(study.setting.job.model, num_layers=1))
+    grid = study.problem.space().grid
+    one_layer = replace(study.problem.setting.job, model=replace(study.setting.job.model, num_layers=1))
 
     assert set(grid.ep.tolist()) == {1, 2, 4, 8}
     for position in range(len(grid)):
         config = grid.config(position)
-        plan = plan_step(one_layer, study.setting.cluster, config, LayerPlanning())
+        plan = plan_step(one_layer, study.problem.setting.cluster, config, LayerPlanning())
         assert violations(plan) == (), config
         number = next(number for number, op in enumerate(plan.graph.ops) if op.name == "layers.0.moe_mlp.up")
         names = [plan.graph.ops[number].rule.factors[cut].name for cut in plan.served[number].tolist() if cut >= 0]
@@ -81,7 +81,7 @@ def test_planned_experts_are_carried_over_to_all_layers():
     """A planned layer with experts over a part of dp keeps its rows in the step, beside the rest of dp."""
     study = load_study(STUDY, overrides=[f"model={MIXTRAL}"])
     config = ParallelConfig(dp=4, tp=2, ep=2, mbs=2)
-    plan = plan_step(study.setting.job, study.setting.cluster, config, LayerPlanning(name="descent"))
+    plan = plan_step(study.problem.setting.job, study.setting.cluster, config, LayerPlanning(name="descent"))
 
     assert plan.mesh.in_words == "dp=2,dp_experts=2,tp=2"
     assert violations(plan) == ()
@@ -130,7 +130,7 @@ def test_trials_run_the_plan_that_their_candidate_names(study):
     """The backend of a planned study runs a candidate as planned where it says so, and its twin by hand."""
     unplanned = replace(study, planning=LayerPlanning(name="descent", pins=PINS))
     planned = plan_layers(unplanned, StoredStudies(study.storage), CONFIG)
-    backend = replace(planned.backend, planner=replace(planned.backend.planner, planning=planned.planning))
+    backend = replace(planned.trials.backend, planner=replace(planned.backend.planner, planning=planned.problem.planning))
     named = replace(CONFIG, plan="descent")
 
     def is_by_hand(config):
@@ -141,7 +141,7 @@ def test_trials_run_the_plan_that_their_candidate_names(study):
     assert not backend.work(named).is_by_hand
     assert is_by_hand(CONFIG)
     assert backend.work(CONFIG).is_by_hand
-    assert len(planned.layer_plans) == len(ConfigGrid.from_configs([CONFIG]))
+    assert len(planned.problem.layer_plans) == len(ConfigGrid.from_configs([CONFIG]))
 
 
 @pytest.mark.parametrize(("precision", "optimizer"), [("bf16", "adam"), ("fp32", "sgd"), ("bf16", "sgd")])

@@ -70,7 +70,7 @@ def tuned(tmp_path_factory):
     found = load_study(
         write_study(folder, search="{max_trials: 5, confidence: 1}"), storage=f"sqlite:///{folder / 'done.db'}"
     )
-    run_study(found, on_progress=lambda _: None, executor=InProcessExecutor(found.backend))
+    run_study(found, on_progress=lambda _: None, executor=InProcessExecutor(found.trials.backend))
     return found
 
 

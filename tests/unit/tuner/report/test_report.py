@@ -352,7 +352,7 @@ def test_the_plan_of_the_best_is_told(tmp_path):
     assert "<td>embedding.lookup</td>" in told
     assert "*.core heads on up: holds at 2 of 2 operators" in told
     assert "No framework runs this plan yet" in told
-    trained = replace(data, config=replace(data.config, backend=load_study(JAX_STUDY).backend))
+    trained = replace(data, config=replace(data.config, backend=load_study(JAX_STUDY).trials.backend))
     assert "Its trial trained with this plan" in plan_section(trained)
     page = render_report(data)
     assert page.index('id="pipeline"') < page.index('id="plan"') < page.index('id="memory"')

@@ -186,7 +186,7 @@ def test_names_of_phases(tmp_path):
         ),
         encoding="utf-8",
     )
-    other = load_study(unlike).setting.cluster
+    other = load_study(unlike).problem.setting.cluster
 
     assert name_on("a", cluster, (1, 3)) == name_on("a", cluster, (0, 1)) == "a.on-2-hosts"
     assert name_on("a", other, (0, 1)) == name_on("a", other, (0, 2)) == "a.on-2-hosts"

@@ -606,9 +606,9 @@ def test_an_interrupted_run_gives_its_study_up_before_its_executor_ends(database
             stored = stored_study(config)
             seen.append((stored.user_attrs[DRIVER], [trial.state.name for trial in stored.get_trials()]))
 
-    told = run_study(config, on_progress=lambda _: None, executor=Interrupted(config.backend, slots=2))
+    told = run_study(config, on_progress=lambda _: None, executor=Interrupted(config.trials.backend, slots=2))
     waiting = [record.waits for record in read_records(stored_study(config))]
-    executor = InProcessExecutor(config.backend, slots=2)
+    executor = InProcessExecutor(config.trials.backend, slots=2)
     done = run_study(config, on_progress=lambda _: None, executor=executor)
 
     assert seen == [(None, ["WAITING", "WAITING"])]

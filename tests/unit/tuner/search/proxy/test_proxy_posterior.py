@@ -23,16 +23,16 @@ NUM_DRAWS = 200
 def problem():
     """Sixty candidates of Llama 3 8B on 64 devices with proxies on 16, what is believed of them, and the proxies."""
     config = load_study(STUDY)
-    whole = config.space().grid
+    whole = config.problem.space().grid
     found = {}
     for at in np.random.default_rng(0).permutation(len(whole)).tolist():
-        proxy = proxy_of(whole.config(at), config.setting, OPTIONS, config.options)
+        proxy = proxy_of(whole.config(at), config.problem.setting, OPTIONS, config.problem.options)
         if proxy is not None and proxy not in found.values():
             found[at] = proxy
         if len(found) == 60:
             break
     grid = whole.take(np.array(list(found)))
-    posterior = initial_posterior([(config.subject.measured_setting, np.arange(len(grid)))], grid, other_profiles=())
+    posterior = initial_posterior([(config.problem.subject.measured_setting, np.arange(len(grid)))], grid, other_profiles=())
     return config, grid, posterior, tuple(found.values())
 
 

@@ -30,7 +30,7 @@ KEPT = ("tp", "cp", "up", "vpp", "ep", "mbs", "recompute", "zero_stage", "sequen
 def study(file):
     """A study of the catalog and its candidates."""
     config = load_study(STUDIES / file)
-    return config, config.space().grid
+    return config, config.problem.space().grid
 
 
 def options(hosts=2, layers="auto", full_trials=3):

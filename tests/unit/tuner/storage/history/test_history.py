@@ -481,7 +481,7 @@ def test_a_replay_does_not_read_its_own_rows(tmp_path):
     overrides = [f"history=[{json.dumps(str(MEASURED))}, {json.dumps(str(failed))}]"]
     config = load_study(STUDY, overrides=overrides, storage=f"sqlite:///{tmp_path / 'study.db'}")
     whole = read_past(config.history, base_dir=tmp_path)
-    key = (config.setting.job.global_batch_size, config.setting.job.sequence_length, config.setting.job.model.name)
+    key = (config.problem.setting.job.global_batch_size, config.setting.job.sequence_length, config.setting.job.model.name)
 
     past = past_of(config)
 
@@ -489,7 +489,7 @@ def test_a_replay_does_not_read_its_own_rows(tmp_path):
         run for run in whole.runs if (run.job.global_batch_size, run.job.sequence_length, run.job.model.name) == key
     ]
     assert len(past.runs) == len(whole.runs) - len(left_out)
-    assert past.skipped["rows that the study itself replays"] == len(left_out) >= len(config.subject.rows)
+    assert past.skipped["rows that the study itself replays"] == len(left_out) >= len(config.problem.subject.rows)
 
 
 @pytest.mark.slow
