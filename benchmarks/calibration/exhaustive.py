@@ -110,7 +110,7 @@ def _row(
     number: int,
     source: str,
 ) -> dict[str, Any]:
-    job, model = config.problem.setting.job, config.setting.job.model
+    job, model = config.problem.setting.job, config.problem.setting.job.model
     step_s = observation.step_time_s
     conditions = "; ".join(f"{name}={value:.4g}" for name, value in observation.conditions)
     ended = "" if step_s else f"FAILED {observation.status}: {observation.reason}; "

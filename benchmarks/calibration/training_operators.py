@@ -86,7 +86,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
 
 def _time_in_training(config: StudyRequest, backend: OpenBackend, count: int) -> Times:
     """Return the median time of each operator in the training of some configurations."""
-    grid, model, precision = config.problem.space().grid, config.problem.setting.job.model, config.setting.job.precision
+    grid, model, precision = config.problem.space().grid, config.problem.setting.job.model, config.problem.setting.job.precision
     times: dict[IsolatedCall, list[float]] = defaultdict(list)
     for position in np.random.default_rng(0).permutation(len(grid))[:count].tolist():
         chosen = grid.config(position)

@@ -131,7 +131,7 @@ def _any_model(ep: int) -> str:
 
 def _facts(study: StudyRequest) -> dict[str, Any]:
     """Return the facts of a study by the names of truth.FACTS."""
-    job, model, config = study.problem.setting.job, study.setting.job.model, study.problem.current
+    job, model, config = study.problem.setting.job, study.problem.setting.job.model, study.problem.current
     facts: dict[str, Any] = {
         "world": study.problem.setting.cluster.num_devices,
         "gbs": job.global_batch_size,

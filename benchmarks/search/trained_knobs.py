@@ -181,7 +181,7 @@ def _search_knobs(problem: KnobProblem, known: Mapping[Pair, Observation], seed:
 
 
 def _first(config: StudyRequest, *, has_knobs: bool) -> ParallelConfig | None:
-    return config.problem.current and (config.current if has_knobs else replace(config.current, knobs=()))
+    return config.problem.current and (config.problem.current if has_knobs else replace(config.problem.current, knobs=()))
 
 
 def _pair_of(sampler: ThompsonSampler, problem: KnobProblem, position: int) -> Pair:

@@ -66,7 +66,7 @@ def load_with_prices(study: Path, overrides: list[str], storage: str | None, pri
         return load(study, overrides, storage)
     named = [f"cost.prices={json.dumps(str(prices.absolute()))}", "cost.price_per_device_hour=null"]
     config = load(study, [*overrides, *named], storage)
-    return replace(config, prices=config.economics.prices and replace(config.prices, file=str(prices)))
+    return replace(config, prices=config.economics.prices and replace(config.economics.prices, file=str(prices)))
 
 
 def rank_costs(
@@ -153,7 +153,7 @@ def _dimensions(config: StudyRequest, found: CostComparison) -> tuple[str, ...]:
     from costmodels.job.parallel_config import HAND
 
     has_plans = any(offer.size.config is not None and offer.size.config.plan != HAND for offer in found.offers)
-    return (*config.problem.dimensions, "plan") if has_plans and "plan" not in config.dimensions else config.dimensions
+    return (*config.problem.dimensions, "plan") if has_plans and "plan" not in config.problem.dimensions else config.problem.dimensions
 
 
 def _print(config: StudyRequest, found: CostComparison) -> None:

@@ -112,7 +112,7 @@ def _print(found: TrainingEstimate, config: StudyRequest) -> None:
 
 def _columns(config: StudyRequest) -> list[str]:
     """Return the heads of a table of trainings behind their labels."""
-    cost = [] if config.economics.prices is None else [f"cost [{config.prices.currency}]"]
+    cost = [] if config.economics.prices is None else [f"cost [{config.economics.prices.currency}]"]
     limits = ["breaks"] if config.economics.limits.are_set else []
     return ["devices", "step [s]", "source", "time", "device-hours", *cost, *limits]
 

@@ -318,7 +318,7 @@ def _rank_configs(config: StudyRequest, num_rows: int, as_json: bool) -> None:
                 f"Ranked by what {ranked.num_trials:,} trials taught: step times of trials (*), and of the others the "
                 "mean of the posterior."
             )
-        shows_tokens, digits = config.problem.subject.has(Ability.TOKENS), config.subject.memory_digits
+        shows_tokens, digits = config.problem.subject.has(Ability.TOKENS), config.problem.subject.memory_digits
         dimensions = config.problem.subject.columns(grid.dimensions)
         pairs = zip(labels_of(config), config.problem.objective, strict=True)
         value_heads = dict(pairs) if ranked.value is not None else {}

@@ -257,4 +257,4 @@ def _training(
 
 
 def _price_per_hour(config: StudyRequest, cluster: Cluster) -> float | None:
-    return None if config.economics.prices is None else config.prices.per_hour(cluster)
+    return None if config.economics.prices is None else config.economics.prices.per_hour(cluster)

@@ -181,7 +181,7 @@ def _study_on(config: StudyRequest, cluster: Cluster) -> StudyRequest:
 
 def _predict_best(config: StudyRequest, cluster: Cluster) -> Size:
     setting, devices = config.problem.setting, cluster.num_devices
-    current = config.problem.current if config.current is not None and config.current.num_devices == devices else None
+    current = config.problem.current if config.problem.current is not None and config.problem.current.num_devices == devices else None
     try:
         cluster.devices[0].peak_flop_per_s(setting.job.precision)
     except ConfigError as error:
@@ -195,7 +195,7 @@ def _predict_best(config: StudyRequest, cluster: Cluster) -> Size:
     fitting = np.flatnonzero(space.memory.fits(config.problem.options.memory_headroom))
     if not len(fitting):
         return Size(setting=setting, hosts=cluster.num_hosts, devices=devices, reason=_explain_none(space))
-    if config.problem.planning.name != "megatron" and not config.planning.is_auto:
+    if config.problem.planning.name != "megatron" and not config.problem.planning.is_auto:
         planned = plan_study(config, space.grid.take(fitting))
         setting = planned.problem.setting
         space = build_space(setting, planned.problem.options, current=current)

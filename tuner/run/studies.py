@@ -83,7 +83,7 @@ def make_sampler(
 
 def make_pruner(config: StudyRequest) -> ClearlySlowerPruner:
     """Return the pruner that stops trials early; the current configuration is measured in full."""
-    return ClearlySlowerPruner(current=config.problem.current.values(config.problem.dimensions) if config.current else None)
+    return ClearlySlowerPruner(current=config.problem.current.values(config.problem.dimensions) if config.problem.current else None)
 
 
 def open_study(config: StudyRequest, sampler: ThompsonSampler, storage: BaseStorage | None = None) -> Study:

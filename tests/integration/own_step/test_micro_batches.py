@@ -89,7 +89,7 @@ def test_sizes_that_divide_the_batch_are_candidates(config):
     """Each mesh has plans for each size that divides its rows, of a step with the number of micro-batches; others are
     told, and so are plans that went through JSON.
     """
-    space, plans = config.space(), config.subject.plans
+    space, plans = config.problem.space(), config.problem.subject.plans
     found = {(each.dp, each.mbs) for each in map(space.grid.config, range(len(space.grid)))}
     again = OwnStepPlans(step=plans.step, cluster=plans.cluster, planner="unknown", mbs=plans.mbs)
     again.restore(json.loads(json.dumps(plans.as_json())))
@@ -97,7 +97,7 @@ def test_sizes_that_divide_the_batch_are_candidates(config):
     assert found == {(2, 2), (2, 4), (1, 2), (1, 4), (1, 8)}
     assert plans.step_of(ParallelConfig(dp=2, mbs=2)).micro_batches == 2
     assert plans.step_of(ParallelConfig(tp=2, mbs=2)).micro_batches == 4
-    assert list(config.subject.reasons_against(config.options, ParallelConfig(dp=2, mbs=8, zero_stage=0), space)) == [
+    assert list(config.problem.subject.reasons_against(config.problem.options, ParallelConfig(dp=2, mbs=8, zero_stage=0), space)) == [
         "plan"
     ]
     assert again.as_json() == plans.as_json()
@@ -106,15 +106,15 @@ def test_sizes_that_divide_the_batch_are_candidates(config):
 def test_each_micro_batch_has_its_passes_and_its_sums(config):
     """With twice as many micro-batches, gradients are added up along `data` once more."""
     few, many = (ParallelConfig(dp=2, mbs=size, zero_stage=0) for size in (4, 2))
-    plans = config.subject.plans
+    plans = config.problem.subject.plans
 
     assert plans.step_time_s(many)[1] > 1.5 * plans.step_time_s(few)[1]
 
 
 def test_trials_run_all_micro_batches(config):
     """The losses of steps with one micro-batch and with several are the same, as the sizes say nothing about it."""
-    with RankProcesses(config.backend.rank_setup) as ranks:
-        opened = OpenBackend(backend=config.backend, ranks=ranks)
+    with RankProcesses(config.trials.backend.rank_setup) as ranks:
+        opened = OpenBackend(backend=config.trials.backend, ranks=ranks)
         trials = [
             opened.measure(each, trial_number=0)
             for each in (

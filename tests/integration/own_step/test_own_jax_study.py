@@ -346,7 +346,7 @@ def test_simulated_trials_answer_for_any_cluster(study):
     assert "tokens" not in study_note(seen) + trial_note(config, seen.records[0], seen.reference, None)
     again = load_study(file)
     assert run_study(again, executor=InProcessExecutor(again.trials.backend)).stop_reason == result.stop_reason
-    assert again.problem.subject.plans.as_json() == config.subject.plans.as_json()
+    assert again.problem.subject.plans.as_json() == config.problem.subject.plans.as_json()
 
 
 def test_a_changed_program_is_another_study(study):

@@ -360,4 +360,4 @@ def test_simulated_trials_answer_for_any_cluster(study):
     assert result.best is not None
     again = load_study(file)
     assert run_study(again, executor=InProcessExecutor(again.trials.backend)).stop_reason == result.stop_reason
-    assert again.problem.subject.plans.as_json() == config.subject.plans.as_json()
+    assert again.problem.subject.plans.as_json() == config.problem.subject.plans.as_json()

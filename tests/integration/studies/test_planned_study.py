@@ -41,7 +41,7 @@ def test_a_simulated_best_ran_a_plan_and_says_so(tmp_path):
     search = "{max_trials: 20, confidence: 1.0, tolerance: 0}"
     file.write_text(planned_study_text(search=search, trial="{backend: simulated, noise: 0.001}"), encoding="utf-8")
     config = load_planned(file, tmp_path)
-    executor = InProcessExecutor(backend=config.backend)
+    executor = InProcessExecutor(backend=config.trials.backend)
     result = run_study(config, executor=executor)
 
     assert result.best.params["plan"] == "descent"
@@ -71,9 +71,9 @@ def test_trials_in_jax_train_with_the_plan_of_their_candidate(tmp_path):
     file = tmp_path / "study.yaml"
     file.write_text(IN_JAX, encoding="utf-8")
     config = load_planned(file, tmp_path)
-    assert config.planning.is_auto
+    assert config.problem.planning.is_auto
     with RankProcesses(JAX_RANKS) as ranks:
-        backend = OpenBackend(backend=config.backend, ranks=ranks)
+        backend = OpenBackend(backend=config.trials.backend, ranks=ranks)
         result = run_study(config, executor=InProcessExecutor(backend=backend))
 
     told = {record.params["plan"]: record for record in result.records}
@@ -83,7 +83,7 @@ def test_trials_in_jax_train_with_the_plan_of_their_candidate(tmp_path):
     assert result.best == min(told.values(), key=lambda record: record.step_time_s)
     assert in_process("best", file, "--json", cwd=tmp_path).json["config"] == result.best.params
 
-    planned = config.config_of(told["descent"].params)
+    planned = config.problem.config_of(told["descent"].params)
     exported = in_process("export", file, "--to", "json", "--config", f"{planned},plan=descent", "--json", cwd=tmp_path)
     assert '"plan": "descent"' in exported.json["text"]
     assert backend.backend.work(planned).is_by_hand is False

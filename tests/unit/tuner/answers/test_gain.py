@@ -21,8 +21,8 @@ def config(tmp_path_factory):
 
 def reference_of(config, **degrees):
     """A current configuration with those degrees."""
-    chosen = config.config_of({"tp": 8, **degrees})
-    return Reference(role="current", config=chosen, values=chosen.values(config.dimensions))
+    chosen = config.problem.config_of({"tp": 8, **degrees})
+    return Reference(role="current", config=chosen, values=chosen.values(config.problem.dimensions))
 
 
 def trial(config, number, status=Status.OK, step_times_s=(), **degrees):
@@ -30,7 +30,7 @@ def trial(config, number, status=Status.OK, step_times_s=(), **degrees):
     observation = Observation(status=status, step_times_s=step_times_s)
     return TrialRecord(
         number=number,
-        params=config.config_of({"tp": 8, **degrees}).values(config.dimensions),
+        params=config.problem.config_of({"tp": 8, **degrees}).values(config.problem.dimensions),
         finished=True,
         status=status,
         step_time_s=observation.step_time_s,
@@ -83,8 +83,8 @@ def test_a_reference_that_ran_once_runs(config):
 
 def test_a_reference_that_is_predicted_not_to_fit_is_not_compared(config):
     """Without a trial the prediction decides, and the reason tells what is needed and what there is."""
-    wide = config.config_of({"tp": 1, "dp": 8, "mbs": 2})
-    reference = Reference(role="current", config=wide, values=wide.values(config.dimensions))
+    wide = config.problem.config_of({"tp": 1, "dp": 8, "mbs": 2})
+    reference = Reference(role="current", config=wide, values=wide.values(config.problem.dimensions))
     best = trial(config, 0, step_times_s=(2.0,))
 
     found = compared_of(config, reference, [best], best, None)

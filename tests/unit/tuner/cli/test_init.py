@@ -339,7 +339,7 @@ def test_the_command_of_the_message_answers_all_questions(meshtune, tmp_path):
     ]
     assert meshtune(*filled).status == 0
     study = load_study(tmp_path / "study.yaml")
-    assert (study.problem.setting.job.precision, study.setting.job.recompute, study.problem.current.pp) == ("bf16", "full", 2)
+    assert (study.problem.setting.job.precision, study.problem.setting.job.recompute, study.problem.current.pp) == ("bf16", "full", 2)
 
 
 def test_the_run_that_the_message_proposes_leaves_nothing_open(meshtune, tmp_path):
@@ -494,7 +494,7 @@ def test_a_log_and_its_script_measure_and_run(meshtune, tmp_path):
     study, text = load_study(tmp_path / "study.yaml"), (tmp_path / "study.yaml").read_text(encoding="utf-8")
     assert isinstance(study.trials.backend, CommandBackend)
     assert study.problem.current.tp == 4
-    assert (study.trials.current.step_time_s, study.current_observation.taken_from) == (7.5, "train.sh")
+    assert (study.trials.current.step_time_s, study.trials.current.taken_from) == (7.5, "train.sh")
     assert "# Each trial runs the command of pretrain.sh" in text
 
 

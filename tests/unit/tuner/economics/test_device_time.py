@@ -79,7 +79,7 @@ def test_a_trial_costs_its_devices_for_its_time(trained, observed, steps_s, star
     """Devices times wall clock count, apart by start-up, however the trial ended and however often it was attempted."""
     found = device_time_of(trained, [record(trained, **observed)])
 
-    assert isinstance(trained.backend, CommandBackend)
+    assert isinstance(trained.trials.backend, CommandBackend)
     assert found.steps_device_s == pytest.approx(NUM_DEVICES * steps_s)
     assert found.startup_device_s == pytest.approx(NUM_DEVICES * startup_s)
     assert found.device_hours == pytest.approx(NUM_DEVICES * (steps_s + startup_s) / 3600)

@@ -78,8 +78,8 @@ def test_trials_that_cannot_run_degrees_of_stages_refuse(tmp_path):
         return load_study(tmp_path / "study.yaml")
 
     command = {"backend": "command", "launch": "once", "command": ["run", "{assignment}"]}
-    assert "stage_tp" in load().options.uneven
-    assert "stage_tp" in load(trial=command).options.uneven
+    assert "stage_tp" in load().problem.options.uneven
+    assert "stage_tp" in load(trial=command).problem.options.uneven
     assert "stage_tp" not in load_study(STUDY).problem.options.uneven
     for trial in (command | {"command": ["run", "{tp}"]}, command | {"flags": "megatron", "command": ["a", "{flags}"]}):
         with pytest.raises(ConfigError, match="which trials of this study cannot run"):

@@ -36,16 +36,16 @@ def step_of(study):
     """Plans one step of the study's model with some number of layers."""
 
     def plan(config, planning=LayerPlanning(), num_layers=2):  # noqa: B008 # it is frozen
-        job = study.setting.job
+        job = study.problem.setting.job
         deep = replace(job, model=replace(job.model, num_layers=num_layers))
-        return plan_step(deep, study.setting.cluster, config, planning)
+        return plan_step(deep, study.problem.setting.cluster, config, planning)
 
     return plan
 
 
 def test_every_candidate_has_a_plan_by_hand(study, step_of):
     """What the rules of jax-reference leave can be planned by hand on all devices, and the plan can run."""
-    grid = study.space().grid
+    grid = study.problem.space().grid
 
     assert len(grid) > 50
     for position in range(len(grid)):
@@ -60,7 +60,7 @@ def test_every_candidate_with_experts_has_a_plan_by_hand():
         STUDY, overrides=[f"model={MIXTRAL}", "space={ep: [1, 2, 4, 8], sequence_parallel: [true, false]}"]
     )
     grid = study.problem.space().grid
-    one_layer = replace(study.problem.setting.job, model=replace(study.setting.job.model, num_layers=1))
+    one_layer = replace(study.problem.setting.job, model=replace(study.problem.setting.job.model, num_layers=1))
 
     assert set(grid.ep.tolist()) == {1, 2, 4, 8}
     for position in range(len(grid)):
@@ -81,7 +81,7 @@ def test_planned_experts_are_carried_over_to_all_layers():
     """A planned layer with experts over a part of dp keeps its rows in the step, beside the rest of dp."""
     study = load_study(STUDY, overrides=[f"model={MIXTRAL}"])
     config = ParallelConfig(dp=4, tp=2, ep=2, mbs=2)
-    plan = plan_step(study.problem.setting.job, study.setting.cluster, config, LayerPlanning(name="descent"))
+    plan = plan_step(study.problem.setting.job, study.problem.setting.cluster, config, LayerPlanning(name="descent"))
 
     assert plan.mesh.in_words == "dp=2,dp_experts=2,tp=2"
     assert violations(plan) == ()
@@ -130,11 +130,11 @@ def test_trials_run_the_plan_that_their_candidate_names(study):
     """The backend of a planned study runs a candidate as planned where it says so, and its twin by hand."""
     unplanned = replace(study, planning=LayerPlanning(name="descent", pins=PINS))
     planned = plan_layers(unplanned, StoredStudies(study.storage), CONFIG)
-    backend = replace(planned.trials.backend, planner=replace(planned.backend.planner, planning=planned.problem.planning))
+    backend = replace(planned.trials.backend, planner=replace(planned.trials.backend.planner, planning=planned.problem.planning))
     named = replace(CONFIG, plan="descent")
 
     def is_by_hand(config):
-        by_hand = plan_step(study.setting.job, study.setting.cluster, config, LayerPlanning())
+        by_hand = plan_step(study.problem.setting.job, study.problem.setting.cluster, config, LayerPlanning())
         return bool((backend.work(config).plan.served == by_hand.served).all())
 
     assert not is_by_hand(named)
@@ -147,8 +147,8 @@ def test_trials_run_the_plan_that_their_candidate_names(study):
 @pytest.mark.parametrize(("precision", "optimizer"), [("bf16", "adam"), ("fp32", "sgd"), ("bf16", "sgd")])
 def test_every_state_of_an_optimizer_is_carried_over(study, precision, optimizer):
     """The states that planned layers lack, copies in float32 and another optimizer's, lie as the update reads them."""
-    job = replace(study.setting.job, precision=precision, optimizer=optimizer)
-    plan = plan_step(job, study.setting.cluster, CONFIG, LayerPlanning(name="descent", pins=PINS))
+    job = replace(study.problem.setting.job, precision=precision, optimizer=optimizer)
+    plan = plan_step(job, study.problem.setting.cluster, CONFIG, LayerPlanning(name="descent", pins=PINS))
     graph = plan.graph
     states = [op for op in graph.ops if op.primitive == STATE]
 

@@ -104,7 +104,7 @@ def setups(timeline):
 
 def test_some_hosts_are_a_cluster_as_they_are_then(config):
     """A set of hosts at a time is the cluster without the others, whether these are lost or left idle."""
-    nominal = config.setting.cluster
+    nominal = config.problem.setting.cluster
     events = trace(slow(10.0, 0.5, link=(1,)), lost(20.0))
 
     assert cluster_of(nominal, events, 30.0, (0, 1, 2)) == cluster_at(nominal, events, 30.0)
@@ -116,7 +116,7 @@ def test_some_hosts_are_a_cluster_as_they_are_then(config):
 
 def test_the_hosts_with_the_slowest_network_are_left_out_first(config):
     """Of unlike hosts those behind slow NICs and slow paths go first, and of equals the last."""
-    nominal = config.setting.cluster
+    nominal = config.problem.setting.cluster
     plain, nic, path = (
         intervals(nominal, trace(*events), 20.0)[-1]
         for events in ((), (slow(10.0, 0.5, link=(1,)),), (slow(10.0, 0.2, link=(0, 2)),))
@@ -176,7 +176,7 @@ def test_trials_correct_what_is_predicted_for_other_clusters(tuned):
     at_best = best.step_time_s / predict_candidate(tuned, best.config)["step_time_s"]
     for option, told in after.items():
         setup = options.setups[option]
-        smaller = replace(tuned, subject=tuned.subject.on_cluster(pricing.base(setup.hosts)))
+        smaller = replace(tuned, subject=tuned.problem.subject.on_cluster(pricing.base(setup.hosts)))
         ratio = told.step_time_s / predict_candidate(smaller, setup.config)["step_time_s"]
         # nearer to what the trials found than to no correction
         assert abs(math.log(ratio / at_best)) < abs(math.log(at_best))
@@ -307,10 +307,10 @@ def test_the_robust_choice_is_that_of_brute_force(config, statistic):
                 told = figures[one]
                 steps -= (120.0 + told.state_bytes / min(5e9 / 8, told.nic_bytes_per_s)) / step_s
             before, waited = (step_s, seconds), False
-        return on_trace(steps, 2000.0, config.setting.job.tokens_per_step).time_per_token_s
+        return on_trace(steps, 2000.0, config.problem.setting.job.tokens_per_step).time_per_token_s
 
     grid = pricing.space_on(pricing.nominal).grid
-    fits = config.space().memory.fits(config.options.memory_headroom)
+    fits = config.problem.space().memory.fits(config.problem.options.memory_headroom)
     every = [grid.config(at) for at in np.flatnonzero(fits).tolist()]
     options = options_over(pricing, courses, [Setup(hosts=HOSTS, config=one) for one in every], None)
     figures = {options.setups[at].config: told for at, told in options.figures[1][0].items()}

@@ -108,7 +108,7 @@ def test_every_candidate_dropped_is_accounted_for(config, page):
     """The table of rules names every rule that dropped something, with its reason and its count."""
     text = visible(page)
 
-    for rule, count in config.space().removed.items():
+    for rule, count in config.problem.space().removed.items():
         assert f"<code>{rule}</code>" in text
         assert f">{count:,}</td>" in text
     assert "must be the 8 devices of the cluster" in text or "must divide" in text
@@ -327,7 +327,7 @@ def planned_report(folder, *, planner, space, num_trials=1):
     text = STUDY.replace("llama-7b", "llama3-8b").replace("dgx-a100, hosts: 1", "dgx-h100, hosts: 2")
     text = text.replace("space: {recompute: [none, full]}", f"space: {space}") + f"planner: {planner}\n"
     config = study_of(folder, text=text)
-    planned = plan_study(config, config.space().grid)
+    planned = plan_study(config, config.problem.space().grid)
     run(planned, num_trials).set_user_attr(LAYER_PLANS, as_stored(planned))
     data = collect(config)
     page = render_report(data)

@@ -199,7 +199,7 @@ def test_an_empty_cell_says_what_removed_it(config, data, page):
     def hear(rule, _, broken, weight):
         heard[rule] = heard.get(rule, 0) + int(broken.sum()) * weight
 
-    _, removed = enumerate_space(config.setting, config.options, on_broken=hear)
+    _, removed = enumerate_space(config.problem.setting, config.problem.options, on_broken=hear)
     empty = {key: cell for key, cell in found.cells.items() if not cell.candidates}
 
     assert {rule: count for rule, count in heard.items() if count} == removed
@@ -219,7 +219,7 @@ def test_a_cell_that_memory_emptied_says_what_it_needs(tmp_path):
     needs = [cell for cell in space_map(data).cells.values() if cell.least_bytes is not None]
 
     assert needs
-    capacity = config.setting.cluster.devices[0].memory_bytes
+    capacity = config.problem.setting.cluster.devices[0].memory_bytes
     assert all(cell.least_bytes > 0.8 * capacity and "memory" in cell.removed for cell in needs)
     assert re.search(r"it needs at least \d+\.\d GiB", map_section(data))
 

@@ -165,7 +165,7 @@ def test_hosts_lost_from_the_start(tmp_path):
 def test_a_cluster_without_room_is_a_mistake_before_the_first_trial(tmp_path):
     """A study that never ran on all its hosts is refused, where their number is described wrongly."""
     study = Clocked(tmp_path, "")
-    refusal = no_room(study.load().backend.hosts, ())
+    refusal = no_room(study.load().trials.backend.hosts, ())
 
     def refuse(_config):
         raise refusal
@@ -177,7 +177,7 @@ def test_a_cluster_without_room_is_a_mistake_before_the_first_trial(tmp_path):
 def test_names_of_phases(tmp_path):
     """Equal hosts share a phase, unlike ones have their own, and a long name is cut to one that fits."""
     study = Clocked(tmp_path, "")
-    cluster = study.load().setting.cluster
+    cluster = study.load().problem.setting.cluster
     unlike = tmp_path / "unlike.yaml"
     unlike.write_text(
         STUDY.format(trials=1).replace(

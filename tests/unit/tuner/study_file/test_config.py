@@ -61,8 +61,8 @@ def test_what_a_study_leaves_out_has_its_documented_default(good_study):
     assert config.trials.time_limit_s is None
     assert not config.problem.subject.rows
     assert isinstance(config.trials.backend, SimulatedBackend)
-    assert (config.trials.backend.seed, config.backend.noise, config.backend.operator_error) == (0, 0.02, 0.3)
-    assert (config.trials.backend.fidelity, config.backend.num_steps, config.backend.seconds_per_trial) == (
+    assert (config.trials.backend.seed, config.trials.backend.noise, config.trials.backend.operator_error) == (0, 0.02, 0.3)
+    assert (config.trials.backend.fidelity, config.trials.backend.num_steps, config.trials.backend.seconds_per_trial) == (
         "step_time",
         5,
         0.0,
@@ -101,7 +101,7 @@ def test_the_playbook_study_replays_the_whole_sweep():
     assert isinstance(config.trials.backend, ReplayBackend)
     assert config.problem.subject.rows
     assert config.problem.setting.job.model == config.problem.subject.rows[0].model
-    assert (config.problem.setting.job.sequence_length, config.setting.job.global_batch_size) == (4096, 256)
+    assert (config.problem.setting.job.sequence_length, config.problem.setting.job.global_batch_size) == (4096, 256)
     assert config.problem.options.opened == ("zero_stage",)
     space = config.problem.space()
     assert (len(space.grid), space.removed) == (176, {})
@@ -155,7 +155,7 @@ def test_degrees_of_the_experts_and_of_sharding_are_fixed_or_opened(tmp_path):
     fixed = load_study(write(tmp_path, study(model="mixtral-8x7b", job=job)))
     opened = load_study(write(tmp_path, study(model="mixtral-8x7b", space="{expert_tp: [0, 1], dp_shard: [0, 2]}")))
 
-    assert (fixed.problem.subject.defaults["expert_tp"], fixed.subject.defaults["dp_shard"]) == (1, 2)
+    assert (fixed.problem.subject.defaults["expert_tp"], fixed.problem.subject.defaults["dp_shard"]) == (1, 2)
     assert fixed.problem.setting.job.recompute_modules == ("mlp", "layernorm")
     assert opened.problem.options.opened == ("expert_tp", "dp_shard")
     assert dict(opened.problem.options.allowed) == {"expert_tp": (0, 1), "dp_shard": (0, 2)}
@@ -176,7 +176,7 @@ def test_paths_are_relative_to_the_study(tmp_path, monkeypatch):
 
     config = load_study(fresh)
 
-    assert (config.problem.setting.job.model.name, config.setting.cluster.num_devices) == ("seven", 16)
+    assert (config.problem.setting.job.model.name, config.problem.setting.cluster.num_devices) == ("seven", 16)
     assert load_study(replay).problem.subject.rows[0].place == "rows.csv:2"
 
 
@@ -189,7 +189,7 @@ def test_a_cluster_may_change_over_time(tmp_path, good_study):
 
     assert plain.trace is None
     assert [event.time_s for event in traced.trace.events] == [60]
-    assert traced.problem.setting.cluster == plain.setting.cluster
+    assert traced.problem.setting.cluster == plain.problem.setting.cluster
     assert traced.meaning == plain.meaning
     assert plain.meaning["cluster"].keys() == {"name", "groups", "inter_group_links"}
 
